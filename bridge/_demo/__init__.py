@@ -1,0 +1,148 @@
+"""`python -m bridge demo`: migrates a real network from Linen to NNX, step by step, and checks it.
+
+This file is the command line alone; everything that needs an extra or starts JAX is imported by
+`_run`, so that `python -m bridge --help` is quick and works without the extra.
+"""
+
+import argparse
+import importlib.util
+import os
+import re
+import sys
+from typing import Any
+
+_DEVICES = 8
+_EXTRA_MODULES = ("optax", "rich", "sklearn")
+_MISSING_EXTRA = 3
+
+_DESCRIPTION = """\
+Trains a Linen CNN with BatchNorm and Dropout on scikit-learn's handwritten digits, data-parallel
+over 8 emulated devices, and migrates it to NNX in the steps a team would take:
+
+  0  linen           pure Linen baseline, trained from scratch
+  1  wrapped         the whole model wrapped in ToNNX
+  2  mixed           Linen with one block native NNX, through to_linen
+  3  nnx-over-linen  NNX on top, Linen leaves in ToNNX
+  4  nnx             everything in NNX
+
+At each step the same weights travel. Outputs on the held-out digits are compared with the step
+before; then the model trains on for a few steps, in which every weight and every BatchNorm
+statistic has to move. No network is needed.
+"""
+
+_EPILOG = """\
+exit codes:
+  0  every comparison held and accuracy stayed above the floor
+  1  a comparison failed, a weight stood still in training, or accuracy fell below the floor
+  2  wrong usage
+  3  the demo extra is missing: pip install 'linen-nnx-bridge[demo]'
+
+examples:
+  python -m bridge demo
+  python -m bridge demo --epochs 3 --steps 2 --floor 0.8
+  python -m bridge demo --json | jq '.steps[] | {name, max_abs_diff}'
+"""
+
+
+def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
+    """Adds the command `demo` to the subparsers of `python -m bridge`."""
+    parser = commands.add_parser(
+        "demo",
+        help="migrate a network on handwritten digits from Linen to NNX, checking each step",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON document; progress goes to stderr"
+    )
+    parser.add_argument(
+        "--seed",
+        type=_natural,
+        default=0,
+        metavar="N",
+        help="seed of initial values, batch order and dropout (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--epochs",
+        type=_positive,
+        default=15,
+        metavar="N",
+        help="epochs that the Linen baseline trains (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--steps",
+        type=_positive,
+        default=10,
+        metavar="N",
+        help="training steps after each migration step (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--floor",
+        type=_share,
+        default=0.95,
+        metavar="SHARE",
+        help="held-out accuracy that every trained model must reach (default: %(default)s)",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    missing = [name for name in _EXTRA_MODULES if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.stderr.write(
+            f"python -m bridge demo needs {', '.join(missing)}, not installed here: "
+            "pip install 'linen-nnx-bridge[demo]'\n"
+        )
+        return _MISSING_EXTRA
+    _emulate_devices()
+
+    from bridge._demo import _digits, _migration, _report, _steps
+
+    with _report.Display() as display:
+        report = _migration.migrate(
+            _digits.load(),
+            _steps.STEPS,
+            seed=arguments.seed,
+            epochs=arguments.epochs,
+            training_steps=arguments.steps,
+            floor=arguments.floor,
+            watcher=display,
+        )
+    if arguments.json:
+        sys.stdout.write(_report.as_json(report) + "\n")
+    else:
+        _report.print_table(report)
+    return 0 if report.held else 1
+
+
+def _emulate_devices() -> None:
+    import jax
+
+    # XLA reads its flags when the first device is used, so this works although `python -m bridge`
+    # has imported JAX already. JAX reads JAX_PLATFORMS at import, so that has to go by its config.
+    flag = "--xla_force_host_platform_device_count"
+    others = re.sub(rf"{flag}=\S*", "", os.environ.get("XLA_FLAGS", ""))
+    os.environ["XLA_FLAGS"] = f"{others} {flag}={_DEVICES}".strip()
+    jax.config.update("jax_platforms", "cpu")
+
+
+def _natural(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"{text} is below 0")
+    return number
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return number
+
+
+def _share(text: str) -> float:
+    number = float(text)
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
+    return number

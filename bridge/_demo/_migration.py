@@ -1,0 +1,190 @@
+"""Takes the weights through every step, and measures what a migrating team would want to know."""
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from bridge._demo import _digits, _steps, _weights
+
+TOLERANCE = 1e-5
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """What one step gave.
+
+    Attributes:
+        index: the step's number, from 0.
+        name: the step's short name.
+        change: what the team changed.
+        renames: path prefix in the step before to path prefix in this one.
+        parameters: number of trainable scalars.
+        max_abs_diff: largest difference between the logits of this step's model and those of the
+            step before, on all held-out digits, with the same weights; None at the first step.
+        untrained: weights and statistics, as `collection/path`, that training did not change.
+        accuracy_before: share of held-out digits right before the training steps.
+        accuracy_after: the same after them.
+        seconds: wall time of the step, compilation included.
+        problems: what did not hold, in words; empty if all did.
+    """
+
+    index: int
+    name: str
+    change: str
+    renames: dict[str, str]
+    parameters: int
+    max_abs_diff: float | None
+    untrained: list[str]
+    accuracy_before: float
+    accuracy_after: float
+    seconds: float
+    problems: list[str]
+
+    @property
+    def held(self) -> bool:
+        """Whether every check of this step held."""
+        return not self.problems
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """What the whole migration gave, and under which settings."""
+
+    devices: int
+    train_images: int
+    held_out_images: int
+    seed: int
+    epochs: int
+    training_steps: int
+    tolerance: float
+    floor: float
+    steps: list[StepResult]
+    seconds: float
+
+    @property
+    def held(self) -> bool:
+        """Whether every check of every step held."""
+        return all(step.held for step in self.steps)
+
+
+class Watcher(Protocol):
+    """Who is told how far the migration is."""
+
+    def begin(self, training_steps: int) -> None:
+        """The migration will take so many training steps in all."""
+        ...
+
+    def enter(self, index: int, step: _steps.Step) -> None:
+        """A step of the migration begins."""
+        ...
+
+    def advance(self) -> None:
+        """One training step is done."""
+        ...
+
+    def leave(self, result: StepResult) -> None:
+        """A step of the migration is done."""
+        ...
+
+
+def migrate(
+    digits: _digits.Digits,
+    steps: Sequence[_steps.Step],
+    *,
+    seed: int,
+    epochs: int,
+    training_steps: int,
+    floor: float,
+    watcher: Watcher,
+) -> Report:
+    """Trains the first step's model from scratch, then takes its weights through the other steps.
+
+    Args:
+        digits: the digits and their mesh.
+        steps: the steps; the first starts from its own initial values.
+        seed: of initial values, batch order and dropout.
+        epochs: how long the first model trains.
+        training_steps: how many training steps each later model takes.
+        floor: the held-out accuracy every trained model has to reach, in [0, 1].
+        watcher: is told of the progress.
+
+    Returns:
+        The report; a check that does not hold is in it, and does not stop the migration.
+
+    Raises:
+        ValueError: when the renamed weights do not fit a step's model.
+    """
+    started = time.perf_counter()
+    first_count = epochs * digits.steps_per_epoch
+    watcher.begin(first_count + training_steps * (len(steps) - 1))
+    weights: _weights.Weights = {}
+    reference: np.ndarray | None = None
+    results = []
+    for index, step in enumerate(steps):
+        watcher.enter(index, step)
+        step_started = time.perf_counter()
+        trainee = step.build(_weights.rename(weights, step.renames), seed + index, digits.mesh)
+        weights_before = trainee.weights()
+        logits_before = np.asarray(trainee.logits(digits.held_out_images))
+        count = training_steps if index else first_count
+        trainee.fit(digits.batches(seed + index, count), watcher.advance)
+        weights = trainee.weights()
+        logits_after = np.asarray(trainee.logits(digits.held_out_images))
+
+        result = StepResult(
+            index=index,
+            name=step.name,
+            change=step.change,
+            renames=dict(step.renames),
+            parameters=_weights.parameter_count(weights),
+            max_abs_diff=_max_abs_diff(logits_before, reference),
+            untrained=_untrained(weights_before, weights),
+            accuracy_before=digits.accuracy(logits_before),
+            accuracy_after=digits.accuracy(logits_after),
+            seconds=time.perf_counter() - step_started,
+            problems=[],
+        )
+        result = dataclasses.replace(result, problems=problems_of(result, floor))
+        watcher.leave(result)
+        results.append(result)
+        reference = logits_after
+    return Report(
+        devices=digits.mesh.size,
+        train_images=len(digits.train_labels),
+        held_out_images=len(digits.held_out_labels),
+        seed=seed,
+        epochs=epochs,
+        training_steps=training_steps,
+        tolerance=TOLERANCE,
+        floor=floor,
+        steps=results,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _max_abs_diff(logits: np.ndarray, reference: np.ndarray | None) -> float | None:
+    return None if reference is None else float(np.max(np.abs(logits - reference)))
+
+
+def _untrained(before: _weights.Weights, after: _weights.Weights) -> list[str]:
+    return [key for key in sorted(before) if np.array_equal(before[key], after[key])]
+
+
+def problems_of(result: StepResult, floor: float) -> list[str]:
+    """Returns, in words, what does not hold in the measurements of `result`."""
+    problems = []
+    difference = result.max_abs_diff
+    # Written so that NaN, which compares false with everything, does not pass.
+    if difference is not None and not difference <= TOLERANCE:
+        problems.append(f"outputs differ from the step before by {difference:.1e}")
+    if result.untrained:
+        problems.append(f"training left unchanged: {', '.join(result.untrained)}")
+    measured = [result.accuracy_after]
+    if result.index:
+        measured.append(result.accuracy_before)
+    if min(measured) < floor:
+        problems.append(f"accuracy {min(measured):.1%} is below the floor of {floor:.1%}")
+    return problems
