@@ -1,5 +1,75 @@
-from ._to_nnx import ToNNX as ToNNX
+"""The bridge between Flax's two module systems.
+
+`ToNNX` makes a Linen module usable as an NNX module, `ToLinen` an NNX module as a Linen module. What
+`flax.nnx.bridge` calls by a name has the same name here, so `import bridge` can stand in its place.
+"""
+
+from flax.nnx.bridge import AttrPriority as AttrPriority
+from flax.nnx.bridge import Scope as Scope
+from flax.nnx.bridge import current_context as current_context
+from flax.nnx.bridge import current_module as current_module
+from flax.nnx.nn import initializers as initializers
+
+from registry import register_variable_name as register_variable_name
+from registry import register_variable_name_type_pair as register_variable_name_type_pair
+
+from . import variables as variables
+from . import wrappers as wrappers
+from ._conversion import linen_to_nnx as linen_to_nnx
+from ._conversion import nnx_to_linen as nnx_to_linen
+from ._errors import BridgeError as BridgeError
+from ._errors import BridgeWarning as BridgeWarning
+from ._errors import ConversionError as ConversionError
+from ._errors import ImmutableCollectionError as ImmutableCollectionError
+from ._errors import InvalidMethodError as InvalidMethodError
+from ._errors import InvalidModuleError as InvalidModuleError
+from ._errors import InvalidRngsError as InvalidRngsError
+from ._errors import LostUpdateError as LostUpdateError
+from ._errors import MismatchError as MismatchError
+from ._errors import MissingRngError as MissingRngError
+from ._errors import NotInitializedError as NotInitializedError
+from ._errors import ReservedNameError as ReservedNameError
+from ._functional import Functional as Functional
+from ._functional import functional as functional
 from ._lazy_init import lazy_init as lazy_init
-from ._meta import NNXMeta, with_partitioning
-from ._conversion import linen_to_nnx, nnx_to_linen
-from ._to_linen import ToLinen, to_linen
+from ._meta import NNXMeta as NNXMeta
+from ._meta import with_partitioning as with_partitioning
+from ._to_linen import ToLinen as ToLinen
+from ._to_linen import to_linen as to_linen
+from ._to_linen_class import to_linen_class as to_linen_class
+from ._to_nnx import ToNNX as ToNNX
+
+__all__ = [
+    "AttrPriority",
+    "BridgeError",
+    "BridgeWarning",
+    "ConversionError",
+    "Functional",
+    "ImmutableCollectionError",
+    "InvalidMethodError",
+    "InvalidModuleError",
+    "InvalidRngsError",
+    "LostUpdateError",
+    "MismatchError",
+    "MissingRngError",
+    "NNXMeta",
+    "NotInitializedError",
+    "ReservedNameError",
+    "Scope",
+    "ToLinen",
+    "ToNNX",
+    "current_context",
+    "current_module",
+    "functional",
+    "initializers",
+    "lazy_init",
+    "linen_to_nnx",
+    "nnx_to_linen",
+    "register_variable_name",
+    "register_variable_name_type_pair",
+    "to_linen",
+    "to_linen_class",
+    "variables",
+    "with_partitioning",
+    "wrappers",
+]

@@ -20,143 +20,146 @@ from ._graphdef import StaticGraphDef
 
 
 class Argument:
-  """A constructor argument that cannot be hashed as it is: a list, a dict, a set or an array.
+    """A constructor argument that cannot be hashed as it is: a list, a dict, a set or an array.
 
-  Linen turns lists and dicts in a module's fields into tuples and FrozenDicts; this is opaque to it,
-  so the constructor gets what the user gave.
-  """
+    Linen turns lists and dicts in a module's fields into tuples and FrozenDicts; this is opaque to it,
+    so the constructor gets what the user gave.
+    """
 
-  __slots__ = ('_key', '_value')
+    __slots__ = ("_key", "_value")
 
-  def __init__(self, value: Any):
-    self._value = value
-    self._key = _hashable(value)
+    def __init__(self, value: Any):
+        self._value = value
+        self._key = _hashable(value)
 
-  @property
-  def value(self) -> Any:
-    """A copy of the containers, as the constructor may write into them."""
-    return copy.deepcopy(self._value) if _is_plain(self._value) else self._value
+    @property
+    def value(self) -> Any:
+        """A copy of the containers, as the constructor may write into them."""
+        return copy.deepcopy(self._value) if _is_plain(self._value) else self._value
 
-  def __hash__(self) -> int:
-    return hash(self._key)
+    def __hash__(self) -> int:
+        return hash(self._key)
 
-  def __eq__(self, other: object) -> bool:
-    return isinstance(other, Argument) and self._key == other._key
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Argument) and self._key == other._key
 
-  def __repr__(self) -> str:
-    return repr(self._value)
+    def __repr__(self) -> str:
+        return repr(self._value)
 
 
 class Existing:
-  """Stands in for the class of a module that exists: it has a GraphDef and no constructor.
+    """Stands in for the class of a module that exists: it has a GraphDef and no constructor.
 
-  Args:
-    graphdef: the module's GraphDef.
-  """
+    Args:
+      graphdef: the module's GraphDef.
+    """
 
-  def __init__(self, graphdef: StaticGraphDef):
-    self.graphdef = graphdef
+    def __init__(self, graphdef: StaticGraphDef):
+        self.graphdef = graphdef
 
-  @property
-  def module_type(self) -> type:
-    return self.graphdef.nodes[0].type
+    @property
+    def module_type(self) -> type:
+        return self.graphdef.nodes[0].type
 
-  def __call__(self, *args: Any, **kwargs: Any) -> Any:
-    raise InvalidModuleError(
-      'ToLinen.init',
-      self.module_type,
-      'a class to construct',
-      'this ToLinen was made by from_module, use the variables that came with it',
-    )
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise InvalidModuleError(
+            "ToLinen.init",
+            self.module_type,
+            "a class to construct",
+            "this ToLinen was made by from_module, use the variables that came with it",
+        )
 
-  def __hash__(self) -> int:
-    return hash(self.graphdef)
+    def __hash__(self) -> int:
+        return hash(self.graphdef)
 
-  def __eq__(self, other: object) -> bool:
-    return isinstance(other, Existing) and self.graphdef == other.graphdef
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Existing) and self.graphdef == other.graphdef
 
-  def __repr__(self) -> str:
-    return f'<an existing {self.module_type.__name__}>'
+    def __repr__(self) -> str:
+        return f"<an existing {self.module_type.__name__}>"
 
 
 def freeze_arguments(args: Any, kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], FrozenDict]:
-  """The arguments in hashable form; doing it twice changes nothing."""
-  frozen = {name: _freeze(value) for name, value in kwargs.items()}
-  return tuple(_freeze(value) for value in args), FrozenDict(frozen)
+    """The arguments in hashable form; doing it twice changes nothing."""
+    frozen = {name: _freeze(value) for name, value in kwargs.items()}
+    return tuple(_freeze(value) for value in args), FrozenDict(frozen)
 
 
 def thaw(value: Any) -> Any:
-  """The argument as it was given; the inverse of what `freeze_arguments` does to each."""
-  return value.value if isinstance(value, Argument) else value
+    """The argument as it was given; the inverse of what `freeze_arguments` does to each."""
+    return value.value if isinstance(value, Argument) else value
 
 
 def check_class(nnx_class: Any) -> None:
-  """Raises InvalidModuleError for what cannot be constructed as an NNX module."""
-  target = nnx_class.func if isinstance(nnx_class, functools.partial) else nnx_class
-  if isinstance(target, type) and issubclass(target, nnx.Pytree):
-    return
-  if isinstance(target, Existing) or isinstance(getattr(target, '__self__', None), type):
-    # A class method that constructs, such as Model.from_config.
-    return
-  expected = 'an NNX module class and its constructor arguments'
-  if isinstance(target, nnx.Pytree):
-    remedy = (
-      f'for an instance use ToLinen.from_module({type(target).__name__.lower()}), which returns the'
-      ' Linen module and its variables'
-    )
-  elif isinstance(target, type) and issubclass(target, nn.Module):
-    remedy = 'it is Linen already, so use it as it is (ToNNX is the wrapper for the other direction)'
-  elif isinstance(target, nn.Module):
-    remedy = 'a Linen module needs no ToLinen (ToNNX is the wrapper for the other direction)'
-  elif isinstance(target, types.FunctionType):
-    remedy = 'pass the class, and what the function passes to it as args= and kwargs='
-  else:
-    remedy = 'pass a subclass of flax.nnx.Module'
-  raise InvalidModuleError('ToLinen', nnx_class, expected, remedy)
+    """Raises InvalidModuleError for what cannot be constructed as an NNX module."""
+    target = nnx_class.func if isinstance(nnx_class, functools.partial) else nnx_class
+    if isinstance(target, type) and issubclass(target, nnx.Pytree):
+        return
+    if isinstance(target, Existing) or isinstance(getattr(target, "__self__", None), type):
+        # A class method that constructs, such as Model.from_config.
+        return
+    expected = "an NNX module class and its constructor arguments"
+    if isinstance(target, nnx.Pytree):
+        remedy = (
+            f"for an instance use ToLinen.from_module({type(target).__name__.lower()}), which returns the"
+            " Linen module and its variables"
+        )
+    elif isinstance(target, type) and issubclass(target, nn.Module):
+        remedy = (
+            "it is Linen already, so use it as it is (ToNNX is the wrapper for the other direction)"
+        )
+    elif isinstance(target, nn.Module):
+        remedy = "a Linen module needs no ToLinen (ToNNX is the wrapper for the other direction)"
+    elif isinstance(target, types.FunctionType):
+        remedy = "pass the class, and what the function passes to it as args= and kwargs="
+    else:
+        remedy = "pass a subclass of flax.nnx.Module"
+    raise InvalidModuleError("ToLinen", nnx_class, expected, remedy)
 
 
 @functools.lru_cache(maxsize=1024)
 def takes_rngs(nnx_class: Any) -> bool:
-  """Whether a constructor has a parameter `rngs`, or takes any keyword."""
-  try:
-    parameters = inspect.signature(nnx_class).parameters
-  except (TypeError, ValueError):
-    return True
-  return 'rngs' in parameters or any(p.kind == p.VAR_KEYWORD for p in parameters.values())
+    """Whether a constructor has a parameter `rngs`, or takes any keyword."""
+    # The signature of an NNX class is that of its metaclass, which takes anything.
+    is_class = isinstance(nnx_class, type)
+    if isinstance(nnx_class, functools.partial):
+        return "rngs" not in nnx_class.keywords and takes_rngs(nnx_class.func)
+    parameters = inspect.signature(nnx_class.__init__ if is_class else nnx_class).parameters
+    return "rngs" in parameters or any(p.kind == p.VAR_KEYWORD for p in parameters.values())
 
 
 def _freeze(value: Any) -> Any:
-  if isinstance(value, Argument):
+    if isinstance(value, Argument):
+        return value
+    if _is_plain(value):
+        return Argument(value)
+    try:
+        hash(value)
+    except TypeError:
+        return Argument(value)
     return value
-  if _is_plain(value):
-    return Argument(value)
-  try:
-    hash(value)
-  except TypeError:
-    return Argument(value)
-  return value
 
 
 def _is_plain(value: Any) -> bool:
-  return isinstance(value, list | dict | set)
+    return isinstance(value, list | dict | set)
 
 
 def _hashable(value: Any) -> Any:
-  """A key that is equal for equal arguments."""
-  if isinstance(value, Mapping):
-    return type(value), frozenset((k, _hashable(v)) for k, v in value.items())
-  if isinstance(value, list | tuple | set):
-    items = map(_hashable, value)
-    return type(value), frozenset(items) if isinstance(value, set) else tuple(items)
-  if isinstance(value, jax.core.Tracer):
-    return id(value)
-  if isinstance(value, np.ndarray | jax.Array):
-    if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-      value = jax.random.key_data(value)
-    array = np.asarray(value)
-    return array.shape, str(array.dtype), array.tobytes()
-  try:
-    hash(value)
-  except TypeError:
-    return id(value)
-  return type(value), value
+    """A key that is equal for equal arguments."""
+    if isinstance(value, Mapping):
+        return type(value), frozenset((k, _hashable(v)) for k, v in value.items())
+    if isinstance(value, list | tuple | set):
+        items = map(_hashable, value)
+        return type(value), frozenset(items) if isinstance(value, set) else tuple(items)
+    if isinstance(value, jax.core.Tracer):
+        return id(value)
+    if isinstance(value, np.ndarray | jax.Array):
+        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            value = jax.random.key_data(value)
+        array = np.asarray(value)
+        return array.shape, str(array.dtype), array.tobytes()
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return type(value), value

@@ -34,198 +34,199 @@ from registry import BridgeError as BridgeError
 
 
 class BridgeWarning(UserWarning):
-  """Something the program does is probably not what its author means."""
+    """Something the program does is probably not what its author means."""
 
 
 class InvalidModuleError(BridgeError, TypeError):
-  """What was given to a wrapper cannot be wrapped by it.
+    """What was given to a wrapper cannot be wrapped by it.
 
-  Attributes:
-    found: the refused object.
-  """
+    Attributes:
+      found: the refused object.
+    """
 
-  def __init__(self, wrapper: str, found: object, expected: str, remedy: str):
-    self.found = found
-    super().__init__(f'{wrapper} expected {expected}, found {_show(found)}; {remedy}')
+    def __init__(self, wrapper: str, found: object, expected: str, remedy: str):
+        self.found = found
+        super().__init__(f"{wrapper} expected {expected}, found {_show(found)}; {remedy}")
 
 
 class InvalidMethodError(BridgeError, TypeError, AttributeError):
-  """A `method` names nothing that can be called.
+    """A `method` names nothing that can be called.
 
-  Attributes:
-    method: what was asked for.
-  """
+    Attributes:
+      method: what was asked for.
+    """
 
-  def __init__(self, owner: type, method: object, available: Iterable[str]):
-    self.method = method
-    super().__init__(
-      f'{owner.__name__} has no method {method!r} that can be called; its methods are'
-      f' {_list(sorted(available))}'
-    )
+    def __init__(self, owner: type, method: object, available: Iterable[str]):
+        self.method = method
+        super().__init__(
+            f"{owner.__name__} has no method {method!r} that can be called; its methods are"
+            f" {_list(sorted(available))}"
+        )
 
 
 class InvalidRngsError(BridgeError, TypeError, flax_errors.InvalidRngError):
-  """`rngs` is not something that keys can be drawn from.
+    """`rngs` is not something that keys can be drawn from.
 
-  Attributes:
-    found: the refused object.
-  """
+    Attributes:
+      found: the refused object.
+    """
 
-  def __init__(self, found: object, where: str):
-    self.found = found
-    Exception.__init__(
-      self,
-      f'{where} expected rngs as an nnx.Rngs, a key, or a dict of keys by stream name such as'
-      f" {{'dropout': jax.random.key(0)}}; found {_show(found)}",
-    )
+    def __init__(self, found: object, where: str):
+        self.found = found
+        Exception.__init__(
+            self,
+            f"{where} expected rngs as an nnx.Rngs, a key, or a dict of keys by stream name such as"
+            f" {{'dropout': jax.random.key(0)}}; found {_show(found)}",
+        )
 
 
 class MissingRngError(BridgeError, flax_errors.InvalidRngError):
-  """A key is drawn from a stream that exists nowhere.
+    """A key is drawn from a stream that exists nowhere.
 
-  Attributes:
-    streams: the streams that were asked for.
-  """
+    Attributes:
+      streams: the streams that were asked for.
+    """
 
-  def __init__(self, where: str, streams: Iterable[str], available: Iterable[str], remedy: str):
-    self.streams = tuple(streams)
-    Exception.__init__(
-      self,
-      f'{where} draws from the RNG streams {_list(self.streams)}, the streams that exist are'
-      f' {_list(sorted(available))}; {remedy}',
-    )
+    def __init__(self, where: str, streams: Iterable[str], available: Iterable[str], remedy: str):
+        self.streams = tuple(streams)
+        Exception.__init__(
+            self,
+            f"{where} draws from the RNG streams {_list(self.streams)}, the streams that exist are"
+            f" {_list(sorted(available))}; {remedy}",
+        )
 
 
 class NotInitializedError(BridgeError, ValueError, flax_errors.ScopeCollectionNotFound):
-  """A wrapped Linen module was called before its variables were created."""
+    """A wrapped Linen module was called before its variables were created."""
 
-  def __init__(self, module: object):
-    name = type(module).__name__
-    Exception.__init__(
-      self,
-      f'ToNNX({name}) was called, and it has no variables yet; create them from sample inputs with'
-      ' bridge.lazy_init(model, *inputs), or take existing ones with'
-      f' ToNNX.from_variables({name}(…), variables)',
-    )
+    def __init__(self, module: object):
+        name = type(module).__name__
+        Exception.__init__(
+            self,
+            f"ToNNX({name}) was called, and it has no variables yet; create them from sample inputs with"
+            " bridge.lazy_init(model, *inputs), or take existing ones with"
+            f" ToNNX.from_variables({name}(…), variables)",
+        )
 
 
 class MismatchError(
-  BridgeError,
-  ValueError,
-  flax_errors.ScopeParamShapeError,
-  flax_errors.ScopeParamNotFoundError,
+    BridgeError,
+    ValueError,
+    flax_errors.ScopeParamShapeError,
+    flax_errors.ScopeParamNotFoundError,
 ):
-  """Variables and module do not fit; one error holds every problem.
+    """Variables and module do not fit; one error holds every problem.
 
-  Attributes:
-    missing: (path, expected) of what the module needs and the variables lack.
-    mis_shaped: (path, expected, found) of what has another shape.
-    unknown: paths that the module does not have.
-  """
+    Attributes:
+      missing: (path, expected) of what the module needs and the variables lack.
+      mis_shaped: (path, expected, found) of what has another shape.
+      unknown: paths that the module does not have.
+    """
 
-  def __init__(
-    self,
-    where: str,
-    missing: Iterable[tuple[str, str]] = (),
-    mis_shaped: Iterable[tuple[str, str, str]] = (),
-    unknown: Iterable[str] = (),
-  ):
-    self.missing = tuple(missing)
-    self.mis_shaped = tuple(mis_shaped)
-    self.unknown = tuple(unknown)
-    lines = [f'{path}: missing, expected {expected}' for path, expected in self.missing]
-    lines += [
-      f'{path}: expected {expected}, found {found}' for path, expected, found in self.mis_shaped
-    ]
-    lines += [f'{path}: not in the module' for path in self.unknown]
-    Exception.__init__(
-      self,
-      f'the variables do not fit {where}:{_bullets(lines)}\nGive variables that came from this'
-      ' module with these arguments.',
-    )
+    def __init__(
+        self,
+        where: str,
+        missing: Iterable[tuple[str, str]] = (),
+        mis_shaped: Iterable[tuple[str, str, str]] = (),
+        unknown: Iterable[str] = (),
+    ):
+        self.missing = tuple(missing)
+        self.mis_shaped = tuple(mis_shaped)
+        self.unknown = tuple(unknown)
+        lines = [f"{path}: missing, expected {expected}" for path, expected in self.missing]
+        lines += [
+            f"{path}: expected {expected}, found {found}"
+            for path, expected, found in self.mis_shaped
+        ]
+        lines += [f"{path}: not in the module" for path in self.unknown]
+        Exception.__init__(
+            self,
+            f"the variables do not fit {where}:{_bullets(lines)}\nGive variables that came from this"
+            " module with these arguments.",
+        )
 
 
 class ReservedNameError(BridgeError, ValueError):
-  """A Linen variable or submodule has a name that the wrapper keeps for itself."""
+    """A Linen variable or submodule has a name that the wrapper keeps for itself."""
 
-  def __init__(self, name: str):
-    super().__init__(
-      f'the Linen name {name!r} cannot live in a ToNNX: names that start with to_nnx__ hold the'
-      " wrapper's own state; rename the variable or the submodule"
-    )
+    def __init__(self, name: str):
+        super().__init__(
+            f"the Linen name {name!r} cannot live in a ToNNX: names that start with to_nnx__ hold the"
+            " wrapper's own state; rename the variable or the submodule"
+        )
 
 
 class ImmutableCollectionError(BridgeError, flax_errors.ModifyScopeVariableError):
-  """A wrapped Linen module writes to a collection that the call may not update.
+    """A wrapped Linen module writes to a collection that the call may not update.
 
-  Attributes:
-    collection: the collection's name, None if Flax's message does not tell it.
-  """
+    Attributes:
+      collection: the collection's name, None if Flax's message does not tell it.
+    """
 
-  def __init__(self, module: object, collection: str | None, detail: str):
-    self.collection = collection
-    names = f'[{collection!r}]' if collection else '[…]'
-    Exception.__init__(
-      self,
-      f'a call of ToNNX({type(module).__name__}) may not update collection {collection!r}: {detail}\n'
-      f'Allow it for this call with model(…, mutable={names}), for good with'
-      f' ToNNX(…, mutable={names}), or for training with model.train().',
-    )
+    def __init__(self, module: object, collection: str | None, detail: str):
+        self.collection = collection
+        names = f"[{collection!r}]" if collection else "[…]"
+        Exception.__init__(
+            self,
+            f"a call of ToNNX({type(module).__name__}) may not update collection {collection!r}: {detail}\n"
+            f"Allow it for this call with model(…, mutable={names}), for good with"
+            f" ToNNX(…, mutable={names}), or for training with model.train().",
+        )
 
-  @classmethod
-  def from_flax(cls, module: object, error: Exception) -> ImmutableCollectionError:
-    """The error for Flax's, which keeps the collection only in its text."""
-    match = re.search(r'because collection "([^"]*)"', str(error))
-    return cls(module, match.group(1) if match else None, str(error))
+    @classmethod
+    def from_flax(cls, module: object, error: Exception) -> ImmutableCollectionError:
+        """The error for Flax's, which keeps the collection only in its text."""
+        match = re.search(r'because collection "([^"]*)"', str(error))
+        return cls(module, match.group(1) if match else None, str(error))
 
 
 class ConversionError(BridgeError, ValueError, TypeError):
-  """What was given to a conversion is neither variables nor a State."""
+    """What was given to a conversion is neither variables nor a State."""
 
 
 class LostUpdateError(BridgeError, ValueError):
-  """Strict mode: a call updates a collection that it may not update."""
+    """Strict mode: a call updates a collection that it may not update."""
 
 
 def mapping_error(found: object, expected: str) -> ConversionError:
-  """The error for an argument that is no mapping where one is needed."""
-  return ConversionError(f'expected {expected}, found {_show(found)}')
+    """The error for an argument that is no mapping where one is needed."""
+    return ConversionError(f"expected {expected}, found {_show(found)}")
 
 
 def path_text(collection: str, path: Iterable[Any]) -> str:
-  """A collection and a path as one text, as Flax's messages write them."""
-  return '/'.join([collection, *map(str, path)])
+    """A collection and a path as one text, as Flax's messages write them."""
+    return "/".join([collection, *map(str, path)])
 
 
 def _show(found: object) -> str:
-  if isinstance(found, type):
-    return f'the class {found.__name__}'
-  text = repr(found)
-  return f'{text if len(text) < 80 else text[:77] + "…"} of type {type(found).__name__}'
+    if isinstance(found, type):
+        return f"the class {found.__name__}"
+    text = repr(found)
+    return f"{text if len(text) < 80 else text[:77] + '…'} of type {type(found).__name__}"
 
 
 def _bullets(lines: Iterable[str]) -> str:
-  return ''.join(f'\n  - {line}' for line in lines)
+    return "".join(f"\n  - {line}" for line in lines)
 
 
 def _list(names: Iterable[str]) -> str:
-  return ', '.join(map(repr, names)) or 'none'
+    return ", ".join(map(repr, names)) or "none"
 
 
 def unknown_paths_text(where: str, paths: Iterable[str]) -> str:
-  """The warning about variables that a module does not have."""
-  return (
-    f'these variables are not in {where} and are ignored:{_bullets(paths)}\nRemove them, or pass'
-    ' strict=True to make this an error.'
-  )
+    """The warning about variables that a module does not have."""
+    return (
+        f"these variables are not in {where} and are ignored:{_bullets(paths)}\nRemove them, or pass"
+        " strict=True to make this an error."
+    )
 
 
 def lost_update_text(where: str, collection: str, is_rng: bool) -> str:
-  """The warning about an update in a collection that is not mutable."""
-  effect = (
-    'the next call draws the same key' if is_rng else 'the next call starts from the old values'
-  )
-  return (
-    f'{where} updated collection {collection!r}, which is not mutable, so the update is dropped and'
-    f" {effect}; keep it with apply(…, mutable=[{collection!r}])"
-  )
+    """The warning about an update in a collection that is not mutable."""
+    effect = (
+        "the next call draws the same key" if is_rng else "the next call starts from the old values"
+    )
+    return (
+        f"{where} updated collection {collection!r}, which is not mutable, so the update is dropped and"
+        f" {effect}; keep it with apply(…, mutable=[{collection!r}])"
+    )

@@ -22,236 +22,238 @@ from ._rngs import LazyKeys
 
 # What every Variable's metadata holds, and what therefore says nothing about one Variable.
 REQUIRED_METADATA: frozenset[str] = nnx.Variable.required_metadata
-_CLASS_HOOKS = ('on_get_value', 'on_set_value', 'on_create_value', 'on_add_axis', 'on_remove_axis')
-
-
-# -- Variables ---------------------------------------------------------------------------------------
+_CLASS_HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
 
 
 def variable_from_metadata(
-  var_type: type[nnx.Variable[Any]], value: Any, metadata: Mapping[str, Any]
+    var_type: type[nnx.Variable[Any]], value: Any, metadata: Mapping[str, Any]
 ) -> nnx.Variable[Any]:
-  """A Variable with exactly this value and metadata.
+    """A Variable with exactly this value and metadata.
 
-  The constructor would run the create hooks a second time and shard an annotated value at once, which
-  fails without a mesh; `from_metadata` is what Flax's own merge calls.
-  """
-  defaults = nnx.var_defaults()
-  full = {'hijax': defaults.hijax, 'ref': defaults.ref, 'eager_sharding': False}
-  full.update((hook, getattr(var_type, hook)) for hook in _CLASS_HOOKS if hasattr(var_type, hook))
-  full.update(metadata)
-  if full['ref']:
-    value = jax.new_ref(value)
-  return var_type.from_metadata(value, full)
+    The constructor would run the create hooks a second time and shard an annotated value at once, which
+    fails without a mesh; `from_metadata` is what Flax's own merge calls.
+    """
+    defaults = nnx.var_defaults()
+    full = {"hijax": defaults.hijax, "ref": defaults.ref, "eager_sharding": False}
+    full.update((hook, getattr(var_type, hook)) for hook in _CLASS_HOOKS if hasattr(var_type, hook))
+    full.update(metadata)
+    if full["ref"]:
+        value = jax.new_ref(value)
+    return var_type.from_metadata(value, full)
 
 
 def raw_value(variable: nnx.Variable[Any]) -> Any:
-  """What a Variable holds, before its get hooks, and read out of its reference if it has one."""
-  value = variable.get_raw_value()
-  return value[...] if variable.ref else value
+    """What a Variable holds, before its get hooks, and read out of its reference if it has one."""
+    value = variable.get_raw_value()
+    return value[...] if variable.ref else value
 
 
 def assign_raw_value(variable: nnx.Variable[Any], value: Any) -> None:
-  """Puts a value into a Variable as it is: set hooks would change it a second time."""
-  if variable.ref:
-    variable.get_raw_value()[...] = value
-  else:
-    variable.set_raw_value(value)
-
-
-# -- NNX modules -------------------------------------------------------------------------------------
+    """Puts a value into a Variable as it is: set hooks would change it a second time."""
+    if variable.ref:
+        variable.get_raw_value()[...] = value
+    else:
+        variable.set_raw_value(value)
 
 
 def is_initializing(node: nnx.Pytree) -> bool:
-  """Whether `lazy_init` is running through this module.
+    """Whether `lazy_init` is running through this module.
 
-  The flag is Flax's own, because it is part of the GraphDef: a thread-local of ours would not be part
-  of the cache key of an `nnx.jit` inside the model.
-  """
-  return node._pytree__state.initializing
+    The flag is Flax's own, because it is part of the GraphDef: a thread-local of ours would not be part
+    of the cache key of an `nnx.jit` inside the model.
+    """
+    return node._pytree__state.initializing
 
 
 def set_initializing(nodes: Sequence[nnx.Pytree], value: bool) -> None:
-  """Sets the flag that `is_initializing` reads."""
-  for node in nodes:
-    node._pytree__state._initializing = value
+    """Sets the flag that `is_initializing` reads."""
+    for node in nodes:
+        node._pytree__state._initializing = value
 
 
 def is_data_attribute(node: nnx.Pytree, name: str) -> bool:
-  """Whether an attribute is part of the module's state rather than static; no public reader exists."""
-  return bool(node._pytree__nodes.get(name, False))
+    """Whether an attribute is part of the module's state rather than static; no public reader exists."""
+    return bool(node._pytree__nodes.get(name, False))
 
 
-def unflatten(
-  graphdef: nnx.GraphDef[Any], leaves: list[Any]
-) -> tuple[Any, dict[int, Any]]:
-  """The module of a GraphDef and its leaves in order, and its nodes by index.
+def mark_arrays_as_data(nodes: Sequence[Any]) -> None:
+    """Makes array attributes that are no Variables part of the state, whatever they are while traced.
 
-  `nnx.merge` would sort a State again, and it does not tell which nodes it made.
-  """
-  nodes: Any = nnx.graphlib.IndexMap()
-  module = nnx.graphlib.unflatten(graphdef, leaves, index_ref=nodes)
-  return module, nodes
+    Flax 0.12.8 tells arrays by `issubclass`, which a tracer's type fails, and then keeps the tracer as a
+    static attribute. `nnx.data` at the assignment would do, but the constructors are the user's.
+    """
+    for node in nodes:
+        if isinstance(node, nnx.Pytree):
+            for name, value in list(vars(node).items()):
+                if isinstance(value, jax.Array) and not is_data_attribute(node, name):
+                    setattr(node, name, nnx.data(value))
 
 
-# -- Linen modules -----------------------------------------------------------------------------------
+def unflatten(graphdef: nnx.GraphDef[Any], leaves: list[Any]) -> tuple[Any, dict[int, Any]]:
+    """The module of a GraphDef and its leaves in order, and its nodes by index.
+
+    `nnx.merge` would sort a State again, and it does not tell which nodes it made.
+    """
+    nodes: Any = nnx.graphlib.IndexMap()
+    module = nnx.graphlib.unflatten(graphdef, leaves, index_ref=nodes)
+    return module, nodes
 
 
 @contextlib.contextmanager
 def detached() -> Iterator[None]:
-  """Linen modules made in this block do not attach themselves to the module that is being called.
+    """Linen modules made in this block do not attach themselves to the module that is being called.
 
-  `parent=None` says the same for one module, but the constructors that run here are the user's.
-  """
-  stack = linen_module._context.module_stack
-  stack.append(None)
-  try:
-    yield
-  finally:
-    stack.pop()
+    `parent=None` says the same for one module, but the constructors that run here are the user's.
+    """
+    stack = linen_module._context.module_stack
+    stack.append(None)
+    try:
+        yield
+    finally:
+        stack.pop()
 
 
 @contextlib.contextmanager
 def capturing(intermediates: bool | Callable[[nn.Module, str], bool]) -> Iterator[None]:
-  """Says what `capture_intermediates` says; `nn.apply` does it too, but makes its own scope."""
-  if intermediates is True:
-    intermediates = linen_module.capture_call_intermediates
-  stack = linen_module._context.capture_stack
-  stack.append(intermediates)
-  try:
-    yield
-  finally:
-    stack.pop()
+    """Says what `capture_intermediates` says; `nn.apply` does it too, but makes its own scope."""
+    if intermediates is True:
+        intermediates = linen_module.capture_call_intermediates
+    stack = linen_module._context.capture_stack
+    stack.append(intermediates)
+    try:
+        yield
+    finally:
+        stack.pop()
 
 
 def outer_mutable() -> Any:
-  """The `mutable` of the Linen or bridge module that is being called, None outside of any."""
-  bridge_parent = bridge_module.current_module()
-  if bridge_parent is not None and bridge_parent.scope is not None:
-    return bridge_parent.scope.mutable
-  stack = linen_module._context.module_stack
-  parent = stack[-1] if stack else None
-  if parent is not None and parent.scope is not None:
-    return parent.scope.mutable
-  return None
+    """The `mutable` of the Linen or bridge module that is being called, None outside of any."""
+    bridge_parent = bridge_module.current_module()
+    if bridge_parent is not None and bridge_parent.scope is not None:
+        return bridge_parent.scope.mutable
+    stack = linen_module._context.module_stack
+    parent = stack[-1] if stack else None
+    if parent is not None and parent.scope is not None:
+        return parent.scope.mutable
+    return None
 
 
 def unbound_function(method: Callable[..., Any]) -> Callable[..., Any]:
-  """The function behind a method that may be bound to a Linen module."""
-  return linen_module._get_unbound_fn(method)
+    """The function behind a method that may be bound to a Linen module."""
+    return linen_module._get_unbound_fn(method)
 
 
 @contextlib.contextmanager
 def overridden(module: nn.Module, fields: Mapping[str, Any]) -> Iterator[None]:
-  """Other values for fields of a bound Linen module during one method call.
+    """Other values for fields of a bound Linen module during one method call.
 
-  `clone` makes another module with another scope; this one has to keep its place in the tree. The
-  instance is the one that Linen made for this very call, so nobody else sees it.
-  """
-  before = {name: getattr(module, name) for name in fields}
-  for name, value in fields.items():
-    object.__setattr__(module, name, value)
-  try:
-    yield
-  finally:
-    for name, value in before.items():
-      object.__setattr__(module, name, value)
+    `clone` makes another module with another scope; this one has to keep its place in the tree. The
+    instance is the one that Linen made for this very call, so nobody else sees it.
+    """
+    before = {name: getattr(module, name) for name in fields}
+    for name, value in fields.items():
+        object.__setattr__(module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            object.__setattr__(module, name, value)
 
 
 class StreamScope(Scope):
-  """A Linen scope whose keys are drawn when a module asks for them.
+    """A Linen scope whose keys are drawn when a module asks for them.
 
-  Flax's scope wants every key at the start and hands all of them to every child, which would advance
-  each RNG stream in each call. `make_rng`, `push` and `rewound` are public, but a child shares its
-  parent's variables through an attribute that is not.
-  """
+    Flax's scope wants every key at the start and hands all of them to every child, which would advance
+    each RNG stream in each call. `make_rng`, `push` and `rewound` are public, but a child shares its
+    parent's variables through an attribute that is not.
+    """
 
-  rngs: Any
+    rngs: Any
 
-  def __init__(self, variables: Any, streams: LazyKeys, **options: Any):
-    super().__init__(variables, **options)
-    self._use(streams)
+    def __init__(self, variables: Any, streams: LazyKeys, **options: Any):
+        super().__init__(variables, **options)
+        self._use(streams)
 
-  def _use(self, streams: LazyKeys) -> None:
-    self.rngs = streams
-    for name in streams:
-      self.rng_counters.setdefault(name, 0)
+    def _use(self, streams: LazyKeys) -> None:
+        self.rngs = streams
+        for name in streams:
+            self.rng_counters.setdefault(name, 0)
 
-  def make_rng(self, name: str = 'params') -> Any:
-    if not self.has_rng(name) and not self.has_rng('params'):
-      raise MissingRngError(
-        f'the Linen module at {self.path_text}',
-        [name],
-        self.rngs,
-        f'pass rngs= with a stream {name!r}, params or default to ToNNX or to the call',
-      )
-    return super().make_rng(name)
+    def make_rng(self, name: str = "params") -> Any:
+        if not self.has_rng(name) and not self.has_rng("params"):
+            raise MissingRngError(
+                f"the Linen module at {self.path_text}",
+                [name],
+                self.rngs,
+                f"pass rngs= with a stream {name!r}, params or default to ToNNX or to the call",
+            )
+        return super().make_rng(name)
 
-  def push(self, name: str | None = None, prefix: str = '', reuse: bool = False) -> StreamScope:
-    child = self._without_keys(lambda: super(StreamScope, self).push(name, prefix, reuse))
-    return self._adopt(child, self.rngs.below(child.name))
+    def push(self, name: str | None = None, prefix: str = "", reuse: bool = False) -> StreamScope:
+        child = self._without_keys(lambda: super(StreamScope, self).push(name, prefix, reuse))
+        return self._adopt(child, self.rngs.below(child.name))
 
-  def rewound(self, rewind_rngs: bool = False) -> StreamScope:
-    return self._adopt(
-      self._without_keys(lambda: super(StreamScope, self).rewound(rewind_rngs)), self.rngs
-    )
+    def rewound(self, rewind_rngs: bool = False) -> StreamScope:
+        return self._adopt(
+            self._without_keys(lambda: super(StreamScope, self).rewound(rewind_rngs)), self.rngs
+        )
 
-  def _without_keys(self, make: Callable[[], Scope]) -> Scope:
-    """Flax would draw all keys to pass them on."""
-    own, self.rngs = self.rngs, {}
-    try:
-      return make()
-    finally:
-      self.rngs = own
+    def _without_keys(self, make: Callable[[], Scope]) -> Scope:
+        """Flax would draw all keys to pass them on."""
+        own, self.rngs = self.rngs, {}
+        try:
+            return make()
+        finally:
+            self.rngs = own
 
-  @staticmethod
-  def _adopt(plain: Scope, streams: LazyKeys) -> StreamScope:
-    scope = StreamScope(
-      plain._variables,
-      LazyKeys.none(),
-      name=plain.name,
-      mutable=plain.mutable,
-      parent=plain.parent,
-      path=plain.path,
-      debug_path=plain.debug_path,
-      flags=plain.flags,
-    )
-    scope.rng_counters = plain.rng_counters
-    scope._use(streams)
-    return scope
+    @staticmethod
+    def _adopt(plain: Scope, streams: LazyKeys) -> StreamScope:
+        scope = StreamScope(
+            plain._variables,
+            LazyKeys.none(),
+            name=plain.name,
+            mutable=plain.mutable,
+            parent=plain.parent,
+            path=plain.path,
+            debug_path=plain.debug_path,
+            flags=plain.flags,
+        )
+        scope.rng_counters = plain.rng_counters
+        scope._use(streams)
+        return scope
 
 
 def run_linen(
-  module: nn.Module,
-  function: Callable[..., Any],
-  variables: dict[str, Any],
-  streams: LazyKeys,
-  *args: Any,
-  mutable: Any,
-  initializing: bool,
-  capture_intermediates: Any,
-  **kwargs: Any,
+    module: nn.Module,
+    function: Callable[..., Any],
+    variables: dict[str, Any],
+    streams: LazyKeys,
+    *args: Any,
+    mutable: Any,
+    initializing: bool,
+    capture_intermediates: Any,
+    **kwargs: Any,
 ) -> tuple[Any, Mapping[str, Any]]:
-  """`module.apply`, or `module.init_with_output` if `initializing`, with keys drawn on demand.
+    """`module.apply`, or `module.init_with_output` if `initializing`, with keys drawn on demand.
 
-  `nn.apply` and `flax.core.apply` make a scope of their own that holds every key, and neither can
-  initialise a module some of whose variables exist.
+    `nn.apply` and `flax.core.apply` make a scope of their own that holds every key, and neither can
+    initialise a module some of whose variables exist.
 
-  Returns:
-    (output, variables of the mutable collections).
-  """
-  if capture_intermediates:
-    mutable = union_filters(mutable, 'intermediates')
-  flags = {'initializing': True} if initializing else {}
-  scope = StreamScope(variables, streams, mutable=mutable, flags=flags)
-  with scope.temporary(), capturing(capture_intermediates):
-    output = function(module.clone(parent=scope, _deep_clone=True), *args, **kwargs)
-  return output, scope.mutable_variables() if mutable is not False else {}
+    Returns:
+      (output, variables of the mutable collections).
+    """
+    if capture_intermediates:
+        mutable = union_filters(mutable, "intermediates")
+    flags = {"initializing": True} if initializing else {}
+    scope = StreamScope(variables, streams, mutable=mutable, flags=flags)
+    with scope.temporary(), capturing(capture_intermediates):
+        output = function(module.clone(parent=scope, _deep_clone=True), *args, **kwargs)
+    return output, scope.mutable_variables() if mutable is not False else {}
 
 
 def partially_evaluate(function: Callable[..., Any], *inputs: jax.ShapeDtypeStruct) -> Any:
-  """Runs only what does not depend on the abstract inputs, as Linen's own `lazy_init` does.
+    """Runs only what does not depend on the abstract inputs, as Linen's own `lazy_init` does.
 
-  `Module.lazy_init` does it for one Linen module, and a mixed model has no such method.
-  """
-  return partial_eval.lazy_init(function)(*inputs)
+    `Module.lazy_init` does it for one Linen module, and a mixed model has no such method.
+    """
+    return partial_eval.lazy_init(function)(*inputs)

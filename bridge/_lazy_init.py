@@ -13,145 +13,147 @@ from . import _linen_variables
 from ._errors import InvalidModuleError
 from ._flax_internals import assign_raw_value, partially_evaluate, set_initializing
 
-F = TypeVar('F', bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def lazy_init(fn: F, *args: Any, **kwargs: Any) -> F:
-  """Runs a method of an NNX module once, so that every `ToNNX` in it creates its variables.
+    """Runs a method of an NNX module once, so that every `ToNNX` in it creates its variables.
 
-  Variables that exist keep their values, RNG counters and native state included, so the model is as if
-  native construction had made it. A second call only adds what is missing.
+    Variables that exist keep their values, RNG counters and native state included, so the model is as if
+    native construction had made it. A second call only adds what is missing.
 
-  Args:
-    fn: an NNX module, or a method of one.
-    *args: sample inputs: arrays, or `jax.ShapeDtypeStruct`s, with which no forward pass is computed.
-    **kwargs: keyword inputs; a ToNNX takes `method=` and `rngs=` here as in a call.
+    Args:
+      fn: an NNX module, or a method of one.
+      *args: sample inputs: arrays, or `jax.ShapeDtypeStruct`s, with which no forward pass is computed.
+      **kwargs: keyword inputs; a ToNNX takes `method=` and `rngs=` here as in a call.
 
-  Returns:
-    `fn`.
+    Returns:
+      `fn`.
 
-  Raises:
-    InvalidModuleError: `fn` is neither a callable NNX module nor a method of one.
-    LazyInitError: an input is abstract and a variable depends on its values.
+    Raises:
+      InvalidModuleError: `fn` is neither a callable NNX module nor a method of one.
+      LazyInitError: an input is abstract and a variable depends on its values.
 
-  Example::
+    Example::
 
-    >>> import jax, jax.numpy as jnp
-    >>> from flax import linen as nn, nnx
-    >>> import bridge
-    >>> model = bridge.ToNNX(nn.Dense(3), rngs=nnx.Rngs(0))
-    >>> bridge.lazy_init(model, jax.ShapeDtypeStruct((1, 2), jnp.float32)).kernel.shape
-    (2, 3)
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import linen as nn, nnx
+      >>> import bridge
+      >>> model = bridge.ToNNX(nn.Dense(3), rngs=nnx.Rngs(0))
+      >>> bridge.lazy_init(model, jax.ShapeDtypeStruct((1, 2), jnp.float32)).kernel.shape
+      (2, 3)
 
-  Source: flax/nnx/bridge/wrappers.py:lazy_init @ 0.12.8
-  """
-  module = _owner(fn)
-  if any(_is_abstract(x) for x in jax.tree.leaves((args, kwargs))):
-    _init_abstractly(module, fn, args, kwargs)
-  else:
-    run_initializing(module, fn, *args, **kwargs)
-  return fn
+    Source: flax/nnx/bridge/wrappers.py:lazy_init @ 0.12.8
+    """
+    module = _owner(fn)
+    if any(_is_abstract(x) for x in jax.tree.leaves((args, kwargs))):
+        _init_abstractly(module, fn, args, kwargs)
+    else:
+        run_initializing(module, fn, *args, **kwargs)
+    return fn
 
 
 def run_initializing(module: nnx.Module, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-  """Calls `fn`, with every ToNNX in `module` creating its variables, and undoes its other effects.
+    """Calls `fn`, with every ToNNX in `module` creating its variables, and undoes its other effects.
 
-  Returns:
-    What `fn` returned.
-  """
-  snapshot = _Snapshot(module)
-  set_initializing(_nodes(module), True)
-  try:
-    output = fn(*args, **kwargs)
-  except BaseException:
-    snapshot.restore_attributes()
-    raise
-  finally:
-    set_initializing(_nodes(module), False)
-    snapshot.restore_values()
-  snapshot.drop_sown()
-  return output
+    Returns:
+      What `fn` returned.
+    """
+    snapshot = _Snapshot(module)
+    set_initializing(_nodes(module), True)
+    try:
+        output = fn(*args, **kwargs)
+    except BaseException:
+        snapshot.restore_attributes()
+        raise
+    finally:
+        set_initializing(_nodes(module), False)
+        snapshot.restore_values()
+    snapshot.drop_sown()
+    return output
 
 
 class _Snapshot:
-  """The state of a model, to be put back."""
+    """The state of a model, to be put back."""
 
-  def __init__(self, module: nnx.Module):
-    items = [item for _, item in nnx.iter_graph(module, graph=True)]
-    self._values = [(v, v.get_raw_value()) for v in items if isinstance(v, nnx.Variable)]
-    self._values = [(v, raw[...] if v.ref else raw) for v, raw in self._values]
-    self._attributes = [(n, dict(vars(n))) for n in items if isinstance(n, nnx.Pytree)]
+    def __init__(self, module: nnx.Module):
+        items = [item for _, item in nnx.iter_graph(module, graph=True)]
+        self._values = [(v, v.get_raw_value()) for v in items if isinstance(v, nnx.Variable)]
+        self._values = [(v, raw[...] if v.ref else raw) for v, raw in self._values]
+        self._attributes = [(n, dict(vars(n))) for n in items if isinstance(n, nnx.Pytree)]
 
-  def restore_values(self) -> None:
-    """Puts back the value of every Variable that was there."""
-    for variable, value in self._values:
-      if variable.get_raw_value() is not value:
-        assign_raw_value(variable, value)
+    def restore_values(self) -> None:
+        """Puts back the value of every Variable that was there."""
+        for variable, value in self._values:
+            if variable.get_raw_value() is not value:
+                assign_raw_value(variable, value)
 
-  def restore_attributes(self) -> None:
-    """Puts back the attributes of every module that was there."""
-    for node, attributes in self._attributes:
-      vars(node).clear()
-      vars(node).update(attributes)
+    def restore_attributes(self) -> None:
+        """Puts back the attributes of every module that was there."""
+        for node, attributes in self._attributes:
+            vars(node).clear()
+            vars(node).update(attributes)
 
-  def drop_sown(self) -> None:
-    """Removes what native modules sowed: initialisation is not a call whose output counts."""
-    for node, attributes in self._attributes:
-      for name in set(vars(node)) - set(attributes):
-        value = vars(node)[name]
-        if isinstance(value, nnx.Variable) and issubclass(value.var_type, nnx.Intermediate):
-          delattr(node, name)
+    def drop_sown(self) -> None:
+        """Removes what native modules sowed: initialisation is not a call whose output counts."""
+        for node, attributes in self._attributes:
+            for name in set(vars(node)) - set(attributes):
+                value = vars(node)[name]
+                if isinstance(value, nnx.Variable) and issubclass(value.var_type, nnx.Intermediate):
+                    delattr(node, name)
 
 
 def _init_abstractly(
-  module: nnx.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    module: nnx.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
-  """Initialises a copy with the inputs unknown, then moves the variables into the model."""
-  leaves, tree = jax.tree.flatten((args, kwargs))
-  abstract = {i: leaf for i, leaf in enumerate(leaves) if _is_abstract(leaf)}
-  graphdef, state = nnx.split(module, graph=True)
-  made: list[nnx.GraphDef[Any]] = []
+    """Initialises a copy with the inputs unknown, then moves the variables into the model."""
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    abstract = {i: leaf for i, leaf in enumerate(leaves) if _is_abstract(leaf)}
+    graphdef, state = nnx.split(module, graph=True)
+    made: list[nnx.GraphDef[Any]] = []
 
-  def initialize(*inputs: Any) -> Any:
-    # Variables belong to the trace they are made in.
-    copy = nnx.merge(graphdef, state, copy=True)
-    known = dict(zip(abstract, inputs, strict=True))
-    full_args, full_kwargs = tree.unflatten([known.get(i, leaf) for i, leaf in enumerate(leaves)])
-    method = copy if fn is module else functools.partial(fn.__func__, copy)  # type: ignore[attr-defined]
-    run_initializing(copy, method, *full_args, **full_kwargs)
-    made_graphdef, made_state = nnx.split(copy, graph=True)
-    made.append(made_graphdef)
-    return made_state
+    def initialize(*inputs: Any) -> Any:
+        # Variables belong to the trace they are made in.
+        copy = nnx.merge(graphdef, state, copy=True)
+        known = dict(zip(abstract, inputs, strict=True))
+        full_args, full_kwargs = tree.unflatten(
+            [known.get(i, leaf) for i, leaf in enumerate(leaves)]
+        )
+        method = copy if fn is module else functools.partial(fn.__func__, copy)  # type: ignore[attr-defined]
+        run_initializing(copy, method, *full_args, **full_kwargs)
+        made_graphdef, made_state = nnx.split(copy, graph=True)
+        made.append(made_graphdef)
+        return made_state
 
-  made_state = partially_evaluate(initialize, *abstract.values())
-  made_nodes = dict(nnx.iter_graph(nnx.merge(made[0], made_state), graph=True))
-  for path, node in nnx.iter_graph(module, graph=True):
-    if isinstance(node, nnx.Pytree) and type(made_nodes.get(path)) is type(node):
-      _adopt(node, made_nodes[path])
+    made_state = partially_evaluate(initialize, *abstract.values())
+    made_nodes = dict(nnx.iter_graph(nnx.merge(made[0], made_state), graph=True))
+    for path, node in nnx.iter_graph(module, graph=True):
+        if isinstance(node, nnx.Pytree) and type(made_nodes.get(path)) is type(node):
+            _adopt(node, made_nodes[path])
 
 
 def _adopt(node: nnx.Pytree, made: nnx.Pytree) -> None:
-  """Takes over the Linen variables of an initialised copy that the original lacks."""
-  if isinstance(node, nnx.Module) and hasattr(type(node), 'linen_variables'):
-    new = {a: entry.leaf for a, entry in _linen_variables.held_variables(made).items()}
-    _linen_variables.add(node, new, _linen_variables.held_variables(node))
+    """Takes over the Linen variables of an initialised copy that the original lacks."""
+    if isinstance(node, nnx.Module) and hasattr(type(node), "linen_variables"):
+        new = {a: entry.leaf for a, entry in _linen_variables.held_variables(made).items()}
+        _linen_variables.add(node, new, _linen_variables.held_variables(node))
 
 
 def _nodes(module: nnx.Module) -> list[nnx.Pytree]:
-  return [n for _, n in nnx.iter_graph(module, graph=True) if isinstance(n, nnx.Pytree)]
+    return [n for _, n in nnx.iter_graph(module, graph=True) if isinstance(n, nnx.Pytree)]
 
 
 def _owner(fn: Any) -> nnx.Module:
-  owner = fn if isinstance(fn, nnx.Module) else getattr(fn, '__self__', None)
-  if isinstance(owner, nnx.Module) and callable(fn):
-    return owner
-  raise InvalidModuleError(
-    'lazy_init',
-    fn,
-    'a callable NNX module or a method of one',
-    'pass the model, or model.method, and then the sample inputs',
-  )
+    owner = fn if isinstance(fn, nnx.Module) else getattr(fn, "__self__", None)
+    if isinstance(owner, nnx.Module) and callable(fn):
+        return owner
+    raise InvalidModuleError(
+        "lazy_init",
+        fn,
+        "a callable NNX module or a method of one",
+        "pass the model, or model.method, and then the sample inputs",
+    )
 
 
 def _is_abstract(leaf: Any) -> bool:
-  return isinstance(leaf, jax.ShapeDtypeStruct)
+    return isinstance(leaf, jax.ShapeDtypeStruct)

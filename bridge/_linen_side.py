@@ -18,87 +18,87 @@ EXPECTED = "Linen variables, that is {collection: {name: array, box or mapping}}
 
 
 def from_variables(variables: Mapping[str, Any]) -> Neutral:
-  """The leaves of Linen variables.
+    """The leaves of Linen variables.
 
-  Args:
-    variables: collections by name, dicts or FrozenDicts, with arrays, abstract arrays, any pytrees or
-      metadata boxes at the leaves.
+    Args:
+      variables: collections by name, dicts or FrozenDicts, with arrays, abstract arrays, any pytrees or
+        metadata boxes at the leaves.
 
-  Returns:
-    Every leaf and every empty mapping by (collection, path). The `nnx` collection's GraphDef is
-    static and is not among them.
+    Returns:
+      Every leaf and every empty mapping by (collection, path). The `nnx` collection's GraphDef is
+      static and is not among them.
 
-  Raises:
-    ConversionError: not a mapping of mappings.
-    UnsupportedBoxError: a box cannot be carried.
-  """
-  if not isinstance(variables, Mapping):
-    raise mapping_error(variables, EXPECTED)
-  active = registry.current()
-  return {
-    (collection, path): to_leaf(collection, path, value, active)
-    for collection, tree in variables.items()
-    if collection != 'nnx'
-    for path, value in _walk(_check(collection, tree), ())
-  }
+    Raises:
+      ConversionError: not a mapping of mappings.
+      UnsupportedBoxError: a box cannot be carried.
+    """
+    if not isinstance(variables, Mapping):
+        raise mapping_error(variables, EXPECTED)
+    active = registry.current()
+    return {
+        (collection, path): to_leaf(collection, path, value, active)
+        for collection, tree in variables.items()
+        if collection != "nnx"
+        for path, value in _walk(_check(collection, tree), ())
+    }
 
 
 def to_variables(neutral: Neutral) -> Any:
-  """The inverse of `from_variables`.
+    """The inverse of `from_variables`.
 
-  Args:
-    neutral: leaves by (collection, path).
+    Args:
+      neutral: leaves by (collection, path).
 
-  Returns:
-    A dict, or a FrozenDict if Flax's `flax_return_frozendict` is on.
-  """
-  active = registry.current()
-  flat = {
-    (collection, *path): from_leaf(collection, leaf, active)
-    for (collection, path), leaf in neutral.items()
-  }
-  nested = nest(flat)
-  return freeze(nested) if config.flax_return_frozendict else nested
+    Returns:
+      A dict, or a FrozenDict if Flax's `flax_return_frozendict` is on.
+    """
+    active = registry.current()
+    flat = {
+        (collection, *path): from_leaf(collection, leaf, active)
+        for (collection, path), leaf in neutral.items()
+    }
+    nested = nest(flat)
+    return freeze(nested) if config.flax_return_frozendict else nested
 
 
 def to_leaf(collection: str, path: Path, value: Any, active: registry.Registry) -> Leaf:
-  """One leaf of Linen variables in the neutral form."""
-  if isinstance(value, NNXMeta):
-    expected = active.type_from_name(collection)
-    if value.var_type is not expected and active.name_from_type(value.var_type) != collection:
-      raise ConversionError(
-        f'{path_text(collection, path)} holds an NNXMeta of {value.var_type.__name__}, and the'
-        f' Variable type of collection {collection!r} is {expected.__name__}; put the leaf in collection'
-        f' {active.name_from_type(value.var_type)!r}, or register the pair'
-      )
-    return Leaf(value.value, NNXMeta, value.metadata)
-  if isinstance(value, meta.AxisMetadata):
-    inner, fields = active.codec_for(type(value)).to_fields(value)
-    return Leaf(inner, type(value), fields)
-  return Leaf(value)
+    """One leaf of Linen variables in the neutral form."""
+    if isinstance(value, NNXMeta):
+        expected = active.type_from_name(collection)
+        if value.var_type is not expected and active.name_from_type(value.var_type) != collection:
+            raise ConversionError(
+                f"{path_text(collection, path)} holds an NNXMeta of {value.var_type.__name__}, and the"
+                f" Variable type of collection {collection!r} is {expected.__name__}; put the leaf in collection"
+                f" {active.name_from_type(value.var_type)!r}, or register the pair"
+            )
+        return Leaf(value.value, NNXMeta, value.metadata)
+    if isinstance(value, meta.AxisMetadata):
+        inner, fields = active.codec_for(type(value)).to_fields(value)
+        return Leaf(inner, type(value), fields)
+    return Leaf(value)
 
 
 def from_leaf(collection: str, leaf: Leaf, active: registry.Registry) -> Any:
-  """The inverse of `to_leaf`."""
-  if leaf.box is None:
-    # An empty mapping is made anew, as Linen may write into it.
-    return {} if leaf.is_empty else leaf.value
-  if leaf.box is NNXMeta:
-    return NNXMeta(active.type_from_name(collection), leaf.value, dict(leaf.fields))
-  return active.codec_for(leaf.box).from_fields(leaf.value, leaf.fields)
+    """The inverse of `to_leaf`."""
+    if leaf.box is None:
+        # An empty mapping is made anew, as Linen may write into it.
+        return {} if leaf.is_empty else leaf.value
+    if leaf.box is NNXMeta:
+        return NNXMeta(active.type_from_name(collection), leaf.value, dict(leaf.fields))
+    return active.codec_for(leaf.box).from_fields(leaf.value, leaf.fields)
 
 
 def _check(collection: Any, tree: Any) -> Any:
-  if not isinstance(collection, str) or not isinstance(tree, Mapping):
-    raise mapping_error({collection: tree}, EXPECTED)
-  return tree
+    if not isinstance(collection, str) or not isinstance(tree, Mapping):
+        raise mapping_error({collection: tree}, EXPECTED)
+    return tree
 
 
 def _walk(tree: Mapping[Any, Any], path: Path) -> Iterator[tuple[Path, Any]]:
-  if not tree:
-    yield path, {}
-  for key, value in tree.items():
-    if isinstance(value, Mapping):
-      yield from _walk(value, (*path, key))
-    else:
-      yield (*path, key), value
+    if not tree:
+        yield path, {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _walk(value, (*path, key))
+        else:
+            yield (*path, key), value

@@ -14,130 +14,132 @@ from ._errors import ReservedNameError
 from ._flax_internals import assign_raw_value
 from ._neutral import Address, Leaf, Neutral, Path, nest
 
-OWN_PREFIX = 'to_nnx__'
+OWN_PREFIX = "to_nnx__"
 # The collections that hold no state to be carried from call to call.
-_NOT_STATE = frozenset({'params', 'intermediates', 'perturbations'})
+_NOT_STATE = frozenset({"params", "intermediates", "perturbations"})
 
 
 class Held(NamedTuple):
-  """A Linen variable inside a wrapper."""
+    """A Linen variable inside a wrapper."""
 
-  path: Path
-  variable: nnx.Variable[Any]
-  leaf: Leaf
+    path: Path
+    variable: nnx.Variable[Any]
+    leaf: Leaf
 
 
 def held_variables(wrapper: nnx.Module) -> dict[Address, Held]:
-  """Every Linen variable of a wrapper by (collection, path).
+    """Every Linen variable of a wrapper by (collection, path).
 
-  Plain attributes and what NNX's tools leave on a module are no Variables and are passed over.
-  """
-  active = registry.current()
-  held: dict[Address, Held] = {}
-  for name, value in vars(wrapper).items():
-    if not is_own_name(name):
-      for path, variable in _variables_below((name,), value):
-        leaf = _nnx_side.to_leaf(variable, active, boxed_as_is=True)
-        held[_nnx_side.address_of(path, variable, active)] = Held(path, variable, leaf)
-  return held
+    Plain attributes and what NNX's tools leave on a module are no Variables and are passed over.
+    """
+    active = registry.current()
+    held: dict[Address, Held] = {}
+    for name, value in vars(wrapper).items():
+        if not is_own_name(name):
+            for path, variable in _variables_below((name,), value):
+                leaf = _nnx_side.to_leaf(variable, active, boxed_as_is=True)
+                held[_nnx_side.address_of(path, variable, active)] = Held(path, variable, leaf)
+    return held
 
 
 def is_own_name(name: str) -> bool:
-  """Whether an attribute belongs to the wrapper or to NNX rather than to the Linen module."""
-  return name.startswith((OWN_PREFIX, '_pytree__')) or (name.startswith('__') and name.endswith('__'))
+    """Whether an attribute belongs to the wrapper or to NNX rather than to the Linen module."""
+    return name.startswith((OWN_PREFIX, "_pytree__")) or (
+        name.startswith("__") and name.endswith("__")
+    )
 
 
 def to_linen(held: Mapping[Address, Held]) -> dict[str, Any]:
-  """Nested dicts for `module.apply`, made anew so that Linen may write into them."""
-  active = registry.current()
-  return nest(
-    {
-      (collection, *path): _linen_side.from_leaf(collection, entry.leaf, active)
-      for (collection, path), entry in held.items()
-    }
-  )
+    """Nested dicts for `module.apply`, made anew so that Linen may write into them."""
+    active = registry.current()
+    return nest(
+        {
+            (collection, *path): _linen_side.from_leaf(collection, entry.leaf, active)
+            for (collection, path), entry in held.items()
+        }
+    )
 
 
 def state_collections(held: Mapping[Address, Held]) -> tuple[str, ...]:
-  """The collections that training updates, among those that exist."""
-  return tuple(sorted({collection for collection, _ in held} - _NOT_STATE))
+    """The collections that training updates, among those that exist."""
+    return tuple(sorted({collection for collection, _ in held} - _NOT_STATE))
 
 
 def add(wrapper: nnx.Module, new: Neutral, held: Mapping[Address, Held]) -> None:
-  """Gives a wrapper Variables for leaves that it does not have.
+    """Gives a wrapper Variables for leaves that it does not have.
 
-  Args:
-    wrapper: the module that gets the attributes; it stays as it was if this raises.
-    new: the leaves.
-    held: what the wrapper has.
+    Args:
+      wrapper: the module that gets the attributes; it stays as it was if this raises.
+      new: the leaves.
+      held: what the wrapper has.
 
-  Raises:
-    ReservedNameError: a name starts with the wrapper's own prefix.
-  """
-  new = {address: leaf for address, leaf in new.items() if address not in held}
-  filled = [
-    entry.path
-    for (collection, path), entry in held.items()
-    if entry.leaf.is_empty and any(c == collection and p[: len(path)] == path for c, p in new)
-  ]
-  for path in filled:
-    _remove(wrapper, path)
-  occupied = [entry.path for entry in held.values() if entry.path not in filled]
-  leaves = _nnx_side.to_leaves(new, occupied)
-  for path in leaves:
-    if is_own_name(str(path[0])):
-      raise ReservedNameError(str(path[0]))
-  for name, value in nest(leaves).items():
-    setattr(wrapper, name, nnx.data(_merged(vars(wrapper).get(name), value)))
+    Raises:
+      ReservedNameError: a name starts with the wrapper's own prefix.
+    """
+    new = {address: leaf for address, leaf in new.items() if address not in held}
+    filled = [
+        entry.path
+        for (collection, path), entry in held.items()
+        if entry.leaf.is_empty and any(c == collection and p[: len(path)] == path for c, p in new)
+    ]
+    for path in filled:
+        _remove(wrapper, path)
+    occupied = [entry.path for entry in held.values() if entry.path not in filled]
+    leaves = _nnx_side.to_leaves(new, occupied)
+    for path in leaves:
+        if is_own_name(str(path[0])):
+            raise ReservedNameError(str(path[0]))
+    for name, value in nest(leaves).items():
+        setattr(wrapper, name, nnx.data(_merged(vars(wrapper).get(name), value)))
 
 
 def update(held: Mapping[Address, Held], changed: Neutral) -> None:
-  """Puts the values that differ into the Variables that are there; all of them or none.
+    """Puts the values that differ into the Variables that are there; all of them or none.
 
-  Args:
-    held: the Variables.
-    changed: the leaves after a call; those without a Variable are passed over.
+    Args:
+      held: the Variables.
+      changed: the leaves after a call; those without a Variable are passed over.
 
-  Raises:
-    TraceContextError: a Variable belongs to another trace.
-  """
-  done: list[tuple[nnx.Variable[Any], Any]] = []
-  try:
-    for address, leaf in changed.items():
-      entry = held.get(address)
-      if entry is None:
-        continue
-      if leaf.value is not entry.leaf.value:
-        assign_raw_value(entry.variable, leaf.value)
-        done.append((entry.variable, entry.leaf.value))
-      if leaf.box is not None and leaf.fields != entry.leaf.fields:
-        entry.variable.set_metadata(**leaf.fields)
-  except BaseException:
-    for variable, before in done:
-      assign_raw_value(variable, before)
-    raise
+    Raises:
+      TraceContextError: a Variable belongs to another trace.
+    """
+    done: list[tuple[nnx.Variable[Any], Any]] = []
+    try:
+        for address, leaf in changed.items():
+            entry = held.get(address)
+            if entry is None:
+                continue
+            if leaf.value is not entry.leaf.value:
+                assign_raw_value(entry.variable, leaf.value)
+                done.append((entry.variable, entry.leaf.value))
+            if leaf.box is not None and leaf.fields != entry.leaf.fields:
+                entry.variable.set_metadata(**leaf.fields)
+    except BaseException:
+        for variable, before in done:
+            assign_raw_value(variable, before)
+        raise
 
 
 def _variables_below(path: Path, value: Any) -> Iterator[tuple[Path, nnx.Variable[Any]]]:
-  if isinstance(value, nnx.Variable):
-    yield path, value
-  elif isinstance(value, dict):
-    for key, child in value.items():
-      yield from _variables_below((*path, key), child)
+    if isinstance(value, nnx.Variable):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, child in value.items():
+            yield from _variables_below((*path, key), child)
 
 
 def _merged(old: Any, new: Any) -> Any:
-  """`new` laid over copies of the dicts in `old`: a call that fails must leave no trace."""
-  if not isinstance(old, dict) or not isinstance(new, dict):
-    return new
-  return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
+    """`new` laid over copies of the dicts in `old`: a call that fails must leave no trace."""
+    if not isinstance(old, dict) or not isinstance(new, dict):
+        return new
+    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
 
 
 def _remove(wrapper: nnx.Module, path: Path) -> None:
-  if len(path) == 1:
-    delattr(wrapper, path[0])
-    return
-  node = vars(wrapper)[path[0]]
-  for key in path[1:-1]:
-    node = node[key]
-  del node[path[-1]]
+    if len(path) == 1:
+        delattr(wrapper, path[0])
+        return
+    node = vars(wrapper)[path[0]]
+    for key in path[1:-1]:
+        node = node[key]
+    del node[path[-1]]

@@ -11,118 +11,120 @@ from flax.core import meta
 
 from . import _flax_internals
 
-A = TypeVar('A')
-B = TypeVar('B')
+A = TypeVar("A")
+B = TypeVar("B")
 
 
 class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A], Generic[A]):
-  """The box of an `nnx.Variable` inside Linen variables.
+    """The box of an `nnx.Variable` inside Linen variables.
 
-  Example::
+    Example::
 
-    >>> import jax.numpy as jnp
-    >>> from flax import nnx
-    >>> import bridge
-    >>> box = bridge.NNXMeta(nnx.Param, jnp.ones((2, 4)), {'out_sharding': ('in', 'out')})
-    >>> box.get_partition_spec()
-    PartitionSpec('in', 'out')
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> import bridge
+      >>> box = bridge.NNXMeta(nnx.Param, jnp.ones((2, 4)), {'out_sharding': ('in', 'out')})
+      >>> box.get_partition_spec()
+      PartitionSpec('in', 'out')
 
-  Attributes:
-    var_type: the Variable type.
-    value: the array, or any pytree.
-    metadata: the Variable's metadata, such as `out_sharding`.
-  """
-
-  var_type: type[nnx.Variable[Any]] = struct.field(pytree_node=False)
-  value: Any = struct.field(pytree_node=True)
-  metadata: dict[str, Any] = struct.field(pytree_node=False)
-
-  def unbox(self) -> Any:
-    """The value, without a sharding constraint: an NNX Variable applies none when it is read."""
-    return self.value
-
-  def replace_boxed(self, val: B) -> NNXMeta[B]:
-    """This box around another value."""
-    return self.replace(value=val)  # type: ignore[return-value]
-
-  def add_axis(self, index: int, params: Mapping[Any, Any]) -> NNXMeta[A]:
-    """The box of the value with one more axis.
-
-    Args:
-      index: where the axis is inserted.
-      params: the lifted transform's `metadata_params`; the axis is called
-        `params[nn.PARTITION_NAME]`, and has no name without it.
-
-    Returns:
-      A new box whose axis names fit the new value; the Variable's `on_add_axis` hooks have run.
+    Attributes:
+      var_type: the Variable type.
+      value: the array, or any pytree.
+      metadata: the Variable's metadata, such as `out_sharding`.
     """
-    name = params.get(meta.PARTITION_NAME)
-    names = self._axis_names()
-    if names is not None:
-      names += [None] * (index - len(names))
-      names.insert(index if index >= 0 else len(names) + 1 + index, name)
-    return self._renamed(names, 'add_axis', index, name)
 
-  def remove_axis(self, index: int, params: Mapping[Any, Any]) -> NNXMeta[A]:
-    """The inverse of `add_axis`.
+    var_type: type[nnx.Variable[Any]] = struct.field(pytree_node=False)
+    value: Any = struct.field(pytree_node=True)
+    metadata: dict[str, Any] = struct.field(pytree_node=False)
 
-    Args:
-      index: which axis is removed.
-      params: the lifted transform's `metadata_params`.
+    def unbox(self) -> Any:
+        """The value, without a sharding constraint: an NNX Variable applies none when it is read."""
+        return self.value
 
-    Returns:
-      A new box whose axis names fit the new value; the Variable's `on_remove_axis` hooks have run.
-    """
-    name = params.get(meta.PARTITION_NAME)
-    names = self._axis_names()
-    if names is not None and -len(names) <= index < len(names):
-      names.pop(index)
-    return self._renamed(names, 'remove_axis', index, name)
+    def replace_boxed(self, val: B) -> NNXMeta[B]:
+        """This box around another value."""
+        return self.replace(value=val)  # type: ignore[return-value]
 
-  def _axis_names(self) -> list[Any] | None:
-    names = self.metadata.get('out_sharding')
-    return list(names) if isinstance(names, tuple | jax.sharding.PartitionSpec) else None
+    def add_axis(self, index: int, params: Mapping[Any, Any]) -> NNXMeta[A]:
+        """The box of the value with one more axis.
 
-  def _renamed(self, names: list[Any] | None, method: str, index: int, name: Any) -> NNXMeta[A]:
-    metadata = dict(self.metadata)
-    if names is not None:
-      is_spec = isinstance(metadata['out_sharding'], jax.sharding.PartitionSpec)
-      metadata['out_sharding'] = jax.sharding.PartitionSpec(*names) if is_spec else tuple(names)
-    if metadata.get(f'on_{method}'):
-      # Hooks are written against a Variable, so they get one, and what they do to it counts.
-      variable = _flax_internals.variable_from_metadata(self.var_type, self.value, metadata)
-      getattr(variable, method)(index, name)
-      metadata = variable.get_metadata()
-    return self.replace(metadata=metadata)
+        Args:
+          index: where the axis is inserted.
+          params: the lifted transform's `metadata_params`; the axis is called
+            `params[nn.PARTITION_NAME]`, and has no name without it.
 
-  def get_partition_spec(self) -> jax.sharding.PartitionSpec:
-    """The partition spec, from the metadata alone: logical names stay logical, no mesh is needed."""
-    sharding = self.metadata.get('out_sharding')
-    while not isinstance(sharding, tuple | jax.sharding.PartitionSpec | None):
-      # A NamedSharding holds a spec; a Format holds a sharding.
-      sharding = sharding.spec if hasattr(sharding, 'spec') else sharding.sharding
-    return jax.sharding.PartitionSpec(*(sharding or ()))
+        Returns:
+          A new box whose axis names fit the new value; the Variable's `on_add_axis` hooks have run.
+        """
+        name = params.get(meta.PARTITION_NAME)
+        names = self._axis_names()
+        if names is not None:
+            names += [None] * (index - len(names))
+            names.insert(index if index >= 0 else len(names) + 1 + index, name)
+        return self._renamed(names, "add_axis", index, name)
 
-  def to_nnx_variable(self) -> nnx.Variable[Any]:
-    """The Variable that this box stands for; no hook runs and nothing is sharded."""
-    return _flax_internals.variable_from_metadata(self.var_type, self.value, self.metadata)
+    def remove_axis(self, index: int, params: Mapping[Any, Any]) -> NNXMeta[A]:
+        """The inverse of `add_axis`.
+
+        Args:
+          index: which axis is removed.
+          params: the lifted transform's `metadata_params`.
+
+        Returns:
+          A new box whose axis names fit the new value; the Variable's `on_remove_axis` hooks have run.
+        """
+        name = params.get(meta.PARTITION_NAME)
+        names = self._axis_names()
+        if names is not None and -len(names) <= index < len(names):
+            names.pop(index)
+        return self._renamed(names, "remove_axis", index, name)
+
+    def _axis_names(self) -> list[Any] | None:
+        names = self.metadata.get("out_sharding")
+        return list(names) if isinstance(names, tuple | jax.sharding.PartitionSpec) else None
+
+    def _renamed(self, names: list[Any] | None, method: str, index: int, name: Any) -> NNXMeta[A]:
+        metadata = dict(self.metadata)
+        if names is not None:
+            is_spec = isinstance(metadata["out_sharding"], jax.sharding.PartitionSpec)
+            metadata["out_sharding"] = (
+                jax.sharding.PartitionSpec(*names) if is_spec else tuple(names)
+            )
+        if metadata.get(f"on_{method}"):
+            # Hooks are written against a Variable, so they get one, and what they do to it counts.
+            variable = _flax_internals.variable_from_metadata(self.var_type, self.value, metadata)
+            getattr(variable, method)(index, name)
+            metadata = variable.get_metadata()
+        return self.replace(metadata=metadata)
+
+    def get_partition_spec(self) -> jax.sharding.PartitionSpec:
+        """The partition spec, from the metadata alone: logical names stay logical, no mesh is needed."""
+        sharding = self.metadata.get("out_sharding")
+        while not isinstance(sharding, tuple | jax.sharding.PartitionSpec | None):
+            # A NamedSharding holds a spec; a Format holds a sharding.
+            sharding = sharding.spec if hasattr(sharding, "spec") else sharding.sharding
+        return jax.sharding.PartitionSpec(*(sharding or ()))
+
+    def to_nnx_variable(self) -> nnx.Variable[Any]:
+        """The Variable that this box stands for; no hook runs and nothing is sharded."""
+        return _flax_internals.variable_from_metadata(self.var_type, self.value, self.metadata)
 
 
 def with_partitioning(
-  fn: Callable[..., Any],
-  names: tuple[Any, ...],
-  mesh: jax.sharding.Mesh | None = None,
+    fn: Callable[..., Any],
+    names: tuple[Any, ...],
+    mesh: jax.sharding.Mesh | None = None,
 ) -> Callable[..., Any]:
-  """An initializer whose Variable becomes an `nn.Partitioned` when it reaches Linen.
+    """An initializer whose Variable becomes an `nn.Partitioned` when it reaches Linen.
 
-  Args:
-    fn: an initializer, called with a key, a shape and a dtype.
-    names: an axis name or None for each dimension.
-    mesh: the mesh, None for the one in force.
+    Args:
+      fn: an initializer, called with a key, a shape and a dtype.
+      names: an axis name or None for each dimension.
+      mesh: the mesh, None for the one in force.
 
-  Returns:
-    An initializer for `nnx.Param` and other Variables.
+    Returns:
+      An initializer for `nnx.Param` and other Variables.
 
-  Source: flax/nnx/bridge/variables.py:with_partitioning @ 0.12.8
-  """
-  return nnx.with_partitioning(fn, names, mesh, linen_meta_type=meta.Partitioned)
+    Source: flax/nnx/bridge/variables.py:with_partitioning @ 0.12.8
+    """
+    return nnx.with_partitioning(fn, names, mesh, linen_meta_type=meta.Partitioned)

@@ -14,117 +14,119 @@ from ._meta import NNXMeta
 from ._neutral import Address, Leaf, Neutral, Path, place, unplace
 
 # Attributes that hold arrays without a Variable; their type says nothing, as it changes under tracing.
-ARRAYS = 'nnx_arrays'
+ARRAYS = "nnx_arrays"
 
-BOX_KEY = 'linen_meta_type'
+BOX_KEY = "linen_meta_type"
 # How often the collection's name was put in front of the path; see `_neutral.place`.
-DEPTH_KEY = 'linen_displaced'
+DEPTH_KEY = "linen_displaced"
 
 FlatItem: TypeAlias = tuple[Path, Any]
 
 
 def from_leaves(items: Iterable[FlatItem]) -> Neutral:
-  """The leaves of a State or a module.
+    """The leaves of a State or a module.
 
-  Args:
-    items: (path, Variable or bare array).
+    Args:
+      items: (path, Variable or bare array).
 
-  Returns:
-    Every leaf by (collection, path).
+    Returns:
+      Every leaf by (collection, path).
 
-  Raises:
-    RegistrationConflictError: two unregistered Variable types have the same name.
-  """
-  active = registry.current()
-  neutral: Neutral = {}
-  for path, item in items:
-    address = address_of(path, item, active)
-    neutral[address] = to_leaf(item, active)
-  return neutral
+    Raises:
+      RegistrationConflictError: two unregistered Variable types have the same name.
+    """
+    active = registry.current()
+    neutral: Neutral = {}
+    for path, item in items:
+        address = address_of(path, item, active)
+        neutral[address] = to_leaf(item, active)
+    return neutral
 
 
 def to_leaves(neutral: Neutral, occupied: Iterable[Path] = ()) -> dict[Path, Any]:
-  """The inverse of `from_leaves`: Variables (and bare arrays) by path.
+    """The inverse of `from_leaves`: Variables (and bare arrays) by path.
 
-  Args:
-    neutral: leaves by (collection, path).
-    occupied: paths of leaves that are in the tree already.
-  """
-  active = registry.current()
-  leaves: dict[Path, Any] = {}
-  for (collection, path), (target, depth) in place(neutral, occupied).items():
-    leaf = neutral[collection, path]
-    if collection == ARRAYS and leaf.box is None and not depth and not leaf.is_empty:
-      leaves[target] = leaf.value
-    else:
-      leaves[target] = from_leaf(active.type_from_name(collection), leaf, depth)
-  return leaves
+    Args:
+      neutral: leaves by (collection, path).
+      occupied: paths of leaves that are in the tree already.
+    """
+    active = registry.current()
+    leaves: dict[Path, Any] = {}
+    for (collection, path), (target, depth) in place(neutral, occupied).items():
+        leaf = neutral[collection, path]
+        if collection == ARRAYS and leaf.box is None and not depth and not leaf.is_empty:
+            leaves[target] = leaf.value
+        else:
+            leaves[target] = from_leaf(active.type_from_name(collection), leaf, depth)
+    return leaves
 
 
 def address_of(path: Path, item: Any, active: registry.Registry) -> Address:
-  """The (collection, path) of a Variable or bare array."""
-  if not isinstance(item, nnx.Variable):
-    return ARRAYS, path
-  collection = active.name_from_type(item.var_type)
-  return collection, unplace(path, item.get_metadata(DEPTH_KEY, 0))
+    """The (collection, path) of a Variable or bare array."""
+    if not isinstance(item, nnx.Variable):
+        return ARRAYS, path
+    collection = active.name_from_type(item.var_type)
+    return collection, unplace(path, item.get_metadata(DEPTH_KEY, 0))
 
 
 def to_leaf(item: Any, active: registry.Registry, *, boxed_as_is: bool = False) -> Leaf:
-  """A Variable or bare array in the neutral form.
+    """A Variable or bare array in the neutral form.
 
-  Args:
-    item: the Variable or array.
-    active: the registry in force.
-    boxed_as_is: whether a Variable that came out of a Linen box goes back into a box of that type
-      even if it has metadata by now that the box cannot hold. Without it such a Variable gets an
-      `NNXMeta`, which loses nothing.
-  """
-  if not isinstance(item, nnx.Variable):
-    return Leaf(item)
-  value = raw_value(item)
-  metadata = item.get_metadata()
-  metadata.pop(DEPTH_KEY, None)
-  box_type = metadata.get(BOX_KEY)
-  if box_type is not None:
-    names = active.codec_for(box_type).names
-    extra = REQUIRED_METADATA | {BOX_KEY}
-    fields = {k: v for k, v in metadata.items() if k not in extra}
-    if boxed_as_is or names is None or says_nothing({k: fields[k] for k in fields if k not in names}):
-      return Leaf(value, box_type, fields)
-  elif says_nothing(metadata) and (not isinstance(value, Mapping) or not value):
-    return Leaf(value)
-  # A mapping that is a value would be taken for a subtree if it were not in a box.
-  return Leaf(value, NNXMeta, metadata)
+    Args:
+      item: the Variable or array.
+      active: the registry in force.
+      boxed_as_is: whether a Variable that came out of a Linen box goes back into a box of that type
+        even if it has metadata by now that the box cannot hold. Without it such a Variable gets an
+        `NNXMeta`, which loses nothing.
+    """
+    if not isinstance(item, nnx.Variable):
+        return Leaf(item)
+    value = raw_value(item)
+    metadata = item.get_metadata()
+    metadata.pop(DEPTH_KEY, None)
+    box_type = metadata.get(BOX_KEY)
+    if box_type is not None:
+        names = active.codec_for(box_type).names
+        extra = REQUIRED_METADATA | {BOX_KEY}
+        fields = {k: v for k, v in metadata.items() if k not in extra}
+        if (
+            boxed_as_is
+            or names is None
+            or says_nothing({k: fields[k] for k in fields if k not in names})
+        ):
+            return Leaf(value, box_type, fields)
+    elif says_nothing(metadata) and (not isinstance(value, Mapping) or not value):
+        return Leaf(value)
+    # A mapping that is a value would be taken for a subtree if it were not in a box.
+    return Leaf(value, NNXMeta, metadata)
 
 
 def from_leaf(var_type: type[nnx.Variable[Any]], leaf: Leaf, depth: int = 0) -> nnx.Variable[Any]:
-  """The Variable of a leaf; the inverse of `to_leaf`.
+    """The Variable of a leaf; the inverse of `to_leaf`.
 
-  An annotated value is not sharded here: it may be abstract, and there may be no mesh.
-  """
-  metadata = dict(leaf.fields)
-  if leaf.box is None:
-    metadata['eager_sharding'] = nnx.using_eager_sharding()
-  elif leaf.box is not NNXMeta:
-    metadata[BOX_KEY] = leaf.box
-  if depth:
-    metadata[DEPTH_KEY] = depth
-  return variable_from_metadata(var_type, leaf.value, metadata)
+    An annotated value is not sharded here: it may be abstract, and there may be no mesh.
+    """
+    metadata = dict(leaf.fields)
+    if leaf.box is None:
+        metadata["eager_sharding"] = nnx.using_eager_sharding()
+    elif leaf.box is not NNXMeta:
+        metadata[BOX_KEY] = leaf.box
+    if depth:
+        metadata[DEPTH_KEY] = depth
+    return variable_from_metadata(var_type, leaf.value, metadata)
 
 
 def says_nothing(metadata: Mapping[str, Any]) -> bool:
-  """Whether metadata holds no more than what every Variable has."""
-  return all(
-    key in REQUIRED_METADATA or value is None or value == () for key, value in metadata.items()
-  )
+    """Whether metadata holds no more than what every Variable has."""
+    return all(
+        key in REQUIRED_METADATA or value is None or value == () for key, value in metadata.items()
+    )
 
 
 def walk(tree: Mapping[Any, Any], path: Path = ()) -> Iterator[FlatItem]:
-  """(path, leaf) of nested mappings such as a State."""
-  for key, value in tree.items():
-    if isinstance(value, Mapping):
-      yield from walk(value, (*path, key))
-    else:
-      yield (*path, key), value
-
-
+    """(path, leaf) of nested mappings such as a State."""
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from walk(value, (*path, key))
+        else:
+            yield (*path, key), value

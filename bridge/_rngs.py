@@ -17,135 +17,137 @@ from ._errors import InvalidRngsError
 
 
 class Draws:
-  """The keys that one call draws, by Linen's stream names.
+    """The keys that one call draws, by Linen's stream names.
 
-  Args:
-    sources: a key, or a stream to draw it from, by name.
-    plain: streams whose own key is used instead of a key drawn from them.
-  """
+    Args:
+      sources: a key, or a stream to draw it from, by name.
+      plain: streams whose own key is used instead of a key drawn from them.
+    """
 
-  def __init__(self, sources: Mapping[str, Any], plain: Collection[str] = ()):
-    self._sources = dict(sources)
-    self._plain = plain
-    self._drawn: dict[str, Any] = {}
-    self._before: list[tuple[nnx.Variable[Any], Any]] = []
+    def __init__(self, sources: Mapping[str, Any], plain: Collection[str] = ()):
+        self._sources = dict(sources)
+        self._plain = plain
+        self._drawn: dict[str, Any] = {}
+        self._before: list[tuple[nnx.Variable[Any], Any]] = []
 
-  @property
-  def names(self) -> tuple[str, ...]:
-    return tuple(self._sources)
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._sources)
 
-  def key(self, name: str) -> Any:
-    """The key of a stream; the same one however often it is asked for."""
-    if name not in self._drawn:
-      source = self._sources[name]
-      if not isinstance(source, nnx.RngStream):
-        self._drawn[name] = source
-      elif name in self._plain:
-        self._drawn[name] = source.key.get_value()
-      else:
-        before = source.count.get_raw_value()
-        self._drawn[name] = source()
-        self._before.append((source.count, before))
-    return self._drawn[name]
+    def key(self, name: str) -> Any:
+        """The key of a stream; the same one however often it is asked for."""
+        if name not in self._drawn:
+            source = self._sources[name]
+            if not isinstance(source, nnx.RngStream):
+                self._drawn[name] = source
+            elif name in self._plain:
+                self._drawn[name] = source.key.get_value()
+            else:
+                before = source.count.get_raw_value()
+                self._drawn[name] = source()
+                self._before.append((source.count, before))
+        return self._drawn[name]
 
-  def undo(self) -> None:
-    """Sets back the counters of the streams that were drawn from, after a call that failed."""
-    for count, before in self._before:
-      count.set_raw_value(before)
+    def undo(self) -> None:
+        """Sets back the counters of the streams that were drawn from, after a call that failed."""
+        for count, before in self._before:
+            count.set_raw_value(before)
 
 
 class LazyKeys(Mapping[str, LazyRng]):
-  """What a Linen scope keeps as its `rngs`; the keys are drawn on look-up.
+    """What a Linen scope keeps as its `rngs`; the keys are drawn on look-up.
 
-  Args:
-    draws: the keys.
-    suffix: the path that Linen folds into them.
-  """
+    Args:
+      draws: the keys.
+      suffix: the path that Linen folds into them.
+    """
 
-  def __init__(self, draws: Draws, suffix: tuple[Any, ...] = ()):
-    self._draws = draws
-    self._suffix = suffix
+    def __init__(self, draws: Draws, suffix: tuple[Any, ...] = ()):
+        self._draws = draws
+        self._suffix = suffix
 
-  @classmethod
-  def none(cls) -> LazyKeys:
-    return cls(Draws({}))
+    @classmethod
+    def none(cls) -> LazyKeys:
+        return cls(Draws({}))
 
-  def below(self, name: str | None) -> LazyKeys:
-    """The keys of the child scope of this name."""
-    return LazyKeys(self._draws, (*self._suffix, name))
+    def below(self, name: str | None) -> LazyKeys:
+        """The keys of the child scope of this name."""
+        return LazyKeys(self._draws, (*self._suffix, name))
 
-  def __getitem__(self, name: str) -> LazyRng:
-    if name not in self:
-      raise KeyError(name)
-    return LazyRng(self._draws.key(name), self._suffix)
+    def __getitem__(self, name: str) -> LazyRng:
+        if name not in self:
+            raise KeyError(name)
+        return LazyRng(self._draws.key(name), self._suffix)
 
-  def __contains__(self, name: object) -> bool:
-    return name in self._draws.names
+    def __contains__(self, name: object) -> bool:
+        return name in self._draws.names
 
-  def __iter__(self) -> Iterator[str]:
-    return iter(self._draws.names)
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._draws.names)
 
-  def __len__(self) -> int:
-    return len(self._draws.names)
+    def __len__(self) -> int:
+        return len(self._draws.names)
 
 
 def sources(rngs: Any, where: str) -> dict[str, Any]:
-  """The streams or keys of an `rngs` argument, by Linen's names.
+    """The streams or keys of an `rngs` argument, by Linen's names.
 
-  Args:
-    rngs: an `nnx.Rngs`, a stream, a key, a mapping of these by name, or None.
-    where: who was given it, for the error.
+    Args:
+      rngs: an `nnx.Rngs`, a stream, a key, a mapping of these by name, or None.
+      where: who was given it, for the error.
 
-  Returns:
-    A stream or key by name; `default` serves as `params` where there is none.
+    Returns:
+      A stream or key by name; `default` serves as `params` where there is none.
 
-  Raises:
-    InvalidRngsError: `rngs` is none of these.
-  """
-  if rngs is None:
-    found: dict[str, Any] = {}
-  elif isinstance(rngs, nnx.Rngs):
-    # Not items(): nnx.tabulate traces every public method of every node, and a generator cannot be.
-    found = {name: rngs[name] for name in rngs}
-  elif isinstance(rngs, Mapping) and all(isinstance(k, str) and _is_source(v) for k, v in rngs.items()):
-    found = dict(rngs)
-  elif _is_source(rngs):
-    found = {'params': rngs}
-  else:
-    raise InvalidRngsError(rngs, where)
-  if 'default' in found and 'params' not in found:
-    found['params'] = found.pop('default')
-  return found
+    Raises:
+      InvalidRngsError: `rngs` is none of these.
+    """
+    if rngs is None:
+        found: dict[str, Any] = {}
+    elif isinstance(rngs, nnx.Rngs):
+        # Not items(): nnx.tabulate traces every public method of every node, and a generator cannot be.
+        found = {name: rngs[name] for name in rngs}
+    elif isinstance(rngs, Mapping) and all(
+        isinstance(k, str) and _is_source(v) for k, v in rngs.items()
+    ):
+        found = dict(rngs)
+    elif _is_source(rngs):
+        found = {"params": rngs}
+    else:
+        raise InvalidRngsError(rngs, where)
+    if "default" in found and "params" not in found:
+        found["params"] = found.pop("default")
+    return found
 
 
 def owned(rngs: Any, where: str) -> tuple[nnx.Rngs | None, frozenset[str]]:
-  """The streams that a wrapper keeps, from its `rngs` argument.
+    """The streams that a wrapper keeps, from its `rngs` argument.
 
-  Args:
-    rngs: an `nnx.Rngs`, which is forked, a key, a mapping of keys by name, or None.
-    where: who was given it, for the error.
+    Args:
+      rngs: an `nnx.Rngs`, which is forked, a key, a mapping of keys by name, or None.
+      where: who was given it, for the error.
 
-  Returns:
-    (streams, names of the streams made of plain keys). The first draw of a stream is a key derived
-    from its own, but Linen's `init` starts from the very key it is given.
+    Returns:
+      (streams, names of the streams made of plain keys). The first draw of a stream is a key derived
+      from its own, but Linen's `init` starts from the very key it is given.
 
-  Raises:
-    InvalidRngsError: `rngs` is none of these.
-  """
-  if rngs is None:
-    return None, frozenset()
-  if isinstance(rngs, nnx.Rngs):
-    return rngs.fork(), frozenset()
-  streams = sources(rngs, where)
-  plain = frozenset(name for name, key in streams.items() if not isinstance(key, nnx.RngStream))
-  return nnx.Rngs(**{n: s if n in plain else s.fork() for n, s in streams.items()}), plain
+    Raises:
+      InvalidRngsError: `rngs` is none of these.
+    """
+    if rngs is None:
+        return None, frozenset()
+    if isinstance(rngs, nnx.Rngs):
+        return rngs.fork(), frozenset()
+    streams = sources(rngs, where)
+    plain = frozenset(name for name, key in streams.items() if not isinstance(key, nnx.RngStream))
+    return nnx.Rngs(**{n: s if n in plain else s.fork() for n, s in streams.items()}), plain
 
 
 def _is_source(value: Any) -> bool:
-  if isinstance(value, nnx.RngStream):
-    return True
-  if not isinstance(value, jax.Array):
-    return False
-  is_typed = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
-  is_legacy = value.dtype == jax.numpy.uint32 and value.ndim >= 1
-  return is_typed or is_legacy
+    if isinstance(value, nnx.RngStream):
+        return True
+    if not isinstance(value, jax.Array):
+        return False
+    is_typed = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+    is_legacy = value.dtype == jax.numpy.uint32 and value.ndim >= 1
+    return is_typed or is_legacy

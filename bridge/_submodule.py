@@ -13,52 +13,57 @@ from ._errors import InvalidMethodError
 
 
 class Submodule(collections.UserDict[Any, Any]):
-  """The variables of a Linen submodule inside a ToNNX, by name; a view, so writes reach the model.
+    """The variables of a Linen submodule inside a ToNNX, by name; a view, so writes reach the model.
 
-  A submodule that was made in `setup`, or is a field of the Linen module, can be called, and so can
-  its methods: `model.encoder(x)`, `model.encoder.attend(x)`.
+    A submodule that was made in `setup`, or is a field of the Linen module, can be called, and so can
+    its methods: `model.encoder(x)`, `model.encoder.attend(x)`.
 
-  Args:
-    owner: the ToNNX.
-    path: where the submodule is in it.
-    variables: the dict that the ToNNX holds there.
-  """
+    Args:
+      owner: the ToNNX.
+      path: where the submodule is in it.
+      variables: the dict that the ToNNX holds there.
+    """
 
-  def __init__(self, owner: Callable[..., Any], path: tuple[str, ...], variables: dict[Any, Any]):
-    # UserDict would copy.
-    self.data = variables
-    self._owner = owner
-    self._path = path
+    def __init__(self, owner: Callable[..., Any], path: tuple[str, ...], variables: dict[Any, Any]):
+        # UserDict would copy.
+        self.data = variables
+        self._owner = owner
+        self._path = path
 
-  def __getitem__(self, key: Any) -> Any:
-    value = self.data[key]
-    return Submodule(self._owner, (*self._path, key), value) if type(value) is dict else value
+    def __getitem__(self, key: Any) -> Any:
+        value = self.data[key]
+        return Submodule(self._owner, (*self._path, key), value) if type(value) is dict else value
 
-  def __call__(self, *args: Any, **kwargs: Any) -> Any:
-    return self._owner(*args, method=_method_at(self._path), **kwargs)
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._owner(*args, method=_method_at(self._path), **kwargs)
 
-  def __getattr__(self, name: str) -> Any:
-    if name.startswith('__'):
-      raise AttributeError(name)
-    return functools.partial(self._owner, method=_method_at((*self._path, name)))
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return functools.partial(self._owner, method=_method_at((*self._path, name)))
 
 
 def _method_at(path: tuple[str, ...]) -> Callable[..., Any]:
-  def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-    found = module
-    for name in path:
-      if not hasattr(found, name):
-        raise InvalidMethodError(
-          type(module), '.'.join(path), [n for n in vars(type(found)) if not n.startswith('_')]
-        )
-      found = getattr(found, name)
-    return found(*args, **kwargs)
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        found = module
+        for name in path:
+            if not hasattr(found, name):
+                raise InvalidMethodError(
+                    type(module),
+                    ".".join(path),
+                    [n for n in vars(type(found)) if not n.startswith("_")],
+                )
+            found = getattr(found, name)
+        return found(*args, **kwargs)
 
-  return call
+    return call
 
 
 jax.tree_util.register_pytree_with_keys(
-  Submodule,
-  lambda s: ([(jax.tree_util.DictKey(k), s.data[k]) for k in sorted(s.data)], tuple(sorted(s.data))),
-  lambda keys, values: dict(zip(keys, values, strict=True)),
+    Submodule,
+    lambda s: (
+        [(jax.tree_util.DictKey(k), s.data[k]) for k in sorted(s.data)],
+        tuple(sorted(s.data)),
+    ),
+    lambda keys, values: dict(zip(keys, values, strict=True)),
 )

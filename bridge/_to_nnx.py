@@ -18,336 +18,350 @@ from flax.core.scope import DenyList, union_filters
 
 from . import _captures, _linen_side, _linen_variables, _modes, _rngs
 from ._errors import (
-  ImmutableCollectionError,
-  InvalidMethodError,
-  InvalidModuleError,
-  MismatchError,
-  NotInitializedError,
+    ImmutableCollectionError,
+    InvalidMethodError,
+    InvalidModuleError,
+    MismatchError,
+    NotInitializedError,
 )
 from ._flax_internals import (
-  is_data_attribute,
-  is_initializing,
-  outer_mutable,
-  run_linen,
-  unbound_function,
+    is_data_attribute,
+    is_initializing,
+    outer_mutable,
+    run_linen,
+    unbound_function,
 )
 from ._lazy_init import lazy_init
 from ._matching import compare, inputs_text
 from ._submodule import Submodule
 
-_INIT_MUTABLE = DenyList('intermediates')
+_INIT_MUTABLE = DenyList("intermediates")
 _NO_VARIABLES = (
-  flax_errors.ScopeCollectionNotFound,
-  flax_errors.ScopeParamNotFoundError,
-  flax_errors.ScopeVariableNotFoundError,
+    flax_errors.ScopeCollectionNotFound,
+    flax_errors.ScopeParamNotFoundError,
+    flax_errors.ScopeVariableNotFoundError,
 )
 
 
 class ToNNX(nnx.Module):
-  """An NNX module that behaves as the Linen module it wraps.
+    """An NNX module that behaves as the Linen module it wraps.
 
-  Its variables are created by `lazy_init` from sample inputs, or taken from `from_variables`. They are
-  Variables at the Linen path: `model.kernel`, `model.Dense_0['kernel']`.
+    Its variables are created by `lazy_init` from sample inputs, or taken from `from_variables`. They are
+    Variables at the Linen path: `model.kernel`, `model.Dense_0['kernel']`.
 
-  Example::
+    Example::
 
-    >>> import jax.numpy as jnp
-    >>> from flax import linen as nn, nnx
-    >>> import bridge
-    >>> model = bridge.ToNNX(nn.Dense(64), rngs=nnx.Rngs(0)).lazy_init(jnp.ones((1, 32)))
-    >>> model(jnp.ones((1, 32))).shape, model.kernel.shape
-    ((1, 64), (32, 64))
-
-  Args:
-    module: a Linen module instance.
-    rngs: where keys come from: an `nnx.Rngs`, which is forked, one key, or a dict of keys by stream
-      name. With a key, `lazy_init(x)` gives bit for bit what `module.init(key, x)` gives.
-    mutable: the collections that every call may update: names, True, a `DenyList`, or `'existing'` for
-      the state collections that exist. By default none, as in Linen.
-
-  Raises:
-    InvalidModuleError: `module` is no Linen module instance.
-    InvalidRngsError: `rngs` is none of the above.
-
-  Source: flax/nnx/bridge/wrappers.py:ToNNX @ 0.12.8
-  """
-
-  def __init__(self, module: nn.Module, rngs: Any = None, *, mutable: Any = False):
-    _check_module(module)
-    if isinstance(module.parent, nn.Module) or module.scope is not None:
-      # Made while another Linen module was being called, which adopted it.
-      module = module.clone(parent=None, name=None)
-    self.to_nnx__module = module
-    streams, plain = _rngs.owned(rngs, f'ToNNX({type(module).__name__})')
-    self.to_nnx__rngs = nnx.data(streams)
-    self.to_nnx__plain_keys = plain
-    self.to_nnx__mutable = tuple(mutable) if isinstance(mutable, list | set) else mutable
-    self.to_nnx__modes: tuple[tuple[str, Any], ...] = ()
-
-  @classmethod
-  def from_variables(
-    cls, module: nn.Module, variables: Mapping[str, Any], rngs: Any = None, **options: Any
-  ) -> Self:
-    """A wrapper that holds existing Linen variables.
+      >>> import jax.numpy as jnp
+      >>> from flax import linen as nn, nnx
+      >>> import bridge
+      >>> model = bridge.ToNNX(nn.Dense(64), rngs=nnx.Rngs(0)).lazy_init(jnp.ones((1, 32)))
+      >>> model(jnp.ones((1, 32))).shape, model.kernel.shape
+      ((1, 64), (32, 64))
 
     Args:
       module: a Linen module instance.
-      variables: `{collection: {name: array, box or mapping}}`, as `module.init` returns them.
-      rngs: as for `ToNNX`.
-      **options: as for `ToNNX`.
-
-    Returns:
-      A `ToNNX` that needs no `lazy_init`.
+      rngs: where keys come from: an `nnx.Rngs`, which is forked, one key, or a dict of keys by stream
+        name. With a key, `lazy_init(x)` gives bit for bit what `module.init(key, x)` gives.
+      mutable: the collections that every call may update: names, True, a `DenyList`, or `'existing'` for
+        the state collections that exist. By default none, as in Linen.
 
     Raises:
-      ConversionError: `variables` are not Linen variables.
-      UnsupportedBoxError: a metadata box cannot be carried.
-      ReservedNameError: a name starts with `to_nnx__`.
+      InvalidModuleError: `module` is no Linen module instance.
+      InvalidRngsError: `rngs` is none of the above.
+
+    Source: flax/nnx/bridge/wrappers.py:ToNNX @ 0.12.8
     """
-    wrapper = cls(module, rngs, **options)
-    _linen_variables.add(wrapper, _linen_side.from_variables(variables), {})
-    return wrapper
 
-  def linen_variables(self) -> Any:
-    """The variables as Linen has them; the inverse of `from_variables`.
+    def __init__(self, module: nn.Module, rngs: Any = None, *, mutable: Any = False):
+        _check_module(module)
+        if isinstance(module.parent, nn.Module) or module.scope is not None:
+            # Made while another Linen module was being called, which adopted it.
+            module = module.clone(parent=None, name=None)
+        self.to_nnx__module = module
+        streams, plain = _rngs.owned(rngs, f"ToNNX({type(module).__name__})")
+        self.to_nnx__rngs = nnx.data(streams)
+        self.to_nnx__plain_keys = plain
+        self.to_nnx__mutable = tuple(mutable) if isinstance(mutable, list | set) else mutable
+        self.to_nnx__modes: tuple[tuple[str, Any], ...] = ()
 
-    Returns:
-      `{collection: {name: array, box or mapping}}`, a dict or, if Flax's `flax_return_frozendict` is
-      on, a FrozenDict. The bridge's own state, such as RNG streams, is not among them.
-    """
-    held = _linen_variables.held_variables(self)
-    return _linen_side.to_variables({address: entry.leaf for address, entry in held.items()})
+    @classmethod
+    def from_variables(
+        cls, module: nn.Module, variables: Mapping[str, Any], rngs: Any = None, **options: Any
+    ) -> Self:
+        """A wrapper that holds existing Linen variables.
 
-  def lazy_init(self, *args: Any, **kwargs: Any) -> Self:
-    """`bridge.lazy_init` of this module."""
-    return lazy_init(self, *args, **kwargs)
+        Args:
+          module: a Linen module instance.
+          variables: `{collection: {name: array, box or mapping}}`, as `module.init` returns them.
+          rngs: as for `ToNNX`.
+          **options: as for `ToNNX`.
 
-  def __call__(
-    self,
-    *args: Any,
-    rngs: Any = None,
-    method: Callable[..., Any] | str | None = None,
-    mutable: Any = None,
-    capture_intermediates: bool | Callable[[nn.Module, str], bool] = False,
-    **kwargs: Any,
-  ) -> Any:
-    """Calls a method of the Linen module.
+        Returns:
+          A `ToNNX` that needs no `lazy_init`.
 
-    Args:
-      *args: the method's arguments.
-      rngs: keys for this call, as for `ToNNX`; by default the wrapper's own streams. A key is drawn
-        only if the Linen module asks for it.
-      method: a name or a function of the Linen module, `__call__` by default.
-      mutable: the collections that this call may update, in place.
-      capture_intermediates: as for Linen's `apply`.
-      **kwargs: the method's keyword arguments.
+        Raises:
+          ConversionError: `variables` are not Linen variables.
+          UnsupportedBoxError: a metadata box cannot be carried.
+          ReservedNameError: a name starts with `to_nnx__`.
+        """
+        wrapper = cls(module, rngs, **options)
+        _linen_variables.add(wrapper, _linen_side.from_variables(variables), {})
+        return wrapper
 
-    Returns:
-      The method's output, whatever `mutable` is.
+    def linen_variables(self) -> Any:
+        """The variables as Linen has them; the inverse of `from_variables`.
 
-    Raises:
-      NotInitializedError: there are no variables yet.
-      MismatchError: the inputs do not fit the variables.
-      ImmutableCollectionError: the module writes to a collection that the call may not update.
-      MissingRngError: the module asks for a stream that does not exist.
-      InvalidMethodError: there is no such method.
-    """
-    module = self.to_nnx__module
-    initializing = is_initializing(self)
-    modes = dict(self.to_nnx__modes)
-    function = _function_of(module, method)
-    held = _linen_variables.held_variables(self)
-    draws = self._draws(rngs, initializing)
-    captures = _captures.active(self)
-    if mutable is None:
-      mutable = _INIT_MUTABLE if initializing else self._mutable_collections(held, modes)
-    intercepting = nn.intercept_methods(_modes.interceptor(modes)) if modes else contextlib.nullcontext()
-    try:
-      with intercepting:
-        output, updates = run_linen(
-          module,
-          function,
-          {**_linen_variables.to_linen(held), **captures.variables()},
-          _rngs.LazyKeys(draws),
-          *args,
-          mutable=union_filters(mutable, captures.collections) if captures.collections else mutable,
-          initializing=initializing,
-          capture_intermediates=capture_intermediates,
-          **_modes.fill_arguments(function, args, kwargs, modes),
+        Returns:
+          `{collection: {name: array, box or mapping}}`, a dict or, if Flax's `flax_return_frozendict` is
+          on, a FrozenDict. The bridge's own state, such as RNG streams, is not among them.
+        """
+        held = _linen_variables.held_variables(self)
+        return _linen_side.to_variables({address: entry.leaf for address, entry in held.items()})
+
+    def lazy_init(self, *args: Any, **kwargs: Any) -> Self:
+        """`bridge.lazy_init` of this module."""
+        return lazy_init(self, *args, **kwargs)
+
+    def __call__(
+        self,
+        *args: Any,
+        rngs: Any = None,
+        method: Callable[..., Any] | str | None = None,
+        mutable: Any = None,
+        capture_intermediates: bool | Callable[[nn.Module, str], bool] = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Calls a method of the Linen module.
+
+        Args:
+          *args: the method's arguments.
+          rngs: keys for this call, as for `ToNNX`; by default the wrapper's own streams. A key is drawn
+            only if the Linen module asks for it.
+          method: a name or a function of the Linen module, `__call__` by default.
+          mutable: the collections that this call may update, in place.
+          capture_intermediates: as for Linen's `apply`.
+          **kwargs: the method's keyword arguments.
+
+        Returns:
+          The method's output, whatever `mutable` is.
+
+        Raises:
+          NotInitializedError: there are no variables yet.
+          MismatchError: the inputs do not fit the variables.
+          ImmutableCollectionError: the module writes to a collection that the call may not update.
+          MissingRngError: the module asks for a stream that does not exist.
+          InvalidMethodError: there is no such method.
+        """
+        module = self.to_nnx__module
+        initializing = is_initializing(self)
+        modes = dict(self.to_nnx__modes)
+        function = _function_of(module, method)
+        held = _linen_variables.held_variables(self)
+        draws = self._draws(rngs, initializing)
+        captures = _captures.active(self)
+        if mutable is None:
+            mutable = _INIT_MUTABLE if initializing else self._mutable_collections(held, modes)
+        intercepting = (
+            nn.intercept_methods(_modes.interceptor(modes)) if modes else contextlib.nullcontext()
         )
-      changed = _linen_side.from_variables(captures.take(updates))
-      if initializing:
-        _linen_variables.add(self, changed, held)
-      else:
-        # An empty collection in the output says that nothing was written.
-        new = {address: leaf for address, leaf in changed.items() if not leaf.is_empty}
-        _linen_variables.update(held, new)
-        _linen_variables.add(self, new, held)
-    except Exception as error:
-      draws.undo()
-      raise self._explained(error, held, function, args, kwargs) from error
-    return output
+        try:
+            with intercepting:
+                output, updates = run_linen(
+                    module,
+                    function,
+                    {**_linen_variables.to_linen(held), **captures.variables()},
+                    _rngs.LazyKeys(draws),
+                    *args,
+                    mutable=union_filters(mutable, captures.collections)
+                    if captures.collections
+                    else mutable,
+                    initializing=initializing,
+                    capture_intermediates=capture_intermediates,
+                    **_modes.fill_arguments(function, args, kwargs, modes),
+                )
+            changed = _linen_side.from_variables(captures.take(updates))
+            if initializing:
+                _linen_variables.add(self, changed, held)
+            else:
+                # An empty collection in the output says that nothing was written.
+                new = {address: leaf for address, leaf in changed.items() if not leaf.is_empty}
+                _linen_variables.update(held, new)
+                _linen_variables.add(self, new, held)
+        except Exception as error:
+            draws.undo()
+            raise self._explained(error, held, function, args, kwargs) from error
+        return output
 
-  def _draws(self, rngs: Any, initializing: bool) -> _rngs.Draws:
-    where = f'ToNNX({type(self.to_nnx__module).__name__})'
-    if rngs is not None:
-      return _rngs.Draws(_rngs.sources(rngs, where))
-    plain = self.to_nnx__plain_keys if initializing else ()
-    return _rngs.Draws(_rngs.sources(self.to_nnx__rngs, where), plain)
+    def _draws(self, rngs: Any, initializing: bool) -> _rngs.Draws:
+        where = f"ToNNX({type(self.to_nnx__module).__name__})"
+        if rngs is not None:
+            return _rngs.Draws(_rngs.sources(rngs, where))
+        plain = self.to_nnx__plain_keys if initializing else ()
+        return _rngs.Draws(_rngs.sources(self.to_nnx__rngs, where), plain)
 
-  def _mutable_collections(self, held: Mapping[Any, Any], modes: Mapping[str, Any]) -> Any:
-    outer = outer_mutable()
-    if outer is not None:
-      return outer
-    mutable = self.to_nnx__mutable
-    if mutable == 'existing':
-      mutable = _linen_variables.state_collections(held) or False
-    if _modes.opens_state(modes):
-      mutable = union_filters(mutable, _linen_variables.state_collections(held))
-    return mutable
+    def _mutable_collections(self, held: Mapping[Any, Any], modes: Mapping[str, Any]) -> Any:
+        outer = outer_mutable()
+        if outer is not None:
+            return outer
+        mutable = self.to_nnx__mutable
+        if mutable == "existing":
+            mutable = _linen_variables.state_collections(held) or False
+        if _modes.opens_state(modes):
+            mutable = union_filters(mutable, _linen_variables.state_collections(held))
+        return mutable
 
-  def _explained(
-    self, error: Exception, held: Mapping[Any, Any], function: Any, args: Any, kwargs: Any
-  ) -> Exception:
-    """The error a user can act on, for what Flax raised."""
-    module = self.to_nnx__module
-    if isinstance(error, flax_errors.ModifyScopeVariableError):
-      return ImmutableCollectionError.from_flax(module, error)
-    if isinstance(error, _NO_VARIABLES) and not held:
-      return NotInitializedError(module)
-    if isinstance(error, (*_NO_VARIABLES, flax_errors.ScopeParamShapeError)):
-      return self._mismatch(held, function, args, kwargs) or error
-    return error
+    def _explained(
+        self, error: Exception, held: Mapping[Any, Any], function: Any, args: Any, kwargs: Any
+    ) -> Exception:
+        """The error a user can act on, for what Flax raised."""
+        module = self.to_nnx__module
+        if isinstance(error, flax_errors.ModifyScopeVariableError):
+            return ImmutableCollectionError.from_flax(module, error)
+        if isinstance(error, _NO_VARIABLES) and not held:
+            return NotInitializedError(module)
+        if isinstance(error, (*_NO_VARIABLES, flax_errors.ScopeParamShapeError)):
+            return self._mismatch(held, function, args, kwargs) or error
+        return error
 
-  def _mismatch(
-    self, held: Mapping[Any, Any], function: Any, args: Any, kwargs: Any
-  ) -> MismatchError | None:
-    """Every difference between the variables and what these inputs would create."""
-    module = self.to_nnx__module
-    init = functools.partial(module.init, method=function)
-    try:
-      wanted = jax.eval_shape(lambda: init(jax.random.key(0), *args, **kwargs))
-    except Exception:
-      # The inputs do not even fit the module, and Flax's own error says how.
-      return None
-    expected = {a: leaf.value for a, leaf in _linen_side.from_variables(wanted).items()}
-    comparison = compare(expected, {a: entry.leaf.value for a, entry in held.items()})
-    if comparison.fits:
-      return None
-    return comparison.error(f'ToNNX({type(module).__name__}) called with {inputs_text(args)}')
+    def _mismatch(
+        self, held: Mapping[Any, Any], function: Any, args: Any, kwargs: Any
+    ) -> MismatchError | None:
+        """Every difference between the variables and what these inputs would create."""
+        module = self.to_nnx__module
+        init = functools.partial(module.init, method=function)
+        try:
+            wanted = jax.eval_shape(lambda: init(jax.random.key(0), *args, **kwargs))
+        except Exception:
+            # The inputs do not even fit the module, and Flax's own error says how.
+            return None
+        expected = {a: leaf.value for a, leaf in _linen_side.from_variables(wanted).items()}
+        comparison = compare(expected, {a: entry.leaf.value for a, entry in held.items()})
+        if comparison.fits:
+            return None
+        return comparison.error(f"ToNNX({type(module).__name__}) called with {inputs_text(args)}")
 
-  def __getattribute__(self, name: str) -> Any:
-    value = super().__getattribute__(name)
-    if type(value) is dict or isinstance(value, nnx.Variable):
-      own = name.startswith('__') or name.startswith('_pytree__')
-      if not own and hasattr(type(self), name):
-        # A Linen name must not take a method of the wrapper away.
-        return getattr(type(self), name).__get__(self)
-      if type(value) is dict and not own and is_data_attribute(self, name):
-        return Submodule(self, (name,), value)
-    return value
+    def __getattribute__(self, name: str) -> Any:
+        value = super().__getattribute__(name)
+        if type(value) is dict or isinstance(value, nnx.Variable):
+            own = name.startswith("__") or name.startswith("_pytree__")
+            if not own and hasattr(type(self), name):
+                # A Linen name must not take a method of the wrapper away.
+                return getattr(type(self), name).__get__(self)
+            if type(value) is dict and not own and is_data_attribute(self, name):
+                return Submodule(self, (name,), value)
+        return value
 
-  def __getattr__(self, name: str) -> Any:
-    module = vars(self).get('to_nnx__module')
-    if module is None or name.startswith(('__', '_pytree__', _linen_variables.OWN_PREFIX)):
-      raise AttributeError(f'{type(self).__name__!r} object has no attribute {name!r}')
-    if name in _modes.MODE_FIELDS:
-      # Answered whatever the top module's fields are: a module further down may have the field.
-      return dict(self.to_nnx__modes).get(name, getattr(module, name, None))
-    found = _linen_attribute(self, module, name)
-    if found is not None:
-      return found.value
-    if name in ('module', 'rngs'):
-      warnings.warn(
-        f'ToNNX.{name} is deprecated, use to_nnx__{name}', DeprecationWarning, stacklevel=2
-      )
-      return getattr(self, f'to_nnx__{name}')
-    raise AttributeError(
-      f'ToNNX({type(module).__name__}) has no variable, field or method {name!r}'
-      + ('' if _linen_variables.held_variables(self) else '; its variables are created by lazy_init')
-    )
+    def __getattr__(self, name: str) -> Any:
+        module = vars(self).get("to_nnx__module")
+        if module is None or name.startswith(("__", "_pytree__", _linen_variables.OWN_PREFIX)):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name in _modes.MODE_FIELDS:
+            # Answered whatever the top module's fields are: a module further down may have the field.
+            return dict(self.to_nnx__modes).get(name, getattr(module, name, None))
+        found = _linen_attribute(self, module, name)
+        if found is not None:
+            return found.value
+        if name in ("module", "rngs"):
+            warnings.warn(
+                f"ToNNX.{name} is deprecated, use to_nnx__{name}", DeprecationWarning, stacklevel=2
+            )
+            return getattr(self, f"to_nnx__{name}")
+        raise AttributeError(
+            f"ToNNX({type(module).__name__}) has no variable, field or method {name!r}"
+            + (
+                ""
+                if _linen_variables.held_variables(self)
+                else "; its variables are created by lazy_init"
+            )
+        )
 
-  def __setattr__(self, name: str, value: Any) -> None:
-    is_linen = not _linen_variables.is_own_name(name) and name not in vars(self)
-    if is_linen and name in _modes.MODE_FIELDS:
-      modes = {**dict(self.to_nnx__modes), name: value}
-      self.to_nnx__modes = tuple(sorted(modes.items()))
-      return
-    if is_linen and name in _field_names(self.to_nnx__module) and not nnx.has_data(value):
-      self.to_nnx__module = self.to_nnx__module.clone(**{name: value})
-      return
-    if not nnx.is_data(value) and nnx.has_data(value):
-      value = nnx.data(value)
-    super().__setattr__(name, value)
+    def __setattr__(self, name: str, value: Any) -> None:
+        is_linen = not _linen_variables.is_own_name(name) and name not in vars(self)
+        if is_linen and name in _modes.MODE_FIELDS:
+            modes = {**dict(self.to_nnx__modes), name: value}
+            self.to_nnx__modes = tuple(sorted(modes.items()))
+            return
+        if is_linen and name in _field_names(self.to_nnx__module) and not nnx.has_data(value):
+            self.to_nnx__module = self.to_nnx__module.clone(**{name: value})
+            return
+        if not nnx.is_data(value) and nnx.has_data(value):
+            value = nnx.data(value)
+        super().__setattr__(name, value)
 
 
 class _Found:
-  """An attribute of the Linen module; a class of its own, since None is a value too."""
+    """An attribute of the Linen module; a class of its own, since None is a value too."""
 
-  def __init__(self, value: Any):
-    self.value = value
+    def __init__(self, value: Any):
+        self.value = value
 
 
 def _linen_attribute(wrapper: ToNNX, module: nn.Module, name: str) -> _Found | None:
-  """A field, a method, another class attribute, or a submodule made in `setup`."""
-  if name in _field_names(module) and name not in ('parent', 'name'):
-    return _Found(getattr(module, name))
-  static = inspect.getattr_static(type(module), name, None)
-  if static is not None and static is not inspect.getattr_static(nn.Module, name, None):
-    if inspect.isfunction(static):
-      return _Found(types.MethodType(functools.partial(_call_method, name), wrapper))
-    return _Found(getattr(module, name))
-  if type(module).setup is not nn.Module.setup and _is_submodule(wrapper, module, name):
-    return _Found(Submodule(wrapper, (name,), {}))
-  return None
+    """A field, a method, another class attribute, or a submodule made in `setup`."""
+    if name in _field_names(module) and name not in ("parent", "name"):
+        return _Found(getattr(module, name))
+    static = inspect.getattr_static(type(module), name, None)
+    if static is not None and static is not inspect.getattr_static(nn.Module, name, None):
+        if inspect.isfunction(static):
+            return _Found(types.MethodType(functools.partial(_call_method, name), wrapper))
+        return _Found(getattr(module, name))
+    if type(module).setup is not nn.Module.setup and _is_submodule(wrapper, module, name):
+        return _Found(Submodule(wrapper, (name,), {}))
+    return None
 
 
 def _call_method(name: str, wrapper: ToNNX, *args: Any, **kwargs: Any) -> Any:
-  return wrapper(*args, method=name, **kwargs)
+    return wrapper(*args, method=name, **kwargs)
 
 
 def _is_submodule(wrapper: ToNNX, module: nn.Module, name: str) -> bool:
-  """Whether `setup` makes a submodule of this name, one without variables of its own."""
-  held = _linen_variables.held_variables(wrapper)
-  try:
-    bound = module.bind(_linen_variables.to_linen(held))
-    return isinstance(getattr(bound, name, None), nn.Module)
-  except flax_errors.FlaxError:
-    # Without variables setup may fail, and then nothing is known about the name.
-    return False
+    """Whether `setup` makes a submodule of this name, one without variables of its own."""
+    held = _linen_variables.held_variables(wrapper)
+    try:
+        bound = module.bind(_linen_variables.to_linen(held))
+        return isinstance(getattr(bound, name, None), nn.Module)
+    except flax_errors.FlaxError:
+        # Without variables setup may fail, and then nothing is known about the name.
+        return False
 
 
 def _function_of(module: nn.Module, method: Callable[..., Any] | str | None) -> Callable[..., Any]:
-  """The unbound function to call, for what `Module.apply` accepts as `method`."""
-  if isinstance(method, str):
-    found = getattr(type(module), method, None)
-    if not callable(found):
-      raise InvalidMethodError(type(module), method, _method_names(module))
-    return found
-  if method is None:
-    method = type(module).__call__
-  if not callable(method):
-    raise InvalidMethodError(type(module), method, _method_names(module))
-  return unbound_function(method)
+    """The unbound function to call, for what `Module.apply` accepts as `method`."""
+    if isinstance(method, str):
+        found = getattr(type(module), method, None)
+        if not callable(found):
+            raise InvalidMethodError(type(module), method, _method_names(module))
+        return found
+    if method is None:
+        method = type(module).__call__
+    if not callable(method):
+        raise InvalidMethodError(type(module), method, _method_names(module))
+    return unbound_function(method)
 
 
 def _method_names(module: nn.Module) -> set[str]:
-  own = {n for n in dir(type(module)) if callable(getattr(type(module), n, None))} - set(dir(nn.Module))
-  return {n for n in own if not n.startswith('_')} | {'__call__'}
+    own = {n for n in dir(type(module)) if callable(getattr(type(module), n, None))} - set(
+        dir(nn.Module)
+    )
+    return {n for n in own if not n.startswith("_")} | {"__call__"}
 
 
 def _field_names(module: nn.Module) -> Mapping[str, Any]:
-  return type(module).__dataclass_fields__
+    return type(module).__dataclass_fields__
 
 
 def _check_module(module: Any) -> None:
-  if isinstance(module, nn.Module):
-    return
-  expected = 'a Linen module instance'
-  if isinstance(module, type) and issubclass(module, nn.Module):
-    remedy = f'make an instance of it: ToNNX({module.__name__}(…))'
-  elif isinstance(module, nnx.Module) or (isinstance(module, type) and issubclass(module, nnx.Module)):
-    remedy = 'it is NNX already, so use it as it is (ToLinen is the wrapper for the other direction)'
-  else:
-    remedy = 'pass an instance of a subclass of flax.linen.Module'
-  raise InvalidModuleError('ToNNX', module, expected, remedy)
+    if isinstance(module, nn.Module):
+        return
+    expected = "a Linen module instance"
+    if isinstance(module, type) and issubclass(module, nn.Module):
+        remedy = f"make an instance of it: ToNNX({module.__name__}(…))"
+    elif isinstance(module, nnx.Module) or (
+        isinstance(module, type) and issubclass(module, nnx.Module)
+    ):
+        remedy = (
+            "it is NNX already, so use it as it is (ToLinen is the wrapper for the other direction)"
+        )
+    else:
+        remedy = "pass an instance of a subclass of flax.linen.Module"
+    raise InvalidModuleError("ToNNX", module, expected, remedy)

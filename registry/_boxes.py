@@ -20,92 +20,97 @@ from ._errors import UnsupportedBoxError, describe
 Fields: TypeAlias = Mapping[str, Any]
 
 # A Variable keeps these under their own names, whatever its metadata says.
-RESERVED_FIELDS = frozenset({'hijax', 'ref', 'eager_sharding', 'value'})
-_NNX_NAMES = {'names': 'out_sharding', 'rules': 'sharding_rules'}
+RESERVED_FIELDS = frozenset({"hijax", "ref", "eager_sharding", "value"})
+_NNX_NAMES = {"names": "out_sharding", "rules": "sharding_rules"}
 
 
 @dataclasses.dataclass(frozen=True)
 class BoxCodec:
-  """Takes boxes of one type apart and puts them together again.
+    """Takes boxes of one type apart and puts them together again.
 
-  Attributes:
-    to_fields: box -> (value, fields); it must leave the box as it was.
-    from_fields: (value, fields) -> an equal box.
-    names: the fields that `from_fields` keeps, None if it keeps any.
-  """
+    Attributes:
+      to_fields: box -> (value, fields); it must leave the box as it was.
+      from_fields: (value, fields) -> an equal box.
+      names: the fields that `from_fields` keeps, None if it keeps any.
+    """
 
-  to_fields: Callable[[Any], tuple[Any, Fields]]
-  from_fields: Callable[[Any, Fields], Any]
-  names: frozenset[str] | None = None
+    to_fields: Callable[[Any], tuple[Any, Fields]]
+    from_fields: Callable[[Any, Fields], Any]
+    names: frozenset[str] | None = None
 
 
 @functools.lru_cache(maxsize=256)
 def derive_codec(box_type: type) -> BoxCodec:
-  """The codec of a box type that nobody registered.
+    """The codec of a box type that nobody registered.
 
-  Args:
-    box_type: a subclass of `AxisMetadata`.
+    Args:
+      box_type: a subclass of `AxisMetadata`.
 
-  Returns:
-    A codec over the type's own `to_nnx_metadata` and `from_nnx_metadata` if it defines them, else
-    one over its dataclass fields.
+    Returns:
+      A codec over the type's own `to_nnx_metadata` and `from_nnx_metadata` if it defines them, else
+      one over its dataclass fields.
 
-  Raises:
-    UnsupportedBoxError: the type offers neither, or it cannot be told which field is the value.
-  """
-  if issubclass(box_type, meta.Partitioned):
-    # Flax's own pair of methods would do, but LogicallyPartitioned's empties the box it reads.
-    return _dataclass_codec(box_type, _NNX_NAMES)
-  if hasattr(box_type, 'to_nnx_metadata') and hasattr(box_type, 'from_nnx_metadata'):
-    return _protocol_codec(box_type)
-  if dataclasses.is_dataclass(box_type):
-    return _dataclass_codec(box_type, {})
-  raise UnsupportedBoxError(box_type, 'it is not a dataclass')
+    Raises:
+      UnsupportedBoxError: the type offers neither, or it cannot be told which field is the value.
+    """
+    if issubclass(box_type, meta.Partitioned):
+        # Flax's own pair of methods would do, but LogicallyPartitioned's empties the box it reads.
+        return _dataclass_codec(box_type, _NNX_NAMES)
+    if hasattr(box_type, "to_nnx_metadata") and hasattr(box_type, "from_nnx_metadata"):
+        return _protocol_codec(box_type)
+    if dataclasses.is_dataclass(box_type):
+        return _dataclass_codec(box_type, {})
+    raise UnsupportedBoxError(box_type, "it is not a dataclass")
 
 
 def _protocol_codec(box_type: Any) -> BoxCodec:
-  def to_fields(box: Any) -> tuple[Any, Fields]:
-    fields = dict(copy.copy(box).to_nnx_metadata())
-    if 'value' not in fields:
-      return box.unbox(), fields
-    return fields.pop('value'), fields
+    def to_fields(box: Any) -> tuple[Any, Fields]:
+        fields = dict(copy.copy(box).to_nnx_metadata())
+        if "value" not in fields:
+            return box.unbox(), fields
+        return fields.pop("value"), fields
 
-  def from_fields(value: Any, fields: Fields) -> Any:
-    return box_type.from_nnx_metadata({'value': value, **fields})
+    def from_fields(value: Any, fields: Fields) -> Any:
+        return box_type.from_nnx_metadata({"value": value, **fields})
 
-  return BoxCodec(to_fields, from_fields)
+    return BoxCodec(to_fields, from_fields)
 
 
 def _dataclass_codec(box_type: Any, renames: Mapping[str, str]) -> BoxCodec:
-  fields = dataclasses.fields(box_type)
-  value_name = _value_field(box_type, fields)
-  names = {f.name: renames.get(f.name, f.name) for f in fields if f.name != value_name}
-  reserved = sorted(RESERVED_FIELDS.intersection(names.values()))
-  if reserved:
-    raise UnsupportedBoxError(box_type, f'its fields {reserved} mean something else on a Variable')
-  late = sorted(f.name for f in fields if not f.init)
-  if late:
-    raise UnsupportedBoxError(box_type, f'its fields {late} cannot be passed to its constructor')
+    fields = dataclasses.fields(box_type)
+    value_name = _value_field(box_type, fields)
+    names = {f.name: renames.get(f.name, f.name) for f in fields if f.name != value_name}
+    reserved = sorted(RESERVED_FIELDS.intersection(names.values()))
+    if reserved:
+        raise UnsupportedBoxError(
+            box_type, f"its fields {reserved} mean something else on a Variable"
+        )
+    late = sorted(f.name for f in fields if not f.init)
+    if late:
+        raise UnsupportedBoxError(
+            box_type, f"its fields {late} cannot be passed to its constructor"
+        )
 
-  def to_fields(box: Any) -> tuple[Any, Fields]:
-    return getattr(box, value_name), {nnx: getattr(box, own) for own, nnx in names.items()}
+    def to_fields(box: Any) -> tuple[Any, Fields]:
+        return getattr(box, value_name), {nnx: getattr(box, own) for own, nnx in names.items()}
 
-  def from_fields(value: Any, found: Fields) -> Any:
-    kept = {own: found[nnx] for own, nnx in names.items() if nnx in found}
-    return box_type(**{value_name: value}, **kept)
+    def from_fields(value: Any, found: Fields) -> Any:
+        kept = {own: found[nnx] for own, nnx in names.items() if nnx in found}
+        return box_type(**{value_name: value}, **kept)
 
-  return BoxCodec(to_fields, from_fields, frozenset(names.values()))
+    return BoxCodec(to_fields, from_fields, frozenset(names.values()))
 
 
 def _value_field(box_type: type, fields: tuple[dataclasses.Field[Any], ...]) -> str:
-  """The field that `unbox` returns, told by its name or by being the only one with arrays."""
-  names = [f.name for f in fields]
-  if 'value' in names:
-    return 'value'
-  # flax.struct marks what is not an array.
-  in_tree = [f.name for f in fields if f.metadata.get('pytree_node', True)]
-  if len(in_tree) == 1:
-    return in_tree[0]
-  raise UnsupportedBoxError(
-    box_type, f'none of the fields {names} of {describe(box_type)} is called value, and {in_tree} could be it'
-  )
+    """The field that `unbox` returns, told by its name or by being the only one with arrays."""
+    names = [f.name for f in fields]
+    if "value" in names:
+        return "value"
+    # flax.struct marks what is not an array.
+    in_tree = [f.name for f in fields if f.metadata.get("pytree_node", True)]
+    if len(in_tree) == 1:
+        return in_tree[0]
+    raise UnsupportedBoxError(
+        box_type,
+        f"none of the fields {names} of {describe(box_type)} is called value, and {in_tree} could be it",
+    )

@@ -14,83 +14,83 @@ from __future__ import annotations
 
 
 class BridgeError(Exception):
-  """Root of the errors that `registry` and `bridge` raise on purpose."""
+    """Root of the errors that `registry` and `bridge` raise on purpose."""
 
 
 class RegistryError(BridgeError, ValueError):
-  """A registration or a look-up is not possible."""
+    """A registration or a look-up is not possible."""
 
 
 class RegistrationConflictError(RegistryError):
-  """A collection name or a Variable type is already paired with another one.
+    """A collection name or a Variable type is already paired with another one.
 
-  Attributes:
-    name: the collection name of the refused pair.
-    typ: the Variable type of the refused pair.
-    found: what the name or the type is paired with today.
-  """
+    Attributes:
+      name: the collection name of the refused pair.
+      typ: the Variable type of the refused pair.
+      found: what the name or the type is paired with today.
+    """
 
-  def __init__(self, name: str, typ: type, found: object, remedy: str):
-    self.name = name
-    self.typ = typ
-    self.found = found
-    super().__init__(
-      f'cannot pair collection {name!r} with Variable type {describe(typ)}: {remedy}'
-    )
+    def __init__(self, name: str, typ: type, found: object, remedy: str):
+        self.name = name
+        self.typ = typ
+        self.found = found
+        super().__init__(
+            f"cannot pair collection {name!r} with Variable type {describe(typ)}: {remedy}"
+        )
 
 
 class InvalidRegistrationError(RegistryError, TypeError):
-  """A registry was given something that is not a name, a Variable type or a codec.
+    """A registry was given something that is not a name, a Variable type or a codec.
 
-  Attributes:
-    found: the refused object.
-    expected: what the argument has to be.
-  """
+    Attributes:
+      found: the refused object.
+      expected: what the argument has to be.
+    """
 
-  def __init__(self, found: object, expected: str):
-    self.found = found
-    self.expected = expected
-    super().__init__(f'expected {expected}, found {found!r} of type {describe(type(found))}')
+    def __init__(self, found: object, expected: str):
+        self.found = found
+        self.expected = expected
+        super().__init__(f"expected {expected}, found {found!r} of type {describe(type(found))}")
 
 
 class UnknownNameError(RegistryError, KeyError):
-  """Nobody registered this collection name or this Variable type.
+    """Nobody registered this collection name or this Variable type.
 
-  Attributes:
-    wanted: the name or the type that was looked up.
-  """
+    Attributes:
+      wanted: the name or the type that was looked up.
+    """
 
-  def __init__(self, wanted: object, remedy: str):
-    self.wanted = wanted
-    self._message = f'{_show(wanted)} is not registered; {remedy}'
-    super().__init__(self._message)
+    def __init__(self, wanted: object, remedy: str):
+        self.wanted = wanted
+        self._message = f"{_show(wanted)} is not registered; {remedy}"
+        super().__init__(self._message)
 
-  def __str__(self) -> str:
-    # KeyError would print the repr of its argument.
-    return self._message
+    def __str__(self) -> str:
+        # KeyError would print the repr of its argument.
+        return self._message
 
 
 class UnsupportedBoxError(RegistryError, TypeError):
-  """A metadata box cannot be taken apart and put together again.
+    """A metadata box cannot be taken apart and put together again.
 
-  Attributes:
-    box_type: the type of the box.
-  """
+    Attributes:
+      box_type: the type of the box.
+    """
 
-  def __init__(self, box_type: type, reason: str):
-    self.box_type = box_type
-    super().__init__(
-      f'metadata box {describe(box_type)} cannot cross the bridge: {reason}; register how it becomes'
-      f' (value, fields) and back with registry.register_box({box_type.__name__}, to_fields, from_fields)'
-    )
+    def __init__(self, box_type: type, reason: str):
+        self.box_type = box_type
+        super().__init__(
+            f"metadata box {describe(box_type)} cannot cross the bridge: {reason}; register how it becomes"
+            f" (value, fields) and back with registry.register_box({box_type.__name__}, to_fields, from_fields)"
+        )
 
 
 def describe(typ: type) -> str:
-  """The full name of a type, so that two types of one name can be told apart."""
-  return f'{typ.__module__}.{typ.__qualname__}'
+    """The full name of a type, so that two types of one name can be told apart."""
+    return f"{typ.__module__}.{typ.__qualname__}"
 
 
 def _show(wanted: object) -> str:
-  if isinstance(wanted, type):
-    return f'Variable type {describe(wanted)}'
-  return f'collection {wanted!r}'
+    if isinstance(wanted, type):
+        return f"Variable type {describe(wanted)}"
+    return f"collection {wanted!r}"

@@ -17,14 +17,14 @@ from flax.core import meta
 from . import auto
 from ._boxes import BoxCodec, derive_codec
 from ._errors import (
-  InvalidRegistrationError,
-  RegistrationConflictError,
-  UnknownNameError,
-  describe,
+    InvalidRegistrationError,
+    RegistrationConflictError,
+    UnknownNameError,
+    describe,
 )
 
 VariableType: TypeAlias = type[nnx.Variable[Any]]
-T = TypeVar('T', bound=VariableType)
+T = TypeVar("T", bound=VariableType)
 
 # Types that nobody registered, by the collection they were put in: the way back from that name.
 _derived: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
@@ -33,210 +33,214 @@ _lock = threading.RLock()
 
 @dataclasses.dataclass(frozen=True)
 class Registry:
-  """An immutable one-to-one table of collection names and Variable types, and of box codecs.
+    """An immutable one-to-one table of collection names and Variable types, and of box codecs.
 
-  Example::
+    Example::
 
-    >>> import registry
-    >>> from flax import nnx
-    >>> class Count(nnx.Variable): ...
-    >>> counts = registry.Registry().extend({'counts': Count})
-    >>> counts.name_from_type(Count), counts.type_from_name('counts') is Count
-    ('counts', True)
+      >>> import registry
+      >>> from flax import nnx
+      >>> class Count(nnx.Variable): ...
+      >>> counts = registry.Registry().extend({'counts': Count})
+      >>> counts.name_from_type(Count), counts.type_from_name('counts') is Count
+      ('counts', True)
 
-  Attributes:
-    pairs: Variable type by collection name. A name that is missing is looked up in Flax's own table.
-    boxes: codec by box type; other boxes get a derived codec.
-  """
-
-  pairs: Mapping[str, VariableType] = dataclasses.field(default_factory=dict)
-  boxes: Mapping[type, BoxCodec] = dataclasses.field(default_factory=dict)
-
-  def __post_init__(self) -> None:
-    object.__setattr__(self, 'pairs', MappingProxyType(dict(self.pairs)))
-    object.__setattr__(self, 'boxes', MappingProxyType(dict(self.boxes)))
-    object.__setattr__(self, '_names', {typ: name for name, typ in self.pairs.items()})
-
-  def extend(
-    self,
-    pairs: Mapping[str, VariableType] | None = None,
-    boxes: Mapping[type, BoxCodec] | None = None,
-    *,
-    overwrite: bool = False,
-  ) -> Registry:
-    """A registry with more pairs and codecs.
-
-    Args:
-      pairs: Variable type by collection name.
-      boxes: codec by box type; a codec replaces the one that is there.
-      overwrite: whether a pair replaces those that its name or its type are in.
-
-    Returns:
-      A new registry; this one stays as it is.
-
-    Raises:
-      InvalidRegistrationError: a name is not a non-empty string, a type not a Variable type, or a
-        codec not a `BoxCodec` for a box type.
-      RegistrationConflictError: a name or a type is taken and `overwrite` is false.
+    Attributes:
+      pairs: Variable type by collection name. A name that is missing is looked up in Flax's own table.
+      boxes: codec by box type; other boxes get a derived codec.
     """
-    merged = dict(self.pairs)
-    for name, typ in (pairs or {}).items():
-      _check_pair(name, typ)
-      if not overwrite:
-        self._check_free(merged, name, typ)
-      merged = {n: t for n, t in merged.items() if n != name and t is not typ}
-      merged[name] = typ
-    codecs = dict(self.boxes)
-    for box_type, codec in (boxes or {}).items():
-      if not (isinstance(box_type, type) and issubclass(box_type, meta.AxisMetadata)):
-        raise InvalidRegistrationError(box_type, 'a subclass of flax.core.meta.AxisMetadata')
-      if not isinstance(codec, BoxCodec):
-        raise InvalidRegistrationError(codec, 'a registry.BoxCodec')
-      codecs[box_type] = codec
-    return Registry(merged, codecs)
 
-  def _check_free(self, pairs: Mapping[str, VariableType], name: str, typ: VariableType) -> None:
-    found = pairs.get(name) or _flax_type(name)
-    if found is not None and not _same_definition(found, typ):
-      raise RegistrationConflictError(
-        name,
-        typ,
-        found,
-        f'the collection already belongs to {describe(found)}; choose another name, or pass'
-        ' overwrite=True to replace that pair',
-      )
-    taken = next((n for n, t in pairs.items() if t is typ and n != name), None)
-    taken = taken or next((n for n in (_flax_name(typ),) if n not in (None, name)), None)
-    if taken is not None:
-      raise RegistrationConflictError(
-        name,
-        typ,
-        taken,
-        f'the type already belongs to collection {taken!r}; register a subclass of it, or pass'
-        ' overwrite=True to replace that pair',
-      )
+    pairs: Mapping[str, VariableType] = dataclasses.field(default_factory=dict)
+    boxes: Mapping[type, BoxCodec] = dataclasses.field(default_factory=dict)
 
-  def type_from_name(self, name: str, *, create: bool = True) -> VariableType:
-    """The Variable type of a collection.
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "pairs", MappingProxyType(dict(self.pairs)))
+        object.__setattr__(self, "boxes", MappingProxyType(dict(self.boxes)))
+        object.__setattr__(self, "_names", {typ: name for name, typ in self.pairs.items()})
 
-    Args:
-      name: the collection's name.
-      create: whether a name that nobody registered gets a type of its own (`registry.auto.<name>`).
+    def extend(
+        self,
+        pairs: Mapping[str, VariableType] | None = None,
+        boxes: Mapping[type, BoxCodec] | None = None,
+        *,
+        overwrite: bool = False,
+    ) -> Registry:
+        """A registry with more pairs and codecs.
 
-    Returns:
-      The registered type; else Flax's; else the unregistered type that was put in a collection of
-      this name; else the automatic one.
+        Args:
+          pairs: Variable type by collection name.
+          boxes: codec by box type; a codec replaces the one that is there.
+          overwrite: whether a pair replaces those that its name or its type are in.
 
-    Raises:
-      InvalidRegistrationError: `name` is not a string.
-      UnknownNameError: nobody registered the name and `create` is false.
-    """
-    if not isinstance(name, str):
-      raise InvalidRegistrationError(name, 'a collection name, that is a string')
-    typ = self.pairs.get(name) or _flax_type(name)
-    if typ is None and create:
-      typ = _derived.get(name) or _flax_class(name) or auto.for_collection(name)
-    if typ is None:
-      raise UnknownNameError(name, 'register its Variable type with register_variable_name')
-    return typ
+        Returns:
+          A new registry; this one stays as it is.
 
-  def name_from_type(self, typ: VariableType, *, create: bool = True) -> str:
-    """The collection of a Variable type.
+        Raises:
+          InvalidRegistrationError: a name is not a non-empty string, a type not a Variable type, or a
+            codec not a `BoxCodec` for a box type.
+          RegistrationConflictError: a name or a type is taken and `overwrite` is false.
+        """
+        merged = dict(self.pairs)
+        for name, typ in (pairs or {}).items():
+            _check_pair(name, typ)
+            if not overwrite:
+                self._check_free(merged, name, typ)
+            merged = {n: t for n, t in merged.items() if n != name and t is not typ}
+            merged[name] = typ
+        codecs = dict(self.boxes)
+        for box_type, codec in (boxes or {}).items():
+            if not (isinstance(box_type, type) and issubclass(box_type, meta.AxisMetadata)):
+                raise InvalidRegistrationError(
+                    box_type, "a subclass of flax.core.meta.AxisMetadata"
+                )
+            if not isinstance(codec, BoxCodec):
+                raise InvalidRegistrationError(codec, "a registry.BoxCodec")
+            codecs[box_type] = codec
+        return Registry(merged, codecs)
 
-    Args:
-      typ: a subclass of `nnx.Variable`. Its parents' collections are not its own.
-      create: whether a type that nobody registered goes to the collection named after the class.
+    def _check_free(self, pairs: Mapping[str, VariableType], name: str, typ: VariableType) -> None:
+        found = pairs.get(name) or _flax_type(name)
+        if found is not None and not _same_definition(found, typ):
+            raise RegistrationConflictError(
+                name,
+                typ,
+                found,
+                f"the collection already belongs to {describe(found)}; choose another name, or pass"
+                " overwrite=True to replace that pair",
+            )
+        taken = next((n for n, t in pairs.items() if t is typ and n != name), None)
+        taken = taken or next((n for n in (_flax_name(typ),) if n not in (None, name)), None)
+        if taken is not None:
+            raise RegistrationConflictError(
+                name,
+                typ,
+                taken,
+                f"the type already belongs to collection {taken!r}; register a subclass of it, or pass"
+                " overwrite=True to replace that pair",
+            )
 
-    Returns:
-      The collection's name.
+    def type_from_name(self, name: str, *, create: bool = True) -> VariableType:
+        """The Variable type of a collection.
 
-    Raises:
-      InvalidRegistrationError: `typ` is not a Variable type.
-      UnknownNameError: nobody registered the type and `create` is false.
-      RegistrationConflictError: the collection named after the class belongs to another type.
-    """
-    _check_type(typ)
-    name = self._names.get(typ) or _flax_name(typ) or auto.collection_of(typ)  # type: ignore[attr-defined]
-    if name is None:
-      # A notebook cell that ran twice left models with the first definition of a registered class.
-      name = next((n for n, t in self.pairs.items() if _same_definition(t, typ)), None)
-    if name is not None:
-      return name
-    if not create:
-      raise UnknownNameError(typ, 'register its collection with register_variable_name')
-    return self._derive_name(typ)
+        Args:
+          name: the collection's name.
+          create: whether a name that nobody registered gets a type of its own (`registry.auto.<name>`).
 
-  def _derive_name(self, typ: VariableType) -> str:
-    name = typ.__name__
-    with _lock:
-      found = self.pairs.get(name) or _flax_type(name) or _derived.get(name) or _flax_class(name)
-      if found is None or _same_definition(found, typ):
-        _derived[name] = typ
-        return name
-    raise RegistrationConflictError(
-      name,
-      typ,
-      found,
-      f'the collection named after the class belongs to {describe(found)}; give the type a collection of'
-      f" its own, for instance register_variable_name('{typ.__module__}.{name}', {name})",
-    )
+        Returns:
+          The registered type; else Flax's; else the unregistered type that was put in a collection of
+          this name; else the automatic one.
 
-  def codec_for(self, box_type: type) -> BoxCodec:
-    """The codec of a box type: the registered one of the nearest parent, else a derived one.
+        Raises:
+          InvalidRegistrationError: `name` is not a string.
+          UnknownNameError: nobody registered the name and `create` is false.
+        """
+        if not isinstance(name, str):
+            raise InvalidRegistrationError(name, "a collection name, that is a string")
+        typ = self.pairs.get(name) or _flax_type(name)
+        if typ is None and create:
+            typ = _derived.get(name) or _flax_class(name) or auto.for_collection(name)
+        if typ is None:
+            raise UnknownNameError(name, "register its Variable type with register_variable_name")
+        return typ
 
-    Args:
-      box_type: a subclass of `AxisMetadata`.
+    def name_from_type(self, typ: VariableType, *, create: bool = True) -> str:
+        """The collection of a Variable type.
 
-    Returns:
-      The codec. One registered for a parent serves only that parent, as its constructor need not
-      fit the subclass.
+        Args:
+          typ: a subclass of `nnx.Variable`. Its parents' collections are not its own.
+          create: whether a type that nobody registered goes to the collection named after the class.
 
-    Raises:
-      UnsupportedBoxError: no codec is registered and none can be derived.
-    """
-    return self.boxes.get(box_type) or derive_codec(box_type)
+        Returns:
+          The collection's name.
+
+        Raises:
+          InvalidRegistrationError: `typ` is not a Variable type.
+          UnknownNameError: nobody registered the type and `create` is false.
+          RegistrationConflictError: the collection named after the class belongs to another type.
+        """
+        _check_type(typ)
+        name = self._names.get(typ) or _flax_name(typ) or auto.collection_of(typ)  # type: ignore[attr-defined]
+        if name is None:
+            # A notebook cell that ran twice left models with the first definition of a registered class.
+            name = next((n for n, t in self.pairs.items() if _same_definition(t, typ)), None)
+        if name is not None:
+            return name
+        if not create:
+            raise UnknownNameError(typ, "register its collection with register_variable_name")
+        return self._derive_name(typ)
+
+    def _derive_name(self, typ: VariableType) -> str:
+        name = typ.__name__
+        with _lock:
+            found = (
+                self.pairs.get(name) or _flax_type(name) or _derived.get(name) or _flax_class(name)
+            )
+            if found is None or _same_definition(found, typ):
+                _derived[name] = typ
+                return name
+        raise RegistrationConflictError(
+            name,
+            typ,
+            found,
+            f"the collection named after the class belongs to {describe(found)}; give the type a collection of"
+            f" its own, for instance register_variable_name('{typ.__module__}.{name}', {name})",
+        )
+
+    def codec_for(self, box_type: type) -> BoxCodec:
+        """The codec of a box type: the registered one of the nearest parent, else a derived one.
+
+        Args:
+          box_type: a subclass of `AxisMetadata`.
+
+        Returns:
+          The codec. One registered for a parent serves only that parent, as its constructor need not
+          fit the subclass.
+
+        Raises:
+          UnsupportedBoxError: no codec is registered and none can be derived.
+        """
+        return self.boxes.get(box_type) or derive_codec(box_type)
 
 
 _default = Registry()
-_scoped: contextvars.ContextVar[Registry | None] = contextvars.ContextVar('registry', default=None)
+_scoped: contextvars.ContextVar[Registry | None] = contextvars.ContextVar("registry", default=None)
 
 
 def current() -> Registry:
-  """The registry in force: the innermost `use`, else the default one."""
-  return _scoped.get() or _default
+    """The registry in force: the innermost `use`, else the default one."""
+    return _scoped.get() or _default
 
 
 @contextlib.contextmanager
 def use(registry: Registry) -> Iterator[Registry]:
-  """Puts a registry in force for this thread and task, until the block ends.
+    """Puts a registry in force for this thread and task, until the block ends.
 
-  Args:
-    registry: the registry; `current().extend(…)` keeps what is registered.
+    Args:
+      registry: the registry; `current().extend(…)` keeps what is registered.
 
-  Yields:
-    The registry.
+    Yields:
+      The registry.
 
-  Raises:
-    InvalidRegistrationError: `registry` is not a `Registry`.
+    Raises:
+      InvalidRegistrationError: `registry` is not a `Registry`.
 
-  Example::
+    Example::
 
-    >>> import registry
-    >>> from flax import nnx
-    >>> class Count(nnx.Variable): ...
-    >>> with registry.use(registry.current().extend({'counts': Count})):
-    ...   registry.variable_name_from_type(Count)
-    'counts'
-    >>> registry.variable_name_from_type(Count)
-    'Count'
-  """
-  if not isinstance(registry, Registry):
-    raise InvalidRegistrationError(registry, 'a registry.Registry')
-  token = _scoped.set(registry)
-  try:
-    yield registry
-  finally:
-    _scoped.reset(token)
+      >>> import registry
+      >>> from flax import nnx
+      >>> class Count(nnx.Variable): ...
+      >>> with registry.use(registry.current().extend({'counts': Count})):
+      ...   registry.variable_name_from_type(Count)
+      'counts'
+      >>> registry.variable_name_from_type(Count)
+      'Count'
+    """
+    if not isinstance(registry, Registry):
+        raise InvalidRegistrationError(registry, "a registry.Registry")
+    token = _scoped.set(registry)
+    try:
+        yield registry
+    finally:
+        _scoped.reset(token)
 
 
 @overload
@@ -244,129 +248,131 @@ def register_variable_name(name: str, typ: T, /, *, overwrite: bool = False) -> 
 @overload
 def register_variable_name(name: str, /, *, overwrite: bool = False) -> Callable[[T], T]: ...
 def register_variable_name(name: str, typ: Any = None, /, *, overwrite: bool = False) -> Any:
-  """Pairs a collection with a Variable type in the default registry and in Flax's own table.
+    """Pairs a collection with a Variable type in the default registry and in Flax's own table.
 
-  Args:
-    name: the collection's name.
-    typ: the Variable type; without it the call is a class decorator.
-    overwrite: whether the pair replaces those that the name or the type are in.
+    Args:
+      name: the collection's name.
+      typ: the Variable type; without it the call is a class decorator.
+      overwrite: whether the pair replaces those that the name or the type are in.
 
-  Returns:
-    The Variable type, or a decorator that returns it.
+    Returns:
+      The Variable type, or a decorator that returns it.
 
-  Raises:
-    InvalidRegistrationError: not a name, or not a Variable type.
-    RegistrationConflictError: the name or the type is taken and `overwrite` is false. The same pair
-      twice is fine, and so is the same class defined again (a notebook cell that runs twice).
+    Raises:
+      InvalidRegistrationError: not a name, or not a Variable type.
+      RegistrationConflictError: the name or the type is taken and `overwrite` is false. The same pair
+        twice is fine, and so is the same class defined again (a notebook cell that runs twice).
 
-  Example::
+    Example::
 
-    >>> import registry
-    >>> from flax import nnx
-    >>> @registry.register_variable_name('moments')
-    ... class Moment(nnx.Variable): ...
-    >>> registry.variable_type_from_name('moments') is Moment
-    True
+      >>> import registry
+      >>> from flax import nnx
+      >>> @registry.register_variable_name('moments')
+      ... class Moment(nnx.Variable): ...
+      >>> registry.variable_type_from_name('moments') is Moment
+      True
 
-  Source: flax/nnx/variablelib.py:register_variable_name @ 0.12.8
-  """
-  if typ is None:
+    Source: flax/nnx/variablelib.py:register_variable_name @ 0.12.8
+    """
+    if typ is None:
 
-    def decorate(decorated: T) -> T:
-      register_variable_name(name, decorated, overwrite=overwrite)
-      return decorated
+        def decorate(decorated: T) -> T:
+            register_variable_name(name, decorated, overwrite=overwrite)
+            return decorated
 
-    return decorate
-  global _default
-  with _lock:
-    _default = _default.extend({name: typ}, overwrite=overwrite)
-    # Programs ask Flax for the pair too. What was checked above may replace what is there.
-    nnx.register_variable_name(name, typ, overwrite=True)
-    if _derived.get(typ.__name__) is typ:
-      del _derived[typ.__name__]
-  return typ
+        return decorate
+    global _default
+    with _lock:
+        _default = _default.extend({name: typ}, overwrite=overwrite)
+        # Programs ask Flax for the pair too. What was checked above may replace what is there.
+        nnx.register_variable_name(name, typ, overwrite=True)
+        if _derived.get(typ.__name__) is typ:
+            del _derived[typ.__name__]
+    return typ
 
 
 def register_variable_name_type_pair(name: str, typ: T, overwrite: bool = False) -> T:
-  """`register_variable_name` under the name that the bridge guide uses.
+    """`register_variable_name` under the name that the bridge guide uses.
 
-  Args:
-    name: the collection's name.
-    typ: the Variable type.
-    overwrite: whether the pair replaces those that the name or the type are in.
+    Args:
+      name: the collection's name.
+      typ: the Variable type.
+      overwrite: whether the pair replaces those that the name or the type are in.
 
-  Returns:
-    The Variable type.
+    Returns:
+      The Variable type.
 
-  Raises:
-    InvalidRegistrationError: not a name, or not a Variable type.
-    RegistrationConflictError: the name or the type is taken and `overwrite` is false.
-  """
-  return register_variable_name(name, typ, overwrite=overwrite)
+    Raises:
+      InvalidRegistrationError: not a name, or not a Variable type.
+      RegistrationConflictError: the name or the type is taken and `overwrite` is false.
+    """
+    return register_variable_name(name, typ, overwrite=overwrite)
 
 
 def register_box(
-  box_type: type,
-  to_fields: Callable[[Any], tuple[Any, Mapping[str, Any]]],
-  from_fields: Callable[[Any, Mapping[str, Any]], Any],
+    box_type: type,
+    to_fields: Callable[[Any], tuple[Any, Mapping[str, Any]]],
+    from_fields: Callable[[Any, Mapping[str, Any]], Any],
 ) -> None:
-  """Says in the default registry how boxes of a type become (value, fields) and back.
+    """Says in the default registry how boxes of a type become (value, fields) and back.
 
-  Args:
-    box_type: a subclass of `AxisMetadata`.
-    to_fields: box -> (value, fields); the fields become metadata of the NNX Variable.
-    from_fields: (value, fields) -> an equal box.
+    Args:
+      box_type: a subclass of `AxisMetadata`.
+      to_fields: box -> (value, fields); the fields become metadata of the NNX Variable.
+      from_fields: (value, fields) -> an equal box.
 
-  Raises:
-    InvalidRegistrationError: `box_type` is not a box type.
-  """
-  global _default
-  with _lock:
-    _default = _default.extend(boxes={box_type: BoxCodec(to_fields, from_fields)})
+    Raises:
+      InvalidRegistrationError: `box_type` is not a box type.
+    """
+    global _default
+    with _lock:
+        _default = _default.extend(boxes={box_type: BoxCodec(to_fields, from_fields)})
 
 
 def variable_type_from_name(name: str, *, create: bool = True) -> VariableType:
-  """The Variable type of a collection in the registry in force; see `Registry.type_from_name`."""
-  return current().type_from_name(name, create=create)
+    """The Variable type of a collection in the registry in force; see `Registry.type_from_name`."""
+    return current().type_from_name(name, create=create)
 
 
 def variable_name_from_type(typ: VariableType, *, create: bool = True) -> str:
-  """The collection of a Variable type in the registry in force; see `Registry.name_from_type`."""
-  return current().name_from_type(typ, create=create)
+    """The collection of a Variable type in the registry in force; see `Registry.name_from_type`."""
+    return current().name_from_type(typ, create=create)
 
 
 def _check_pair(name: Any, typ: Any) -> None:
-  if not isinstance(name, str) or not name:
-    raise InvalidRegistrationError(name, 'a collection name, that is a non-empty string')
-  _check_type(typ)
+    if not isinstance(name, str) or not name:
+        raise InvalidRegistrationError(name, "a collection name, that is a non-empty string")
+    _check_type(typ)
 
 
 def _check_type(typ: Any) -> None:
-  if not (isinstance(typ, type) and issubclass(typ, nnx.Variable)):
-    raise InvalidRegistrationError(typ, 'a Variable type, that is a subclass of flax.nnx.Variable')
+    if not (isinstance(typ, type) and issubclass(typ, nnx.Variable)):
+        raise InvalidRegistrationError(
+            typ, "a Variable type, that is a subclass of flax.nnx.Variable"
+        )
 
 
 def _same_definition(a: type, b: type) -> bool:
-  """Whether two classes are one class, or one definition that ran twice."""
-  return a is b or (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__)
+    """Whether two classes are one class, or one definition that ran twice."""
+    return a is b or (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__)
 
 
 def _flax_type(name: str) -> VariableType | None:
-  try:
-    return nnx.variable_type_from_name(name)
-  except ValueError:
-    return None
+    try:
+        return nnx.variable_type_from_name(name)
+    except ValueError:
+        return None
 
 
 def _flax_name(typ: VariableType) -> str | None:
-  try:
-    return nnx.variable_name_from_type(typ)
-  except ValueError:
-    return None
+    try:
+        return nnx.variable_name_from_type(typ)
+    except ValueError:
+        return None
 
 
 def _flax_class(name: str) -> VariableType | None:
-  """A Variable type of Flax's own that Flax has no collection for, such as RngKey or LoRAParam."""
-  typ = getattr(nnx, name, None)
-  is_own = isinstance(typ, type) and issubclass(typ, nnx.Variable) and typ.__name__ == name
-  return typ if is_own else None
+    """A Variable type of Flax's own that Flax has no collection for, such as RngKey or LoRAParam."""
+    typ = getattr(nnx, name, None)
+    is_own = isinstance(typ, type) and issubclass(typ, nnx.Variable) and typ.__name__ == name
+    return typ if is_own else None

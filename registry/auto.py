@@ -26,31 +26,31 @@ _lock = threading.Lock()
 
 
 def for_collection(name: str) -> type[nnx.Variable[Any]]:
-  """The Variable type of an unregistered collection, made once.
+    """The Variable type of an unregistered collection, made once.
 
-  Args:
-    name: the collection's name, any string.
+    Args:
+      name: the collection's name, any string.
 
-  Returns:
-    A direct subclass of `nnx.Variable` called `name`.
-  """
-  with _lock:
-    typ = _types.get(name)
-    if typ is None:
-      # Pickle finds a class by its qualified name and splits that at dots, so it is quoted.
-      qualname = urllib.parse.quote(name, safe='').replace('.', '%2E')
-      typ = type(name, (nnx.Variable,), {'__module__': __name__, '__qualname__': qualname})
-      _types[name] = typ
-    return typ
+    Returns:
+      A direct subclass of `nnx.Variable` called `name`.
+    """
+    with _lock:
+        typ = _types.get(name)
+        if typ is None:
+            # Pickle finds a class by its qualified name and splits that at dots, so it is quoted.
+            qualname = urllib.parse.quote(name, safe="").replace(".", "%2E")
+            typ = type(name, (nnx.Variable,), {"__module__": __name__, "__qualname__": qualname})
+            _types[name] = typ
+        return typ
 
 
 def collection_of(typ: type) -> str | None:
-  """The collection that an automatic type was made for, None for any other type."""
-  return typ.__name__ if _types.get(typ.__name__) is typ else None
+    """The collection that an automatic type was made for, None for any other type."""
+    return typ.__name__ if _types.get(typ.__name__) is typ else None
 
 
 def __getattr__(name: str) -> type[nnx.Variable[Any]]:
-  if name.startswith('__') and name.endswith('__'):
-    # The import system and pickle probe modules for such names.
-    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
-  return for_collection(urllib.parse.unquote(name))
+    if name.startswith("__") and name.endswith("__"):
+        # The import system and pickle probe modules for such names.
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return for_collection(urllib.parse.unquote(name))

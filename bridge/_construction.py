@@ -1,0 +1,136 @@
+"""Constructs the NNX module of a ToLinen, for real or abstractly."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+
+import registry
+
+from . import _graphdef
+from ._constructor import Existing, takes_rngs, thaw
+from ._errors import MissingRngError
+from ._flax_internals import detached, mark_arrays_as_data
+from ._graphdef import StaticGraphDef
+from ._lazy_init import run_initializing
+from ._nnx_run import method_of
+from ._once import Once
+
+# Constructors are traced once for each set of arguments, not at each call without a GraphDef.
+_rebuilt: Once[tuple[StaticGraphDef, bool]] = Once(maxsize=256)
+
+
+class Recipe(NamedTuple):
+    """A constructor and its arguments, hashable.
+
+    Attributes:
+      nnx_class: the NNX module's class.
+      args: positional arguments, frozen.
+      kwargs: keyword arguments, frozen.
+      skip_rng: whether `rngs` must not be passed.
+    """
+
+    nnx_class: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    skip_rng: bool
+
+    @property
+    def name(self) -> str:
+        """What the class is called in messages."""
+        target = getattr(self.nnx_class, "func", self.nnx_class)
+        return getattr(target, "__name__", None) or repr(target)
+
+    def construct(self, streams: Mapping[str, Any], where: str) -> Any:
+        """The NNX module.
+
+        Args:
+          streams: keys by the stream names of `nnx.Rngs`.
+          where: the wrapper, for the error.
+
+        Raises:
+          MissingRngError: the constructor draws from a stream that is not there.
+        """
+        kwargs = {name: thaw(value) for name, value in self.kwargs.items()}
+        if not self.skip_rng and "rngs" not in kwargs and takes_rngs(self.nnx_class):
+            kwargs["rngs"] = nnx.Rngs(**streams)
+        try:
+            with detached():
+                module = self.nnx_class(*map(thaw, self.args), **kwargs)
+        except (AttributeError, KeyError) as error:
+            if "No RngStream named" not in str(error):
+                raise
+            wanted = str(error).split("'")[1]
+            raise MissingRngError(
+                f"the constructor of {where}",
+                [wanted],
+                streams,
+                f"pass a key, or {{{wanted!r}: key}}, to init",
+            ) from error
+        mark_arrays_as_data([node for _, node in nnx.iter_graph(module, graph=True)])
+        return module
+
+
+class Call(NamedTuple):
+    """A call of a module: what `run_initializing` needs to create what only a call creates."""
+
+    method: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def rebuild(recipe: Recipe, names: tuple[str, ...], call: Call, where: str) -> StaticGraphDef:
+    """The GraphDef for variables that came without it; nothing is computed.
+
+    Args:
+      recipe: the constructor.
+      names: the RNG streams that the constructor gets.
+      call: the call at hand. It is traced only if the module holds a `ToNNX`, whose variables depend
+        on the inputs.
+      where: the wrapper, for errors.
+    """
+    if isinstance(recipe.nnx_class, Existing):
+        return recipe.nnx_class.graphdef
+    key = (recipe, names, registry.current())
+    graphdef, needs_call = _rebuilt.get(key, lambda: _abstract(recipe, names, None, where))
+    if not needs_call:
+        return graphdef
+    key = (*key, call.method, str(jax.tree.map(_aval_text, (call.args, call.kwargs))))
+    return _rebuilt.get(key, lambda: _abstract(recipe, names, call, where))[0]
+
+
+def _abstract(
+    recipe: Recipe, names: tuple[str, ...], call: Call | None, where: str
+) -> tuple[StaticGraphDef, bool]:
+    """(the GraphDef, whether only a call would tell all variables)."""
+    leaves, tree = jax.tree.flatten((call.args, call.kwargs) if call else ())
+    arrays = {i: x for i, x in enumerate(leaves) if _is_array(x)}
+    made: list[tuple[StaticGraphDef, bool]] = []
+
+    def construct(inputs: list[Any]) -> Any:
+        module = recipe.construct({name: jax.random.key(0) for name in names}, where)
+        if call is not None:
+            known = dict(zip(arrays, inputs, strict=True))
+            args, kwargs = tree.unflatten([known.get(i, x) for i, x in enumerate(leaves)])
+            method = functools.partial(method_of(module, call.method), module)
+            run_initializing(module, method, *args, **kwargs)
+        nodes = [type(node) for _, node in nnx.iter_graph(module, graph=True)]
+        graphdef, state = _graphdef.split(module)
+        made.append((graphdef, any(hasattr(node, "linen_variables") for node in nodes)))
+        return [x.get_raw_value() if isinstance(x, nnx.Variable) else x for x in state]
+
+    avals = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays.values()]
+    jax.eval_shape(construct, avals)
+    return made[0]
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _aval_text(value: Any) -> Any:
+    return f"{value.dtype}{value.shape}" if _is_array(value) else value

@@ -1,0 +1,72 @@
+"""Reads and writes the variables of a Linen module that stands for an NNX module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from flax import linen as nn
+from flax import nnx
+from flax.core import meta
+
+from . import _graphdef, _nnx_side
+from ._graphdef import StaticGraphDef
+from ._neutral import Address, Path, nest
+
+COLLECTION = "nnx"
+NAME = "graphdef"
+
+
+def stored_graphdef(module: nn.Module) -> StaticGraphDef | None:
+    """The GraphDef in the module's variables; what a checkpoint left in its place is none."""
+    stored = module.get_variable(COLLECTION, NAME)
+    return _graphdef.intern(stored) if isinstance(stored, nnx.GraphDef) else None
+
+
+def store_graphdef(module: nn.Module, graphdef: StaticGraphDef) -> None:
+    """Keeps the GraphDef, unless a lifted transform has left the collection behind."""
+    if module.is_mutable_collection(COLLECTION):
+        module.put_variable(COLLECTION, NAME, graphdef)
+
+
+def read(module: nn.Module) -> Iterator[tuple[Address, Any]]:
+    """Every leaf of the module's variables, boxes included, by (collection, path)."""
+    for collection, tree in module.variables.items():
+        if collection != COLLECTION:
+            for path, leaf in _nnx_side.walk(tree):
+                yield (collection, path), leaf
+
+
+def write(
+    module: nn.Module,
+    leaves: Mapping[Address, Any],
+    found: Mapping[Address, Any],
+    keys: Mapping[Address, Address],
+    *,
+    string_keys: bool,
+) -> None:
+    """Writes leaves into the mutable collections, and leaves the others alone.
+
+    Args:
+      module: the bound Linen module.
+      leaves: the new leaves.
+      found: the leaves that are there; a box among them stays and gets the new value.
+      keys: where a leaf really is, if not at its address.
+      string_keys: whether integer keys are written as strings.
+    """
+    by_collection: dict[str, dict[Path, Any]] = {}
+    for address, leaf in leaves.items():
+        collection, path = keys.get(address, address)
+        if module.is_mutable_collection(collection):
+            # Linen takes only strings at the top of a collection.
+            path = tuple(map(str, path)) if string_keys else (str(path[0]), *path[1:])
+            by_collection.setdefault(collection, {})[path] = _boxed_as(found.get(address), leaf)
+    for collection, flat in by_collection.items():
+        for name, tree in nest(flat).items():
+            module.put_variable(collection, name, tree)
+
+
+def _boxed_as(old: Any, leaf: Any) -> Any:
+    if not isinstance(old, meta.AxisMetadata):
+        return leaf
+    return old.replace_boxed(leaf.unbox() if isinstance(leaf, meta.AxisMetadata) else leaf)

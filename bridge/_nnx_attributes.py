@@ -1,0 +1,63 @@
+"""What `model.encode` and `model.encoder` are on a ToLinen."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+from flax import linen as nn
+from flax import nnx
+
+
+class Submodule:
+    """A submodule of a bound NNX module: calls go through the wrapper, so that updates are kept.
+
+    Args:
+      owner: the ToLinen.
+      path: attribute names from the NNX module to the submodule.
+      module: the submodule itself, for reading.
+    """
+
+    def __init__(self, owner: Callable[..., Any], path: tuple[str, ...], module: nnx.Module):
+        self._owner = owner
+        self._path = path
+        self._module = module
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._owner(*args, nnx_method=_method_at(self._path), **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return attribute(self._owner, (*self._path, name), getattr(self._module, name))
+
+    def __repr__(self) -> str:
+        return f"{'.'.join(self._path)}: {self._module!r}"
+
+
+def attribute(owner: Callable[..., Any], path: tuple[str, ...], value: Any) -> Any:
+    """An attribute of a bound NNX module, so that calling it goes through the wrapper."""
+    if isinstance(value, nnx.Module):
+        return Submodule(owner, path, value)
+    if isinstance(value, types.MethodType):
+        return functools.partial(owner, nnx_method=_method_at(path))
+    return value
+
+
+def bound_method(owner: nn.Module, name: str) -> types.MethodType:
+    """A method of the NNX module as a true method of the wrapper.
+
+    Linen's `apply(method=…)` takes a bound method apart and calls its function on a bound copy.
+    """
+    return types.MethodType(functools.partial(_call, name), owner)
+
+
+def _call(name: str, owner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return owner(*args, nnx_method=name, **kwargs)
+
+
+def _method_at(path: tuple[str, ...]) -> Callable[..., Any]:
+    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        return functools.reduce(getattr, path, module)(*args, **kwargs)
+
+    return call

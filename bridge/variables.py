@@ -1,0 +1,52 @@
+"""The import path of `flax.nnx.bridge.variables`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ._conversion import linen_to_nnx, nnx_to_linen, to_linen_var, to_nnx_var
+from ._meta import NNXMeta, with_partitioning
+
+__all__ = [
+    "NNXMeta",
+    "linen_vars_to_nnx_attrs",
+    "nnx_attrs_to_linen_vars",
+    "to_linen_var",
+    "to_nnx_var",
+    "with_partitioning",
+]
+
+
+def linen_vars_to_nnx_attrs(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """`bridge.linen_to_nnx` as nested dicts.
+
+    Args:
+      variables: Linen variables.
+
+    Returns:
+      Nested dicts of Variables at the Linen paths.
+
+    Raises:
+      ConversionError: not variables.
+    """
+    return _as_dicts(linen_to_nnx(variables))
+
+
+def nnx_attrs_to_linen_vars(nnx_attrs: Mapping[str, Any]) -> Any:
+    """`bridge.nnx_to_linen` of nested dicts.
+
+    Args:
+      nnx_attrs: nested dicts of Variables.
+
+    Returns:
+      Linen variables.
+
+    Raises:
+      ConversionError: not a mapping.
+    """
+    return nnx_to_linen(nnx_attrs)
+
+
+def _as_dicts(tree: Any) -> Any:
+    return {k: _as_dicts(v) for k, v in tree.items()} if isinstance(tree, Mapping) else tree
