@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax import nnx
 from flax.core import FrozenDict
+from jax.core import Tracer
 
 from ._errors import InvalidModuleError
 from ._graphdef import StaticGraphDef
@@ -59,7 +61,8 @@ class Existing:
 
     @property
     def module_type(self) -> type:
-        return self.graphdef.nodes[0].type
+        root: Any = self.graphdef.nodes[0]
+        return root.type
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise InvalidModuleError(
@@ -151,10 +154,10 @@ def _hashable(value: Any) -> Any:
     if isinstance(value, list | tuple | set):
         items = map(_hashable, value)
         return type(value), frozenset(items) if isinstance(value, set) else tuple(items)
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return id(value)
     if isinstance(value, np.ndarray | jax.Array):
-        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
             value = jax.random.key_data(value)
         array = np.asarray(value)
         return array.shape, str(array.dtype), array.tobytes()

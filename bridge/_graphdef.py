@@ -12,8 +12,8 @@ from flax import nnx, serialization
 
 import registry
 
-from ._neutral import Address, Path, unplace
-from ._nnx_side import ARRAYS, DEPTH_KEY
+from ._neutral import NOT_DISPLACED, Address, Path, unplace
+from ._nnx_side import ARRAYS, DISPLACED_KEY
 
 
 class Slot(NamedTuple):
@@ -23,14 +23,14 @@ class Slot(NamedTuple):
       path: the path in the NNX module.
       address: the (collection, path) in Linen variables.
       var_type: the Variable type, None for a bare array.
-      index: the index of the Variable among the GraphDef's nodes, None for a bare array.
+      node: the index of the Variable among the GraphDef's nodes, None for a bare array.
       metadata: the Variable's metadata.
     """
 
     path: Path
     address: Address
     var_type: type[nnx.Variable[Any]] | None
-    index: int | None
+    node: int | None
     metadata: Any
 
     @property
@@ -152,8 +152,8 @@ def _slots(graphdef: nnx.GraphDef[Any], active: registry.Registry) -> Iterator[S
         if isinstance(node, nnx.graphlib.VariableDef):
             # A reference that was met before has no leaf of its own.
             if not isinstance(node.array_refdef, nnx.graphlib.NodeRef):
-                depth = node.metadata.get(DEPTH_KEY, 0)
-                address = active.name_from_type(node.type), unplace(path, depth)
+                displaced = node.metadata.get(DISPLACED_KEY, NOT_DISPLACED)
+                address = active.name_from_type(node.type), unplace(path, displaced)
                 yield Slot(path, address, node.type, node.index, node.metadata)
         elif isinstance(node, nnx.graphlib.NodeDef):
             for _ in range(node.num_attributes):

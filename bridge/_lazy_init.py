@@ -132,7 +132,7 @@ def _init_abstractly(
             _adopt(node, made_nodes[path])
 
 
-def _adopt(node: nnx.Pytree, made: nnx.Pytree) -> None:
+def _adopt(node: Any, made: Any) -> None:
     """Takes over the Linen variables of an initialised copy that the original lacks."""
     if isinstance(node, nnx.Module) and hasattr(type(node), "linen_variables"):
         new = {a: entry.leaf for a, entry in _linen_variables.held_variables(made).items()}

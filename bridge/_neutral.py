@@ -53,6 +53,7 @@ class _Taken(dict[Key, "_Taken"]):
             if key not in node:
                 return node is self or bool(node)
             node = node[key]
+        # The root is no place for a leaf.
         return False
 
     def take(self, path: Path) -> None:
@@ -61,42 +62,67 @@ class _Taken(dict[Key, "_Taken"]):
             node = node.setdefault(key, _Taken())
 
 
+class Displaced(NamedTuple):
+    """How far a leaf is from its own path.
+
+    Attributes:
+      depth: how many times the collection's name was put in front of the path.
+      length: the length of the path. The tree may be part of another one by now, so the name is
+        counted from the end.
+    """
+
+    depth: int
+    length: int
+
+
+NOT_DISPLACED = Displaced(0, 0)
+
+
 def place(
     addresses: Iterable[Address], occupied: Iterable[Path] = ()
-) -> dict[Address, tuple[Path, int]]:
+) -> dict[Address, tuple[Path, Displaced]]:
     """Where leaves go in a tree that has no collections.
 
-    A leaf stays at its path unless that collides with a leaf that came before: the same path, or one of
-    the two above the other. Then it goes below its collection's name. `params` comes first, the other
-    collections in alphabetical order, whatever the order of the dict they came in.
+    A leaf stays at its path unless that collides with another one: the same path, or one of the two
+    above the other. Then `params` keeps the place, or the first collection in alphabetical order,
+    and the other leaf goes below its collection's name. The order of the leaves does not matter.
 
     Args:
       addresses: (collection, path) of every leaf.
       occupied: paths of leaves that are there already.
 
     Returns:
-      (path in the tree, how many times the collection's name was put in front) by address.
+      (path in the tree, how far it is from the leaf's own path) by address.
     """
     taken = _Taken()
     for path in occupied:
         taken.take(path)
-    placed: dict[Address, tuple[Path, int]] = {}
+    placed: dict[Address, tuple[Path, Displaced]] = {}
+    colliding: list[Address] = []
     by_collection: dict[str, list[Path]] = {}
     for collection, path in addresses:
         by_collection.setdefault(collection, []).append(path)
     for collection in sorted(by_collection, key=lambda c: (c != "params", c)):
         for path in by_collection[collection]:
-            target, depth = path, 0
-            while not target or not taken.is_free(target):
-                target, depth = (collection, *target), depth + 1
-            taken.take(target)
-            placed[collection, path] = target, depth
+            if taken.is_free(path):
+                taken.take(path)
+                placed[collection, path] = path, NOT_DISPLACED
+            else:
+                colliding.append((collection, path))
+    for collection, path in sorted(colliding, key=lambda a: (a[0], *map(str, a[1]))):
+        target = path
+        while not taken.is_free(target):
+            target = (collection, *target)
+        taken.take(target)
+        placed[collection, path] = target, Displaced(len(target) - len(path), len(path))
     return placed
 
 
-def unplace(path: Path, depth: int) -> Path:
-    """The path that a leaf had before `place` put its collection's name in front `depth` times."""
-    return path[depth:]
+def unplace(path: Path, displaced: Displaced) -> Path:
+    """The path that a leaf had before `place`; the inverse of it."""
+    depth, length = displaced
+    own = len(path) - length
+    return path[: own - depth] + path[own:] if depth else path
 
 
 def nest(flat: Mapping[Path, Any]) -> dict[Key, Any]:

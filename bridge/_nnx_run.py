@@ -69,7 +69,7 @@ class Merged:
             for slot in self.slots
         ]
         self.module, nodes = unflatten(graphdef, list(map(_as_leaf, self.slots, self.values)))
-        self.variables = [None if s.index is None else nodes[s.index] for s in self.slots]
+        self.variables: list[Any] = [None if s.node is None else nodes[s.node] for s in self.slots]
         self._attach_unknown()
         self._modules = [(n, len(vars(n))) for n in nodes.values() if isinstance(n, nnx.Pytree)]
 
@@ -82,9 +82,11 @@ class Merged:
             return _unboxed(stored)
         else:
             self._unseeded.add(slot.address)
-            with jax.ensure_compile_time_eval():
-                key = jax.random.key(0)
-        return key if slot.var_type is nnx.RngKey else np.zeros(key.shape, np.uint32)
+        # Constants, so that a call that draws nothing has no equation for them.
+        with jax.ensure_compile_time_eval():
+            if slot.var_type is nnx.RngCount:
+                return jax.numpy.zeros((), jax.numpy.uint32)
+            return jax.random.key(0) if key is None else key
 
     def _attach_unknown(self) -> None:
         """Gives the module the state that its definition does not know: created in a call, or sown."""
@@ -99,9 +101,10 @@ class Merged:
 
     def _attach(self, address: Address, leaf: Any, active: registry.Registry) -> Any:
         collection, path = address
-        parent = self.module
+        parent: Any = self.module
         for key in path[:-1]:
-            parent = parent[key] if isinstance(key, int) else vars(parent).get(key)
+            # nnx.List keeps its items as attributes too.
+            parent = vars(parent).get(str(key))
             if not isinstance(parent, nnx.Pytree):
                 return None
         name = path[-1] if path else None
@@ -211,7 +214,7 @@ def method_of(module: Any, method: Any) -> Callable[..., Any]:
 def seed(key: Any, slot: Slot) -> Any:
     """The key of a stream for one call: another one for every stream at every path."""
     folded = LazyRng.create(key, *map(str, slot.path[:-1])).as_jax_rng()
-    is_typed = jax.dtypes.issubdtype(folded.dtype, jax.dtypes.prng_key)
+    is_typed = jax.numpy.issubdtype(folded.dtype, jax.dtypes.prng_key)
     return folded if is_typed else jax.random.wrap_key_data(folded)
 
 

@@ -11,14 +11,14 @@ import registry
 
 from ._flax_internals import REQUIRED_METADATA, raw_value, variable_from_metadata
 from ._meta import NNXMeta
-from ._neutral import Address, Leaf, Neutral, Path, place, unplace
+from ._neutral import NOT_DISPLACED, Address, Displaced, Leaf, Neutral, Path, place, unplace
 
 # Attributes that hold arrays without a Variable; their type says nothing, as it changes under tracing.
 ARRAYS = "nnx_arrays"
 
 BOX_KEY = "linen_meta_type"
-# How often the collection's name was put in front of the path; see `_neutral.place`.
-DEPTH_KEY = "linen_displaced"
+# How far a Variable is from its Linen path; only on those whose paths collide.
+DISPLACED_KEY = "linen_displaced"
 
 FlatItem: TypeAlias = tuple[Path, Any]
 
@@ -52,12 +52,12 @@ def to_leaves(neutral: Neutral, occupied: Iterable[Path] = ()) -> dict[Path, Any
     """
     active = registry.current()
     leaves: dict[Path, Any] = {}
-    for (collection, path), (target, depth) in place(neutral, occupied).items():
+    for (collection, path), (target, displaced) in place(neutral, occupied).items():
         leaf = neutral[collection, path]
-        if collection == ARRAYS and leaf.box is None and not depth and not leaf.is_empty:
+        if collection == ARRAYS and leaf.box is None and not displaced.depth and not leaf.is_empty:
             leaves[target] = leaf.value
         else:
-            leaves[target] = from_leaf(active.type_from_name(collection), leaf, depth)
+            leaves[target] = from_leaf(active.type_from_name(collection), leaf, displaced)
     return leaves
 
 
@@ -66,7 +66,7 @@ def address_of(path: Path, item: Any, active: registry.Registry) -> Address:
     if not isinstance(item, nnx.Variable):
         return ARRAYS, path
     collection = active.name_from_type(item.var_type)
-    return collection, unplace(path, item.get_metadata(DEPTH_KEY, 0))
+    return collection, unplace(path, item.get_metadata(DISPLACED_KEY, NOT_DISPLACED))
 
 
 def to_leaf(item: Any, active: registry.Registry, *, boxed_as_is: bool = False) -> Leaf:
@@ -83,7 +83,7 @@ def to_leaf(item: Any, active: registry.Registry, *, boxed_as_is: bool = False) 
         return Leaf(item)
     value = raw_value(item)
     metadata = item.get_metadata()
-    metadata.pop(DEPTH_KEY, None)
+    metadata.pop(DISPLACED_KEY, None)
     box_type = metadata.get(BOX_KEY)
     if box_type is not None:
         names = active.codec_for(box_type).names
@@ -101,7 +101,9 @@ def to_leaf(item: Any, active: registry.Registry, *, boxed_as_is: bool = False) 
     return Leaf(value, NNXMeta, metadata)
 
 
-def from_leaf(var_type: type[nnx.Variable[Any]], leaf: Leaf, depth: int = 0) -> nnx.Variable[Any]:
+def from_leaf(
+    var_type: type[nnx.Variable[Any]], leaf: Leaf, displaced: Displaced = NOT_DISPLACED
+) -> nnx.Variable[Any]:
     """The Variable of a leaf; the inverse of `to_leaf`.
 
     An annotated value is not sharded here: it may be abstract, and there may be no mesh.
@@ -111,8 +113,8 @@ def from_leaf(var_type: type[nnx.Variable[Any]], leaf: Leaf, depth: int = 0) -> 
         metadata["eager_sharding"] = nnx.using_eager_sharding()
     elif leaf.box is not NNXMeta:
         metadata[BOX_KEY] = leaf.box
-    if depth:
-        metadata[DEPTH_KEY] = depth
+    if displaced.depth:
+        metadata[DISPLACED_KEY] = displaced
     return variable_from_metadata(var_type, leaf.value, metadata)
 
 

@@ -148,6 +148,6 @@ def _is_source(value: Any) -> bool:
         return True
     if not isinstance(value, jax.Array):
         return False
-    is_typed = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+    is_typed = jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
     is_legacy = value.dtype == jax.numpy.uint32 and value.ndim >= 1
     return is_typed or is_legacy

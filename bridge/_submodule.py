@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -59,11 +59,14 @@ def _method_at(path: tuple[str, ...]) -> Callable[..., Any]:
     return call
 
 
-jax.tree_util.register_pytree_with_keys(
-    Submodule,
-    lambda s: (
-        [(jax.tree_util.DictKey(k), s.data[k]) for k in sorted(s.data)],
-        tuple(sorted(s.data)),
-    ),
-    lambda keys, values: dict(zip(keys, values, strict=True)),
-)
+def _flatten(submodule: Submodule) -> tuple[Any, tuple[Any, ...]]:
+    keys = tuple(sorted(submodule.data))
+    return [(jax.tree_util.DictKey(key), submodule.data[key]) for key in keys], keys
+
+
+def _unflatten(keys: tuple[Any, ...], values: Iterable[Any]) -> Any:
+    # A mapped tree belongs to no model, so it is a plain dict.
+    return dict(zip(keys, values, strict=True))
+
+
+jax.tree_util.register_pytree_with_keys(Submodule, _flatten, _unflatten)

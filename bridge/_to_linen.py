@@ -146,7 +146,7 @@ class ToLinen(nn.Module):
         self, leaves: Mapping[Address, Any], method: Any, args: Any, kwargs: Any
     ) -> StaticGraphDef:
         tags = {box.metadata["tag"] for box in leaves.values() if _has_tag(box)}
-        names = tuple(sorted((tags | set(self.scope.rngs) | {"default"}) - {"params"}))
+        names = tuple(sorted((tags | set(self._rngs) | {"default"}) - {"params"}))
         call = _construction.Call(method, args, kwargs)
         return _construction.rebuild(self._recipe, names, call, self._where)
 
@@ -176,7 +176,7 @@ class ToLinen(nn.Module):
 
     def _streams(self) -> dict[str, Any]:
         """The scope's keys by the stream names of `nnx.Rngs`; `params` serves what is missing."""
-        keys = {name: rng.as_jax_rng() for name, rng in self.scope.rngs.items()}
+        keys = {name: rng.as_jax_rng() for name, rng in self._rngs.items()}
         if "params" in keys and "default" not in keys:
             keys["default"] = keys.pop("params")
         return keys
@@ -185,8 +185,8 @@ class ToLinen(nn.Module):
         """The key that this call's `rngs` give to a stream of the module, None if they give none."""
         if self.is_initializing():
             return None
-        name = _stream_for(slot.metadata.get("tag"), self.scope.rngs)
-        return None if name is None else _nnx_run.seed(self.scope.rngs[name], slot)
+        name = _stream_for(slot.metadata.get("tag"), self._rngs)
+        return None if name is None else _nnx_run.seed(self._rngs[name], slot)
 
     def _report_unknown(self, unknown: Iterable[Address]) -> None:
         paths = tuple(path_text(*address) for address in unknown)
@@ -211,6 +211,10 @@ class ToLinen(nn.Module):
             raise error(text)
         if _warned.is_new((self._recipe.nnx_class, self.path, what)):
             warnings.warn(text, BridgeWarning, stacklevel=2)
+
+    @property
+    def _rngs(self) -> Mapping[str, Any]:
+        return self.scope.rngs if self.scope is not None else {}
 
     @property
     def _recipe(self) -> _construction.Recipe:
