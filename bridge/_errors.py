@@ -25,6 +25,8 @@
 from __future__ import annotations
 
 import re
+import sys
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -211,6 +213,17 @@ def _bullets(lines: Iterable[str]) -> str:
 
 def _list(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names)) or "none"
+
+
+def warn(text: str) -> None:
+    """Warns at the line of the caller's own program, however deep in Flax and JAX this is."""
+    level, frame = 2, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INSIDE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, BridgeWarning, stacklevel=level - 1)
+
+
+_INSIDE = ("bridge.", "flax.", "jax.", "jax", "contextlib", "functools")
 
 
 def unknown_paths_text(where: str, paths: Iterable[str]) -> str:

@@ -22,6 +22,7 @@ _TRAINING_ARGUMENTS = ("train", "training", "is_training")
 
 
 def fill_arguments(
+    module: nn.Module,
     function: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -30,7 +31,8 @@ def fill_arguments(
     """Keyword arguments of a call, with the mode's arguments that the caller left out.
 
     Args:
-      function: the unbound Linen method.
+      module: the Linen module; what it has as a field is set there.
+      function: its unbound method.
       args: positional arguments without `self`.
       kwargs: keyword arguments.
       modes: value by name of the attributes that were set.
@@ -40,17 +42,14 @@ def fill_arguments(
     """
     if not modes:
         return kwargs
-    wanted = dict(modes)
-    is_training = _is_training(modes)
-    if is_training is not None:
-        wanted.update(dict.fromkeys(_TRAINING_ARGUMENTS, is_training))
     parameters = list(_parameters(function).values())[1:]
     by_position = {
         p.name for p, _ in zip(parameters, args, strict=False) if p.kind != p.VAR_POSITIONAL
     }
     named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    missing = named - by_position - kwargs.keys()
-    return {**kwargs, **{name: value for name, value in wanted.items() if name in missing}}
+    missing = named - by_position - kwargs.keys() - _field_names(type(module))
+    choices = _choices(modes)
+    return {**kwargs, **{name: choices[name] for name in missing & choices.keys()}}
 
 
 def interceptor(modes: Mapping[str, Any]) -> Callable[..., Any]:
@@ -58,17 +57,20 @@ def interceptor(modes: Mapping[str, Any]) -> Callable[..., Any]:
 
     An argument that the parent passes to the method still wins, as it does over an NNX attribute.
     """
+    choices = _choices(modes)
 
     def intercept(
         next_function: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext
     ) -> Any:
         module = context.module
-        own = {name: value for name, value in modes.items() if name in _field_names(type(module))}
-        if own:
+        fields = choices.keys() & _field_names(type(module))
+        # A field of such a name may hold something else, a submodule for instance.
+        fields = {name for name in fields if isinstance(getattr(module, name), bool | None)}
+        if fields:
             parameters = _parameters(getattr(type(module), context.method_name))
             passed = dict(zip(list(parameters)[1:], args, strict=False)) | kwargs
-            own = {name: value for name, value in own.items() if passed.get(name) is None}
-        with overridden(module, own):
+            fields = {name for name in fields if passed.get(name) is None}
+        with overridden(module, {name: choices[name] for name in fields}):
             return next_function(*args, **kwargs)
 
     return intercept
@@ -79,11 +81,12 @@ def opens_state(modes: Mapping[str, Any]) -> bool:
     return modes.get("use_running_average") is False
 
 
-def _is_training(modes: Mapping[str, Any]) -> bool | None:
+def _choices(modes: Mapping[str, Any]) -> dict[str, Any]:
+    """The modes, and what follows from them for the arguments that Linen modules have instead."""
     for name in MODE_FIELDS:
         if name in modes:
-            return not modes[name]
-    return None
+            return {**dict.fromkeys(_TRAINING_ARGUMENTS, not modes[name]), **modes}
+    return dict(modes)
 
 
 @functools.lru_cache(maxsize=1024)

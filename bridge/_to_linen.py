@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
@@ -14,11 +13,11 @@ from flax.core import FrozenDict, meta
 from . import _construction, _conversion, _graphdef, _linen_scope, _nnx_run
 from ._constructor import Existing, check_class, freeze_arguments, thaw
 from ._errors import (
-    BridgeWarning,
     LostUpdateError,
     lost_update_text,
     path_text,
     unknown_paths_text,
+    warn,
 )
 from ._graphdef import Slot, StaticGraphDef
 from ._lazy_init import run_initializing
@@ -210,7 +209,7 @@ class ToLinen(nn.Module):
         if self.strict:
             raise error(text)
         if _warned.is_new((self._recipe.nnx_class, self.path, what)):
-            warnings.warn(text, BridgeWarning, stacklevel=2)
+            warn(text)
 
     @property
     def _rngs(self) -> Mapping[str, Any]:

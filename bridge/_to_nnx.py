@@ -177,7 +177,7 @@ class ToNNX(nnx.Module):
                     else mutable,
                     initializing=initializing,
                     capture_intermediates=capture_intermediates,
-                    **_modes.fill_arguments(function, args, kwargs, modes),
+                    **_modes.fill_arguments(module, function, args, kwargs, modes),
                 )
             changed = _linen_side.from_variables(captures.take(updates))
             if initializing:
@@ -189,7 +189,10 @@ class ToNNX(nnx.Module):
                 _linen_variables.add(self, new, held)
         except Exception as error:
             draws.undo()
-            raise self._explained(error, held, function, args, kwargs) from error
+            explained = self._explained(error, held, function, args, kwargs)
+            if explained is None:
+                raise
+            raise explained from error
         return output
 
     def _draws(self, rngs: Any, initializing: bool) -> _rngs.Draws:
@@ -212,16 +215,16 @@ class ToNNX(nnx.Module):
 
     def _explained(
         self, error: Exception, held: Mapping[Any, Any], function: Any, args: Any, kwargs: Any
-    ) -> Exception:
-        """The error a user can act on, for what Flax raised."""
+    ) -> Exception | None:
+        """The error a user can act on, for what Flax raised; None if that says it all."""
         module = self.to_nnx__module
         if isinstance(error, flax_errors.ModifyScopeVariableError):
             return ImmutableCollectionError.from_flax(module, error)
         if isinstance(error, _NO_VARIABLES) and not held:
             return NotInitializedError(module)
         if isinstance(error, (*_NO_VARIABLES, flax_errors.ScopeParamShapeError)):
-            return self._mismatch(held, function, args, kwargs) or error
-        return error
+            return self._mismatch(held, function, args, kwargs)
+        return None
 
     def _mismatch(
         self, held: Mapping[Any, Any], function: Any, args: Any, kwargs: Any
