@@ -220,10 +220,10 @@ def warn(text: str) -> None:
     level, frame = 2, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INSIDE):
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, BridgeWarning, stacklevel=level - 1)
+    warnings.warn(text, BridgeWarning, stacklevel=level)
 
 
-_INSIDE = ("bridge.", "flax.", "jax.", "jax", "contextlib", "functools")
+_INSIDE = ("bridge.", "flax.", "jax.", "contextlib", "functools")
 
 
 def unknown_paths_text(where: str, paths: Iterable[str]) -> str:

@@ -200,7 +200,8 @@ def test_a_difference_that_is_no_number_still_gives_valid_json():
     assert document["steps"][0]["max_abs_diff"] is None
 
 
-def test_the_table_shows_the_step_its_difference_and_what_failed(capsys):
+def test_the_table_shows_the_step_its_difference_and_what_failed(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
     _report.print_table(report_of(one_step(problems=["outputs differ"])))
     shown = capsys.readouterr().out
     for expected in ("1 wrapped: all in ToNNX", "14,458", "1.0e-06", "FAILED", "outputs differ"):
