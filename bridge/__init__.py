@@ -1,7 +1,8 @@
 """The bridge between Flax's two module systems.
 
-`ToNNX` makes a Linen module usable as an NNX module, `ToLinen` an NNX module as a Linen module. What
-`flax.nnx.bridge` calls by a name has the same name here, so `import bridge` can stand in its place.
+`ToNNX` makes a Linen module usable as an NNX module, `ToLinen` an NNX module as a Linen module.
+What `flax.nnx.bridge` calls by a name has the same name here, so `import bridge` can stand in its
+place.
 """
 
 from flax.nnx.bridge import AttrPriority as AttrPriority

@@ -89,8 +89,8 @@ def rebuild(recipe: Recipe, names: tuple[str, ...], call: Call, where: str) -> S
     Args:
       recipe: the constructor.
       names: the RNG streams that the constructor gets.
-      call: the call at hand. It is traced only if the module holds a `ToNNX`, whose variables depend
-        on the inputs.
+      call: the call at hand. It is traced only if the module holds a `ToNNX`, whose variables
+        depend on the inputs.
       where: the wrapper, for errors.
     """
     if isinstance(recipe.nnx_class, Existing):

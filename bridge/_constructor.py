@@ -24,8 +24,8 @@ from ._graphdef import StaticGraphDef
 class Argument:
     """A constructor argument that cannot be hashed as it is: a list, a dict, a set or an array.
 
-    Linen turns lists and dicts in a module's fields into tuples and FrozenDicts; this is opaque to it,
-    so the constructor gets what the user gave.
+    Linen turns lists and dicts in a module's fields into tuples and FrozenDicts; this is opaque to
+    it, so the constructor gets what the user gave.
     """
 
     __slots__ = ("_key", "_value")
@@ -104,7 +104,8 @@ def check_class(nnx_class: Any) -> None:
     expected = "an NNX module class and its constructor arguments"
     if isinstance(target, nnx.Pytree):
         remedy = (
-            f"for an instance use ToLinen.from_module({type(target).__name__.lower()}), which returns the"
+            f"for an instance use ToLinen.from_module({type(target).__name__.lower()}), which"
+            f" returns the"
             " Linen module and its variables"
         )
     elif isinstance(target, type) and issubclass(target, nn.Module):

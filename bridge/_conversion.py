@@ -18,16 +18,17 @@ from ._neutral import nest
 def linen_to_nnx(variables: Mapping[str, Any]) -> nnx.State[Any, Any]:
     """The State that holds what Linen variables hold.
 
-    A leaf of collection `c` at path `p` becomes a Variable of `c`'s type at `p`. Where two collections
-    meet at one path, or one's leaf lies above another's subtree, `params` keeps the place and the other
-    leaf goes below its collection's name; the way back is exact either way.
+    A leaf of collection `c` at path `p` becomes a Variable of `c`'s type at `p`. Where two
+    collections meet at one path, or one's leaf lies above another's subtree, `params` keeps the
+    place and the other leaf goes below its collection's name; the way back is exact either way.
 
     Args:
       variables: `{collection: {name: array, abstract array, pytree, box or mapping}}`, a dict or a
         FrozenDict. A collection `nnx` is static and is left out.
 
     Returns:
-      A State with a Variable for every leaf; an empty mapping becomes a Variable whose value is `{}`.
+      A State with a Variable for every leaf; an empty mapping becomes a Variable whose value is
+      `{}`.
 
     Raises:
       ConversionError: not variables.
@@ -48,12 +49,13 @@ def nnx_to_linen(state_or_module: nnx.State[Any, Any] | nnx.Pytree | Mapping[Any
     """The Linen variables that hold what a State or an NNX module holds; inverse of `linen_to_nnx`.
 
     Args:
-      state_or_module: a State, nested dicts of Variables, or a module (all of its state, RNG included).
+      state_or_module: a State, nested dicts of Variables, or a module (all of its state, RNG
+        included).
 
     Returns:
       Variables by collection: a dict, or a FrozenDict if Flax's `flax_return_frozendict` is on.
-      A Variable whose metadata says something comes in an `NNXMeta`, or in the Linen box that it came
-      from. Arrays that are in no Variable are in the collection `nnx_arrays`.
+      A Variable whose metadata says something comes in an `NNXMeta`, or in the Linen box that it
+      came from. Arrays that are in no Variable are in the collection `nnx_arrays`.
 
     Raises:
       ConversionError: neither a State nor a module.

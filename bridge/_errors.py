@@ -24,8 +24,8 @@
 
 from __future__ import annotations
 
+import inspect
 import re
-import sys
 import warnings
 from collections.abc import Iterable
 from typing import Any
@@ -105,7 +105,8 @@ class NotInitializedError(BridgeError, ValueError, flax_errors.ScopeCollectionNo
         name = type(module).__name__
         Exception.__init__(
             self,
-            f"ToNNX({name}) was called, and it has no variables yet; create them from sample inputs with"
+            f"ToNNX({name}) was called, and it has no variables yet; create them from sample"
+            f" inputs with"
             " bridge.lazy_init(model, *inputs), or take existing ones with"
             f" ToNNX.from_variables({name}(…), variables)",
         )
@@ -143,7 +144,8 @@ class MismatchError(
         lines += [f"{path}: not in the module" for path in self.unknown]
         Exception.__init__(
             self,
-            f"the variables do not fit {where}:{_bullets(lines)}\nGive variables that came from this"
+            f"the variables do not fit {where}:{_bullets(lines)}\nGive variables that came from"
+            f" this"
             " module with these arguments.",
         )
 
@@ -153,7 +155,8 @@ class ReservedNameError(BridgeError, ValueError):
 
     def __init__(self, name: str):
         super().__init__(
-            f"the Linen name {name!r} cannot live in a ToNNX: names that start with to_nnx__ hold the"
+            f"the Linen name {name!r} cannot live in a ToNNX: names that start with to_nnx__ hold"
+            f" the"
             " wrapper's own state; rename the variable or the submodule"
         )
 
@@ -170,7 +173,8 @@ class ImmutableCollectionError(BridgeError, flax_errors.ModifyScopeVariableError
         names = f"[{collection!r}]" if collection else "[…]"
         Exception.__init__(
             self,
-            f"a call of ToNNX({type(module).__name__}) may not update collection {collection!r}: {detail}\n"
+            f"a call of ToNNX({type(module).__name__}) may not update collection {collection!r}:"
+            f" {detail}\n"
             f"Allow it for this call with model(…, mutable={names}), for good with"
             f" ToNNX(…, mutable={names}), or for training with model.train().",
         )
@@ -217,8 +221,8 @@ def _list(names: Iterable[str]) -> str:
 
 def warn(text: str) -> None:
     """Warns at the line of the caller's own program, however deep in Flax and JAX this is."""
-    level, frame = 2, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(_INSIDE):
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_INSIDE):
         level, frame = level + 1, frame.f_back
     warnings.warn(text, BridgeWarning, stacklevel=level)
 
@@ -229,7 +233,8 @@ _INSIDE = ("bridge.", "flax.", "jax.", "contextlib", "functools")
 def unknown_paths_text(where: str, paths: Iterable[str]) -> str:
     """The warning about variables that a module does not have."""
     return (
-        f"these variables are not in {where} and are ignored:{_bullets(paths)}\nRemove them, or pass"
+        f"these variables are not in {where} and are ignored:{_bullets(paths)}\nRemove them, or"
+        f" pass"
         " strict=True to make this an error."
     )
 
@@ -240,6 +245,7 @@ def lost_update_text(where: str, collection: str, is_rng: bool) -> str:
         "the next call draws the same key" if is_rng else "the next call starts from the old values"
     )
     return (
-        f"{where} updated collection {collection!r}, which is not mutable, so the update is dropped and"
+        f"{where} updated collection {collection!r}, which is not mutable, so the update is"
+        f" dropped and"
         f" {effect}; keep it with apply(…, mutable=[{collection!r}])"
     )

@@ -30,8 +30,8 @@ def variable_from_metadata(
 ) -> nnx.Variable[Any]:
     """A Variable with exactly this value and metadata.
 
-    The constructor would run the create hooks a second time and shard an annotated value at once, which
-    fails without a mesh; `from_metadata` is what Flax's own merge calls.
+    The constructor would run the create hooks a second time and shard an annotated value at once,
+    which fails without a mesh; `from_metadata` is what Flax's own merge calls.
     """
     defaults = nnx.var_defaults()
     full = {"hijax": defaults.hijax, "ref": defaults.ref, "eager_sharding": False}
@@ -59,8 +59,8 @@ def assign_raw_value(variable: nnx.Variable[Any], value: Any) -> None:
 def is_initializing(node: nnx.Pytree) -> bool:
     """Whether `lazy_init` is running through this module.
 
-    The flag is Flax's own, because it is part of the GraphDef: a thread-local of ours would not be part
-    of the cache key of an `nnx.jit` inside the model.
+    The flag is Flax's own, because it is part of the GraphDef: a thread-local of ours would not be
+    part of the cache key of an `nnx.jit` inside the model.
     """
     return node._pytree__state.initializing
 
@@ -72,15 +72,16 @@ def set_initializing(nodes: Sequence[nnx.Pytree], value: bool) -> None:
 
 
 def is_data_attribute(node: nnx.Pytree, name: str) -> bool:
-    """Whether an attribute is part of the module's state rather than static; no public reader exists."""
+    """Whether an attribute is state rather than static; there is no public reader."""
     return bool(node._pytree__nodes.get(name, False))
 
 
 def mark_arrays_as_data(nodes: Sequence[Any]) -> None:
-    """Makes array attributes that are no Variables part of the state, whatever they are while traced.
+    """Makes array attributes that are no Variables data, whatever they are while traced.
 
-    Flax 0.12.8 tells arrays by `issubclass`, which a tracer's type fails, and then keeps the tracer as a
-    static attribute. `nnx.data` at the assignment would do, but the constructors are the user's.
+    Flax 0.12.8 tells arrays by `issubclass`, which a tracer's type fails, and then keeps the tracer
+    as a static attribute. `nnx.data` at the assignment would do, but the constructors are the
+    user's.
     """
     for node in nodes:
         if isinstance(node, nnx.Pytree):
@@ -163,9 +164,9 @@ def overridden(module: nn.Module, fields: Mapping[str, Any]) -> Iterator[None]:
 class StreamScope(Scope):
     """A Linen scope whose keys are drawn when a module asks for them.
 
-    Flax's scope wants every key at the start and hands all of them to every child, which would advance
-    each RNG stream in each call. `make_rng`, `push` and `rewound` are public, but a child shares its
-    parent's variables through an attribute that is not.
+    Flax's scope wants every key at the start and hands all of them to every child, which would
+    advance each RNG stream in each call. `make_rng`, `push` and `rewound` are public, but a child
+    shares its parent's variables through an attribute that is not.
     """
 
     rngs: Any

@@ -1,4 +1,4 @@
-"""The GraphDef as Linen variables hold it: static, hashed once, and knowing where its leaves are."""
+"""The GraphDef as Linen variables hold it: static, hashed once, knowing where its leaves are."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class Slot(NamedTuple):
 class StaticGraphDef(nnx.GraphDef[Any]):
     """A GraphDef whose hash is computed once and which is first compared by identity.
 
-    `jax.jit` hashes and compares the static parts of its arguments at every call. Equal GraphDefs are
-    one object as long as somebody holds it (see `intern`), so both cost nothing.
+    `jax.jit` hashes and compares the static parts of its arguments at every call. Equal GraphDefs
+    are one object as long as somebody holds it (see `intern`), so both cost nothing.
     """
 
     __slots__ = ("__weakref__", "_avals", "_hash", "_slots")
@@ -59,10 +59,10 @@ class StaticGraphDef(nnx.GraphDef[Any]):
             return True
         if not isinstance(other, nnx.GraphDef):
             return NotImplemented
-        if isinstance(other, StaticGraphDef) and None not in (self.avals, other.avals):
-            # A wrapped Linen module has shapes that its GraphDef does not tell.
-            if self.avals != other.avals:
-                return False
+        # A wrapped Linen module has shapes that its GraphDef does not tell.
+        avals = (self.avals, other.avals if isinstance(other, StaticGraphDef) else None)
+        if None not in avals and avals[0] != avals[1]:
+            return False
         return (self.num_leaves, self.nodes, self.attributes) == (
             other.num_leaves,
             other.nodes,

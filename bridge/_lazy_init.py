@@ -19,12 +19,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 def lazy_init(fn: F, *args: Any, **kwargs: Any) -> F:
     """Runs a method of an NNX module once, so that every `ToNNX` in it creates its variables.
 
-    Variables that exist keep their values, RNG counters and native state included, so the model is as if
-    native construction had made it. A second call only adds what is missing.
+    Variables that exist keep their values, RNG counters and native state included, so the model is
+    as if native construction had made it. A second call only adds what is missing.
 
     Args:
       fn: an NNX module, or a method of one.
-      *args: sample inputs: arrays, or `jax.ShapeDtypeStruct`s, with which no forward pass is computed.
+      *args: sample inputs: arrays, or `jax.ShapeDtypeStruct`s, with which no forward pass is
+        computed.
       **kwargs: keyword inputs; a ToNNX takes `method=` and `rngs=` here as in a call.
 
     Returns:
@@ -54,7 +55,7 @@ def lazy_init(fn: F, *args: Any, **kwargs: Any) -> F:
 
 
 def run_initializing(module: nnx.Module, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls `fn`, with every ToNNX in `module` creating its variables, and undoes its other effects.
+    """Calls `fn` while every ToNNX in `module` creates its variables; undoes its other effects.
 
     Returns:
       What `fn` returned.
@@ -119,7 +120,7 @@ def _init_abstractly(
         full_args, full_kwargs = tree.unflatten(
             [known.get(i, leaf) for i, leaf in enumerate(leaves)]
         )
-        method = copy if fn is module else functools.partial(fn.__func__, copy)  # type: ignore[attr-defined]
+        method = copy if fn is module else functools.partial(_function(fn), copy)
         run_initializing(copy, method, *full_args, **full_kwargs)
         made_graphdef, made_state = nnx.split(copy, graph=True)
         made.append(made_graphdef)
@@ -153,6 +154,10 @@ def _owner(fn: Any) -> nnx.Module:
         "a callable NNX module or a method of one",
         "pass the model, or model.method, and then the sample inputs",
     )
+
+
+def _function(method: Any) -> Callable[..., Any]:
+    return method.__func__
 
 
 def _is_abstract(leaf: Any) -> bool:

@@ -21,8 +21,8 @@ def from_variables(variables: Mapping[str, Any]) -> Neutral:
     """The leaves of Linen variables.
 
     Args:
-      variables: collections by name, dicts or FrozenDicts, with arrays, abstract arrays, any pytrees or
-        metadata boxes at the leaves.
+      variables: collections by name, dicts or FrozenDicts, with arrays, abstract arrays, any
+        pytrees or metadata boxes at the leaves.
 
     Returns:
       Every leaf and every empty mapping by (collection, path). The `nnx` collection's GraphDef is
@@ -67,8 +67,10 @@ def to_leaf(collection: str, path: Path, value: Any, active: registry.Registry) 
         expected = active.type_from_name(collection)
         if value.var_type is not expected and active.name_from_type(value.var_type) != collection:
             raise ConversionError(
-                f"{path_text(collection, path)} holds an NNXMeta of {value.var_type.__name__}, and the"
-                f" Variable type of collection {collection!r} is {expected.__name__}; put the leaf in collection"
+                f"{path_text(collection, path)} holds an NNXMeta of {value.var_type.__name__},"
+                f" and the"
+                f" Variable type of collection {collection!r} is {expected.__name__}; put the"
+                f" leaf in collection"
                 f" {active.name_from_type(value.var_type)!r}, or register the pair"
             )
         return Leaf(value.value, NNXMeta, value.metadata)

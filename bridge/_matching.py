@@ -54,7 +54,8 @@ def compare(expected: Mapping[Address, Any], found: Mapping[Address, Any]) -> Co
 
     Args:
       expected: an array, abstract array or pytree by address.
-      found: the same. Only the structure and the shapes are compared: as in Linen, a dtype may differ.
+      found: the same. Only the structure and the shapes are compared: as in Linen, a dtype may
+        differ.
 
     Returns:
       All differences, in the order of `expected`, then of `found`.

@@ -38,7 +38,7 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A], Generic[A]):
     metadata: dict[str, Any] = struct.field(pytree_node=False)
 
     def unbox(self) -> Any:
-        """The value, without a sharding constraint: an NNX Variable applies none when it is read."""
+        """The value; no sharding constraint, as an NNX Variable applies none when read."""
         return self.value
 
     def replace_boxed(self, val: B) -> NNXMeta[B]:
@@ -71,7 +71,8 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A], Generic[A]):
           params: the lifted transform's `metadata_params`.
 
         Returns:
-          A new box whose axis names fit the new value; the Variable's `on_remove_axis` hooks have run.
+          A new box whose axis names fit the new value; the Variable's `on_remove_axis` hooks have
+          run.
         """
         name = params.get(meta.PARTITION_NAME)
         names = self._axis_names()
@@ -98,7 +99,7 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A], Generic[A]):
         return self.replace(metadata=metadata)
 
     def get_partition_spec(self) -> jax.sharding.PartitionSpec:
-        """The partition spec, from the metadata alone: logical names stay logical, no mesh is needed."""
+        """The partition spec, from metadata alone: logical names stay, no mesh is needed."""
         sharding = self.metadata.get("out_sharding")
         while not isinstance(sharding, tuple | jax.sharding.PartitionSpec | None):
             # A NamedSharding holds a spec; a Format holds a sharding.

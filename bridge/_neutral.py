@@ -1,8 +1,8 @@
 """The neutral form: every leaf of a model by (collection, path).
 
-Whatever passes the boundary becomes ``{(collection, path): Leaf(value, box type, fields)}``. A leaf is
-anything that is neither a mapping nor a metadata box, so the tuples that `sow` makes stay whole; an
-empty mapping is a leaf as well, so that empty collections survive.
+Whatever passes the boundary becomes ``{(collection, path): Leaf(value, box type, fields)}``. A leaf
+is anything that is neither a mapping nor a metadata box, so the tuples that `sow` makes stay whole;
+an empty mapping is a leaf as well, so that empty collections survive.
 
 NNX has no collections: there a leaf lives at its path alone. `place` decides where leaves go whose
 paths collide, and `unplace` undoes it.

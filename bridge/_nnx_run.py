@@ -31,8 +31,8 @@ class Found:
 
     Attributes:
       leaves: the leaves as they are, boxes included, by the address that the module knows them by.
-      keys: the address under which a leaf really is, where that differs: integers come back as strings
-        from a msgpack file.
+      keys: the address under which a leaf really is, where that differs: integers come back as
+        strings from a msgpack file.
     """
 
     leaves: Mapping[Address, Any]
@@ -51,7 +51,7 @@ class Found:
 
 
 class Merged:
-    """An NNX module made of a GraphDef and Linen variables, and what it looked like before the call.
+    """An NNX module made of a GraphDef and Linen variables, and what it was before the call.
 
     Args:
       graphdef: the module's definition.
@@ -89,7 +89,7 @@ class Merged:
             return jax.random.key(0) if key is None else key
 
     def _attach_unknown(self) -> None:
-        """Gives the module the state that its definition does not know: created in a call, or sown."""
+        """Gives the module the state that only a call creates, and its definition lacks."""
         active = registry.current()
         known = {slot.address for slot in self.slots}
         self.unknown: dict[Address, nnx.Variable[Any] | None] = {}
@@ -133,24 +133,27 @@ class Merged:
                 where,
                 sorted(set(drawn)),
                 [],
-                "pass rngs={name: key} to apply, or variables with the collections RngKey and RngCount",
+                "pass rngs={name: key} to apply, or variables with the collections RngKey and"
+                " RngCount",
             )
         return output
 
     def changed(self) -> dict[Address, nnx.Variable[Any]]:
-        """The Variables that hold another value than before, those made for unknown leaves included."""
+        """The Variables with another value than before, those of unknown leaves included."""
         changed = {
             slot.address: variable
             for slot, variable, value in zip(self.slots, self.variables, self.values, strict=True)
             if variable is not None and (variable.ref or variable.get_raw_value() is not value)
         }
-        for address, variable in self.unknown.items():
-            if variable is not None and variable.get_raw_value() is not self._before[address]:
-                changed[address] = variable
-        return changed
+        taken_up = {
+            address: variable
+            for address, variable in self.unknown.items()
+            if variable is not None and variable.get_raw_value() is not self._before[address]
+        }
+        return changed | taken_up
 
     def unused(self, changed: Mapping[Address, Any]) -> list[Address]:
-        """The leaves that the module does not have and did not take up; sown values do not count."""
+        """The leaves that the module lacks and did not take up; sown ones do not count."""
         return [
             address
             for address, variable in self.unknown.items()

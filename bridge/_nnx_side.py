@@ -13,7 +13,8 @@ from ._flax_internals import REQUIRED_METADATA, raw_value, variable_from_metadat
 from ._meta import NNXMeta
 from ._neutral import NOT_DISPLACED, Address, Displaced, Leaf, Neutral, Path, place, unplace
 
-# Attributes that hold arrays without a Variable; their type says nothing, as it changes under tracing.
+# Attributes that hold arrays without a Variable; their type says nothing, as it changes under
+# tracing.
 ARRAYS = "nnx_arrays"
 
 BOX_KEY = "linen_meta_type"

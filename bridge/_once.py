@@ -23,7 +23,7 @@ class Once(Generic[T]):
         self._lock = threading.Lock()
 
     def get(self, key: Any, compute: Callable[[], T]) -> T:
-        """The result of a key, computed if it is not there; always computed for an unhashable key."""
+        """The result of a key, computed if it is not there, or if it cannot be hashed."""
         try:
             hash(key)
         except TypeError:

@@ -1,7 +1,7 @@
 """Where the keys of a call come from.
 
-A wrapped Linen module draws from NNX streams. A key is drawn when a module asks for it and once in a
-call, so a call that needs no randomness leaves every counter alone.
+A wrapped Linen module draws from NNX streams. A key is drawn when a module asks for it and once in
+a call, so a call that needs no randomness leaves every counter alone.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ def sources(rngs: Any, where: str) -> dict[str, Any]:
     if rngs is None:
         found: dict[str, Any] = {}
     elif isinstance(rngs, nnx.Rngs):
-        # Not items(): nnx.tabulate traces every public method of every node, and a generator cannot be.
+        # Not items(): nnx.tabulate traces every public method of every node, and a generator cannot
+        # be.
         found = {name: rngs[name] for name in rngs}
     elif isinstance(rngs, Mapping) and all(
         isinstance(k, str) and _is_source(v) for k, v in rngs.items()
@@ -128,8 +129,8 @@ def owned(rngs: Any, where: str) -> tuple[nnx.Rngs | None, frozenset[str]]:
       where: who was given it, for the error.
 
     Returns:
-      (streams, names of the streams made of plain keys). The first draw of a stream is a key derived
-      from its own, but Linen's `init` starts from the very key it is given.
+      (streams, names of the streams made of plain keys). The first draw of a stream is a key
+      derived from its own, but Linen's `init` starts from the very key it is given.
 
     Raises:
       InvalidRngsError: `rngs` is none of these.

@@ -13,10 +13,10 @@ from ._errors import InvalidMethodError
 
 
 class Submodule(collections.UserDict[Any, Any]):
-    """The variables of a Linen submodule inside a ToNNX, by name; a view, so writes reach the model.
+    """The variables of a Linen submodule in a ToNNX, by name; a view, so writes reach the model.
 
-    A submodule that was made in `setup`, or is a field of the Linen module, can be called, and so can
-    its methods: `model.encoder(x)`, `model.encoder.attend(x)`.
+    A submodule that was made in `setup`, or is a field of the Linen module, can be called, and so
+    can its methods: `model.encoder(x)`, `model.encoder.attend(x)`.
 
     Args:
       owner: the ToNNX.

@@ -31,8 +31,9 @@ _warned: Once[bool] = Once(maxsize=4096)
 class ToLinen(nn.Module):
     """A Linen module that behaves as the NNX module it constructs.
 
-    The module is constructed once, at `init`; its state goes to one collection for each Variable type,
-    its static definition to collection `nnx`. `apply` puts the two together and calls the module.
+    The module is constructed once, at `init`; its state goes to one collection for each Variable
+    type, its static definition to collection `nnx`. `apply` puts the two together and calls the
+    module.
 
     Example::
 
@@ -49,10 +50,10 @@ class ToLinen(nn.Module):
       args: its constructor's positional arguments.
       kwargs: its constructor's keyword arguments; `rngs` is added if the constructor takes it.
       skip_rng: True if `rngs` must not be passed even though the constructor takes it.
-      metadata_fn: Variable -> the leaf in Linen variables; by default a value, or a metadata box if the
-        Variable's metadata says something. None for bare values always.
-      strict: True makes unknown variables and dropped updates errors, False takes what fits. By default
-        missing and mis-shaped parameters are errors, and the others warnings.
+      metadata_fn: Variable -> the leaf in Linen variables; by default a value, or a metadata box if
+        the Variable's metadata says something. None for bare values always.
+      strict: True makes unknown variables and dropped updates errors, False takes what fits. By
+        default missing and mis-shaped parameters are errors, and the others warnings.
       rng_state: False keeps RNG state out of the variables; keys then come from `rngs=` alone.
       string_keys: True writes the integer keys of `nnx.List` as strings, for tools that join paths.
 
@@ -181,7 +182,7 @@ class ToLinen(nn.Module):
         return keys
 
     def _seed(self, slot: Slot) -> Any:
-        """The key that this call's `rngs` give to a stream of the module, None if they give none."""
+        """The key that this call's `rngs` give to a stream, None if they give none."""
         if self.is_initializing():
             return None
         name = _stream_for(slot.metadata.get("tag"), self._rngs)

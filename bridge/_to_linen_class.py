@@ -27,9 +27,9 @@ def to_linen_class(
       **partial_kwargs: constructor arguments that instances have unless they say otherwise.
 
     Returns:
-      A subclass of `ToLinen` called `<Class>ToLinen`. It takes the NNX constructor's keyword arguments,
-      and the fields of `ToLinen` (`args`, `kwargs`, `strict`, `name` …), which win over an argument of
-      the same name: pass that one in `kwargs`.
+      A subclass of `ToLinen` called `<Class>ToLinen`. It takes the NNX constructor's keyword
+      arguments, and the fields of `ToLinen` (`args`, `kwargs`, `strict`, `name` …), which win over
+      an argument of the same name: pass that one in `kwargs`.
 
     Raises:
       InvalidModuleError: `base_nnx_class` is an instance, a function or a Linen class.
@@ -40,8 +40,8 @@ def to_linen_class(
       >>> from flax import nnx
       >>> import bridge
       >>> Linear = bridge.to_linen_class(nnx.Linear, use_bias=False)
-      >>> variables = Linear(in_features=2, out_features=3).init(jax.random.key(0), jnp.ones((1, 2)))
-      >>> list(variables['params'])
+      >>> variables = Linear(in_features=2, out_features=3).init(jax.random.key(0), jnp.ones((1,
+      2))) >>> list(variables['params'])
       ['kernel']
 
     Source: flax/nnx/bridge/wrappers.py:to_linen_class @ 0.12.8
@@ -59,7 +59,7 @@ def to_linen_class(
         # The dataclass machinery of Linen gives every subclass a constructor of its own.
         generated = cls.__init__
 
-        def __init__(self: Any, args: Any = None, kwargs: Any = None, **given: Any) -> None:
+        def construct(self: Any, args: Any = None, kwargs: Any = None, **given: Any) -> None:
             fields = {n: v for n, v in given.items() if n in cls.__dataclass_fields__}
             # None stands for the default in programs written for flax.nnx.bridge.
             fields = {n: v for n, v in fields.items() if v is not None or n not in defaults}
@@ -67,7 +67,7 @@ def to_linen_class(
             merged = {**partial_kwargs, **_unfrozen(kwargs), **constructor}
             generated(self, args=args or (), kwargs=FrozenDict(merged), **fields)
 
-        cls.__init__ = __init__
+        cls.__init__ = construct
 
     class Made(ToLinen):
         def __init_subclass__(cls, **options: Any) -> None:

@@ -46,8 +46,8 @@ _NO_VARIABLES = (
 class ToNNX(nnx.Module):
     """An NNX module that behaves as the Linen module it wraps.
 
-    Its variables are created by `lazy_init` from sample inputs, or taken from `from_variables`. They are
-    Variables at the Linen path: `model.kernel`, `model.Dense_0['kernel']`.
+    Its variables are created by `lazy_init` from sample inputs, or taken from `from_variables`.
+    They are Variables at the Linen path: `model.kernel`, `model.Dense_0['kernel']`.
 
     Example::
 
@@ -60,10 +60,10 @@ class ToNNX(nnx.Module):
 
     Args:
       module: a Linen module instance.
-      rngs: where keys come from: an `nnx.Rngs`, which is forked, one key, or a dict of keys by stream
-        name. With a key, `lazy_init(x)` gives bit for bit what `module.init(key, x)` gives.
-      mutable: the collections that every call may update: names, True, a `DenyList`, or `'existing'` for
-        the state collections that exist. By default none, as in Linen.
+      rngs: where keys come from: an `nnx.Rngs`, which is forked, one key, or a dict of keys by
+        stream name. With a key, `lazy_init(x)` gives bit for bit what `module.init(key, x)` gives.
+      mutable: the collections that every call may update: names, True, a `DenyList`, or
+        `'existing'` for the state collections that exist. By default none, as in Linen.
 
     Raises:
       InvalidModuleError: `module` is no Linen module instance.
@@ -112,8 +112,9 @@ class ToNNX(nnx.Module):
         """The variables as Linen has them; the inverse of `from_variables`.
 
         Returns:
-          `{collection: {name: array, box or mapping}}`, a dict or, if Flax's `flax_return_frozendict` is
-          on, a FrozenDict. The bridge's own state, such as RNG streams, is not among them.
+          `{collection: {name: array, box or mapping}}`, a dict or, if Flax's
+          `flax_return_frozendict` is on, a FrozenDict. The bridge's own state, such as RNG streams,
+          is not among them.
         """
         held = _linen_variables.held_variables(self)
         return _linen_side.to_variables({address: entry.leaf for address, entry in held.items()})
@@ -135,8 +136,8 @@ class ToNNX(nnx.Module):
 
         Args:
           *args: the method's arguments.
-          rngs: keys for this call, as for `ToNNX`; by default the wrapper's own streams. A key is drawn
-            only if the Linen module asks for it.
+          rngs: keys for this call, as for `ToNNX`; by default the wrapper's own streams. A key is
+            drawn only if the Linen module asks for it.
           method: a name or a function of the Linen module, `__call__` by default.
           mutable: the collections that this call may update, in place.
           capture_intermediates: as for Linen's `apply`.
@@ -246,7 +247,7 @@ class ToNNX(nnx.Module):
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
         if type(value) is dict or isinstance(value, nnx.Variable):
-            own = name.startswith("__") or name.startswith("_pytree__")
+            own = name.startswith(("__", "_pytree__"))
             if not own and hasattr(type(self), name):
                 # A Linen name must not take a method of the wrapper away.
                 return getattr(type(self), name).__get__(self)
@@ -259,7 +260,8 @@ class ToNNX(nnx.Module):
         if module is None or name.startswith(("__", "_pytree__", _linen_variables.OWN_PREFIX)):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if name in _modes.MODE_FIELDS:
-            # Answered whatever the top module's fields are: a module further down may have the field.
+            # Answered whatever the top module's fields are: a module further down may have the
+            # field.
             return dict(self.to_nnx__modes).get(name, getattr(module, name, None))
         found = _linen_attribute(self, module, name)
         if found is not None:

@@ -1,8 +1,8 @@
 """How a metadata box becomes (value, fields) and back.
 
-A box is an instance of Linen's `AxisMetadata`. On the NNX side the value lives in a Variable and the
-fields in that Variable's metadata, so the fields of Linen's own boxes carry the names that NNX gives
-the same facts: ``names`` is ``out_sharding`` there, and ``rules`` is ``sharding_rules``.
+A box is an instance of Linen's `AxisMetadata`. On the NNX side the value lives in a Variable and
+the fields in that Variable's metadata, so the fields of Linen's own boxes carry the names that NNX
+gives the same facts: ``names`` is ``out_sharding`` there, and ``rules`` is ``sharding_rules``.
 """
 
 from __future__ import annotations
@@ -112,5 +112,6 @@ def _value_field(box_type: type, fields: tuple[dataclasses.Field[Any], ...]) -> 
         return in_tree[0]
     raise UnsupportedBoxError(
         box_type,
-        f"none of the fields {names} of {describe(box_type)} is called value, and {in_tree} could be it",
+        f"none of the fields {names} of {describe(box_type)} is called value, and {in_tree} could"
+        f" be it",
     )

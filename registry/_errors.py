@@ -80,8 +80,10 @@ class UnsupportedBoxError(RegistryError, TypeError):
     def __init__(self, box_type: type, reason: str):
         self.box_type = box_type
         super().__init__(
-            f"metadata box {describe(box_type)} cannot cross the bridge: {reason}; register how it becomes"
-            f" (value, fields) and back with registry.register_box({box_type.__name__}, to_fields, from_fields)"
+            f"metadata box {describe(box_type)} cannot cross the bridge: {reason}; register how"
+            f" it becomes"
+            f" (value, fields) and back with registry.register_box({box_type.__name__},"
+            f" to_fields, from_fields)"
         )
 
 

@@ -45,12 +45,14 @@ class Registry:
       ('counts', True)
 
     Attributes:
-      pairs: Variable type by collection name. A name that is missing is looked up in Flax's own table.
+      pairs: Variable type by collection name. A name that is missing is looked up in Flax's own
+        table.
       boxes: codec by box type; other boxes get a derived codec.
     """
 
     pairs: Mapping[str, VariableType] = dataclasses.field(default_factory=dict)
     boxes: Mapping[type, BoxCodec] = dataclasses.field(default_factory=dict)
+    _names: Mapping[VariableType, str] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "pairs", MappingProxyType(dict(self.pairs)))
@@ -75,8 +77,8 @@ class Registry:
           A new registry; this one stays as it is.
 
         Raises:
-          InvalidRegistrationError: a name is not a non-empty string, a type not a Variable type, or a
-            codec not a `BoxCodec` for a box type.
+          InvalidRegistrationError: a name is not a non-empty string, a type not a Variable type, or
+            a codec not a `BoxCodec` for a box type.
           RegistrationConflictError: a name or a type is taken and `overwrite` is false.
         """
         merged = dict(self.pairs)
@@ -114,7 +116,8 @@ class Registry:
                 name,
                 typ,
                 taken,
-                f"the type already belongs to collection {taken!r}; register a subclass of it, or pass"
+                f"the type already belongs to collection {taken!r}; register a subclass of it, or"
+                f" pass"
                 " overwrite=True to replace that pair",
             )
 
@@ -123,11 +126,12 @@ class Registry:
 
         Args:
           name: the collection's name.
-          create: whether a name that nobody registered gets a type of its own (`registry.auto.<name>`).
+          create: whether a name that nobody registered gets a type of its own
+            (`registry.auto.<name>`).
 
         Returns:
-          The registered type; else Flax's; else the unregistered type that was put in a collection of
-          this name; else the automatic one.
+          The registered type; else Flax's; else the unregistered type that was put in a collection
+          of this name; else the automatic one.
 
         Raises:
           InvalidRegistrationError: `name` is not a string.
@@ -147,7 +151,8 @@ class Registry:
 
         Args:
           typ: a subclass of `nnx.Variable`. Its parents' collections are not its own.
-          create: whether a type that nobody registered goes to the collection named after the class.
+          create: whether a type that nobody registered goes to the collection named after the
+            class.
 
         Returns:
           The collection's name.
@@ -158,9 +163,10 @@ class Registry:
           RegistrationConflictError: the collection named after the class belongs to another type.
         """
         _check_type(typ)
-        name = self._names.get(typ) or _flax_name(typ) or auto.collection_of(typ)  # type: ignore[attr-defined]
+        name = self._names.get(typ) or _flax_name(typ) or auto.collection_of(typ)
         if name is None:
-            # A notebook cell that ran twice left models with the first definition of a registered class.
+            # A notebook cell that ran twice left models with the first definition of a registered
+            # class.
             name = next((n for n, t in self.pairs.items() if _same_definition(t, typ)), None)
         if name is not None:
             return name
@@ -181,7 +187,8 @@ class Registry:
             name,
             typ,
             found,
-            f"the collection named after the class belongs to {describe(found)}; give the type a collection of"
+            f"the collection named after the class belongs to {describe(found)}; give the type a"
+            f" collection of"
             f" its own, for instance register_variable_name('{typ.__module__}.{name}', {name})",
         )
 
@@ -192,8 +199,8 @@ class Registry:
           box_type: a subclass of `AxisMetadata`.
 
         Returns:
-          The codec. One registered for a parent serves only that parent, as its constructor need not
-          fit the subclass.
+          The codec. One registered for a parent serves only that parent, as its constructor need
+          not fit the subclass.
 
         Raises:
           UnsupportedBoxError: no codec is registered and none can be derived.
@@ -201,13 +208,18 @@ class Registry:
         return self.boxes.get(box_type) or derive_codec(box_type)
 
 
-_default = Registry()
+class _Default:
+    """The default registry; registering replaces the value."""
+
+    registry = Registry()
+
+
 _scoped: contextvars.ContextVar[Registry | None] = contextvars.ContextVar("registry", default=None)
 
 
 def current() -> Registry:
     """The registry in force: the innermost `use`, else the default one."""
-    return _scoped.get() or _default
+    return _scoped.get() or _Default.registry
 
 
 @contextlib.contextmanager
@@ -260,8 +272,9 @@ def register_variable_name(name: str, typ: Any = None, /, *, overwrite: bool = F
 
     Raises:
       InvalidRegistrationError: not a name, or not a Variable type.
-      RegistrationConflictError: the name or the type is taken and `overwrite` is false. The same pair
-        twice is fine, and so is the same class defined again (a notebook cell that runs twice).
+      RegistrationConflictError: the name or the type is taken and `overwrite` is false. The same
+        pair twice is fine, and so is the same class defined again (a notebook cell that runs
+        twice).
 
     Example::
 
@@ -281,9 +294,8 @@ def register_variable_name(name: str, typ: Any = None, /, *, overwrite: bool = F
             return decorated
 
         return decorate
-    global _default
     with _lock:
-        _default = _default.extend({name: typ}, overwrite=overwrite)
+        _Default.registry = _Default.registry.extend({name: typ}, overwrite=overwrite)
         # Programs ask Flax for the pair too. What was checked above may replace what is there.
         nnx.register_variable_name(name, typ, overwrite=True)
         if _derived.get(typ.__name__) is typ:
@@ -324,9 +336,10 @@ def register_box(
     Raises:
       InvalidRegistrationError: `box_type` is not a box type.
     """
-    global _default
     with _lock:
-        _default = _default.extend(boxes={box_type: BoxCodec(to_fields, from_fields)})
+        _Default.registry = _Default.registry.extend(
+            boxes={box_type: BoxCodec(to_fields, from_fields)}
+        )
 
 
 def variable_type_from_name(name: str, *, create: bool = True) -> VariableType:
@@ -372,7 +385,7 @@ def _flax_name(typ: VariableType) -> str | None:
 
 
 def _flax_class(name: str) -> VariableType | None:
-    """A Variable type of Flax's own that Flax has no collection for, such as RngKey or LoRAParam."""
+    """A Variable type of Flax's own that has no collection there, such as RngKey."""
     typ = getattr(nnx, name, None)
     is_own = isinstance(typ, type) and issubclass(typ, nnx.Variable) and typ.__name__ == name
     return typ if is_own else None
