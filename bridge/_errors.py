@@ -11,7 +11,8 @@
     ├── MissingRngError(flax InvalidRngError)    a key is needed and there is none
     ├── NotInitializedError(ValueError, flax ScopeCollectionNotFound)
     │                                            a wrapped Linen module has no variables yet
-    ├── MismatchError(ValueError, flax ScopeParamShapeError, flax ScopeParamNotFoundError)
+    ├── MismatchError(ValueError, flax ScopeParamShapeError, ScopeParamNotFoundError,
+    │                 ScopeVariableNotFoundError, ScopeCollectionNotFound)
     │                                            variables that do not fit the module
     ├── ReservedNameError(ValueError)            a Linen name the wrapper keeps for itself
     ├── ImmutableCollectionError(flax ModifyScopeVariableError)
@@ -117,6 +118,8 @@ class MismatchError(
     ValueError,
     flax_errors.ScopeParamShapeError,
     flax_errors.ScopeParamNotFoundError,
+    flax_errors.ScopeVariableNotFoundError,
+    flax_errors.ScopeCollectionNotFound,
 ):
     """Variables and module do not fit; one error holds every problem.
 

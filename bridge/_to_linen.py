@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
@@ -21,6 +22,7 @@ from ._errors import (
 )
 from ._graphdef import Slot, StaticGraphDef
 from ._lazy_init import run_initializing
+from ._matching import Comparison
 from ._neutral import Address, nest
 from ._nnx_attributes import attribute, bound_method
 from ._once import Once
@@ -118,13 +120,22 @@ class ToLinen(nn.Module):
         """
         leaves = dict(_linen_scope.read(self))
         graphdef = _linen_scope.stored_graphdef(self)
-        if graphdef is None:
-            # As with Linen's own `param`, a call creates what is not there where it may.
-            is_new = not leaves and self.is_mutable_collection("params")
-            if self.is_initializing() or is_new:
-                return self._init(leaves, nnx_method, args, kwargs)
+        # As with Linen's own `param`, a call creates what is not there where it may.
+        is_new = not leaves and self.is_mutable_collection("params")
+        may_create = self.is_initializing() or is_new
+        if graphdef is None and not may_create:
             graphdef = self._rebuilt(leaves, nnx_method, args, kwargs)
-        return self._apply(graphdef, leaves, nnx_method, args, kwargs)
+        if graphdef is not None:
+            found = _nnx_run.Found.of(leaves, graphdef.slots)
+            comparison = _nnx_run.comparison(graphdef, found, rng=may_create)
+            if not (may_create and comparison.missing):
+                self._check(comparison)
+                return self._apply(graphdef, found, nnx_method, args, kwargs)
+        return self._init(leaves, nnx_method, args, kwargs)
+
+    def _check(self, comparison: Comparison) -> None:
+        if comparison.missing or (comparison.mis_shaped and self.strict is not False):
+            raise comparison.error(self._where)
 
     def _init(self, found: Mapping[Address, Any], method: Any, args: Any, kwargs: Any) -> Any:
         module = self._recipe.construct(self._streams(), self._where)
@@ -132,8 +143,7 @@ class ToLinen(nn.Module):
             graphdef, leaves = _graphdef.split(module)
             known = _nnx_run.Found.of(found, graphdef.slots)
             comparison = _nnx_run.comparison(graphdef, known)
-            if comparison.mis_shaped:
-                raise comparison.error(self._where)
+            self._check(dataclasses.replace(comparison, missing=()))
             _nnx_run.overlay(leaves, graphdef.slots, known)
         call = functools.partial(_nnx_run.method_of(module, method), module)
         output = run_initializing(module, call, *args, **kwargs)
@@ -153,15 +163,11 @@ class ToLinen(nn.Module):
     def _apply(
         self,
         graphdef: StaticGraphDef,
-        leaves: Mapping[Address, Any],
+        found: _nnx_run.Found,
         method: Any,
         args: Any,
         kwargs: Any,
     ) -> Any:
-        found = _nnx_run.Found.of(leaves, graphdef.slots)
-        comparison = _nnx_run.comparison(graphdef, found)
-        if comparison.missing or (comparison.mis_shaped and self.strict is not False):
-            raise comparison.error(self._where)
         merged = _nnx_run.Merged(graphdef, found, self._seed)
         output = merged.call(method, args, kwargs, self._where)
         changed = merged.changed()
