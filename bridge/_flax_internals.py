@@ -18,7 +18,7 @@ from flax.linen import module as linen_module
 from flax.nnx.bridge import module as bridge_module
 
 from ._errors import MissingRngError
-from ._rngs import LazyKeys
+from ._rngs import Draws, LazyKeys, used_streams
 
 # What every Variable's metadata holds, and what therefore says nothing about one Variable.
 REQUIRED_METADATA: frozenset[str] = nnx.Variable.required_metadata
@@ -171,14 +171,12 @@ class StreamScope(Scope):
 
     rngs: Any
 
-    def __init__(self, variables: Any, streams: LazyKeys, **options: Any):
+    def __init__(self, variables: Any, streams: LazyKeys, counters: dict[Any, Any], **options: Any):
         super().__init__(variables, **options)
-        self._use(streams)
-
-    def _use(self, streams: LazyKeys) -> None:
         self.rngs = streams
+        self.rng_counters = counters
         for name in streams:
-            self.rng_counters.setdefault(name, 0)
+            counters.setdefault(name, 0)
 
     def make_rng(self, name: str = "params") -> Any:
         if not self.has_rng(name) and not self.has_rng("params"):
@@ -190,17 +188,21 @@ class StreamScope(Scope):
             )
         return super().make_rng(name)
 
-    def push(self, name: str | None = None, prefix: str = "", reuse: bool = False) -> StreamScope:
+    def push(self, name: str | None = None, prefix: str = "", reuse: bool = False) -> Scope:
+        if not isinstance(self.rngs, LazyKeys):
+            # A lifted transform has put keys of its own in the place of these.
+            return super().push(name, prefix, reuse)
         child = self._without_keys(lambda: super(StreamScope, self).push(name, prefix, reuse))
         return self._adopt(child, self.rngs.below(child.name))
 
-    def rewound(self, rewind_rngs: bool = False) -> StreamScope:
-        return self._adopt(
-            self._without_keys(lambda: super(StreamScope, self).rewound(rewind_rngs)), self.rngs
-        )
+    def rewound(self, rewind_rngs: bool = False) -> Scope:
+        if not isinstance(self.rngs, LazyKeys):
+            return super().rewound(rewind_rngs)
+        plain = self._without_keys(lambda: super(StreamScope, self).rewound(rewind_rngs))
+        return self._adopt(plain, self.rngs)
 
     def _without_keys(self, make: Callable[[], Scope]) -> Scope:
-        """Flax would draw all keys to pass them on."""
+        """Flax would compute all keys to pass them on."""
         own, self.rngs = self.rngs, {}
         try:
             return make()
@@ -209,9 +211,10 @@ class StreamScope(Scope):
 
     @staticmethod
     def _adopt(plain: Scope, streams: LazyKeys) -> StreamScope:
-        scope = StreamScope(
+        return StreamScope(
             plain._variables,
-            LazyKeys.none(),
+            streams,
+            plain.rng_counters,
             name=plain.name,
             mutable=plain.mutable,
             parent=plain.parent,
@@ -219,37 +222,36 @@ class StreamScope(Scope):
             debug_path=plain.debug_path,
             flags=plain.flags,
         )
-        scope.rng_counters = plain.rng_counters
-        scope._use(streams)
-        return scope
 
 
 def run_linen(
     module: nn.Module,
     function: Callable[..., Any],
     variables: dict[str, Any],
-    streams: LazyKeys,
+    draws: Draws,
     *args: Any,
     mutable: Any,
     initializing: bool,
     capture_intermediates: Any,
     **kwargs: Any,
-) -> tuple[Any, Mapping[str, Any]]:
+) -> tuple[Any, Mapping[str, Any], set[str]]:
     """`module.apply`, or `module.init_with_output` if `initializing`, with keys drawn on demand.
 
     `nn.apply` and `flax.core.apply` make a scope of their own that holds every key, and neither can
     initialise a module some of whose variables exist.
 
     Returns:
-      (output, variables of the mutable collections).
+      (output, variables of the mutable collections, RNG streams that were used).
     """
     if capture_intermediates:
         mutable = union_filters(mutable, "intermediates")
     flags = {"initializing": True} if initializing else {}
-    scope = StreamScope(variables, streams, mutable=mutable, flags=flags)
+    counters: dict[Any, Any] = {}
+    scope = StreamScope(variables, LazyKeys(draws), counters, mutable=mutable, flags=flags)
     with scope.temporary(), capturing(capture_intermediates):
         output = function(module.clone(parent=scope, _deep_clone=True), *args, **kwargs)
-    return output, scope.mutable_variables() if mutable is not False else {}
+    updates = scope.mutable_variables() if mutable is not False else {}
+    return output, updates, used_streams(counters)
 
 
 def partially_evaluate(function: Callable[..., Any], *inputs: jax.ShapeDtypeStruct) -> Any:

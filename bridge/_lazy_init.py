@@ -137,7 +137,7 @@ def _adopt(node: Any, made: Any) -> None:
     """Takes over the Linen variables of an initialised copy that the original lacks."""
     if isinstance(node, nnx.Module) and hasattr(type(node), "linen_variables"):
         new = {a: entry.leaf for a, entry in _linen_variables.held_variables(made).items()}
-        _linen_variables.add(node, new, _linen_variables.held_variables(node))
+        _linen_variables.store(node, new, _linen_variables.held_variables(node), update=False)
 
 
 def _nodes(module: nnx.Module) -> list[nnx.Pytree]:

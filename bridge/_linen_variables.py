@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -44,9 +44,7 @@ def held_variables(wrapper: nnx.Module) -> dict[Address, Held]:
 
 def is_own_name(name: str) -> bool:
     """Whether an attribute belongs to the wrapper or to NNX rather than to the Linen module."""
-    return name.startswith((OWN_PREFIX, "_pytree__")) or (
-        name.startswith("__") and name.endswith("__")
-    )
+    return name.startswith((OWN_PREFIX, "_pytree__")) or name == "__captures__"
 
 
 def to_linen(held: Mapping[Address, Held]) -> dict[str, Any]:
@@ -65,58 +63,61 @@ def state_collections(held: Mapping[Address, Held]) -> tuple[str, ...]:
     return tuple(sorted({collection for collection, _ in held} - _NOT_STATE))
 
 
-def add(wrapper: nnx.Module, new: Neutral, held: Mapping[Address, Held]) -> None:
-    """Gives a wrapper Variables for leaves that it does not have.
+def store(
+    wrapper: nnx.Module,
+    changed: Neutral,
+    held: Mapping[Address, Held],
+    *,
+    update: bool = True,
+    then: Callable[[], None] = lambda: None,
+) -> None:
+    """Puts leaves into a wrapper: all of them, or none if anything raises.
 
     Args:
-      wrapper: the module that gets the attributes; it stays as it was if this raises.
-      new: the leaves.
-      held: what the wrapper has.
+      wrapper: the module that holds the variables.
+      changed: leaves; those with a Variable go into it, unless the value is the same object, and
+        the others get a Variable.
+      held: the Variables that are there.
+      update: whether Variables that are there are touched.
+      then: what else belongs to the change; if it raises, nothing has happened.
 
     Raises:
       ReservedNameError: a name starts with the wrapper's own prefix.
+      TraceContextError: a Variable or the wrapper belongs to another trace.
     """
-    new = {address: leaf for address, leaf in new.items() if address not in held}
+    new = {address: leaf for address, leaf in changed.items() if address not in held}
     filled = [
         entry.path
         for (collection, path), entry in held.items()
         if entry.leaf.is_empty and any(c == collection and p[: len(path)] == path for c, p in new)
     ]
-    for path in filled:
-        _remove(wrapper, path)
     occupied = [entry.path for entry in held.values() if entry.path not in filled]
     leaves = _nnx_side.to_leaves(new, occupied)
     for path in leaves:
         if is_own_name(str(path[0])):
             raise ReservedNameError(str(path[0]))
-    for name, value in nest(leaves).items():
-        setattr(wrapper, name, nnx.data(_merged(vars(wrapper).get(name), value)))
-
-
-def update(held: Mapping[Address, Held], changed: Neutral) -> None:
-    """Puts the values that differ into the Variables that are there; all of them or none.
-
-    Args:
-      held: the Variables.
-      changed: the leaves after a call; those without a Variable are passed over.
-
-    Raises:
-      TraceContextError: a Variable belongs to another trace.
-    """
-    done: list[tuple[nnx.Variable[Any], Any]] = []
+    attributes = dict(vars(wrapper))
+    written: list[tuple[nnx.Variable[Any], Any, dict[str, Any]]] = []
     try:
-        for address, leaf in changed.items():
-            entry = held.get(address)
-            if entry is None:
-                continue
+        for address in held.keys() & changed.keys() if update else ():
+            entry, leaf = held[address], changed[address]
+            before = entry.variable.get_metadata()
             if leaf.value is not entry.leaf.value:
                 assign_raw_value(entry.variable, leaf.value)
-                done.append((entry.variable, entry.leaf.value))
+                written.append((entry.variable, entry.leaf.value, before))
             if leaf.box is not None and leaf.fields != entry.leaf.fields:
                 entry.variable.set_metadata(**leaf.fields)
+        for path in filled:
+            _remove(wrapper, path)
+        for name, value in nest(leaves).items():
+            setattr(wrapper, name, nnx.data(_merged(vars(wrapper).get(name), value)))
+        then()
     except BaseException:
-        for variable, before in done:
-            assign_raw_value(variable, before)
+        for variable, value, metadata in written:
+            assign_raw_value(variable, value)
+            variable.set_metadata(metadata)
+        vars(wrapper).clear()
+        vars(wrapper).update(attributes)
         raise
 
 
@@ -139,7 +140,13 @@ def _remove(wrapper: nnx.Module, path: Path) -> None:
     if len(path) == 1:
         delattr(wrapper, path[0])
         return
-    node = vars(wrapper)[path[0]]
+    node = _copied(vars(wrapper)[path[0]])
+    parent = node
     for key in path[1:-1]:
-        node = node[key]
-    del node[path[-1]]
+        parent = parent[key]
+    del parent[path[-1]]
+    setattr(wrapper, path[0], nnx.data(node))
+
+
+def _copied(tree: Any) -> Any:
+    return {k: _copied(v) for k, v in tree.items()} if isinstance(tree, dict) else tree

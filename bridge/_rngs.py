@@ -17,7 +17,10 @@ from ._errors import InvalidRngsError
 
 
 class Draws:
-    """The keys that one call draws, by Linen's stream names.
+    """The keys that one call may draw, by Linen's stream names.
+
+    A key is computed when it is looked up, and the stream moves on when the call is over, if the
+    key was used: a lifted transform takes all keys along, whether its body needs them or not.
 
     Args:
       sources: a key, or a stream to draw it from, by name.
@@ -27,35 +30,39 @@ class Draws:
     def __init__(self, sources: Mapping[str, Any], plain: Collection[str] = ()):
         self._sources = dict(sources)
         self._plain = plain
-        self._drawn: dict[str, Any] = {}
-        self._before: list[tuple[nnx.Variable[Any], Any]] = []
+        self._keys: dict[str, Any] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The streams that exist."""
         return tuple(self._sources)
 
     def key(self, name: str) -> Any:
         """The key of a stream; the same one however often it is asked for."""
-        if name not in self._drawn:
+        if name not in self._keys:
             source = self._sources[name]
             if not isinstance(source, nnx.RngStream):
-                self._drawn[name] = source
+                self._keys[name] = source
             elif name in self._plain:
-                self._drawn[name] = source.key.get_value()
+                self._keys[name] = source.key[...]
             else:
-                before = source.count.get_raw_value()
-                self._drawn[name] = source()
-                self._before.append((source.count, before))
-        return self._drawn[name]
+                self._keys[name] = jax.random.fold_in(source.key[...], source.count[...])
+        return self._keys[name]
 
-    def undo(self) -> None:
-        """Sets back the counters of the streams that were drawn from, after a call that failed."""
-        for count, before in self._before:
-            count.set_raw_value(before)
+    def commit(self, used: Collection[str]) -> None:
+        """Moves the streams on whose keys were used, as drawing from them would have done.
+
+        Raises:
+          TraceContextError: a stream belongs to another trace.
+        """
+        for name in used:
+            source = self._sources.get(name)
+            if isinstance(source, nnx.RngStream) and name not in self._plain:
+                source.count[...] += 1
 
 
 class LazyKeys(Mapping[str, LazyRng]):
-    """What a Linen scope keeps as its `rngs`; the keys are drawn on look-up.
+    """What a Linen scope keeps as its `rngs`; a key is computed on look-up.
 
     Args:
       draws: the keys.
@@ -66,13 +73,13 @@ class LazyKeys(Mapping[str, LazyRng]):
         self._draws = draws
         self._suffix = suffix
 
-    @classmethod
-    def none(cls) -> LazyKeys:
-        return cls(Draws({}))
-
     def below(self, name: str | None) -> LazyKeys:
         """The keys of the child scope of this name."""
         return LazyKeys(self._draws, (*self._suffix, name))
+
+    def copy(self) -> LazyKeys:
+        """The same keys; Linen copies what it is about to replace."""
+        return self
 
     def __getitem__(self, name: str) -> LazyRng:
         if name not in self:
@@ -87,6 +94,21 @@ class LazyKeys(Mapping[str, LazyRng]):
 
     def __len__(self) -> int:
         return len(self._draws.names)
+
+
+def used_streams(counters: Mapping[Any, Any]) -> set[str]:
+    """The streams that were asked for a key, from the counters of a Linen scope and its children.
+
+    A lifted transform shares the counters with its body, which is why they tell more than the scope
+    itself could.
+    """
+    used: set[str] = set()
+    for name, count in counters.items():
+        if isinstance(count, Mapping):
+            used |= used_streams(count)
+        elif count:
+            used.add(name)
+    return used
 
 
 def sources(rngs: Any, where: str) -> dict[str, Any]:

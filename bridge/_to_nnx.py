@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import types
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import jax
 from flax import errors as flax_errors
@@ -105,7 +106,7 @@ class ToNNX(nnx.Module):
           ReservedNameError: a name starts with `to_nnx__`.
         """
         wrapper = cls(module, rngs, **options)
-        _linen_variables.add(wrapper, _linen_side.from_variables(variables), {})
+        _linen_variables.store(wrapper, _linen_side.from_variables(variables), {})
         return wrapper
 
     def linen_variables(self) -> Any:
@@ -167,11 +168,11 @@ class ToNNX(nnx.Module):
         )
         try:
             with intercepting:
-                output, updates = run_linen(
+                output, updates, used = run_linen(
                     module,
                     function,
                     {**_linen_variables.to_linen(held), **captures.variables()},
-                    _rngs.LazyKeys(draws),
+                    draws,
                     *args,
                     mutable=union_filters(mutable, captures.collections)
                     if captures.collections
@@ -181,15 +182,13 @@ class ToNNX(nnx.Module):
                     **_modes.fill_arguments(module, function, args, kwargs, modes),
                 )
             changed = _linen_side.from_variables(captures.take(updates))
-            if initializing:
-                _linen_variables.add(self, changed, held)
-            else:
+            if not initializing:
                 # An empty collection in the output says that nothing was written.
-                new = {address: leaf for address, leaf in changed.items() if not leaf.is_empty}
-                _linen_variables.update(held, new)
-                _linen_variables.add(self, new, held)
+                changed = {a: leaf for a, leaf in changed.items() if not leaf.is_empty}
+            _linen_variables.store(
+                self, changed, held, update=not initializing, then=lambda: draws.commit(used)
+            )
         except Exception as error:
-            draws.undo()
             explained = self._explained(error, held, function, args, kwargs)
             if explained is None:
                 raise
@@ -246,13 +245,13 @@ class ToNNX(nnx.Module):
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
-        if type(value) is dict or isinstance(value, nnx.Variable):
-            own = name.startswith(("__", "_pytree__"))
-            if not own and hasattr(type(self), name):
+        is_tree = type(value) is dict and name != "__dict__"
+        if is_tree or isinstance(value, nnx.Variable):
+            if hasattr(type(self), name):
                 # A Linen name must not take a method of the wrapper away.
                 return getattr(type(self), name).__get__(self)
-            if type(value) is dict and not own and is_data_attribute(self, name):
-                return Submodule(self, (name,), value)
+            if is_tree and is_data_attribute(self, name):
+                return Submodule(self, (name,), cast(dict[Any, Any], value))
         return value
 
     def __getattr__(self, name: str) -> Any:
@@ -281,7 +280,10 @@ class ToNNX(nnx.Module):
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        is_linen = not _linen_variables.is_own_name(name) and name not in vars(self)
+        # What nnx.data and nnx.static return says how to store it, so it is meant as it is.
+        is_marked = isinstance(value, dataclasses.Field)
+        is_linen = not is_marked and not _linen_variables.is_own_name(name)
+        is_linen = is_linen and name not in vars(self)
         if is_linen and name in _modes.MODE_FIELDS:
             modes = {**dict(self.to_nnx__modes), name: value}
             self.to_nnx__modes = tuple(sorted(modes.items()))
@@ -289,7 +291,7 @@ class ToNNX(nnx.Module):
         if is_linen and name in _field_names(self.to_nnx__module) and not nnx.has_data(value):
             self.to_nnx__module = self.to_nnx__module.clone(**{name: value})
             return
-        if not nnx.is_data(value) and nnx.has_data(value):
+        if not is_marked and not nnx.is_data(value) and nnx.has_data(value):
             value = nnx.data(value)
         super().__setattr__(name, value)
 
