@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,12 +11,12 @@ from flax import nnx
 import registry
 
 from . import _graphdef
-from ._constructor import Existing, takes_rngs, thaw
+from ._constructor import Argument, Existing, key_of, takes_rngs, thaw
 from ._errors import MissingRngError
 from ._flax_internals import detached, mark_arrays_as_data
 from ._graphdef import StaticGraphDef
 from ._lazy_init import run_initializing
-from ._nnx_run import method_of
+from ._merged import method_of
 from ._once import Once
 
 # Constructors are traced once for each set of arguments, not at each call without a GraphDef.
@@ -44,6 +43,25 @@ class Recipe(NamedTuple):
         """What the class is called in messages."""
         target = getattr(self.nnx_class, "func", self.nnx_class)
         return getattr(target, "__name__", None) or repr(target)
+
+    @property
+    def key(self) -> Any:
+        """Equal for constructors that make the same module, None if it may not be kept."""
+        if self.is_traced:
+            return None
+        kwargs = frozenset((name, key_of(value)) for name, value in self.kwargs.items())
+        return key_of(self.nnx_class), tuple(map(key_of, self.args)), kwargs, self.skip_rng
+
+    def made(self, graphdef: StaticGraphDef) -> bool:
+        """Whether a GraphDef may be that of the module this constructs."""
+        is_existing = isinstance(self.nnx_class, Existing)
+        return is_existing or graphdef.recipe is None or graphdef.recipe == self.key
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether an argument belongs to a trace."""
+        arguments = (*self.args, *self.kwargs.values())
+        return any(isinstance(a, Argument) and a.is_traced for a in arguments)
 
     def construct(self, streams: Mapping[str, Any], where: str) -> Any:
         """The NNX module.
@@ -83,21 +101,27 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
 
-def rebuild(recipe: Recipe, names: tuple[str, ...], call: Call, where: str) -> StaticGraphDef:
+def rebuild(
+    recipe: Recipe, names: tuple[str, ...], call: Call | None, where: str
+) -> StaticGraphDef:
     """The GraphDef for variables that came without it; nothing is computed.
 
     Args:
       recipe: the constructor.
       names: the RNG streams that the constructor gets.
-      call: the call at hand. It is traced only if the module holds a `ToNNX`, whose variables
-        depend on the inputs.
+      call: the call at hand, None if there is none. It is traced only if the module holds a
+        `ToNNX`, whose variables depend on the inputs.
       where: the wrapper, for errors.
     """
     if isinstance(recipe.nnx_class, Existing):
         return recipe.nnx_class.graphdef
-    key = (recipe, names, registry.current())
+    if recipe.is_traced:
+        # What is kept would hold on to the trace.
+        graphdef, needs_call = _abstract(recipe, names, None, where)
+        return _abstract(recipe, names, call, where)[0] if needs_call and call else graphdef
+    key = (recipe.key, names, registry.current())
     graphdef, needs_call = _rebuilt.get(key, lambda: _abstract(recipe, names, None, where))
-    if not needs_call:
+    if not needs_call or call is None:
         return graphdef
     key = (*key, call.method, str(jax.tree.map(_aval_text, (call.args, call.kwargs))))
     return _rebuilt.get(key, lambda: _abstract(recipe, names, call, where))[0]
@@ -116,10 +140,9 @@ def _abstract(
         if call is not None:
             known = dict(zip(arrays, inputs, strict=True))
             args, kwargs = tree.unflatten([known.get(i, x) for i, x in enumerate(leaves)])
-            method = functools.partial(method_of(module, call.method), module)
-            run_initializing(module, method, *args, **kwargs)
+            run_initializing(module, method_of(module, call.method), *args, **kwargs)
         nodes = [type(node) for _, node in nnx.iter_graph(module, graph=True)]
-        graphdef, state = _graphdef.split(module)
+        graphdef, state = _graphdef.split(module, recipe.key)
         made.append((graphdef, any(hasattr(node, "linen_variables") for node in nodes)))
         return [x.get_raw_value() if isinstance(x, nnx.Variable) else x for x in state]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import inspect
 import types
@@ -31,13 +30,19 @@ class Argument:
     __slots__ = ("_key", "_value")
 
     def __init__(self, value: Any):
-        self._value = value
-        self._key = _hashable(value)
+        # The caller may write into it later, and so may the constructor.
+        self._value = _copied(value)
+        self._key = key_of(value)
 
     @property
     def value(self) -> Any:
-        """A copy of the containers, as the constructor may write into them."""
-        return copy.deepcopy(self._value) if _is_plain(self._value) else self._value
+        """The argument as it was given, in containers of its own."""
+        return _copied(self._value)
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether an array in it belongs to a trace, and must not outlive it."""
+        return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(self._value))
 
     def __hash__(self) -> int:
         return hash(self._key)
@@ -126,6 +131,8 @@ def takes_rngs(nnx_class: Any) -> bool:
     """Whether a constructor has a parameter `rngs`, or takes any keyword."""
     # The signature of an NNX class is that of its metaclass, which takes anything.
     is_class = isinstance(nnx_class, type)
+    if is_class and nnx_class.__init__ is object.__init__:
+        return False
     if isinstance(nnx_class, functools.partial):
         return "rngs" not in nnx_class.keywords and takes_rngs(nnx_class.func)
     parameters = inspect.signature(nnx_class.__init__ if is_class else nnx_class).parameters
@@ -135,7 +142,7 @@ def takes_rngs(nnx_class: Any) -> bool:
 def _freeze(value: Any) -> Any:
     if isinstance(value, Argument):
         return value
-    if _is_plain(value):
+    if isinstance(value, list | dict | set):
         return Argument(value)
     try:
         hash(value)
@@ -144,16 +151,31 @@ def _freeze(value: Any) -> Any:
     return value
 
 
-def _is_plain(value: Any) -> bool:
-    return isinstance(value, list | dict | set)
+def _copied(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, dict):
+        return type(value)((k, _copied(v)) for k, v in value.items())
+    if isinstance(value, list | set) or type(value) is tuple:
+        return type(value)(_copied(v) for v in value)
+    return value
 
 
-def _hashable(value: Any) -> Any:
-    """A key that is equal for equal arguments."""
+def key_of(value: Any) -> Any:
+    """A key that is equal for equal arguments, functions that were made twice included."""
+    if isinstance(value, Argument):
+        return value
+    if isinstance(value, functools.partial):
+        keywords = frozenset((k, key_of(v)) for k, v in value.keywords.items())
+        return functools.partial, key_of(value.func), tuple(map(key_of, value.args)), keywords
+    if isinstance(value, types.FunctionType):
+        # An initializer made in the body of a Linen module is another function at each call.
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        return value.__code__, tuple(map(key_of, cells)), key_of(value.__defaults__)
     if isinstance(value, Mapping):
-        return type(value), frozenset((k, _hashable(v)) for k, v in value.items())
+        return type(value), frozenset((k, key_of(v)) for k, v in value.items())
     if isinstance(value, list | tuple | set):
-        items = map(_hashable, value)
+        items = map(key_of, value)
         return type(value), frozenset(items) if isinstance(value, set) else tuple(items)
     if isinstance(value, Tracer):
         return id(value)

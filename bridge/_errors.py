@@ -171,22 +171,28 @@ class ImmutableCollectionError(BridgeError, flax_errors.ModifyScopeVariableError
       collection: the collection's name, None if Flax's message does not tell it.
     """
 
-    def __init__(self, module: object, collection: str | None, detail: str):
+    def __init__(self, module: object, collection: str | None, detail: str, inside_linen: bool):
         self.collection = collection
         names = f"[{collection!r}]" if collection else "[…]"
+        remedy = (
+            f"Allow it for this call with model(…, mutable={names}), for good with"
+            f" ToNNX(…, mutable={names}), or for training with model.train()."
+        )
+        if inside_linen:
+            remedy = f"Allow it at the Linen module around it: apply(…, mutable={names})."
         Exception.__init__(
             self,
             f"a call of ToNNX({type(module).__name__}) may not update collection {collection!r}:"
-            f" {detail}\n"
-            f"Allow it for this call with model(…, mutable={names}), for good with"
-            f" ToNNX(…, mutable={names}), or for training with model.train().",
+            f" {detail}\n{remedy}",
         )
 
     @classmethod
-    def from_flax(cls, module: object, error: Exception) -> ImmutableCollectionError:
+    def from_flax(
+        cls, module: object, error: Exception, inside_linen: bool
+    ) -> ImmutableCollectionError:
         """The error for Flax's, which keeps the collection only in its text."""
         match = re.search(r'because collection "([^"]*)"', str(error))
-        return cls(module, match.group(1) if match else None, str(error))
+        return cls(module, match.group(1) if match else None, str(error), inside_linen)
 
 
 class ConversionError(BridgeError, ValueError, TypeError):

@@ -144,6 +144,11 @@ def unbound_function(method: Callable[..., Any]) -> Callable[..., Any]:
     return linen_module._get_unbound_fn(method)
 
 
+def registered_names(module: nn.Module) -> frozenset[str]:
+    """What a bound Linen module has registered itself; `variables` does not tell whose they are."""
+    return frozenset(module._state.children)
+
+
 @contextlib.contextmanager
 def overridden(module: nn.Module, fields: Mapping[str, Any]) -> Iterator[None]:
     """Other values for fields of a bound Linen module during one method call.

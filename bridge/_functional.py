@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
+import jax
 from flax import nnx
 
 M = TypeVar("M", bound=nnx.Module)
@@ -53,7 +54,8 @@ class Functional(Generic[M]):
             raise ValueError(
                 f"Functional({self.module_type.__name__}) has no definition yet; call init first"
             )
-        return self.graphdef.apply(*states)
+        # The proxy writes into the Variables it is given.
+        return self.graphdef.apply(*jax.tree.map(lambda leaf: leaf, states))
 
 
 def functional(cls: type[M]) -> Callable[..., Functional[M]]:

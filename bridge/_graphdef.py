@@ -47,7 +47,7 @@ class StaticGraphDef(nnx.GraphDef[Any]):
     are one object as long as somebody holds it (see `intern`), so both cost nothing.
     """
 
-    __slots__ = ("__weakref__", "_avals", "_hash", "_slots")
+    __slots__ = ("__weakref__", "_avals", "_hash", "_recipe", "_slots")
 
     def __hash__(self) -> int:
         if not hasattr(self, "_hash"):
@@ -83,6 +83,11 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         return getattr(self, "_avals", None)
 
     @property
+    def recipe(self) -> Any:
+        """What the module was constructed from, None if that is not known."""
+        return getattr(self, "_recipe", None)
+
+    @property
     def slots(self) -> tuple[Slot, ...]:
         """Where every leaf comes from, in the order of the leaves."""
         active = registry.current()
@@ -98,37 +103,42 @@ _interned: weakref.WeakValueDictionary[int, StaticGraphDef] = weakref.WeakValueD
 _lock = threading.Lock()
 
 
-def intern(graphdef: nnx.GraphDef[Any], avals: tuple[Any, ...] | None = None) -> StaticGraphDef:
+def intern(
+    graphdef: nnx.GraphDef[Any], avals: tuple[Any, ...] | None = None, recipe: Any = None
+) -> StaticGraphDef:
     """The one `StaticGraphDef` that equals a GraphDef.
 
     Args:
       graphdef: any GraphDef in graph mode.
       avals: shape and dtype of its leaves.
+      recipe: what the module was constructed from, hashable.
 
     Returns:
-      The same object for equal GraphDefs, unless they hold something that cannot be hashed.
+      The same object for equal arguments, unless they hold something that cannot be hashed.
     """
-    if isinstance(graphdef, StaticGraphDef) and graphdef.avals is not None:
+    if isinstance(graphdef, StaticGraphDef):
         return graphdef
     static = StaticGraphDef(graphdef.nodes, graphdef.attributes, graphdef.num_leaves)
     object.__setattr__(static, "_avals", avals)
+    object.__setattr__(static, "_recipe", recipe)
     try:
-        key = hash((static, str(avals)))
+        key = hash((static, str(avals), recipe))
     except TypeError:
         return static
     with _lock:
         found = _interned.setdefault(key, static)
-    return found if found == static and found.avals == static.avals else static
+    is_same = found == static and found.avals == avals and found.recipe == recipe
+    return found if is_same else static
 
 
-def split(module: nnx.Pytree) -> tuple[StaticGraphDef, list[Any]]:
+def split(module: nnx.Pytree, recipe: Any = None) -> tuple[StaticGraphDef, list[Any]]:
     """A module's GraphDef and its leaves (Variables and bare arrays) in order."""
     graphdef, state = nnx.split(module, graph=True)
     leaves = [leaf for _, leaf in nnx.to_flat_state(state)]
     avals = tuple(
         _aval(leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf) for leaf in leaves
     )
-    return intern(graphdef, avals), leaves
+    return intern(graphdef, avals, recipe), leaves
 
 
 def _aval(value: Any) -> Any:

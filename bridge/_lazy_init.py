@@ -84,10 +84,14 @@ class _Snapshot:
         self._attributes = [(n, dict(vars(n))) for n in items if isinstance(n, nnx.Pytree)]
 
     def restore_values(self) -> None:
-        """Puts back the value of every Variable that was there."""
+        """Puts back the value of every Variable and bare array that was there."""
         for variable, value in self._values:
             if variable.get_raw_value() is not value:
                 assign_raw_value(variable, value)
+        for node, attributes in self._attributes:
+            for name, value in attributes.items():
+                if isinstance(value, jax.Array) and vars(node).get(name) is not value:
+                    setattr(node, name, nnx.data(value))
 
     def restore_attributes(self) -> None:
         """Puts back the attributes of every module that was there."""
@@ -100,7 +104,8 @@ class _Snapshot:
         for node, attributes in self._attributes:
             for name in set(vars(node)) - set(attributes):
                 value = vars(node)[name]
-                if isinstance(value, nnx.Variable) and issubclass(value.var_type, nnx.Intermediate):
+                # Perturbations derive from it, and Linen's init makes them too.
+                if isinstance(value, nnx.Variable) and value.var_type is nnx.Intermediate:
                     delattr(node, name)
 
 

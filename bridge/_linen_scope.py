@@ -58,12 +58,16 @@ def write(
     for address, leaf in leaves.items():
         collection, path = keys.get(address, address)
         if module.is_mutable_collection(collection):
-            # Linen takes only strings at the top of a collection.
-            path = tuple(map(str, path)) if string_keys else (str(path[0]), *path[1:])
-            by_collection.setdefault(collection, {})[path] = _boxed_as(found.get(address), leaf)
+            own = spelled(path, string_keys)
+            by_collection.setdefault(collection, {})[own] = _boxed_as(found.get(address), leaf)
     for collection, flat in by_collection.items():
         for name, tree in nest(flat).items():
             module.put_variable(collection, name, tree)
+
+
+def spelled(path: Path, string_keys: bool) -> Path:
+    """A path as Linen variables have it: only strings at the top, or everywhere if asked for."""
+    return tuple(map(str, path)) if string_keys else (str(path[0]), *path[1:])
 
 
 def _boxed_as(old: Any, leaf: Any) -> Any:

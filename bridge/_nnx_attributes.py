@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from flax import linen as nn
@@ -16,11 +16,11 @@ class Submodule:
 
     Args:
       owner: the ToLinen.
-      path: attribute names from the NNX module to the submodule.
+      path: attribute names and indices from the NNX module to the submodule.
       module: the submodule itself, for reading.
     """
 
-    def __init__(self, owner: Callable[..., Any], path: tuple[str, ...], module: nnx.Module):
+    def __init__(self, owner: Callable[..., Any], path: tuple[Any, ...], module: nnx.Module):
         self._owner = owner
         self._path = path
         self._module = module
@@ -31,11 +31,20 @@ class Submodule:
     def __getattr__(self, name: str) -> Any:
         return attribute(self._owner, (*self._path, name), getattr(self._module, name))
 
+    def __getitem__(self, key: Any) -> Any:
+        return attribute(self._owner, (*self._path, key), self._module[key])  # type: ignore[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[key] for key in range(len(self)))
+
+    def __len__(self) -> int:
+        return len(self._module)  # type: ignore[arg-type]
+
     def __repr__(self) -> str:
-        return f"{'.'.join(self._path)}: {self._module!r}"
+        return f"{'.'.join(map(str, self._path))}: {self._module!r}"
 
 
-def attribute(owner: Callable[..., Any], path: tuple[str, ...], value: Any) -> Any:
+def attribute(owner: Callable[..., Any], path: tuple[Any, ...], value: Any) -> Any:
     """An attribute of a bound NNX module, so that calling it goes through the wrapper."""
     if isinstance(value, nnx.Module):
         return Submodule(owner, path, value)
@@ -56,8 +65,11 @@ def _call(name: str, owner: Callable[..., Any], *args: Any, **kwargs: Any) -> An
     return owner(*args, nnx_method=name, **kwargs)
 
 
-def _method_at(path: tuple[str, ...]) -> Callable[..., Any]:
+def _method_at(path: tuple[Any, ...]) -> Callable[..., Any]:
     def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-        return functools.reduce(getattr, path, module)(*args, **kwargs)
+        found = module
+        for key in path:
+            found = getattr(found, key) if isinstance(key, str) else found[key]
+        return found(*args, **kwargs)
 
     return call

@@ -35,7 +35,8 @@ class Once(Generic[T]):
         # Not under the lock: computing may come back here for another key.
         result = compute()
         with self._lock:
-            self._results[key] = result
+            # Another thread may have been faster, and all are to have the same result.
+            result = self._results.setdefault(key, result)
             while len(self._results) > self._maxsize:
                 self._results.popitem(last=False)
         return result

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
+import jax
 from flax import linen as nn
 from flax import nnx
 from flax.core import FrozenDict, meta
+from flax.core.scope import LazyRng
 
-from . import _construction, _conversion, _graphdef, _linen_scope, _nnx_run
+from . import _construction, _conversion, _graphdef, _linen_scope
 from ._constructor import Existing, check_class, freeze_arguments, thaw
 from ._errors import (
     LostUpdateError,
+    MismatchError,
     lost_update_text,
     path_text,
     unknown_paths_text,
     warn,
 )
+from ._flax_internals import registered_names
+from ._found import Found, comparison, overlay
 from ._graphdef import Slot, StaticGraphDef
 from ._lazy_init import run_initializing
 from ._matching import Comparison
-from ._neutral import Address, nest
+from ._merged import Merged, method_of
+from ._neutral import Address, Path, nest
 from ._nnx_attributes import attribute, bound_method
 from ._once import Once
 
@@ -54,7 +59,7 @@ class ToLinen(nn.Module):
       skip_rng: True if `rngs` must not be passed even though the constructor takes it.
       metadata_fn: Variable -> the leaf in Linen variables; by default a value, or a metadata box if
         the Variable's metadata says something. None for bare values always.
-      strict: True makes unknown variables and dropped updates errors, False takes what fits. By
+      strict: True makes unknown variables and dropped updates errors, False takes what is there. By
         default missing and mis-shaped parameters are errors, and the others warnings.
       rng_state: False keeps RNG state out of the variables; keys then come from `rngs=` alone.
       string_keys: True writes the integer keys of `nnx.List` as strings, for tools that join paths.
@@ -96,7 +101,12 @@ class ToLinen(nn.Module):
         graphdef, leaves = _graphdef.split(module)
         linen = cls(Existing(graphdef), **options)
         flat = linen._as_linen(graphdef, leaves)
-        variables = nest({(collection, *path): leaf for (collection, path), leaf in flat.items()})
+        variables = nest(
+            {
+                (collection, *_linen_scope.spelled(path, linen.string_keys)): leaf
+                for (collection, path), leaf in flat.items()
+            }
+        )
         variables[_linen_scope.COLLECTION] = {_linen_scope.NAME: graphdef}
         return linen, variables
 
@@ -120,63 +130,60 @@ class ToLinen(nn.Module):
         """
         leaves = dict(_linen_scope.read(self))
         graphdef = _linen_scope.stored_graphdef(self)
+        if graphdef is not None and not self._recipe.made(graphdef):
+            # Made with other arguments: one model for training and one for evaluation, say.
+            graphdef = None
         # As with Linen's own `param`, a call creates what is not there where it may.
         is_new = not leaves and self.is_mutable_collection("params")
         may_create = self.is_initializing() or is_new
         if graphdef is None and not may_create:
-            graphdef = self._rebuilt(leaves, nnx_method, args, kwargs)
+            call = _construction.Call(nnx_method, args, kwargs)
+            graphdef = self._rebuilt(leaves, call)
         if graphdef is not None:
-            found = _nnx_run.Found.of(leaves, graphdef.slots)
-            comparison = _nnx_run.comparison(graphdef, found, rng=may_create)
-            if not (may_create and comparison.missing):
-                self._check(comparison)
+            found = Found.of(leaves, graphdef)
+            compared = comparison(graphdef, found, rng=may_create)
+            if not (may_create and compared.missing):
+                self._check(compared)
                 return self._apply(graphdef, found, nnx_method, args, kwargs)
         return self._init(leaves, nnx_method, args, kwargs)
 
-    def _check(self, comparison: Comparison) -> None:
-        if comparison.missing or (comparison.mis_shaped and self.strict is not False):
-            raise comparison.error(self._where)
+    def _check(self, compared: Comparison) -> None:
+        if compared.missing or (compared.mis_shaped and self.strict is not False):
+            raise compared.error(self._where)
 
-    def _init(self, found: Mapping[Address, Any], method: Any, args: Any, kwargs: Any) -> Any:
+    def _init(self, leaves: Mapping[Address, Any], method: Any, args: Any, kwargs: Any) -> Any:
         module = self._recipe.construct(self._streams(), self._where)
-        if found:
-            graphdef, leaves = _graphdef.split(module)
-            known = _nnx_run.Found.of(found, graphdef.slots)
-            comparison = _nnx_run.comparison(graphdef, known)
-            self._check(dataclasses.replace(comparison, missing=()))
-            _nnx_run.overlay(leaves, graphdef.slots, known)
-        call = functools.partial(_nnx_run.method_of(module, method), module)
-        output = run_initializing(module, call, *args, **kwargs)
-        graphdef, leaves = _graphdef.split(module)
-        self._write(self._as_linen(graphdef, leaves), found, {})
+        if leaves:
+            graphdef, constructed = _graphdef.split(module)
+            found = Found.of(leaves, graphdef)
+            self._check(dataclasses.replace(comparison(graphdef, found), missing=()))
+            overlay(constructed, graphdef, found)
+        output = run_initializing(module, method_of(module, method), *args, **kwargs)
+        graphdef, made = _graphdef.split(module, self._recipe.key)
+        self._write(self._as_linen(graphdef, made), leaves, {})
         _linen_scope.store_graphdef(self, graphdef)
         return output
 
     def _rebuilt(
-        self, leaves: Mapping[Address, Any], method: Any, args: Any, kwargs: Any
+        self, leaves: Mapping[Address, Any], call: _construction.Call | None
     ) -> StaticGraphDef:
-        tags = {box.metadata["tag"] for box in leaves.values() if _has_tag(box)}
-        names = tuple(sorted((tags | set(self._rngs) | {"default"}) - {"params"}))
-        call = _construction.Call(method, args, kwargs)
-        return _construction.rebuild(self._recipe, names, call, self._where)
+        stored = (_stream_name(address, leaf) for address, leaf in leaves.items())
+        names = {*self._rngs, "default", *filter(None, stored)} - {"params"}
+        return _construction.rebuild(self._recipe, tuple(sorted(names)), call, self._where)
 
     def _apply(
-        self,
-        graphdef: StaticGraphDef,
-        found: _nnx_run.Found,
-        method: Any,
-        args: Any,
-        kwargs: Any,
+        self, graphdef: StaticGraphDef, found: Found, method: Any, args: Any, kwargs: Any
     ) -> Any:
-        merged = _nnx_run.Merged(graphdef, found, self._seed)
+        merged = Merged(graphdef, found, self._seeds())
+        self._report_unknown(merged.refused() if self.strict else ())
         output = merged.call(method, args, kwargs, self._where)
         changed = merged.changed()
         self._report_unknown(merged.unused(changed))
         if self.is_initializing():
             # The state at init is the state as constructed.
             changed = {}
-        updates = {a: v for a, v in changed.items() if a not in merged.seeded} | merged.created()
-        kept = {a: self._leaf(v) for a, v in updates.items() if self._may_update(a, v)}
+        updates = {**changed, **merged.created()}
+        kept = {a: self._leaf(item) for a, item in updates.items() if self._may_update(a, item)}
         self._write(kept, found.leaves, found.keys)
         return output
 
@@ -187,34 +194,47 @@ class ToLinen(nn.Module):
             keys["default"] = keys.pop("params")
         return keys
 
-    def _seed(self, slot: Slot) -> Any:
-        """The key that this call's `rngs` give to a stream, None if they give none."""
-        if self.is_initializing():
-            return None
-        name = _stream_for(slot.metadata.get("tag"), self._rngs)
-        return None if name is None else _nnx_run.seed(self._rngs[name], slot)
+    def _seeds(self) -> Callable[[Slot], Any]:
+        """The keys that this call's `rngs` give to the streams: others for each stream and call."""
+        keys: dict[str, Any] = {}
+
+        def seed(slot: Slot) -> Any:
+            name = _stream_for(slot.metadata.get("tag"), self._rngs)
+            if name is None or self.is_initializing():
+                return None
+            if name not in keys:
+                keys[name] = self.make_rng(name)
+            return _fold_path(keys[name], slot.path[:-1])
+
+        return seed
 
     def _report_unknown(self, unknown: Iterable[Address]) -> None:
-        paths = tuple(path_text(*address) for address in unknown)
-        if paths and self.strict is not False:
-            self._report(LostUpdateError, paths, unknown_paths_text(self._where, paths))
+        if type(self).__call__.__module__ != ToLinen.__call__.__module__:
+            # A subclass may have variables of its own, also some that it makes after this.
+            return
+        own = registered_names(self)
+        addresses = [a for a in unknown if not a[1] or a[1][0] not in own]
+        if addresses and self.strict:
+            raise MismatchError(self._where, unknown=[path_text(*a) for a in addresses])
+        if addresses and self.strict is None:
+            paths = tuple(path_text(*address) for address in addresses)
+            self._warn_once(paths, unknown_paths_text(self._where, paths))
 
-    def _may_update(self, address: Address, variable: nnx.Variable[Any]) -> bool:
+    def _may_update(self, address: Address, item: Any) -> bool:
         """Whether an update can be kept; if it cannot, that is said once."""
         collection = address[0]
         if self.is_mutable_collection(collection):
             return True
-        is_rng = issubclass(variable.var_type, nnx.RngState)
-        is_sown = issubclass(variable.var_type, nnx.Intermediate)
-        if not is_sown and (self.rng_state or not is_rng):
+        var_type = item.var_type if isinstance(item, nnx.Variable) else object
+        is_rng = issubclass(var_type, nnx.RngState)
+        if not issubclass(var_type, nnx.Intermediate) and (self.rng_state or not is_rng):
             text = lost_update_text(self._where, collection, is_rng)
-            self._report(LostUpdateError, collection, text)
+            if self.strict:
+                raise LostUpdateError(text)
+            self._warn_once(collection, text)
         return False
 
-    def _report(self, error: type[Exception], what: Any, text: str) -> None:
-        """Raises in strict mode, else warns once for this module."""
-        if self.strict:
-            raise error(text)
+    def _warn_once(self, what: Any, text: str) -> None:
         if _warned.is_new((self._recipe.nnx_class, self.path, what)):
             warn(text)
 
@@ -261,21 +281,29 @@ class ToLinen(nn.Module):
             cls = cls.module_type if isinstance(cls, Existing) else getattr(cls, "func", cls)
             if callable(getattr(cls, name, None)):
                 return bound_method(self, name)
-            found = self._attribute(name) if own.get("scope") is not None else None
-            if found is not None:
+            found = self._attribute(name) if own.get("scope") is not None else _MISSING
+            if found is not _MISSING:
                 return found
         return super().__getattr__(name)
 
     def _attribute(self, name: str) -> Any:
-        """An attribute of the bound NNX module, None if there is none."""
-        graphdef = _linen_scope.stored_graphdef(self)
-        if graphdef is None:
-            return None
-        found = _nnx_run.Found.of(dict(_linen_scope.read(self)), graphdef.slots)
-        if not _nnx_run.comparison(graphdef, found).fits:
-            return None
-        module = _nnx_run.Merged(graphdef, found, lambda slot: None).module
-        return attribute(self, (name,), getattr(module, name, None))
+        """An attribute of the bound NNX module, `_MISSING` if there is none."""
+        leaves = dict(_linen_scope.read(self))
+        graphdef = _linen_scope.stored_graphdef(self) or self._rebuilt(leaves, None)
+        found = Found.of(leaves, graphdef)
+        if not comparison(graphdef, found).fits:
+            return _MISSING
+        module = Merged(graphdef, found, lambda slot: None).module
+        return attribute(self, (name,), getattr(module, name, _MISSING))
+
+
+_MISSING = object()
+
+
+def _fold_path(key: Any, path: Path) -> Any:
+    folded = LazyRng.create(key, *map(str, path)).as_jax_rng()
+    is_typed = jax.numpy.issubdtype(folded.dtype, jax.dtypes.prng_key)
+    return folded if is_typed else jax.random.wrap_key_data(folded)
 
 
 def _stream_for(tag: Any, rngs: Mapping[str, Any]) -> str | None:
@@ -289,8 +317,13 @@ def _stream_for(tag: Any, rngs: Mapping[str, Any]) -> str | None:
     return others[0] if tag == "default" and others else None
 
 
-def _has_tag(leaf: Any) -> bool:
-    return isinstance(leaf, meta.AxisMetadata) and "tag" in (getattr(leaf, "metadata", None) or ())
+def _stream_name(address: Address, leaf: Any) -> str | None:
+    """The stream that a leaf is the key of: its tag, or the name it has in an `nnx.Rngs`."""
+    collection, path = address
+    if collection != nnx.RngKey.__name__:
+        return None
+    metadata = getattr(leaf, "metadata", None) if isinstance(leaf, meta.AxisMetadata) else None
+    return (metadata or {}).get("tag") or (str(path[-2]) if len(path) > 1 else None)
 
 
 def to_linen(
@@ -330,7 +363,7 @@ def to_linen(
     return ToLinen(
         nnx_class,
         args=args,
-        kwargs=FrozenDict(kwargs),
+        kwargs=kwargs,
         metadata_fn=metadata_fn,
         skip_rng=skip_rng,
         name=name,

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flax.core import FrozenDict
-
 from . import _conversion
-from ._constructor import check_class
+from ._constructor import check_class, freeze_arguments, thaw
 from ._to_linen import ToLinen
 
 
@@ -52,7 +50,7 @@ def to_linen_class(
         "nnx_class": base_nnx_class,
         "metadata_fn": base_metadata_fn,
         "skip_rng": base_skip_rng,
-        "kwargs": FrozenDict(partial_kwargs),
+        "kwargs": freeze_arguments((), partial_kwargs)[1],
     }
 
     def install_constructor(cls: Any) -> None:
@@ -65,7 +63,7 @@ def to_linen_class(
             fields = {n: v for n, v in fields.items() if v is not None or n not in defaults}
             constructor = {n: v for n, v in given.items() if n not in cls.__dataclass_fields__}
             merged = {**partial_kwargs, **_unfrozen(kwargs), **constructor}
-            generated(self, args=args or (), kwargs=FrozenDict(merged), **fields)
+            generated(self, args=args or (), kwargs=merged, **fields)
 
         cls.__init__ = construct
 
@@ -84,4 +82,4 @@ def to_linen_class(
 
 
 def _unfrozen(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    return dict(kwargs.items()) if kwargs else {}
+    return {name: thaw(value) for name, value in kwargs.items()} if kwargs else {}

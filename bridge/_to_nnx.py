@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Self, cast
 
 import jax
+import numpy as np
 from flax import errors as flax_errors
 from flax import linen as nn
 from flax import nnx
@@ -34,6 +35,7 @@ from ._flax_internals import (
 )
 from ._lazy_init import lazy_init
 from ._matching import compare, inputs_text
+from ._neutral import Neutral
 from ._submodule import Submodule
 
 _INIT_MUTABLE = DenyList("intermediates")
@@ -106,7 +108,7 @@ class ToNNX(nnx.Module):
           ReservedNameError: a name starts with `to_nnx__`.
         """
         wrapper = cls(module, rngs, **options)
-        _linen_variables.store(wrapper, _linen_side.from_variables(variables), {})
+        _linen_variables.store(wrapper, _as_arrays(_linen_side.from_variables(variables)), {})
         return wrapper
 
     def linen_variables(self) -> Any:
@@ -140,7 +142,7 @@ class ToNNX(nnx.Module):
           rngs: keys for this call, as for `ToNNX`; by default the wrapper's own streams. A key is
             drawn only if the Linen module asks for it.
           method: a name or a function of the Linen module, `__call__` by default.
-          mutable: the collections that this call may update, in place.
+          mutable: the collections that this call may update, in place; as for `ToNNX`.
           capture_intermediates: as for Linen's `apply`.
           **kwargs: the method's keyword arguments.
 
@@ -161,8 +163,10 @@ class ToNNX(nnx.Module):
         held = _linen_variables.held_variables(self)
         draws = self._draws(rngs, initializing)
         captures = _captures.active(self)
-        if mutable is None:
-            mutable = _INIT_MUTABLE if initializing else self._mutable_collections(held, modes)
+        if mutable is None and initializing:
+            mutable = _INIT_MUTABLE
+        else:
+            mutable = self._mutable_collections(mutable, held, modes)
         intercepting = (
             nn.intercept_methods(_modes.interceptor(modes)) if modes else contextlib.nullcontext()
         )
@@ -202,16 +206,18 @@ class ToNNX(nnx.Module):
         plain = self.to_nnx__plain_keys if initializing else ()
         return _rngs.Draws(_rngs.sources(self.to_nnx__rngs, where), plain)
 
-    def _mutable_collections(self, held: Mapping[Any, Any], modes: Mapping[str, Any]) -> Any:
-        outer = outer_mutable()
-        if outer is not None:
+    def _mutable_collections(
+        self, mutable: Any, held: Mapping[Any, Any], modes: Mapping[str, Any]
+    ) -> Any:
+        """The filter for a call: its own; else that of an outer Linen call; else the wrapper's."""
+        existing = _linen_variables.state_collections(held)
+        if mutable is None and (outer := outer_mutable()) is not None:
             return outer
-        mutable = self.to_nnx__mutable
-        if mutable == "existing":
-            mutable = _linen_variables.state_collections(held) or False
-        if _modes.opens_state(modes):
-            mutable = union_filters(mutable, _linen_variables.state_collections(held))
-        return mutable
+        if mutable is None:
+            mutable = self.to_nnx__mutable
+            if _modes.opens_state(modes):
+                mutable = union_filters(existing if mutable == "existing" else mutable, existing)
+        return existing or False if mutable == "existing" else mutable
 
     def _explained(
         self, error: Exception, held: Mapping[Any, Any], function: Any, args: Any, kwargs: Any
@@ -219,7 +225,7 @@ class ToNNX(nnx.Module):
         """The error a user can act on, for what Flax raised; None if that says it all."""
         module = self.to_nnx__module
         if isinstance(error, flax_errors.ModifyScopeVariableError):
-            return ImmutableCollectionError.from_flax(module, error)
+            return ImmutableCollectionError.from_flax(module, error, outer_mutable() is not None)
         if isinstance(error, _NO_VARIABLES) and not held:
             return NotInitializedError(module)
         if isinstance(error, (*_NO_VARIABLES, flax_errors.ScopeParamShapeError)):
@@ -289,11 +295,24 @@ class ToNNX(nnx.Module):
             self.to_nnx__modes = tuple(sorted(modes.items()))
             return
         if is_linen and name in _field_names(self.to_nnx__module) and not nnx.has_data(value):
-            self.to_nnx__module = self.to_nnx__module.clone(**{name: value})
+            updates: dict[str, Any] = {name: value}
+            self.to_nnx__module = self.to_nnx__module.clone(**updates)
             return
         if not is_marked and not nnx.is_data(value) and nnx.has_data(value):
             value = nnx.data(value)
         super().__setattr__(name, value)
+
+
+def _as_arrays(neutral: Neutral) -> Neutral:
+    """The NumPy arrays of a restored checkpoint as JAX arrays: Variables are written into."""
+
+    def convert(value: Any) -> Any:
+        return jax.numpy.asarray(value) if isinstance(value, np.ndarray | np.generic) else value
+
+    return {
+        address: leaf._replace(value=jax.tree.map(convert, leaf.value))
+        for address, leaf in neutral.items()
+    }
 
 
 class _Found:
@@ -347,9 +366,8 @@ def _function_of(module: nn.Module, method: Callable[..., Any] | str | None) -> 
 
 
 def _method_names(module: nn.Module) -> set[str]:
-    own = {n for n in dir(type(module)) if callable(getattr(type(module), n, None))} - set(
-        dir(nn.Module)
-    )
+    own = {n for n in dir(type(module)) if inspect.isfunction(getattr(type(module), n, None))}
+    own -= set(dir(nn.Module)) | set(_field_names(module))
     return {n for n in own if not n.startswith("_")} | {"__call__"}
 
 

@@ -59,6 +59,9 @@ class Registry:
         object.__setattr__(self, "boxes", MappingProxyType(dict(self.boxes)))
         object.__setattr__(self, "_names", {typ: name for name, typ in self.pairs.items()})
 
+    def __hash__(self) -> int:
+        return hash((frozenset(self.pairs.items()), frozenset(self.boxes.items())))
+
     def extend(
         self,
         pairs: Mapping[str, VariableType] | None = None,

@@ -1,0 +1,105 @@
+"""Which Linen variables belong to which leaf of a GraphDef."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+from flax.core import meta
+
+from ._flax_internals import assign_raw_value
+from ._graphdef import Slot, StaticGraphDef
+from ._matching import Comparison, compare
+from ._neutral import Address
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The Linen variables of one scope, by address.
+
+    Attributes:
+      leaves: the leaves as they are, boxes included, by the address that the module knows them by.
+      keys: where a leaf really is, if not at its address: integers come back as strings from a
+        msgpack file.
+    """
+
+    leaves: Mapping[Address, Any]
+    keys: Mapping[Address, Address]
+
+    @classmethod
+    def of(cls, leaves: Mapping[Address, Any], graphdef: StaticGraphDef) -> Found:
+        """Matches leaves to the GraphDef's slots, by path or by the text of the path."""
+        wanted = {slot.address for slot in graphdef.slots}
+        if wanted.issuperset(leaves):
+            return cls(leaves, {})
+        by_text = {_text(address): address for address in wanted if address not in leaves}
+        known = {a: by_text[_text(a)] for a in leaves if a not in wanted and _text(a) in by_text}
+        matched = {known.get(address, address): leaf for address, leaf in leaves.items()}
+        return cls(matched, {address: found for found, address in known.items()})
+
+
+def comparison(graphdef: StaticGraphDef, found: Found, *, rng: bool = False) -> Comparison:
+    """What a GraphDef needs against what was found.
+
+    Args:
+      graphdef: the definition.
+      found: the variables.
+      rng: whether RNG state has to be there.
+
+    Returns:
+      The comparison. Only parameters and batch statistics are held to their shapes; a cache may
+      grow.
+    """
+    expected: dict[Address, Any] = {}
+    leaves = {address: _inside(leaf) for address, leaf in found.leaves.items()}
+    for slot, aval in zip(graphdef.slots, slot_avals(graphdef), strict=True):
+        if slot.is_rng and not rng:
+            leaves.pop(slot.address, None)
+        elif aval is None or (slot.address in leaves and not _has_fixed_shape(slot)):
+            expected[slot.address] = leaves.get(slot.address, _Anything())
+        else:
+            expected[slot.address] = aval
+    return compare(expected, leaves)
+
+
+def overlay(module_leaves: list[Any], graphdef: StaticGraphDef, found: Found) -> None:
+    """Puts the values that exist into a module that was just constructed."""
+    for leaf, slot in zip(module_leaves, graphdef.slots, strict=True):
+        if slot.address in found.leaves and isinstance(leaf, nnx.Variable):
+            assign_raw_value(leaf, unboxed(found.leaves[slot.address]))
+
+
+def slot_avals(graphdef: StaticGraphDef) -> tuple[Any, ...]:
+    """Shape and dtype of every slot, None where they are not known."""
+    return graphdef.avals or (None,) * len(graphdef.slots)
+
+
+def unboxed(leaf: Any) -> Any:
+    """The value of a leaf as a Variable can hold it."""
+    value = leaf.unbox() if isinstance(leaf, meta.AxisMetadata) else leaf
+    # A restored checkpoint holds NumPy arrays and scalars, into which a Variable would write.
+    is_foreign = hasattr(value, "dtype") and not isinstance(value, jax.Array | jax.ShapeDtypeStruct)
+    return jax.numpy.asarray(value) if is_foreign else value
+
+
+class _Anything:
+    """Stands for a leaf whose shape is not known."""
+
+    shape = ()
+    dtype = "a leaf"
+
+
+def _has_fixed_shape(slot: Slot) -> bool:
+    return slot.var_type is not None and issubclass(slot.var_type, nnx.Param | nnx.BatchStat)
+
+
+def _inside(leaf: Any) -> Any:
+    # unbox may put a sharding constraint on the value, which is an equation in the program.
+    return getattr(leaf, "value", leaf) if isinstance(leaf, meta.AxisMetadata) else leaf
+
+
+def _text(address: Address) -> tuple[str, ...]:
+    return address[0], *map(str, address[1])
