@@ -1,6 +1,7 @@
 """What every test runs under: tests, guides, the README and docstring examples alike."""
 
 import os
+import pathlib
 
 # Before anything imports jax, which reads both when it starts its backend. JAX_PLATFORMS may be set
 # from outside, to run the suite on an accelerator.
@@ -8,6 +9,11 @@ DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
 if DEVICE_COUNT_FLAG not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICE_COUNT_FLAG}=8".strip()
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Compiling is most of the suite's time, and the workers compile the same small programs.
+COMPILATIONS = pathlib.Path(__file__).parent / ".pytest_cache" / "compilations"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILATIONS))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
 from hypothesis import HealthCheck, settings  # noqa: E402 the environment comes first
 from sybil import Sybil  # noqa: E402

@@ -22,7 +22,7 @@ from ._rngs import Draws, LazyKeys, used_streams
 
 # What every Variable's metadata holds, and what therefore says nothing about one Variable.
 REQUIRED_METADATA: frozenset[str] = nnx.Variable.required_metadata
-_CLASS_HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
+_HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
 
 
 def variable_from_metadata(
@@ -35,11 +35,16 @@ def variable_from_metadata(
     """
     defaults = nnx.var_defaults()
     full = {"hijax": defaults.hijax, "ref": defaults.ref, "eager_sharding": False}
-    full.update((hook, getattr(var_type, hook)) for hook in _CLASS_HOOKS if hasattr(var_type, hook))
+    full.update((hook, getattr(var_type, hook)) for hook in class_hooks(var_type))
     full.update(metadata)
     if full["ref"]:
         value = jax.new_ref(value)
     return var_type.from_metadata(value, full)
+
+
+def class_hooks(var_type: type[nnx.Variable[Any]]) -> frozenset[str]:
+    """The hooks that a Variable type defines itself; every Variable of it has them as metadata."""
+    return frozenset(hook for hook in _HOOKS if hasattr(var_type, hook))
 
 
 def raw_value(variable: nnx.Variable[Any]) -> Any:

@@ -12,7 +12,7 @@ from flax import nnx, serialization
 
 import registry
 
-from ._neutral import NOT_DISPLACED, Address, Path, unplace
+from ._neutral import Address, Path, unplace
 from ._nnx_side import ARRAYS, DISPLACED_KEY
 
 
@@ -162,7 +162,7 @@ def _slots(graphdef: nnx.GraphDef[Any], active: registry.Registry) -> Iterator[S
         if isinstance(node, nnx.graphlib.VariableDef):
             # A reference that was met before has no leaf of its own.
             if not isinstance(node.array_refdef, nnx.graphlib.NodeRef):
-                displaced = node.metadata.get(DISPLACED_KEY, NOT_DISPLACED)
+                displaced = node.metadata.get(DISPLACED_KEY)
                 address = active.name_from_type(node.type), unplace(path, displaced)
                 yield Slot(path, address, node.type, node.index, node.metadata)
         elif isinstance(node, nnx.graphlib.NodeDef):

@@ -63,7 +63,7 @@ def to_variables(neutral: Neutral) -> Any:
 
 def to_leaf(collection: str, path: Path, value: Any, active: registry.Registry) -> Leaf:
     """One leaf of Linen variables in the neutral form."""
-    if isinstance(value, NNXMeta):
+    if type(value) is NNXMeta:
         expected = active.type_from_name(collection)
         if value.var_type is not expected and active.name_from_type(value.var_type) != collection:
             raise ConversionError(

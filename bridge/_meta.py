@@ -82,26 +82,30 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A], Generic[A]):
 
     def _axis_names(self) -> list[Any] | None:
         names = self.metadata.get("out_sharding")
-        return list(names) if isinstance(names, tuple | jax.sharding.PartitionSpec) else None
+        is_names = isinstance(names, tuple | list | jax.sharding.PartitionSpec)
+        return list(names) if is_names else None
 
     def _renamed(self, names: list[Any] | None, method: str, index: int, name: Any) -> NNXMeta[A]:
         metadata = dict(self.metadata)
         if names is not None:
-            is_spec = isinstance(metadata["out_sharding"], jax.sharding.PartitionSpec)
-            metadata["out_sharding"] = (
-                jax.sharding.PartitionSpec(*names) if is_spec else tuple(names)
-            )
-        if metadata.get(f"on_{method}"):
+            kind = type(metadata["out_sharding"])
+            is_spec = kind is jax.sharding.PartitionSpec
+            metadata["out_sharding"] = kind(*names) if is_spec else kind(names)
+        variable = _flax_internals.variable_from_metadata(self.var_type, self.value, metadata)
+        implied = _flax_internals.variable_from_metadata(self.var_type, self.value, {})
+        is_own = getattr(self.var_type, method) is not getattr(nnx.Variable, method)
+        if is_own or variable.get_metadata(f"on_{method}", None):
             # Hooks are written against a Variable, so they get one, and what they do to it counts.
-            variable = _flax_internals.variable_from_metadata(self.var_type, self.value, metadata)
             getattr(variable, method)(index, name)
-            metadata = variable.get_metadata()
+            after = variable.get_metadata()
+            new = after.keys() - implied.get_metadata().keys()
+            metadata = {k: v for k, v in after.items() if k in metadata or k in new}
         return self.replace(metadata=metadata)
 
     def get_partition_spec(self) -> jax.sharding.PartitionSpec:
         """The partition spec, from metadata alone: logical names stay, no mesh is needed."""
         sharding = self.metadata.get("out_sharding")
-        while not isinstance(sharding, tuple | jax.sharding.PartitionSpec | None):
+        while not isinstance(sharding, tuple | list | jax.sharding.PartitionSpec | None):
             # A NamedSharding holds a spec; a Format holds a sharding.
             sharding = sharding.spec if hasattr(sharding, "spec") else sharding.sharding
         return jax.sharding.PartitionSpec(*(sharding or ()))

@@ -10,9 +10,12 @@ paths collide, and `unplace` undoes it.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
+
+from ._errors import ConversionError
 
 Key: TypeAlias = Any
 Path: TypeAlias = tuple[Key, ...]
@@ -56,6 +59,15 @@ class _Taken(dict[Key, "_Taken"]):
         # The root is no place for a leaf.
         return False
 
+    def meeting_point(self, path: Path) -> int:
+        """The index of the key at which a path that is not free meets a leaf or a subtree."""
+        node = self
+        for index, key in enumerate(path):
+            node = node[key]
+            if not node:
+                return index
+        return max(len(path) - 1, 0)
+
     def take(self, path: Path) -> None:
         node = self
         for key in path:
@@ -63,41 +75,37 @@ class _Taken(dict[Key, "_Taken"]):
 
 
 class Displaced(NamedTuple):
-    """How far a leaf is from its own path.
+    """Says that a collection's name was put into a leaf's path.
 
     Attributes:
-      depth: how many times the collection's name was put in front of the path.
-      length: the length of the path. The tree may be part of another one by now, so the name is
-        counted from the end.
+      length: how many keys of the path come after it. The tree may be part of another one by now,
+        so they are counted from the end.
     """
 
-    depth: int
     length: int
-
-
-NOT_DISPLACED = Displaced(0, 0)
 
 
 def place(
     addresses: Iterable[Address], occupied: Iterable[Path] = ()
-) -> dict[Address, tuple[Path, Displaced]]:
+) -> dict[Address, tuple[Path, Displaced | None]]:
     """Where leaves go in a tree that has no collections.
 
     A leaf stays at its path unless that collides with another one: the same path, or one of the two
     above the other. Then `params` keeps the place, or the first collection in alphabetical order,
-    and the other leaf goes below its collection's name. The order of the leaves does not matter.
+    and the other leaf goes below its collection's name, at the point where the two meet. The order
+    of the leaves does not matter.
 
     Args:
       addresses: (collection, path) of every leaf.
       occupied: paths of leaves that are there already.
 
     Returns:
-      (path in the tree, how far it is from the leaf's own path) by address.
+      (path in the tree, None or how to find the leaf's own path in it) by address.
     """
     taken = _Taken()
     for path in occupied:
         taken.take(path)
-    placed: dict[Address, tuple[Path, Displaced]] = {}
+    placed: dict[Address, tuple[Path, Displaced | None]] = {}
     colliding: list[Address] = []
     by_collection: dict[str, list[Path]] = {}
     for collection, path in addresses:
@@ -106,31 +114,47 @@ def place(
         for path in by_collection[collection]:
             if taken.is_free(path):
                 taken.take(path)
-                placed[collection, path] = path, NOT_DISPLACED
+                placed[collection, path] = path, None
             else:
                 colliding.append((collection, path))
     for collection, path in sorted(colliding, key=lambda a: (a[0], *map(str, a[1]))):
-        target = path
-        while not taken.is_free(target):
-            target = (collection, *target)
+        # At the point where it collides, so that part of a tree is placed as it is by itself.
+        index = taken.meeting_point(path)
+        # A leaf of the collection's own name may bar the way below it.
+        heads = (collection + "_" * n for n in itertools.count())
+        targets = ((*path[:index], head, *path[index:]) for head in heads)
+        target = next(target for target in targets if taken.is_free(target))
         taken.take(target)
-        placed[collection, path] = target, Displaced(len(target) - len(path), len(path))
+        placed[collection, path] = target, Displaced(len(path) - index)
     return placed
 
 
-def unplace(path: Path, displaced: Displaced) -> Path:
+def unplace(path: Path, displaced: Displaced | None) -> Path:
     """The path that a leaf had before `place`; the inverse of it."""
-    depth, length = displaced
-    own = len(path) - length
-    return path[: own - depth] + path[own:] if depth else path
+    if displaced is None:
+        return path
+    own = len(path) - displaced.length
+    return path[: own - 1] + path[own:]
 
 
 def nest(flat: Mapping[Path, Any]) -> dict[Key, Any]:
-    """Nested dicts from leaves by non-empty path."""
+    """Nested dicts from leaves by non-empty path.
+
+    Raises:
+      ConversionError: a leaf lies above another one.
+    """
     nested: dict[Key, Any] = {}
+    own: set[int] = {id(nested)}
     for path, value in flat.items():
         node = nested
         for key in path[:-1]:
-            node = node.setdefault(key, {})
+            if key not in node:
+                node[key] = {}
+                own.add(id(node[key]))
+            node = node[key]
+            if id(node) not in own:
+                raise ConversionError(f"there is a leaf above {'/'.join(map(str, path))}")
+        if path[-1] in node:
+            raise ConversionError(f"there is another leaf at or below {'/'.join(map(str, path))}")
         node[path[-1]] = value
     return nested

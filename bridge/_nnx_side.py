@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+from flax import linen as nn
 from flax import nnx
 
 import registry
 
-from ._flax_internals import REQUIRED_METADATA, raw_value, variable_from_metadata
+from ._errors import ConversionError, path_text
+from ._flax_internals import (
+    REQUIRED_METADATA,
+    class_hooks,
+    raw_value,
+    variable_from_metadata,
+)
 from ._meta import NNXMeta
-from ._neutral import NOT_DISPLACED, Address, Displaced, Leaf, Neutral, Path, place, unplace
+from ._neutral import Address, Displaced, Leaf, Neutral, Path, place, unplace
 
 # Attributes that hold arrays without a Variable; their type says nothing, as it changes under
 # tracing.
@@ -20,6 +27,9 @@ ARRAYS = "nnx_arrays"
 BOX_KEY = "linen_meta_type"
 # How far a Variable is from its Linen path; only on those whose paths collide.
 DISPLACED_KEY = "linen_displaced"
+# Which fields an NNXMeta had that somebody made by hand; one that was made of a Variable has them
+# all.
+FIELDS_KEY = "linen_fields"
 
 FlatItem: TypeAlias = tuple[Path, Any]
 
@@ -34,12 +44,22 @@ def from_leaves(items: Iterable[FlatItem]) -> Neutral:
       Every leaf by (collection, path).
 
     Raises:
+      ConversionError: a module among the leaves, or two Variables for one place.
       RegistrationConflictError: two unregistered Variable types have the same name.
     """
     active = registry.current()
     neutral: Neutral = {}
     for path, item in items:
+        if isinstance(item, nnx.Pytree | nn.Module):
+            raise ConversionError(
+                f"{'/'.join(map(str, path))} is a {type(item).__name__} module and not a Variable;"
+                " give the module itself, or its state with nnx.state"
+            )
         address = address_of(path, item, active)
+        if address in neutral:
+            raise ConversionError(
+                f"two Variables would be {path_text(*address)} in Linen; rename one of them"
+            )
         neutral[address] = to_leaf(item, active)
     return neutral
 
@@ -55,7 +75,7 @@ def to_leaves(neutral: Neutral, occupied: Iterable[Path] = ()) -> dict[Path, Any
     leaves: dict[Path, Any] = {}
     for (collection, path), (target, displaced) in place(neutral, occupied).items():
         leaf = neutral[collection, path]
-        if collection == ARRAYS and leaf.box is None and not displaced.depth and not leaf.is_empty:
+        if collection == ARRAYS and leaf.box is None and displaced is None and not leaf.is_empty:
             leaves[target] = leaf.value
         else:
             leaves[target] = from_leaf(active.type_from_name(collection), leaf, displaced)
@@ -67,7 +87,7 @@ def address_of(path: Path, item: Any, active: registry.Registry) -> Address:
     if not isinstance(item, nnx.Variable):
         return ARRAYS, path
     collection = active.name_from_type(item.var_type)
-    return collection, unplace(path, item.get_metadata(DISPLACED_KEY, NOT_DISPLACED))
+    return collection, unplace(path, item.get_metadata(DISPLACED_KEY, None))
 
 
 def to_leaf(item: Any, active: registry.Registry, *, boxed_as_is: bool = False) -> Leaf:
@@ -85,6 +105,11 @@ def to_leaf(item: Any, active: registry.Registry, *, boxed_as_is: bool = False) 
     value = raw_value(item)
     metadata = item.get_metadata()
     metadata.pop(DISPLACED_KEY, None)
+    own = metadata.pop(FIELDS_KEY, None)
+    if own is not None:
+        implied = REQUIRED_METADATA | class_hooks(item.var_type)
+        fields = {k: v for k, v in metadata.items() if k in own or k not in implied}
+        return Leaf(value, NNXMeta, fields)
     box_type = metadata.get(BOX_KEY)
     if box_type is not None:
         names = active.codec_for(box_type).names
@@ -96,14 +121,13 @@ def to_leaf(item: Any, active: registry.Registry, *, boxed_as_is: bool = False) 
             or says_nothing({k: fields[k] for k in fields if k not in names})
         ):
             return Leaf(value, box_type, fields)
-    elif says_nothing(metadata) and (not isinstance(value, Mapping) or not value):
+    elif not _needs_box(item.var_type, value, metadata):
         return Leaf(value)
-    # A mapping that is a value would be taken for a subtree if it were not in a box.
     return Leaf(value, NNXMeta, metadata)
 
 
 def from_leaf(
-    var_type: type[nnx.Variable[Any]], leaf: Leaf, displaced: Displaced = NOT_DISPLACED
+    var_type: type[nnx.Variable[Any]], leaf: Leaf, displaced: Displaced | None = None
 ) -> nnx.Variable[Any]:
     """The Variable of a leaf; the inverse of `to_leaf`.
 
@@ -114,9 +138,18 @@ def from_leaf(
         metadata["eager_sharding"] = nnx.using_eager_sharding()
     elif leaf.box is not NNXMeta:
         metadata[BOX_KEY] = leaf.box
-    if displaced.depth:
+    elif not metadata.keys() >= REQUIRED_METADATA or not _needs_box(var_type, leaf.value, metadata):
+        metadata[FIELDS_KEY] = tuple(sorted(metadata))
+    if displaced is not None:
         metadata[DISPLACED_KEY] = displaced
     return variable_from_metadata(var_type, leaf.value, metadata)
+
+
+def _needs_box(var_type: type[Any], value: Any, metadata: Mapping[str, Any]) -> bool:
+    """Whether a Variable is more than its value; a mapping would be taken for a subtree."""
+    hooks = {hook: getattr(var_type, hook) for hook in class_hooks(var_type)}
+    told = {k: v for k, v in metadata.items() if k not in hooks or v is not hooks[k]}
+    return not says_nothing(told) or (isinstance(value, Mapping) and bool(value))
 
 
 def says_nothing(metadata: Mapping[str, Any]) -> bool:

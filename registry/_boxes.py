@@ -10,12 +10,13 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from flax.core import meta
 
-from ._errors import UnsupportedBoxError, describe
+from ._errors import InvalidRegistrationError, UnsupportedBoxError, describe
 
 Fields: TypeAlias = Mapping[str, Any]
 
@@ -37,6 +38,11 @@ class BoxCodec:
     to_fields: Callable[[Any], tuple[Any, Fields]]
     from_fields: Callable[[Any, Fields], Any]
     names: frozenset[str] | None = None
+
+    def __post_init__(self) -> None:
+        for function in (self.to_fields, self.from_fields):
+            if not callable(function):
+                raise InvalidRegistrationError(function, "a function")
 
 
 @functools.lru_cache(maxsize=256)
@@ -85,11 +91,9 @@ def _dataclass_codec(box_type: Any, renames: Mapping[str, str]) -> BoxCodec:
         raise UnsupportedBoxError(
             box_type, f"its fields {reserved} mean something else on a Variable"
         )
-    late = sorted(f.name for f in fields if not f.init)
-    if late:
-        raise UnsupportedBoxError(
-            box_type, f"its fields {late} cannot be passed to its constructor"
-        )
+    arguments = list(inspect.signature(box_type).parameters)
+    if sorted(arguments) != sorted(f.name for f in fields):
+        raise UnsupportedBoxError(box_type, f"its constructor takes {arguments}, not its fields")
 
     def to_fields(box: Any) -> tuple[Any, Fields]:
         return getattr(box, value_name), {nnx: getattr(box, own) for own, nnx in names.items()}

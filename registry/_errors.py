@@ -12,9 +12,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class BridgeError(Exception):
     """Root of the errors that `registry` and `bridge` raise on purpose."""
+
+    def __reduce__(self) -> Any:
+        # The message is made of the constructor's arguments, so it cannot be passed in again.
+        return _restore, (type(self), self.args, self.__dict__)
 
 
 class RegistryError(BridgeError, ValueError):
@@ -85,6 +91,13 @@ class UnsupportedBoxError(RegistryError, TypeError):
             f" (value, fields) and back with registry.register_box({box_type.__name__},"
             f" to_fields, from_fields)"
         )
+
+
+def _restore(cls: type[BridgeError], args: tuple[Any, ...], fields: dict[str, Any]) -> BridgeError:
+    error = cls.__new__(cls)
+    error.args = args
+    error.__dict__.update(fields)
+    return error
 
 
 def describe(typ: type) -> str:

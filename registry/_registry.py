@@ -28,6 +28,8 @@ T = TypeVar("T", bound=VariableType)
 
 # Types that nobody registered, by the collection they were put in: the way back from that name.
 _derived: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
+# Collections by the definition of the class that was registered for them.
+_redefined: dict[tuple[str, str], str] = {}
 _lock = threading.RLock()
 
 
@@ -55,9 +57,15 @@ class Registry:
     _names: Mapping[VariableType, str] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        names: dict[VariableType, str] = {}
+        for name, typ in self.pairs.items():
+            _check_pair(name, typ)
+            if typ in names:
+                raise _type_is_taken(name, typ, names[typ])
+            names[typ] = name
         object.__setattr__(self, "pairs", MappingProxyType(dict(self.pairs)))
         object.__setattr__(self, "boxes", MappingProxyType(dict(self.boxes)))
-        object.__setattr__(self, "_names", {typ: name for name, typ in self.pairs.items()})
+        object.__setattr__(self, "_names", names)
 
     def __hash__(self) -> int:
         return hash((frozenset(self.pairs.items()), frozenset(self.boxes.items())))
@@ -88,41 +96,48 @@ class Registry:
         for name, typ in (pairs or {}).items():
             _check_pair(name, typ)
             if not overwrite:
-                self._check_free(merged, name, typ)
+                Registry(merged).require_free(name, typ)
             merged = {n: t for n, t in merged.items() if n != name and t is not typ}
             merged[name] = typ
         codecs = dict(self.boxes)
         for box_type, codec in (boxes or {}).items():
-            if not (isinstance(box_type, type) and issubclass(box_type, meta.AxisMetadata)):
-                raise InvalidRegistrationError(
-                    box_type, "a subclass of flax.core.meta.AxisMetadata"
-                )
             if not isinstance(codec, BoxCodec):
                 raise InvalidRegistrationError(codec, "a registry.BoxCodec")
+            _check_box_type(box_type)
             codecs[box_type] = codec
         return Registry(merged, codecs)
 
-    def _check_free(self, pairs: Mapping[str, VariableType], name: str, typ: VariableType) -> None:
-        found = pairs.get(name) or _flax_type(name)
+    def require_free(self, name: str, typ: VariableType) -> None:
+        """Checks that a pair would not take a name or a type from another pair.
+
+        Args:
+          name: a collection's name.
+          typ: a Variable type.
+
+        Raises:
+          RegistrationConflictError: the name or the type is taken.
+        """
+        found = self._owner(name)
         if found is not None and not _same_definition(found, typ):
             raise RegistrationConflictError(
                 name,
                 typ,
                 found,
-                f"the collection already belongs to {describe(found)}; choose another name, or pass"
-                " overwrite=True to replace that pair",
+                f"the collection already belongs to {describe(found)}; choose another name, or"
+                " pass overwrite=True to replace that pair",
             )
-        taken = next((n for n, t in pairs.items() if t is typ and n != name), None)
-        taken = taken or next((n for n in (_flax_name(typ),) if n not in (None, name)), None)
-        if taken is not None:
-            raise RegistrationConflictError(
-                name,
-                typ,
-                taken,
-                f"the type already belongs to collection {taken!r}; register a subclass of it, or"
-                f" pass"
-                " overwrite=True to replace that pair",
-            )
+        taken = self._registered_name(typ)
+        if taken not in (None, name):
+            raise _type_is_taken(name, typ, taken)
+
+    def _owner(self, name: str) -> VariableType | None:
+        """The type that a collection was registered for, here or in Flax."""
+        found = self.pairs.get(name) or _flax_type(name)
+        # Flax cannot unregister a name, so one whose type has another collection here is free.
+        return found if found is not None and self._registered_name(found) == name else None
+
+    def _registered_name(self, typ: VariableType) -> str | None:
+        return self._names.get(typ) or _flax_name(typ)
 
     def type_from_name(self, name: str, *, create: bool = True) -> VariableType:
         """The Variable type of a collection.
@@ -142,12 +157,17 @@ class Registry:
         """
         if not isinstance(name, str):
             raise InvalidRegistrationError(name, "a collection name, that is a string")
-        typ = self.pairs.get(name) or _flax_type(name)
+        typ = self._owner(name)
         if typ is None and create:
-            typ = _derived.get(name) or _flax_class(name) or auto.for_collection(name)
+            typ = self._derived_type(name) or auto.for_collection(name)
         if typ is None:
             raise UnknownNameError(name, "register its Variable type with register_variable_name")
         return typ
+
+    def _derived_type(self, name: str) -> VariableType | None:
+        """The type that goes to this collection because the class is called so."""
+        candidates = (_derived.get(name), _flax_class(name))
+        return next((t for t in candidates if t and self._registered_name(t) is None), None)
 
     def name_from_type(self, typ: VariableType, *, create: bool = True) -> str:
         """The collection of a Variable type.
@@ -166,11 +186,9 @@ class Registry:
           RegistrationConflictError: the collection named after the class belongs to another type.
         """
         _check_type(typ)
-        name = self._names.get(typ) or _flax_name(typ) or auto.collection_of(typ)
-        if name is None:
-            # A notebook cell that ran twice left models with the first definition of a registered
-            # class.
-            name = next((n for n, t in self.pairs.items() if _same_definition(t, typ)), None)
+        # A notebook cell that ran twice left models with the first definition of a registered
+        # class.
+        name = self._registered_name(typ) or auto.collection_of(typ) or _redefined.get(_key(typ))
         if name is not None:
             return name
         if not create:
@@ -180,9 +198,7 @@ class Registry:
     def _derive_name(self, typ: VariableType) -> str:
         name = typ.__name__
         with _lock:
-            found = (
-                self.pairs.get(name) or _flax_type(name) or _derived.get(name) or _flax_class(name)
-            )
+            found = self._owner(name) or self._derived_type(name)
             if found is None or _same_definition(found, typ):
                 _derived[name] = typ
                 return name
@@ -212,12 +228,13 @@ class Registry:
 
 
 class _Default:
-    """The default registry; registering replaces the value."""
+    """The default registry; registering a codec replaces the value. Its pairs are Flax's table."""
 
     registry = Registry()
 
 
 _scoped: contextvars.ContextVar[Registry | None] = contextvars.ContextVar("registry", default=None)
+_MISSING: Any = object()
 
 
 def current() -> Registry:
@@ -259,10 +276,10 @@ def use(registry: Registry) -> Iterator[Registry]:
 
 
 @overload
-def register_variable_name(name: str, typ: T, /, *, overwrite: bool = False) -> T: ...
+def register_variable_name(name: str, typ: T, *, overwrite: bool = False) -> T: ...
 @overload
-def register_variable_name(name: str, /, *, overwrite: bool = False) -> Callable[[T], T]: ...
-def register_variable_name(name: str, typ: Any = None, /, *, overwrite: bool = False) -> Any:
+def register_variable_name(name: str, *, overwrite: bool = False) -> Callable[[T], T]: ...
+def register_variable_name(name: str, typ: Any = _MISSING, *, overwrite: bool = False) -> Any:
     """Pairs a collection with a Variable type in the default registry and in Flax's own table.
 
     Args:
@@ -290,19 +307,27 @@ def register_variable_name(name: str, typ: Any = None, /, *, overwrite: bool = F
 
     Source: flax/nnx/variablelib.py:register_variable_name @ 0.12.8
     """
-    if typ is None:
+    _check_name(name)
+    if typ is _MISSING:
 
         def decorate(decorated: T) -> T:
             register_variable_name(name, decorated, overwrite=overwrite)
             return decorated
 
         return decorate
+    _check_type(typ)
     with _lock:
-        _Default.registry = _Default.registry.extend({name: typ}, overwrite=overwrite)
+        if not overwrite:
+            _Default.registry.require_free(name, typ)
+        old = _flax_name(typ)
+        if old not in (None, name):
+            # Flax has no way to unregister a name.
+            nnx.register_variable_name(old, auto.for_collection(old), overwrite=True)
         # Programs ask Flax for the pair too. What was checked above may replace what is there.
         nnx.register_variable_name(name, typ, overwrite=True)
-        if _derived.get(typ.__name__) is typ:
-            del _derived[typ.__name__]
+        for key in [k for k, n in _redefined.items() if n == name]:
+            del _redefined[key]
+        _redefined[_key(typ)] = name
     return typ
 
 
@@ -337,12 +362,12 @@ def register_box(
       from_fields: (value, fields) -> an equal box.
 
     Raises:
-      InvalidRegistrationError: `box_type` is not a box type.
+      InvalidRegistrationError: `box_type` is not a box type, or a codec is not a pair of functions.
     """
+    _check_box_type(box_type)
+    codec = BoxCodec(to_fields, from_fields)
     with _lock:
-        _Default.registry = _Default.registry.extend(
-            boxes={box_type: BoxCodec(to_fields, from_fields)}
-        )
+        _Default.registry = _Default.registry.extend(boxes={box_type: codec})
 
 
 def variable_type_from_name(name: str, *, create: bool = True) -> VariableType:
@@ -356,9 +381,28 @@ def variable_name_from_type(typ: VariableType, *, create: bool = True) -> str:
 
 
 def _check_pair(name: Any, typ: Any) -> None:
+    _check_name(name)
+    _check_type(typ)
+
+
+def _check_name(name: Any) -> None:
     if not isinstance(name, str) or not name:
         raise InvalidRegistrationError(name, "a collection name, that is a non-empty string")
-    _check_type(typ)
+
+
+def _check_box_type(box_type: Any) -> None:
+    if not (isinstance(box_type, type) and issubclass(box_type, meta.AxisMetadata)):
+        raise InvalidRegistrationError(box_type, "a subclass of flax.core.meta.AxisMetadata")
+
+
+def _type_is_taken(name: str, typ: type, taken: object) -> RegistrationConflictError:
+    return RegistrationConflictError(
+        name,
+        typ,
+        taken,
+        f"the type already belongs to collection {taken!r}; register a subclass of it, or pass"
+        " overwrite=True to replace that pair",
+    )
 
 
 def _check_type(typ: Any) -> None:
@@ -370,7 +414,11 @@ def _check_type(typ: Any) -> None:
 
 def _same_definition(a: type, b: type) -> bool:
     """Whether two classes are one class, or one definition that ran twice."""
-    return a is b or (a.__module__, a.__qualname__) == (b.__module__, b.__qualname__)
+    return a is b or _key(a) == _key(b)
+
+
+def _key(typ: type) -> tuple[str, str]:
+    return typ.__module__, typ.__qualname__
 
 
 def _flax_type(name: str) -> VariableType | None:
@@ -389,6 +437,7 @@ def _flax_name(typ: VariableType) -> str | None:
 
 def _flax_class(name: str) -> VariableType | None:
     """A Variable type of Flax's own that has no collection there, such as RngKey."""
-    typ = getattr(nnx, name, None)
+    # Not getattr: flax.nnx makes some attributes on demand, with a warning.
+    typ = vars(nnx).get(name)
     is_own = isinstance(typ, type) and issubclass(typ, nnx.Variable) and typ.__name__ == name
     return typ if is_own else None

@@ -37,8 +37,7 @@ def for_collection(name: str) -> type[nnx.Variable[Any]]:
     with _lock:
         typ = _types.get(name)
         if typ is None:
-            # Pickle finds a class by its qualified name and splits that at dots, so it is quoted.
-            qualname = urllib.parse.quote(name, safe="").replace(".", "%2E")
+            qualname = _quoted(name)
             typ = type(name, (nnx.Variable,), {"__module__": __name__, "__qualname__": qualname})
             _types[name] = typ
         return typ
@@ -49,8 +48,21 @@ def collection_of(typ: type) -> str | None:
     return typ.__name__ if _types.get(typ.__name__) is typ else None
 
 
+def _quoted(name: str) -> str:
+    """A name under which pickle finds the type: it splits names at dots, and looks here first."""
+    quoted = urllib.parse.quote(name, safe="").replace(".", "%2E")
+    if _is_probed(quoted) or quoted in globals():
+        quoted = "".join(f"%{byte:02X}" for byte in quoted[:1].encode()) + quoted[1:]
+    return quoted
+
+
+def _is_probed(name: str) -> bool:
+    """Whether the import system, pickle or pytest look for such a name in every module."""
+    is_dunder = name.startswith("__") and name.endswith("__")
+    return is_dunder or name in ("pytest_plugins", "pytestmark")
+
+
 def __getattr__(name: str) -> type[nnx.Variable[Any]]:
-    if name.startswith("__") and name.endswith("__"):
-        # The import system and pickle probe modules for such names.
+    if _is_probed(name):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return for_collection(urllib.parse.unquote(name))

@@ -1,0 +1,442 @@
+"""lazy_init: creating variables from sample inputs, in models of every mixture."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import errors as flax_errors
+from flax import linen as nn
+from flax import nnx
+from flax.core import freeze
+
+import bridge
+from tests import models
+from tests.models import assert_identical, leaf_paths, rng_counts, snapshot
+
+X = jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
+KEY = jax.random.key(7)
+ABSTRACT = jax.ShapeDtypeStruct((2, 4), jnp.float32)
+
+
+class Mixed(nnx.Module):
+    """Linen modules among native ones that change their state in a call."""
+
+    def __init__(self, rngs):
+        self.before = nnx.Linear(4, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.linen = bridge.ToNNX(models.LinenMLP(), rngs=rngs)
+        self.listed = nnx.List([bridge.ToNNX(nn.Dense(2), rngs=rngs)])
+        self.seen = nnx.BatchStat(jnp.zeros(()))
+
+    def __call__(self, x, scale=1.0):
+        self.seen[...] = self.seen[...] + 1
+        x = self.dropout(self.norm(self.before(x)))
+        return self.listed[0](self.linen(x)) * scale
+
+    def only_linen(self, x):
+        return self.linen(x)
+
+
+def native_state(model):
+    flat = nnx.to_flat_state(nnx.state(model))
+    return {
+        path: np.asarray(models._as_numpy(leaf.get_value()))
+        for path, leaf in flat
+        if path[0] not in ("linen", "listed") or "to_nnx__rngs" in path
+    }
+
+
+def assert_same_native_state(model, reference):
+    actual, expected = native_state(model), native_state(reference)
+    assert actual.keys() == expected.keys()
+    for path, value in expected.items():
+        np.testing.assert_array_equal(actual[path], value, err_msg=str(path))
+
+
+@pytest.mark.parametrize("how", ["function", "chained", "method of the class"])
+@pytest.mark.parametrize("inputs", [X, ABSTRACT], ids=["concrete", "abstract"])
+def test_function_and_chained_method_give_what_linen_init_gives(how, inputs):
+    module = models.LinenMLP()
+    model = bridge.ToNNX(module, KEY)
+    result = {
+        "function": lambda: bridge.lazy_init(model, inputs),
+        "chained": lambda: model.lazy_init(inputs),
+        "method of the class": lambda: bridge.ToNNX.lazy_init(model, inputs),
+    }[how]()
+    assert result is model
+    assert_identical(model.linen_variables(), module.init(KEY, X))
+
+
+@pytest.mark.parametrize("inputs", [X, ABSTRACT], ids=["concrete", "abstract"])
+def test_a_method_of_the_linen_module_initialises_what_it_needs(inputs):
+    module = models.LinenAutoencoder()
+    model = bridge.ToNNX(module, KEY)
+    method = model.encode
+    assert bridge.lazy_init(method, inputs) is method
+    assert_identical(model.linen_variables(), module.init(KEY, X, method="encode"))
+    assert sorted(nnx.state(model, nnx.Param)) == ["encoder"]
+
+
+@pytest.mark.parametrize("method", ["encode", models.LinenAutoencoder.encode])
+@pytest.mark.parametrize("inputs", [X, ABSTRACT], ids=["concrete", "abstract"])
+def test_method_is_a_keyword_of_lazy_init(method, inputs):
+    module = models.LinenAutoencoder()
+    model = bridge.lazy_init(bridge.ToNNX(module, KEY), inputs, method=method)
+    assert_identical(model.linen_variables(), module.init(KEY, X, method="encode"))
+
+
+def test_a_linen_method_called_init_can_be_named():
+    class Model(nn.Module):
+        def setup(self):
+            self.dense = nn.Dense(2)
+
+        def initialize(self, x):
+            return self.dense(x)
+
+    model = bridge.lazy_init(bridge.ToNNX(Model(), KEY), X, method="initialize")
+    assert_identical(model.linen_variables(), Model().init(KEY, X, method="initialize"))
+
+
+def test_rngs_of_lazy_init_are_those_of_linen_init():
+    module = models.LinenNoises()
+    rngs = {"params": KEY, "noise": jax.random.key(1)}
+    model = bridge.ToNNX(module, nnx.Rngs(0))
+    before = rng_counts(model)
+    model.lazy_init(X, rngs=rngs)
+    assert_identical(model.linen_variables(), module.init(rngs, X))
+    assert rng_counts(model) == before
+
+
+@pytest.mark.parametrize("inputs", [X, ABSTRACT], ids=["concrete", "abstract"])
+@pytest.mark.parametrize("entry", ["model", "method"])
+def test_native_siblings_are_as_native_construction_left_them(inputs, entry):
+    """Defect 14: statistics of native siblings were updated."""
+    model, reference = Mixed(nnx.Rngs(0)), Mixed(nnx.Rngs(0))
+    identities = {p: id(v) for p, v in nnx.iter_graph(model) if isinstance(v, nnx.Variable)}
+    bridge.lazy_init(model if entry == "model" else model.only_linen, inputs)
+    assert_same_native_state(model, reference)
+    after = {p: id(v) for p, v in nnx.iter_graph(model) if isinstance(v, nnx.Variable)}
+    assert identities.items() <= after.items()
+    assert set(vars(model)) == set(vars(reference))
+    assert "Dense_0" in nnx.state(model)["linen"]
+    assert ("kernel" in nnx.state(model)["listed"][0]) == (entry == "model")
+
+
+@pytest.mark.parametrize("inputs", [X, ABSTRACT], ids=["concrete", "abstract"])
+def test_what_a_native_sibling_sows_at_initialisation_is_not_kept(inputs):
+    class Sowing(Mixed):
+        def __call__(self, x):
+            self.sow(nnx.Intermediate, "sown", x)
+            return super().__call__(x)
+
+    model = Sowing(nnx.Rngs(0))
+    with pytest.warns(DeprecationWarning, match="sow"):
+        bridge.lazy_init(model, inputs)
+    assert not hasattr(model, "sown")
+    assert_same_native_state(model, Sowing(nnx.Rngs(0)))
+
+
+def test_abstract_and_concrete_inputs_give_the_same_mixed_model():
+    concrete = bridge.lazy_init(Mixed(nnx.Rngs(0)), X)
+    abstract = bridge.lazy_init(Mixed(nnx.Rngs(0)), ABSTRACT)
+    assert nnx.graphdef(concrete) == nnx.graphdef(abstract)
+    assert_identical(nnx.state(abstract), nnx.state(concrete))
+
+
+def test_reseed_after_lazy_init_brings_back_the_first_run():
+    model = bridge.lazy_init(Mixed(nnx.Rngs(params=0, dropout=1)), X)
+    first = model(X)
+    nnx.reseed(model, params=0, dropout=1)
+    fresh = bridge.lazy_init(Mixed(nnx.Rngs(params=0, dropout=1)), X)
+    assert_identical(first, fresh(X))
+
+
+def forward_count(inputs):
+    calls = []
+
+    def call(module, x):
+        y = nn.Dense(3)(x)
+        jax.debug.callback(lambda v: calls.append(v.shape), y)
+        jax.pure_callback(
+            lambda v: calls.append(v.shape) or v, jax.ShapeDtypeStruct((2, 3), jnp.float32), y
+        )
+        return y
+
+    model = bridge.ToNNX(models.LinenApplies(call), KEY)
+    model.lazy_init(inputs)
+    jax.effects_barrier()
+    return model, calls
+
+
+def test_shapes_alone_compute_no_forward_pass():
+    """Defect 14: ShapeDtypeStruct was rejected."""
+    model, calls = forward_count(ABSTRACT)
+    assert calls == []
+    concrete, calls = forward_count(X)
+    assert len(calls) >= 1
+    assert_identical(model.linen_variables(), concrete.linen_variables())
+
+
+def test_abstract_and_concrete_inputs_mix_as_positional_and_keyword_arguments():
+    module = models.LinenApplies(lambda _, a, b: nn.Dense(2)(a) + nn.Dense(2)(b["x"]) * b["s"])
+    model = bridge.ToNNX(module, KEY).lazy_init(ABSTRACT, {"x": X, "s": 2.0})
+    assert_identical(model.linen_variables(), module.init(KEY, X, {"x": X, "s": 2.0}))
+    classifier = bridge.ToNNX(models.LinenClassifier(), KEY).lazy_init(x=ABSTRACT, train=False)
+    expected = models.LinenClassifier().init(KEY, X, train=False)
+    assert_identical(classifier.linen_variables(), expected)
+
+
+def test_a_python_value_that_decides_the_structure_stays_concrete_beside_abstract_inputs():
+    def call(_, x, n):
+        for _unused in range(n):
+            x = nn.Dense(4)(x)
+        return x
+
+    module = models.LinenApplies(call)
+    model = bridge.ToNNX(module, KEY).lazy_init(ABSTRACT, 2)
+    assert_identical(model.linen_variables(), module.init(KEY, X, 2))
+
+
+def test_a_variable_that_depends_on_an_abstract_value_raises_and_changes_nothing():
+    def call(module, x):
+        nn.Dense(2)(x)
+        return module.variable("cache", "mean", jnp.mean, x).value
+
+    model = bridge.ToNNX(models.LinenApplies(call), KEY)
+    before = snapshot(model)
+    with pytest.raises(flax_errors.LazyInitError):
+        model.lazy_init(ABSTRACT)
+    assert snapshot(model) == before
+    assert not hasattr(model, "Dense_0")
+    model.lazy_init(X)
+    np.testing.assert_allclose(model.mean.get_value(), X.mean())
+
+
+@pytest.mark.parametrize("inputs", [X, ABSTRACT], ids=["concrete", "abstract"])
+def test_a_repeated_call_keeps_values_and_identity(inputs):
+    """Defect 14: a repeated call overwrote the parameters."""
+    model = bridge.ToNNX(models.LinenClassifier(), nnx.Rngs(0)).lazy_init(X, train=False)
+    for _, variable in nnx.to_flat_state(nnx.state(model, nnx.Param)):
+        variable.set_value(variable.get_value() + 1)
+    model.BatchNorm_0["mean"].set_value(jnp.full(4, 5.0))
+    before = snapshot(model)
+    model.lazy_init(inputs, train=False)
+    assert snapshot(model) == before
+
+
+@pytest.mark.parametrize("inputs", [X, ABSTRACT], ids=["concrete", "abstract"])
+def test_a_repeated_call_adds_only_what_is_missing(inputs):
+    module = models.LinenAutoencoder()
+    model = bridge.lazy_init(bridge.ToNNX(module, KEY).encode, X)
+    model = model.__self__
+    kernel = model.encoder["kernel"]
+    kernel.set_value(jnp.ones((4, 2)))
+    model.lazy_init(inputs)
+    assert model.encoder["kernel"] is kernel
+    assert_identical(kernel.get_value(), jnp.ones((4, 2)))
+    assert model.decoder["kernel"].shape == (2, 3)
+    expected = module.init(KEY, X)["params"]["decoder"]
+    assert_identical(model.linen_variables()["params"]["decoder"], expected)
+
+
+def test_pretrained_variables_are_kept_and_the_rest_is_initialised():
+    module = models.LinenMLP()
+    full = module.init(jax.random.key(1), X)
+    given = freeze({"params": {"Dense_0": full["params"]["Dense_0"]}})
+    model = bridge.ToNNX.from_variables(module, given, KEY).lazy_init(X)
+    expected = module.init(KEY, X)["params"] | {"Dense_0": full["params"]["Dense_0"]}
+    assert_identical(model.linen_variables(), {"params": expected})
+
+
+def test_under_eval_shape_the_variables_are_abstract():
+    abstract = nnx.eval_shape(lambda: bridge.lazy_init(Mixed(nnx.Rngs(0)), X))
+    concrete = bridge.lazy_init(Mixed(nnx.Rngs(0)), X)
+    assert leaf_paths(abstract) == leaf_paths(concrete)
+    kernel = abstract.linen.Dense_0["kernel"].get_value()
+    assert kernel == jax.ShapeDtypeStruct((5, 3), jnp.float32)
+
+
+@pytest.mark.parametrize("transform", [nnx.jit, jax.jit], ids=["nnx", "jax"])
+@pytest.mark.parametrize("inputs", [X, ABSTRACT], ids=["concrete", "abstract"])
+def test_under_jit_the_model_is_that_of_an_eager_call(transform, inputs):
+    graphdef = nnx.graphdef(bridge.lazy_init(Mixed(nnx.Rngs(0)), X))
+
+    if transform is nnx.jit:
+        model = nnx.jit(lambda: bridge.lazy_init(Mixed(nnx.Rngs(0)), inputs))()
+    else:
+        state = jax.jit(lambda: nnx.state(bridge.lazy_init(Mixed(nnx.Rngs(0)), inputs)))()
+        model = nnx.merge(graphdef, state)
+    expected = bridge.lazy_init(Mixed(nnx.Rngs(0)), X)
+    for path, leaf in nnx.to_flat_state(nnx.state(expected, nnx.Param)):
+        actual = dict(nnx.to_flat_state(nnx.state(model, nnx.Param)))[path]
+        np.testing.assert_allclose(actual.get_value(), leaf.get_value(), rtol=1e-5, atol=1e-6)
+    assert rng_counts(model) == rng_counts(expected)
+    model.eval()
+    expected.eval()
+    np.testing.assert_allclose(model(X), expected(X), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("inputs", [X, ABSTRACT], ids=["concrete", "abstract"])
+def test_initialising_a_given_model_inside_nnx_jit_reaches_it(inputs):
+    model = Mixed(nnx.Rngs(0))
+
+    @nnx.jit
+    def initialize(model):
+        bridge.lazy_init(model, inputs)
+
+    initialize(model)
+    assert leaf_paths(model) == leaf_paths(bridge.lazy_init(Mixed(nnx.Rngs(0)), X))
+
+
+def test_under_nnx_vmap_every_copy_is_initialised_from_its_own_key():
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap(in_axes=(0, None), out_axes=0)
+    def build(rngs, x):
+        return bridge.lazy_init(bridge.ToNNX(nn.Dense(3), rngs), x)
+
+    model = build(nnx.Rngs(0), X)
+    assert model.kernel.shape == (3, 4, 3)
+    assert len({np.asarray(k).tobytes() for k in model.kernel.get_value()}) == 3
+
+
+class NNXVmapped(nnx.Module):
+    """The guide's example."""
+
+    def __init__(self, out_dim, vmap_axis_size, rngs):
+        self.linen_dot = bridge.ToNNX(nn.Dense(out_dim, use_bias=False), rngs=rngs)
+        self.vmap_axis_size = vmap_axis_size
+
+    def __call__(self, x):
+        @nnx.split_rngs(splits=self.vmap_axis_size)
+        @nnx.vmap(in_axes=(0, 0), axis_size=self.vmap_axis_size)
+        def vmap_fn(submodule, x):
+            return submodule(x)
+
+        return vmap_fn(self.linen_dot, x)
+
+
+def test_the_guides_vmapped_model_initialises_and_runs():
+    x = jax.random.normal(KEY, (4, 8))
+    model = bridge.lazy_init(NNXVmapped(5, 4, rngs=nnx.Rngs(0)), x)
+    assert model.linen_dot.kernel.shape == (4, 8, 5)
+    assert len({np.asarray(k).tobytes() for k in model.linen_dot.kernel.get_value()}) == 4
+    expected = jnp.einsum("bi,bio->bo", x, model.linen_dot.kernel.get_value())
+    np.testing.assert_allclose(model(x), expected, rtol=1e-5)
+    again = bridge.lazy_init(model, x)
+    assert again is model
+    np.testing.assert_allclose(model(x), expected, rtol=1e-5)
+
+
+def test_a_wrapper_inside_nnx_scan_over_layers_is_initialised():
+    @nnx.split_rngs(splits=3)
+    @nnx.vmap(in_axes=(0,), out_axes=0)
+    def build(rngs):
+        return bridge.ToNNX(nn.Dense(4), rngs).lazy_init(X)
+
+    layers = build(nnx.Rngs(0))
+
+    @nnx.scan(in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+    def forward(x, layer):
+        return layer(x)
+
+    expected = X
+    for kernel in layers.kernel.get_value():
+        expected = expected @ kernel
+    np.testing.assert_allclose(forward(X, layers), expected, rtol=1e-5)
+
+
+def test_a_shared_wrapper_is_initialised_once():
+    class Twice(nnx.Module):
+        def __init__(self, rngs):
+            self.a = bridge.ToNNX(nn.Dense(4), rngs)
+            self.b = self.a
+
+        def __call__(self, x):
+            return self.b(self.a(x))
+
+    for inputs in (X, ABSTRACT):
+        model = bridge.lazy_init(Twice(KEY), inputs)
+        assert model.a is model.b
+        assert_identical(model.a.linen_variables(), nn.Dense(4).init(KEY, X))
+
+
+@pytest.mark.parametrize("inputs", [X, ABSTRACT], ids=["concrete", "abstract"])
+@pytest.mark.parametrize("where", ["before", "inside", "after"])
+def test_a_failure_leaves_the_model_as_it_was(inputs, where):
+    class Failing(Mixed):
+        def __call__(self, x):
+            if where == "before":
+                raise ZeroDivisionError
+            if where == "after":
+                super().__call__(x)
+                raise ZeroDivisionError
+            return super().__call__(x)
+
+    model = Failing(nnx.Rngs(0))
+    if where == "inside":
+
+        def fail(_, x):
+            nn.Dense(2)(x)
+            raise ZeroDivisionError
+
+        model.listed = nnx.List([bridge.ToNNX(models.LinenApplies(fail), nnx.Rngs(1))])
+    before = snapshot(model)
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            bridge.lazy_init(model, inputs)
+        assert snapshot(model) == before
+    # Nothing says any more that initialisation is going on.
+    with pytest.raises(bridge.NotInitializedError):
+        model.linen(X)
+
+
+@pytest.mark.parametrize("inputs", [X, ABSTRACT], ids=["concrete", "abstract"])
+def test_what_a_linen_module_sows_at_initialisation_is_not_kept(inputs):
+    module = models.LinenSows()
+    model = bridge.ToNNX(module, KEY).lazy_init(inputs)
+    assert_identical(model.linen_variables(), {"params": module.init(KEY, X)["params"]})
+
+
+def test_at_initialisation_the_module_knows_it_and_updates_nothing():
+    module = models.LinenCounter()
+    model = bridge.ToNNX(module, KEY).lazy_init(X)
+    assert int(model.count.get_value()) == 0
+    seen = []
+    asking = models.LinenApplies(lambda m: seen.append(m.is_initializing()))
+    bridge.lazy_init(bridge.ToNNX(asking))()
+    assert seen == [True, False]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [nn.Dense(3), nn.Dense, lambda x: x, nnx.Module, 3, nnx.Rngs.fork],
+    ids=["Linen module", "Linen class", "function", "NNX class", "number", "unbound method"],
+)
+def test_what_is_no_nnx_module_or_method_is_refused(given):
+    with pytest.raises(bridge.InvalidModuleError, match="callable NNX module"):
+        bridge.lazy_init(given, X)
+
+
+def test_a_module_that_cannot_be_called_is_refused():
+    class Plain(nnx.Module):
+        pass
+
+    with pytest.raises(bridge.InvalidModuleError, match="Plain"):
+        bridge.lazy_init(Plain(), X)
+
+
+@pytest.mark.parametrize("inputs", [X, ABSTRACT], ids=["concrete", "abstract"])
+def test_lazy_init_works_in_tree_mode(inputs):
+    with nnx.set_graph_mode(False):
+        model = bridge.lazy_init(Mixed(nnx.Rngs(0)), inputs)
+        assert leaf_paths(model) == leaf_paths(bridge.lazy_init(Mixed(nnx.Rngs(0)), X))
+        model.eval()
+        assert model(X).shape == (2, 2)
+
+
+def test_module_names_that_share_a_method_with_the_wrapper_do_not_stop_lazy_init():
+    model = bridge.ToNNX(models.LinenNamed("lazy_init"), KEY)
+    assert model.lazy_init(X) is model
+    assert model.lazy_init(ABSTRACT) is model
+    assert bridge.lazy_init(model, X) is model

@@ -1,0 +1,214 @@
+"""What the two packages show to the outside, and what importing them does to a program: nothing."""
+
+import builtins
+import importlib
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from types import ModuleType
+
+import flax.nnx.bridge
+import pytest
+from flax import errors as flax_errors
+
+import bridge
+import registry
+
+ROOT = Path(__file__).parents[2]
+# These come later.
+NOT_YET = {"Module", "compact", "nnx_in_bridge_mdl", "linen_in_bridge_mdl"}
+
+
+def public_names(module):
+    return {name for name in vars(module) if not name.startswith("_")}
+
+
+def run(code, *options):
+    ran = subprocess.run(
+        [sys.executable, *options, "-c", textwrap.dedent(code)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()
+
+
+@pytest.mark.parametrize("package", [bridge, registry])
+def test_all_is_the_public_namespace(package):
+    assert set(package.__all__) == public_names(package)
+
+
+@pytest.mark.parametrize("package", [bridge, registry])
+def test_all_is_sorted_as_names_are_listed_and_names_each_once(package):
+    assert package.__all__ == sorted(set(package.__all__))
+
+
+@pytest.mark.parametrize("module", [bridge.variables, bridge.wrappers])
+def test_a_thin_module_exports_only_what_it_has(module):
+    assert module.__all__ == sorted(set(module.__all__))
+    assert set(module.__all__) <= public_names(module)
+
+
+def test_everything_that_flaxs_bridge_exports_is_here():
+    exported = {
+        name
+        for name in public_names(flax.nnx.bridge)
+        if not isinstance(getattr(flax.nnx.bridge, name), ModuleType)
+    }
+    assert exported - set(bridge.__all__) == NOT_YET
+
+
+@pytest.mark.parametrize("module", ["initializers", "variables", "wrappers"])
+def test_the_modules_that_programs_import_from_flaxs_bridge_are_here(module):
+    assert isinstance(getattr(flax.nnx.bridge, module), ModuleType)
+    assert isinstance(getattr(bridge, module), ModuleType)
+
+
+@pytest.mark.parametrize("module", ["variables", "wrappers"])
+def test_the_thin_modules_can_be_imported_by_path(module):
+    assert importlib.import_module(f"bridge.{module}") is getattr(bridge, module)
+
+
+@pytest.mark.parametrize("name", ["register_variable_name", "register_variable_name_type_pair"])
+def test_bridge_exports_the_register_functions(name):
+    assert getattr(bridge, name) is getattr(registry, name)
+
+
+@pytest.mark.parametrize(
+    "name", ["AttrPriority", "Scope", "current_context", "current_module", "initializers"]
+)
+def test_what_has_one_meaning_in_flax_is_flaxs_own(name):
+    assert getattr(bridge, name) is getattr(flax.nnx.bridge, name)
+
+
+@pytest.mark.parametrize("package", [bridge, registry])
+def test_both_packages_are_typed(package):
+    assert (Path(package.__file__).parent / "py.typed").is_file()
+
+
+@pytest.mark.parametrize("package", [bridge, registry])
+def test_every_public_function_and_class_has_a_docstring(package):
+    own = [getattr(package, name) for name in package.__all__]
+    own = [
+        thing for thing in own if getattr(thing, "__module__", "").startswith(("bridge", "regis"))
+    ]
+    assert own
+    assert [thing for thing in own if not thing.__doc__] == []
+
+
+def error_tree(module):
+    """(error, its bases) as the docstring draws them; `a(b, c)` derives from b and c too."""
+    drawn = re.findall(r"^[ │├└─]*(\w+(?:Error|Warning))(?:\(([^)]*)\))?", module.__doc__, re.M)
+    return [
+        (name, [base.split()[-1] for base in bases.split(", ") if base]) for name, bases in drawn
+    ]
+
+
+@pytest.mark.parametrize("package", [bridge, registry])
+def test_the_errors_are_the_tree_that_the_docstring_draws(package):
+    module = importlib.import_module(f"{package.__name__}._errors")
+    drawn = error_tree(module)
+    defined = {
+        name
+        for name, thing in vars(module).items()
+        if isinstance(thing, type) and issubclass(thing, Exception)
+    }
+    assert {name for name, _ in drawn} == defined
+    assert defined <= set(package.__all__)
+    for name, bases in drawn:
+        for base in bases:
+            found = getattr(builtins, base, None) or getattr(flax_errors, base, None)
+            assert issubclass(getattr(module, name), found or getattr(module, base)), (name, base)
+
+
+@pytest.mark.parametrize("package", ["bridge", "registry"])
+def test_importing_starts_no_backend_and_changes_no_configuration(package):
+    assert (
+        run(
+            f"""
+            import copy, flax, flax.linen, flax.nnx, flax.nnx.bridge, jax, logging, os, warnings
+            from jax._src import xla_bridge
+
+            def observed():
+              return copy.deepcopy((
+                dict(jax.config.values),
+                dict(flax.config._values),
+                sorted(flax.nnx.variablelib.VariableTypeCache),
+                (flax.nnx.using_eager_sharding(), dict(flax.nnx.var_defaults())),
+                dict(os.environ),
+                warnings.filters,
+                (logging.root.level, logging.root.handlers),
+              ))
+
+            before = observed()
+            import {package}
+            assert xla_bridge._backends == {{}}, xla_bridge._backends
+            assert observed() == before
+            print('nothing')
+            """
+        )
+        == "nothing"
+    )
+
+
+@pytest.mark.parametrize("package", ["bridge", "registry"])
+def test_importing_replaces_nothing_in_flax(package):
+    assert (
+        run(
+            f"""
+            import flax.linen as nn, flax.nnx as nnx
+            from flax.core import meta, scope
+            from flax.nnx import bridge as peer
+
+            owners = [
+              nn, nnx, peer, peer.wrappers, peer.variables, meta, scope, nn.Module, nnx.Module,
+              nnx.Pytree, nnx.Variable, nnx.Param, scope.Scope, meta.Partitioned, peer.ToNNX,
+            ]
+            before = [dict(vars(owner)) for owner in owners]
+            import {package}
+            changed = [
+              (owner, name)
+              for owner, old in zip(owners, before, strict=True)
+              for name in vars(owner).keys() | old.keys()
+              if vars(owner).get(name) is not old.get(name)
+              # Python fills these caches by itself.
+              and name not in ('__warningregistry__', '__abstractmethods__', '_abc_impl')
+            ]
+            print(changed)
+            """
+        )
+        == "[]"
+    )
+
+
+@pytest.mark.parametrize("package", ["bridge", "registry"])
+def test_importing_says_nothing_and_warns_of_nothing(package):
+    assert run(f"import {package}", "-W", "error") == ""
+
+
+def test_registry_does_not_import_bridge():
+    assert run("import registry, sys; print([m for m in sys.modules if m[:6] == 'bridge'])") == "[]"
+
+
+def test_importing_bridge_imports_nothing_that_only_the_demo_needs():
+    # Flax imports some of it by itself.
+    code = "import {}, sys; print(sorted({{'optax', 'rich', 'sklearn'}} & set(sys.modules)))"
+    assert run(code.format("bridge")) == run(code.format("flax.linen, flax.nnx"))
+
+
+def test_importing_bridge_takes_little_longer_than_importing_flax():
+    code = """
+        import time
+        start = time.perf_counter()
+        import flax.linen, flax.nnx, flax.nnx.bridge
+        flax_ready = time.perf_counter()
+        import bridge
+        bridge_ready = time.perf_counter()
+        print((bridge_ready - flax_ready) / (flax_ready - start))
+    """
+    # The best of a few: what else runs on the machine only makes it slower.
+    assert min(float(run(code)) for _ in range(3)) < 0.3

@@ -1,0 +1,506 @@
+"""`ToLinen`: variables that do not fit, and variables that come from a checkpoint."""
+
+import copy
+import warnings
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx, serialization
+
+import bridge
+
+KEY = jax.random.key(0)
+X = jax.random.normal(jax.random.key(7), (4, 3))
+
+
+class Normed(nnx.Module):
+    def __init__(self, *, rngs):
+        self.linear = nnx.Linear(3, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.norm(self.linear(x))
+
+
+class Stack(nnx.Module):
+    def __init__(self, depth, *, rngs):
+        self.layers = nnx.List([nnx.Linear(3, 3, rngs=rngs) for _ in range(depth)])
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = jnp.tanh(layer(x))
+        return x
+
+
+class Counting(nnx.Module):
+    def __init__(self, *, rngs):
+        self.calls = nnx.BatchStat(jnp.zeros(()))
+        self.cached = nnx.Cache(jnp.zeros(()))
+
+    def __call__(self):
+        self.calls[...] += 1
+        self.cached[...] += 1
+
+
+@pytest.fixture
+def model():
+    return bridge.to_linen(Normed)
+
+
+@pytest.fixture
+def variables(model):
+    return model.init(KEY, X)
+
+
+def drop(variables, *path):
+    """Variables without one path; the original is left alone."""
+    variables = copy.copy(flax.core.unfreeze(variables))
+    node = variables
+    for key in path[:-1]:
+        node[key] = dict(node[key])
+        node = node[key]
+    del node[path[-1]]
+    return variables
+
+
+def put(variables, value, *path):
+    """Variables with another value at one path; the original is left alone."""
+    variables = dict(variables)
+    node = variables
+    for key in path[:-1]:
+        node[key] = dict(node.get(key, {}))
+        node = node[key]
+    node[path[-1]] = value
+    return variables
+
+
+def without_definition(variables):
+    return {c: v for c, v in variables.items() if c != "nnx"}
+
+
+definition = pytest.mark.parametrize(
+    "prepare", [lambda v: v, without_definition], ids=["with nnx", "without nnx"]
+)
+
+
+@definition
+def test_a_missing_parameter_is_an_error_with_its_path_and_what_was_expected(
+    model, variables, prepare
+):
+    bad = prepare(drop(variables, "params", "linear", "kernel"))
+    with pytest.raises(bridge.MismatchError) as caught:
+        model.apply(bad, X, mutable=["batch_stats"])
+    assert caught.value.missing == (("params/linear/kernel", "float32[3, 4]"),)
+    assert caught.value.mis_shaped == ()
+    assert caught.value.unknown == ()
+    assert "ToLinen(Normed)" in str(caught.value)
+    assert "params/linear/kernel" in str(caught.value)
+
+
+@definition
+def test_a_parameter_of_a_wrong_shape_is_an_error_with_both_shapes(model, variables, prepare):
+    bad = prepare(put(variables, jnp.ones((3, 5)), "params", "linear", "kernel"))
+    with pytest.raises(bridge.MismatchError) as caught:
+        model.apply(bad, X, mutable=["batch_stats"])
+    assert caught.value.mis_shaped == (("params/linear/kernel", "float32[3, 4]", "float32[3, 5]"),)
+    assert caught.value.missing == ()
+
+
+@definition
+def test_missing_mis_shaped_and_unknown_variables_come_in_one_error(model, variables, prepare):
+    bad = drop(variables, "params", "linear", "kernel")
+    bad = put(bad, jnp.ones(9), "params", "norm", "scale")
+    bad = put(bad, jnp.ones(2), "params", "head", "kernel")
+    bad = drop(bad, "batch_stats", "norm", "mean")
+    with pytest.raises(bridge.MismatchError) as caught:
+        model.apply(prepare(bad), X)
+    error = caught.value
+    assert {path for path, _ in error.missing} == {"params/linear/kernel", "batch_stats/norm/mean"}
+    assert {path for path, *_ in error.mis_shaped} == {"params/norm/scale"}
+    assert error.unknown == ("params/head/kernel",)
+    for path in (
+        "params/linear/kernel",
+        "batch_stats/norm/mean",
+        "params/norm/scale",
+        "params/head",
+    ):
+        assert path in str(error)
+
+
+def test_the_error_is_also_what_linen_raises_for_missing_and_mis_shaped_parameters(
+    model, variables
+):
+    with pytest.raises(flax.errors.ScopeParamNotFoundError):
+        model.apply(drop(variables, "params", "linear", "kernel"), X)
+    with pytest.raises(flax.errors.ScopeParamShapeError):
+        model.apply(put(variables, jnp.ones(2), "params", "linear", "bias"), X)
+    with pytest.raises(ValueError, match="do not fit"):
+        model.apply(put(variables, jnp.ones(2), "params", "linear", "bias"), X)
+
+
+def test_no_variables_at_all_list_everything_that_is_missing(model, variables):
+    with pytest.raises(bridge.MismatchError) as caught:
+        model.apply({}, X)
+    assert {path for path, _ in caught.value.missing} == {
+        "params/linear/kernel",
+        "params/linear/bias",
+        "params/norm/scale",
+        "params/norm/bias",
+        "batch_stats/norm/mean",
+        "batch_stats/norm/var",
+    }
+
+
+def test_the_error_names_the_place_of_a_nested_wrapper(variables):
+    class Outer(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return bridge.to_linen(nnx.Linear, 3, 4, name="inner")(x)
+
+    nested = Outer().init(KEY, X)
+    with pytest.raises(bridge.MismatchError, match=r"ToLinen\(Linear\) at inner"):
+        Outer().apply(drop(nested, "params", "inner", "kernel"), X)
+
+
+def test_the_mismatch_is_found_under_jit_and_eval_shape_too(model, variables):
+    bad = drop(variables, "params", "linear", "kernel")
+    with pytest.raises(bridge.MismatchError):
+        jax.jit(model.apply)(bad, X)
+    with pytest.raises(bridge.MismatchError):
+        jax.eval_shape(model.apply, bad, X)
+
+
+@pytest.mark.parametrize("strict", [None, False])
+def test_a_missing_parameter_is_never_made_up(strict, variables):
+    model = bridge.ToLinen(Normed, strict=strict)
+    with pytest.raises(bridge.MismatchError, match="missing"):
+        model.apply(drop(variables, "params", "linear", "kernel"), X, mutable=["batch_stats"])
+
+
+@definition
+def test_unknown_variables_alone_are_ignored_with_one_warning_that_lists_them(prepare):
+    class Fresh(Normed):
+        """Another class, because the warning comes once for each."""
+
+    model = bridge.to_linen(Fresh)
+    variables = model.init(KEY, X)
+    expected = model.apply(variables, X, mutable=["batch_stats"])
+    extra = put(variables, jnp.ones(2), "params", "head", "kernel")
+    extra = prepare(put(extra, jnp.ones(2), "batch_stats", "stray"))
+    with pytest.warns(bridge.BridgeWarning) as caught:
+        y, updates = model.apply(extra, X, mutable=["batch_stats"])
+    assert len(caught) == 1
+    assert "params/head/kernel" in str(caught[0].message)
+    assert "batch_stats/stray" in str(caught[0].message)
+    np.testing.assert_array_equal(y, expected[0])
+    np.testing.assert_array_equal(
+        updates["batch_stats"]["norm"]["mean"], expected[1]["batch_stats"]["norm"]["mean"]
+    )
+    model.apply(extra, X, mutable=["batch_stats"])
+
+
+def test_a_whole_unknown_collection_is_an_unknown_path():
+    class Fresh(Normed):
+        pass
+
+    model = bridge.to_linen(Fresh)
+    variables = put(model.init(KEY, X), jnp.ones(2), "other", "w")
+    with pytest.warns(bridge.BridgeWarning, match="other/w"):
+        model.apply(variables, X, mutable=["batch_stats"])
+
+
+@pytest.mark.parametrize("path", [("params", "head", "kernel"), ("other", "w")])
+def test_strict_makes_unknown_variables_an_error(path, variables):
+    model = bridge.ToLinen(Normed, strict=True)
+    with pytest.raises(bridge.MismatchError) as caught:
+        model.apply(put(variables, jnp.ones(2), *path), X, mutable=["batch_stats"])
+    assert caught.value.unknown == ("/".join(path),)
+
+
+def test_strict_finds_unknown_variables_before_it_calls_the_module():
+    called = []
+
+    class Noting(nnx.Module):
+        def __init__(self, *, rngs):
+            self.w = nnx.Param(jnp.ones(2))
+
+        def __call__(self):
+            called.append(1)
+
+    model = bridge.ToLinen(Noting, strict=True)
+    variables = model.init(KEY)
+    called.clear()
+    with pytest.raises(bridge.MismatchError):
+        model.apply(put(variables, jnp.ones(2), "params", "v"))
+    assert called == []
+
+
+def test_strict_accepts_what_fits_and_state_that_a_call_created(variables):
+    model = bridge.ToLinen(Normed, strict=True)
+    y, _ = model.apply(variables, X, mutable=["batch_stats"])
+    np.testing.assert_array_equal(y, Normed(rngs=nnx.Rngs(KEY))(X))
+
+
+def test_the_lenient_mode_takes_what_fits_without_a_warning(variables):
+    model = bridge.ToLinen(Normed, strict=False)
+    expected, _ = model.apply(variables, X, mutable=["batch_stats"])
+    extra = put(variables, jnp.ones(2), "params", "head", "kernel")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        y, _ = model.apply(extra, X, mutable=["batch_stats"])
+    np.testing.assert_array_equal(y, expected)
+
+
+def test_a_parameter_of_another_dtype_is_accepted_as_linen_accepts_it(model, variables):
+    half = dict(
+        variables, params=jax.tree.map(lambda a: a.astype(jnp.bfloat16), variables["params"])
+    )
+    native = Normed(rngs=nnx.Rngs(KEY))
+    nnx.update(native, half["params"])
+    y, _ = model.apply(half, X, mutable=["batch_stats"])
+    np.testing.assert_array_equal(y, native(X))
+
+
+def test_init_with_a_given_parameter_of_a_wrong_shape_is_an_error():
+    class Outer(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return bridge.to_linen(nnx.Linear, 3, 4, name="inner")(x)
+
+    scope = flax.core.Scope(
+        {"params": {"inner": {"kernel": jnp.ones((2, 2))}}},
+        rngs={"params": flax.core.scope.LazyRng.create(KEY)},
+        mutable=True,
+        flags={"initializing": True},
+    )
+    with pytest.raises(bridge.MismatchError) as caught:
+        Outer(parent=scope)(X)
+    assert caught.value.mis_shaped == (("params/kernel", "float32[3, 4]", "float32[2, 2]"),)
+
+
+def test_a_dropped_update_is_warned_about_once_for_each_module_and_collection():
+    class Fresh(Counting):
+        """Another class, because the warning comes once for each."""
+
+    model = bridge.to_linen(Fresh)
+    variables = model.init(KEY)
+    with pytest.warns(bridge.BridgeWarning) as caught:
+        model.apply(variables)
+    texts = [str(warning.message) for warning in caught]
+    assert len(texts) == 2
+    for collection in ("batch_stats", "cache"):
+        assert sum(f"mutable=[{collection!r}]" in text for text in texts) == 1
+    model.apply(variables)
+    jax.jit(model.apply)(variables)
+
+
+def test_a_dropped_update_is_warned_about_at_each_place_of_a_module():
+    class Fresh(Counting):
+        pass
+
+    class Two(nn.Module):
+        @nn.compact
+        def __call__(self):
+            bridge.to_linen(Fresh, name="left")()
+            bridge.to_linen(Fresh, name="right")()
+
+    variables = Two().init(KEY)
+    with pytest.warns(bridge.BridgeWarning) as caught:
+        Two().apply(variables, mutable=["cache"])
+    texts = [str(warning.message) for warning in caught]
+    assert ["at left" in text for text in texts] == [True, False]
+    assert ["at right" in text for text in texts] == [False, True]
+
+
+@pytest.mark.parametrize("collection", ["batch_stats", "cache"])
+def test_strict_makes_a_dropped_update_an_error_every_time(collection):
+    model = bridge.ToLinen(Counting, strict=True)
+    variables = model.init(KEY)
+    others = [c for c in ("batch_stats", "cache") if c != collection]
+    for _ in range(2):
+        with pytest.raises(bridge.LostUpdateError, match=collection):
+            model.apply(variables, mutable=others)
+    _, updates = model.apply(variables, mutable=["batch_stats", "cache"])
+    assert float(updates[collection][{"batch_stats": "calls", "cache": "cached"}[collection]]) == 1
+
+
+def test_the_warning_points_to_the_line_that_calls_the_model():
+    class Fresh(Counting):
+        pass
+
+    model = bridge.to_linen(Fresh)
+    variables = model.init(KEY)
+    with pytest.warns(bridge.BridgeWarning) as caught:
+        model.apply(variables)
+    assert {warning.filename for warning in caught} == {__file__}
+
+
+def test_an_evaluation_mode_batchnorm_updates_nothing_and_says_nothing():
+    class Evaluating(nnx.Module):
+        def __init__(self, *, rngs):
+            self.norm = nnx.BatchNorm(3, use_running_average=True, rngs=rngs)
+
+        def __call__(self, x):
+            return self.norm(x)
+
+    model = bridge.ToLinen(Evaluating, strict=True)
+    variables = model.init(KEY, X)
+    np.testing.assert_array_equal(model.apply(variables, X), Evaluating(rngs=nnx.Rngs(KEY))(X))
+
+
+def test_a_nested_parent_works_without_the_definition():
+    class Inner(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(2)(bridge.to_linen(Normed, name="normed")(x))
+
+    class Outer(nn.Module):
+        def setup(self):
+            self.inner = Inner()
+            self.stack = bridge.to_linen(Stack, 2)
+
+        def __call__(self, x):
+            return self.inner(self.stack(x))
+
+    variables = Outer().init(KEY, X)
+    expected = Outer().apply(variables, X, mutable=["batch_stats"])
+    found = Outer().apply(without_definition(variables), X, mutable=["batch_stats"])
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_the_definition_is_rebuilt_under_jit_grad_and_vmap():
+    model = bridge.to_linen(nnx.Linear, 3, 2)
+    variables = without_definition(model.init(KEY, X))
+    expected = model.apply(variables, X)
+    np.testing.assert_allclose(jax.jit(model.apply)(variables, X), expected, rtol=1e-6)
+    rows = jax.vmap(lambda x: model.apply(variables, x))(X)
+    np.testing.assert_allclose(rows, expected, rtol=1e-5, atol=1e-6)
+    grads = jax.grad(lambda v: model.apply(v, X).sum())(variables)
+    np.testing.assert_allclose(grads["params"]["bias"], [4.0, 4.0])
+
+
+def test_the_rebuilt_definition_knows_the_arguments_of_its_own_wrapper():
+    kernels = {}
+    for width in (2, 5):
+        model = bridge.to_linen(nnx.Linear, 3, width)
+        variables = without_definition(model.init(KEY, X))
+        assert model.apply(variables, X).shape == (4, width)
+        kernels[width] = variables
+    with pytest.raises(bridge.MismatchError):
+        bridge.to_linen(nnx.Linear, 3, 2).apply(kernels[5], X)
+
+
+@pytest.mark.parametrize("streams", [{}, {"params": 1, "dropout": 2}, {"params": 1, "noise": 2}])
+def test_it_is_rebuilt_with_the_streams_that_were_used_at_init(streams):
+    class Dropped(nnx.Module):
+        def __init__(self, *, rngs):
+            self.linear = nnx.Linear(3, 3, rngs=rngs)
+            self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.dropout(self.linear(x))
+
+    keys = {name: jax.random.key(seed) for name, seed in streams.items()} or KEY
+    model = bridge.to_linen(Dropped)
+    variables = model.init(keys, X)
+    expected = model.apply(variables, X, mutable=["RngCount"])
+    found = model.apply(without_definition(variables), X, mutable=["RngCount"])
+    jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+def test_integer_keys_stay_integers_and_ten_follows_nine():
+    variables = bridge.to_linen(Stack, 12).init(KEY, X)
+    assert list(variables["params"]["layers"]) == list(range(12))
+    assert [p[1].key for p, _ in jax.tree.leaves_with_path(variables["params"])[::2]] == list(
+        range(12)
+    )
+
+
+def test_string_keys_are_written_on_request():
+    model = bridge.ToLinen(Stack, args=(3,), string_keys=True)
+    variables = model.init(KEY, X)
+    assert list(variables["params"]["layers"]) == ["0", "1", "2"]
+    expected = Stack(3, rngs=nnx.Rngs(KEY))(X)
+    np.testing.assert_array_equal(model.apply(variables, X), expected)
+    np.testing.assert_array_equal(bridge.to_linen(Stack, 3).apply(variables, X), expected)
+
+
+@pytest.mark.parametrize("depth", [3, 12])
+@definition
+def test_strings_that_spell_integers_are_accepted(depth, prepare):
+    """Regression: variables from msgpack and untargeted restores failed."""
+    model = bridge.to_linen(Stack, depth)
+    variables = model.init(KEY, X)
+    strings = serialization.msgpack_restore(serialization.to_bytes(without_definition(variables)))
+    assert set(strings["params"]["layers"]) == {str(i) for i in range(depth)}
+    if prepare is not without_definition:
+        strings["nnx"] = variables["nnx"]
+    np.testing.assert_array_equal(model.apply(strings, X), model.apply(variables, X))
+
+
+def test_updates_come_back_under_the_keys_that_came_in():
+    class Norms(nnx.Module):
+        def __init__(self, *, rngs):
+            self.norms = nnx.List([nnx.BatchNorm(3, rngs=rngs) for _ in range(2)])
+
+        def __call__(self, x):
+            for norm in self.norms:
+                x = norm(x)
+            return x
+
+    model = bridge.to_linen(Norms)
+    variables = model.init(KEY, X)
+    _, integers = model.apply(variables, X, mutable=["batch_stats"])
+    assert set(integers["batch_stats"]["norms"]) == {0, 1}
+    restored = serialization.msgpack_restore(serialization.to_bytes(variables))
+    _, strings = model.apply(restored, X, mutable=["batch_stats"])
+    assert set(strings["batch_stats"]["norms"]) == {"0", "1"}
+    np.testing.assert_array_equal(
+        strings["batch_stats"]["norms"]["1"]["mean"], integers["batch_stats"]["norms"][1]["mean"]
+    )
+
+
+def test_numpy_leaves_of_a_checkpoint_compute_the_same_and_are_not_written_to(model, variables):
+    on_host = jax.tree.map(np.asarray, without_definition(variables))
+    kept = jax.tree.map(np.copy, on_host)
+    y, updates = model.apply(on_host, X, mutable=["batch_stats"])
+    expected, expected_updates = model.apply(variables, X, mutable=["batch_stats"])
+    np.testing.assert_array_equal(y, expected)
+    jax.tree.map(np.testing.assert_array_equal, dict(updates), dict(expected_updates))
+    jax.tree.map(np.testing.assert_array_equal, on_host, kept)
+
+
+def test_a_module_that_writes_into_its_value_does_not_write_into_the_checkpoint():
+    class Writing(nnx.Module):
+        def __init__(self, *, rngs):
+            self.total = nnx.BatchStat(jnp.zeros(2))
+
+        def __call__(self, x):
+            self.total[...] += x
+            self.total[0] = 5.0
+            return self.total[...]
+
+    model = bridge.to_linen(Writing)
+    checkpoint = {"batch_stats": {"total": np.zeros(2, np.float32)}}
+    y, _ = model.apply(checkpoint, jnp.ones(2), mutable=["batch_stats"])
+    np.testing.assert_array_equal(y, [5.0, 1.0])
+    np.testing.assert_array_equal(checkpoint["batch_stats"]["total"], [0.0, 0.0])
+
+
+def test_shape_dtype_structs_stand_for_variables_under_eval_shape(model, variables):
+    abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), variables)
+    y = jax.eval_shape(lambda v: model.apply(v, X, mutable=["batch_stats"])[0], abstract)
+    assert y.shape == (4, 4)
+
+
+@pytest.mark.parametrize("zero", [np.float32(0), np.zeros(())])
+def test_a_scalar_of_any_kind_stands_for_an_array(zero):
+    """A checkpoint brings NumPy's scalars."""
+    model = bridge.to_linen(Counting)
+    stored = {"batch_stats": {"calls": zero}, "cache": {"cached": zero}}
+    _, updates = model.apply(stored, mutable=["batch_stats", "cache"])
+    assert float(updates["batch_stats"]["calls"]) == 1.0

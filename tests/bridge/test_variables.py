@@ -1,0 +1,139 @@
+"""The import paths of `flax.nnx.bridge.variables` and `.wrappers`: they do what Flax's do."""
+
+import flax.linen as nn
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from flax.core import freeze
+from flax.nnx.bridge import variables as flax_variables
+from hypothesis import given
+
+import bridge
+from bridge import variables, wrappers
+from tests.strategies import exact, linen_variables, states, thawed
+
+KERNEL = jnp.arange(6.0).reshape(2, 3)
+# Without what the peer gets wrong: collisions, empty collections, FrozenDicts, boxes.
+PLAIN = {
+    "params": {"Dense_0": {"kernel": KERNEL, "bias": jnp.zeros(3)}, "scale": jnp.ones(3)},
+    "batch_stats": {"BatchNorm_0": {"mean": jnp.zeros(3)}},
+    "intermediates": {"Dense_0": {"__call__": (KERNEL,)}},
+}
+
+
+def plain_values(tree):
+    """Nested dicts of (Variable type, value), which say nothing of metadata."""
+    if isinstance(tree, nnx.Variable):
+        return tree.var_type, exact(tree.get_value())
+    return {key: plain_values(value) for key, value in tree.items()}
+
+
+def test_the_two_modules_have_the_names_that_programs_import():
+    assert set(variables.__all__) == {
+        "NNXMeta",
+        "linen_vars_to_nnx_attrs",
+        "nnx_attrs_to_linen_vars",
+        "to_linen_var",
+        "to_nnx_var",
+        "with_partitioning",
+    }
+    assert set(wrappers.__all__) >= {
+        "Functional",
+        "ToLinen",
+        "ToNNX",
+        "functional",
+        "lazy_init",
+        "to_linen",
+        "to_linen_class",
+    }
+
+
+@pytest.mark.parametrize("module", [variables, wrappers])
+def test_a_name_there_is_the_object_that_bridge_has(module):
+    for name in set(module.__all__) & set(bridge.__all__):
+        assert getattr(module, name) is getattr(bridge, name)
+
+
+def test_linen_vars_to_nnx_attrs_makes_what_flax_makes():
+    ours = variables.linen_vars_to_nnx_attrs(PLAIN)
+    assert plain_values(ours) == plain_values(flax_variables.linen_vars_to_nnx_attrs(PLAIN))
+
+
+def test_linen_vars_to_nnx_attrs_makes_plain_dicts():
+    attrs = variables.linen_vars_to_nnx_attrs(freeze(PLAIN))
+    assert type(attrs) is dict
+    assert type(attrs["Dense_0"]) is dict
+
+
+def test_nnx_attrs_to_linen_vars_makes_what_flax_makes():
+    attrs = variables.linen_vars_to_nnx_attrs(PLAIN)
+    ours = variables.nnx_attrs_to_linen_vars(attrs)
+    assert exact(ours) == exact(flax_variables.nnx_attrs_to_linen_vars(attrs))
+
+
+@given(linen_variables())
+def test_variables_make_the_round_trip_through_attributes(linen):
+    attrs = variables.linen_vars_to_nnx_attrs(linen)
+    assert exact(variables.nnx_attrs_to_linen_vars(attrs)) == exact(thawed(linen))
+
+
+@given(states())
+def test_attributes_make_the_round_trip_through_variables(state):
+    linen = variables.nnx_attrs_to_linen_vars(thawed(state))
+    assert exact(nnx.State(variables.linen_vars_to_nnx_attrs(linen))) == exact(state)
+
+
+LINEN_LEAVES = (
+    KERNEL,
+    (KERNEL, KERNEL),
+    nn.Partitioned(KERNEL, ("a", None)),
+    bridge.NNXMeta(
+        nnx.Param,
+        KERNEL,
+        {"hijax": False, "ref": False, "eager_sharding": False, "tag": "first"},
+    ),
+)
+
+
+@pytest.mark.parametrize("leaf", LINEN_LEAVES, ids=lambda leaf: type(leaf).__name__)
+def test_to_nnx_var_makes_the_variable_that_flax_makes(leaf):
+    ours = variables.to_nnx_var("params", leaf)
+    as_flax_has_it = leaf
+    if isinstance(leaf, bridge.NNXMeta):
+        as_flax_has_it = flax_variables.NNXMeta(leaf.var_type, leaf.value, leaf.metadata)
+    with nnx.use_eager_sharding(False):
+        theirs = flax_variables.to_nnx_var("params", as_flax_has_it)
+    assert exact(ours) == exact(theirs)
+
+
+@pytest.mark.parametrize("leaf", LINEN_LEAVES, ids=lambda leaf: type(leaf).__name__)
+def test_to_linen_var_is_the_inverse_of_to_nnx_var(leaf):
+    assert exact(variables.to_linen_var(variables.to_nnx_var("params", leaf))) == exact(leaf)
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        nnx.Param(KERNEL),
+        nnx.BatchStat(KERNEL),
+        nnx.Param(KERNEL, linen_meta_type=nn.Partitioned, out_sharding=None, mesh=None),
+    ],
+)
+def test_to_linen_var_makes_what_flax_makes(variable):
+    assert exact(variables.to_linen_var(variable)) == exact(flax_variables.to_linen_var(variable))
+
+
+def test_to_linen_var_puts_a_variable_with_metadata_in_the_box_that_flax_puts_it_in():
+    variable = nnx.Param(KERNEL, tag="first")
+    ours, theirs = variables.to_linen_var(variable), flax_variables.to_linen_var(variable)
+    assert (ours.var_type, ours.metadata) == (theirs.var_type, theirs.metadata)
+    assert ours.value is KERNEL
+
+
+@pytest.mark.parametrize("found", [None, 3, [KERNEL], nnx.Param(KERNEL)], ids=repr)
+@pytest.mark.parametrize(
+    "convert", [variables.linen_vars_to_nnx_attrs, variables.nnx_attrs_to_linen_vars]
+)
+def test_something_else_than_a_mapping_is_an_error(convert, found):
+    with pytest.raises(bridge.ConversionError, match="expected"):
+        convert(found)
