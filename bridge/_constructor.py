@@ -161,6 +161,31 @@ def _copied(value: Any) -> Any:
     return value
 
 
+class _Same:
+    """Stands for an object that may change: equal to itself alone, and holds on to it."""
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: Any):
+        self._value = value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+
+def _cell_key(value: Any) -> Any:
+    if isinstance(value, types.FunctionType | functools.partial):
+        return key_of(value)
+    try:
+        hash(value)
+    except TypeError:
+        return _Same(value)
+    return type(value), value
+
+
 def key_of(value: Any) -> Any:
     """A key that is equal for equal arguments, functions that were made twice included."""
     if isinstance(value, Argument):
@@ -171,7 +196,7 @@ def key_of(value: Any) -> Any:
     if isinstance(value, types.FunctionType):
         # An initializer made in the body of a Linen module is another function at each call.
         cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return value.__code__, tuple(map(key_of, cells)), key_of(value.__defaults__)
+        return value.__code__, tuple(map(_cell_key, cells)), key_of(value.__defaults__)
     if isinstance(value, Mapping):
         return type(value), frozenset((k, key_of(v)) for k, v in value.items())
     if isinstance(value, list | tuple | set):

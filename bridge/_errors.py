@@ -18,7 +18,8 @@
     ├── ImmutableCollectionError(flax ModifyScopeVariableError)
     │                                            a call writes where it may not
     ├── ConversionError(ValueError, TypeError)   not variables, not a State
-    └── LostUpdateError(ValueError)              strict mode: an update that would be dropped
+    └── LostUpdateError(ValueError, flax ModifyScopeVariableError)
+                                                 strict mode: an update that would be dropped
 
     BridgeWarning(UserWarning)                   an update is dropped, a path is ignored
 """
@@ -199,8 +200,11 @@ class ConversionError(BridgeError, ValueError, TypeError):
     """What was given to a conversion is neither variables nor a State."""
 
 
-class LostUpdateError(BridgeError, ValueError):
+class LostUpdateError(BridgeError, ValueError, flax_errors.ModifyScopeVariableError):
     """Strict mode: a call updates a collection that it may not update."""
+
+    def __init__(self, text: str):
+        Exception.__init__(self, text)
 
 
 def mapping_error(found: object, expected: str) -> ConversionError:

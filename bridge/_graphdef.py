@@ -114,7 +114,8 @@ def intern(
       recipe: what the module was constructed from, hashable.
 
     Returns:
-      The same object for equal arguments, unless they hold something that cannot be hashed.
+      The same object for equal arguments, unless they hold something that cannot be hashed; without
+      a recipe, one that was made with any.
     """
     if isinstance(graphdef, StaticGraphDef):
         return graphdef
@@ -127,7 +128,10 @@ def intern(
         return static
     with _lock:
         found = _interned.setdefault(key, static)
-    is_same = found == static and found.avals == avals and found.recipe == recipe
+        if recipe is not None:
+            # What comes back from a pickle does not know its recipe.
+            _interned.setdefault(hash((static, str(avals), None)), found)
+    is_same = found == static and found.avals == avals and recipe in (None, found.recipe)
     return found if is_same else static
 
 

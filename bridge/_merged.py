@@ -142,7 +142,9 @@ class Merged:
         for address, leaf in self._found.leaves.items():
             if address not in known:
                 variable = self._attach(address, leaf, active)
-                attached[address] = variable, variable and variable.get_raw_value()
+                # Not `variable and …`: a Variable is as true as its value.
+                before = None if variable is None else variable.get_raw_value()
+                attached[address] = variable, before
         return attached
 
     def _attach(self, address: Address, leaf: Any, active: registry.Registry) -> Any:

@@ -20,13 +20,13 @@ class Submodule:
       module: the submodule itself, for reading.
     """
 
-    def __init__(self, owner: Callable[..., Any], path: tuple[Any, ...], module: nnx.Module):
+    def __init__(self, owner: Any, path: tuple[Any, ...], module: nnx.Module):
         self._owner = owner
         self._path = path
         self._module = module
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._owner(*args, nnx_method=_method_at(self._path), **kwargs)
+        return self._owner.run_nnx_method(_method_at(self._path), *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return attribute(self._owner, (*self._path, name), getattr(self._module, name))
@@ -44,12 +44,12 @@ class Submodule:
         return f"{'.'.join(map(str, self._path))}: {self._module!r}"
 
 
-def attribute(owner: Callable[..., Any], path: tuple[Any, ...], value: Any) -> Any:
+def attribute(owner: Any, path: tuple[Any, ...], value: Any) -> Any:
     """An attribute of a bound NNX module, so that calling it goes through the wrapper."""
     if isinstance(value, nnx.Module):
         return Submodule(owner, path, value)
     if isinstance(value, types.MethodType):
-        return functools.partial(owner, nnx_method=_method_at(path))
+        return functools.partial(owner.run_nnx_method, _method_at(path))
     return value
 
 
@@ -58,11 +58,17 @@ def bound_method(owner: nn.Module, name: str) -> types.MethodType:
 
     Linen's `apply(method=…)` takes a bound method apart and calls its function on a bound copy.
     """
-    return types.MethodType(functools.partial(_call, name), owner)
+    return types.MethodType(method(name), owner)
 
 
-def _call(name: str, owner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    return owner(*args, nnx_method=name, **kwargs)
+def method(name: str) -> Callable[..., Any]:
+    """A Linen method that calls the NNX module's method of the same name."""
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.run_nnx_method(name, *args, **kwargs)
+
+    call.__name__ = name
+    return call
 
 
 def _method_at(path: tuple[Any, ...]) -> Callable[..., Any]:

@@ -12,6 +12,8 @@ from flax import nnx
 from flax.core import FrozenDict, meta
 from flax.core.scope import LazyRng
 
+import registry
+
 from . import _construction, _conversion, _graphdef, _linen_scope
 from ._constructor import Existing, check_class, freeze_arguments, thaw
 from ._errors import (
@@ -128,6 +130,17 @@ class ToLinen(nn.Module):
           InvalidMethodError: there is no such method.
           LostUpdateError: `strict` is True and an update would be dropped.
         """
+        return self._run(nnx_method, args, kwargs)
+
+    def run_nnx_method(self, nnx_method: Any, *args: Any, **kwargs: Any) -> Any:
+        """`__call__` with the method first, which stays as it is on a class that was transformed.
+
+        A lifted transform of the class takes only the methods that it is told to, `__call__` by
+        default; the others run outside of it, as the methods of any Linen module do.
+        """
+        return self._run(nnx_method, args, kwargs)
+
+    def _run(self, nnx_method: Any, args: Any, kwargs: Any) -> Any:
         leaves = dict(_linen_scope.read(self))
         graphdef = _linen_scope.stored_graphdef(self)
         if graphdef is not None and not self._recipe.made(graphdef):
@@ -160,9 +173,24 @@ class ToLinen(nn.Module):
             overlay(constructed, graphdef, found)
         output = run_initializing(module, method_of(module, method), *args, **kwargs)
         graphdef, made = _graphdef.split(module, self._recipe.key)
-        self._write(self._as_linen(graphdef, made), leaves, {})
+        variables = self._as_linen(graphdef, made)
+        self._check_kept(variables, leaves)
+        self._write(variables, leaves, {})
         _linen_scope.store_graphdef(self, graphdef)
         return output
+
+    def _check_kept(self, made: Mapping[Address, Any], found: Mapping[Address, Any]) -> None:
+        """Raises for variables that a lifted transform would leave behind, as Linen does."""
+        active = registry.current()
+        lost = [
+            (path_text(*address), "its collection among those that the transform lifts")
+            for address in made
+            if not self.is_mutable_collection(address[0])
+            and address not in found
+            and not issubclass(active.type_from_name(address[0]), nnx.RngState | nnx.Intermediate)
+        ]
+        if lost:
+            raise MismatchError(self._where, missing=lost)
 
     def _rebuilt(
         self, leaves: Mapping[Address, Any], call: _construction.Call | None

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from flax import nnx
+
 from . import _conversion
 from ._constructor import check_class, freeze_arguments, thaw
+from ._nnx_attributes import method
 from ._to_linen import ToLinen
 
 
@@ -76,9 +80,16 @@ def to_linen_class(
         "__module__": __name__,
         "__doc__": f"The NNX module {name} as a Linen module.",
         "__annotations__": {field: ToLinen.__annotations__[field] for field in defaults},
+        # Lifted transforms look methods up on the class.
+        **{n: method(n) for n in _public_methods(base_nnx_class) if not hasattr(ToLinen, n)},
         **defaults,
     }
     return type(f"{name}ToLinen", (Made,), attributes)
+
+
+def _public_methods(nnx_class: Any) -> list[str]:
+    own = set(dir(nnx_class)) - set(dir(nnx.Module))
+    return [n for n in own if n[0] != "_" and inspect.isfunction(getattr(nnx_class, n))]
 
 
 def _unfrozen(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
