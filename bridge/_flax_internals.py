@@ -6,6 +6,7 @@ Each use says what was tried instead. Everything else in the package stands on p
 from __future__ import annotations
 
 import contextlib
+import contextvars
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from ._rngs import Draws, LazyKeys, used_streams
 
 # What every Variable's metadata holds, and what therefore says nothing about one Variable.
 REQUIRED_METADATA: frozenset[str] = nnx.Variable.required_metadata
+_TABULATE_ID = "_nnx_tabulate_id"
+_TABULATE_ID = "_nnx_tabulate_id"
 _HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
 
 
@@ -93,6 +96,30 @@ def mark_arrays_as_data(nodes: Sequence[Any]) -> None:
             for name, value in list(vars(node).items()):
                 if isinstance(value, jax.Array) and not is_data_attribute(node, name):
                     setattr(node, name, nnx.data(value))
+
+
+_tabulate_id: contextvars.ContextVar[int | None] = contextvars.ContextVar("id", default=None)
+
+
+@contextlib.contextmanager
+def tabulated_as(node: nnx.Pytree) -> Iterator[None]:
+    """Objects that are made inside of a node count as that node for `nnx.tabulate`.
+
+    It patches the methods of every class in a model, and the patched ones look for an id that it
+    put on the objects it found; those that a wrapped module makes while it is called have none.
+    """
+    token = _tabulate_id.set(vars(node).get(_TABULATE_ID, _tabulate_id.get()))
+    try:
+        yield
+    finally:
+        _tabulate_id.reset(token)
+
+
+def mark_tabulated(nodes: Sequence[nnx.Pytree]) -> None:
+    """Gives objects the id of the node they are made inside of, if `nnx.tabulate` runs."""
+    own = _tabulate_id.get()
+    for node in nodes if own is not None else ():
+        object.__setattr__(node, _TABULATE_ID, own)
 
 
 def unflatten(graphdef: nnx.GraphDef[Any], leaves: list[Any]) -> tuple[Any, dict[int, Any]]:

@@ -16,7 +16,7 @@ import registry
 
 from . import _linen_side, _nnx_side
 from ._errors import InvalidMethodError, MissingRngError
-from ._flax_internals import unflatten
+from ._flax_internals import mark_tabulated, unflatten
 from ._found import Found, slot_avals, unboxed
 from ._graphdef import Slot, StaticGraphDef
 from ._neutral import Address, Path
@@ -47,7 +47,9 @@ class Merged:
         self.module, nodes = unflatten(graphdef, list(map(_as_leaf, self._slots, self._values)))
         self._variables = [None if s.node is None else nodes[s.node] for s in self._slots]
         self._unknown = self._attach_unknown()
-        self._sizes = [(n, len(vars(n))) for n in nodes.values() if isinstance(n, nnx.Pytree)]
+        made = [node for node in nodes.values() if isinstance(node, nnx.Pytree)]
+        mark_tabulated(made)
+        self._sizes = [(node, len(vars(node))) for node in made]
 
     def call(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Any:
         """Calls a method of the module.

@@ -31,11 +31,13 @@ from ._flax_internals import (
     is_initializing,
     outer_mutable,
     run_linen,
+    tabulated_as,
     unbound_function,
 )
 from ._lazy_init import lazy_init
 from ._matching import compare, inputs_text
-from ._neutral import Neutral
+from ._neutral import Neutral, Path, nest
+from ._nnx_side import walk
 from ._submodule import Submodule
 
 _INIT_MUTABLE = DenyList("intermediates")
@@ -86,6 +88,8 @@ class ToNNX(nnx.Module):
         self.to_nnx__plain_keys = plain
         self.to_nnx__mutable = tuple(mutable) if isinstance(mutable, list | set) else mutable
         self.to_nnx__modes: tuple[tuple[str, Any], ...] = ()
+        # Collection `nnx` of the modules inside: static, so no Variables, but not to be made anew.
+        self.to_nnx__graphdefs: tuple[tuple[Path, nnx.GraphDef[Any]], ...] = ()
 
     @classmethod
     def from_variables(
@@ -109,6 +113,7 @@ class ToNNX(nnx.Module):
         """
         wrapper = cls(module, rngs, **options)
         _linen_variables.store(wrapper, _as_arrays(_linen_side.from_variables(variables)), {})
+        wrapper.to_nnx__graphdefs = _graphdefs(variables)
         return wrapper
 
     def linen_variables(self) -> Any:
@@ -171,11 +176,15 @@ class ToNNX(nnx.Module):
             nn.intercept_methods(_modes.interceptor(modes)) if modes else contextlib.nullcontext()
         )
         try:
-            with intercepting:
+            with intercepting, tabulated_as(self):
                 output, updates, used = run_linen(
                     module,
                     function,
-                    {**_linen_variables.to_linen(held), **captures.variables()},
+                    {
+                        **_linen_variables.to_linen(held),
+                        **captures.variables(),
+                        **_nnx_collection(self.to_nnx__graphdefs),
+                    },
                     draws,
                     *args,
                     mutable=union_filters(mutable, captures.collections)
@@ -192,6 +201,8 @@ class ToNNX(nnx.Module):
             _linen_variables.store(
                 self, changed, held, update=not initializing, then=lambda: draws.commit(used)
             )
+            if graphdefs := _graphdefs(updates):
+                self.to_nnx__graphdefs = graphdefs
         except Exception as error:
             explained = self._explained(error, held, function, args, kwargs)
             if explained is None:
@@ -301,6 +312,17 @@ class ToNNX(nnx.Module):
         if not is_marked and not nnx.is_data(value) and nnx.has_data(value):
             value = nnx.data(value)
         super().__setattr__(name, value)
+
+
+def _graphdefs(variables: Mapping[str, Any]) -> tuple[tuple[Path, nnx.GraphDef[Any]], ...]:
+    """The GraphDefs in Linen variables by path, hashable."""
+    found = walk(variables.get("nnx", {}))
+    return tuple((path, leaf) for path, leaf in found if isinstance(leaf, nnx.GraphDef))
+
+
+def _nnx_collection(graphdefs: tuple[tuple[Path, nnx.GraphDef[Any]], ...]) -> dict[str, Any]:
+    """The inverse of `_graphdefs`."""
+    return {"nnx": nest(dict(graphdefs))} if graphdefs else {}
 
 
 def _as_arrays(neutral: Neutral) -> Neutral:

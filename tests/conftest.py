@@ -1,5 +1,6 @@
 import jax
 import pytest
+from flax.nnx import variablelib
 
 
 # Of the module's scope, because hypothesis runs many examples under one fixture of a function's
@@ -10,3 +11,13 @@ def _no_silent_broadcasting():
     """Makes comparing arrays of different rank an error: a test must not pass by broadcasting."""
     with jax.numpy_rank_promotion("raise"):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_types_that_flax_made():
+    """Forgets the types that `flax.nnx.bridge` made on demand, which a later test would be given."""
+    before = set(variablelib.VariableTypeCache)
+    yield
+    for name in set(variablelib.VariableTypeCache) - before:
+        if variablelib.VariableTypeCache[name].__module__ == variablelib.__name__:
+            del variablelib.VariableTypeCache[name]
