@@ -15,7 +15,7 @@ def _no_silent_broadcasting():
 
 @pytest.fixture(autouse=True)
 def _no_types_that_flax_made():
-    """Forgets the types that `flax.nnx.bridge` made on demand, which a later test would be given."""
+    """Forgets the types that `flax.nnx.bridge` made: a later test would be given them."""
     before = set(variablelib.VariableTypeCache)
     yield
     for name in set(variablelib.VariableTypeCache) - before:

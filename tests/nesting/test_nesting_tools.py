@@ -193,7 +193,7 @@ def test_nnx_tabulate_counts_the_parameters_of_wrapped_modules_and_changes_nothi
     total = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model)))
     table = nnx.tabulate(model, X, console_kwargs={"width": 240, "no_color": True})
     assert f"Total Parameters: {total} " in re.sub("\x1b\\[[0-9;]*m", "", table)
-    # By path: the row has the type of what was called last at it, inside the wrapper or the wrapper.
+    # By path: a row has the type of what was called first there, the wrapper or what is inside.
     wrappers = [path for path, node in nnx.iter_graph(model) if isinstance(node, bridge.ToNNX)]
     assert wrappers
     assert all("/".join(map(str, path)) in table for path in wrappers)
