@@ -42,8 +42,8 @@ def to_linen_class(
       >>> from flax import nnx
       >>> import bridge
       >>> Linear = bridge.to_linen_class(nnx.Linear, use_bias=False)
-      >>> variables = Linear(in_features=2, out_features=3).init(jax.random.key(0), jnp.ones((1,
-      2))) >>> list(variables['params'])
+      >>> model = Linear(in_features=2, out_features=3)
+      >>> list(model.init(jax.random.key(0), jnp.ones((1, 2)))['params'])
       ['kernel']
 
     Source: flax/nnx/bridge/wrappers.py:to_linen_class @ 0.12.8

@@ -259,12 +259,12 @@ def use(registry: Registry) -> Iterator[Registry]:
 
       >>> import registry
       >>> from flax import nnx
-      >>> class Count(nnx.Variable): ...
-      >>> with registry.use(registry.current().extend({'counts': Count})):
-      ...   registry.variable_name_from_type(Count)
-      'counts'
-      >>> registry.variable_name_from_type(Count)
-      'Count'
+      >>> class Visits(nnx.Variable): ...
+      >>> with registry.use(registry.current().extend({'visits': Visits})):
+      ...   registry.variable_name_from_type(Visits)
+      'visits'
+      >>> registry.variable_name_from_type(Visits)
+      'Visits'
     """
     if not isinstance(registry, Registry):
         raise InvalidRegistrationError(registry, "a registry.Registry")
