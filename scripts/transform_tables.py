@@ -113,6 +113,7 @@ def _markdown(lines: list[list[str]]) -> str:
 
 
 def main(arguments: list[str]) -> None:
+    """Print the tables, or write them if there is an argument."""
     for document, named in tables().items():
         text = (ROOT / document).read_text() if arguments else ""
         for name, table in named.items():

@@ -14,7 +14,8 @@ from tests.randomness.random_models import LinenTree, NnxTree, drawn, shared
 STREAMS = ("dropout", "noise")
 # Joined, these can be taken for each other.
 NAMES = ("a", "b", "ab", "ba", "aba")
-EXAMPLES = settings(max_examples=15)
+# Each example compiles programs of its own.
+EXAMPLES = settings(max_examples=6)
 
 
 def leaves(*kinds):
@@ -26,7 +27,10 @@ def leaves(*kinds):
 def nodes(children, *more):
     several = st.lists(children, min_size=1, max_size=3).map(tuple)
     named = st.lists(
-        st.tuples(st.sampled_from(NAMES), children), min_size=1, max_size=3, unique_by=lambda n: n[0]
+        st.tuples(st.sampled_from(NAMES), children),
+        min_size=1,
+        max_size=3,
+        unique_by=lambda n: n[0],
     ).map(tuple)
     return (
         several.map(lambda parts: ("seq", parts))
@@ -102,10 +106,12 @@ LISTS_IN_A_LIST = (
         for i in range(13)
     ),
 )
-LOOKALIKES = ("named", (("a", ("named", (("ba", ("draw", ("noise",))),))),))
 LOOKALIKES = (
     "named",
-    (*LOOKALIKES[1], ("ab", ("named", (("a", ("draw", ("noise",))),)))),
+    (
+        ("a", ("named", (("ba", ("draw", ("noise",))),))),
+        ("ab", ("named", (("a", ("draw", ("noise",))),))),
+    ),
 )
 
 
@@ -135,15 +141,14 @@ def test_a_wrapped_nnx_tree_with_keys_for_the_call_shares_none_that_the_native_t
 
 @pytest.mark.parametrize("spec", [LISTS_IN_A_LIST, LOOKALIKES], ids=["lists", "names"])
 def test_streams_whose_joined_paths_read_alike_draw_different_keys(spec):
-    """Item 0 of list 1 and item 10 of a list; `a/ba` and `ab/a`."""
+    """Regression: `layers[1][0]` and `layers[10]`, or `a.ba` and `ab.a`, had one key."""
     model = bridge.to_linen(NnxTree, spec)
     variables = model.init(jax.random.key(0))
     output = model.apply(variables, rngs={name: jax.random.key(1) for name in STREAMS})
     assert shared(drawn(output)) == set()
 
 
-# Within one Linen tree, names that read alike when joined share keys in Linen too.
-APART = ("seq", (("draw", ("dropout", "noise")), ("twice", ("draw", ("dropout",)))))
+PART = ("seq", (("draw", ("dropout", "noise")), ("twice", ("draw", ("dropout",)))))
 
 
 @given(st.lists(st.tuples(st.booleans(), SETS), min_size=2, max_size=4))
@@ -153,7 +158,7 @@ def test_native_and_wrapped_parts_of_one_nnx_model_share_no_key(parts):
         def __init__(self, rngs):
             self.parts = nnx.List(
                 [
-                    bridge.ToNNX(LinenTree(APART), rngs) if wrap else NnxTree(APART, rngs=rngs)
+                    bridge.ToNNX(LinenTree(PART), rngs) if wrap else NnxTree(PART, rngs=rngs)
                     for wrap, _ in parts
                 ]
             )
@@ -161,7 +166,7 @@ def test_native_and_wrapped_parts_of_one_nnx_model_share_no_key(parts):
         def __call__(self):
             return [part() for part in self.parts]
 
-    seeds = {name: i for i, (_, names) in enumerate(parts) for name in names}
+    seeds = {name: i for i, name in enumerate(STREAMS) if any(name in names for _, names in parts)}
     model = Mixed(nnx.Rngs(100, **seeds))
     keys = drawn([model(), nnx.jit(lambda m: m())(model), model()])
     assert shared(keys) == set()
@@ -174,7 +179,7 @@ def test_native_and_wrapped_parts_of_one_linen_model_share_no_key(parts, names, 
         @nn.compact
         def __call__(self):
             return [
-                bridge.to_linen(NnxTree, APART)() if wrap else LinenTree(APART)() for wrap in parts
+                bridge.to_linen(NnxTree, PART)() if wrap else LinenTree(PART)() for wrap in parts
             ]
 
     variables = Mixed().init(streams_of(names))
