@@ -223,7 +223,33 @@ class StreamScope(Scope):
                 self.rngs,
                 f"pass rngs= with a stream {name!r}, params or default to ToNNX or to the call",
             )
+        draws = self.rngs.draws if isinstance(self.rngs, LazyKeys) else None
+        if draws is not None and draws.initializers:
+            draws.initial.add(name if self.has_rng(name) else "params")
         return super().make_rng(name)
+
+    def param(self, name: str, init_fn: Any, *init_args: Any, **options: Any) -> Any:
+        return super().param(name, self._initializer(init_fn), *init_args, **options)
+
+    def variable(
+        self, col: str, name: str, init_fn: Any = None, *init_args: Any, **options: Any
+    ) -> Any:
+        return super().variable(col, name, self._initializer(init_fn), *init_args, **options)
+
+    def _initializer(self, init_fn: Any) -> Any:
+        """Tells keys of initial values from those that a forward pass draws."""
+        if init_fn is None or not isinstance(self.rngs, LazyKeys):
+            return init_fn
+        draws = self.rngs.draws
+
+        def initialize(*args: Any, **kwargs: Any) -> Any:
+            draws.initializers += 1
+            try:
+                return init_fn(*args, **kwargs)
+            finally:
+                draws.initializers -= 1
+
+        return initialize
 
     def push(self, name: str | None = None, prefix: str = "", reuse: bool = False) -> Scope:
         if not isinstance(self.rngs, LazyKeys):

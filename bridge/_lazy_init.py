@@ -11,7 +11,12 @@ from flax import nnx
 
 from . import _linen_variables
 from ._errors import InvalidModuleError
-from ._flax_internals import assign_raw_value, partially_evaluate, set_initializing
+from ._flax_internals import (
+    assign_raw_value,
+    partially_evaluate,
+    raw_value,
+    set_initializing,
+)
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -19,8 +24,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 def lazy_init(fn: F, *args: Any, **kwargs: Any) -> F:
     """Runs a method of an NNX module once, so that every `ToNNX` in it creates its variables.
 
-    Variables that exist keep their values, RNG counters and native state included, so the model is
-    as if native construction had made it. A second call only adds what is missing.
+    Variables that exist keep their values, native state included, so the model is as if native
+    construction had made it; a wrapper's RNG stream has moved on if initial values were drawn from
+    it. A second call only adds what is missing.
 
     Args:
       fn: an NNX module, or a method of one.
@@ -62,14 +68,15 @@ def run_initializing(module: nnx.Module, fn: Callable[..., Any], *args: Any, **k
     """
     snapshot = _Snapshot(module)
     set_initializing(_nodes(module), True)
+    failed = True
     try:
         output = fn(*args, **kwargs)
-    except BaseException:
-        snapshot.restore_attributes()
-        raise
+        failed = False
     finally:
+        if failed:
+            snapshot.restore_attributes()
         set_initializing(_nodes(module), False)
-        snapshot.restore_values()
+        snapshot.restore_values(failed=failed)
     snapshot.drop_sown()
     return output
 
@@ -79,14 +86,19 @@ class _Snapshot:
 
     def __init__(self, module: nnx.Module):
         items = [item for _, item in nnx.iter_graph(module, graph=True)]
-        self._values = [(v, v.get_raw_value()) for v in items if isinstance(v, nnx.Variable)]
-        self._values = [(v, raw[...] if v.ref else raw) for v, raw in self._values]
+        self._values = [(v, raw_value(v)) for v in items if isinstance(v, nnx.Variable)]
+        self._moved = {id(count) for node in items for count in _stream_counts(node)}
         self._attributes = [(n, dict(vars(n))) for n in items if isinstance(n, nnx.Pytree)]
 
-    def restore_values(self) -> None:
-        """Puts back the value of every Variable and bare array that was there."""
+    def restore_values(self, *, failed: bool) -> None:
+        """Puts back the value of every Variable and bare array that was there.
+
+        The streams that initial values were drawn from have moved on, as after native construction,
+        unless the initialisation failed: otherwise the first call would draw the same keys again.
+        """
         for variable, value in self._values:
-            if variable.get_raw_value() is not value:
+            has_moved = not failed and id(variable) in self._moved
+            if not has_moved and variable.get_raw_value() is not value:
                 assign_raw_value(variable, value)
         for node, attributes in self._attributes:
             for name, value in attributes.items():
@@ -141,8 +153,16 @@ def _init_abstractly(
 def _adopt(node: Any, made: Any) -> None:
     """Takes over the Linen variables of an initialised copy that the original lacks."""
     if isinstance(node, nnx.Module) and hasattr(type(node), "linen_variables"):
+        for count, made_count in zip(_stream_counts(node), _stream_counts(made), strict=True):
+            assign_raw_value(count, raw_value(made_count))
         new = {a: entry.leaf for a, entry in _linen_variables.held_variables(made).items()}
         _linen_variables.store(node, new, _linen_variables.held_variables(node), update=False)
+
+
+def _stream_counts(node: Any) -> list[nnx.Variable[Any]]:
+    """The counts of the streams that a wrapper draws from, none for another node."""
+    streams = vars(node).get("to_nnx__rngs") if isinstance(node, nnx.Module) else None
+    return [] if streams is None else [streams[name].count for name in streams]
 
 
 def _nodes(module: nnx.Module) -> list[nnx.Pytree]:

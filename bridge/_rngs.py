@@ -31,6 +31,9 @@ class Draws:
         self._sources = dict(sources)
         self._plain = plain
         self._keys: dict[str, Any] = {}
+        self.initializers = 0
+        # The streams that initial values were drawn from.
+        self.initial: set[str] = set()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -72,6 +75,11 @@ class LazyKeys(Mapping[str, LazyRng]):
     def __init__(self, draws: Draws, suffix: tuple[Any, ...] = ()):
         self._draws = draws
         self._suffix = suffix
+
+    @property
+    def draws(self) -> Draws:
+        """The keys themselves, common to all scopes of a call."""
+        return self._draws
 
     def below(self, name: str | None) -> LazyKeys:
         """The keys of the child scope of this name."""

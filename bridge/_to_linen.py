@@ -329,7 +329,8 @@ _MISSING = object()
 
 
 def _fold_path(key: Any, path: Path) -> Any:
-    folded = LazyRng.create(key, *map(str, path)).as_jax_rng()
+    # Linen hashes the names without a separator, and a/ba is not ab/a.
+    folded = LazyRng.create(key, *(f"\0{name}" for name in path)).as_jax_rng()
     is_typed = jax.numpy.issubdtype(folded.dtype, jax.dtypes.prng_key)
     return folded if is_typed else jax.random.wrap_key_data(folded)
 

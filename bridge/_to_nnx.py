@@ -195,7 +195,10 @@ class ToNNX(nnx.Module):
                     **_modes.fill_arguments(module, function, args, kwargs, modes),
                 )
             changed = _linen_side.from_variables(captures.take(updates))
-            if not initializing:
+            if initializing:
+                # What a forward pass draws besides is undone with its other effects.
+                used &= draws.initial | {"params"} if changed.keys() - held.keys() else set()
+            else:
                 # An empty collection in the output says that nothing was written.
                 changed = {a: leaf for a, leaf in changed.items() if not leaf.is_empty}
             _linen_variables.store(

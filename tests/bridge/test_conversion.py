@@ -13,7 +13,6 @@ from flax import nnx
 from flax.core import FrozenDict, freeze, meta
 from flax.nnx.bridge import variables as flax_variables
 from hypothesis import example, given
-from jax.experimental import hijax
 
 import bridge
 import registry
@@ -246,11 +245,7 @@ def test_the_abstract_state_of_an_nnx_module_makes_the_round_trip(make):
     assert exact(mirrored_round_trip(state)) == exact(state)
 
 
-# Flax 0.12.6 makes no hijax Variables under the oldest jax that it admits.
-HAS_HIJAX = hasattr(hijax, "instantiate_zeros")
-
-
-@pytest.mark.parametrize("representation", ["ref", "hijax"] if HAS_HIJAX else ["ref"])
+@pytest.mark.parametrize("representation", ["ref", "hijax"])
 def test_variables_of_another_representation_make_the_round_trip(representation):
     with nnx.var_defaults(**{representation: True}):
         state = nnx.state(nnx.BatchNorm(3, rngs=nnx.Rngs(0)))

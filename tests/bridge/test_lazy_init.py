@@ -47,11 +47,21 @@ def native_state(model):
     }
 
 
+def has_variables(model, wrapper):
+    paths = [path for path, _ in nnx.to_flat_state(nnx.state(model))]
+    return any(p[: len(wrapper)] == wrapper and "to_nnx__rngs" not in p for p in paths)
+
+
 def assert_same_native_state(model, reference):
     actual, expected = native_state(model), native_state(reference)
     assert actual.keys() == expected.keys()
     for path, value in expected.items():
-        np.testing.assert_array_equal(actual[path], value, err_msg=str(path))
+        if path[-3:] == ("to_nnx__rngs", "default", "count"):
+            # A wrapper drew its initial values from this stream, and no key is to come twice.
+            moved = value + has_variables(model, path[:-3])
+            np.testing.assert_array_equal(actual[path], moved, err_msg=str(path))
+        else:
+            np.testing.assert_array_equal(actual[path], value, err_msg=str(path))
 
 
 @pytest.mark.parametrize("how", ["function", "chained", "method of the class"])

@@ -97,7 +97,7 @@ class LinenDropped(nn.Module):
 
 def stream_key(key, *path):
     """The key of the NNX stream at a path, made of the key that Linen draws for the call."""
-    return LazyRng.create(key, *path).as_jax_rng()
+    return LazyRng.create(key, *(f"\0{name}" for name in path)).as_jax_rng()
 
 
 class LinenStreams(nn.Module):

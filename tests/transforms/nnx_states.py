@@ -14,9 +14,8 @@ import bridge
 import registry
 
 X = jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
-# In tree mode, 0.12.6 cannot give the leaves of a module different axes, its scan returns the carry
-# that it was given, and its custom_vjp refuses updates, all of it for native modules too.
-TREE_MODE_IS_COMPLETE = hasattr(nnx, "prefix")
+# In tree mode the custom_vjp of Flax 0.12.7 refuses updates, for native modules too.
+CUSTOM_VJP_TAKES_UPDATES = hasattr(nnx, "with_vars")
 PARTITION = {nnx.PARTITION_NAME: "layers"}
 
 

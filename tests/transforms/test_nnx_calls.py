@@ -11,9 +11,9 @@ from flax import nnx
 from tests.models import assert_identical
 from tests.transforms.nnx_states import (
     CALLS,
+    CUSTOM_VJP_TAKES_UPDATES,
     KINDS,
     SETTINGS,
-    TREE_MODE_IS_COMPLETE,
     WITHOUT_GRAPH_UPDATES,
     X,
     graph_setting,
@@ -296,7 +296,7 @@ def test_vjp_and_jvp_refuse_graph_updates_as_for_native_modules(transform):
 def _custom_vjp_cells():
     for state in KINDS:
         yield state, "in_a_parent"
-        if TREE_MODE_IS_COMPLETE or state in ("parameters", "sown", "metadata"):
+        if CUSTOM_VJP_TAKES_UPDATES or state in ("parameters", "sown", "metadata"):
             yield state, "tree_mode"
 
 

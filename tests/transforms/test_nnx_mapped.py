@@ -13,7 +13,6 @@ from tests.transforms.nnx_states import (
     MAPPED,
     MAPPED_KINDS,
     SETTINGS,
-    TREE_MODE_IS_COMPLETE,
     Average,
     mapped_states,
     modules_are_pytrees,
@@ -206,12 +205,9 @@ def _cells():
             yield transform, state, "in_a_parent"
             needs_sharding = transform == "shard_map" and state in SPECS
             is_carried = (transform, state) == ("scan_of_layers", "dropout_shared_keys")
-            needs_prefix = state == "dropout_shared_keys" and transform in ("vmap", "pmap")
-            is_late = needs_prefix or "scan" in transform
-            if not (needs_sharding or is_carried or (is_late and not TREE_MODE_IS_COMPLETE)):
+            if not (needs_sharding or is_carried):
                 yield transform, state, "tree_mode"
-        if "scan" not in transform or TREE_MODE_IS_COMPLETE:
-            yield transform, "parameters", "no_graph_updates"
+        yield transform, "parameters", "no_graph_updates"
 
 
 @pytest.mark.parametrize(("transform", "state", "setting"), [*_cells()])
