@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from flax.core import meta
 from flax.core.scope import LazyRng
 
 from ._errors import InvalidRngsError
@@ -182,3 +183,31 @@ def _is_source(value: Any) -> bool:
     is_typed = jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
     is_legacy = value.dtype == jax.numpy.uint32 and value.ndim >= 1
     return is_typed or is_legacy
+
+
+def fold_path(key: Any, path: tuple[Any, ...]) -> Any:
+    """A typed key for the stream at a path below a ToLinen, another one for every path."""
+    # Linen hashes the names without a separator, and a/ba is not ab/a.
+    folded = LazyRng.create(key, *(f"\0{name}" for name in path)).as_jax_rng()
+    is_typed = jax.numpy.issubdtype(folded.dtype, jax.dtypes.prng_key)
+    return folded if is_typed else jax.random.wrap_key_data(folded)
+
+
+def stream_for(tag: Any, rngs: Mapping[str, Any]) -> str | None:
+    """Which of the call's streams seeds a stream of this tag.
+
+    A module built from `nnx.Rngs(key)` has one stream, `default`, that stands for all.
+    """
+    if tag in rngs:
+        return tag
+    others = sorted(name for name in rngs if name != "params")
+    return others[0] if tag == "default" and others else None
+
+
+def stream_of(address: tuple[str, tuple[Any, ...]], leaf: Any) -> str | None:
+    """The stream that a leaf is the key of: its tag, or the name it has in an `nnx.Rngs`."""
+    collection, path = address
+    if collection != nnx.RngKey.__name__:
+        return None
+    metadata = getattr(leaf, "metadata", None) if isinstance(leaf, meta.AxisMetadata) else None
+    return (metadata or {}).get("tag") or (str(path[-2]) if len(path) > 1 else None)

@@ -6,11 +6,9 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
-import jax
 from flax import linen as nn
 from flax import nnx
-from flax.core import FrozenDict, meta
-from flax.core.scope import LazyRng
+from flax.core import FrozenDict
 
 import registry
 
@@ -30,9 +28,10 @@ from ._graphdef import Slot, StaticGraphDef
 from ._lazy_init import run_initializing
 from ._matching import Comparison
 from ._merged import Merged, method_of
-from ._neutral import Address, Path, nest
+from ._neutral import Address, nest
 from ._nnx_attributes import attribute, bound_method
 from ._once import Once
+from ._rngs import fold_path, stream_for, stream_of
 
 _warned: Once[bool] = Once(maxsize=4096)
 
@@ -195,7 +194,7 @@ class ToLinen(nn.Module):
     def _rebuilt(
         self, leaves: Mapping[Address, Any], call: _construction.Call | None
     ) -> StaticGraphDef:
-        stored = (_stream_name(address, leaf) for address, leaf in leaves.items())
+        stored = (stream_of(address, leaf) for address, leaf in leaves.items())
         names = {*self._rngs, "default", *filter(None, stored)} - {"params"}
         return _construction.rebuild(self._recipe, tuple(sorted(names)), call, self._where)
 
@@ -227,12 +226,12 @@ class ToLinen(nn.Module):
         keys: dict[str, Any] = {}
 
         def seed(slot: Slot) -> Any:
-            name = _stream_for(slot.metadata.get("tag"), self._rngs)
+            name = stream_for(slot.metadata.get("tag"), self._rngs)
             if name is None or self.is_initializing():
                 return None
             if name not in keys:
                 keys[name] = self.make_rng(name)
-            return _fold_path(keys[name], slot.path[:-1])
+            return fold_path(keys[name], slot.path[:-1])
 
         return seed
 
@@ -326,33 +325,6 @@ class ToLinen(nn.Module):
 
 
 _MISSING = object()
-
-
-def _fold_path(key: Any, path: Path) -> Any:
-    # Linen hashes the names without a separator, and a/ba is not ab/a.
-    folded = LazyRng.create(key, *(f"\0{name}" for name in path)).as_jax_rng()
-    is_typed = jax.numpy.issubdtype(folded.dtype, jax.dtypes.prng_key)
-    return folded if is_typed else jax.random.wrap_key_data(folded)
-
-
-def _stream_for(tag: Any, rngs: Mapping[str, Any]) -> str | None:
-    """Which of the call's streams seeds a stream of this tag.
-
-    A module built from `nnx.Rngs(key)` has one stream, `default`, that stands for all.
-    """
-    if tag in rngs:
-        return tag
-    others = sorted(name for name in rngs if name != "params")
-    return others[0] if tag == "default" and others else None
-
-
-def _stream_name(address: Address, leaf: Any) -> str | None:
-    """The stream that a leaf is the key of: its tag, or the name it has in an `nnx.Rngs`."""
-    collection, path = address
-    if collection != nnx.RngKey.__name__:
-        return None
-    metadata = getattr(leaf, "metadata", None) if isinstance(leaf, meta.AxisMetadata) else None
-    return (metadata or {}).get("tag") or (str(path[-2]) if len(path) > 1 else None)
 
 
 def to_linen(

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import inspect
-import types
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, Self, cast
@@ -21,8 +19,6 @@ from flax.core.scope import DenyList, union_filters
 from . import _captures, _linen_side, _linen_variables, _modes, _rngs
 from ._errors import (
     ImmutableCollectionError,
-    InvalidMethodError,
-    InvalidModuleError,
     MismatchError,
     NotInitializedError,
 )
@@ -32,9 +28,9 @@ from ._flax_internals import (
     outer_mutable,
     run_linen,
     tabulated_as,
-    unbound_function,
 )
 from ._lazy_init import lazy_init
+from ._linen_methods import check_module, field_names, function_of, linen_attribute
 from ._matching import compare, inputs_text
 from ._neutral import Neutral, Path, nest
 from ._nnx_side import walk
@@ -78,7 +74,7 @@ class ToNNX(nnx.Module):
     """
 
     def __init__(self, module: nn.Module, rngs: Any = None, *, mutable: Any = False):
-        _check_module(module)
+        check_module(module)
         if isinstance(module.parent, nn.Module) or module.scope is not None:
             # Made while another Linen module was being called, which adopted it.
             module = module.clone(parent=None, name=None)
@@ -164,7 +160,7 @@ class ToNNX(nnx.Module):
         module = self.to_nnx__module
         initializing = is_initializing(self)
         modes = dict(self.to_nnx__modes)
-        function = _function_of(module, method)
+        function = function_of(module, method)
         held = _linen_variables.held_variables(self)
         draws = self._draws(rngs, initializing)
         captures = _captures.active(self)
@@ -282,7 +278,7 @@ class ToNNX(nnx.Module):
             # Answered whatever the top module's fields are: a module further down may have the
             # field.
             return dict(self.to_nnx__modes).get(name, getattr(module, name, None))
-        found = _linen_attribute(self, module, name)
+        found = linen_attribute(self, module, name)
         if found is not None:
             return found.value
         if name in ("module", "rngs"):
@@ -308,7 +304,7 @@ class ToNNX(nnx.Module):
             modes = {**dict(self.to_nnx__modes), name: value}
             self.to_nnx__modes = tuple(sorted(modes.items()))
             return
-        if is_linen and name in _field_names(self.to_nnx__module) and not nnx.has_data(value):
+        if is_linen and name in field_names(self.to_nnx__module) and not nnx.has_data(value):
             updates: dict[str, Any] = {name: value}
             self.to_nnx__module = self.to_nnx__module.clone(**updates)
             return
@@ -338,80 +334,3 @@ def _as_arrays(neutral: Neutral) -> Neutral:
         address: leaf._replace(value=jax.tree.map(convert, leaf.value))
         for address, leaf in neutral.items()
     }
-
-
-class _Found:
-    """An attribute of the Linen module; a class of its own, since None is a value too."""
-
-    def __init__(self, value: Any):
-        self.value = value
-
-
-def _linen_attribute(wrapper: ToNNX, module: nn.Module, name: str) -> _Found | None:
-    """A field, a method, another class attribute, or a submodule made in `setup`."""
-    if name in _field_names(module) and name not in ("parent", "name"):
-        return _Found(getattr(module, name))
-    static = inspect.getattr_static(type(module), name, None)
-    if static is not None and static is not inspect.getattr_static(nn.Module, name, None):
-        if inspect.isfunction(static):
-            return _Found(types.MethodType(functools.partial(_call_method, name), wrapper))
-        return _Found(getattr(module, name))
-    if type(module).setup is not nn.Module.setup and _is_submodule(wrapper, module, name):
-        return _Found(Submodule(wrapper, (name,), {}))
-    return None
-
-
-def _call_method(name: str, wrapper: ToNNX, *args: Any, **kwargs: Any) -> Any:
-    return wrapper(*args, method=name, **kwargs)
-
-
-def _is_submodule(wrapper: ToNNX, module: nn.Module, name: str) -> bool:
-    """Whether `setup` makes a submodule of this name, one without variables of its own."""
-    held = _linen_variables.held_variables(wrapper)
-    try:
-        bound = module.bind(_linen_variables.to_linen(held))
-        return isinstance(getattr(bound, name, None), nn.Module)
-    except flax_errors.FlaxError:
-        # Without variables setup may fail, and then nothing is known about the name.
-        return False
-
-
-def _function_of(module: nn.Module, method: Callable[..., Any] | str | None) -> Callable[..., Any]:
-    """The unbound function to call, for what `Module.apply` accepts as `method`."""
-    if isinstance(method, str):
-        found = getattr(type(module), method, None)
-        if not callable(found):
-            raise InvalidMethodError(type(module), method, _method_names(module))
-        return found
-    if method is None:
-        method = type(module).__call__
-    if not callable(method):
-        raise InvalidMethodError(type(module), method, _method_names(module))
-    return unbound_function(method)
-
-
-def _method_names(module: nn.Module) -> set[str]:
-    own = {n for n in dir(type(module)) if inspect.isfunction(getattr(type(module), n, None))}
-    own -= set(dir(nn.Module)) | set(_field_names(module))
-    return {n for n in own if not n.startswith("_")} | {"__call__"}
-
-
-def _field_names(module: nn.Module) -> Mapping[str, Any]:
-    return type(module).__dataclass_fields__
-
-
-def _check_module(module: Any) -> None:
-    if isinstance(module, nn.Module):
-        return
-    expected = "a Linen module instance"
-    if isinstance(module, type) and issubclass(module, nn.Module):
-        remedy = f"make an instance of it: ToNNX({module.__name__}(…))"
-    elif isinstance(module, nnx.Module) or (
-        isinstance(module, type) and issubclass(module, nnx.Module)
-    ):
-        remedy = (
-            "it is NNX already, so use it as it is (ToLinen is the wrapper for the other direction)"
-        )
-    else:
-        remedy = "pass an instance of a subclass of flax.linen.Module"
-    raise InvalidModuleError("ToNNX", module, expected, remedy)
