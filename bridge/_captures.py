@@ -10,6 +10,8 @@ from flax import nnx
 
 import registry
 
+from ._neutral import as_dicts
+
 
 @dataclasses.dataclass(frozen=True)
 class Captures:
@@ -29,12 +31,12 @@ class Captures:
 
     def variables(self) -> dict[str, Any]:
         """What was collected so far, as Linen collections; Linen appends to it."""
-        return {c: _copied(v.get_value()) for c, v in self.by_collection.items()}
+        return {c: as_dicts(v.get_value()) for c, v in self.by_collection.items()}
 
     def take(self, updates: Mapping[str, Any]) -> Mapping[str, Any]:
         """Keeps the captured collections of a call's updates, and returns the others."""
         for collection, variable in self.by_collection.items():
-            variable.set_value(_copied(updates.get(collection, {})))
+            variable.set_value(as_dicts(updates.get(collection, {})))
         return {c: tree for c, tree in updates.items() if c not in self.by_collection}
 
 
@@ -42,7 +44,3 @@ def active(wrapper: nnx.Module) -> Captures:
     """The captures on a wrapper, none outside of `nnx.capture`."""
     variables = vars(wrapper).get("__captures__", ())
     return Captures({registry.variable_name_from_type(v.var_type): v for v in variables})
-
-
-def _copied(tree: Any) -> Any:
-    return {k: _copied(v) for k, v in tree.items()} if isinstance(tree, Mapping) else tree

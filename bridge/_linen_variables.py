@@ -12,7 +12,7 @@ import registry
 from . import _linen_side, _nnx_side
 from ._errors import ReservedNameError
 from ._flax_internals import assign_raw_value
-from ._neutral import Address, Leaf, Neutral, Path, nest
+from ._neutral import Address, Leaf, Neutral, Path, as_dicts, nest
 
 OWN_PREFIX = "to_nnx__"
 # The collections that hold no state to be carried from call to call.
@@ -140,13 +140,9 @@ def _remove(wrapper: nnx.Module, path: Path) -> None:
     if len(path) == 1:
         delattr(wrapper, path[0])
         return
-    node = _copied(vars(wrapper)[path[0]])
+    node = as_dicts(vars(wrapper)[path[0]])
     parent = node
     for key in path[1:-1]:
         parent = parent[key]
     del parent[path[-1]]
     setattr(wrapper, path[0], nnx.data(node))
-
-
-def _copied(tree: Any) -> Any:
-    return {k: _copied(v) for k, v in tree.items()} if isinstance(tree, dict) else tree

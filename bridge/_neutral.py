@@ -158,3 +158,8 @@ def nest(flat: Mapping[Path, Any]) -> dict[Key, Any]:
             raise ConversionError(f"there is another leaf at or below {'/'.join(map(str, path))}")
         node[path[-1]] = value
     return nested
+
+
+def as_dicts(tree: Any) -> Any:
+    """Nested mappings as nested dicts of their own; the leaves stay the same objects."""
+    return {k: as_dicts(v) for k, v in tree.items()} if isinstance(tree, Mapping) else tree

@@ -7,6 +7,7 @@ from typing import Any
 
 from ._conversion import linen_to_nnx, nnx_to_linen, to_linen_var, to_nnx_var
 from ._meta import NNXMeta, with_partitioning
+from ._neutral import as_dicts
 
 __all__ = [
     "NNXMeta",
@@ -30,7 +31,7 @@ def linen_vars_to_nnx_attrs(variables: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       ConversionError: not variables.
     """
-    return _as_dicts(linen_to_nnx(variables))
+    return as_dicts(linen_to_nnx(variables))
 
 
 def nnx_attrs_to_linen_vars(nnx_attrs: Mapping[str, Any]) -> Any:
@@ -46,7 +47,3 @@ def nnx_attrs_to_linen_vars(nnx_attrs: Mapping[str, Any]) -> Any:
       ConversionError: not a mapping.
     """
     return nnx_to_linen(nnx_attrs)
-
-
-def _as_dicts(tree: Any) -> Any:
-    return {k: _as_dicts(v) for k, v in tree.items()} if isinstance(tree, Mapping) else tree
