@@ -14,7 +14,7 @@ import jax
 from flax import linen as nn
 from flax import nnx
 from flax.core import Scope, partial_eval
-from flax.core.scope import union_filters
+from flax.core.scope import LazyRng, union_filters
 from flax.linen import module as linen_module
 from flax.nnx.bridge import module as bridge_module
 
@@ -23,7 +23,6 @@ from ._rngs import Draws, LazyKeys, used_streams
 
 # What every Variable's metadata holds, and what therefore says nothing about one Variable.
 REQUIRED_METADATA: frozenset[str] = nnx.Variable.required_metadata
-_TABULATE_ID = "_nnx_tabulate_id"
 _TABULATE_ID = "_nnx_tabulate_id"
 _HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
 
@@ -216,17 +215,26 @@ class StreamScope(Scope):
             counters.setdefault(name, 0)
 
     def make_rng(self, name: str = "params") -> Any:
-        if not self.has_rng(name) and not self.has_rng("params"):
-            raise MissingRngError(
-                f"the Linen module at {self.path_text}",
-                [name],
-                self.rngs,
-                f"pass rngs= with a stream {name!r}, params or default to ToNNX or to the call",
-            )
         draws = self.rngs.draws if isinstance(self.rngs, LazyKeys) else None
+        is_served = draws is not None and draws.serves(name)
+        if not is_served and not self.has_rng(name):
+            if not self.has_rng("params"):
+                raise MissingRngError(
+                    f"the Linen module at {self.path_text}",
+                    [name],
+                    self.rngs,
+                    f"pass rngs= with a stream {name!r}, params or default to ToNNX or to the call",
+                )
+            name = "params"
         if draws is not None and draws.initializers:
-            draws.initial.add(name if self.has_rng(name) else "params")
-        return super().make_rng(name)
+            draws.initial.add(name)
+        if not is_served:
+            return super().make_rng(name)
+        # Flax's would turn to `params` for a stream that `default` serves.
+        self._check_valid()
+        self._validate_trace_level()
+        self.rng_counters[name] = self.rng_counters.get(name, 0) + 1
+        return LazyRng.create(self.rngs[name], self.rng_counters[name]).as_jax_rng()
 
     def param(self, name: str, init_fn: Any, *init_args: Any, **options: Any) -> Any:
         return super().param(name, self._initializer(init_fn), *init_args, **options)

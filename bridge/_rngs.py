@@ -6,7 +6,7 @@ a call, so a call that needs no randomness leaves every counter alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Set
 from typing import Any
 
 import jax
@@ -16,12 +16,19 @@ from flax.core.scope import LazyRng
 
 from ._errors import InvalidRngsError
 
+_DEFAULT = "default"
+# The streams that Linen's own layers ask for, besides `params`.
+_STANDARD = ("dropout",)
+
 
 class Draws:
     """The keys that one call may draw, by Linen's stream names.
 
     A key is computed when it is looked up, and the stream moves on when the call is over, if the
     key was used: a lifted transform takes all keys along, whether its body needs them or not.
+
+    Where there is a source `default`, it serves every stream that has none of its own, with one
+    draw each in the order in which they are first asked for, as `nnx.Rngs` does.
 
     Args:
       sources: a key, or a stream to draw it from, by name.
@@ -32,37 +39,66 @@ class Draws:
         self._sources = dict(sources)
         self._plain = plain
         self._keys: dict[str, Any] = {}
+        # By stream that `default` serves: which of its draws in this call.
+        self._served: dict[str, int] = {}
         self.initializers = 0
         # The streams that initial values were drawn from.
         self.initial: set[str] = set()
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The streams that exist."""
-        return tuple(self._sources)
+        """The streams that exist, and those of Linen's own layers that `default` serves."""
+        served = [name for name in _STANDARD if name not in self._sources and self.serves(name)]
+        # Last, so that a lifted transform, which takes all along, draws for the others first.
+        last = [_DEFAULT] if _DEFAULT in self._sources else []
+        return (*(name for name in self._sources if name != _DEFAULT), *served, *last)
+
+    def has(self, name: object) -> bool:
+        """Whether there is a stream of this very name."""
+        return name in self._sources
+
+    def serves(self, name: object) -> bool:
+        """Whether there is a key for this name, of its own or from `default`."""
+        return name in self._sources or _DEFAULT in self._sources
 
     def key(self, name: str) -> Any:
         """The key of a stream; the same one however often it is asked for."""
         if name not in self._keys:
-            source = self._sources[name]
-            if not isinstance(source, nnx.RngStream):
-                self._keys[name] = source
-            elif name in self._plain:
-                self._keys[name] = source.key[...]
-            else:
-                self._keys[name] = jax.random.fold_in(source.key[...], source.count[...])
+            self._keys[name] = self._draw(name)
         return self._keys[name]
 
-    def commit(self, used: Collection[str]) -> None:
+    def _draw(self, name: str) -> Any:
+        source = self._sources.get(name)
+        is_stream = isinstance(source, nnx.RngStream)
+        if source is not None and not is_stream:
+            return source
+        if is_stream and name in self._plain:
+            return source.key[...]
+        if is_stream and name != _DEFAULT:
+            return jax.random.fold_in(source.key[...], source.count[...])
+        nth = self._served.setdefault(name, len(self._served))
+        default = self._sources[_DEFAULT]
+        if isinstance(default, nnx.RngStream):
+            return jax.random.fold_in(default.key[...], default.count[...] + nth)
+        return jax.random.fold_in(default, nth)
+
+    def commit(self, used: Set[str]) -> None:
         """Moves the streams on whose keys were used, as drawing from them would have done.
 
         Raises:
           TraceContextError: a stream belongs to another trace.
         """
-        for name in used:
-            source = self._sources.get(name)
-            if isinstance(source, nnx.RngStream) and name not in self._plain:
-                source.count[...] += 1
+        for name in used - self._served.keys() - set(self._plain):
+            self._advance(name, 1)
+        # A later draw may have been used where an earlier one was not, and no key may come again.
+        self._advance(
+            _DEFAULT, max((self._served[n] + 1 for n in used & self._served.keys()), default=0)
+        )
+
+    def _advance(self, name: str, count: int) -> None:
+        source = self._sources.get(name)
+        if isinstance(source, nnx.RngStream) and count:
+            source.count[...] += count
 
 
 class LazyKeys(Mapping[str, LazyRng]):
@@ -91,12 +127,13 @@ class LazyKeys(Mapping[str, LazyRng]):
         return self
 
     def __getitem__(self, name: str) -> LazyRng:
-        if name not in self:
+        if not self._draws.serves(name):
             raise KeyError(name)
         return LazyRng(self._draws.key(name), self._suffix)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._draws.names
+        # As in Linen and in `nnx.Rngs`, a stream that another one stands in for is not there.
+        return self._draws.has(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._draws.names)

@@ -262,11 +262,92 @@ def test_the_default_stream_serves_as_params():
     assert list(rng_counts(model).values()) == [1]
     model(X)
     assert list(rng_counts(model).values()) == [2]
-    explicit = bridge.ToNNX(models.LinenNoises(), nnx.Rngs(0, params=1)).lazy_init(X)
-    before = rng_counts(explicit)
-    explicit(X)
-    drawn = {path[1]: count - before[path] for path, count in rng_counts(explicit).items()}
-    assert drawn == {"default": 0, "params": 1}
+
+
+class LinenTwoNoises(nn.Module):
+    """Draws from streams of two names, below and in a lifted transform as `lift` says."""
+
+    lift: str = "none"
+    names: tuple[str, ...] = ("dropout", "noise")
+
+    @nn.compact
+    def __call__(self, x):
+        for name in self.names:
+            dropout = {"none": nn.Dropout, "remat": nn.remat(nn.Dropout), "jit": nn.jit(nn.Dropout)}
+            layer = dropout[self.lift](0.5, deterministic=False, rng_collection=name)
+            x = layer(nn.Dense(16)(x))
+        return x
+
+
+@pytest.mark.parametrize("names", [("dropout", "noise"), ("noise", "dropout"), ("noise", "noise")])
+def test_default_serves_every_stream_that_is_missing_as_an_nnx_rngs_does(names):
+    module = LinenTwoNoises(names=names)
+    x = jnp.ones((2, 4))
+    model = bridge.ToNNX(module, nnx.Rngs(0, params=1))
+    native = nnx.clone(model.to_nnx__rngs)
+    model.lazy_init(x)
+    variables = module.init({"params": native.params(), "dropout": KEY, "noise": KEY}, x)
+    assert_identical(model.linen_variables(), variables)
+    for _ in range(3):
+        keys = {}
+        for name in names:
+            keys.setdefault(name, None)
+        keys = {name: native[name]() for name in keys}
+        assert_identical(model(x), module.apply(variables, x, rngs=keys))
+        counts = {path[1]: count for path, count in rng_counts(model).items()}
+        assert counts == {"default": int(native.default.count[...]), "params": 1}
+
+
+@pytest.mark.parametrize("lift", ["remat", "jit"])
+def test_default_serves_a_missing_dropout_stream_in_a_lifted_transform(lift):
+    module = LinenTwoNoises(lift, ("dropout", "dropout"))
+    x = jnp.ones((2, 4))
+    model = bridge.ToNNX(module, nnx.Rngs(0, params=1)).lazy_init(x)
+    native = nnx.clone(model.to_nnx__rngs)
+    variables = model.linen_variables()
+    for _ in range(2):
+        keys = {"params": native.params(), "dropout": native.dropout()}
+        assert_identical(model(x), module.apply(variables, x, rngs=keys))
+        if lift == "jit":
+            # It folds every key that there is, `default` too.
+            native.default()
+
+
+def test_default_serves_a_missing_stream_under_scan():
+    module = models.LinenScanned()
+    model = bridge.ToNNX(module, nnx.Rngs(0, params=1), mutable=["batch_stats"]).lazy_init(X)
+    native = nnx.clone(model.to_nnx__rngs)
+    keys = {"dropout": native.dropout()}
+    variables = model.linen_variables()
+    expected, _ = module.apply(variables, X, rngs=keys, mutable=["batch_stats"])
+    assert_identical(model(X), expected)
+
+
+def test_default_in_the_keys_of_a_call_serves_what_is_missing():
+    module = LinenTwoNoises()
+    x = jnp.ones((2, 4))
+    model = bridge.ToNNX(module, nnx.Rngs(0)).lazy_init(x)
+    given = {"params": jax.random.key(1), "default": jax.random.key(2)}
+    native = nnx.Rngs(**given)
+    keys = {"dropout": native.dropout(), "noise": native.noise()}
+    assert_identical(model(x, rngs=given), module.apply(model.linen_variables(), x, rngs=keys))
+
+
+def test_no_key_of_default_comes_again_when_a_call_uses_the_second_draw_alone():
+    """A lifted transform takes the first along, and its body does not use it."""
+
+    class Either(nn.Module):
+        @nn.compact
+        def __call__(self, x, both):
+            quiet = nn.remat(nn.Dropout, static_argnums=(2,))(0.5)
+            y = quiet(x, not both)
+            return y, nn.Dropout(0.5, rng_collection="noise")(x, deterministic=False)
+
+    model = bridge.ToNNX(Either(), nnx.Rngs(0, params=1))
+    x = jnp.ones((8, 64))
+    masks = [np.asarray(model(x, both)[1] != 0).tobytes() for both in (False, True, False, True)]
+    masks.append(np.asarray(model(x, True)[0] != 0).tobytes())
+    assert len(set(masks)) == len(masks)
 
 
 def test_reseed_brings_back_the_first_run():

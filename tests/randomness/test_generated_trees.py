@@ -70,6 +70,26 @@ def test_a_wrapped_linen_tree_draws_the_keys_of_apply_and_none_of_them_again(spe
     assert_identical(nnx.state(eager), nnx.state(jitted))
 
 
+@given(LINEN_TREES, SETS)
+@EXAMPLES
+def test_a_tree_whose_missing_streams_default_serves_draws_no_key_again(spec, names):
+    seeds = {"default": 0, "params": 7} | {name: i for i, name in enumerate(names, 1)}
+    module = LinenTree(spec)
+    eager = bridge.ToNNX(module, nnx.Rngs(**seeds))
+    jitted = bridge.ToNNX(module, nnx.Rngs(**seeds))
+    call = nnx.jit(lambda model: model())
+    keys = {name: jax.random.key(i) for i, name in enumerate(("params", *STREAMS))}
+    shared_in_linen = shared(drawn(module.apply({}, rngs=keys)))
+    seen = set()
+    for _ in range(2):
+        output = eager()
+        assert_identical(call(jitted), output)
+        assert shared(drawn(output)) <= shared_in_linen
+        assert not seen & set(drawn(output))
+        seen.update(drawn(output))
+    assert_identical(nnx.state(eager), nnx.state(jitted))
+
+
 def streams_of(names):
     return {"params": jax.random.key(0)} | {n: jax.random.key(i) for i, n in enumerate(names, 1)}
 
