@@ -3,7 +3,13 @@
 `ToNNX` makes a Linen module usable as an NNX module, `ToLinen` an NNX module as a Linen module.
 What `flax.nnx.bridge` calls by a name has the same name here, so `import bridge` can stand in its
 place.
+
+`bridge.checkpoint`, `bridge.parity` and `bridge.port` are imported when they are first used, and
+with them orbax, optax and rich.
 """
+
+import importlib as _importlib
+import typing as _typing
 
 from flax.nnx.bridge import AttrPriority as AttrPriority
 from flax.nnx.bridge import Scope as Scope
@@ -20,6 +26,8 @@ from ._conversion import linen_to_nnx as linen_to_nnx
 from ._conversion import nnx_to_linen as nnx_to_linen
 from ._errors import BridgeError as BridgeError
 from ._errors import BridgeWarning as BridgeWarning
+from ._errors import CheckpointError as CheckpointError
+from ._errors import CheckpointNotFoundError as CheckpointNotFoundError
 from ._errors import ConversionError as ConversionError
 from ._errors import ImmutableCollectionError as ImmutableCollectionError
 from ._errors import InvalidMethodError as InvalidMethodError
@@ -29,21 +37,34 @@ from ._errors import LostUpdateError as LostUpdateError
 from ._errors import MismatchError as MismatchError
 from ._errors import MissingRngError as MissingRngError
 from ._errors import NotInitializedError as NotInitializedError
+from ._errors import ParityError as ParityError
+from ._errors import PortError as PortError
 from ._errors import ReservedNameError as ReservedNameError
+from ._errors import ShardingError as ShardingError
 from ._functional import Functional as Functional
 from ._functional import functional as functional
+from ._jit_partial import jit_partial as jit_partial
 from ._lazy_init import lazy_init as lazy_init
 from ._meta import NNXMeta as NNXMeta
 from ._meta import with_partitioning as with_partitioning
+from ._sharded import abstract as abstract
+from ._sharded import init_sharded as init_sharded
 from ._to_linen import ToLinen as ToLinen
 from ._to_linen import to_linen as to_linen
 from ._to_linen_class import to_linen_class as to_linen_class
 from ._to_nnx import ToNNX as ToNNX
 
+if _typing.TYPE_CHECKING:
+    from . import checkpoint as checkpoint
+    from . import parity as parity
+    from . import port as port
+
 __all__ = [
     "AttrPriority",
     "BridgeError",
     "BridgeWarning",
+    "CheckpointError",
+    "CheckpointNotFoundError",
     "ConversionError",
     "Functional",
     "ImmutableCollectionError",
@@ -55,17 +76,26 @@ __all__ = [
     "MissingRngError",
     "NNXMeta",
     "NotInitializedError",
+    "ParityError",
+    "PortError",
     "ReservedNameError",
     "Scope",
+    "ShardingError",
     "ToLinen",
     "ToNNX",
+    "abstract",
+    "checkpoint",
     "current_context",
     "current_module",
     "functional",
+    "init_sharded",
     "initializers",
+    "jit_partial",
     "lazy_init",
     "linen_to_nnx",
     "nnx_to_linen",
+    "parity",
+    "port",
     "register_variable_name",
     "register_variable_name_type_pair",
     "to_linen",
@@ -74,3 +104,9 @@ __all__ = [
     "with_partitioning",
     "wrappers",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in ("checkpoint", "parity", "port"):
+        return _importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,19 +8,20 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from bridge import _demo
+from bridge import _cli, _demo
 
-_COMMANDS = (_demo.add_command,)
+_COMMANDS = (_demo.add_command, *_cli.COMMANDS)
 
 _EPILOG = """\
 exit codes:
   0  the command did its job and every check held
-  1  a check failed
-  2  wrong usage
+  1  a check failed, or what was compared differs
+  2  wrong usage, or input that cannot be used
   3  an optional dependency is missing
 
-example:
+examples:
   python -m bridge demo
+  python -m bridge report bridge._demo._models:MixedDigitsCNN --input 1,8,8,1
 
 'python -m bridge COMMAND --help' explains a command.
 """

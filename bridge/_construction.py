@@ -7,16 +7,19 @@ from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
+from flax.core import meta
 
 import registry
 
 from . import _graphdef
+from ._arrays import Arrays, is_array
 from ._constructor import Argument, Existing, key_of, takes_rngs, thaw
 from ._errors import MissingRngError
-from ._flax_internals import detached, mark_arrays_as_data
+from ._flax_internals import detached, mark_arrays_as_data, mark_eager_sharding
 from ._graphdef import StaticGraphDef
 from ._lazy_init import run_initializing
 from ._merged import method_of
+from ._nodes import nodes_below
 from ._once import Once
 
 # Constructors are traced once for each set of arguments, not at each call without a GraphDef.
@@ -31,12 +34,15 @@ class Recipe(NamedTuple):
       args: positional arguments, frozen.
       kwargs: keyword arguments, frozen.
       skip_rng: whether `rngs` must not be passed.
+      eager_sharding: whether annotated Variables are sharded when they are made, None for what
+        Flax is set to.
     """
 
     nnx_class: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     skip_rng: bool
+    eager_sharding: bool | None = None
 
     @property
     def name(self) -> str:
@@ -63,12 +69,15 @@ class Recipe(NamedTuple):
         arguments = (*self.args, *self.kwargs.values())
         return any(isinstance(a, Argument) and a.is_traced for a in arguments)
 
-    def construct(self, streams: Mapping[str, Any], where: str) -> Any:
+    def construct(
+        self, streams: Mapping[str, Any], where: str, *, is_abstract: bool = False
+    ) -> Any:
         """The NNX module.
 
         Args:
           streams: keys by the stream names of `nnx.Rngs`.
           where: the wrapper, for the error.
+          is_abstract: whether only shapes and metadata count; then nothing is sharded.
 
         Raises:
           MissingRngError: the constructor draws from a stream that is not there.
@@ -76,8 +85,12 @@ class Recipe(NamedTuple):
         kwargs = {name: thaw(value) for name, value in self.kwargs.items()}
         if not self.skip_rng and "rngs" not in kwargs and takes_rngs(self.nnx_class):
             kwargs["rngs"] = nnx.Rngs(**streams)
+        asked = nnx.using_eager_sharding() if self.eager_sharding is None else self.eager_sharding
+        # Flax raises where there is nothing to shard over; Linen's `init` needs no mesh.
+        has_mesh = meta.get_global_mesh() is not None or self.eager_sharding is True
+        is_sharding = asked and has_mesh and not is_abstract
         try:
-            with detached():
+            with detached(), nnx.use_eager_sharding(is_sharding):
                 module = self.nnx_class(*map(thaw, self.args), **kwargs)
         except (AttributeError, KeyError) as error:
             if "No RngStream named" not in str(error):
@@ -89,7 +102,10 @@ class Recipe(NamedTuple):
                 streams,
                 f"pass a key, or {{{wanted!r}: key}}, to init",
             ) from error
-        mark_arrays_as_data([node for _, node in nnx.iter_graph(module, graph=True)])
+        nodes = nodes_below(module)
+        mark_arrays_as_data(nodes)
+        if asked and not is_sharding:
+            mark_eager_sharding(node for node in nodes if isinstance(node, nnx.Variable))
         return module
 
 
@@ -131,29 +147,23 @@ def _abstract(
     recipe: Recipe, names: tuple[str, ...], call: Call | None, where: str
 ) -> tuple[StaticGraphDef, bool]:
     """(the GraphDef, whether only a call would tell all variables)."""
-    leaves, tree = jax.tree.flatten((call.args, call.kwargs) if call else ())
-    arrays = {i: x for i, x in enumerate(leaves) if _is_array(x)}
+    given = Arrays((call.args, call.kwargs) if call else ())
     made: list[tuple[StaticGraphDef, bool]] = []
 
     def construct(inputs: list[Any]) -> Any:
-        module = recipe.construct({name: jax.random.key(0) for name in names}, where)
+        streams = {name: jax.random.key(0) for name in names}
+        module = recipe.construct(streams, where, is_abstract=True)
         if call is not None:
-            known = dict(zip(arrays, inputs, strict=True))
-            args, kwargs = tree.unflatten([known.get(i, x) for i, x in enumerate(leaves)])
+            args, kwargs = given.tree(inputs)
             run_initializing(module, method_of(module, call.method), *args, **kwargs)
-        nodes = [type(node) for _, node in nnx.iter_graph(module, graph=True)]
+        nodes = map(type, nodes_below(module))
         graphdef, state = _graphdef.split(module, recipe.key)
         made.append((graphdef, any(hasattr(node, "linen_variables") for node in nodes)))
         return [x.get_raw_value() if isinstance(x, nnx.Variable) else x for x in state]
 
-    avals = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays.values()]
-    jax.eval_shape(construct, avals)
+    jax.eval_shape(construct, given.avals)
     return made[0]
 
 
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "shape") and hasattr(value, "dtype")
-
-
 def _aval_text(value: Any) -> Any:
-    return f"{value.dtype}{value.shape}" if _is_array(value) else value
+    return f"{value.dtype}{value.shape}" if is_array(value) else value

@@ -18,6 +18,12 @@
     ├── ImmutableCollectionError(flax ModifyScopeVariableError)
     │                                            a call writes where it may not
     ├── ConversionError(ValueError, TypeError)   not variables, not a State
+    ├── PortError(ValueError)                    values that have no place in a native model
+    ├── CheckpointError(ValueError)              a checkpoint that cannot be read, written or used
+    │   └── CheckpointNotFoundError(FileNotFoundError)
+    │                                            there is none
+    ├── ShardingError(ValueError)                partition specs that do not fit the mesh
+    ├── ParityError(AssertionError)              two models that should do the same do not
     └── LostUpdateError(ValueError, flax ModifyScopeVariableError)
                                                  strict mode: an update that would be dropped
 
@@ -29,7 +35,7 @@ from __future__ import annotations
 import inspect
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flax import errors as flax_errors
@@ -198,6 +204,106 @@ class ImmutableCollectionError(BridgeError, flax_errors.ModifyScopeVariableError
 
 class ConversionError(BridgeError, ValueError, TypeError):
     """What was given to a conversion is neither variables nor a State."""
+
+
+class CheckpointError(BridgeError, ValueError):
+    """A checkpoint and what is to be saved or restored do not fit; one error holds every problem.
+
+    Attributes:
+      path: where the checkpoint is.
+      missing: (path in the tree, expected) of what the target needs and the checkpoint lacks.
+      mis_shaped: (path in the tree, expected, found) of what has another shape.
+      mis_typed: (path in the tree, expected, found) of what has another dtype or PRNG.
+      unexpected: paths in the tree that the target does not have.
+      unreadable: (path in the tree or file, reason) of what is damaged.
+      unsupported: (path in the tree, reason) of what a checkpoint cannot hold.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        path: object,
+        remedy: str,
+        *,
+        missing: Iterable[tuple[str, str]] = (),
+        mis_shaped: Iterable[tuple[str, str, str]] = (),
+        mis_typed: Iterable[tuple[str, str, str]] = (),
+        unexpected: Iterable[str] = (),
+        unreadable: Iterable[tuple[str, str]] = (),
+        unsupported: Iterable[tuple[str, str]] = (),
+    ):
+        self.path = str(path)
+        self.missing = tuple(missing)
+        self.mis_shaped = tuple(mis_shaped)
+        self.mis_typed = tuple(mis_typed)
+        self.unexpected = tuple(unexpected)
+        self.unreadable = tuple(unreadable)
+        self.unsupported = tuple(unsupported)
+        lines = [f"{name}: missing, expected {expected}" for name, expected in self.missing]
+        lines += [
+            f"{name}: expected {expected}, found {found}"
+            for name, expected, found in self.mis_shaped + self.mis_typed
+        ]
+        lines += [f"{name}: not in the target" for name in self.unexpected]
+        lines += [f"{name}: {reason}" for name, reason in self.unreadable + self.unsupported]
+        problems = f":{_bullets(lines)}\n" if lines else "; "
+        Exception.__init__(self, f"{where} {self.path}{problems}{remedy}")
+
+
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+    """There is no checkpoint where one is looked for."""
+
+
+class ShardingError(BridgeError, ValueError):
+    """Partition specs that do not fit the mesh; one error holds every leaf.
+
+    Attributes:
+      problems: (path, shape and spec, what is wrong) of each leaf.
+      mesh: sizes of the mesh's axes by name.
+    """
+
+    def __init__(
+        self, where: str, problems: Iterable[tuple[str, str, str]], mesh: Mapping[str, int]
+    ):
+        self.problems = tuple(problems)
+        self.mesh = dict(mesh)
+        super().__init__(
+            f"{where} cannot be sharded over the mesh {self.mesh}:"
+            + _bullets(f"{path} {what}: {wrong}" for path, what, wrong in self.problems)
+            + "\nMap logical names to mesh axes with rules=, and give a dimension that cannot be"
+            " divided no axis."
+        )
+
+
+class ParityError(BridgeError, AssertionError):
+    """Two models that should do the same do not.
+
+    Attributes:
+      report: what was compared, and what differs.
+    """
+
+    def __init__(self, report: object):
+        self.report = report
+        super().__init__(str(report))
+
+
+class PortError(BridgeError, ValueError):
+    """Values cannot be moved between Linen variables and a native NNX model.
+
+    Attributes:
+      where: what was to be done.
+      problems: every reason against it, one line each.
+    """
+
+    def __init__(self, where: str, problems: Iterable[str], remedy: str = ""):
+        self.where = where
+        self.problems = tuple(problems)
+        self.remedy = remedy
+        text = f"{where}; nothing was written:{_bullets(self.problems)}"
+        super().__init__(f"{text}\n{remedy}" if remedy else text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.where, self.problems, self.remedy)
 
 
 class LostUpdateError(BridgeError, ValueError, flax_errors.ModifyScopeVariableError):

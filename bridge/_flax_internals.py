@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -63,6 +64,37 @@ def assign_raw_value(variable: nnx.Variable[Any], value: Any) -> None:
         variable.set_raw_value(value)
 
 
+_RAW_VALUE = operator.attrgetter("_raw_value")
+
+
+def values_reader(variables: Sequence[nnx.Variable[Any]]) -> Callable[[], list[Any]]:
+    """A function that reads what Variables hold, before their get hooks, references as they are.
+
+    `get_raw_value` is a call of Python for each, which costs more than passing the array on to a
+    compiled program.
+    """
+    if any(variable.hijax for variable in variables):
+        return lambda: [variable.get_raw_value() for variable in variables]
+    return lambda: list(map(_RAW_VALUE, variables))
+
+
+def assign_raw_values(variables: Sequence[nnx.Variable[Any]], values: Mapping[int, Any]) -> None:
+    """Puts values into Variables as they are, by index: all of them or none.
+
+    Raises:
+      TraceContextError: a Variable belongs to another trace.
+    """
+    before = {index: variables[index].get_raw_value() for index in values}
+    try:
+        for index, value in values.items():
+            variables[index].set_raw_value(value)
+    except BaseException:
+        for index, value in before.items():
+            if variables[index].get_raw_value() is not value:
+                variables[index].set_raw_value(value)
+        raise
+
+
 def is_initializing(node: nnx.Pytree) -> bool:
     """Whether `lazy_init` is running through this module.
 
@@ -97,6 +129,16 @@ def mark_arrays_as_data(nodes: Sequence[Any]) -> None:
                     setattr(node, name, nnx.data(value))
 
 
+def mark_eager_sharding(variables: Iterable[nnx.Variable[Any]]) -> None:
+    """Says that Variables were made with eager sharding on, though they were made with it off.
+
+    Those that are made abstractly, or where there is no mesh, are to be equal to the others; the
+    public setter refuses a change.
+    """
+    for variable in variables:
+        variable._var_metadata["eager_sharding"] = True
+
+
 _tabulate_id: contextvars.ContextVar[int | None] = contextvars.ContextVar("id", default=None)
 
 
@@ -119,16 +161,6 @@ def mark_tabulated(nodes: Sequence[nnx.Pytree]) -> None:
     own = _tabulate_id.get()
     for node in nodes if own is not None else ():
         object.__setattr__(node, _TABULATE_ID, own)
-
-
-def unflatten(graphdef: nnx.GraphDef[Any], leaves: list[Any]) -> tuple[Any, dict[int, Any]]:
-    """The module of a GraphDef and its leaves in order, and its nodes by index.
-
-    `nnx.merge` would sort a State again, and it does not tell which nodes it made.
-    """
-    nodes: Any = nnx.graphlib.IndexMap()
-    module = nnx.graphlib.unflatten(graphdef, leaves, index_ref=nodes)
-    return module, nodes
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from flax import nnx
 from flax.core import meta
 
 from ._flax_internals import assign_raw_value
-from ._graphdef import Slot, StaticGraphDef
+from ._graphdef import StaticGraphDef
 from ._matching import Comparison, compare
 from ._neutral import Address
 
@@ -32,7 +32,7 @@ class Found:
     @classmethod
     def of(cls, leaves: Mapping[Address, Any], graphdef: StaticGraphDef) -> Found:
         """Matches leaves to the GraphDef's slots, by path or by the text of the path."""
-        wanted = {slot.address for slot in graphdef.slots}
+        wanted = graphdef.addresses
         if wanted.issuperset(leaves):
             return cls(leaves, {})
         by_text = {_text(address): address for address in wanted if address not in leaves}
@@ -58,7 +58,7 @@ def comparison(graphdef: StaticGraphDef, found: Found, *, rng: bool = False) -> 
     for slot, aval in zip(graphdef.slots, slot_avals(graphdef), strict=True):
         if slot.is_rng and not rng:
             leaves.pop(slot.address, None)
-        elif aval is None or (slot.address in leaves and not _has_fixed_shape(slot)):
+        elif aval is None or (slot.address in leaves and not slot.has_fixed_shape):
             expected[slot.address] = leaves.get(slot.address, _Anything())
         else:
             expected[slot.address] = aval
@@ -79,6 +79,8 @@ def slot_avals(graphdef: StaticGraphDef) -> tuple[Any, ...]:
 
 def unboxed(leaf: Any) -> Any:
     """The value of a leaf as a Variable can hold it."""
+    if isinstance(leaf, jax.Array):
+        return leaf
     value = leaf.unbox() if isinstance(leaf, meta.AxisMetadata) else leaf
     # A restored checkpoint holds NumPy arrays and scalars, into which a Variable would write.
     is_foreign = hasattr(value, "dtype") and not isinstance(value, jax.Array | jax.ShapeDtypeStruct)
@@ -90,10 +92,6 @@ class _Anything:
 
     shape = ()
     dtype = "a leaf"
-
-
-def _has_fixed_shape(slot: Slot) -> bool:
-    return slot.var_type is not None and issubclass(slot.var_type, nnx.Param | nnx.BatchStat)
 
 
 def _inside(leaf: Any) -> Any:

@@ -12,6 +12,7 @@ from flax import nnx, serialization
 
 import registry
 
+from ._blueprint import Blueprint, flatten
 from ._neutral import Address, Path, unplace
 from ._nnx_side import ARRAYS, DISPLACED_KEY
 
@@ -25,6 +26,8 @@ class Slot(NamedTuple):
       var_type: the Variable type, None for a bare array.
       node: the index of the Variable among the GraphDef's nodes, None for a bare array.
       metadata: the Variable's metadata.
+      is_rng: whether this is the key or the count of an RNG stream.
+      has_fixed_shape: whether its value keeps its shape, as those of a cache need not.
     """
 
     path: Path
@@ -32,11 +35,27 @@ class Slot(NamedTuple):
     var_type: type[nnx.Variable[Any]] | None
     node: int | None
     metadata: Any
+    is_rng: bool
+    has_fixed_shape: bool
 
-    @property
-    def is_rng(self) -> bool:
-        """Whether this is the key or the count of an RNG stream."""
-        return self.var_type is not None and issubclass(self.var_type, nnx.RngState)
+    @classmethod
+    def of_variable(cls, definition: Any, path: Path, active: registry.Registry) -> Slot:
+        """The slot of a Variable by its definition."""
+        displaced = definition.metadata.get(DISPLACED_KEY)
+        return cls(
+            path,
+            (active.name_from_type(definition.type), unplace(path, displaced)),
+            definition.type,
+            definition.index,
+            definition.metadata,
+            issubclass(definition.type, nnx.RngState),
+            issubclass(definition.type, nnx.Param | nnx.BatchStat),
+        )
+
+    @classmethod
+    def of_array(cls, path: Path) -> Slot:
+        """The slot of a bare array."""
+        return cls(path, (ARRAYS, path), None, None, None, False, False)
 
 
 @jax.tree_util.register_static
@@ -47,7 +66,7 @@ class StaticGraphDef(nnx.GraphDef[Any]):
     are one object as long as somebody holds it (see `intern`), so both cost nothing.
     """
 
-    __slots__ = ("__weakref__", "_avals", "_hash", "_recipe", "_slots")
+    __slots__ = ("__weakref__", "_avals", "_blueprint", "_hash", "_recipe", "_slots")
 
     def __hash__(self) -> int:
         if not hasattr(self, "_hash"):
@@ -88,15 +107,31 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         return getattr(self, "_recipe", None)
 
     @property
+    def blueprint(self) -> Blueprint:
+        """What makes its modules."""
+        if not hasattr(self, "_blueprint"):
+            object.__setattr__(self, "_blueprint", Blueprint(self))
+        return self._blueprint
+
+    @property
     def slots(self) -> tuple[Slot, ...]:
         """Where every leaf comes from, in the order of the leaves."""
+        return self._placed()[1]
+
+    @property
+    def addresses(self) -> frozenset[Address]:
+        """The addresses of all slots."""
+        return self._placed()[2]
+
+    def _placed(self) -> tuple[registry.Registry, tuple[Slot, ...], frozenset[Address]]:
         active = registry.current()
         cached = getattr(self, "_slots", None)
         if cached is None or cached[0] is not active:
             # A scoped registry may name other collections.
-            cached = active, tuple(_slots(self, active))
+            slots = tuple(_slots(self, active))
+            cached = active, slots, frozenset(slot.address for slot in slots)
             object.__setattr__(self, "_slots", cached)
-        return cached[1]
+        return cached
 
 
 _interned: weakref.WeakValueDictionary[int, StaticGraphDef] = weakref.WeakValueDictionary()
@@ -123,22 +158,22 @@ def intern(
     object.__setattr__(static, "_avals", avals)
     object.__setattr__(static, "_recipe", recipe)
     try:
-        key = hash((static, str(avals), recipe))
+        known = avals and tuple(map(_aval_key, avals))
+        key = hash((static, known, recipe))
     except TypeError:
         return static
     with _lock:
         found = _interned.setdefault(key, static)
         if recipe is not None:
             # What comes back from a pickle does not know its recipe.
-            _interned.setdefault(hash((static, str(avals), None)), found)
+            _interned.setdefault(hash((static, known, None)), found)
     is_same = found == static and found.avals == avals and recipe in (None, found.recipe)
     return found if is_same else static
 
 
 def split(module: nnx.Pytree, recipe: Any = None) -> tuple[StaticGraphDef, list[Any]]:
     """A module's GraphDef and its leaves (Variables and bare arrays) in order."""
-    graphdef, state = nnx.split(module, graph=True)
-    leaves = [leaf for _, leaf in nnx.to_flat_state(state)]
+    graphdef, leaves = flatten(module)
     avals = tuple(
         _aval(leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf) for leaf in leaves
     )
@@ -146,9 +181,16 @@ def split(module: nnx.Pytree, recipe: Any = None) -> tuple[StaticGraphDef, list[
 
 
 def _aval(value: Any) -> Any:
+    if isinstance(value, jax.Array):
+        return jax.ShapeDtypeStruct(value.shape, value.dtype)
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "shape") else None, value
     )
+
+
+def _aval_key(aval: Any) -> Any:
+    """Equal for equal avals; a pytree of them need not be hashable."""
+    return (aval.shape, aval.dtype) if isinstance(aval, jax.ShapeDtypeStruct) else str(aval)
 
 
 def _restore(
@@ -166,18 +208,16 @@ def _slots(graphdef: nnx.GraphDef[Any], active: registry.Registry) -> Iterator[S
         if isinstance(node, nnx.graphlib.VariableDef):
             # A reference that was met before has no leaf of its own.
             if not isinstance(node.array_refdef, nnx.graphlib.NodeRef):
-                displaced = node.metadata.get(DISPLACED_KEY)
-                address = active.name_from_type(node.type), unplace(path, displaced)
-                yield Slot(path, address, node.type, node.index, node.metadata)
+                yield Slot.of_variable(node, path, active)
         elif isinstance(node, nnx.graphlib.NodeDef):
             for _ in range(node.num_attributes):
                 key, kind = next(attributes)
                 if isinstance(kind, nnx.graphlib.NodeAttr):
                     yield from walk(next(nodes), (*path, key))
                 elif isinstance(kind, nnx.graphlib.LeafAttr):
-                    yield Slot((*path, key), (ARRAYS, (*path, key)), None, None, None)
+                    yield Slot.of_array((*path, key))
         elif isinstance(node, nnx.graphlib.ArrayRefDef):
-            yield Slot(path, (ARRAYS, path), None, None, None)
+            yield Slot.of_array(path)
 
     first = next(nodes, None)
     return walk(first, ())

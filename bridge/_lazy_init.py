@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -17,6 +17,7 @@ from ._flax_internals import (
     raw_value,
     set_initializing,
 )
+from ._nodes import nodes_below
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -66,8 +67,9 @@ def run_initializing(module: nnx.Module, fn: Callable[..., Any], *args: Any, **k
     Returns:
       What `fn` returned.
     """
-    snapshot = _Snapshot(module)
-    set_initializing(_nodes(module), True)
+    nodes = nodes_below(module)
+    snapshot = _Snapshot(nodes)
+    set_initializing(_objects(nodes), True)
     failed = True
     try:
         output = fn(*args, **kwargs)
@@ -75,7 +77,8 @@ def run_initializing(module: nnx.Module, fn: Callable[..., Any], *args: Any, **k
     finally:
         if failed:
             snapshot.restore_attributes()
-        set_initializing(_nodes(module), False)
+        # The call may have put in more of them.
+        set_initializing(_objects(nodes_below(module)), False)
         snapshot.restore_values(failed=failed)
     snapshot.drop_sown()
     return output
@@ -84,11 +87,10 @@ def run_initializing(module: nnx.Module, fn: Callable[..., Any], *args: Any, **k
 class _Snapshot:
     """The state of a model, to be put back."""
 
-    def __init__(self, module: nnx.Module):
-        items = [item for _, item in nnx.iter_graph(module, graph=True)]
-        self._values = [(v, raw_value(v)) for v in items if isinstance(v, nnx.Variable)]
-        self._moved = {id(count) for node in items for count in _stream_counts(node)}
-        self._attributes = [(n, dict(vars(n))) for n in items if isinstance(n, nnx.Pytree)]
+    def __init__(self, nodes: Sequence[Any]):
+        self._values = [(v, raw_value(v)) for v in nodes if isinstance(v, nnx.Variable)]
+        self._moved = {id(count) for node in nodes for count in _stream_counts(node)}
+        self._attributes = [(node, dict(vars(node))) for node in _objects(nodes)]
 
     def restore_values(self, *, failed: bool) -> None:
         """Puts back the value of every Variable and bare array that was there.
@@ -165,8 +167,8 @@ def _stream_counts(node: Any) -> list[nnx.Variable[Any]]:
     return [] if streams is None else [streams[name].count for name in streams]
 
 
-def _nodes(module: nnx.Module) -> list[nnx.Pytree]:
-    return [n for _, n in nnx.iter_graph(module, graph=True) if isinstance(n, nnx.Pytree)]
+def _objects(nodes: Iterable[Any]) -> list[nnx.Pytree]:
+    return [node for node in nodes if isinstance(node, nnx.Pytree)]
 
 
 def _owner(fn: Any) -> nnx.Module:

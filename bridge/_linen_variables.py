@@ -47,12 +47,19 @@ def is_own_name(name: str) -> bool:
     return name.startswith((OWN_PREFIX, "_pytree__")) or name == "__captures__"
 
 
-def to_linen(held: Mapping[Address, Held]) -> dict[str, Any]:
-    """Nested dicts for `module.apply`, made anew so that Linen may write into them."""
+def to_linen(held: Mapping[Address, Held], *, boxed: bool = True) -> dict[str, Any]:
+    """Nested dicts for `module.apply`, made anew so that Linen may write into them.
+
+    Args:
+      held: the variables.
+      boxed: whether values come in their metadata boxes, as Linen itself has them.
+    """
     active = registry.current()
     return nest(
         {
-            (collection, *path): _linen_side.from_leaf(collection, entry.leaf, active)
+            (collection, *path): _linen_side.from_leaf(
+                collection, entry.leaf if boxed else Leaf(entry.leaf.value), active
+            )
             for (collection, path), entry in held.items()
         }
     )

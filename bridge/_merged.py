@@ -16,7 +16,7 @@ import registry
 
 from . import _linen_side, _nnx_side
 from ._errors import InvalidMethodError, MissingRngError
-from ._flax_internals import mark_tabulated, unflatten
+from ._flax_internals import mark_tabulated
 from ._found import Found, slot_avals, unboxed
 from ._graphdef import Slot, StaticGraphDef
 from ._neutral import Address, Path
@@ -34,6 +34,7 @@ class Merged:
 
     def __init__(self, graphdef: StaticGraphDef, found: Found, seed: Callable[[Slot], Any]):
         self._slots = graphdef.slots
+        self._known = graphdef.addresses
         self._found = found
         self._seeded: set[Address] = set()
         self._unseeded: set[Address] = set()
@@ -44,12 +45,13 @@ class Merged:
             else unboxed(found.leaves[slot.address])
             for slot, aval in zip(self._slots, slot_avals(graphdef), strict=True)
         ]
-        self.module, nodes = unflatten(graphdef, list(map(_as_leaf, self._slots, self._values)))
+        self.module, nodes, objects = graphdef.blueprint.build(
+            map(_as_leaf, self._slots, self._values)
+        )
         self._variables = [None if s.node is None else nodes[s.node] for s in self._slots]
         self._unknown = self._attach_unknown()
-        made = [node for node in nodes.values() if isinstance(node, nnx.Pytree)]
-        mark_tabulated(made)
-        self._sizes = [(node, len(vars(node))) for node in made]
+        mark_tabulated(objects)
+        self._sizes = [(node, len(vars(node))) for node in objects]
 
     def call(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Any:
         """Calls a method of the module.
@@ -94,7 +96,7 @@ class Merged:
         if all(len(vars(node)) == size for node, size in self._sizes):
             return {}
         active = registry.current()
-        known = {slot.address for slot in self._slots} | set(self._unknown)
+        known = self._known | set(self._unknown)
         state = nnx.to_flat_state(nnx.state(self.module, graph=True))
         addresses = [(_nnx_side.address_of(p, v, active), v) for p, v in state]
         return {a: v for a, v in addresses if a not in known and isinstance(v, nnx.Variable)}
@@ -139,10 +141,9 @@ class Merged:
     def _attach_unknown(self) -> dict[Address, tuple[nnx.Variable[Any] | None, Any]]:
         """Gives the module the state that only a call creates, and its definition lacks."""
         active = registry.current()
-        known = {slot.address for slot in self._slots}
         attached: dict[Address, tuple[nnx.Variable[Any] | None, Any]] = {}
         for address, leaf in self._found.leaves.items():
-            if address not in known:
+            if address not in self._known:
                 variable = self._attach(address, leaf, active)
                 # Not `variable and …`: a Variable is as true as its value.
                 before = None if variable is None else variable.get_raw_value()

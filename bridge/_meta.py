@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 import jax
-from flax import nnx, struct
+from flax import nnx, serialization, struct
 from flax.core import meta
 
-from . import _flax_internals
+from . import _flax_internals, _typed_keys
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -133,3 +133,19 @@ def with_partitioning(
     Source: flax/nnx/bridge/variables.py:with_partitioning @ 0.12.8
     """
     return nnx.with_partitioning(fn, names, mesh, linen_meta_type=meta.Partitioned)
+
+
+def _to_state(box: NNXMeta[Any]) -> dict[str, Any]:
+    return {"value": serialization.to_state_dict(jax.tree.map(_typed_keys.to_bits, box.value))}
+
+
+def _from_state(box: NNXMeta[Any], state: Mapping[str, Any]) -> NNXMeta[Any]:
+    if set(state) != {"value"}:
+        raise ValueError(f"the state of an NNXMeta has the key 'value', found {sorted(state)}")
+    bare = jax.tree.map(_typed_keys.to_bits, box.value)
+    restored = serialization.from_state_dict(bare, state["value"], name="value")
+    return box.replace(value=jax.tree.map(_typed_keys.from_bits, box.value, restored))
+
+
+# `flax.serialization` writes no typed keys, and the streams of a wrapped NNX module are such.
+serialization.register_serialization_state(NNXMeta, _to_state, _from_state, override=True)

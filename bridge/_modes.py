@@ -1,17 +1,21 @@
 """How `train()` and `eval()` reach a wrapped Linen module.
 
 NNX sets attributes on every module of a tree. A Linen module takes the same choices as dataclass
-fields, at any depth, or as arguments of the method that is called; both are served here.
+fields, at any depth, or as arguments of the method that is called; both are served here. An NNX
+module that is wrapped inside of the Linen module has them as attributes again.
 """
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from flax import linen as nn
+from flax import nnx
 
 from ._flax_internals import overridden
 
@@ -19,6 +23,8 @@ from ._flax_internals import overridden
 MODE_FIELDS = ("deterministic", "use_running_average")
 # What Linen modules call an argument that is true in training.
 _TRAINING_ARGUMENTS = ("train", "training", "is_training")
+
+_in_force: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar("modes")
 
 
 def fill_arguments(
@@ -52,7 +58,28 @@ def fill_arguments(
     return {**kwargs, **{name: choices[name] for name in missing & choices.keys()}}
 
 
-def interceptor(modes: Mapping[str, Any]) -> Callable[..., Any]:
+@contextlib.contextmanager
+def applied(modes: Mapping[str, Any]) -> Iterator[None]:
+    """Modes for the Linen modules that are called in this block, and the NNX modules within."""
+    if not modes:
+        yield
+        return
+    token = _in_force.set(modes)
+    try:
+        with nn.intercept_methods(_interceptor(modes)):
+            yield
+    finally:
+        _in_force.reset(token)
+
+
+def set_on(module: nnx.Pytree) -> None:
+    """Sets the modes in force on an NNX module that a Linen module wraps, as NNX itself does."""
+    own = {name: value for name, value in _in_force.get({}).items() if name in MODE_FIELDS}
+    if own and isinstance(module, nnx.Module):
+        module.set_attributes(**own, raise_if_not_found=False, graph=True)
+
+
+def _interceptor(modes: Mapping[str, Any]) -> Callable[..., Any]:
     """A Linen method interceptor that sets the modes as fields, wherever a module has such a field.
 
     An argument that the parent passes to the method still wins, as it does over an NNX attribute.

@@ -12,7 +12,7 @@ from flax.core import FrozenDict
 
 import registry
 
-from . import _construction, _conversion, _graphdef, _linen_scope
+from . import _construction, _conversion, _graphdef, _linen_scope, _modes
 from ._constructor import Existing, check_class, freeze_arguments, thaw
 from ._errors import (
     LostUpdateError,
@@ -64,6 +64,9 @@ class ToLinen(nn.Module):
         default missing and mis-shaped parameters are errors, and the others warnings.
       rng_state: False keeps RNG state out of the variables; keys then come from `rngs=` alone.
       string_keys: True writes the integer keys of `nnx.List` as strings, for tools that join paths.
+      eager_sharding: whether the constructor's annotated Variables are sharded at once. By default
+        they are if a mesh is in force and `nnx.using_eager_sharding()`, as natively; without a mesh
+        they are not, where a native constructor raises.
 
     Raises:
       InvalidModuleError: `nnx_class` is an instance, a function or a Linen class.
@@ -79,6 +82,7 @@ class ToLinen(nn.Module):
     strict: bool | None = None
     rng_state: bool = True
     string_keys: bool = False
+    eager_sharding: bool | None = None
 
     def __post_init__(self) -> None:
         check_class(self.nnx_class)
@@ -139,6 +143,7 @@ class ToLinen(nn.Module):
         """
         return self._run(nnx_method, args, kwargs)
 
+    @nn.nowrap
     def _run(self, nnx_method: Any, args: Any, kwargs: Any) -> Any:
         leaves = dict(_linen_scope.read(self))
         graphdef = _linen_scope.stored_graphdef(self)
@@ -159,10 +164,12 @@ class ToLinen(nn.Module):
                 return self._apply(graphdef, found, nnx_method, args, kwargs)
         return self._init(leaves, nnx_method, args, kwargs)
 
+    @nn.nowrap
     def _check(self, compared: Comparison) -> None:
         if compared.missing or (compared.mis_shaped and self.strict is not False):
             raise compared.error(self._where)
 
+    @nn.nowrap
     def _init(self, leaves: Mapping[Address, Any], method: Any, args: Any, kwargs: Any) -> Any:
         module = self._recipe.construct(self._streams(), self._where)
         if leaves:
@@ -178,6 +185,7 @@ class ToLinen(nn.Module):
         _linen_scope.store_graphdef(self, graphdef)
         return output
 
+    @nn.nowrap
     def _check_kept(self, made: Mapping[Address, Any], found: Mapping[Address, Any]) -> None:
         """Raises for variables that a lifted transform would leave behind, as Linen does."""
         active = registry.current()
@@ -191,6 +199,7 @@ class ToLinen(nn.Module):
         if lost:
             raise MismatchError(self._where, missing=lost)
 
+    @nn.nowrap
     def _rebuilt(
         self, leaves: Mapping[Address, Any], call: _construction.Call | None
     ) -> StaticGraphDef:
@@ -198,10 +207,12 @@ class ToLinen(nn.Module):
         names = {*self._rngs, "default", *filter(None, stored)} - {"params"}
         return _construction.rebuild(self._recipe, tuple(sorted(names)), call, self._where)
 
+    @nn.nowrap
     def _apply(
         self, graphdef: StaticGraphDef, found: Found, method: Any, args: Any, kwargs: Any
     ) -> Any:
         merged = Merged(graphdef, found, self._seeds())
+        _modes.set_on(merged.module)
         self._report_unknown(merged.refused() if self.strict else ())
         output = merged.call(method, args, kwargs, self._where)
         changed = merged.changed()
@@ -214,6 +225,7 @@ class ToLinen(nn.Module):
         self._write(kept, found.leaves, found.keys)
         return output
 
+    @nn.nowrap
     def _streams(self) -> dict[str, Any]:
         """The scope's keys by the stream names of `nnx.Rngs`; `params` serves what is missing."""
         keys = {name: rng.as_jax_rng() for name, rng in self._rngs.items()}
@@ -221,6 +233,7 @@ class ToLinen(nn.Module):
             keys["default"] = keys.pop("params")
         return keys
 
+    @nn.nowrap
     def _seeds(self) -> Callable[[Slot], Any]:
         """The keys that this call's `rngs` give to the streams: others for each stream and call."""
         keys: dict[str, Any] = {}
@@ -235,6 +248,7 @@ class ToLinen(nn.Module):
 
         return seed
 
+    @nn.nowrap
     def _report_unknown(self, unknown: Iterable[Address]) -> None:
         if type(self).__call__.__module__ != ToLinen.__call__.__module__:
             # A subclass may have variables of its own, also some that it makes after this.
@@ -247,6 +261,7 @@ class ToLinen(nn.Module):
             paths = tuple(path_text(*address) for address in addresses)
             self._warn_once(paths, unknown_paths_text(self._where, paths))
 
+    @nn.nowrap
     def _may_update(self, address: Address, item: Any) -> bool:
         """Whether an update can be kept; if it cannot, that is said once."""
         collection = address[0]
@@ -261,6 +276,7 @@ class ToLinen(nn.Module):
             self._warn_once(collection, text)
         return False
 
+    @nn.nowrap
     def _warn_once(self, what: Any, text: str) -> None:
         if _warned.is_new((self._recipe.nnx_class, self.path, what)):
             warn(text)
@@ -271,18 +287,22 @@ class ToLinen(nn.Module):
 
     @property
     def _recipe(self) -> _construction.Recipe:
-        return _construction.Recipe(self.nnx_class, self.args, self.kwargs, self.skip_rng)
+        return _construction.Recipe(
+            self.nnx_class, self.args, self.kwargs, self.skip_rng, self.eager_sharding
+        )
 
     @property
     def _where(self) -> str:
         place = "/".join(self.path) if self.scope is not None else ""
         return f"ToLinen({self._recipe.name})" + (f" at {place}" if place else "")
 
+    @nn.nowrap
     def _leaf(self, item: Any) -> Any:
         if not isinstance(item, nnx.Variable):
             return item
         return item.get_value() if self.metadata_fn is None else self.metadata_fn(item)
 
+    @nn.nowrap
     def _as_linen(self, graphdef: StaticGraphDef, leaves: Iterable[Any]) -> dict[Address, Any]:
         """Leaves of Linen variables for the leaves of a module."""
         return {
@@ -291,6 +311,7 @@ class ToLinen(nn.Module):
             if self.rng_state or not slot.is_rng
         }
 
+    @nn.nowrap
     def _write(
         self,
         leaves: Mapping[Address, Any],
@@ -313,6 +334,7 @@ class ToLinen(nn.Module):
                 return found
         return super().__getattr__(name)
 
+    @nn.nowrap
     def _attribute(self, name: str) -> Any:
         """An attribute of the bound NNX module, `_MISSING` if there is none."""
         leaves = dict(_linen_scope.read(self))

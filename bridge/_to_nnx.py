@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, Self, cast
+from typing import Any, NamedTuple, Self, cast
 
 import jax
 import numpy as np
@@ -16,7 +15,7 @@ from flax import linen as nn
 from flax import nnx
 from flax.core.scope import DenyList, union_filters
 
-from . import _captures, _linen_side, _linen_variables, _modes, _rngs
+from . import _captures, _linen_side, _linen_variables, _mesh_axes, _modes, _rngs
 from ._errors import (
     ImmutableCollectionError,
     MismatchError,
@@ -32,7 +31,7 @@ from ._flax_internals import (
 from ._lazy_init import lazy_init
 from ._linen_methods import check_module, field_names, function_of, linen_attribute
 from ._matching import compare, inputs_text
-from ._neutral import Neutral, Path, nest
+from ._neutral import Leaf, Neutral, Path, nest
 from ._nnx_side import walk
 from ._submodule import Submodule
 
@@ -42,6 +41,20 @@ _NO_VARIABLES = (
     flax_errors.ScopeParamNotFoundError,
     flax_errors.ScopeVariableNotFoundError,
 )
+
+
+class _Created(NamedTuple):
+    """What an initialisation where the mesh has Explicit axes has made.
+
+    Attributes:
+      variables: all Linen variables, bare, for the call itself.
+      updates: those of the mutable collections, in their boxes.
+      used: the RNG streams that were used.
+    """
+
+    variables: dict[str, Any]
+    updates: Mapping[str, Any]
+    used: set[str]
 
 
 class ToNNX(nnx.Module):
@@ -65,15 +78,26 @@ class ToNNX(nnx.Module):
         stream name. With a key, `lazy_init(x)` gives bit for bit what `module.init(key, x)` gives.
       mutable: the collections that every call may update: names, True, a `DenyList`, or
         `'existing'` for the state collections that exist. By default none, as in Linen.
+      eager_sharding: whether annotated variables are sharded over the mesh in force when they are
+        created or taken in, as native Variables are. By default they are not, unless the mesh has
+        Explicit axes, where an array cannot be without a sharding.
 
     Raises:
       InvalidModuleError: `module` is no Linen module instance.
       InvalidRngsError: `rngs` is none of the above.
+      ShardingError: later, with `eager_sharding`, if an annotation does not fit the mesh.
 
     Source: flax/nnx/bridge/wrappers.py:ToNNX @ 0.12.8
     """
 
-    def __init__(self, module: nn.Module, rngs: Any = None, *, mutable: Any = False):
+    def __init__(
+        self,
+        module: nn.Module,
+        rngs: Any = None,
+        *,
+        mutable: Any = False,
+        eager_sharding: bool = False,
+    ):
         check_module(module)
         if isinstance(module.parent, nn.Module) or module.scope is not None:
             # Made while another Linen module was being called, which adopted it.
@@ -84,6 +108,7 @@ class ToNNX(nnx.Module):
         self.to_nnx__plain_keys = plain
         self.to_nnx__mutable = tuple(mutable) if isinstance(mutable, list | set) else mutable
         self.to_nnx__modes: tuple[tuple[str, Any], ...] = ()
+        self.to_nnx__eager_sharding = eager_sharding
         # Collection `nnx` of the modules inside: static, so no Variables, but not to be made anew.
         self.to_nnx__graphdefs: tuple[tuple[Path, nnx.GraphDef[Any]], ...] = ()
 
@@ -108,6 +133,8 @@ class ToNNX(nnx.Module):
           ReservedNameError: a name starts with `to_nnx__`.
         """
         wrapper = cls(module, rngs, **options)
+        if wrapper.to_nnx__eager_sharding:
+            variables = _mesh_axes.sharded(variables, wrapper._where)
         _linen_variables.store(wrapper, _as_arrays(_linen_side.from_variables(variables)), {})
         wrapper.to_nnx__graphdefs = _graphdefs(variables)
         return wrapper
@@ -168,28 +195,37 @@ class ToNNX(nnx.Module):
             mutable = _INIT_MUTABLE
         else:
             mutable = self._mutable_collections(mutable, held, modes)
-        intercepting = (
-            nn.intercept_methods(_modes.interceptor(modes)) if modes else contextlib.nullcontext()
+        run = functools.partial(
+            run_linen,
+            module,
+            function,
+            mutable=union_filters(mutable, captures.collections)
+            if captures.collections
+            else mutable,
+            initializing=initializing,
+            capture_intermediates=capture_intermediates,
         )
+        kwargs_filled = _modes.fill_arguments(module, function, args, kwargs, modes)
+        is_explicit = _mesh_axes.any_explicit()
+        variables = {
+            **_linen_variables.to_linen(held, boxed=not is_explicit),
+            **captures.variables(),
+            **_nnx_collection(self.to_nnx__graphdefs),
+        }
         try:
-            with intercepting, tabulated_as(self):
-                output, updates, used = run_linen(
-                    module,
-                    function,
-                    {
-                        **_linen_variables.to_linen(held),
-                        **captures.variables(),
-                        **_nnx_collection(self.to_nnx__graphdefs),
-                    },
-                    draws,
-                    *args,
-                    mutable=union_filters(mutable, captures.collections)
-                    if captures.collections
-                    else mutable,
-                    initializing=initializing,
-                    capture_intermediates=capture_intermediates,
-                    **_modes.fill_arguments(module, function, args, kwargs, modes),
+            with _modes.applied(modes), tabulated_as(self):
+                created = (
+                    _created(run, variables, draws, args, kwargs_filled)
+                    if initializing and is_explicit
+                    else None
                 )
+                output, updates, used = run(
+                    created.variables if created else variables, draws, *args, **kwargs_filled
+                )
+            if created:
+                updates, used = created.updates, created.used
+            if initializing and self.to_nnx__eager_sharding:
+                updates = _mesh_axes.sharded(updates, self._where)
             changed = _linen_side.from_variables(captures.take(updates))
             if initializing:
                 # What a forward pass draws besides is undone with its other effects.
@@ -210,11 +246,14 @@ class ToNNX(nnx.Module):
         return output
 
     def _draws(self, rngs: Any, initializing: bool) -> _rngs.Draws:
-        where = f"ToNNX({type(self.to_nnx__module).__name__})"
         if rngs is not None:
-            return _rngs.Draws(_rngs.sources(rngs, where))
+            return _rngs.Draws(_rngs.sources(rngs, self._where))
         plain = self.to_nnx__plain_keys if initializing else ()
-        return _rngs.Draws(_rngs.sources(self.to_nnx__rngs, where), plain)
+        return _rngs.Draws(_rngs.sources(self.to_nnx__rngs, self._where), plain)
+
+    @property
+    def _where(self) -> str:
+        return f"ToNNX({type(self.to_nnx__module).__name__})"
 
     def _mutable_collections(
         self, mutable: Any, held: Mapping[Any, Any], modes: Mapping[str, Any]
@@ -311,6 +350,34 @@ class ToNNX(nnx.Module):
         if not is_marked and not nnx.is_data(value) and nnx.has_data(value):
             value = nnx.data(value)
         super().__setattr__(name, value)
+
+
+def _created(
+    run: Callable[..., Any],
+    variables: Mapping[str, Any],
+    draws: _rngs.Draws,
+    args: Any,
+    kwargs: Any,
+) -> _Created:
+    """The variables that a call creates, made with all axes Auto: Linen knows no others."""
+    used: set[str] = set()
+
+    def init(variables: Any, keys: Any, args: Any, kwargs: Any) -> Any:
+        inner = _rngs.Draws(keys)
+        _, updates, streams = run(variables, inner, *args, **kwargs)
+        used.update(streams)
+        draws.initial |= inner.initial
+        return updates
+
+    keys = {name: draws.key(name) for name in draws.names}
+    updates = _mesh_axes.created(init, variables, keys, args, kwargs)
+    bare = {
+        address: Leaf(leaf.value)
+        for tree in (variables, updates)
+        for address, leaf in _linen_side.from_variables(tree).items()
+    }
+    graphdefs = _nnx_collection(_graphdefs({**variables, **updates}))
+    return _Created({**_linen_side.to_variables(bare), **graphdefs}, updates, used)
 
 
 def _graphdefs(variables: Mapping[str, Any]) -> tuple[tuple[Path, nnx.GraphDef[Any]], ...]:

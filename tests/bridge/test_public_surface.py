@@ -39,6 +39,8 @@ def run(code, *options):
 
 @pytest.mark.parametrize("package", [bridge, registry])
 def test_all_is_the_public_namespace(package):
+    # Some modules are imported when they are asked for.
+    assert [name for name in package.__all__ if not hasattr(package, name)] == []
     assert set(package.__all__) == public_names(package)
 
 
@@ -123,6 +125,20 @@ def test_the_errors_are_the_tree_that_the_docstring_draws(package):
         for base in bases:
             found = getattr(builtins, base, None) or getattr(flax_errors, base, None)
             assert issubclass(getattr(module, name), found or getattr(module, base)), (name, base)
+
+
+def test_importing_bridge_does_not_import_what_only_checkpoints_and_reports_need():
+    code = """
+        import sys
+        import flax.linen, flax.nnx
+        before = set(sys.modules)
+        import bridge
+        print(sorted({name.split(".")[0] for name in set(sys.modules) - before}))
+        print(bridge.checkpoint.__name__, bridge.parity.__name__, bridge.port.__name__)
+    """
+    imported, lazily = run(code).splitlines()
+    assert imported == "['bridge', 'registry']"
+    assert lazily == "bridge.checkpoint bridge.parity bridge.port"
 
 
 @pytest.mark.parametrize("package", ["bridge", "registry"])

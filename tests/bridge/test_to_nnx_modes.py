@@ -260,6 +260,65 @@ def test_eval_reaches_a_wrapped_dropout():
     assert not jnp.array_equal(model(X), X)
 
 
+class NnxNoisyNorm(nnx.Module):
+    """Dropout and batch norm, whose modes are attributes."""
+
+    def __init__(self, *, rngs):
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(self.norm(x))
+
+
+class LinenAroundNnx(nn.Module):
+    """An NNX module in a Linen module; at `depth` 2 there is another pair of both inside."""
+
+    depth: int = 1
+
+    @nn.compact
+    def __call__(self, x):
+        if self.depth == 1:
+            return bridge.to_linen(NnxNoisyNorm, name="inner")(x)
+        return bridge.to_linen(NnxAroundLinen, self.depth - 1, name="inner")(x)
+
+
+class NnxAroundLinen(nnx.Module):
+    def __init__(self, depth, *, rngs):
+        self.wrapped = bridge.ToNNX(LinenAroundNnx(depth), rngs)
+
+    def __call__(self, x):
+        return self.wrapped(x)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_modes_reach_nnx_modules_that_the_wrapped_module_wraps(depth):
+    model = bridge.ToNNX(LinenAroundNnx(depth), nnx.Rngs(0)).lazy_init(X)
+    native = NnxNoisyNorm(rngs=nnx.Rngs(0))
+    for _ in range(2):
+        model.eval()
+        native.eval()
+        assert_identical(model(X), native(X))
+        assert_identical(nnx.jit(lambda m, x: m(x))(model, X), native(X))
+        model.train()
+        native.train()
+        assert not jnp.array_equal(model(X) == 0, model(X) == 0)
+        native.dropout.eval()
+        native(X)
+        native(X)
+        means = jax.tree.leaves(model.linen_variables()["batch_stats"])
+        assert_identical(means, jax.tree.leaves(nnx.state(native, nnx.BatchStat)))
+
+
+def test_modes_that_were_not_set_leave_nnx_modules_within_as_they_were_made():
+    made = bridge.to_linen(nnx.Dropout, 0.5, deterministic=True, name="inner")
+    model = bridge.ToNNX(models.LinenApplies(lambda m, x: made.clone(parent=m)(x)), nnx.Rngs(0))
+    model.lazy_init(X)
+    assert_identical(model(X), X)
+    model.train()
+    assert not jnp.array_equal(model(X), X)
+
+
 @pytest.mark.parametrize("train", [True, False])
 def test_modes_reach_fields_of_modules_further_down(train):
     class Model(nn.Module):

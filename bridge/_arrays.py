@@ -1,0 +1,43 @@
+"""The arrays in a call's inputs, apart from what is static in them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+
+
+class Arrays:
+    """Any pytree as a list of its arrays, and the way back.
+
+    What has a shape and a dtype is an array, concrete, traced or abstract; the rest, such as a
+    `train=True`, is static.
+
+    Args:
+      tree: a pytree, such as the `(args, kwargs)` of a call.
+    """
+
+    def __init__(self, tree: Any):
+        self._leaves, self._treedef = jax.tree.flatten(tree)
+        self._indices = [i for i, leaf in enumerate(self._leaves) if is_array(leaf)]
+
+    @property
+    def values(self) -> list[Any]:
+        """The arrays in order."""
+        return [self._leaves[i] for i in self._indices]
+
+    @property
+    def avals(self) -> list[jax.ShapeDtypeStruct]:
+        """The arrays as shapes and dtypes, without a sharding."""
+        return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in self.values]
+
+    def tree(self, values: list[Any]) -> Any:
+        """The tree with other arrays in it; the inverse of `values`."""
+        known = dict(zip(self._indices, values, strict=True))
+        leaves = [known.get(i, leaf) for i, leaf in enumerate(self._leaves)]
+        return jax.tree.unflatten(self._treedef, leaves)
+
+
+def is_array(value: Any) -> bool:
+    """Whether a leaf is an array, concrete, traced or abstract."""
+    return hasattr(value, "shape") and hasattr(value, "dtype")

@@ -1,0 +1,196 @@
+"""A GraphDef taken apart once, so that its module can be made again at little cost.
+
+`nnx.merge` walks through the definition for every module that it makes. A `ToLinen` makes one at
+each call, so here the walk is done once and what it finds is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from flax import nnx
+
+
+def flatten(module: Any) -> tuple[nnx.GraphDef[Any], list[Any]]:
+    """A module's GraphDef and its leaves (Variables and bare arrays) in its order.
+
+    `nnx.split` would sort the leaves into a nested State, out of which they would have to be taken
+    again.
+    """
+    graphdef, state = nnx.graphlib.flatten(module, graph=True)
+    return graphdef, list(state.leaves)
+
+
+class Built(NamedTuple):
+    """A module made of a GraphDef and leaves.
+
+    Attributes:
+      module: the module, or whatever the root of the GraphDef is.
+      by_index: its nodes by their index in the GraphDef.
+      objects: the modules and other NNX objects among them.
+    """
+
+    module: Any
+    by_index: dict[int, Any]
+    objects: list[nnx.Pytree]
+
+
+class Blueprint:
+    """What is known of the modules of a GraphDef before their leaves are.
+
+    Args:
+      graphdef: a GraphDef in graph mode.
+    """
+
+    def __init__(self, graphdef: nnx.GraphDef[Any]):
+        nodes = iter(graphdef.nodes)
+        attributes: Iterator[Any] = iter(graphdef.attributes)
+        first = next(nodes, None)
+        self._root: _Part = _Leaf() if first is None else _node(first, nodes, attributes)
+
+    def build(self, leaves: Iterable[Any]) -> Built:
+        """Makes the module; the inverse of `flatten`.
+
+        Args:
+          leaves: Variables, or their values, and bare arrays, in the order of the GraphDef.
+        """
+        build = _Build(leaves)
+        module = self._root.build(build)
+        return Built(module, build.by_index, build.objects)
+
+
+class _Build:
+    """One module in the making."""
+
+    __slots__ = ("by_index", "leaves", "objects")
+
+    def __init__(self, leaves: Iterable[Any]):
+        self.leaves = iter(leaves)
+        self.by_index: dict[int, Any] = {}
+        self.objects: list[nnx.Pytree] = []
+
+
+class _Part(Protocol):
+    """Something in a module that can be made."""
+
+    def build(self, build: _Build) -> Any: ...
+
+
+class _Leaf:
+    """A bare array, or a reference, which others may share."""
+
+    def __init__(self, index: int | None = None):
+        self._index = index
+
+    def build(self, build: _Build) -> Any:
+        leaf = next(build.leaves)
+        if self._index is not None:
+            build.by_index[self._index] = leaf
+        return leaf
+
+
+class _Again:
+    """A node that was met before."""
+
+    def __init__(self, index: int):
+        self._index = index
+
+    def build(self, build: _Build) -> Any:
+        return build.by_index[self._index]
+
+
+class _Constant:
+    """A static attribute or item."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def build(self, build: _Build) -> Any:
+        return self.value
+
+
+class _Variable:
+    """A Variable around its value."""
+
+    def __init__(self, definition: Any):
+        self._make = definition.type.from_metadata
+        self._metadata = dict(definition.metadata)
+        self._index = definition.index
+        reference = definition.array_refdef
+        self._value = _Leaf() if reference is None else _reference(reference)
+
+    def build(self, build: _Build) -> Any:
+        value = self._value.build(build)
+        is_made = isinstance(value, nnx.Variable)
+        variable = value if is_made else self._make(value, self._metadata)
+        build.by_index[self._index] = variable
+        return variable
+
+
+class _Object:
+    """A module, or another object with attributes, which may refer to itself."""
+
+    def __init__(self, definition: Any, parts: list[tuple[Any, _Part]]):
+        self._type = definition.type
+        self._index = definition.index
+        # The integer keys of `nnx.List` are attributes as well.
+        named = [(str(key), part) for key, part in parts]
+        self._static = {name: p.value for name, p in named if isinstance(p, _Constant)}
+        self._parts = [(name, p) for name, p in named if not isinstance(p, _Constant)]
+
+    def build(self, build: _Build) -> Any:
+        made = object.__new__(self._type)
+        build.by_index[self._index] = made
+        build.objects.append(made)
+        attributes = vars(made)
+        attributes.update(self._static)
+        for name, part in self._parts:
+            attributes[name] = part.build(build)
+        return made
+
+
+class _Registered:
+    """A node of a type that Flax or JAX was told of: a container, an object of another library."""
+
+    def __init__(self, definition: Any, parts: list[tuple[Any, _Part]]):
+        self._metadata = definition.metadata
+        self._index = definition.index
+        self._parts = parts
+        self._impl: Any = nnx.graphlib.get_node_impl_for_type(definition.type)
+
+    def build(self, build: _Build) -> Any:
+        if not isinstance(self._impl, nnx.graphlib.GraphNodeImpl):
+            return self._impl.unflatten(self._children(build), self._metadata)
+        made = self._impl.create_empty(self._metadata)
+        build.by_index[self._index] = made
+        self._impl.init(made, self._children(build))
+        return made
+
+    def _children(self, build: _Build) -> list[tuple[Any, Any]]:
+        return [(key, part.build(build)) for key, part in self._parts]
+
+
+def _node(definition: Any, nodes: Iterator[Any], attributes: Iterator[Any]) -> _Part:
+    """The part of a node, and of everything below it."""
+    if isinstance(definition, nnx.graphlib.VariableDef):
+        return _Variable(definition)
+    if not isinstance(definition, nnx.graphlib.NodeDef):
+        return _reference(definition)
+    parts: list[tuple[Any, _Part]] = []
+    for _ in range(definition.num_attributes):
+        key, kind = next(attributes)
+        if isinstance(kind, nnx.graphlib.Static):
+            parts.append((key, _Constant(kind.value)))
+        elif isinstance(kind, nnx.graphlib.NodeAttr):
+            parts.append((key, _node(next(nodes), nodes, attributes)))
+        else:
+            parts.append((key, _Leaf()))
+    is_object = isinstance(definition.type, type) and issubclass(definition.type, nnx.Pytree)
+    return (_Object if is_object else _Registered)(definition, parts)
+
+
+def _reference(definition: Any) -> _Part:
+    """An array reference, or any node that was met before."""
+    is_new = isinstance(definition, nnx.graphlib.ArrayRefDef)
+    return (_Leaf if is_new else _Again)(definition.index)

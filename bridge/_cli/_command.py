@@ -1,0 +1,96 @@
+"""How every command begins and ends: its parser, its exit codes, its errors."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from bridge._errors import BridgeError
+
+OK = 0
+FAILED = 1
+"""A check failed, or two things that were compared differ."""
+UNUSABLE = 2
+"""Wrong usage, or input that cannot be read."""
+
+
+def new_parser(
+    commands: argparse._SubParsersAction[Any],
+    name: str,
+    summary: str,
+    description: str,
+    epilog: str,
+    run: Callable[[argparse.Namespace], int],
+) -> argparse.ArgumentParser:
+    """Adds a command to the subparsers of `python -m bridge`.
+
+    What is wrong with the input goes to stderr in a few lines, with exit code 2; `--traceback`
+    shows where it was raised.
+
+    Args:
+        commands: the subparsers.
+        name: the command.
+        summary: its line in the list of commands.
+        description: what it does, above its options.
+        epilog: exit codes and examples, below them.
+        run: from the parsed arguments to the exit code.
+
+    Returns:
+        The command's parser, which has the options that all commands have.
+    """
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=epilog,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+    parser.add_argument("--traceback", action="store_true", help="show where an error was raised")
+
+    def guarded(arguments: argparse.Namespace) -> int:
+        try:
+            code = run(arguments)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            # The reader has seen enough, as `| head` does. Python would complain once more when it
+            # flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return OK
+        except (BridgeError, OSError) as error:
+            if arguments.traceback:
+                traceback.print_exception(error)
+            else:
+                sys.stderr.write(f"{parser.prog}: {error}\n")
+            return UNUSABLE
+        return code
+
+    parser.set_defaults(run=guarded)
+    return parser
+
+
+def add_within(parser: argparse.ArgumentParser) -> None:
+    """Adds the option for checkpoints that hold more than a model."""
+    parser.add_argument(
+        "--within",
+        type=lambda text: tuple(text.split("/")),
+        default=(),
+        metavar="KEYS",
+        help="the keys of the model in a checkpoint that holds more, joined by /",
+    )
+
+
+def add_input(parser: argparse.ArgumentParser) -> None:
+    """Adds the option for sample inputs of a model."""
+    parser.add_argument(
+        "--input",
+        action="append",
+        dest="inputs",
+        metavar="SHAPE[:DTYPE]",
+        help="a sample input of the model, such as 8,28,28,1 or 8,16:int32, float32 by default;"
+        " once for each input, instead of those that TARGET gives",
+    )

@@ -1,0 +1,141 @@
+"""How two sets of leaves differ."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from bridge._neutral import Leaf
+
+from ._leaves import dtype_of, shape_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """A leaf that is in both and is not the same.
+
+    Attributes:
+        name: its path.
+        what: which of `structure`, `shape`, `dtype`, `values` differ.
+        shapes: its shape in either, None if it is not one array.
+        dtypes: its dtype in either, None likewise.
+        max_abs: the largest absolute difference of two elements; None where shapes differ or the
+            elements are no numbers, infinity where only one of them is NaN or infinite.
+    """
+
+    name: str
+    what: tuple[str, ...]
+    shapes: tuple[tuple[int, ...] | None, tuple[int, ...] | None]
+    dtypes: tuple[str | None, str | None]
+    max_abs: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What is in one set of leaves, in the other, and in both."""
+
+    only_a: tuple[str, ...]
+    only_b: tuple[str, ...]
+    changed: tuple[Difference, ...]
+    equal: int
+
+    @property
+    def is_same(self) -> bool:
+        """Whether there is no difference."""
+        return not (self.only_a or self.only_b or self.changed)
+
+
+def compare(
+    a: Mapping[str, Leaf],
+    b: Mapping[str, Leaf],
+    *,
+    rtol: float = 0.0,
+    atol: float = 0.0,
+    ignore_dtype: bool = False,
+) -> Comparison:
+    """Compares leaves by name.
+
+    Args:
+        a: leaves by name.
+        b: leaves by name.
+        rtol: values are the same if they differ by at most `atol + rtol * |b|`; NaN is the same as
+            NaN.
+        atol: see `rtol`.
+        ignore_dtype: whether the same values in another dtype are the same.
+    """
+    pairs = [(name, _difference(name, a[name], b[name], rtol, atol)) for name in a if name in b]
+    changed = [
+        difference
+        for _, difference in pairs
+        if set(difference.what) - ({"dtype"} if ignore_dtype else set())
+    ]
+    return Comparison(
+        tuple(sorted(a.keys() - b.keys())),
+        tuple(sorted(b.keys() - a.keys())),
+        tuple(changed),
+        len(pairs) - len(changed),
+    )
+
+
+def _difference(name: str, a: Leaf, b: Leaf, rtol: float, atol: float) -> Difference:
+    flat_a, tree_a = jax.tree.flatten(a.value)
+    flat_b, tree_b = jax.tree.flatten(b.value)
+    what: list[str] = []
+    max_abs: float | None = None
+    if tree_a != tree_b:
+        what.append("structure")
+    else:
+        pairs = list(zip(flat_a, flat_b, strict=True))
+        if any(np.shape(x) != np.shape(y) for x, y in pairs):
+            what.append("shape")
+        else:
+            compared = [_values(x, y, rtol, atol) for x, y in pairs]
+            numbers = [distance for _, distance in compared if distance is not None]
+            max_abs = max(numbers, default=None)
+            if not all(same for same, _ in compared):
+                what.append("values")
+        if any(dtype_of(x) != dtype_of(y) for x, y in pairs):
+            what.append("dtype")
+    shapes = shape_of(a.value), shape_of(b.value)
+    return Difference(name, tuple(what), shapes, (dtype_of(a.value), dtype_of(b.value)), max_abs)
+
+
+def _values(x: Any, y: Any, rtol: float, atol: float) -> tuple[bool, float | None]:
+    """Whether two values of one shape are the same, and their largest distance."""
+    if isinstance(x, str) or isinstance(y, str):
+        return x == y, None
+    x, y = _on_host(x), _on_host(y)
+    if x.size == 0:
+        return True, 0.0
+    distance = _distance(x, y)
+    if not (rtol or atol):
+        return distance == 0.0, distance
+    wide_x, wide_y = _wide(x), _wide(y)
+    return bool(np.isclose(wide_x, wide_y, rtol=rtol, atol=atol, equal_nan=True).all()), distance
+
+
+def _distance(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float:
+    if x.dtype.kind in "biu" and y.dtype.kind in "biu":
+        # Large integers are not all floats, and unsigned ones wrap around.
+        apart = x != y
+        pairs = zip(x[apart].tolist(), y[apart].tolist(), strict=True)
+        return float(max((abs(int(a) - int(b)) for a, b in pairs), default=0))
+    x, y = _wide(x), _wide(y)
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    with np.errstate(invalid="ignore"):
+        distances = np.where(same, 0.0, np.abs(x - y))
+    return float(np.where(np.isnan(distances), np.inf, distances).max())
+
+
+def _wide(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+
+
+def _on_host(x: Any) -> np.ndarray[Any, Any]:
+    if isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = jax.random.key_data(x)
+    return np.asarray(x)

@@ -1,0 +1,137 @@
+"""What `convert` would write, and where every leaf of it comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+import registry
+from bridge import linen_to_nnx, port
+from bridge._linen_side import to_variables
+from bridge._neutral import Address, Neutral, Path
+from bridge._nnx_side import address_of
+
+from . import _renaming
+from ._input_errors import InputError
+from ._leaves import Contents
+from ._rules_file import Rules
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """A conversion that has not happened yet.
+
+    Attributes:
+        moves: (source, target) paths as text, empty if `plan` tells them.
+        plan: the comparison with the model, None without one.
+        make: makes the tree: Linen variables, or an NNX State.
+    """
+
+    moves: tuple[tuple[str, str], ...]
+    plan: port.Plan | None
+    make: Callable[[], Any]
+
+    @property
+    def ok(self) -> bool:
+        """Whether it can be done."""
+        return self.plan is None or self.plan.ok
+
+    def to_json(self) -> dict[str, Any]:
+        """The plan as plain values, in the form of `port.Plan.to_json`."""
+        if self.plan is not None:
+            return json.loads(self.plan.to_json())
+        entries = [{"kind": "matched", "source": [a], "target": [b]} for a, b in self.moves]
+        return {"ok": True, "entries": entries}
+
+
+def against_model(contents: Contents, model: Any, rules: Rules, *, to_nnx: bool) -> Conversion:
+    """The conversion into what a model needs.
+
+    Args:
+        contents: the checkpoint.
+        model: an NNX module or Linen variables, abstract.
+        rules: the table.
+        to_nnx: which of the two `model` is.
+    """
+    neutral = _with_collections(contents, rules)
+    variables = to_variables(neutral)
+    source = variables if to_nnx else linen_to_nnx(variables)
+    plan = port.plan(source, model, rules.paths)
+
+    def make() -> Any:
+        made = plan.apply()
+        return _concrete(nnx.state(made, graph=True)) if to_nnx else made
+
+    return Conversion((), plan, make)
+
+
+def by_rules(contents: Contents, rules: Rules, *, to_nnx: bool) -> Conversion:
+    """The conversion that renames paths and does no more.
+
+    Raises:
+        InputError: a rule cannot be followed, or two leaves get one path.
+    """
+    neutral = _with_collections(contents, rules)
+    table = _renaming.to_nnx(rules.paths) if to_nnx else _renaming.to_linen(rules.paths)
+    renamed = _renaming.rename(dict.fromkeys(path for _, path in neutral), table)
+    moved: Neutral = {}
+    sources: dict[Address, Path] = {}
+    problems: list[str] = []
+    for (collection, path), leaf in neutral.items():
+        target = collection, _keys(renamed[path]) if to_nnx else tuple(map(str, renamed[path]))
+        if target in sources:
+            problems.append(f"{_text(collection, path)} and {_text(collection, sources[target])}")
+        sources[target] = path
+        moved[target] = leaf
+    if problems:
+        raise InputError(
+            "--rules",
+            f"one new path for {'; '.join(problems)}",
+            "another path for each",
+            "correct the table",
+        )
+    state = linen_to_nnx(to_variables(moved)) if to_nnx else None
+    if state is not None:
+        active = registry.current()
+        flat = nnx.to_flat_state(state)
+        where = {address_of(path, variable, active): path for path, variable in flat}
+        moves = [(_text(t[0], sources[t]), ".".join(map(str, where[t]))) for t in moved]
+    else:
+        moves = [(".".join(map(str, sources[t])), _text(*t)) for t in moved]
+    made = to_variables(moved) if state is None else state
+    return Conversion(tuple(moves), None, lambda: made)
+
+
+def _with_collections(contents: Contents, rules: Rules) -> Neutral:
+    """The leaves by collection and path, without RNG state, which plain checkpoints cannot hold."""
+    if contents.has_collections:
+        return dict(contents.without_rngs().leaves)
+    leaves = {path: leaf for (_, path), leaf in contents.leaves.items()}
+    found = _renaming.collections_of(leaves, rules.collections)
+    return {(found[path], path): leaf for path, leaf in leaves.items()}
+
+
+def _keys(path: Path) -> Path:
+    """Keys of an NNX path: those of an `nnx.List` are integers."""
+    return tuple(int(key) if str(key).isdecimal() else key for key in path)
+
+
+def _concrete(state: Any) -> Any:
+    """What has values: an abstract model's RNG state has none."""
+    leaves = nnx.to_flat_state(state)
+    kept = [(path, leaf) for path, leaf in leaves if not _is_abstract(leaf)]
+    return nnx.from_flat_state(kept)
+
+
+def _is_abstract(leaf: Any) -> bool:
+    value = leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
+    return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(value))
+
+
+def _text(collection: str, path: Path) -> str:
+    return "/".join((collection, *map(str, path)))

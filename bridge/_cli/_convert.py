@@ -1,0 +1,136 @@
+"""`python -m bridge convert`: rewrites a checkpoint from one layout into the other."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+from . import _command
+
+_DESCRIPTION = """\
+Reads a checkpoint of any layout and writes its weights to OUT in the layout that --to names.
+
+With --model the conversion is made against the model that reads OUT, as bridge.port.plan does:
+Flax's own layers are matched by rules of their own (fused gates, stacked layers), the rest by name,
+and every leaf has to have its place. Without --model, paths are renamed by --rules and nothing else
+is changed.
+
+--rules FILE is TOML, or JSON if its name ends in .json:
+
+  [rules]                            # expression for a Linen path = NNX path
+  "encoder/Dense_0" = "encoder.fc1"
+  'block_(\\d+)' = 'blocks.\\1'
+
+  [collections]                      # expression for an NNX path = collection, for an NNX state
+  '.*\\.(mean|var)' = "batch_stats"  # which tells none; the first match counts
+  ".*" = "params"
+
+A rule holds for the path that it matches and all below it, in both directions.
+
+RNG state is left out, and so is what is beside the model, such as an optimizer's state. Metadata
+boxes are kept by --format bridge alone.
+"""
+
+_EPILOG = """\
+exit codes:
+  0  OUT was written, or would be (--dry-run)
+  1  the checkpoint does not fit the model; nothing was written
+  2  wrong usage, or something cannot be read or written
+
+examples:
+  python -m bridge convert linen_checkpoint nnx_checkpoint --to nnx --rules rules.toml --dry-run
+  python -m bridge convert linen_checkpoint nnx_checkpoint --to nnx --model models.py:make_nnx
+  python -m bridge convert nnx_checkpoint model.msgpack --to linen --format msgpack \\
+      --model models.py:make_linen --input 1,28,28,1
+
+The JSON document is {"schema": "linen-nnx-bridge/convert", "version": 1, "written": bool,
+"ok": bool, "entries": [{"kind": str, "source": [str], "target": [str]}]}; with --model it has all
+that bridge.port.Plan.to_json gives.
+"""
+
+SCHEMA = "linen-nnx-bridge/convert"
+VERSION = 1
+
+
+def add_command(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the command `convert` to the subparsers of `python -m bridge`."""
+    parser = _command.new_parser(
+        commands,
+        "convert",
+        "rewrite a checkpoint from one layout into the other",
+        _DESCRIPTION,
+        _EPILOG,
+        _run,
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a directory or file")
+    parser.add_argument("out", metavar="OUT", type=pathlib.Path, help="what is written")
+    parser.add_argument("--to", choices=("linen", "nnx"), required=True, help="the layout of OUT")
+    parser.add_argument(
+        "--rules", metavar="FILE", type=pathlib.Path, help="the table of paths, TOML or JSON"
+    )
+    parser.add_argument(
+        "--model",
+        metavar="TARGET",
+        help="the model that reads OUT, package.module:name or file.py:name; see report --help",
+    )
+    _command.add_input(parser)
+    parser.add_argument(
+        "--format",
+        choices=("orbax", "msgpack", "bridge"),
+        default="orbax",
+        help="orbax and msgpack: what a program of that library writes itself; bridge: what"
+        " programs of both read (default: %(default)s)",
+    )
+    _command.add_within(parser)
+    parser.add_argument("--dry-run", action="store_true", help="show the plan and write nothing")
+    parser.add_argument("--overwrite", action="store_true", help="replace what is at OUT")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from . import _conversion_plan, _leaves, _model, _output, _rules_file, _target, _write
+
+    to_nnx = arguments.to == "nnx"
+    inputs = _target.parse_inputs(arguments.inputs)
+    rules = _rules_file.load(arguments.rules) if arguments.rules else _rules_file.Rules()
+    if not arguments.dry_run:
+        _write.check_free(arguments.out, overwrite=arguments.overwrite)
+    with _output.working(f"reading {arguments.checkpoint}"):
+        contents = _leaves.read(arguments.checkpoint, arguments.within)
+        if arguments.model is None:
+            conversion = _conversion_plan.by_rules(contents, rules, to_nnx=to_nnx)
+        else:
+            model = _model.abstract(arguments.model, inputs, to_nnx=to_nnx)
+            conversion = _conversion_plan.against_model(contents, model, rules, to_nnx=to_nnx)
+    writes = conversion.ok and not arguments.dry_run
+    if writes:
+        with _output.working(f"writing {arguments.out}"):
+            _write.write(arguments.out, conversion.make(), arguments.format)
+    if arguments.json:
+        header = {"schema": SCHEMA, "version": VERSION, "written": writes}
+        _output.show_json({**header, **conversion.to_json()})
+    else:
+        _output.show(*_renderables(conversion, arguments, writes))
+    return _command.OK if conversion.ok else _command.FAILED
+
+
+def _renderables(conversion: Any, arguments: argparse.Namespace, writes: bool) -> Iterator[Any]:
+    from rich.text import Text
+
+    from ._output import new_table
+
+    if conversion.plan is not None:
+        yield str(conversion.plan)
+    else:
+        table = new_table(arguments.checkpoint, arguments.out.name)
+        for source, target in conversion.moves:
+            table.add_row(Text(source), Text(target))
+        yield table
+    yield ""
+    if writes:
+        yield f"written: {arguments.out} (layout {arguments.to}, {arguments.format})"
+    elif conversion.ok:
+        yield "nothing was written (--dry-run)"
+    else:
+        yield "nothing was written: the checkpoint does not fit the model"

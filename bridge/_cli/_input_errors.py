@@ -1,0 +1,64 @@
+"""What the command line raises for input that it cannot use."""
+
+from __future__ import annotations
+
+import traceback
+
+from bridge._errors import BridgeError
+
+
+class InputError(BridgeError, ValueError):
+    """An argument, or what it names, is not what a command needs.
+
+    Attributes:
+        where: the argument.
+        found: what there is.
+        expected: what is needed.
+        remedy: what to do.
+    """
+
+    def __init__(self, where: str, found: str, expected: str, remedy: str):
+        self.where = where
+        self.found = found
+        self.expected = expected
+        self.remedy = remedy
+        super().__init__(where, found, expected, remedy)
+
+    def __str__(self) -> str:
+        return f"{self.where}: found {self.found}, expected {self.expected}; {self.remedy}"
+
+
+class ProgramError(BridgeError, RuntimeError):
+    """A program that the command line was told to run raises.
+
+    Attributes:
+        what: what was running.
+        kind: the error's type.
+        text: the first line of its message.
+        place: the file and line that raised it.
+    """
+
+    def __init__(self, what: str, kind: str, text: str, place: str):
+        self.what = what
+        self.kind = kind
+        self.text = text
+        self.place = place
+        super().__init__(what, kind, text, place)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.what} raised {self.kind}: {self.text}\n"
+            f"({self.place}; --traceback shows all of it)"
+        )
+
+    @classmethod
+    def of(cls, what: str, error: Exception) -> ProgramError:
+        """The error for one that a program raised."""
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{place.filename}, line {place.lineno}"
+        return cls(what, type(error).__name__, first_line(error), where)
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's message."""
+    return (str(error).strip().splitlines() or ["no message"])[0]

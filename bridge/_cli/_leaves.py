@@ -1,0 +1,109 @@
+"""The leaves of a checkpoint of any layout, in the neutral form."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+import registry
+from bridge import _linen_side, checkpoint
+from bridge._neutral import Address, Leaf, Neutral, Path, nest, place
+from bridge.checkpoint import Layout
+
+# The collection that stands for none, as Linen's own names are identifiers.
+NO_COLLECTION = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """A checkpoint that was read.
+
+    Attributes:
+        layout: what `checkpoint.layout` says of it.
+        leaves: its leaves; those of an NNX state are in `NO_COLLECTION`.
+    """
+
+    layout: Layout
+    leaves: Neutral
+
+    @property
+    def has_collections(self) -> bool:
+        """Whether it tells collections; an NNX state that orbax wrote does not."""
+        return self.layout.layout != "nnx"
+
+    def without_rngs(self) -> Contents:
+        """The same without the state of RNG streams."""
+        active = registry.current()
+        kept = {
+            address: leaf
+            for address, leaf in self.leaves.items()
+            if not address[0] or not issubclass(active.type_from_name(address[0]), nnx.RngState)
+        }
+        return dataclasses.replace(self, leaves=kept)
+
+    def by_path(self) -> dict[Path, Leaf]:
+        """The leaves where NNX has them, keys as text: the collections are gone."""
+        if not self.has_collections:
+            return {_text(path): leaf for (_, path), leaf in self.leaves.items()}
+        placed = place(self.leaves)
+        return {_text(path): self.leaves[address] for address, (path, _) in placed.items()}
+
+    def by_address(self) -> dict[Address, Leaf]:
+        """The leaves by collection and path, keys as text."""
+        return {(c, _text(path)): leaf for (c, path), leaf in self.leaves.items()}
+
+
+def read(path: str, within: Sequence[str] = ()) -> Contents:
+    """Reads a checkpoint.
+
+    Args:
+        path: its directory or file.
+        within: the keys of the model in a checkpoint that holds more.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+    layout = checkpoint.layout(path, within=within)
+    if layout.layout != "nnx":
+        variables = checkpoint.restore(path, within=within)
+        return Contents(layout, _linen_side.from_variables(variables))
+    # Restoring takes a target where there are no collections; leaves are matched by path alone.
+    like = {leaf.path: _abstract(leaf.dtype, leaf.shape or ()) for leaf in layout.leaves}
+    target = {"params": nest(like)}
+    restored = _linen_side.from_variables(checkpoint.restore(path, target, within=within))
+    leaves = {p: leaf for (_, p), leaf in restored.items()}
+    if all(len(p) > 1 and p[-1] == "value" for p in leaves):
+        # Orbax writes each Variable of a State as a mapping.
+        leaves = {p[:-1]: leaf for p, leaf in leaves.items()}
+    return Contents(layout, {(NO_COLLECTION, p): leaf for p, leaf in leaves.items()})
+
+
+def dtype_of(value: Any) -> str | None:
+    """The dtype of a leaf's value as text; None if it is not one array."""
+    return str(value.dtype) if hasattr(value, "dtype") else None
+
+
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    """The shape of a leaf's value; None if it is not one array."""
+    return tuple(value.shape) if hasattr(value, "shape") else None
+
+
+def item_bytes(dtype: str | None) -> int | None:
+    """Bytes of one element; None for what has no fixed size, such as PRNG keys and strings."""
+    try:
+        return None if dtype is None else jax.numpy.dtype(dtype).itemsize
+    except TypeError:
+        return None
+
+
+def _abstract(dtype: str | None, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, np.dtype("float32") if dtype is None else dtype)
+
+
+def _text(path: Path) -> Path:
+    return tuple(map(str, path))

@@ -1,0 +1,119 @@
+"""The tree of the model that a TARGET names, made without allocating anything."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import nnx
+
+from bridge import lazy_init
+
+from ._input_errors import InputError, ProgramError
+from ._nodes import Node
+from ._observed import observing
+from ._target import Sample, imported, sample_of
+from ._tree import tree_of
+
+
+def tree(target: str, inputs: tuple[Any, ...] | None = None, *, concrete: bool = False) -> Node:
+    """Makes the model and looks at it.
+
+    Args:
+        target: `package.module:name` or `path/to/file.py:name`, see `_target`.
+        inputs: sample inputs instead of those that come with the model.
+        concrete: run it with real arrays instead of abstract ones.
+
+    Raises:
+        InputError: TARGET gives no model.
+        ProgramError: making or running it raises.
+    """
+    with imported(target) as make:
+        made: list[Node] = []
+
+        def run() -> None:
+            with observing() as observed:
+                sample = sample_of(make(), inputs, target)
+                model, variables = _initialised(sample, target)
+                # Within the trace, as what is traced must not leave it.
+                made.append(tree_of(model, observed, variables))
+
+        if concrete:
+            run()
+        else:
+            jax.eval_shape(run)
+        return made[0]
+
+
+def abstract(target: str, inputs: tuple[Any, ...] | None, *, to_nnx: bool) -> Any:
+    """What the model of a TARGET needs: shapes and dtypes, without values.
+
+    Args:
+        target: see `tree`.
+        inputs: see `tree`.
+        to_nnx: which of the two it has to be.
+
+    Returns:
+        An NNX module with abstract Variables, or a Linen model's abstract variables.
+
+    Raises:
+        InputError: TARGET gives no model, or one of the other library.
+        ProgramError: making or running it raises.
+    """
+    with imported(target) as make:
+
+        def run() -> Any:
+            sample = sample_of(make(), inputs, target)
+            if isinstance(sample.model, nnx.Module) != to_nnx:
+                raise InputError(
+                    "--model",
+                    f"{type(sample.model).__name__}, which is {'Linen' if to_nnx else 'NNX'}",
+                    f"an {'NNX' if to_nnx else 'Linen'} model, as --to says",
+                    "--model is the model that reads OUT",
+                )
+            model, variables = _initialised(sample, target)
+            return model if to_nnx else variables
+
+        return nnx.eval_shape(run) if to_nnx else jax.eval_shape(run)
+
+
+def _initialised(sample: Sample, target: str) -> tuple[Any, Any]:
+    """The model, with what its `ToNNX` lacked, and the variables of a Linen model."""
+    args, kwargs = jax.tree.map(_array, (sample.inputs, dict(sample.kwargs)))
+    model = sample.model
+    try:
+        if isinstance(model, nn.Module):
+            function = getattr(type(model), sample.method or "__call__")
+            _check_inputs(function, model, args, kwargs, target)
+            return model, model.init(jax.random.key(0), *args, method=function, **kwargs)
+        if args or kwargs:
+            # One that was made outside of the trace cannot be written to.
+            model = nnx.clone(model, graph=True)
+            method: Any = getattr(model, sample.method) if sample.method else model
+            lazy_init(method, *args, **kwargs)
+    except InputError:
+        raise
+    except Exception as error:
+        raise ProgramError.of(
+            f"the model of {target}, run with its sample inputs,", error
+        ) from error
+    return model, None
+
+
+def _check_inputs(function: Any, model: nn.Module, args: Any, kwargs: Any, target: str) -> None:
+    try:
+        inspect.signature(function).bind(model, *args, **kwargs)
+    except TypeError as error:
+        raise InputError(
+            target,
+            f"{len(args) + len(kwargs)} sample inputs ({error})",
+            f"those of {type(model).__name__}, which makes its submodules when it sees them",
+            "return (module, *inputs), or pass --input 1,28,28,1",
+        ) from error
+
+
+def _array(value: Any) -> Any:
+    return jnp.zeros(value.shape, value.dtype) if isinstance(value, jax.ShapeDtypeStruct) else value

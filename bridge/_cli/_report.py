@@ -1,0 +1,126 @@
+"""`python -m bridge report`: how far a model's migration to NNX has come."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from typing import Any
+
+from . import _command
+
+_DESCRIPTION = """\
+Shows every module of a model, across each ToNNX and ToLinen in it (those of flax.nnx.bridge too):
+its class and where that is defined, whether it is Linen, NNX or wrapped, its parameters, and the
+NNX class that stands for a Linen layer of Flax's. Then the migrated share: how much of the model is
+written in NNX, wrapped in a ToLinen or not.
+
+TARGET is package.module:name or path/to/file.py:name. The name is a model, or a function or module
+class that is called without arguments (an argument rngs is passed) and gives
+  - an NNX module or a Linen module,
+  - (module, *inputs), with sample inputs, or
+  - {"model": module, "inputs": (...), "kwargs": {...}, "method": "name"}.
+A Linen module makes its submodules when it sees inputs, so it needs sample inputs; so does a ToNNX
+unless the function has called bridge.lazy_init. Everything runs under jax.eval_shape: no array is
+allocated and no forward pass computed.
+"""
+
+_EPILOG = """\
+exit codes:
+  0  the report was made, and --check passed
+  1  --check failed
+  2  wrong usage, or TARGET gives no model
+
+examples:
+  python -m bridge report bridge._demo._models:MixedDigitsCNN --input 1,8,8,1
+  python -m bridge report bridge._demo._models:NnxOverLinenCNN --input 1,8,8,1 --html report.html
+  python -m bridge report bridge._demo._models:NnxDigitsCNN --check --min-migrated 0.6
+  python -m bridge report bridge._demo._models:MixedDigitsCNN --input 1,8,8,1 --json > report.json
+
+The JSON document is described in the docstring of bridge/_cli/_report_document.py.
+"""
+
+
+def add_command(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the command `report` to the subparsers of `python -m bridge`."""
+    parser = _command.new_parser(
+        commands,
+        "report",
+        "show which modules of a model are Linen, NNX or wrapped, and the migrated share",
+        _DESCRIPTION,
+        _EPILOG,
+        _run,
+    )
+    parser.add_argument("target", metavar="TARGET", help="package.module:name or file.py:name")
+    _command.add_input(parser)
+    parser.add_argument(
+        "--html", metavar="FILE", type=pathlib.Path, help="also write one self-contained page"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="exit with 1 if the share is below --min-migrated",
+    )
+    parser.add_argument(
+        "--min-migrated", type=_share, metavar="SHARE", help="the share for --check, from 0 to 1"
+    )
+    parser.add_argument(
+        "--by",
+        choices=("parameters", "modules"),
+        default="parameters",
+        help="which of the two shares --check looks at (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--concrete",
+        action="store_true",
+        help="run TARGET with real arrays, for one that needs their values",
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    from . import _html, _model, _output, _report_document, _report_text, _target
+    from ._input_errors import InputError
+
+    if arguments.check != (arguments.min_migrated is not None):
+        raise InputError(
+            "--check",
+            "one without the other",
+            "--check and --min-migrated together",
+            "give both, as in --check --min-migrated 0.6",
+        )
+    inputs = _target.parse_inputs(arguments.inputs)
+    with _output.working(f"tracing {arguments.target}"):
+        root = _model.tree(arguments.target, inputs, concrete=arguments.concrete)
+    document = _report_document.document_of(arguments.target, root)
+    if arguments.check:
+        if any(node.is_empty for _, node in root.walk()):
+            raise InputError(
+                arguments.target,
+                document["notes"][0],
+                "a model whose parameters are all known, for --check",
+                "the share would leave them out",
+            )
+        share = document["migrated"][arguments.by]["share"]
+        document["check"] = {
+            "by": arguments.by,
+            "min_migrated": arguments.min_migrated,
+            "share": share,
+            "passed": share >= arguments.min_migrated,
+        }
+    if arguments.html is not None:
+        arguments.html.write_text(_html.page(document), encoding="utf-8")
+    if arguments.json:
+        _output.show_json(document)
+    else:
+        _output.show(*_report_text.renderables(document))
+    passed = document["check"] is None or document["check"]["passed"]
+    return _command.OK if passed else _command.FAILED
+
+
+def _share(text: str) -> float:
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a share between 0 and 1")
+    return number

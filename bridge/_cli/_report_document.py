@@ -1,0 +1,135 @@
+"""What a report says, as plain values: the JSON document, which text and HTML show too.
+
+::
+
+    {
+        "schema": "linen-nnx-bridge/report",
+        "version": 1,
+        "target": str,
+        "migrated": {
+            "parameters": {
+                "native": int,
+                "total": int,
+                "share": float,
+                "native_bytes": int,
+                "total_bytes": int,
+            },
+            "modules": {"native": int, "total": int, "share": float},
+        },
+        "modules": [  # each before its submodules
+            {
+                "path": str,  # keys joined by "/", "" for the model itself
+                "name": str,
+                "depth": int,  # the path's part below the parent; 0 for the model
+                "class": str | null,  # null: not known, as the module was not seen running
+                "kind": "linen" | "nnx" | "wrapped-linen" | "wrapped-nnx",
+                "own": {"parameters": int, "bytes": int},
+                "total": {"parameters": int, "bytes": int},  # submodules included
+                "migrated": float,  # the share of these parameters in NNX modules
+                "source": {"import_path": str, "file": str | null, "line": int | null} | null,
+                "counterpart": {"exists": bool | null, "name": str | null},
+            }
+        ],
+        "notes": [str],
+        "check": {
+            "by": "parameters" | "modules",
+            "min_migrated": float,
+            "share": float,
+            "passed": bool,
+        }
+        | null,
+    }
+
+`counterpart` is about Linen classes: `exists` is true for one that Flax ships and that has an NNX
+class (`name`), false for one that Flax ships and that has none, and null otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._nodes import Migrated, Node, Size
+from ._source import counterpart_of, import_path, source_of
+
+SCHEMA = "linen-nnx-bridge/report"
+VERSION = 1
+
+
+def document_of(target: str, root: Node) -> dict[str, Any]:
+    """The report on a tree.
+
+    Args:
+        target: what the command line called the model.
+        root: the model's node.
+    """
+    migrated = Migrated.of(root)
+    return {
+        "schema": SCHEMA,
+        "version": VERSION,
+        "target": target,
+        "migrated": {
+            "parameters": {
+                "native": migrated.native.parameters,
+                "total": migrated.total.parameters,
+                "share": migrated.parameter_share,
+                "native_bytes": migrated.native.bytes,
+                "total_bytes": migrated.total.bytes,
+            },
+            "modules": {
+                "native": migrated.native_modules,
+                "total": migrated.modules,
+                "share": migrated.module_share,
+            },
+        },
+        "modules": _modules(root, (), 0),
+        "notes": notes_of(root),
+        "check": None,
+    }
+
+
+def notes_of(root: Node) -> list[str]:
+    """What keeps the figures from being the whole truth."""
+    empty = ["/".join(node.path) or "the model" for _, node in root.walk() if node.is_empty]
+    unknown = [node for _, node in root.walk() if node.cls is None]
+    notes = []
+    if empty:
+        notes.append(
+            f"no variables yet in the ToNNX at {', '.join(empty)}, so their parameters are not"
+            " counted; give sample inputs, or call bridge.lazy_init where the model is made"
+        )
+    if unknown:
+        notes.append(
+            f"the classes of {len(unknown)} Linen modules are not known, as they were not seen"
+            " running; give sample inputs"
+        )
+    return notes
+
+
+def _modules(node: Node, above: tuple[str, ...], depth: int) -> list[dict[str, Any]]:
+    counterpart = None if node.kind.is_native else counterpart_of(node.cls)
+    entry = {
+        "path": "/".join(node.path),
+        "name": "/".join(node.path[len(above) :]),
+        "depth": depth,
+        "class": None if node.cls is None else _name(node.cls),
+        "kind": str(node.kind),
+        "own": _size(node.own),
+        "total": _size(node.total),
+        "migrated": Migrated.of(node).parameter_share,
+        "source": None if node.cls is None else source_of(node.cls)._asdict(),
+        "counterpart": {
+            "exists": counterpart if counterpart is None else bool(counterpart),
+            "name": import_path(counterpart) if isinstance(counterpart, type) else None,
+        },
+    }
+    below = (_modules(child, node.path, depth + 1) for child in node.children)
+    return [entry, *(row for rows in below for row in rows)]
+
+
+def _name(cls: type) -> str:
+    """A class's name with the classes around it, without the functions."""
+    return cls.__qualname__.rpartition("<locals>.")[2]
+
+
+def _size(size: Size) -> dict[str, int]:
+    return {"parameters": size.parameters, "bytes": size.bytes}

@@ -1,0 +1,77 @@
+"""Where a module's class is defined, and which NNX class stands for it."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import pathlib
+import sys
+from typing import NamedTuple
+
+from flax import linen as nn
+
+from ._counterparts import COUNTERPARTS
+
+_PUBLIC = ("flax.linen", "flax.nnx")
+_INSTALLED = ("site-packages", "dist-packages")
+
+
+class Source(NamedTuple):
+    """Where a class is.
+
+    Attributes:
+        import_path: what to import it by, such as `flax.linen.Dense`.
+        file: its file relative to the current directory, None if it is not below that or belongs
+            to an installed package.
+        line: the line of `class` in it, None with `file`.
+    """
+
+    import_path: str
+    file: str | None = None
+    line: int | None = None
+
+    def __str__(self) -> str:
+        return self.import_path if self.file is None else f"{self.file}:{self.line}"
+
+
+def source_of(cls: type) -> Source:
+    """Where a class is defined."""
+    return _source_of(cls, pathlib.Path.cwd())
+
+
+def counterpart_of(cls: type | None) -> type | bool | None:
+    """The NNX class that stands for a Linen class.
+
+    Returns:
+        A class; False if Flax ships the Linen class and has no NNX one; None if the class is not
+        Flax's, so that a port of it is for its owner to write.
+    """
+    if cls is None:
+        return None
+    if cls in COUNTERPARTS:
+        return COUNTERPARTS[cls]
+    return False if _is_flax_linen(cls) else None
+
+
+def import_path(cls: type) -> str:
+    """The path to import a class by; for Flax's the public one."""
+    for package in _PUBLIC:
+        if getattr(sys.modules.get(package), cls.__name__, None) is cls:
+            return f"{package}.{cls.__name__}"
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _is_flax_linen(cls: type) -> bool:
+    return cls.__module__.startswith(f"{nn.__name__}.")
+
+
+@functools.cache
+def _source_of(cls: type, directory: pathlib.Path) -> Source:
+    try:
+        file = pathlib.Path(inspect.getfile(cls)).resolve().relative_to(directory)
+        line = inspect.getsourcelines(cls)[1]
+    except (OSError, TypeError, ValueError):
+        return Source(import_path(cls))
+    if any(part in _INSTALLED for part in file.parts):
+        return Source(import_path(cls))
+    return Source(import_path(cls), file.as_posix(), line)

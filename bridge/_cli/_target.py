@@ -1,0 +1,224 @@
+"""The model that a TARGET on the command line names.
+
+A TARGET is `package.module:name` or `path/to/file.py:name`. The name is a model, or something to
+call that returns one: a function without arguments, or a module class; an argument called `rngs`
+is passed if it has no default. What comes out is one of
+
+- an NNX module or a Linen module;
+- `(module, *inputs)`, with sample inputs for its `__call__`;
+- `{"model": module, "inputs": (…), "kwargs": {…}, "method": "name"}`, all but the first optional.
+
+Inputs may be arrays or `jax.ShapeDtypeStruct`s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import nnx
+
+from bridge._constructor import takes_rngs
+
+from ._input_errors import InputError, ProgramError, first_line
+
+_FORM = "package.module:name or path/to/file.py:name"
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """A model and the call that shows what it needs.
+
+    Attributes:
+        model: an NNX or Linen module.
+        inputs: sample inputs.
+        kwargs: sample keyword inputs.
+        method: the method that they are for, None for `__call__`.
+    """
+
+    model: nnx.Module | nn.Module
+    inputs: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    method: str | None = None
+
+
+@contextlib.contextmanager
+def imported(target: str) -> Iterator[Callable[[], Any]]:
+    """What a TARGET names, as a function that makes it.
+
+    Inside of the block the modules beside the file (or in the current directory) can be imported,
+    as for a script.
+
+    Raises:
+        InputError: there is no such file, module or name, or importing it raises.
+    """
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise InputError("TARGET", repr(target), _FORM, "put the name behind a colon")
+    is_file = place.endswith(".py")
+    directory = pathlib.Path(place).resolve().parent if is_file else pathlib.Path.cwd()
+    before = list(sys.path)
+    sys.path.insert(0, str(directory))
+    try:
+        module = _module_of_file(place) if is_file else _module_of_name(place)
+        yield _maker(module, name, target)
+    finally:
+        sys.path[:] = before
+
+
+def sample_of(made: Any, inputs: tuple[Any, ...] | None, target: str) -> Sample:
+    """The documented forms of what a TARGET gives, as one.
+
+    Args:
+        made: what it gave.
+        inputs: inputs from the command line, which replace those that came with the model.
+        target: the TARGET, for the error.
+
+    Raises:
+        InputError: none of the forms.
+    """
+    fields: dict[str, Any] = {"model": made}
+    if isinstance(made, tuple) and made:
+        fields = {"model": made[0], "inputs": made[1:]}
+    elif isinstance(made, Mapping) and "model" in made:
+        fields = dict(made)
+        known = {field.name for field in dataclasses.fields(Sample)}
+        wrong = [repr(key) for key in fields if key not in known]
+        wrong += [key for key in ("inputs",) if not isinstance(fields.get(key, ()), tuple | list)]
+        if wrong:
+            raise InputError(
+                target,
+                f"a dict with {', '.join(wrong)}",
+                "the keys model, inputs (a tuple), kwargs and method",
+                "leave out the others",
+            )
+        fields["inputs"] = tuple(fields.get("inputs", ()))
+    sample = Sample(**fields)
+    if not isinstance(sample.model, nnx.Module | nn.Module):
+        raise InputError(
+            target,
+            f"{_short(sample.model)} of type {type(sample.model).__name__}",
+            "an NNX module, a Linen module, (module, *inputs) or a dict with the key 'model'",
+            "return one of them",
+        )
+    if inputs is not None:
+        sample = dataclasses.replace(sample, inputs=inputs)
+    return sample
+
+
+def parse_inputs(texts: Sequence[str] | None) -> tuple[jax.ShapeDtypeStruct, ...] | None:
+    """The sample inputs of the command line, None if there are none.
+
+    Raises:
+        InputError: no such shape or dtype.
+    """
+    try:
+        return None if texts is None else tuple(map(parse_input, texts))
+    except ValueError as error:
+        raise InputError("--input", str(error), "8,28,28,1 or 8,16:int32", "give a shape") from None
+
+
+def parse_input(text: str) -> jax.ShapeDtypeStruct:
+    """A sample input written as `8,28,28,1` or `8,16:int32`; `:float32` is a scalar.
+
+    Raises:
+        ValueError: no such shape or dtype.
+    """
+    shape, _, dtype = text.partition(":")
+    parts = [part.strip() for part in shape.split(",") if part.strip()]
+    if not all(part.isdecimal() for part in parts):
+        raise ValueError(f"{shape!r}, which is no shape")
+    sizes = tuple(map(int, parts))
+    try:
+        return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype or "float32"))
+    except TypeError as error:
+        raise ValueError(f"{dtype!r}, which is no dtype") from error
+
+
+def _module_of_file(place: str) -> Any:
+    path = pathlib.Path(place).resolve()
+    if not path.is_file():
+        raise InputError("TARGET", f"no file {place}", _FORM, "check the path")
+    name = path.stem
+    there = sys.modules.get(name)
+    if there is not None:
+        if getattr(there, "__file__", None) == str(path):
+            return there
+        # A file `jax.py`, or another one of this name, must not hide what is loaded.
+        name = f"_bridge_target_{name}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise InputError("TARGET", place, "a Python file", "check the path")
+    module = importlib.util.module_from_spec(spec)
+    # Linen and dataclasses look up the module that a class was defined in.
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if not isinstance(error, Exception):
+            raise
+        raise ProgramError.of(f"importing {place}", error) from error
+    return module
+
+
+def _module_of_name(place: str) -> Any:
+    try:
+        return importlib.import_module(place)
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name and place.startswith(error.name):
+            found = f"no module {error.name!r}"
+            remedy = "run from the directory that holds it, or give the file's path"
+            raise InputError("TARGET", found, _FORM, remedy) from error
+        raise ProgramError.of(f"importing {place}", error) from error
+
+
+def _maker(module: Any, name: str, target: str) -> Callable[[], Any]:
+    found = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            own = vars(module).items()
+            names = ", ".join(n for n, v in own if callable(v) and n[0] != "_") or "none"
+            raise InputError(
+                target, f"no name {part!r}", f"a name of {module.__name__}", f"it has {names}"
+            )
+        found = getattr(found, part)
+    if isinstance(found, nnx.Module | nn.Module) or not callable(found):
+        return lambda: found
+
+    def make() -> Any:
+        try:
+            return found(rngs=nnx.Rngs(0)) if _needs_rngs(found) else found()
+        except jax.errors.JAXTypeError as error:
+            raise InputError(
+                target,
+                f"{type(error).__name__}: {first_line(error)}",
+                "something that runs without the values of arrays, as under jax.eval_shape",
+                "pass --concrete to run it with real arrays",
+            ) from error
+        except Exception as error:
+            raise ProgramError.of(target, error) from error
+
+    return make
+
+
+def _needs_rngs(function: Callable[..., Any]) -> bool:
+    if isinstance(function, type) and issubclass(function, nnx.Pytree):
+        return takes_rngs(function)
+    parameter = inspect.signature(function).parameters.get("rngs")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) < 80 else text[:77] + "…"

@@ -1,0 +1,220 @@
+"""The tree of a mixed model: every module, what it is, and the parameters it owns.
+
+`tree_of` is pure: it reads classes and shapes, computes nothing, and takes concrete, abstract and
+traced models alike.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Container, Iterable, Mapping
+from typing import Any
+
+import jax
+from flax import linen as nn
+from flax import nnx
+
+import registry
+from bridge import _construction, _linen_side
+from bridge._found import Found, slot_avals
+from bridge._graphdef import StaticGraphDef, intern
+from bridge._linen_variables import held_variables
+from bridge._merged import Merged
+from bridge._neutral import Address, Neutral, Path
+from bridge._nnx_side import walk
+from bridge._to_linen import ToLinen
+from bridge._to_nnx import ToNNX
+
+from ._nodes import Kind, Node, Size
+from ._observed import (
+    LINEN_WRAPPERS,
+    NNX_WRAPPERS,
+    LinenRecord,
+    Observed,
+    base_class,
+    recipe_of,
+)
+
+
+def tree_of(
+    model: nnx.Module | nn.Module, observed: Observed, variables: Mapping[str, Any] | None = None
+) -> Node:
+    """The tree of a model.
+
+    Args:
+        model: an NNX module, or an unbound Linen module.
+        observed: the Linen modules that were seen running, which tells their classes.
+        variables: a Linen model's variables, as its `init` returns them.
+
+    Returns:
+        The model's own node.
+    """
+    if isinstance(model, nnx.Module):
+        return _nnx_node(model, (), observed, Kind.NNX)
+    part = _LinenPart.of(model, variables or {}, observed.of(None), ())
+    return part.node((), observed, Kind.LINEN)
+
+
+def _nnx_node(module: nnx.Module, at: Path, observed: Observed, kind: Kind) -> Node:
+    """The node of an NNX module, native or wrapped, that is at path `at` of the model."""
+    # One walk for the whole tree, so that what is shared is met once.
+    items = dict(nnx.iter_graph(module, graph=True))
+    modules = {path: item for path, item in items.items() if _is_module(item)}
+    wrappers = {path: item for path, item in modules.items() if isinstance(item, LINEN_WRAPPERS)}
+    modules = {path: item for path, item in modules.items() if not _owner(path, wrappers)}
+    own: dict[Path | None, list[Any]] = {}
+    for path, item in items.items():
+        if isinstance(item, nnx.Variable) and issubclass(item.var_type, nnx.Param):
+            own.setdefault(_owner(path, modules), []).append(item.get_raw_value())
+    below: dict[Path | None, list[Path]] = {}
+    for path in modules:
+        below.setdefault(_owner(path, modules), []).append(path)
+
+    def node(path: Path) -> Node:
+        found = modules[path]
+        if isinstance(found, LINEN_WRAPPERS):
+            return _wrapped_node(found, (*at, *path), observed)
+        children = sorted(below.get(path, ()), key=_declared(found, len(path)))
+        return Node(
+            _text((*at, *path)),
+            type(found),
+            Kind.NNX if path else kind,
+            _size(own.get(path, ())),
+            tuple(map(node, children)),
+        )
+
+    return node(())
+
+
+def _is_module(item: Any) -> bool:
+    return isinstance(item, nnx.Module) and not isinstance(item, nnx.List | nnx.Dict)
+
+
+def _owner(path: Path, owners: Container[Path]) -> Path | None:
+    """The longest of the paths that lie above a path."""
+    above = (path[:length] for length in range(len(path) - 1, -1, -1))
+    return next((p for p in above if p in owners), None)
+
+
+def _declared(module: nnx.Module, depth: int) -> Callable[[Path], Any]:
+    """The order in which a module's constructor made what is below it; paths are the model's."""
+    order = {name: index for index, name in enumerate(vars(module))}
+
+    def key(path: Path) -> Any:
+        rest = [(isinstance(k, str), k) for k in path[depth + 1 :]]
+        return order.get(str(path[depth]), len(order)), rest
+
+    return key
+
+
+def _wrapped_node(wrapper: Any, path: Path, observed: Observed) -> Node:
+    module = wrapper.to_nnx__module
+    record = observed.of(module)
+    held = {address: entry.leaf for address, entry in held_variables(wrapper).items()}
+    variables = _linen_side.to_variables(held)
+    graphdefs = wrapper.to_nnx__graphdefs if isinstance(wrapper, ToNNX) else ()
+    node = _LinenPart.of(module, variables, record, graphdefs).node(
+        path, observed, Kind.WRAPPED_LINEN
+    )
+    is_empty = record is None and not variables and node.kind is Kind.WRAPPED_LINEN
+    return dataclasses.replace(node, is_empty=is_empty)
+
+
+@dataclasses.dataclass(frozen=True)
+class _LinenPart:
+    """A Linen module and all below it, down to the next wrapper.
+
+    Attributes:
+        module: the Linen module.
+        classes: the classes by path below it, None where a class is not known.
+        leaves: its variables.
+        graphdefs: the GraphDef of each `ToLinen` by path.
+        record: what was seen of it.
+    """
+
+    module: nn.Module
+    classes: dict[Path, type | None]
+    leaves: Neutral
+    graphdefs: dict[Path, StaticGraphDef]
+    record: LinenRecord | None
+
+    @classmethod
+    def of(
+        cls,
+        module: nn.Module,
+        variables: Mapping[str, Any],
+        record: LinenRecord | None,
+        graphdefs: Iterable[tuple[Path, nnx.GraphDef[Any]]],
+    ) -> _LinenPart:
+        found = [*graphdefs, *walk(variables.get("nnx", {}))]
+        by_path = {p[:-1]: intern(g) for p, g in found if isinstance(g, nnx.GraphDef)}
+        leaves = _linen_side.from_variables(variables)
+        classes: dict[Path, type | None] = {(): base_class(type(module))}
+        if record is None:
+            # Nothing ran, so the variables' paths are all there is to go by.
+            above = (p[:n] for _, p in leaves for n in range(1, len(p)))
+            classes.update((p, None) for p in above if not _below_any(p, by_path))
+            classes.update((p, ToLinen) for p in by_path if p)
+        else:
+            classes.update((p, c) for p, c in record.classes.items() if p)
+        return cls(module, classes, leaves, by_path, record)
+
+    def node(self, at: Path, observed: Observed, kind: Kind, below: Path = ()) -> Node:
+        """The node of the module at path `below`; `at` is where the whole part is in the model."""
+        path = (*at, *below)
+        found = self.classes[below]
+        if below in self.graphdefs or (isinstance(found, type) and issubclass(found, NNX_WRAPPERS)):
+            return _nnx_node(self._merged(below), path, observed, Kind.WRAPPED_NNX)
+        active = registry.current()
+        own = [
+            leaf.value
+            for (collection, p), leaf in self.leaves.items()
+            if issubclass(active.type_from_name(collection), nnx.Param)
+            and _owner(p, self.classes) == below
+        ]
+        children = [p for p in self.classes if p and _owner(p, self.classes) == below]
+        return Node(
+            _text(path),
+            found,
+            kind,
+            _size(own),
+            tuple(self.node(at, observed, Kind.LINEN, child) for child in children),
+        )
+
+    def _merged(self, below: Path) -> nnx.Module:
+        """The NNX module of a `ToLinen`, with the shapes that its variables have."""
+        leaves: dict[Address, Any] = {
+            (collection, p[len(below) :]): leaf.value
+            for (collection, p), leaf in self.leaves.items()
+            if p[: len(below)] == below and not leaf.is_empty
+        }
+        graphdef = self.graphdefs.get(below)
+        if graphdef is None:
+            # A lifted transform has left collection `nnx` behind, or nothing ran.
+            graphdef = self._rebuilt(below)
+        found = Found.of(leaves, graphdef)
+        avals = dict(zip((s.address for s in graphdef.slots), slot_avals(graphdef), strict=True))
+        full = Found({**avals, **found.leaves}, found.keys)
+        return Merged(graphdef, full, lambda slot: None).module
+
+    def _rebuilt(self, below: Path) -> StaticGraphDef:
+        if self.record is not None:
+            recipe, call = self.record.calls[below]
+        else:
+            recipe, call = recipe_of(self.module), None
+        return _construction.rebuild(recipe, ("default",), call, recipe.name)
+
+
+def _below_any(path: Path, others: Iterable[Path]) -> bool:
+    return any(path[: len(other)] == other for other in others)
+
+
+def _size(values: Iterable[Any]) -> Size:
+    arrays = [x for value in values for x in jax.tree.leaves(value) if hasattr(x, "shape")]
+    counts = [(math.prod(x.shape), x.dtype.itemsize) for x in arrays]
+    return Size(sum(n for n, _ in counts), sum(n * width for n, width in counts))
+
+
+def _text(path: Path) -> tuple[str, ...]:
+    return tuple(map(str, path))

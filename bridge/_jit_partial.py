@@ -1,0 +1,295 @@
+"""`jit_partial`: a compiled function of modules, at the dispatch cost of a pure function."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import jax
+from flax import nnx
+
+import registry
+
+from ._blueprint import Blueprint, flatten
+from ._errors import InvalidModuleError
+from ._flax_internals import assign_raw_values, values_reader
+from ._nodes import nodes_below
+from ._once import Once
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def jit_partial(
+    fun: Callable[..., R],
+    *modules: Any,
+    static_argnames: str | Iterable[str] | None = None,
+    donate: bool = False,
+) -> JitPartial[R]:
+    """Compiles a function with its first arguments, the modules, bound to it.
+
+    `nnx.jit` walks through every module at every call. This walks once and from then on passes the
+    Variables' arrays to the compiled program and puts back those that it changed, so a call costs
+    what a call of a jitted pure function costs, and the modules stay the owners of their state. It
+    looks at the modules' attributes at every call: when one was replaced, removed or added, as by
+    `model.train()`, the modules are walked through again, and programs of earlier structures are
+    kept. Attributes and metadata are compared by identity, so what is written into an object that
+    sits in an attribute, or into a Variable's metadata, is not seen.
+
+    A call that changes more than the values of Variables (`sow` for the first time, a new
+    attribute) runs under `nnx.jit`, which costs what it costs. Calls of one compiled function from
+    several threads take turns.
+
+    Args:
+      fun: called as `fun(*modules, *args, **kwargs)`; it may change Variables, and draw keys.
+      *modules: NNX modules, optimizers, `nnx.Rngs`; they may share parts.
+      static_argnames: keyword arguments that are static, as for `jax.jit`.
+      donate: whether the arrays of Variables that the call changes are given to the program, which
+        then writes into their memory. References to those arrays elsewhere become invalid.
+
+    Returns:
+      A function of the remaining arguments, arrays or pytrees of arrays.
+
+    Raises:
+      InvalidModuleError: there is nothing to bind; or, in the call, a module or a Variable is
+        passed that is not bound.
+
+    Example::
+
+      >>> import jax.numpy as jnp
+      >>> from flax import linen as nn, nnx
+      >>> import bridge
+      >>> x = jnp.ones((4, 8))
+      >>> model = bridge.ToNNX(nn.BatchNorm(), rngs=nnx.Rngs(0)).lazy_init(
+      ...     x, use_running_average=False)
+      >>> step = bridge.jit_partial(lambda model, x: model(x), model)
+      >>> model.train()
+      >>> for _ in range(3):
+      ...   y = step(x)
+      >>> print(f'{model.mean[0]:.4f}')
+      0.0297
+
+    Source: flax/nnx/transforms/compilation.py:jit_partial @ 0.12.8
+    """
+    if not modules:
+        raise InvalidModuleError(
+            "jit_partial",
+            fun,
+            "a function and the modules to bind",
+            "pass them behind the function",
+        )
+    return JitPartial(fun, modules, static_argnames, donate)
+
+
+class JitPartial(Generic[R]):
+    """What `jit_partial` returns.
+
+    Args:
+      fun: the function.
+      modules: its first arguments.
+      static_argnames: as for `jax.jit`.
+      donate: whether changed Variables' arrays are donated.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., R],
+        modules: tuple[Any, ...],
+        static_argnames: str | Iterable[str] | None,
+        donate: bool,
+    ):
+        functools.update_wrapper(self, fun)
+        self._fun = fun
+        self._modules = modules
+        self._static_argnames = static_argnames
+        self._donate = donate
+        # Another structure is another program; a model that goes back and forth keeps them.
+        self._programs: Once[_Program] = Once(maxsize=16)
+        self._bound: _Bound | None = None
+        # Reentrant: `fun` is called while its program is traced.
+        self._lock = threading.RLock()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
+        """Calls the function with its modules."""
+        with self._lock:
+            bound = self._bound
+            if bound is None or not bound.is_current():
+                bound = self._bound = self._bind()
+            program = bound.program
+            if not program.runs_under_nnx_jit:
+                try:
+                    output, changed = program.run(bound.values(), bound.arrays, args, kwargs)
+                except _StructureChangedError:
+                    program.runs_under_nnx_jit = True
+                else:
+                    if changed:
+                        assign_raw_values(bound.variables, changed)
+                    return output
+            return self._under_nnx_jit(*self._modules, *args, **kwargs)
+
+    def _bind(self) -> _Bound:
+        graphdef, leaves = flatten(self._modules)
+        bare = frozenset(i for i, x in enumerate(leaves) if not isinstance(x, nnx.Variable))
+        program = self._programs.get(
+            (graphdef, bare, registry.current()),
+            lambda: _Program(
+                self._fun, graphdef, bare, len(leaves), self._static_argnames, self._donate
+            ),
+        )
+        return _Bound(self._modules, leaves, program)
+
+    @functools.cached_property
+    def _under_nnx_jit(self) -> Callable[..., R]:
+        jitted: Any = nnx.jit(
+            self._fun, static_argnames=self._static_argnames, graph=True, graph_updates=True
+        )
+        return jitted
+
+
+class _Bound:
+    """Modules as they were found, and how to see that they are no longer so.
+
+    Args:
+      modules: the modules.
+      leaves: their Variables and bare arrays, in the order of their GraphDef.
+      program: what is compiled for this structure.
+    """
+
+    def __init__(self, modules: tuple[Any, ...], leaves: list[Any], program: _Program):
+        self.program = program
+        self.variables = [leaf for leaf in leaves if isinstance(leaf, nnx.Variable)]
+        self.values = values_reader(self.variables)
+        self.arrays = [leaf for leaf in leaves if not isinstance(leaf, nnx.Variable)]
+        self._registry = registry.current()
+        nodes = list(map(_contents, nodes_below(modules)))
+        self._dicts = [node for node in nodes if isinstance(node, dict)]
+        self._keys = list(_chained(self._dicts))
+        self._values = list(_chained(map(dict.values, self._dicts)))
+        self._lists = [node for node in nodes if isinstance(node, list)]
+        self._items = [list(node) for node in self._lists]
+
+    def is_current(self) -> bool:
+        """Whether every module still has these attributes, and in them these objects.
+
+        All of it is in loops of the interpreter's own: this is paid at each call.
+        """
+        return (
+            list(_chained(self._dicts)) == self._keys
+            and all(map(operator.is_, _chained(map(dict.values, self._dicts)), self._values))
+            and (not self._lists or self._has_same_items())
+            and self._registry is registry.current()
+        )
+
+    def _has_same_items(self) -> bool:
+        return all(
+            len(now) == len(then) and all(map(operator.is_, now, then))
+            for now, then in zip(self._lists, self._items, strict=True)
+        )
+
+
+class _Program:
+    """The compiled function for one structure of the modules.
+
+    Args:
+      fun: the function.
+      graphdef: the structure.
+      bare: which of its leaves are in no Variable.
+      size: how many leaves there are.
+      static_argnames: as for `jax.jit`.
+      donate: whether changed Variables' arrays are donated.
+
+    Attributes:
+      runs_under_nnx_jit: whether a call was found to change more than values.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        graphdef: nnx.GraphDef[Any],
+        bare: frozenset[int],
+        size: int,
+        static_argnames: str | Iterable[str] | None,
+        donate: bool,
+    ):
+        self.runs_under_nnx_jit = False
+        self._fun = fun
+        self._graphdef = graphdef
+        self._order = sorted(range(size), key=lambda i: (i in bare, i))
+        self._donated: frozenset[int] | None = None if donate else frozenset()
+        self._jitted = jax.jit(self._traced, static_argnames=static_argnames, donate_argnums=0)
+
+    def run(
+        self, values: list[Any], arrays: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> tuple[Any, dict[int, Any]]:
+        """The function's output, and the new values of Variables by their index.
+
+        Raises:
+          _StructureChangedError: the function changes more than that.
+        """
+        if self._donated is None:
+            _, changed = self._jitted.eval_shape({}, values, arrays, *args, **kwargs)
+            self._donated = frozenset(changed)
+        if not self._donated:
+            return self._jitted({}, values, arrays, *args, **kwargs)
+        donated = {i: values[i] for i in self._donated}
+        kept = [None if i in donated else value for i, value in enumerate(values)]
+        return self._jitted(donated, kept, arrays, *args, **kwargs)
+
+    def _traced(
+        self,
+        donated: dict[int, Any],
+        values: list[Any],
+        arrays: list[Any],
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Any, dict[int, Any]]:
+        _check_bound((args, kwargs))
+        before = [donated.get(i, value) for i, value in enumerate(values)]
+        leaves: list[Any] = [None] * len(self._order)
+        for i, value in zip(self._order, [*before, *arrays], strict=True):
+            leaves[i] = value
+        modules = Blueprint(self._graphdef).build(leaves).module
+        output = self._fun(*modules, *args, **kwargs)
+        graphdef, after = flatten(modules)
+        if graphdef != self._graphdef or any(
+            after[i] is not leaves[i] for i in self._order[len(values) :]
+        ):
+            raise _StructureChangedError
+        new = [after[i].get_raw_value() for i in self._order[: len(values)]]
+        # What is donated has to come back, changed or not.
+        return output, {
+            i: value for i, value in enumerate(new) if i in donated or value is not before[i]
+        }
+
+
+_chained = itertools.chain.from_iterable
+
+
+class _StructureChangedError(Exception):
+    """Ends the trace of a function that changes more than the values of Variables."""
+
+
+def _contents(node: Any) -> Any:
+    """The attributes or items of a node that may be replaced."""
+    if isinstance(node, dict | list):
+        return node
+    return vars(node) if isinstance(node, nnx.Pytree) else None
+
+
+def _check_bound(arguments: Any) -> None:
+    """Raises for a module among the arguments: what the call changes in it would be lost."""
+    kinds = nnx.Pytree, nnx.Variable
+    # A State is a value, as it is for `jax.jit`.
+    for leaf in jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, (*kinds, nnx.State))):
+        if isinstance(leaf, kinds):
+            raise InvalidModuleError(
+                "a function compiled by jit_partial",
+                leaf,
+                "arrays and pytrees of arrays",
+                "bind what has a state: jit_partial(fun, model, optimizer)",
+            )

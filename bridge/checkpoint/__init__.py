@@ -1,0 +1,28 @@
+"""Checkpoints that either side can read, with orbax.
+
+`save` takes Linen variables, an NNX module of any mixture, or a State, and writes the same
+checkpoint for all of them. `restore` brings it back into any of them, on any mesh, and also reads
+what orbax and `flax.serialization` wrote before there was a bridge. A GraphDef is never stored, and
+nothing is pickled.
+"""
+
+from bridge._errors import CheckpointError as CheckpointError
+from bridge._errors import CheckpointNotFoundError as CheckpointNotFoundError
+
+from ._layout import Layout as Layout
+from ._layout import LeafLayout as LeafLayout
+from ._layout import layout as layout
+from ._restore import restore as restore
+from ._save import save as save
+from ._save import save_args as save_args
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointNotFoundError",
+    "Layout",
+    "LeafLayout",
+    "layout",
+    "restore",
+    "save",
+    "save_args",
+]

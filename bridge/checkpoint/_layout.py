@@ -1,0 +1,93 @@
+"""What a checkpoint holds, for people and programs that look before they restore."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Sequence
+
+from bridge._neutral import Key, Path
+
+from ._source import open_checkpoint
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafLayout:
+    """A leaf of a checkpoint.
+
+    Attributes:
+      collection: its collection, None if the checkpoint has none.
+      path: its keys, without the collection.
+      shape: the shape of its array; None if its value is empty or of several arrays.
+      dtype: the dtype of its array as text, None likewise.
+      box: the full name of its metadata box, None if there is none or it is not known.
+    """
+
+    collection: str | None
+    path: Path
+    shape: tuple[int, ...] | None
+    dtype: str | None
+    box: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """What a checkpoint holds.
+
+    Attributes:
+      layout: `bridge` for a checkpoint of this package; else `linen` for variables by collection,
+        `nnx` for a state by path.
+      format: `orbax` or `msgpack`.
+      leaves: the leaves of the model.
+      extra: the names of the other trees.
+      written_by: the side that a checkpoint of this package was saved from, `linen` or `nnx`.
+    """
+
+    layout: str
+    format: str
+    leaves: tuple[LeafLayout, ...]
+    extra: tuple[str, ...]
+    written_by: str | None = None
+
+
+def layout(path: str | os.PathLike[str], *, within: Key | Sequence[Key] = ()) -> Layout:
+    """What a checkpoint holds. Arrays are not read, but from a msgpack file, which has no index.
+
+    Args:
+      path: as for `restore`.
+      within: as for `restore`.
+
+    Returns:
+      Its layout, format and leaves.
+
+    Raises:
+      CheckpointNotFoundError: there is no checkpoint.
+      CheckpointError: it cannot be read.
+
+    Example::
+
+      >>> import pathlib, tempfile
+      >>> import jax.numpy as jnp
+      >>> from bridge import checkpoint
+      >>> path = pathlib.Path(tempfile.mkdtemp()) / 'model'
+      >>> checkpoint.save(path, {'params': {'w': jnp.ones((2, 3))}})
+      >>> found = checkpoint.layout(path)
+      >>> found.layout, found.leaves[0].path, found.leaves[0].shape
+      ('bridge', ('w',), (2, 3))
+    """
+    source = open_checkpoint(path, within)
+    leaves = []
+    for record in source.variables.records:
+        has_collection = source.layout != "nnx"
+        single = next(iter(record.stored.values())) if record.form == 0 else None
+        leaves.append(
+            LeafLayout(
+                collection=str(record.path[0]) if has_collection else None,
+                path=record.path[1:] if has_collection else record.path,
+                shape=single.shape if single else None,
+                dtype=single.dtype if single else None,
+                box=record.box.replace(":", ".") if record.box else None,
+            )
+        )
+    extra = tuple(source.extra)
+    return Layout(source.layout, source.format, tuple(leaves), extra, source.written_by)

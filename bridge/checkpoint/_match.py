@@ -1,0 +1,187 @@
+"""Which array of a checkpoint goes where in a target: everything that does not fit, at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from bridge._errors import CheckpointError
+from bridge._matching import shape_text
+from bridge._neutral import Leaf, Path
+from bridge._typed_keys import is_key, to_bits
+
+from ._source import Item, Source
+from ._stored import PYTHON_TYPES, Names, Stored, is_rng, parts, tree_text
+from ._targets import Tree
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What may differ between a checkpoint and a target.
+
+    Attributes:
+      rngs: True if RNG state has to fit, False if it is left alone, None if it is restored where
+        both have it.
+      allow_missing: whether the target keeps what the checkpoint lacks.
+      allow_unexpected: whether what the target lacks is ignored.
+    """
+
+    rngs: bool | None
+    allow_missing: bool
+    allow_unexpected: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Match:
+    """What is taken out of one tree of a checkpoint, and what does not fit.
+
+    Attributes:
+      taken: for each leaf of the target, the array for each part of its value.
+      missing: (path, expected).
+      mis_shaped: (path, expected, found).
+      mis_typed: (path, expected, found).
+      unexpected: paths.
+    """
+
+    taken: dict[Path, list[tuple[Stored, Any]]]
+    missing: list[tuple[str, str]]
+    mis_shaped: list[tuple[str, str, str]]
+    mis_typed: list[tuple[str, str, str]]
+    unexpected: list[str]
+
+
+def match(source: Source, item: Item, target: Tree, options: Options, label: str = "") -> Match:
+    """Compares a tree of a checkpoint with a target.
+
+    Args:
+      source: the checkpoint.
+      item: the tree.
+      target: what is restored into.
+      options: what may differ.
+      label: what the paths in messages begin with.
+    """
+    stored = item.stored
+    found = Match({}, [], [], [], [])
+    seen: set[Names] = set()
+    is_by_nnx_path = source.layout == "nnx" and target.side != "pytree"
+    for path, leaf in target.leaves.items():
+        own = target.nnx_paths[path] if is_by_nnx_path and path in target.nnx_paths else path
+        is_stream = target.side != "pytree" and is_rng(path)
+        below = parts(leaf.value)
+        where = _locate(source, own, [keys for keys, _ in below], stored, leaf)
+        if where is not None:
+            seen.update(where)
+        if not below or (is_stream and options.rngs is False):
+            continue
+        text = label + tree_text(path)
+        if where is None:
+            is_optional = options.allow_missing or (is_stream and options.rngs is None)
+            if not is_optional or any(isinstance(x, jax.ShapeDtypeStruct) for _, x in below):
+                found.missing.append((text, shape_text(leaf.value)))
+            continue
+        found.taken[path] = []
+        for names, (keys, like) in zip(where, below, strict=True):
+            problem = _problem(stored[names], like)
+            entry = "/".join([text, *map(str, keys)]), *_texts(like, stored[names])
+            if problem is None:
+                found.taken[path].append((stored[names], like))
+            else:
+                (found.mis_shaped if problem == "shape" else found.mis_typed).append(entry)
+    for record in item.records:
+        is_stream = _is_stream(source, record.path, stored)
+        if is_stream and options.rngs is not True:
+            continue
+        if record.stored and not seen.issuperset(record.stored) and not options.allow_unexpected:
+            found.unexpected.append(label + tree_text(record.path))
+    return found
+
+
+def error_of(source: Source, matches: list[Match], remedies: str) -> CheckpointError | None:
+    """The error that holds every problem, None if all fits."""
+    problems = {
+        field: [entry for found in matches for entry in getattr(found, field)]
+        for field in ("missing", "mis_shaped", "mis_typed", "unexpected")
+    }
+    if not any(problems.values()):
+        return None
+    hints = [remedies] if remedies else []
+    if problems["missing"]:
+        hints.append("allow_missing=True keeps what the target has where the checkpoint has none.")
+    if problems["unexpected"]:
+        hints.append("allow_unexpected=True ignores what the target does not have.")
+    hints.append("Nothing was changed.")
+    return CheckpointError(
+        "the target does not fit the checkpoint", source.path, " ".join(hints), **problems
+    )
+
+
+def _locate(
+    source: Source, path: Path, below: list[Path], stored: Mapping[Names, Stored], leaf: Leaf
+) -> list[Names] | None:
+    """The names of every part of a value, None if one is not there."""
+    own = source.names(path) if path or source.layout == "bridge" else ()
+    prefixes = [own]
+    if source.layout != "bridge":
+        # Other writers make a subtree of a box or a Variable, whose one key is a field's name.
+        prefixes.append((*own, "value"))
+        fields = {n[len(own)] for n in stored if n[: len(own)] == own and len(n) > len(own)}
+        if leaf.box is not None and len(fields) == 1:
+            prefixes.append((*own, *fields))
+    for prefix in prefixes:
+        names = [(*prefix, *(source.names(keys) if keys else ())) for keys in below]
+        if all(n in stored for n in names):
+            return names
+    return None
+
+
+def _is_stream(source: Source, path: Path, stored: Mapping[Names, Stored]) -> bool:
+    """Whether a leaf of a checkpoint is RNG state."""
+    if source.layout != "nnx":
+        return is_rng(path)
+    # A state says nothing but names: a stream is a key and a count side by side.
+    bare = path[:-1] if path[-1:] == ("value",) else path
+    ending = path[len(bare) :]
+    pair = [tuple(map(str, (*bare[:-1], name, *ending))) for name in ("key", "count")]
+    is_pair = bare[-1:] in (("key",), ("count",)) and all(names in stored for names in pair)
+    return is_pair and stored[pair[1]].dtype == "uint32"
+
+
+def _problem(stored: Stored, like: Any) -> str | None:
+    """Whether the shape or the dtype is another one than the target's."""
+    if stored.is_python or type(like) in PYTHON_TYPES.values():
+        if stored.shape != np.shape(like):
+            return "shape"
+        return None if _category(stored.dtype) == _category(_dtype_text(like)) else "dtype"
+    if is_key(like) and stored.kind != "key":
+        # Other writers store the data of typed keys.
+        data = to_bits(like)
+        if stored.dtype != str(data.dtype):
+            return "dtype"
+        return None if stored.shape == data.shape else "shape"
+    if stored.shape != np.shape(like):
+        return "shape"
+    return None if stored.dtype == str(like.dtype) else "dtype"
+
+
+def _category(dtype: str) -> str:
+    if dtype in PYTHON_TYPES:
+        return dtype
+    kinds = {"int": np.integer, "float": np.floating, "bool": np.bool_}
+    try:
+        found = jax.numpy.dtype(dtype)
+    except TypeError:
+        return dtype
+    return next((n for n, kind in kinds.items() if jax.numpy.issubdtype(found, kind)), dtype)
+
+
+def _dtype_text(value: Any) -> str:
+    return str(value.dtype) if hasattr(value, "dtype") else type(value).__name__
+
+
+def _texts(like: Any, stored: Stored) -> tuple[str, str]:
+    expected = shape_text(like) if hasattr(like, "shape") else type(like).__name__
+    return expected, stored.dtype if stored.is_python else shape_text(stored)

@@ -1,0 +1,224 @@
+"""Reads a checkpoint back: as variables, or into a target, all of it or nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.experimental import multihost_utils
+
+from bridge import _linen_side
+from bridge._errors import CheckpointError
+from bridge._neutral import Key, Neutral
+from bridge._to_nnx import ToNNX
+
+from ._arrays import as_like, as_stored
+from ._json import NotCarriedError
+from ._match import Match, Options, error_of, match
+from ._source import Item, Source, open_checkpoint
+from ._stored import is_rng, tree_text
+from ._targets import Assignment, Tree, tree_of
+
+
+@overload
+def restore(
+    path: str | os.PathLike[str],
+    target: Any = None,
+    *,
+    rngs: bool | None = None,
+    allow_missing: bool = False,
+    allow_unexpected: bool = False,
+    within: Key | Sequence[Key] = (),
+) -> Any: ...
+@overload
+def restore(
+    path: str | os.PathLike[str],
+    target: Any = None,
+    *,
+    rngs: bool | None = None,
+    extra: Mapping[str, Any],
+    allow_missing: bool = False,
+    allow_unexpected: bool = False,
+    within: Key | Sequence[Key] = (),
+) -> tuple[Any, dict[str, Any]]: ...
+def restore(
+    path: str | os.PathLike[str],
+    target: Any = None,
+    *,
+    rngs: bool | None = None,
+    extra: Mapping[str, Any] | None = None,
+    allow_missing: bool = False,
+    allow_unexpected: bool = False,
+    within: Key | Sequence[Key] = (),
+) -> Any:
+    """Restores a model from a checkpoint of this package, of orbax, or of `flax.serialization`.
+
+    Either side's checkpoint goes into either side's target: leaves are matched by collection and
+    path, and by path alone where a checkpoint has no collections. In a program of several processes
+    all of them call this, and each reads its own shards.
+
+    Args:
+      path: the checkpoint's directory or file; a step of a `CheckpointManager` too.
+      target: what the checkpoint is restored into. Linen variables and an `nnx.State`, concrete or
+        abstract, stay as they are and come back with new values; an NNX module, concrete or
+        abstract, is updated in place. Boxes, metadata and shardings are the target's. None for
+        Linen variables that are made of the checkpoint alone, with whole arrays on the default
+        device.
+      rngs: whether RNG state is restored: None where both sides have it, True if it has to fit like
+        everything else, False leaves the target's alone (without a target: leaves it out).
+      extra: targets by name for the other trees of the checkpoint; for a Linen `TrainState`, its
+        fields `opt_state` and `step`.
+      allow_missing: whether the target keeps what the checkpoint lacks.
+      allow_unexpected: whether what the target lacks is ignored.
+      within: the keys of the model in a checkpoint of another writer that holds more, such as
+        `'model'` or `['model', 'ema']`.
+
+    Returns:
+      The model: new variables, a new State, or the module that was given. With `extra`, a pair of
+      the model and the restored extras by name.
+
+    Raises:
+      CheckpointNotFoundError: there is no checkpoint at `path`.
+      CheckpointError: the checkpoint does not fit the target, or cannot be read; the error lists
+        every path, and no target is changed.
+      ConversionError: `target` is none of the above.
+
+    Example::
+
+      >>> import pathlib, tempfile
+      >>> import jax.numpy as jnp
+      >>> from flax import linen as nn, nnx
+      >>> import bridge
+      >>> from bridge import checkpoint
+      >>> path, x = pathlib.Path(tempfile.mkdtemp()) / 'model', jnp.ones((1, 2))
+      >>> variables = nn.Dense(3).init(nnx.Rngs(0)(), x)
+      >>> checkpoint.save(path, variables)
+      >>> model = bridge.ToNNX(nn.Dense(3), rngs=nnx.Rngs(1)).lazy_init(x)
+      >>> model = checkpoint.restore(path, model)
+      >>> bool((model(x) == nn.Dense(3).apply(variables, x)).all())
+      True
+    """
+    options = Options(rngs, allow_missing, allow_unexpected)
+    targets = {name: tree_of(value, as_pytree=True) for name, value in (extra or {}).items()}
+    main = None if target is None else tree_of(target)
+    with _Agreement(path):
+        source = open_checkpoint(path, within)
+        items = {name: _extra_item(source, name) for name in targets}
+        matches = {
+            name: match(source, items[name], own, options, f"{name}: ")
+            for name, own in targets.items()
+        }
+        wholes = [] if main is None else [match(source, source.variables, main, options)]
+        error = error_of(source, [*wholes, *matches.values()], _remedy(source, target))
+        if error is not None:
+            raise error
+        values = {n: _values(items[n], matches[n], own) for n, own in targets.items()}
+        if main is None:
+            model, assignments = _variables(source, rngs is not False), []
+        else:
+            model, assignments = main.filled(_values(source.variables, wholes[0], main))
+        filled = {name: targets[name].filled(values[name]) for name in targets}
+    _assign([*assignments, *(a for _, own in filled.values() for a in own)])
+    return model if extra is None else (model, {name: made for name, (made, _) in filled.items()})
+
+
+class _Agreement:
+    """A block that ends well on all processes, or with an error on all of them.
+
+    Without it one process would go on with the old model, and the others with the new one.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]):
+        self._path = path
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
+        if jax.process_count() == 1:
+            return
+        failed = multihost_utils.process_allgather(jnp.asarray(error is not None))
+        if error is None and failed.any():
+            raise CheckpointError(
+                f"processes {[i for i, bad in enumerate(failed) if bad]} could not restore",
+                self._path,
+                "Their errors tell why. Nothing was changed in memory.",
+            )
+
+
+def _extra_item(source: Source, name: str) -> Item:
+    # What is not there has no leaves, so that the error lists those that are missing.
+    return source.extra.get(name, Item((), lambda wanted: {}))
+
+
+def _values(item: Item, found: Match, target: Tree) -> dict[Any, Any]:
+    """Values of the target's leaves by path, each with the containers of the target's."""
+    wanted = {
+        stored.location: like
+        for entries in found.taken.values()
+        for stored, like in entries
+        if stored.is_read
+    }
+    read = item.read(wanted)
+    return {
+        path: jax.tree.unflatten(
+            jax.tree.structure(target.leaves[path].value),
+            [as_like(stored, read.get(stored.location), like) for stored, like in entries],
+        )
+        for path, entries in found.taken.items()
+    }
+
+
+def _variables(source: Source, rngs: bool) -> Any:
+    """Linen variables made of a checkpoint alone."""
+    if source.layout == "nnx":
+        raise CheckpointError(
+            "there are no collections in the NNX state at",
+            source.path,
+            "Give a target: the model, its state, or Linen variables; abstract ones will do.",
+        )
+    records = [record for record in source.variables.records if rngs or not is_rng(record.path)]
+    stored = {names: s for record in records for names, s in record.stored.items()}
+    read = source.variables.read({s.location: None for s in stored.values() if s.is_read})
+    values = {names: as_stored(s, read.get(s.location)) for names, s in stored.items()}
+    neutral: Neutral = {}
+    unsupported: list[tuple[str, str]] = []
+    for record in records:
+        try:
+            neutral[record.path[0], record.path[1:]] = record.leaf(values)
+        except NotCarriedError as error:
+            unsupported.append((tree_text(record.path), str(error)))
+    if unsupported:
+        raise CheckpointError(
+            "these leaves cannot be made of the checkpoint alone,",
+            source.path,
+            "Give a target, which has what is missing, or import the modules of these types.",
+            unsupported=unsupported,
+        )
+    return _linen_side.to_variables(neutral)
+
+
+def _assign(assignments: list[Assignment]) -> None:
+    """Puts values into modules: all of them, or none if anything raises."""
+    done: list[Assignment] = []
+    try:
+        for assignment in assignments:
+            assignment.put(assignment.new)
+            done.append(assignment)
+    except BaseException:
+        for assignment in done:
+            assignment.put(assignment.old)
+        raise
+
+
+def _remedy(source: Source, target: Any) -> str:
+    """What is most likely to help."""
+    nodes = nnx.iter_graph(target, graph=True) if isinstance(target, nnx.Pytree) else ()
+    if any(isinstance(node, ToNNX) and not node.linen_variables() for _, node in nodes):
+        return "A ToNNX in the model has no variables yet; call bridge.lazy_init first."
+    if source.layout == "nnx":
+        return "The checkpoint is an NNX state, whose leaves are matched by path."
+    return ""

@@ -1,0 +1,196 @@
+"""What a checkpoint holds, whoever wrote it, and how its arrays are read."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+from flax import serialization
+
+import registry
+from bridge._errors import CheckpointError
+from bridge._neutral import Key, Path, nest
+
+from . import _arrays, _json
+from ._files import NOTES, VARIABLES, Found, find
+from ._stored import Names, Record, Stored, describe, key_of, parts
+
+VERSION = 1
+# The fields of a Linen TrainState that hold no variables.
+_NOT_VARIABLES = frozenset({"opt_state", "step"})
+
+# Location -> the leaf whose place the value takes; values by location.
+Reader = Callable[[Mapping[tuple[Any, ...], Any]], Mapping[tuple[Any, ...], Any]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Item:
+    """One tree of a checkpoint.
+
+    Attributes:
+      records: its leaves.
+      read: reads arrays by location.
+    """
+
+    records: Sequence[Record]
+    read: Reader
+
+    @property
+    def stored(self) -> dict[Names, Stored]:
+        """Every array and scalar by its names."""
+        return {names: stored for record in self.records for names, stored in record.stored.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """An open checkpoint.
+
+    Attributes:
+      path: where it is.
+      format: `orbax` or `msgpack`.
+      layout: `bridge`, `linen` or `nnx`.
+      variables: the model's tree.
+      extra: the other trees by name.
+      written_by: the side that a checkpoint of the bridge was saved from.
+    """
+
+    path: Any
+    format: str
+    layout: str
+    variables: Item
+    extra: Mapping[str, Item]
+    written_by: str | None = None
+
+    def names(self, path: Path) -> Names:
+        """The names of a path's keys in this checkpoint."""
+        if self.layout == "bridge":
+            return tuple(map(_json.stored_name, path)) or (_json.stored_name(""),)
+        return tuple(map(str, path))
+
+
+def open_checkpoint(path: str | os.PathLike[str], within: Key | Sequence[Key] = ()) -> Source:
+    """What is at a path, without reading arrays where the format allows.
+
+    Args:
+      path: a directory or file.
+      within: the keys of the model's tree in a checkpoint that holds more.
+
+    Raises:
+      CheckpointNotFoundError: there is no checkpoint.
+      CheckpointError: it cannot be read.
+    """
+    found = find(path)
+    keys = within if isinstance(within, list | tuple) else (within,)
+    if found.format == "bridge" and keys:
+        raise CheckpointError(
+            f"there is one model, and none within {keys}, in",
+            found.path,
+            "Other trees of a checkpoint of the bridge are had with extra=.",
+        )
+    try:
+        if found.format == "bridge":
+            return _bridge_source(found.path)
+        return _foreign_source(found, tuple(map(str, keys)))
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            "there is a checkpoint that cannot be read at",
+            found.path,
+            "It is damaged or incomplete; restore an earlier one. Nothing was changed in memory.",
+            unreadable=[(str(found.path), _arrays.first_line(error))],
+        ) from error
+
+
+def _bridge_source(path: Any) -> Source:
+    notes = ocp.JsonCheckpointHandler().restore(path / NOTES, args=ocp.args.JsonRestore())
+    if notes["version"] > VERSION:
+        raise CheckpointError(
+            f"format version {notes['version']} is newer than this package's {VERSION}:",
+            path,
+            "Upgrade the package.",
+        )
+    items: dict[str, Item] = {}
+    for name, records in notes["items"].items():
+        item = Item([Record.from_json(record) for record in records], lambda wanted: {})
+        arrays = {names: stored for names, stored in item.stored.items() if stored.is_read}
+        read = functools.partial(_arrays.read, path / name, nest(arrays))
+        items[name] = dataclasses.replace(item, read=read)
+    variables = items.pop(VARIABLES)
+    return Source(path, "orbax", "bridge", variables, items, notes["written_by"])
+
+
+def _foreign_source(found: Found, within: Names) -> Source:
+    if found.format == "msgpack":
+        content = serialization.msgpack_restore(found.path.read_bytes())
+        values = dict(parts(content))
+        entries = {p: _located(describe(value), p) for p, value in values.items()}
+        read: Reader = functools.partial(_from_memory, values)
+    else:
+        metadata: Any = ocp.PyTreeCheckpointHandler().metadata(found.path)
+        tree = jax.tree_util.tree_map_with_path(
+            lambda keys, leaf: _located(_described(leaf), tuple(map(key_of, keys))),
+            getattr(metadata, "tree", metadata),
+            is_leaf=lambda leaf: isinstance(leaf, ocp.metadata.value.Metadata),
+        )
+        leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Stored))
+        entries = {stored.location: stored for stored in leaves}
+        read = functools.partial(_arrays.read, found.path, tree)
+    named = {tuple(map(str, location)): stored for location, stored in entries.items()}
+    main = {n[len(within) :]: s for n, s in named.items() if n[: len(within)] == within}
+    layout = _layout({names[0] for names in main if names})
+    if layout == "linen":
+        main = {n: s for n, s in main.items() if len(n) > 1 and n[0] not in _NOT_VARIABLES}
+    # The names above the model's leaves; of an NNX state any of its own may be asked for.
+    own = {names[0] for names in main} if layout == "linen" and not within else set(within[:1])
+    tops = {names[0] for names in named if names} - own
+    extra = {
+        top: Item(_records({n[1:]: s for n, s in named.items() if n[0] == top}), read)
+        for top in sorted(tops)
+    }
+    format_ = "msgpack" if found.format == "msgpack" else "orbax"
+    return Source(found.path, format_, layout, Item(_records(main), read), extra)
+
+
+def _layout(tops: set[str]) -> str:
+    """Whether the first keys are those of Linen variables or of an NNX state."""
+    is_linen = "params" in tops or (tops and all(map(_is_collection, tops - _NOT_VARIABLES)))
+    return "linen" if is_linen else "nnx"
+
+
+def _is_collection(name: str) -> bool:
+    try:
+        registry.variable_type_from_name(name, create=False)
+    except registry.UnknownNameError:
+        return False
+    return True
+
+
+def _records(stored: Mapping[Names, Stored]) -> list[Record]:
+    return [Record(names, {names: entry}, 0) for names, entry in stored.items()]
+
+
+def _located(stored: Stored, location: tuple[Any, ...]) -> Stored:
+    return dataclasses.replace(stored, location=location)
+
+
+def _described(leaf: Any) -> Stored:
+    """What orbax says of a leaf."""
+    if isinstance(leaf, ocp.metadata.StringMetadata):
+        return Stored("str", (), "str")
+    dtype = jax.numpy.dtype(leaf.dtype)
+    if isinstance(leaf, ocp.metadata.ScalarMetadata):
+        kind = {"i": "int", "f": "float", "b": "bool"}[dtype.kind]
+        return Stored(kind, (), kind)
+    return Stored("jax" if leaf.sharding else "numpy", tuple(leaf.shape), str(dtype))
+
+
+def _from_memory(
+    values: Mapping[tuple[Any, ...], Any], wanted: Mapping[tuple[Any, ...], Any]
+) -> dict[tuple[Any, ...], Any]:
+    return {location: values[location] for location in wanted}

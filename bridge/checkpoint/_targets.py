@@ -1,0 +1,164 @@
+"""What can be saved, or restored into: its leaves by path, and how it is made anew from values."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+from flax import nnx
+from flax.core import FrozenDict, freeze
+
+from bridge import _linen_side, _nnx_side
+from bridge._errors import mapping_error
+from bridge._flax_internals import assign_raw_value, variable_from_metadata
+from bridge._neutral import Leaf, Neutral, Path, nest, place
+
+from ._stored import parts
+
+Values: TypeAlias = Mapping[Path, Any]
+
+
+class Assignment(NamedTuple):
+    """A value to be put into a module, and the one that is there."""
+
+    put: Callable[[Any], None]
+    new: Any
+    old: Any
+
+
+class Tree(NamedTuple):
+    """Something to be saved, or restored into.
+
+    Attributes:
+      leaves: its leaves; the first key of a path is the collection, if it has collections.
+      nnx_paths: where the leaves are in an NNX state.
+      filled: values by path -> (the same thing with these values, what to put into a module for
+        that). A leaf without a value keeps its own.
+      side: `linen`, `nnx`, or `pytree`, which has no collections.
+    """
+
+    leaves: Mapping[Path, Leaf]
+    nnx_paths: Mapping[Path, Path]
+    filled: Callable[[Values], tuple[Any, list[Assignment]]]
+    side: str
+
+
+def tree_of(tree: Any, *, as_pytree: bool = False) -> Tree:
+    """The leaves of Linen variables, of an NNX module, of a State, or of any pytree.
+
+    Args:
+      tree: one of these, concrete or abstract.
+      as_pytree: whether a mapping without Variables is a pytree like any other, not variables.
+
+    Raises:
+      ConversionError: it is none of these.
+    """
+    if isinstance(tree, nnx.Pytree):
+        return _of_module(tree)
+    if isinstance(tree, nnx.State) or (isinstance(tree, Mapping) and _has_variables(tree)):
+        return _of_state(tree)
+    if as_pytree:
+        return _of_pytree(tree)
+    if isinstance(tree, Mapping):
+        return _of_variables(tree)
+    raise mapping_error(tree, "Linen variables, an NNX module or an nnx.State")
+
+
+def _of_variables(variables: Mapping[str, Any]) -> Tree:
+    neutral = _linen_side.from_variables(variables)
+    placed = place(address for address in neutral if address[1])
+    nnx_paths = {(c, *path): target for (c, path), (target, _) in placed.items()}
+
+    def filled(values: Values) -> tuple[Any, list[Assignment]]:
+        leaves = {
+            (c, path): leaf._replace(value=values.get((c, *path), leaf.value))
+            for (c, path), leaf in neutral.items()
+        }
+        made = _linen_side.to_variables(leaves)
+        return _shaped_as({**made, **_static(variables)}, variables), []
+
+    return Tree(_by_path(neutral), nnx_paths, filled, "linen")
+
+
+def _of_module(module: nnx.Pytree) -> Tree:
+    items = _nnx_side.walk(nnx.state(module, graph=True))
+    leaves, paths, found = _nnx_leaves(items)
+
+    def filled(values: Values) -> tuple[Any, list[Assignment]]:
+        return module, [
+            Assignment(_setter(module, paths[path], found[path]), value, leaves[path].value)
+            for path, value in values.items()
+        ]
+
+    return Tree(leaves, paths, filled, "nnx")
+
+
+def _of_state(state: Mapping[Any, Any]) -> Tree:
+    leaves, paths, found = _nnx_leaves(_nnx_side.walk(state))
+
+    def filled(values: Values) -> tuple[Any, list[Assignment]]:
+        flat = {
+            paths[path]: _with_value(item, values.get(path, leaves[path].value))
+            for path, item in found.items()
+        }
+        made = nest(flat)
+        return nnx.State(made) if isinstance(state, nnx.State) else made, []
+
+    return Tree(leaves, paths, filled, "nnx")
+
+
+def _of_pytree(tree: Any) -> Tree:
+    own = dict(parts(tree))
+
+    def filled(values: Values) -> tuple[Any, list[Assignment]]:
+        leaves = [values.get(path, value) for path, value in own.items()]
+        return jax.tree.unflatten(jax.tree.structure(tree), leaves), []
+
+    leaves = {path: Leaf(value) for path, value in own.items()}
+    return Tree(leaves, {path: path for path in own}, filled, "pytree")
+
+
+def _nnx_leaves(items: Any) -> tuple[dict[Path, Leaf], dict[Path, Path], dict[Path, Any]]:
+    """Leaves, paths in the State, and Variables or arrays, all by collection and path."""
+    flat = list(items)
+    neutral = _nnx_side.from_leaves(flat)
+    # `from_leaves` keeps the order and refuses two leaves for one place.
+    addresses = list(_by_path(neutral))
+    paths = {a: path for a, (path, _) in zip(addresses, flat, strict=True)}
+    return _by_path(neutral), paths, {a: v for a, (_, v) in zip(addresses, flat, strict=True)}
+
+
+def _by_path(neutral: Neutral) -> dict[Path, Leaf]:
+    return {(collection, *path): leaf for (collection, path), leaf in neutral.items()}
+
+
+def _has_variables(tree: Mapping[Any, Any]) -> bool:
+    return any(isinstance(leaf, nnx.Variable) for _, leaf in _nnx_side.walk(tree))
+
+
+def _static(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The collection that is in no checkpoint."""
+    return {"nnx": variables["nnx"]} if "nnx" in variables else {}
+
+
+def _shaped_as(made: Any, like: Any) -> Any:
+    """Nested dicts with the mapping types of the tree that they were made from, in its order."""
+    if not isinstance(like, Mapping) or not isinstance(made, Mapping):
+        return made
+    shaped = {key: _shaped_as(made[key], like[key]) for key in like}
+    return freeze(shaped) if isinstance(like, FrozenDict) else shaped
+
+
+def _setter(module: nnx.Pytree, path: Path, item: Any) -> Callable[[Any], None]:
+    if isinstance(item, nnx.Variable):
+        return functools.partial(assign_raw_value, item)
+    # An array without a Variable is an attribute, which only its owner can replace.
+    return lambda value: nnx.update(module, nnx.State(nest({path: value})))
+
+
+def _with_value(item: Any, value: Any) -> Any:
+    if not isinstance(item, nnx.Variable):
+        return value
+    return variable_from_metadata(item.var_type, value, item.get_metadata())

@@ -1,0 +1,22 @@
+"""Whether two models with the same weights do the same, and the first layer that does not."""
+
+from bridge._errors import ParityError as ParityError
+
+from ._check import assert_same as assert_same
+from ._check import check as check
+from ._divergence import Divergence as Divergence
+from ._numbers import Compared as Compared
+from ._numbers import Tolerance as Tolerance
+from ._report import Report as Report
+from ._report import Section as Section
+
+__all__ = [
+    "Compared",
+    "Divergence",
+    "ParityError",
+    "Report",
+    "Section",
+    "Tolerance",
+    "assert_same",
+    "check",
+]

@@ -1,0 +1,147 @@
+"""Which value and which layer of one model is which of the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
+
+import numpy as np
+from flax import nnx
+
+from bridge import port
+from bridge._conversion import linen_to_nnx
+from bridge._errors import PortError, path_text
+from bridge._neutral import Address, Path
+
+from ._models import Model
+from ._numbers import is_array
+
+Values: TypeAlias = dict[Address, Any]
+Names: TypeAlias = tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layouts:
+    """The correspondence of two models.
+
+    Attributes:
+      convert: values of `a` by address -> the same by `b`'s addresses, in `b`'s layout. What has no
+        place in `b` is left out.
+      sources: the values of `a` that a value of `b` is made of, none for one that must be zero.
+      paths: the path of a layer of `a` -> that of the same layer of `b`; None for the same path.
+      plan: the port plan that says so, None if both models have the same layout.
+      problem: why values cannot be converted at all, empty if they can.
+    """
+
+    convert: Callable[[Values], Values]
+    sources: Mapping[Address, tuple[Address, ...]]
+    paths: Mapping[Names, Names] | None = None
+    plan: Any = None
+    problem: str = ""
+
+    def path_in_b(self, path: Names) -> Names | None:
+        """The path in `b` of a layer of `a`, None if it is not known."""
+        if self.paths is None or not path:
+            return path
+        if path in self.paths:
+            return self.paths[path]
+        # A layer without variables has its name from the layer around it.
+        *outer, name = path
+        parent = self.path_in_b(tuple(outer))
+        return None if parent is None else (*parent, name)
+
+    def place(self, address: Address) -> str:
+        """How the report writes a value of `b`: the place in `a`, and that in `b` if another."""
+        own = path_text(*address)
+        sources = [path_text(*source) for source in self.sources.get(address, ())]
+        if len(sources) > 2:
+            sources[1:-1] = ["…"]
+        return own if not sources or sources == [own] else f"{', '.join(sources)} -> {own}"
+
+
+def layouts_of(a: Model, b: Model, rules: Any) -> Layouts:
+    """How two models correspond.
+
+    By their paths, if both are Linen or both are NNX, wrapped or not, or if they have the same
+    ones. Else `port.plan` says what belongs together.
+
+    Args:
+      a: the first model.
+      b: the second one.
+      rules: those of `port.plan`; if there are any, it is asked in any case.
+    """
+    own, other = (set(map(as_text, model.values)) for model in (a, b))
+    is_alike = own == other or a.is_linen is b.is_linen
+    if rules is None and is_alike:
+        return Layouts(by_text, {address: (address,) for address in own})
+    first, second = a.native_variables(), b.native_variables()
+    if not any(isinstance(side, nnx.Pytree | nnx.State) for side in (first, second)):
+        # Both are Linen, and only the rules say that their paths differ; a plan wants one of each.
+        second = linen_to_nnx(second)
+    plan = port.plan(first, second, rules=rules)
+    whole = {x: leaf.value for x, leaf in a.values.items() if is_array(leaf.value)}
+
+    def convert(values: Values) -> Values:
+        # All at once, as a value of `b` may be made of several, and not all are asked for.
+        given = set(map(as_text, values))
+        converted = by_text(plan.convert({**whole, **values}))
+        return {x: v for x, v in converted.items() if given.issuperset(sources[x])}
+
+    try:
+        sources = _sources(whole, plan.convert)
+    except PortError as error:
+        return Layouts(lambda values: {}, {}, {}, plan, str(error))
+    return Layouts(convert, sources, _layer_paths(sources), plan)
+
+
+def as_text(address: Address) -> Address:
+    """An address with the keys of its path as text, as the report writes it."""
+    return address[0], tuple(map(str, address[1]))
+
+
+def by_text(values: Mapping[Address, Any]) -> Values:
+    """Values by `as_text` of their address."""
+    return {as_text(address): value for address, value in values.items()}
+
+
+def _sources(
+    whole: Values, convert: Callable[[Values], Values]
+) -> dict[Address, tuple[Address, ...]]:
+    """Where each value of `b` comes from: numbers are converted in the place of the values."""
+    # From 1, as what must be zero comes back as zeros.
+    addresses = dict(enumerate(whole, 1))
+    numbered: Values = {
+        # No memory is taken for these.
+        address: np.broadcast_to(np.int32(number), whole[address].shape)
+        for number, address in addresses.items()
+    }
+    converted = {x: np.unique(np.asarray(v)).tolist() for x, v in convert(numbered).items()}
+    return {
+        address: tuple(as_text(addresses[number]) for number in numbers if number)
+        for address, numbers in by_text(converted).items()
+    }
+
+
+def _layer_paths(sources: Mapping[Address, tuple[Address, ...]]) -> dict[Names, Names]:
+    """The layers that hold the same values; of nested ones the innermost go together."""
+    pairs = [(source, address) for address, found in sources.items() for source in found]
+    by_values: dict[frozenset[int], list[Names]] = {}
+    for path, numbers in _below(address[1] for _, address in pairs).items():
+        by_values.setdefault(frozenset(numbers), []).append(path)
+    paths: dict[Names, Names] = {(): ()}
+    below_a = _below(source[1] for source, _ in pairs)
+    for path in sorted(below_a, key=len, reverse=True):
+        found = by_values.get(frozenset(below_a[path]), [])
+        if path and found:
+            # Once taken by an inner layer it is no layer around it.
+            paths[path] = found.pop(found.index(max(found, key=len)))
+    return paths
+
+
+def _below(paths: Iterable[Path]) -> dict[Names, set[int]]:
+    below: dict[Names, set[int]] = {}
+    for number, path in enumerate(paths):
+        for length in range(len(path)):
+            below.setdefault(path[:length], set()).add(number)
+    return below

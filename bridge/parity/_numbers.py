@@ -1,0 +1,233 @@
+"""How far two values are apart, and whether that is within tolerance."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+Verdict: TypeAlias = Literal["bitwise", "close", "differs"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Tolerance:
+    """How far two arrays of one dtype may be apart.
+
+    They agree if no element is further apart than `rtol` times the largest magnitude in the first
+    model's array, plus `atol`. The measure is the array and not the element: in an array of
+    ordinary numbers an element that cancels to almost nothing is all rounding.
+
+    Attributes:
+      rtol: relative to the array's largest magnitude.
+      atol: absolute.
+    """
+
+    rtol: float
+    atol: float = 0.0
+
+
+# Some tens of roundings of the dtype; whatever is not a float is compared exactly.
+TOLERANCES: Mapping[str, Tolerance] = {
+    "float64": Tolerance(1e-11),
+    "float32": Tolerance(1e-5),
+    "float16": Tolerance(5e-3),
+    "bfloat16": Tolerance(3e-2),
+    "float8": Tolerance(2.5e-1),
+}
+EXACT = Tolerance(0.0)
+_COMPONENT = {"complex128": "float64", "complex64": "float32"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """One value of model `a` beside its counterpart in model `b`.
+
+    Attributes:
+      place: where it is in `a`; if it is elsewhere in `b`, that stands behind an arrow.
+      verdict: `'bitwise'` if every bit is the same, `'close'` if within tolerance, else
+        `'differs'`.
+      max_abs: the largest absolute difference; None if there is nothing to subtract, infinite if
+        one side has a NaN or an infinity where the other has not.
+      max_rel: `max_abs` relative to the magnitude that the tolerance refers to.
+      index: where the largest difference is.
+      values: the two elements there, as text.
+      shapes: the two shapes, None for what is no array.
+      dtypes: the two dtypes, None for what is no array.
+      tolerance: what was allowed.
+      note: what numbers do not say, such as that one side lacks the value.
+    """
+
+    place: str
+    verdict: Verdict
+    max_abs: float | None = None
+    max_rel: float | None = None
+    index: tuple[int, ...] | None = None
+    values: tuple[str, str] | None = None
+    shapes: tuple[tuple[int, ...] | None, tuple[int, ...] | None] = (None, None)
+    dtypes: tuple[str | None, str | None] = (None, None)
+    tolerance: Tolerance = EXACT
+    note: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the two agree."""
+        return self.verdict != "differs"
+
+
+def table_of(tolerances: Mapping[Any, Any] | None) -> dict[str, Tolerance]:
+    """The tolerances by dtype name, the given ones over the defaults.
+
+    Args:
+      tolerances: a `Tolerance`, or a number that is its `rtol`, by dtype or its name.
+    """
+    given = {
+        key if key == "float8" else jnp.dtype(key).name: (
+            value if isinstance(value, Tolerance) else Tolerance(float(value))
+        )
+        for key, value in (tolerances or {}).items()
+    }
+    return {**TOLERANCES, **given}
+
+
+def compare(
+    place: str,
+    a: Any,
+    b: Any,
+    table: Mapping[str, Tolerance],
+    *,
+    floor: float = 0.0,
+    dtypes: bool = True,
+) -> Compared:
+    """Compares two leaves.
+
+    Args:
+      place: their name.
+      a: an array, a typed key, or any other object; the reference.
+      b: its counterpart.
+      table: tolerances by dtype name.
+      floor: the least magnitude that `rtol` is relative to.
+      dtypes: whether another dtype is a difference.
+    """
+    if not is_array(a) or not is_array(b):
+        if is_array(a) or is_array(b):
+            note = f"{_kind(a)} against {_kind(b)}"
+            return Compared(place, "differs", note=note)
+        same = type(a) is type(b) and a == b
+        return Compared(place, "bitwise" if same else "differs", values=(_show(a), _show(b)))
+    shapes, names = (tuple(a.shape), tuple(b.shape)), (str(a.dtype), str(b.dtype))
+    tolerance = max(_tolerance(a, table), _tolerance(b, table), key=lambda t: (t.rtol, t.atol))
+    about: dict[str, Any] = {"shapes": shapes, "dtypes": names, "tolerance": tolerance}
+    keys = (is_key(a), is_key(b))
+    if shapes[0] != shapes[1]:
+        return Compared(place, "differs", note="another shape", **about)
+    if any(keys) and (not all(keys) or names[0] != names[1]):
+        return Compared(place, "differs", note="another kind of key", **about)
+    x, y = on_host(a), on_host(b)
+    other_dtype = dtypes and names[0] != names[1]
+    if names[0] == names[1] and x.tobytes() == y.tobytes():
+        return Compared(place, "bitwise", max_abs=0.0, max_rel=0.0, **about)
+    wide = np.complex128 if np.iscomplexobj(x) or np.iscomplexobj(y) else np.float64
+    x, y = x.astype(wide), y.astype(wide)
+    distance, note = _distance(x, y)
+    worst = np.unravel_index(int(np.argmax(distance)), distance.shape) if distance.size else ()
+    max_abs = float(distance[worst]) if distance.size else 0.0
+    scale = max(magnitude(x), floor)
+    within = max_abs <= tolerance.rtol * scale + tolerance.atol
+    notes = [note] if note else []
+    if other_dtype:
+        notes.append("another dtype")
+    return Compared(
+        place,
+        "close" if within and not other_dtype else "differs",
+        max_abs=max_abs,
+        max_rel=0.0 if max_abs == 0 else (max_abs / scale if scale else float("inf")),
+        index=tuple(int(i) for i in worst),
+        values=(_show(x[worst]), _show(y[worst])) if distance.size else None,
+        note=", ".join(notes),
+        **about,
+    )
+
+
+def lacking(place: str, *, in_b: bool, value: Any) -> Compared:
+    """A value that one of the two models does not have."""
+    shape = tuple(value.shape) if is_array(value) else None
+    dtype = str(value.dtype) if is_array(value) else None
+    return Compared(
+        place,
+        "differs",
+        shapes=(None, shape) if in_b else (shape, None),
+        dtypes=(None, dtype) if in_b else (dtype, None),
+        note="only in b" if in_b else "only in a",
+    )
+
+
+def worst(compared: Any) -> Compared | None:
+    """The one that is furthest from agreeing, None of none."""
+    order = {"bitwise": 0, "close": 1, "differs": 2}
+
+    def badness(c: Compared) -> tuple[int, float]:
+        return order[c.verdict], float("inf") if c.max_rel is None else c.max_rel
+
+    return max(compared, key=badness, default=None)
+
+
+def is_array(value: Any) -> bool:
+    """Whether this is an array, concrete or traced, or a NumPy scalar."""
+    return isinstance(value, jax.Array | np.ndarray | np.generic)
+
+
+def on_host(value: Any) -> np.ndarray[Any, Any]:
+    """An array's global value, whatever its sharding; a typed key's data."""
+    return np.asarray(jax.random.key_data(value) if is_key(value) else value)
+
+
+def magnitude(value: Any) -> float:
+    """The largest finite magnitude in an array, 0 if there is none."""
+    if not is_array(value) or is_key(value):
+        return 0.0
+    x = np.abs(on_host(value).astype(np.complex128 if _is_complex(value) else np.float64))
+    x = x[np.isfinite(x)]
+    return float(x.max()) if x.size else 0.0
+
+
+def _distance(x: Any, y: Any) -> tuple[Any, str]:
+    """|x - y| by element, and what numbers do not say; NaN equals NaN, and inf itself."""
+    finite = np.isfinite(x) & np.isfinite(y)
+    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    distance = np.where(same, 0.0, np.inf)
+    np.abs(np.subtract(x, y, out=np.zeros_like(x), where=finite), out=distance, where=finite)
+    count = int(np.sum(~finite & ~same))
+    return distance, f"{count} non-finite on one side or otherwise" if count else ""
+
+
+def _tolerance(value: Any, table: Mapping[str, Tolerance]) -> Tolerance:
+    name = str(value.dtype)
+    if not jnp.issubdtype(value.dtype, jnp.inexact):
+        return table.get(name, EXACT)
+    component = _COMPONENT.get(name, name)
+    # float8 and smaller come in many formats.
+    return table.get(name) or table.get(component) or table["float8"]
+
+
+def is_key(value: Any) -> bool:
+    """Whether an array is one of typed keys."""
+    return jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def _is_complex(value: Any) -> bool:
+    return jnp.issubdtype(value.dtype, jnp.complexfloating)
+
+
+def _kind(value: Any) -> str:
+    return f"an array {value.dtype}{list(value.shape)}" if is_array(value) else _show(value)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, float | complex | np.floating | np.complexfloating):
+        return f"{value:.6g}"
+    text = repr(value)
+    return text if len(text) < 40 else text[:39] + "…"

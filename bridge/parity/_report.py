@@ -1,0 +1,109 @@
+"""What a check found: a value that can be asked, shown as a table, and written as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import Any
+
+from ._divergence import Divergence
+from ._numbers import Compared, worst
+
+
+@dataclasses.dataclass(frozen=True)
+class Section:
+    """One thing that was compared.
+
+    Attributes:
+      name: `'weights'`, `'outputs'`, `'layers'`, `'gradients'`, `'state'`, `'steps'`,
+        `'partition specs'`, or `'port plan'`.
+      compared: every comparison, in the order of the model's values; of layers in that of
+        execution.
+      note: what the comparisons do not say: why there are none, or what was left out.
+      failed: whether the section fails whatever its comparisons say.
+    """
+
+    name: str
+    compared: tuple[Compared, ...] = ()
+    note: str = ""
+    failed: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs."""
+        return not self.failed and all(c.ok for c in self.compared)
+
+    @property
+    def differing(self) -> tuple[Compared, ...]:
+        """The comparisons that do not agree."""
+        return tuple(c for c in self.compared if not c.ok)
+
+    @property
+    def worst(self) -> Compared | None:
+        """The comparison that is furthest from agreeing, None if there is none."""
+        return worst(self.compared)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Whether two models do the same, and where they first do not.
+
+    Attributes:
+      a: the first model's name.
+      b: the second one's.
+      sections: what was compared, in order.
+      first_divergence: the first layer in execution order whose output differs though its inputs
+        agree; None if there is none, or if layers were not compared.
+    """
+
+    a: str
+    b: str
+    sections: tuple[Section, ...]
+    first_divergence: Divergence | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs in any section."""
+        return all(section.ok for section in self.sections)
+
+    def section(self, name: str) -> Section:
+        """The section of a name.
+
+        Raises:
+          KeyError: nothing of the name was compared.
+        """
+        for section in self.sections:
+            if section.name == name:
+                return section
+        raise KeyError(name)
+
+    def __str__(self) -> str:
+        # Rich is needed for this alone.
+        from ._table import as_text
+
+        return as_text(self)
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The report as a JSON document.
+
+        Args:
+          indent: as for `json.dumps`.
+
+        Returns:
+          The fields of the report, with `ok` for it and for each section. Numbers that are not
+          finite are null.
+        """
+        document = _plain(dataclasses.asdict(self))
+        document["ok"] = self.ok
+        for entry, section in zip(document["sections"], self.sections, strict=True):
+            entry["ok"] = section.ok
+        return json.dumps(document, indent=indent, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, tuple | list):
+        return [_plain(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,159 @@
+"""The comparisons of one check, one function for each section of the report."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import errors as flax_errors
+from flax import nnx
+
+import registry
+from bridge._neutral import Neutral
+
+from ._layouts import Layouts, Values, as_text, by_text
+from ._models import Model, Request, is_of
+from ._numbers import Compared, Tolerance, compare, lacking
+from ._report import Section
+from ._specs import spec_of
+
+NOT_COMPARED = (nnx.RngState, nnx.Intermediate, nnx.Perturbation)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sides:
+    """Two models, how they correspond, and how their values are compared.
+
+    Attributes:
+      models: `a` and `b`.
+      requests: how each of them is called.
+      layouts: which value is which.
+      table: tolerances by dtype name.
+      dtypes: whether another dtype is a difference.
+      jit: whether what is differentiated is compiled.
+    """
+
+    models: tuple[Model, Model]
+    requests: tuple[Request, Request]
+    layouts: Layouts
+    table: Mapping[str, Tolerance]
+    dtypes: bool
+    jit: bool
+
+    def compare(
+        self, a: Values, b: Values, floor: float = 0.0, *, zeros: bool = False
+    ) -> Iterator[Compared]:
+        """Compares values of `a`, in `a`'s layout, with values of `b`.
+
+        Args:
+          a: values by address.
+          b: the same.
+          floor: the least magnitude that tolerances are relative to.
+          zeros: whether what only `b` has a place for is compared with the zeros that it has to be.
+        """
+        if self.layouts.problem:
+            return
+        converted, found = self.layouts.convert(a), by_text(b)
+        for address, value in converted.items():
+            place = self.layouts.place(address)
+            if address in found:
+                if zeros or self.layouts.sources.get(address):
+                    yield from self.leaves(place, value, found[address], floor)
+            else:
+                yield lacking(place, in_b=False, value=value)
+        # What a plan has no source for is a problem of the plan, or `b`'s own.
+        for address in [x for x in found if x not in converted and self.layouts.plan is None]:
+            yield lacking(self.layouts.place(address), in_b=True, value=found[address])
+
+    def leaves(self, place: str, a: Any, b: Any, floor: float = 0.0) -> Iterator[Compared]:
+        """Compares two trees leaf by leaf."""
+        mine, other = leaves_of(a), leaves_of(b)
+        for path in [*mine, *(path for path in other if path not in mine)]:
+            where = f"{place}{path}"
+            if path not in other:
+                yield lacking(where, in_b=False, value=mine[path])
+            elif path not in mine:
+                yield lacking(where, in_b=True, value=other[path])
+            else:
+                yield compare(
+                    where, mine[path], other[path], self.table, floor=floor, dtypes=self.dtypes
+                )
+
+
+def weights(sides: Sides) -> Section:
+    """The values that the models were given with: parameters and state."""
+    a, b = (values_of(model.values, *NOT_COMPARED) for model in sides.models)
+    return Section("weights", tuple(sides.compare(a, b, zeros=True)))
+
+
+def outputs(sides: Sides) -> Section:
+    """What a call returns."""
+    a, b = map(_output, sides.models, sides.requests, (sides.jit,) * 2)
+    return Section("outputs", tuple(sides.leaves("output", a, b)))
+
+
+def state(sides: Sides) -> Section:
+    """What a call with updates leaves in the collections that are no parameters."""
+    after = []
+    for model, request in zip(sides.models, sides.requests, strict=True):
+        kept = values_of(model.values, nnx.Param, *NOT_COMPARED)
+        try:
+            values = model.run(model.values, request)[1] if kept else {}
+        except flax_errors.InvalidRngError as error:
+            return Section("state", note=f"not compared, {model.name} needs a key: {error}")
+        after.append({address: values[address].value for address in kept})
+    note = "" if any(after) else "neither model has any"
+    return Section("state", tuple(sides.compare(*after)), note)
+
+
+def partition_specs(sides: Sides) -> Section:
+    """The partition spec of every parameter, if either model has any."""
+    active = registry.current()
+    a, b = (
+        {as_text(x): spec_of(x, leaf, active) for x, leaf in model.values.items()}
+        for model in sides.models
+    )
+    compared, left_out = [], 0
+    if not any(spec.is_given for spec in (*a.values(), *b.values())):
+        return Section("partition specs", note="neither model has any")
+    for address, spec in b.items():
+        of_sources = [a[x] for x in sides.layouts.sources.get(address, ()) if x in a]
+        if of_sources and (of_sources[0].ndim != spec.ndim or len(set(of_sources)) > 1):
+            left_out += 1
+        elif of_sources:
+            same = bool(of_sources[0].readings & spec.readings)
+            texts = str(of_sources[0]), str(spec)
+            verdict = "bitwise" if same else "differs"
+            compared.append(Compared(sides.layouts.place(address), verdict, values=texts))
+    note = f"{left_out} values with another layout are not compared" if left_out else ""
+    return Section("partition specs", tuple(compared), note)
+
+
+def _output(model: Model, request: Request, jit: bool) -> Any:
+    def call() -> Any:
+        return model.run(model.values, request)[0]
+
+    return (jax.jit(call) if jit else call)()
+
+
+def values_of(values: Neutral, *without: type[nnx.Variable[Any]]) -> Values:
+    """The values of all leaves but those of some Variable types."""
+    return {
+        address: leaf.value
+        for address, leaf in values.items()
+        if not leaf.is_empty and not is_of(address, *without)
+    }
+
+
+def leaves_of(tree: Any) -> dict[str, Any]:
+    """Leaves by where they are; containers of one shape have the same places."""
+    leaves = jax.tree_util.tree_flatten_with_path(tree, is_leaf=lambda x: x is None)[0]
+    return {jax.tree_util.keystr(path): _as_array(leaf) for path, leaf in leaves}
+
+
+def _as_array(leaf: Any) -> Any:
+    is_number = isinstance(leaf, bool | int | float | complex)
+    return np.asarray(leaf) if is_number else leaf

@@ -1,0 +1,134 @@
+"""A report as text: the same in a terminal, a pipe and a test's failure message."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ._divergence import Divergence
+from ._numbers import Compared
+from ._report import Report, Section
+
+_WIDTH = 100
+# Layers, gradients and steps downstream of a fault all differ, so a few of them are enough.
+_MOST = {"weights": 12, "outputs": 8, "state": 12, "partition specs": 12}
+_MOST_DOWNSTREAM = 4
+
+
+def as_text(report: Report) -> str:
+    """The report as plain text, 100 columns wide."""
+    out = io.StringIO()
+    console = Console(
+        file=out, width=_WIDTH, color_system=None, markup=False, emoji=False, highlight=False
+    )
+    verdict = "agree" if report.ok else "DIFFER"
+    _line(console, f"parity of a = {report.a} and b = {report.b}: they {verdict}")
+    console.print(_summary(report))
+    if report.first_divergence is not None:
+        for line in _divergence(report.first_divergence):
+            _line(console, line)
+    for section in report.sections:
+        if section.differing:
+            console.print(_details(section))
+            left = len(section.differing) - _most(section)
+            if left > 0:
+                _line(console, f"… and {left} more in {section.name}")
+    for section in report.sections:
+        if section.note:
+            _line(console, f"{section.name}: {section.note}")
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+
+
+def _summary(report: Report) -> Table:
+    table = _table("compared", "verdict", "values", "bitwise", "max abs", "max rel", "worst at")
+    for section in report.sections:
+        worst = section.worst
+        table.add_row(
+            section.name,
+            _verdict(section),
+            str(len(section.compared)),
+            str(sum(c.verdict == "bitwise" for c in section.compared)),
+            *_numbers(worst),
+            worst.place if worst and worst.verdict != "bitwise" else "",
+        )
+    return table
+
+
+def _details(section: Section) -> Table:
+    table = _table(section.name, "max abs", "max rel", "allowed", "at", "a", "b")
+    for c in section.differing[: _most(section)]:
+        a, b = _sides(c)
+        place = f"{c.place}: {c.note}" if c.note else c.place
+        index = "" if c.index is None else str(list(c.index))
+        table.add_row(place, *_numbers(c), f"{c.tolerance.rtol:.0e}", index, a, b)
+    return table
+
+
+def _divergence(found: Divergence) -> Iterator[str]:
+    names = found.modules
+    classes = names[0] if names[0] == names[1] else f"{names[0]} -> {names[1]}"
+    yield f"first layer that diverges: {found.place} ({classes})"
+    yield f"  output: {_told(found.output)}"
+    if found.inputs is not None:
+        yield f"  inputs: {_told(found.inputs)}"
+    if not found.inputs_agree:
+        yield "  its inputs differ already, and no layer before it was compared that explains it"
+    if found.after:
+        yield f"  the last layer before it that agrees: {found.after}"
+
+
+def _told(c: Compared) -> str:
+    if c.verdict == "bitwise":
+        return "bitwise equal"
+    abs_, rel = _numbers(c)
+    a, b = _sides(c)
+    where = f" at {list(c.index)}: {a} against {b}" if c.index is not None else ""
+    note = f" ({c.note})" if c.note else ""
+    agrees = "differs by" if c.verdict == "differs" else "agrees within"
+    return f"{agrees} max abs {abs_}, max rel {rel} (allowed {c.tolerance.rtol:.0e}){where}{note}"
+
+
+def _most(section: Section) -> int:
+    return _MOST.get(section.name, _MOST_DOWNSTREAM)
+
+
+def _sides(c: Compared) -> tuple[str, str]:
+    shapes, dtypes = c.shapes, c.dtypes
+    if shapes[0] != shapes[1] or dtypes[0] != dtypes[1] or c.values is None:
+        described = [
+            "" if shape is None else f"{dtype}{list(shape)}"
+            for shape, dtype in zip(shapes, dtypes, strict=True)
+        ]
+        if any(described):
+            return described[0], described[1]
+    return c.values or ("", "")
+
+
+def _numbers(c: Compared | None) -> tuple[str, str]:
+    if c is None or c.max_abs is None or c.max_rel is None:
+        return "", ""
+    return f"{c.max_abs:.1e}" if c.max_abs else "0", f"{c.max_rel:.1e}" if c.max_rel else "0"
+
+
+def _verdict(section: Section) -> str:
+    if not section.ok:
+        return "DIFFERS"
+    if not section.compared:
+        return "clean" if section.name == "port plan" else "-"
+    same = all(c.verdict == "bitwise" for c in section.compared)
+    return "bitwise equal" if same else "agrees"
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=box.ASCII2, show_lines=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=False)

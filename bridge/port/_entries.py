@@ -1,0 +1,261 @@
+"""What a plan says about each leaf."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from jax.core import Tracer
+
+from bridge._matching import shape_text
+from bridge._neutral import Address
+from bridge._to_nnx import ToNNX
+
+from ._correspondence import Correspondence
+from ._layers import NORMS, without_nnx_class
+from ._moving import cast_is_exact, is_unknown, is_zero, zero_pieces
+from ._pieces import Piece
+from ._structure import is_adapter
+from ._trees import NNXNode, linen_text, nnx_text, shape_of
+
+CLEAN = frozenset({"matched", "kept"})
+_CACHE = "cache"
+_KEEP_WRAPPED = "NNX has no {} layer; keep the Linen module wrapped with bridge.ToNNX"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """What becomes of one leaf, or why nothing does.
+
+    Attributes:
+      kind: `matched`; `kept`, which the target has for itself alone; or one of the problems:
+        `missing` (the source has nothing for it), `unexpected` (the target has no place for it),
+        `mis-shaped`, `lossy` (values would change or be dropped), `ambiguous` (several candidates),
+        `unsupported` (a layer that NNX does not have), `rule` (a rule that cannot be followed).
+      source: the paths of what is read: `params/Dense_0/kernel` for Linen, `fc.kernel` for NNX.
+      target: the paths of what is written.
+      source_shapes: shape and dtype of each source as text.
+      target_shapes: shape and dtype of each target as text.
+      rule: what put them together: the layer's rule, a name, structure, or the user's rule.
+      note: what there is to know or to do.
+    """
+
+    kind: str
+    source: tuple[str, ...] = ()
+    target: tuple[str, ...] = ()
+    source_shapes: tuple[str, ...] = ()
+    target_shapes: tuple[str, ...] = ()
+    rule: str = ""
+    note: str = ""
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether this stands in the way of `apply`."""
+        return self.kind not in CLEAN
+
+    def __str__(self) -> str:
+        source = ", ".join(map(_shaped, self.source, self.source_shapes or ("",) * 99))
+        target = ", ".join(map(_shaped, self.target, self.target_shapes or ("",) * 99))
+        both = " -> ".join(text for text in (source, target) if text)
+        return f"{self.kind}: {both}" + (f": {self.note}" if self.note else "")
+
+
+def _shaped(path: str, shape: str) -> str:
+    return f"{path} {shape}" if shape else path
+
+
+class Entries:
+    """Makes the entries of a plan in one direction.
+
+    Args:
+      correspondence: what belongs together.
+      to_nnx: whether values move from Linen to NNX.
+    """
+
+    def __init__(self, correspondence: Correspondence, to_nnx: bool):
+        self._found = correspondence
+        self._to_nnx = to_nnx
+        self._leaves = {node.path: node for node in correspondence.nnx_leaves()}
+
+    def __iter__(self) -> Iterator[Entry]:
+        for problem in self._found.problems:
+            yield Entry("rule", (problem.rule,), (problem.target,), note=problem.note)
+        yield from self._ambiguous()
+        yield from self._together()
+        yield from self._mis_shaped()
+        yield from self._zero()
+        yield from self._left_over()
+
+    def _directed(
+        self,
+        kind: str,
+        linen: Sequence[Address],
+        nnx_nodes: Sequence[NNXNode],
+        rule: str = "",
+        note: str = "",
+    ) -> Entry:
+        one = (
+            tuple(map(linen_text, linen)),
+            tuple(shape_text(self._found.linen_value(address)) for address in linen),
+        )
+        other = (
+            tuple(nnx_text(node.path) for node in nnx_nodes),
+            tuple(shape_text(node.value) for node in nnx_nodes),
+        )
+        source, target = (one, other) if self._to_nnx else (other, one)
+        return Entry(kind, source[0], target[0], source[1], target[1], rule, note)
+
+    def _together(self) -> Iterator[Entry]:
+        """One entry for each leaf of the target."""
+        by_target: dict[Any, list[Piece]] = {}
+        for piece in self._found.pieces:
+            if piece.nnx is not None:
+                key = piece.nnx if self._to_nnx else piece.linen
+                by_target.setdefault(key, []).append(piece)
+        part_of_linen, part_of_nnx = self._found.incomplete()
+        incomplete = {*part_of_nnx} if self._to_nnx else {*part_of_linen}
+        order: list[Any] = [*self._leaves] if self._to_nnx else [*self._found.linen_leaves()]
+        for target in filter(by_target.__contains__, order):
+            pieces = by_target[target]
+            linen = list(dict.fromkeys(piece.linen for piece in pieces))
+            nodes = list({p.nnx: self._leaves[p.nnx] for p in pieces if p.nnx is not None}.values())
+            kind, note = "matched", ""
+            if target in incomplete:
+                kind, note = "missing", "its parts do not make it up exactly once"
+            elif not self._is_exact(linen, nodes):
+                kind, note = "lossy", "the cast changes values; cast the source beforehand"
+            yield self._directed(kind, linen, nodes, pieces[0].rule, note)
+        for address in part_of_linen if self._to_nnx else []:
+            yield self._directed(
+                "unexpected", [address], [], note="the target takes only part of it"
+            )
+        for path in [] if self._to_nnx else part_of_nnx:
+            node = self._leaves[path]
+            yield self._directed("unexpected", [], [node], note="the target takes only part of it")
+
+    def _is_exact(self, linen: Sequence[Address], nodes: Sequence[NNXNode]) -> bool:
+        one = [self._found.linen_value(address) for address in linen]
+        other = [node.value for node in nodes]
+        sources, targets = (one, other) if self._to_nnx else (other, one)
+        if not all(hasattr(value, "dtype") for value in (*sources, *targets)):
+            return True
+        dtype = targets[0].dtype
+        return all(cast_is_exact(value, dtype) for value in sources)
+
+    def _mis_shaped(self) -> Iterator[Entry]:
+        for found in self._found.mis_shaped:
+            node = self._leaves[found.nnx]
+            if name := self._class_without_counterpart(found.linen):
+                note = _KEEP_WRAPPED.format(name)
+                yield self._directed("unsupported", [found.linen], [node], found.rule, note)
+            else:
+                yield self._directed("mis-shaped", [found.linen], [node], found.rule, found.note)
+
+    def _zero(self) -> Iterator[Entry]:
+        for address in dict.fromkeys(piece.linen for piece in zero_pieces(self._found)):
+            value, kind = self._found.linen_value(address), "matched"
+            note = "zero in Linen, as NNX has no place for it"
+            if self._to_nnx and isinstance(value, Tracer):
+                kind, note = "lossy", "it must be zero, which cannot be known while it is traced"
+            elif self._to_nnx and not is_unknown(value) and not is_zero(value):
+                kind = "lossy"
+                note = (
+                    "not zero, and NNX's GRUCell has no place for it; keep the Linen cell wrapped"
+                    " with bridge.ToNNX"
+                )
+            yield self._directed(kind, [address], [], "GRUCell", note)
+
+    def _ambiguous(self) -> Iterator[Entry]:
+        for found in self._found.ambiguous:
+            one = tuple("/".join(map(str, scope.path)) for scope in found.candidates)
+            other = (nnx_text(found.nnx.path),)
+            source, target = (one, other) if self._to_nnx else (other, one)
+            yield Entry("ambiguous", source, target, note=found.note)
+
+    def _left_over(self) -> Iterator[Entry]:
+        modules = [found.nnx.path for found in self._found.ambiguous]
+        candidates = [scope.path for found in self._found.ambiguous for scope in found.candidates]
+        together = {piece.nnx for piece in self._found.pieces}
+        together |= {found.nnx for found in self._found.mis_shaped}
+        leaves = [
+            node
+            for node in self._leaves.values()
+            if node.path not in together and not _is_below(node.path, modules)
+        ]
+        used = {piece.linen for piece in self._found.pieces}
+        used |= {found.linen for found in self._found.mis_shaped}
+        addresses = [
+            address
+            for address in self._found.linen_leaves()
+            if address not in used and not _is_below(address[1], candidates)
+        ]
+        for node in leaves:
+            kind, note = self._nnx_only(node, addresses)
+            yield self._directed(kind, [], [node], note=note)
+        for address in addresses:
+            kind, note = self._linen_only(address, leaves)
+            yield self._directed(kind, [address], [], note=note)
+
+    def _nnx_only(self, node: NNXNode, addresses: Sequence[Address]) -> tuple[str, str]:
+        holder = self._found.nnx.at(node.path[:-2])
+        is_scale = holder is not None and isinstance(holder.item, NORMS)
+        if not node.is_variable and not is_scale:
+            return "kept", "an array that is no Variable"
+        if is_adapter(node):
+            if self._to_nnx:
+                return "kept", "a LoRA adapter, which the Linen model does not have"
+            if self._adapter_is_idle(node):
+                return "kept", "a LoRA adapter without effect: lora_b is zero"
+            return "lossy", "the Linen model has no LoRA adapter; merge it into the kernel first"
+        if self._to_nnx and node.collection == _CACHE:
+            return "kept", "a cache, which Linen does not have"
+        same = [
+            linen_text(a)
+            for a in addresses
+            if shape_of(self._found.linen_value(a)) == shape_of(node.value)
+        ]
+        note = _same_shape(same)
+        return ("missing" if self._to_nnx else "unexpected"), note
+
+    def _adapter_is_idle(self, node: NNXNode) -> bool:
+        beside = self._leaves.get((*node.path[:-1], "lora_b"))
+        return beside is not None and not is_unknown(beside.value) and is_zero(beside.value)
+
+    def _linen_only(self, address: Address, leaves: Sequence[NNXNode]) -> tuple[str, str]:
+        if name := self._class_without_counterpart(address):
+            return "unsupported", _KEEP_WRAPPED.format(name)
+        same = [
+            nnx_text(node.path)
+            for node in leaves
+            if shape_of(self._found.linen_value(address)) == shape_of(node.value)
+        ]
+        note = _same_shape(same)
+        if address[0] == _CACHE:
+            if not self._to_nnx:
+                return "kept", "a cache, which NNX does not have"
+            note = "the cache is created by init_cache of the NNX layer"
+        elif empty := [n for n in self._found.nnx.walk() if _is_empty_wrapper(n)]:
+            names = ", ".join(nnx_text(n.path) or "the model" for n in empty)
+            note = f"{names}: a ToNNX without variables, which bridge.lazy_init creates"
+        return ("unexpected" if self._to_nnx else "missing"), note
+
+    def _class_without_counterpart(self, address: Address) -> str | None:
+        """The Linen class that a leaf belongs to, if NNX has no such class."""
+        collection, path = address
+        scopes = [self._found.linen.at(path[:n]) for n in range(len(path))]
+        names = [without_nnx_class(collection, path, frozenset(s.children)) for s in scopes if s]
+        return next((name for name in names if name), None)
+
+
+def _is_empty_wrapper(node: NNXNode) -> bool:
+    return isinstance(node.item, ToNNX) and not node.children
+
+
+def _same_shape(paths: Sequence[str]) -> str:
+    """What a leaf without a counterpart may be meant to be, if that is not just anything."""
+    return f"of the same shape: {', '.join(paths)}" if 0 < len(paths) <= 2 else ""
+
+
+def _is_below(path: Sequence[Any], prefixes: Sequence[Sequence[Any]]) -> bool:
+    return any(tuple(path[: len(prefix)]) == tuple(prefix) for prefix in prefixes)

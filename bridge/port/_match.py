@@ -1,0 +1,308 @@
+"""Finds out what belongs together: rules first, then names, then what can only be one thing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from bridge._matching import same_shape
+from bridge._neutral import Path
+from bridge._to_nnx import ToNNX
+
+from ._context import PLAIN, Context, Layer, Settled, layer_cut, without_axis
+from ._correspondence import Ambiguous, Correspondence, MisShaped
+from ._layers import NORMS, LayerRule, norm_leaves, rule_of
+from ._pieces import Cut, Piece, Region
+from ._rules import pairs_of
+from ._structure import matches, only_pairs, open_modules, open_scopes
+from ._trees import LinenNode, NNXNode, shape_of
+
+
+def correspondence(linen: LinenNode, nnx: NNXNode, rules: Mapping[str, str]) -> Correspondence:
+    """What belongs together in two trees.
+
+    Args:
+      linen: the Linen side.
+      nnx: the NNX side.
+      rules: the user's table.
+    """
+    pairs, problems = pairs_of(rules, linen, nnx)
+    found = Correspondence(linen, nnx, problems=problems)
+    classes = {type(node.item) for node in nnx.walk() if node.cls is not None}
+    names = frozenset(c.__name__ for c in classes if rule_of(c) is None)
+    settled = Settled()
+    wrong = {problem.rule for problem in problems}
+    # A rule settles both of its ends; what is around them is matched without them.
+    good = [pair for pair in pairs if pair.rule not in wrong]
+    for pair in good:
+        settled.add(pair.nnx, pair.linen, pair.context)
+    matcher = Matcher(found, names, settled)
+    # Before the rest: a norm that a rule names also takes the layer beside it.
+    for pair in good:
+        matcher.match(pair.nnx, pair.linen, pair.context, f"rule {pair.rule!r}")
+    matcher.match(nnx, linen, PLAIN, "")
+    return found
+
+
+class Matcher:
+    """Matches what is below two nodes, from the outside in.
+
+    Args:
+      found: where the result goes.
+      classes: the names of the classes in the NNX model that are not Flax's own.
+      settled: the nodes that are spoken for.
+    """
+
+    def __init__(self, found: Correspondence, classes: frozenset[str], settled: Settled):
+        self._found = found
+        self._classes = classes
+        self._settled = settled
+
+    def _pair(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
+        self._settled.add(node, scope, context)
+        self.match(node, scope, context, how)
+
+    def match(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
+        """Matches what is below two nodes that are the same.
+
+        Args:
+          node: the NNX module or leaf.
+          scope: the Linen scope or leaf.
+          context: which of several stacked layers they are.
+          how: how it is known that they are the same, for the report.
+        """
+        rule, free = rule_of(node.cls), self._settled.is_free
+        if node.is_leaf:
+            self._leaf(node, scope, context, _label(None, how))
+        elif isinstance(node.item, ToNNX):
+            for (collection, path), leaf in node.children.items():
+                if found := scope.at(path):
+                    self._link(leaf, found, collection, context, _label("ToNNX", how))
+        elif rule is not None and rule.fused:
+            self._fused(node, scope, rule, context, how)
+            # A ToLinen has the cell's variables in NNX's own layout.
+            self._by_name(node, scope, context, how, "")
+        else:
+            if isinstance(node.item, NORMS):
+                self._norm(node, scope, context, how)
+            inner = node.children.get(rule.inner) if rule and rule.inner else None
+            if inner and rule and rule.inner not in scope.children and free(inner, context):
+                self._pair(inner, scope, context, how)
+            self._by_name(node, scope, context, how, "")
+            self._by_structure(node, scope, context)
+
+    def _by_name(
+        self, node: NNXNode, scope: LinenNode, context: Context, how: str, prefix: str
+    ) -> None:
+        rule, free = rule_of(node.cls), self._settled.is_free
+        for key, child in node.children.items():
+            name = prefix + str(key)
+            renamed = rule.renamed.get(key) if rule else None
+            found = scope.children.get(renamed or name) or scope.children.get(name)
+            if not free(child, context):
+                continue
+            if child.is_leaf:
+                if found is not None and found.leaves and free(found, context):
+                    self._leaf(child, found, context, _label(rule, how))
+            elif child.is_container:
+                self._container(child, scope, name, context, how)
+            elif found is not None and found.children and free(found, context):
+                self._pair(child, found, context, how)
+            elif found is None:
+                self._stacked_nnx(child, scope, name, context)
+
+    def _container(
+        self, node: NNXNode, scope: LinenNode, name: str, context: Context, how: str
+    ) -> None:
+        """A list or dict: `layers_0` in Linen, or stacked at `layers`, or `layers/0`."""
+        self._by_name(node, scope, context, how, f"{name}_")
+        found = scope.children.get(name)
+        free = [c for c in node.children.values() if self._settled.is_free(c, context)]
+        if found is None or not free or not self._settled.is_free(found, context):
+            return
+        if any(str(key) in found.children for key in node.children):
+            self._pair(node, found, context, how)
+        elif context.linen is None and _is_list(node) and len(free) == len(node.children):
+            layers = [Layer(0, i, len(free)) for i in range(len(free))]
+            pairs = [
+                (node.children[key], found, context._replace(linen=layer))
+                for key, layer in zip(sorted(node.children), layers, strict=True)
+            ]
+            self._stacked(node, found, pairs)
+
+    def _stacked_nnx(self, node: NNXNode, scope: LinenNode, name: str, context: Context) -> None:
+        """A stacked module whose layers Linen has one by one as `layers_0`, `layers_1` …."""
+        found: list[LinenNode] = []
+        while next_one := scope.children.get(f"{name}_{len(found)}"):
+            if not self._settled.is_free(next_one, context):
+                return
+            found.append(next_one)
+        if found and context.nnx is None:
+            layers = [Layer(0, i, len(found)) for i in range(len(found))]
+            pairs = [
+                (node, each, context._replace(nnx=layer))
+                for each, layer in zip(found, layers, strict=True)
+            ]
+            self._stacked(node, found[0], pairs)
+
+    def _stacked(
+        self, node: NNXNode, scope: LinenNode, pairs: list[tuple[NNXNode, LinenNode, Context]]
+    ) -> None:
+        """Pairs stacked layers if exactly one axis makes all shapes fit."""
+        ranks = [len(shape_of(n.value) or ()) for n in node.walk() if n.is_leaf]
+        ranks += [
+            len(shape_of(leaf.value) or ()) for s in scope.walk() for leaf in s.leaves.values()
+        ]
+        fits = [
+            axis for axis in range(max(ranks, default=0)) if self._fits(*_on_axis(pairs[0], axis))
+        ]
+        if len(fits) == 1:
+            for one, each, context in pairs:
+                self._pair(one, each, _on_axis((one, each, context), fits[0])[2], f"axis {fits[0]}")
+            self._settled.add(node, scope, PLAIN)
+        elif fits:
+            target = "a rule such as 'blocks.*' or 'blocks.*@1' says which"
+            axes = " and ".join(map(str, fits))
+            self._settled.add(node, scope, PLAIN)
+            self._found.ambiguous.append(
+                Ambiguous(node, (scope,), f"stacked on axis {axes} both fit; {target}")
+            )
+
+    def _fits(self, node: NNXNode, scope: LinenNode, context: Context) -> bool:
+        """Whether two modules match without a problem, tried on the side."""
+        found = Correspondence(scope, node)
+        Matcher(found, self._classes, self._settled.copy()).match(node, scope, context, "")
+        linked = {piece.nnx for piece in found.pieces}
+        used = {piece.linen for piece in found.pieces}
+        leaves = {(c, s.path) for s in scope.walk() for c in s.leaves}
+        wanted = {n.path for n in node.walk() if n.is_leaf and n.is_variable}
+        return not found.mis_shaped and wanted <= linked and leaves <= used
+
+    def _fused(
+        self, node: NNXNode, scope: LinenNode, rule: LayerRule, context: Context, how: str
+    ) -> None:
+        for path, parts in rule.fused.items():
+            leaf = node.at(path)
+            if leaf is None or not self._settled.is_free(leaf, context):
+                continue
+            shape = shape_of(leaf.value) or (0,)
+            size = shape[-1] // len(parts)
+            for index, part in enumerate(parts):
+                if found := scope.at(part):
+                    cut = Cut(len(shape) - 1, index * size, size)
+                    self._link(leaf, found, "params", context, _label(rule, how), (cut,))
+        for path in rule.zero:
+            found = scope.at(path)
+            if found and "params" in found.leaves:
+                address = "params", found.path
+                # Of stacked layers each entry is cut out once, whichever leaf it belongs to.
+                region = layer_cut(shape_of(found.leaves["params"].value), context.linen)
+                self._found.pieces.append(Piece(address, None, region, (), _label(rule, how)))
+
+    def _norm(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
+        """`SpectralNorm` and `WeightNorm`, whose layer Linen may keep beside them."""
+        slashed = [name for name in scope.children if "/" in name]
+        layer = slashed[0].partition("/")[0] if slashed else "layer_instance"
+        beside = scope.parent.children.get(layer) if scope.parent else None
+        inner, found = node.children.get("layer_instance"), scope.children.get(layer) or beside
+        # The layer's parameters may have other names in Linen, and those are in the norm's names.
+        renamed: dict[Path, Path] = {}
+        free = self._settled.is_free
+        if inner and found and free(inner, context) and free(found, context):
+            before = len(self._found.pieces)
+            self._pair(inner, found, context, how)
+            for piece in self._found.pieces[before:]:
+                if piece.nnx is not None:
+                    own = piece.nnx[len(inner.path) :]
+                    renamed[own] = piece.linen[1][len(found.path) :]
+        held = {key: child.children for key, child in node.children.items()}
+        for path, last, leaf in norm_leaves(node.item, held):
+            name = "/".join(map(str, (layer, *renamed.get(path, path), last)))
+            if (target := scope.children.get(name)) and target.leaves:
+                # In Linen a norm may be told to use another collection.
+                known = leaf.collection in target.leaves
+                collection = leaf.collection if known else next(iter(target.leaves))
+                self._link(leaf, target, collection, context, _label(rule_of(node.cls), how))
+
+    def _leaf(self, leaf: NNXNode, found: LinenNode, context: Context, label: str) -> None:
+        collection = leaf.collection
+        if collection not in found.leaves:
+            # A subclass of Param, such as LoRAParam, has no collection of its own in Linen.
+            collection = "params" if leaf.is_param else None
+            if not leaf.is_variable and len(found.leaves) == 1:
+                (collection,) = found.leaves
+        self._link(leaf, found, collection, context, label)
+
+    def _link(
+        self,
+        leaf: NNXNode,
+        found: LinenNode,
+        collection: str | None,
+        context: Context,
+        label: str,
+        cuts: Region = (),
+    ) -> None:
+        if collection is None or collection not in found.leaves:
+            return
+        self._settled.add(leaf, found, context)
+        address = collection, found.path
+        theirs, ours = found.leaves[collection].value, leaf.value
+        expected = without_axis(shape_of(ours), context.nnx)
+        if cuts and expected is not None:
+            expected = (*expected[:-1], cuts[0].size)
+        actual = without_axis(shape_of(theirs), context.linen)
+        if expected is None or actual is None:
+            fits = same_shape(theirs, ours)
+        else:
+            fits = expected == actual
+        if not fits:
+            note = ""
+            if expected and actual and expected == actual[::-1]:
+                note = "the transpose would fit"
+            self._found.mis_shaped.append(MisShaped(address, leaf.path, label, note))
+            return
+        linen_region = layer_cut(shape_of(theirs), context.linen)
+        nnx_region = layer_cut(shape_of(ours), context.nnx) + cuts
+        self._found.pieces.append(Piece(address, leaf.path, linen_region, nnx_region, label))
+
+    def _by_structure(self, node: NNXNode, scope: LinenNode, context: Context) -> None:
+        for deep in (False, True):
+            while True:
+                wanted = list(open_modules(node, self._settled, context, deep=deep))
+                found = list(open_scopes(scope, self._settled, context, deep=deep))
+                candidates = matches(wanted, found, context, self._classes)
+                pairs = only_pairs(candidates)
+                if not pairs:
+                    break
+                # The norms first: with a norm goes the layer beside it.
+                pairs.sort(key=lambda pair: not isinstance(pair[0].item, NORMS))
+                for module, other in pairs:
+                    if all(self._settled.is_free(each, context) for each in (module, other)):
+                        self._pair(module, other, context, "by structure")
+        wanted = list(open_modules(node, self._settled, context, deep=True))
+        found = list(open_scopes(scope, self._settled, context, deep=True))
+        candidates = matches(wanted, found, context, self._classes)
+        reported: list[Path] = []
+        for module, scopes in candidates.items():
+            inside = any(module.path[: len(path)] == path for path in reported)
+            if scopes and not inside and not any(a.nnx is module for a in self._found.ambiguous):
+                reported.append(module.path)
+                note = "same structure; a rule says which"
+                self._found.ambiguous.append(Ambiguous(module, tuple(scopes), note))
+
+
+def _on_axis(
+    pair: tuple[NNXNode, LinenNode, Context], axis: int
+) -> tuple[NNXNode, LinenNode, Context]:
+    node, scope, context = pair
+    linen = context.linen and context.linen._replace(axis=axis)
+    own = context.nnx and context.nnx._replace(axis=axis)
+    return node, scope, Context(linen, own)
+
+
+def _is_list(node: NNXNode) -> bool:
+    return all(isinstance(key, int) for key in node.children)
+
+
+def _label(rule: LayerRule | str | None, how: str) -> str:
+    name = rule.name if isinstance(rule, LayerRule) else rule or "name"
+    return f"{name}, {how}" if how else name

@@ -1,0 +1,234 @@
+"""`plan`: what moving values between Linen variables and a native NNX model would do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from flax import linen as nn
+from flax import nnx
+
+from bridge import _linen_side
+from bridge._errors import ConversionError, PortError, mapping_error
+from bridge._neutral import Path
+
+from . import _moving
+from ._correspondence import Correspondence
+from ._entries import Entries, Entry
+from ._match import correspondence
+from ._optimizer import OptimizerPort
+from ._report import summary, table
+from ._trees import linen_text, linen_tree, nnx_text, nnx_tree
+from ._writing import linen_variables, write_nnx
+
+
+class Plan:
+    """What belongs together in Linen variables and an NNX model, and what stands in the way.
+
+    Made by `plan`. A plan reads and writes nothing until `apply`.
+
+    Attributes:
+      entries: what becomes of each leaf, in the order of the target.
+      to_nnx: whether values move from Linen to NNX.
+      left_alone: the paths of what is no weight: RNG state, sown values, collection `nnx`.
+    """
+
+    def __init__(
+        self,
+        correspondence: Correspondence,
+        variables: Mapping[str, Any],
+        model: Any,
+        left_alone: tuple[str, ...],
+        *,
+        to_nnx: bool,
+    ):
+        self._found = correspondence
+        self._variables = variables
+        self._model = model
+        self.left_alone = left_alone
+        self.to_nnx = to_nnx
+        self.entries: tuple[Entry, ...] = tuple(Entries(correspondence, to_nnx))
+
+    @property
+    def ok(self) -> bool:
+        """Whether every leaf has its place, so that `apply` would do its work."""
+        return not self.problems
+
+    @property
+    def problems(self) -> tuple[Entry, ...]:
+        """The entries that stand in the way."""
+        return tuple(entry for entry in self.entries if entry.is_problem)
+
+    def __str__(self) -> str:
+        return table(self.entries, self._heading, self.left_alone)
+
+    def __repr__(self) -> str:
+        return f"<Plan {summary(self.entries, self._heading)}>"
+
+    @property
+    def _heading(self) -> str:
+        return "Linen -> NNX" if self.to_nnx else "NNX -> Linen"
+
+    def to_json(self) -> str:
+        """The plan as JSON text.
+
+        Returns:
+          An object with `ok`, `direction`, `left_alone`, and `entries` with the fields of `Entry`.
+        """
+        return json.dumps(
+            {
+                "ok": self.ok,
+                "direction": "linen_to_nnx" if self.to_nnx else "nnx_to_linen",
+                "left_alone": self.left_alone,
+                "entries": [vars(entry) for entry in self.entries],
+            },
+            indent=2,
+        )
+
+    def inverse(self) -> Plan:
+        """The plan of the other direction, whose source is this plan's target."""
+        return Plan(
+            self._found, self._variables, self._model, self.left_alone, to_nnx=not self.to_nnx
+        )
+
+    def apply(self) -> Any:
+        """Moves the values: all of them, or none.
+
+        Returns:
+          The NNX model, whose Variables stay the same objects and keep dtype and sharding; or new
+          Linen variables with the target's boxes. There, what is no weight is the target's own; of
+          an abstract target it is left out.
+
+        Raises:
+          PortError: the plan has problems, or the source holds no values.
+        """
+        if self.problems:
+            raise PortError(
+                "the plan is not clean",
+                map(str, self.problems),
+                "Name the places in rules={'Linen path': 'nnx.path'}, or change one of the models.",
+            )
+        if self.to_nnx:
+            write_nnx(self._found)
+            return self._model
+        return linen_variables(self._found, self._variables)
+
+    def convert(self, tree: Any) -> dict[tuple[str, Path], Any]:
+        """The same moves on another tree of the source's shape, such as gradients; pure.
+
+        Args:
+          tree: for a Linen source, variables or parameters alone; for an NNX source, a module, a
+            State or nested dicts. It may lack leaves. Arrays of any dtype.
+
+        Returns:
+          Arrays by (collection, path) of the target. What has no place there is left out, what has
+          no source is zero.
+
+        Raises:
+          PortError: part of what makes up one leaf is missing.
+          ConversionError: not such a tree.
+        """
+        if self.to_nnx:
+            moved = _moving.to_nnx(self._found, _moving.linen_values(tree, self._collections))
+            collections = {node.path: node.collection for node in self._found.nnx_leaves()}
+            return {(collections[path] or "", path): value for path, value in moved.items()}
+        return dict(_moving.to_linen(self._found, _moving.nnx_values(tree)))
+
+    def apply_optimizer(self, source: Any, target: Any) -> Any:
+        """Moves optimizer state and step along with the parameters: all of it, or nothing.
+
+        Args:
+          source: for a Linen source, a `TrainState` or any dataclass with `opt_state` and `step`;
+            for an NNX source, an `nnx.Optimizer`.
+          target: the other one of the two, made with the same optax transformation.
+
+        Returns:
+          The `nnx.Optimizer`, written in place; or the train state with new `opt_state` and `step`
+          (and the parameters that it had).
+
+        Raises:
+          PortError: the states have not the same structure, or a value has no place.
+          ConversionError: source or target is not what the plan's direction asks for.
+
+        Source: flax/nnx/training/optimizer.py:Optimizer @ 0.12.8
+        """
+        states = (source, target) if self.to_nnx else (target, source)
+        if not hasattr(states[0], "opt_state") or isinstance(states[0], nnx.Optimizer):
+            raise mapping_error(states[0], "a Linen train state; plan.inverse() moves back")
+        if not isinstance(states[1], nnx.Optimizer):
+            raise mapping_error(states[1], "an nnx.Optimizer")
+        port = OptimizerPort(self._found, self._collections)
+        return port.to_nnx(source, target) if self.to_nnx else port.to_linen(source, target)
+
+    @property
+    def _collections(self) -> tuple[str, ...]:
+        return tuple(self._variables)
+
+
+def plan(source: Any, target: Any, rules: Mapping[str, str] | None = None) -> Plan:
+    r"""What moving the values of one model into its re-implementation would do.
+
+    Flax's own layers are matched by rules of their own, the rest by name, and what has another name
+    if it can be only one thing. Two modules that could be exchanged are never guessed at; a table
+    of rules settles them. Names, shapes and dtypes are compared: a wrong value, a square kernel
+    that is transposed, or two layers of the same shape whose values were swapped show only when
+    both models run.
+
+    Args:
+      source: Linen variables (`{collection: {name: array or box}}`), or an NNX module or State.
+      target: the other kind: an NNX module, or Linen variables, also abstract ones such as
+        `jax.eval_shape(module.init, key, x)` returns. A `bridge.ToNNX` inside the NNX module
+        matches by its Linen paths.
+      rules: NNX paths by regular expressions for Linen paths, whatever the direction:
+        `{'encoder/Dense_0': 'encoder.fc1', r'block_(\d+)': r'blocks.\1'}`. `'blocks.*'` says that
+        the leaves of the Linen path are stacked, `r'blocks[\1]'` that those of the NNX path are.
+
+    Returns:
+      The plan: `print(plan)` shows it, `plan.ok` says whether it is clean, `plan.apply()` does it.
+
+    Raises:
+      ConversionError: not one of each kind.
+
+    Example::
+
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import linen as nn, nnx
+      >>> from bridge import port
+      >>> linen = nn.Sequential([nn.Dense(4), nn.Dense(2)])
+      >>> variables = linen.init(jax.random.key(0), jnp.ones((1, 3)))
+      >>> rngs = nnx.Rngs(1)
+      >>> model = nnx.Sequential(nnx.Linear(3, 4, rngs=rngs), nnx.Linear(4, 2, rngs=rngs))
+      >>> plan = port.plan(variables, model)
+      >>> plan.ok, plan.entries[0].source, plan.entries[0].target
+      (True, ('params/layers_0/bias',), ('layers.0.bias',))
+      >>> x = jnp.ones((1, 3))
+      >>> bool((plan.apply()(x) == linen.apply(variables, x)).all())
+      True
+    """
+    to_nnx = _is_nnx(target)
+    if to_nnx == _is_nnx(source):
+        raise ConversionError(
+            "plan expected Linen variables and an NNX module, in either order, found"
+            f" {type(source).__name__} and {type(target).__name__}"
+        )
+    variables, model = (source, target) if to_nnx else (target, source)
+    if isinstance(variables, nn.Module):
+        raise ConversionError(
+            f"plan expected Linen variables, found the module {type(variables).__name__}; give what"
+            " module.init returns, or jax.eval_shape(module.init, key, x) for their shapes"
+        )
+    linen, linen_left = linen_tree(_linen_side.from_variables(variables))
+    root, nnx_left = nnx_tree(model)
+    found = correspondence(linen, root, rules or {})
+    extra = ["nnx"] if "nnx" in variables else []
+    left_alone = (
+        *map(linen_text, linen_left),
+        *extra,
+        *(nnx_text(path) for _, path in nnx_left),
+    )
+    return Plan(found, variables, model, left_alone, to_nnx=to_nnx)
+
+
+def _is_nnx(side: Any) -> bool:
+    return isinstance(side, nnx.Pytree | nnx.State)

@@ -1,0 +1,252 @@
+"""Which modules of the two sides can only be each other, whatever they are called.
+
+A module's signature says how many layers it holds and, for each, the collections, names and shapes
+of its leaves in Linen's layout. Two modules fit if their signatures agree and the class that an
+automatic Linen name such as `Dense_0` tells does not contradict. They are paired only if each of
+them fits no other.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from flax import nnx
+
+from bridge._neutral import Path
+from bridge._to_nnx import ToNNX
+
+from ._context import Context, Settled, without_axis
+from ._layers import NORMS, is_linen_layer, norm_leaves, rule_of
+from ._trees import LinenNode, NNXNode, shape_of
+
+Signature = Counter[frozenset[tuple[str, str, Any]]]
+_AUTOMATIC = re.compile(r"([A-Za-z]\w*)_\d+")
+# Flax's composite layers whose parts may have been given names of their own.
+_OPEN = (nnx.RNN, nnx.Bidirectional, nnx.Sequential, nnx.LoRA)
+
+
+def nnx_signature(node: NNXNode, context: Context) -> Signature:
+    """The layers of an NNX module in Linen's layout."""
+    groups: dict[Path, set[tuple[str, str, Any]]] = {}
+    for group, collection, name, shape in _linen_form(node, context):
+        groups.setdefault(group, set()).add((collection, name, shape))
+    return Counter(frozenset(group) for group in groups.values())
+
+
+def linen_signature(node: LinenNode, context: Context) -> Signature:
+    """The layers of a Linen scope."""
+    signature: Signature = Counter()
+    for scope in node.walk():
+        own = _own_leaves(scope, context)
+        if own:
+            signature[own] += 1
+    return signature
+
+
+def matches(
+    wanted: Sequence[NNXNode],
+    found: Sequence[LinenNode],
+    context: Context,
+    classes: frozenset[str],
+) -> dict[NNXNode, list[LinenNode]]:
+    """The Linen scopes that each NNX module could be.
+
+    Args:
+      wanted: NNX modules.
+      found: Linen scopes.
+      context: whether they are stacked.
+      classes: the names of all classes in the NNX model.
+    """
+    cores = {nnx_core(node): nnx_signature_of_pair(node, context) for node in wanted}
+    scopes = {linen_core(node): linen_signature_of_pair(node, context) for node in found}
+    return {
+        node: [
+            scope
+            for scope, other in scopes.items()
+            if signature and signature == other and _types_agree(node, scope, classes)
+        ]
+        for node, signature in cores.items()
+    }
+
+
+def only_pairs(
+    candidates: dict[NNXNode, list[LinenNode]],
+) -> list[tuple[NNXNode, LinenNode]]:
+    """The pairs of which neither side fits anything else."""
+    wanted_by = Counter(scope for scopes in candidates.values() for scope in scopes)
+    return [
+        (node, scopes[0])
+        for node, scopes in candidates.items()
+        if len(scopes) == 1 and wanted_by[scopes[0]] == 1
+    ]
+
+
+def open_modules(
+    node: NNXNode, settled: Settled, context: Context, *, deep: bool
+) -> Iterator[NNXNode]:
+    """The NNX modules below a node that still need a counterpart.
+
+    Args:
+      node: a module.
+      settled: the nodes that are spoken for.
+      context: which of several stacked layers the module is.
+      deep: whether also those below such modules, and below modules that are in parts settled.
+    """
+    for key, child in node.children.items():
+        if child.is_leaf or not settled.is_free(child, context):
+            continue
+        # A norm's layer goes with the norm.
+        if isinstance(node.item, NORMS) and key == "layer_instance":
+            continue
+        if not child.is_container and _is_untouched(child, settled, context):
+            yield child
+        if child.is_container or (deep and is_open(child)):
+            yield from open_modules(child, settled, context, deep=deep)
+
+
+def open_scopes(
+    scope: LinenNode, settled: Settled, context: Context, *, deep: bool
+) -> Iterator[LinenNode]:
+    """The Linen scopes below a scope that still need a counterpart; as `open_modules`."""
+    for child in scope.children.values():
+        if child.children and settled.is_free(child, context):
+            if _is_untouched(child, settled, context):
+                yield child
+            if deep:
+                yield from open_scopes(child, settled, context, deep=deep)
+
+
+def _is_untouched(node: NNXNode | LinenNode, settled: Settled, context: Context) -> bool:
+    return all(settled.is_free(each, context) for each in node.walk())
+
+
+def is_open(node: NNXNode) -> bool:
+    """Whether the parts of an NNX module may be looked for one by one."""
+    if node.is_leaf or isinstance(node.item, ToNNX):
+        return False
+    rule = rule_of(node.cls)
+    return rule is None or isinstance(node.item, _OPEN)
+
+
+def nnx_core(node: NNXNode) -> NNXNode:
+    """The module that a chain of modules with one child each holds."""
+    while is_open(node) and len(node.children) == 1:
+        (child,) = node.children.values()
+        if child.is_leaf:
+            break
+        node = child
+    return node
+
+
+def linen_core(node: LinenNode) -> LinenNode:
+    """The scope that a chain of scopes with one child each holds."""
+    while len(node.children) == 1:
+        (child,) = node.children.values()
+        if child.leaves or not child.children:
+            break
+        node = child
+    return node
+
+
+def nnx_signature_of_pair(node: NNXNode, context: Context) -> Signature:
+    """As `nnx_signature`; of a norm only what is not in the layer it normalises."""
+    node = nnx_core(node)
+    if isinstance(node.item, NORMS):
+        return Counter([frozenset((c, n, s) for _, c, n, s in _norm_leaves(node, context))])
+    return nnx_signature(node, context)
+
+
+def linen_signature_of_pair(node: LinenNode, context: Context) -> Signature:
+    """As `linen_signature`; of a norm only what is not in the layer it normalises."""
+    node = linen_core(node)
+    if any("/" in name for name in node.children):
+        return Counter([_own_leaves(node, context)])
+    return linen_signature(node, context)
+
+
+def _own_leaves(scope: LinenNode, context: Context) -> frozenset[tuple[str, str, Any]]:
+    return frozenset(
+        (collection, _without_layer(name), without_axis(shape_of(leaf.value), context.linen))
+        for collection, name, leaf in scope.own_leaves
+        if collection != "cache"
+    )
+
+
+def _without_layer(name: str) -> str:
+    """A norm's `Dense_0/kernel/u` as `/kernel/u`: the layer's name differs between the sides."""
+    _, slash, rest = name.partition("/")
+    return slash + rest if slash else name
+
+
+def _linen_form(node: NNXNode, context: Context) -> Iterator[tuple[Path, str, str, Any]]:
+    """(group, collection, name, shape) of the leaves below, in Linen's layout."""
+    rule = rule_of(node.cls)
+    if isinstance(node.item, ToNNX):
+        for (collection, path), leaf in node.children.items():
+            yield (*node.path, path[:-1]), collection, str(path[-1]), _shape(leaf, context)
+        return
+    if isinstance(node.item, NORMS):
+        yield from _norm_leaves(node, context)
+        yield from _linen_form(node.children["layer_instance"], context)
+        return
+    if rule is not None and rule.fused:
+        bias: Any = None
+        for path, parts in rule.fused.items():
+            leaf = node.at(path)
+            if leaf is not None:
+                shape = _shape(leaf, context)
+                shape = (*shape[:-1], shape[-1] // len(parts))
+                bias = shape[-1:]
+                for part in parts:
+                    yield (*node.path, part[:-1]), "params", part[-1], shape
+        for path in rule.zero:
+            yield (*node.path, path[:-1]), "params", path[-1], bias
+        return
+    for key, child in node.children.items():
+        if not child.is_leaf:
+            yield from _linen_form(child, context)
+        # Adapters have no place in the model they adapt, arrays are no weights.
+        elif child.is_variable and not is_adapter(child) and child.collection != "cache":
+            collection = "params" if child.is_param else child.collection or ""
+            yield node.path, collection, str(key), _shape(child, context)
+
+
+def _norm_leaves(node: NNXNode, context: Context) -> Iterator[tuple[Path, str, str, Any]]:
+    held = {key: child.children for key, child in node.children.items()}
+    for path, name, leaf in norm_leaves(node.item, held):
+        # A scale is a bare array in NNX.
+        collection = (leaf.is_variable and leaf.collection) or "params"
+        text = "/".join(["", *map(str, path), name])
+        yield (*node.path, "norm"), collection, text, _shape(leaf, context)
+
+
+def is_adapter(node: NNXNode) -> bool:
+    """Whether a leaf belongs to a LoRA adapter."""
+    return node.is_variable and issubclass(node.item.var_type, nnx.LoRAParam)
+
+
+def _shape(leaf: NNXNode, context: Context) -> Any:
+    return without_axis(shape_of(leaf.value), context.nnx)
+
+
+def _types_agree(node: NNXNode, scope: LinenNode, classes: frozenset[str]) -> bool:
+    """Whether the class that an automatic name tells is one that the NNX module can be."""
+    match = _AUTOMATIC.fullmatch(str(scope.path[-1])) if scope.path else None
+    if (
+        match is None
+        or node.cls is None
+        or not (is_linen_layer(match.group(1)) or match.group(1) in classes)
+    ):
+        return True
+    return match.group(1) in _type_names(node)
+
+
+def _type_names(node: NNXNode) -> set[str]:
+    if isinstance(node.item, ToNNX):
+        return {base.__name__ for base in type(node.item.to_nnx__module).__mro__}
+    rule = rule_of(node.cls)
+    own = {base.__name__ for base in node.cls.__mro__} if node.cls else set()
+    return own | (rule.linen if rule else set())

@@ -1,0 +1,230 @@
+"""Both sides as trees of modules, with the shapes of their leaves.
+
+Only names, classes and shapes are looked at here, never a value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+import registry
+from bridge import _nnx_side
+from bridge._errors import path_text
+from bridge._linen_variables import held_variables
+from bridge._neutral import Address, Key, Leaf, Neutral, Path
+from bridge._to_nnx import ToNNX
+
+_NO_WEIGHTS = ("intermediates", "perturbations", "nnx")
+
+
+@dataclasses.dataclass(eq=False)
+class LinenNode:
+    """A scope of Linen variables: what is at one path in all collections.
+
+    Attributes:
+      path: the scope's path.
+      parent: the scope around it, None for the root.
+      children: scopes and leaves below by the text of their name.
+      leaves: the leaf at this very path by collection.
+    """
+
+    path: Path
+    parent: LinenNode | None = None
+    children: dict[str, LinenNode] = dataclasses.field(default_factory=dict)
+    leaves: dict[str, Leaf] = dataclasses.field(default_factory=dict)
+
+    def walk(self) -> Iterator[LinenNode]:
+        """This node and all below it, the outer ones first."""
+        yield self
+        for child in self.children.values():
+            yield from child.walk()
+
+    def at(self, path: Path) -> LinenNode | None:
+        """The node at a path below this one."""
+        node: LinenNode | None = self
+        for key in path:
+            node = node and node.children.get(str(key))
+        return node
+
+    @property
+    def own_leaves(self) -> Iterator[tuple[str, str, Leaf]]:
+        """(collection, name, leaf) of the leaves that lie directly below."""
+        for name, child in self.children.items():
+            for collection, leaf in child.leaves.items():
+                yield collection, name, leaf
+
+
+@dataclasses.dataclass(eq=False)
+class NNXNode:
+    """A module, a container or a leaf of an NNX model.
+
+    Attributes:
+      path: its path, as `nnx.state` has it.
+      item: the object; a Variable or an array if this is a leaf.
+      children: what lies below by key.
+      collection: a leaf's collection.
+    """
+
+    path: Path
+    item: Any = None
+    children: dict[Key, NNXNode] = dataclasses.field(default_factory=dict)
+    collection: str | None = None
+
+    @property
+    def is_leaf(self) -> bool:
+        return self.collection is not None
+
+    @property
+    def is_container(self) -> bool:
+        """Whether this is a list, tuple or dict, which Linen joins into the names of its items."""
+        if isinstance(self.item, nnx.List | nnx.Dict | list | tuple | dict):
+            return True
+        # A State has no classes.
+        return self.item is None and all(isinstance(key, int) for key in self.children)
+
+    @property
+    def cls(self) -> type[Any] | None:
+        return None if self.item is None or self.is_leaf else type(self.item)
+
+    @property
+    def value(self) -> Any:
+        """A leaf's value as it is stored."""
+        return _nnx_side.raw_value(self.item) if self.is_variable else self.item
+
+    @property
+    def is_variable(self) -> bool:
+        return isinstance(self.item, nnx.Variable)
+
+    @property
+    def is_param(self) -> bool:
+        return self.is_variable and issubclass(self.item.var_type, nnx.Param)
+
+    def walk(self) -> Iterator[NNXNode]:
+        """This node and all below it, the outer ones first."""
+        yield self
+        for child in self.children.values():
+            yield from child.walk()
+
+    def at(self, path: Path) -> NNXNode | None:
+        """The node at a path below this one; a key may be the text of an integer."""
+        node: NNXNode | None = self
+        for key in path:
+            by_text = {str(k): child for k, child in node.children.items()}
+            node = by_text.get(str(key))
+            if node is None:
+                return None
+        return node
+
+
+def linen_tree(neutral: Neutral) -> tuple[LinenNode, list[Address]]:
+    """The tree of Linen variables, and the addresses of what is no weight and left out of it."""
+    root, left_out = LinenNode(()), []
+    for (collection, path), leaf in neutral.items():
+        if leaf.is_empty:
+            continue
+        if _is_no_weight(collection):
+            left_out.append((collection, path))
+            continue
+        node = root
+        for key in path:
+            node = node.children.setdefault(str(key), LinenNode((*node.path, key), node))
+        node.leaves[collection] = leaf
+    return root, left_out
+
+
+def nnx_tree(model: Any) -> tuple[NNXNode, list[Address]]:
+    """The tree of an NNX module or a State, and the addresses of what is no weight in it."""
+    active = registry.current()
+    root, left_out = NNXNode(()), []
+    wrappers: dict[Path, NNXNode] = {}
+    items = list(_items(model))
+    inside = {path for path, item in items if isinstance(item, ToNNX)}
+    # From the outside in, so that a wrapper is met before what is in it.
+    for path, item in sorted(items, key=lambda entry: len(entry[0])):
+        if any(path[:n] in inside for n in range(len(path))):
+            continue
+        is_leaf = isinstance(item, nnx.Variable) or _is_array(item)
+        if not is_leaf:
+            if isinstance(item, nnx.Pytree | list | tuple | dict):
+                _node(root, path).item = item
+                if isinstance(item, ToNNX):
+                    wrappers[path] = _node(root, path)
+            continue
+        collection, _ = _nnx_side.address_of(path, item, active)
+        if _is_no_weight(collection) or _is_key(item):
+            left_out.append((collection, path))
+            continue
+        node = _node(root, path)
+        node.item, node.collection = item, collection
+    for path, node in wrappers.items():
+        for (collection, linen_path), held in held_variables(node.item).items():
+            if _is_no_weight(collection):
+                left_out.append((collection, (*path, *held.path)))
+                continue
+            # Keyed by its Linen address: a name that two collections share has two of them.
+            leaf = NNXNode((*path, *held.path), held.variable, collection=collection)
+            node.children[collection, linen_path] = leaf
+    _prune(root)
+    return root, left_out
+
+
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    """A leaf's shape, None if it is no array."""
+    return tuple(value.shape) if hasattr(value, "shape") else None
+
+
+def linen_text(address: Address) -> str:
+    """A Linen address as the report writes it."""
+    return path_text(*address)
+
+
+def nnx_text(path: Path) -> str:
+    """An NNX path as the report writes it."""
+    return ".".join("/".join(map(str, key)) if isinstance(key, tuple) else str(key) for key in path)
+
+
+def _items(model: Any) -> Iterator[tuple[Path, Any]]:
+    if isinstance(model, nnx.Pytree):
+        for path, item in nnx.iter_graph(model, graph=True):
+            if not any(str(key).startswith("_pytree__") or key == "__captures__" for key in path):
+                yield path, item
+    else:
+        yield from _nnx_side.walk(cast(Mapping[Any, Any], model))
+
+
+def _node(root: NNXNode, path: Path) -> NNXNode:
+    node = root
+    for key in path:
+        node = node.children.setdefault(key, NNXNode((*node.path, key)))
+    return node
+
+
+def _prune(node: NNXNode) -> bool:
+    """Takes out modules without weights; returns whether the node has any."""
+    for key, child in list(node.children.items()):
+        if not _prune(child):
+            del node.children[key]
+    return node.is_leaf or bool(node.children) or isinstance(node.item, ToNNX)
+
+
+def _is_no_weight(collection: str) -> bool:
+    if collection in _NO_WEIGHTS:
+        return True
+    typ = registry.current().type_from_name(collection)
+    return issubclass(typ, nnx.RngState | nnx.Intermediate | nnx.Perturbation)
+
+
+def _is_array(item: Any) -> bool:
+    return isinstance(item, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
+
+
+def _is_key(item: Any) -> bool:
+    dtype = getattr(item, "dtype", None)
+    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)

@@ -1,0 +1,394 @@
+"""`jit_partial` is `nnx.jit` with modules bound, whatever they hold and however they change."""
+
+import sys
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import errors, nnx
+from flax import linen as nn
+
+import bridge
+import registry
+from tests.strategies import exact
+
+X = jax.random.normal(jax.random.key(7), (4, 3))
+
+
+class LinenLayers(nn.Module):
+    """Parameters, running statistics and a stream."""
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        x = nn.Dense(3)(x)
+        x = nn.BatchNorm(use_running_average=not train)(x)
+        return nn.Dropout(0.5)(x, deterministic=not train)
+
+
+class LinenSower(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(3)(x)
+        self.sow("intermediates", "hidden", x)
+        return x
+
+
+class Mixed(nnx.Module):
+    """A wrapped module beside a native one, in a list and under two names."""
+
+    def __init__(self, *, rngs):
+        self.layers = nnx.List([nnx.Linear(3, 3, rngs=rngs), wrapped(rngs)])
+        self.first = self.layers[0]
+        self.scale = nnx.data(jnp.full((), 2.0))
+        self.calls = nnx.Variable(jnp.zeros((), jnp.int32))
+
+    def __call__(self, x):
+        self.calls[...] += 1
+        for layer in self.layers:
+            x = layer(x)
+        return self.first(x) * self.scale
+
+
+def wrapped(rngs=None):
+    rngs = nnx.Rngs(0, dropout=1) if rngs is None else rngs
+    return bridge.ToNNX(LinenLayers(), rngs=rngs).lazy_init(X)
+
+
+def mixed():
+    return Mixed(rngs=nnx.Rngs(0, dropout=1))
+
+
+def sower():
+    model = bridge.ToNNX(LinenSower(), rngs=nnx.Rngs(0), mutable=["intermediates"])
+    bridge.lazy_init(model, X)
+    return model
+
+
+def call(model, x):
+    return model(x)
+
+
+def everything(model):
+    return exact(nnx.to_pure_dict(nnx.state(model, graph=True)))
+
+
+def assert_same_as_nnx_jit(make, fun, *changes):
+    """Two calls, and two more after each change, return and leave what those of `nnx.jit` do."""
+    model, reference = make(), make()
+    compiled, native = bridge.jit_partial(fun, model), nnx.jit(fun)
+    for change in (lambda model: None, *changes):
+        change(model)
+        change(reference)
+        for _ in range(2):
+            assert exact(compiled(X)) == exact(native(reference, X))
+            assert everything(model) == everything(reference)
+
+
+@pytest.mark.parametrize("make", [wrapped, mixed, sower])
+def test_it_returns_and_leaves_what_nnx_jit_does(make):
+    assert_same_as_nnx_jit(make, call)
+
+
+def test_it_follows_train_and_eval():
+    assert_same_as_nnx_jit(mixed, call, lambda m: m.train(), lambda m: m.eval())
+
+
+def replace_a_kernel(model):
+    model.first.kernel = nnx.Param(jnp.ones((3, 3)))
+
+
+def replace_a_layer(model):
+    model.layers[1] = nnx.Linear(3, 3, rngs=nnx.Rngs(5))
+
+
+def replace_an_array(model):
+    model.scale = jnp.full((), 3.0)
+
+
+def add_an_alias(model):
+    model.again = model.first
+
+
+def remove_an_attribute(model):
+    del model.first.bias
+    model.first.bias = nnx.Param(jnp.full((3,), 0.5))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [replace_a_kernel, replace_a_layer, replace_an_array, add_an_alias, remove_an_attribute],
+)
+def test_it_follows_a_change_of_the_modules(change):
+    assert_same_as_nnx_jit(mixed, call, change)
+
+
+def test_two_attributes_that_change_names_are_told_apart():
+    class Pair(nnx.Module):
+        def __init__(self):
+            self.a, self.b = nnx.Param(jnp.zeros(())), nnx.Param(jnp.ones(()))
+
+        def swap(self):
+            a, b = self.a, self.b
+            del self.a, self.b
+            self.b, self.a = a, b
+
+    assert_same_as_nnx_jit(Pair, lambda model, x: x * model.a - model.b, Pair.swap)
+
+
+def test_an_item_of_a_plain_list_may_be_replaced():
+    class Listed(nnx.Module):
+        def __init__(self):
+            self.scales = nnx.data([nnx.Param(jnp.ones(())), nnx.Param(jnp.ones(()))])
+
+    def replace(model):
+        model.scales[1] = nnx.Param(jnp.full((), 4.0))
+
+    def fun(model, x):
+        return x * model.scales[0] * model.scales[1]
+
+    assert_same_as_nnx_jit(Listed, fun, replace)
+
+
+def test_sown_values_that_are_popped_are_sown_again():
+    assert_same_as_nnx_jit(sower, call, lambda model: nnx.pop(model, nnx.Intermediate))
+
+
+def test_a_new_attribute_and_a_new_value_of_a_bare_array_are_kept():
+    def fun(model, x):
+        model.latest = nnx.Cache(x)
+        model.scale = model.scale + 1
+        return model(x)
+
+    assert_same_as_nnx_jit(mixed, fun)
+
+
+def test_several_modules_may_share_parts():
+    def step(model, optimizer, x):
+        loss, gradient = nnx.value_and_grad(lambda model: jnp.mean(model(x) ** 2))(model)
+        optimizer.update(model, gradient)
+        return loss
+
+    def made():
+        model = mixed()
+        model.train()
+        return model, nnx.Optimizer(model, optax.sgd(1e-2), wrt=nnx.Param)
+
+    model, optimizer = made()
+    native_model, native_optimizer = made()
+    compiled, native = bridge.jit_partial(step, model, optimizer), nnx.jit(step)
+    for _ in range(3):
+        assert exact(compiled(X)) == exact(native(native_model, native_optimizer, X))
+    assert everything(model) == everything(native_model)
+    assert everything(optimizer) == everything(native_optimizer)
+
+
+def test_a_variable_keeps_its_identity():
+    model = wrapped()
+    model.train()
+    mean = model.BatchNorm_0["mean"]
+    before = np.asarray(mean[...])
+    bridge.jit_partial(call, model)(X)
+    assert model.BatchNorm_0["mean"] is mean
+    assert not np.array_equal(before, mean[...])
+
+
+def test_a_change_made_outside_is_seen():
+    model = mixed()
+    compiled = bridge.jit_partial(call, model)
+    compiled(X)
+    model.first.kernel[...] = jnp.zeros((3, 3))
+    model.first.bias[...] = jnp.ones(3)
+    np.testing.assert_array_equal(compiled(X), jnp.full((4, 3), 2.0))
+
+
+def test_each_structure_is_traced_once():
+    traces = []
+
+    def fun(model, x):
+        traces.append(1)
+        return model(x)
+
+    model = wrapped()
+    compiled = bridge.jit_partial(fun, model)
+    for change in (model.train, model.eval, model.train, model.eval):
+        change()
+        compiled(X)
+        compiled(X)
+    assert len(traces) == 2
+
+
+def test_another_registry_is_another_program():
+    class Statistic(nnx.Variable): ...
+
+    traces = []
+
+    def fun(model, x):
+        traces.append(1)
+        return model(x)
+
+    compiled = bridge.jit_partial(fun, wrapped())
+    compiled(X)
+    with registry.use(registry.current().extend({"statistics": Statistic})):
+        compiled(X)
+    compiled(X)
+    assert len(traces) == 2
+
+
+@pytest.mark.parametrize("donate", [False, True])
+def test_a_static_argument_is_a_python_value(donate):
+    def fun(model, x, *, times):
+        model.calls[...] += times
+        return [x * model.scale] * times
+
+    model = mixed()
+    compiled = bridge.jit_partial(fun, model, static_argnames="times", donate=donate)
+    assert [len(compiled(X, times=n)) for n in (1, 3)] == [1, 3]
+    assert int(model.calls[...]) == 4
+
+
+@pytest.mark.parametrize("make", [wrapped, mixed])
+def test_donating_changes_no_value_and_frees_what_is_replaced(make):
+    models = make(), make()
+    compiled = [
+        bridge.jit_partial(call, m, donate=d) for m, d in zip(models, (True, False), strict=True)
+    ]
+    for model in models:
+        model.train()
+    old = nnx.to_flat_state(nnx.state(models[0], nnx.BatchStat))
+    arrays = [variable.get_raw_value() for _, variable in old]
+    for _ in range(2):
+        assert exact(compiled[0](X)) == exact(compiled[1](X))
+    assert everything(models[0]) == everything(models[1])
+    assert all(array.is_deleted() for array in arrays)
+    kept = nnx.state(models[0], nnx.Param)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(kept))
+
+
+def test_an_error_in_the_function_leaves_the_model_alone():
+    def fun(model, x):
+        model(x)
+        raise ZeroDivisionError
+
+    model = mixed()
+    model.train()
+    before = everything(model)
+    with pytest.raises(ZeroDivisionError):
+        bridge.jit_partial(fun, model)(X)
+    assert everything(model) == before
+
+
+@pytest.mark.parametrize("other", [nnx.Linear(3, 3, rngs=nnx.Rngs(0)), nnx.Param(jnp.ones(3))])
+def test_what_has_a_state_and_is_not_bound_is_refused(other):
+    compiled = bridge.jit_partial(lambda model, others, x: x, mixed())
+    with pytest.raises(bridge.InvalidModuleError, match="bind what has a state") as caught:
+        compiled([other], X)
+    assert type(caught.value.found) is type(other)
+
+
+def test_a_state_is_an_argument_like_any_pytree():
+    model = mixed()
+    state = nnx.state(model, nnx.Param)
+    compiled = bridge.jit_partial(lambda model, state: jax.tree.map(jnp.sum, state), model)
+    assert exact(nnx.to_pure_dict(compiled(state))) == exact(
+        nnx.to_pure_dict(jax.jit(lambda s: jax.tree.map(jnp.sum, s))(state))
+    )
+
+
+def test_nothing_to_bind_is_refused():
+    with pytest.raises(bridge.InvalidModuleError, match="behind the function"):
+        bridge.jit_partial(call)
+
+
+def test_inside_another_trace_a_call_that_changes_nothing_works():
+    model = wrapped()
+    compiled = bridge.jit_partial(call, model)
+    np.testing.assert_array_equal(jax.jit(lambda x: compiled(x) + 0)(X), nnx.jit(call)(model, X))
+
+
+def test_inside_another_trace_a_call_that_changes_the_model_raises():
+    model = wrapped()
+    model.train()
+    before = everything(model)
+    compiled = bridge.jit_partial(call, model)
+    with pytest.raises(errors.TraceContextError):
+        jax.jit(compiled)(X)
+    assert everything(model) == before
+
+
+def test_in_tree_mode_it_does_the_same():
+    model, reference = wrapped(), wrapped()
+    with nnx.set_graph_mode(False):
+        compiled = bridge.jit_partial(call, model)
+        for _ in range(2):
+            model.train()
+            reference.train()
+            assert exact(compiled(X)) == exact(nnx.jit(call)(reference, X))
+    assert everything(model) == everything(reference)
+
+
+def test_hijax_variables_are_updated_too():
+    class Counter(nnx.Module):
+        def __init__(self):
+            self.count = nnx.Variable(jnp.zeros((), jnp.int32))
+
+        def __call__(self, x):
+            self.count[...] += 1
+            return x * self.count[...]
+
+    with nnx.var_defaults(hijax=True):
+        model = Counter()
+    compiled = bridge.jit_partial(call, model)
+    for count in (1, 2):
+        np.testing.assert_array_equal(compiled(X), X * count)
+        assert int(model.count[...]) == count
+
+
+def test_calls_from_several_threads_take_turns():
+    model = mixed()
+    model.train()
+
+    def fun(model, x):
+        model.calls[...] += 1
+        return model.calls[...]
+
+    compiled = bridge.jit_partial(fun, model)
+    seen, barrier = [], threading.Barrier(4)
+
+    def run():
+        barrier.wait()
+        seen.extend(int(compiled(X)) for _ in range(25))
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(seen) == list(range(1, 101))
+
+
+def test_a_call_runs_no_more_python_for_a_larger_model():
+    class Deep(nn.Module):
+        layers: int
+
+        @nn.compact
+        def __call__(self, x):
+            for _ in range(self.layers):
+                x = nn.Dense(3)(x)
+            return x
+
+    def calls_of_python(layers):
+        model = bridge.ToNNX(Deep(layers), rngs=nnx.Rngs(0)).lazy_init(X)
+        compiled = bridge.jit_partial(call, model)
+        compiled(X)
+        calls = []
+        sys.setprofile(lambda frame, event, argument: calls.append(1) if event == "call" else None)
+        try:
+            compiled(X)
+        finally:
+            sys.setprofile(None)
+        return len(calls)
+
+    assert calls_of_python(1) == calls_of_python(9)

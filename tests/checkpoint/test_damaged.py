@@ -1,0 +1,171 @@
+"""A checkpoint that is damaged or was never finished: what is lost is named, nothing is changed."""
+
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import linen as nn
+from flax import nnx, serialization
+
+import bridge
+from bridge import checkpoint
+from bridge.checkpoint import CheckpointError, CheckpointNotFoundError
+from bridge.checkpoint._files import absolute
+from tests.models import snapshot
+from tests.strategies import exact
+
+# Orbax reads arrays side by side in an event loop, which it closes when the first one fails. What
+# tensorstore reports of the others then finds no loop, and nobody waits for it any more.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+VARIABLES = {"params": {"a": jnp.ones((2, 3)), "b": (jnp.ones(4), 3)}}
+
+
+def damaged(path, tmp_path, name, size=0.5):
+    """A copy of a checkpoint one of whose files is cut off."""
+    copy = tmp_path / "damaged"
+    shutil.copytree(path, copy)
+    file = copy / name
+    content = file.read_bytes()
+    file.write_bytes(content[: int(len(content) * size)])
+    return copy
+
+
+def data_files(path):
+    """The files that hold the arrays, the largest last."""
+    files = [file for file in (path / "variables").rglob("d/*") if file.is_file()]
+    return sorted(files, key=lambda file: file.stat().st_size)
+
+
+@pytest.fixture(scope="module")
+def large_path(tmp_path_factory):
+    """A checkpoint whose arrays are too large to be in one file with the others'."""
+    path = tmp_path_factory.mktemp("large") / "checkpoint"
+    checkpoint.save(path, {"params": {name: noise(i) for i, name in enumerate("abc")}})
+    return path
+
+
+def noise(seed):
+    """Values that do not compress."""
+    return np.asarray(jax.random.normal(jax.random.key(seed), (2000,)))
+
+
+def test_a_truncated_array_is_named_and_the_model_stays_as_it_was(large_path, tmp_path):
+    name = data_files(large_path)[-1].relative_to(large_path)
+    path = damaged(large_path, tmp_path, name)
+    state = nnx.State({name: nnx.Param(jnp.zeros(2000)) for name in "abc"})
+    module = bridge.ToNNX.from_variables(nn.Dense(1), {"params": nnx.to_pure_dict(state)})
+    before = snapshot(module)
+    for target in (module, state, None):
+        with pytest.raises(CheckpointError) as caught:
+            checkpoint.restore(path, target)
+        named = {where for where, _ in caught.value.unreadable}
+        assert named < {"params/a", "params/b", "params/c"}
+        assert len(named) >= 1
+    assert snapshot(module) == before
+    # What is whole can still be had.
+    whole = ({"a", "b", "c"} - {where.removeprefix("params/") for where in named}).pop()
+    target = {"params": {whole: jnp.zeros(2000)}}
+    restored = checkpoint.restore(path, target, allow_unexpected=True)
+    np.testing.assert_array_equal(restored["params"][whole], noise("abc".index(whole)))
+
+
+@pytest.mark.parametrize(
+    "name", ["bridge/metadata", "variables/manifest.ocdbt", "variables/_METADATA"]
+)
+def test_a_truncated_index_is_named(large_path, tmp_path, name):
+    path = damaged(large_path, tmp_path, name)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.restore(path)
+    assert caught.value.unreadable
+
+
+def test_a_file_that_is_gone_is_named(large_path, tmp_path):
+    shutil.copytree(large_path, tmp_path / "copy")
+    shutil.rmtree(tmp_path / "copy" / "variables")
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.restore(tmp_path / "copy")
+    assert {where for where, _ in caught.value.unreadable} == {"params/a", "params/b", "params/c"}
+
+
+def test_a_truncated_msgpack_file_is_named(tmp_path):
+    content = serialization.to_bytes({"params": {"w": jnp.ones(100)}})
+    (tmp_path / "file").write_bytes(content[:-50])
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.restore(tmp_path / "file")
+    assert caught.value.unreadable[0][0] == str(tmp_path / "file")
+
+
+def test_a_checkpoint_of_a_later_format_says_so(large_path, tmp_path):
+    shutil.copytree(large_path, tmp_path / "copy")
+    notes = tmp_path / "copy" / "bridge" / "metadata"
+    notes.write_text(notes.read_text().replace('"version": 1', '"version": 999'))
+    with pytest.raises(CheckpointError, match="999"):
+        checkpoint.restore(tmp_path / "copy")
+
+
+def test_an_interrupted_save_does_not_hide_the_previous_checkpoint(tmp_path, monkeypatch):
+    steps = tmp_path / "steps"
+    checkpoint.save(steps / "1", VARIABLES)
+
+    class KilledError(BaseException):
+        """Stands for the end of the process: nothing may catch it."""
+
+    def killed(*args, **kwargs):
+        raise KilledError
+
+    # All files are written by then, and the directory has not got its name.
+    monkeypatch.setattr(ocp.CompositeCheckpointHandler, "finalize", killed)
+    with pytest.raises(KilledError):
+        checkpoint.save(steps / "2", {"params": {"w": jnp.ones(2)}})
+    with pytest.raises(KilledError):
+        checkpoint.save(steps / "1", {"params": {"w": jnp.ones(2)}}, overwrite=True)
+    monkeypatch.undo()
+
+    left = [child.name for child in steps.iterdir()]
+    assert any("2.orbax-checkpoint-tmp" in name for name in left)
+    assert "2" not in left
+    with pytest.raises(CheckpointNotFoundError) as caught:
+        checkpoint.restore(steps / "2")
+    assert "interrupted" in str(caught.value)
+    assert isinstance(caught.value, FileNotFoundError)
+    for name in left:
+        if "orbax-checkpoint-tmp" in name:
+            with pytest.raises(CheckpointError, match="unfinished"):
+                checkpoint.restore(steps / name)
+    assert exact(checkpoint.restore(steps / "1")) == exact(VARIABLES)
+    # What is left does not disturb the next save.
+    checkpoint.save(steps / "2", {"params": {"w": jnp.ones(2)}})
+    checkpoint.save(steps / "1", {"params": {"w": jnp.ones(2)}}, overwrite=True)
+    for step in "12":
+        assert exact(checkpoint.restore(steps / step)) == exact({"params": {"w": jnp.ones(2)}})
+
+
+def test_a_replacement_that_was_interrupted_loses_neither_checkpoint(tmp_path, monkeypatch):
+    path = tmp_path / "model"
+    old, new = {"params": {"w": jnp.zeros(2)}}, {"params": {"w": jnp.ones(2)}}
+    checkpoint.save(path, old)
+    rename = type(absolute(path)).rename
+
+    def killed(self, target):
+        if self.name.endswith(".next"):
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    # The old one has left its place, and the new one is not there yet.
+    monkeypatch.setattr(type(absolute(path)), "rename", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(path, new, overwrite=True)
+    monkeypatch.undo()
+    with pytest.raises(CheckpointNotFoundError, match=r"'model.next', 'model.previous'"):
+        checkpoint.restore(path)
+    assert exact(checkpoint.restore(tmp_path / "model.previous")) == exact(old)
+    assert exact(checkpoint.restore(tmp_path / "model.next")) == exact(new)
+    # What is left does not disturb the next saves.
+    checkpoint.save(path, old)
+    checkpoint.save(path, new, overwrite=True)
+    assert exact(checkpoint.restore(path)) == exact(new)
+    assert [child.name for child in tmp_path.iterdir()] == ["model"]

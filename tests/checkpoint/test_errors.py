@@ -1,0 +1,205 @@
+"""A checkpoint that does not fit: every problem in one error, and nothing changed."""
+
+import pickle
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+import bridge
+from bridge import checkpoint
+from bridge.checkpoint import CheckpointError, CheckpointNotFoundError
+from tests.checkpoint.migrating_models import linen_variables, mixed_model, to_nnx_model
+from tests.models import snapshot
+from tests.strategies import exact
+
+VARIABLES = {
+    "params": {"a": jnp.ones((2, 3)), "b": jnp.ones(4), "c": jnp.ones(5), "extra": jnp.ones(1)},
+    "cache": {"deep": {10: (jnp.ones(1), jnp.ones(2))}},
+}
+TARGET = {
+    "params": {"a": jnp.zeros((2, 4)), "b": jnp.zeros(4, jnp.bfloat16), "c": jnp.zeros(5)},
+    "batch_stats": {"mean": jnp.zeros(6)},
+    "cache": {"deep": {10: (jnp.zeros(1), jnp.zeros(3))}},
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("errors") / "checkpoint"
+    checkpoint.save(path, VARIABLES)
+    return path
+
+
+@pytest.fixture(scope="module")
+def model_path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("errors") / "model"
+    checkpoint.save(path, linen_variables())
+    return path
+
+
+def test_one_error_lists_everything_that_does_not_fit(path):
+    before = exact(TARGET)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.restore(path, TARGET)
+    error = caught.value
+    assert error.path == str(path)
+    assert error.missing == (("batch_stats/mean", "float32[6]"),)
+    assert set(error.mis_shaped) == {
+        ("params/a", "float32[2, 4]", "float32[2, 3]"),
+        ("cache/deep/10/1", "float32[3]", "float32[2]"),
+    }
+    assert error.mis_typed == (("params/b", "bfloat16[4]", "float32[4]"),)
+    assert error.unexpected == ("params/extra",)
+    for where in ("batch_stats/mean", "params/a", "cache/deep/10/1", "params/b", "params/extra"):
+        assert f"- {where}: " in str(error)
+    assert isinstance(error, bridge.BridgeError)
+    assert isinstance(error, ValueError)
+    assert exact(TARGET) == before
+
+
+def test_the_error_pickles(path):
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.restore(path, TARGET)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (str(again), again.missing) == (str(caught.value), caught.value.missing)
+
+
+def test_missing_and_unexpected_leaves_are_allowed_on_request(path):
+    target = {"params": {"a": jnp.zeros((2, 3)), "new": jnp.full((2,), 7.0)}}
+    with pytest.raises(CheckpointError, match="allow_missing=True"):
+        checkpoint.restore(path, target, allow_unexpected=True)
+    with pytest.raises(CheckpointError, match="allow_unexpected=True"):
+        checkpoint.restore(path, target, allow_missing=True)
+    restored = checkpoint.restore(path, target, allow_missing=True, allow_unexpected=True)
+    expected = {"params": {"a": jnp.ones((2, 3)), "new": target["params"]["new"]}}
+    assert exact(restored) == exact(expected)
+
+
+def test_what_is_allowed_to_be_missing_cannot_stay_abstract(path):
+    target = {"params": {"new": jax.ShapeDtypeStruct((2,), jnp.float32)}}
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.restore(path, target, allow_missing=True, allow_unexpected=True)
+    assert caught.value.missing == (("params/new", "float32[2]"),)
+
+
+@pytest.mark.parametrize("make", [to_nnx_model, mixed_model])
+def test_a_model_that_does_not_fit_stays_as_it_was(model_path, tmp_path, make):
+    variables = linen_variables()
+    variables["params"]["Dense_1"]["kernel"] = jnp.ones((4, 3))
+    checkpoint.save(tmp_path / "other", variables)
+    model = make()
+    before = snapshot(model)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.restore(tmp_path / "other", model)
+    assert caught.value.mis_shaped == (("params/Dense_1/kernel", "float32[4, 2]", "float32[4, 3]"),)
+    assert snapshot(model) == before
+
+
+def test_a_model_stays_as_it_was_if_only_an_extra_tree_does_not_fit(model_path, tmp_path):
+    checkpoint.save(tmp_path / "one", linen_variables(), extra={"step": 3, "ema": [jnp.ones(2)]})
+    model = mixed_model()
+    before = snapshot(model)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.restore(tmp_path / "one", model, extra={"ema": [jnp.ones(3)], "other": 1})
+    assert caught.value.mis_shaped == (("ema: 0", "float32[3]", "float32[2]"),)
+    assert [where for where, _ in caught.value.missing] == ["other: the value"]
+    assert snapshot(model) == before
+
+
+def test_a_model_stays_as_it_was_if_it_cannot_be_written(model_path):
+    model = mixed_model()
+    before = snapshot(model)
+
+    def restore_inside():
+        checkpoint.restore(model_path, model)
+        return jnp.zeros(())
+
+    # Under a trace the Variables belong to another level, so the first assignment raises.
+    with pytest.raises(Exception, match="trace level"):
+        jax.eval_shape(restore_inside)
+    assert snapshot(model) == before
+
+
+def test_a_checkpoint_is_replaced_only_on_request(tmp_path):
+    checkpoint.save(tmp_path / "one", {"params": {"w": jnp.ones(2)}})
+    with pytest.raises(CheckpointError, match="overwrite=True"):
+        checkpoint.save(tmp_path / "one", {"params": {"w": jnp.zeros(2)}})
+    np.testing.assert_array_equal(checkpoint.restore(tmp_path / "one")["params"]["w"], np.ones(2))
+    checkpoint.save(tmp_path / "one", {"params": {"v": jnp.zeros(3)}}, overwrite=True)
+    assert exact(checkpoint.restore(tmp_path / "one")) == exact({"params": {"v": jnp.zeros(3)}})
+    assert [child.name for child in tmp_path.iterdir()] == ["one"]
+
+
+def test_where_there_is_no_checkpoint_the_error_says_what_there_is(tmp_path):
+    with pytest.raises(CheckpointNotFoundError):
+        checkpoint.restore(tmp_path / "nothing")
+    (tmp_path / "10").mkdir()
+    with pytest.raises(CheckpointNotFoundError, match="10"):
+        checkpoint.restore(tmp_path)
+
+
+def test_values_that_were_assigned_are_taken_back_if_a_later_one_cannot_be(tmp_path):
+    checkpoint.save(tmp_path / "one", {"params": {"a": jnp.ones(2), "b": jnp.ones(3)}})
+    outside = nnx.Param(jnp.zeros(3))
+    kept = []
+
+    def restore_inside():
+        # The first Variable belongs to this trace and can be written, the second one cannot.
+        inside = nnx.Param(jnp.zeros(2))
+        before = inside.get_raw_value()
+        model = nnx.Dict(a=inside, b=outside)
+        with pytest.raises(Exception, match="trace level"):
+            checkpoint.restore(tmp_path / "one", model)
+        kept.append(inside.get_raw_value() is before)
+        return jnp.zeros(())
+
+    jax.eval_shape(restore_inside)
+    assert kept == [True]
+    np.testing.assert_array_equal(outside[...], np.zeros(3))
+
+
+def test_every_leaf_that_cannot_be_stored_is_named(tmp_path):
+    variables = {
+        "params": {
+            "abstract": jax.ShapeDtypeStruct((2,), jnp.float32),
+            "object": object(),
+            "fine": jnp.ones(1),
+            2.5: jnp.ones(1),
+        },
+        "cache": {"function": len},
+    }
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.save(tmp_path / "one", variables)
+    assert {where for where, _ in caught.value.unsupported} == {
+        "params/abstract",
+        "params/object",
+        "params/2.5",
+        "cache/function",
+    }
+    assert not list(tmp_path.iterdir())
+
+
+def test_saving_inside_of_a_transformation_says_so(tmp_path):
+    def inside(x):
+        checkpoint.save(tmp_path / "one", {"params": {"w": x}})
+        return x
+
+    with pytest.raises(CheckpointError, match="jit"):
+        jax.jit(inside)(jnp.ones(2))
+
+
+@pytest.mark.parametrize("name", ["bridge", "variables", "a/b", "", "../up"])
+def test_an_extra_tree_cannot_take_a_name_that_is_no_identifier_or_is_taken(tmp_path, name):
+    with pytest.raises(CheckpointError):
+        checkpoint.save(tmp_path / "one", VARIABLES, extra={name: 1})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("tree", [3, [1, 2], None, nn.Dense(2), {"params": 3}])
+def test_what_is_no_model_is_refused(tmp_path, tree):
+    with pytest.raises(bridge.ConversionError):
+        checkpoint.save(tmp_path / "one", tree)
