@@ -142,6 +142,20 @@ def test_where_there_is_no_checkpoint_the_error_says_what_there_is(tmp_path):
         checkpoint.restore(tmp_path)
 
 
+def test_a_number_and_an_array_without_axes_stand_for_each_other_if_their_kinds_agree(tmp_path):
+    checkpoint.save(tmp_path / "one", {"cache": {"i": 3, "f": 0.5, "a": jnp.asarray(4, jnp.int32)}})
+    target = {"cache": {"i": jnp.zeros((), jnp.int32), "f": np.float32(0), "a": 0}}
+    restored = checkpoint.restore(tmp_path / "one", target)
+    expected = {"i": jnp.asarray(3, jnp.int32), "f": np.float32(0.5), "a": 4}
+    assert exact(restored) == exact({"cache": expected})
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.restore(
+            tmp_path / "one", {"cache": {"i": jnp.zeros(()), "f": jnp.zeros(1), "a": "text"}}
+        )
+    assert {path for path, *_ in caught.value.mis_typed} == {"cache/i", "cache/a"}
+    assert caught.value.mis_shaped == (("cache/f", "float32[1]", "float"),)
+
+
 def test_values_that_were_assigned_are_taken_back_if_a_later_one_cannot_be(tmp_path):
     checkpoint.save(tmp_path / "one", {"params": {"a": jnp.ones(2), "b": jnp.ones(3)}})
     outside = nnx.Param(jnp.zeros(3))
