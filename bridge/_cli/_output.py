@@ -6,7 +6,7 @@ import contextlib
 import json
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -55,6 +55,19 @@ def new_table(*headings: str, right: tuple[str, ...] = ()) -> Table:
             no_wrap=is_number or index == 0,
             overflow="fold",
         )
+    return table
+
+
+def fitting(tables: Iterable[Table]) -> Table:
+    """The first of several tables that is no wider than the terminal, else the last.
+
+    A pipe has no width, so it gets the first.
+    """
+    console = Console(**_LITERAL)
+    table = Table()
+    for table in tables:
+        if not console.is_terminal or _natural_width(table) <= console.width:
+            break
     return table
 
 
@@ -122,12 +135,17 @@ def working(what: str) -> Iterator[Progress]:
 def _plain(renderable: RenderableType) -> str:
     if isinstance(renderable, str):
         return renderable + "\n"
-    measuring = Console(width=1_000_000)
-    width = Measurement.get(measuring, measuring.options, renderable).maximum
-    console = Console(width=width, color_system=None, force_terminal=False, **_LITERAL)
+    console = Console(
+        width=_natural_width(renderable), color_system=None, force_terminal=False, **_LITERAL
+    )
     with console.capture() as capture:
         console.print(renderable)
     return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+
+
+def _natural_width(renderable: RenderableType) -> int:
+    console = Console(width=1_000_000, **_LITERAL)
+    return Measurement.get(console, console.options, renderable).maximum
 
 
 def _write(text: str) -> None:

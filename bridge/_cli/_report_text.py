@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 
-from ._output import bar, byte_text, is_unicode, new_table, share_text
+from ._output import bar, byte_text, fitting, is_unicode, new_table, share_text
 
 LABELS = {
     "linen": "Linen",
@@ -19,31 +20,44 @@ LABELS = {
 _STYLES = {"linen": "yellow", "nnx": "green", "wrapped-linen": "magenta", "wrapped-nnx": "cyan"}
 
 
+_NUMBERS = ("own", "parameters", "bytes")
+# What a narrow terminal does without, in this order; `--json` and `--html` have all of it.
+_DISPENSABLE = ("own", "bytes", "NNX counterpart", "class", "source")
+
+
 def renderables(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     """The table of modules, the migrated shares and the notes."""
-    table = new_table(
-        *("module", "class", "kind", "own", "parameters", "bytes", "source", "NNX counterpart"),
-        right=("own", "parameters", "bytes"),
-    )
-    modules = document["modules"]
-    for guide, module in zip(_guides([m["depth"] for m in modules]), modules, strict=True):
-        table.add_row(
-            Text(f"{guide}{module['name'] or 'model'}"),
-            Text(module["class"] or "?"),
-            Text(LABELS[module["kind"]], _STYLES[module["kind"]]),
-            f"{module['own']['parameters']:,}",
-            f"{module['total']['parameters']:,}",
-            byte_text(module["total"]["bytes"]),
-            Text(source_text(module["source"])),
-            Text(counterpart_text(module)),
-        )
-    yield table
+    rows = list(_rows(document["modules"]))
+    dropped = (_DISPENSABLE[:count] for count in range(len(_DISPENSABLE) + 1))
+    yield fitting(_table(rows, without) for without in dropped)
     yield ""
     yield from _shares(document["migrated"])
     for note in document["notes"]:
         yield f"note: {note}"
     if document["check"] is not None:
         yield check_text(document["check"])
+
+
+def _table(rows: Sequence[Mapping[str, str | Text]], without: Sequence[str]) -> Table:
+    headings = [heading for heading in rows[0] if heading not in without]
+    table = new_table(*headings, right=_NUMBERS)
+    for row in rows:
+        table.add_row(*(row[heading] for heading in headings))
+    return table
+
+
+def _rows(modules: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, str | Text]]:
+    for guide, module in zip(_guides([m["depth"] for m in modules]), modules, strict=True):
+        yield {
+            "module": Text(f"{guide}{module['name'] or 'model'}"),
+            "class": Text(module["class"] or "?"),
+            "kind": Text(LABELS[module["kind"]], _STYLES[module["kind"]]),
+            "own": f"{module['own']['parameters']:,}",
+            "parameters": f"{module['total']['parameters']:,}",
+            "bytes": byte_text(module["total"]["bytes"]),
+            "source": Text(source_text(module["source"])),
+            "NNX counterpart": Text(counterpart_text(module)),
+        }
 
 
 def source_text(source: Mapping[str, Any] | None) -> str:

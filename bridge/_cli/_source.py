@@ -30,9 +30,6 @@ class Source(NamedTuple):
     file: str | None = None
     line: int | None = None
 
-    def __str__(self) -> str:
-        return self.import_path if self.file is None else f"{self.file}:{self.line}"
-
 
 def source_of(cls: type) -> Source:
     """Where a class is defined."""

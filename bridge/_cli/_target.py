@@ -176,8 +176,9 @@ def _module_of_name(place: str) -> Any:
     try:
         return importlib.import_module(place)
     except Exception as error:
-        if isinstance(error, ModuleNotFoundError) and error.name and place.startswith(error.name):
-            found = f"no module {error.name!r}"
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing and f"{place}.".startswith(f"{missing}."):
+            found = f"no module {missing!r}"
             remedy = "run from the directory that holds it, or give the file's path"
             raise InputError("TARGET", found, _FORM, remedy) from error
         raise ProgramError.of(f"importing {place}", error) from error

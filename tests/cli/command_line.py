@@ -1,0 +1,38 @@
+"""Runs the command line: in this process, or in one of its own as a user does."""
+
+import json
+import subprocess
+import sys
+from typing import NamedTuple
+
+from bridge import __main__
+
+
+class Outcome(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self):
+        return json.loads(self.out)
+
+
+def run(capsys, *arguments):
+    """The exit code and the output of a command, here."""
+    capsys.readouterr()
+    try:
+        code = __main__.main([str(argument) for argument in arguments])
+    except SystemExit as error:
+        code = error.code
+    captured = capsys.readouterr()
+    return Outcome(code, captured.out, captured.err)
+
+
+def start(*arguments, **options):
+    """The same in a process of its own, which has no terminal."""
+    command = [sys.executable, "-m", "bridge", *map(str, arguments)]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, **options
+    )
+    return Outcome(done.returncode, done.stdout, done.stderr)

@@ -1,0 +1,166 @@
+"""The command line as a user runs it, in a process of its own."""
+
+import contextlib
+import io
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import serialization
+
+from bridge import __main__, checkpoint
+
+from . import mixed_models
+from .command_line import run, start
+
+ROOT = pathlib.Path(mixed_models.__file__).parents[2]
+# As a user has it: no emulated devices, nothing of the tests'.
+QUIET = {**os.environ, "XLA_FLAGS": "", "COLUMNS": "40"}
+
+
+@pytest.fixture(scope="module")
+def workspace(tmp_path_factory):
+    """A directory with everything that the examples in the help name."""
+    place = tmp_path_factory.mktemp("workspace")
+    module, x = mixed_models.make_linen_pair()
+    variables = module.init(jax.random.key(0), x)
+    changed = jax.tree.map(lambda leaf: leaf + 1e-3, variables)
+    (place / "checkpoints" / "manager").mkdir(parents=True)
+    checkpoint.save(place / "checkpoints" / "model", variables)
+    checkpoint.save(place / "before", variables)
+    checkpoint.save(place / "after", changed)
+    (place / "model.msgpack").write_bytes(serialization.to_bytes(variables))
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+        step = {"model": variables, "step": np.int32(100)}
+        orbax.save(place / "checkpoints" / "manager" / "100", args=ocp.args.PyTreeSave(step))
+        orbax.save(place / "linen_checkpoint", args=ocp.args.PyTreeSave(variables))
+    (place / "rules.toml").write_text(r"""'layers_(\d+)' = 'layers.\1'""")
+    (place / "models.py").write_text(
+        "import jax.numpy as jnp\n"
+        "from flax import linen as nn, nnx\n"
+        "def make_nnx():\n"
+        "    rngs = nnx.Rngs(0)\n"
+        "    return nnx.Sequential(nnx.Linear(4, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs))\n"
+        "def make_linen():\n"
+        "    layers = [nn.Dense(3), nn.BatchNorm(use_running_average=True)]\n"
+        "    return nn.Sequential(layers), jnp.ones((1, 4))\n"
+    )
+    return place
+
+
+def examples():
+    """Every command in the help of every command but the demo, which takes long."""
+    for command in ("report", "inspect", "convert", "diff"):
+        text = _help(command)
+        joined = re.sub(r"\\\n\s*", "", text[text.index("examples:") :])
+        yield from re.findall(r"^  (python -m bridge .*)$", joined, re.MULTILINE)
+
+
+def _help(command):
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.suppress(SystemExit):
+        __main__.main([command, "--help"])
+    return out.getvalue()
+
+
+EXAMPLES = list(examples())
+
+
+def test_every_command_has_examples():
+    assert {example.split()[3] for example in EXAMPLES} == {"report", "inspect", "convert", "diff"}
+    assert len(EXAMPLES) >= 12
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_in_the_help_run(capsys, monkeypatch, workspace, tmp_path, example):
+    for file in workspace.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    monkeypatch.chdir(tmp_path)
+    if "nnx_checkpoint model.msgpack" in example:
+        # What the example before it makes.
+        made = ("convert", "linen_checkpoint", "nnx_checkpoint", "--to", "nnx")
+        assert run(capsys, *made, "--model", "models.py:make_nnx", "--format", "bridge").code == 0
+        (tmp_path / "model.msgpack").unlink()
+        example = example.replace("1,28,28,1", "1,4")
+    arguments = shlex.split(example.partition(" > ")[0])[3:]
+    outcome = run(capsys, *arguments)
+    assert outcome.code == (1 if arguments[:3] == ["diff", "before", "after"] else 0), outcome
+    assert outcome.out
+    if "--json" in arguments:
+        assert outcome.document["version"] == 1
+
+
+def test_report_in_a_pipe_is_json_and_nothing_else(workspace):
+    outcome = start(
+        "report", "models.py:make_linen", "--json", "--html", "page.html", cwd=workspace, env=QUIET
+    )
+    assert outcome.code == 0, outcome.err
+    assert outcome.document["migrated"]["parameters"] == {
+        "native": 0,
+        "total": 4 * 3 + 3 + 3 + 3,
+        "share": 0.0,
+        "native_bytes": 0,
+        "total_bytes": 4 * 21,
+    }
+    assert outcome.document["modules"][0]["source"]["import_path"] == "flax.linen.Sequential"
+    assert outcome.err == ""
+    assert (workspace / "page.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_failed_check_is_exit_code_one_and_plain_text(workspace):
+    outcome = start(
+        "report", "models:make_linen", "--check", "--min-migrated", "0.6", cwd=workspace, env=QUIET
+    )
+    assert outcome.code == 1, outcome.err
+    assert "\x1b" not in outcome.out
+    assert all(line == line.rstrip() for line in outcome.out.splitlines())
+    # One line for a module, although the terminal's width is said to be 40.
+    assert outcome.out.splitlines()[2].split()[-1] == "flax.nnx.Linear"
+    assert outcome.out.splitlines()[-1].startswith("check FAILED: 0.0% of the parameters")
+    assert outcome.err == ""
+
+
+def test_input_that_cannot_be_used_is_one_message_on_stderr(workspace):
+    outcome = start("report", "models:absent", cwd=workspace, env=QUIET)
+    assert outcome.code == 2
+    assert outcome.out == ""
+    (line,) = outcome.err.splitlines()
+    assert line.startswith("python -m bridge report: models:absent: found no name 'absent'")
+    assert line.endswith("it has make_nnx, make_linen")
+
+
+def test_a_checkpoint_is_converted_and_compared(workspace, tmp_path):
+    out = tmp_path / "out"
+    converted = start(
+        "convert", "linen_checkpoint", out, "--to", "nnx", "--model", "models.py:make_nnx",
+        cwd=workspace, env=QUIET,
+    )  # fmt: skip
+    assert converted.code == 0, converted.err
+    compared = start("diff", out, "after", "--json", cwd=workspace, env=QUIET)
+    assert compared.code == 1, compared.err
+    document = compared.document
+    assert (document["a"]["layout"], document["b"]["layout"]) == ("nnx", "bridge")
+    assert len(document["only_in_a"]) == len(document["only_in_b"]) == 6
+
+
+def test_a_reader_that_stops_early_ends_the_command_quietly(workspace):
+    # More than a buffer holds.
+    many = {"params": {f"parameter_{i}": np.zeros(1) for i in range(1000)}}
+    (workspace / "many.msgpack").write_bytes(serialization.to_bytes(many))
+    command = [sys.executable, "-m", "bridge", "inspect", "many.msgpack"]
+    with subprocess.Popen(
+        command, cwd=workspace, env=QUIET, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        message = process.stderr.read()
+        assert process.wait(60) == 0
+    assert message == b""
