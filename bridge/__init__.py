@@ -30,6 +30,7 @@ from ._errors import CheckpointError as CheckpointError
 from ._errors import CheckpointNotFoundError as CheckpointNotFoundError
 from ._errors import ConversionError as ConversionError
 from ._errors import ImmutableCollectionError as ImmutableCollectionError
+from ._errors import InvalidMeshError as InvalidMeshError
 from ._errors import InvalidMethodError as InvalidMethodError
 from ._errors import InvalidModuleError as InvalidModuleError
 from ._errors import InvalidRngsError as InvalidRngsError
@@ -68,6 +69,7 @@ __all__ = [
     "ConversionError",
     "Functional",
     "ImmutableCollectionError",
+    "InvalidMeshError",
     "InvalidMethodError",
     "InvalidModuleError",
     "InvalidRngsError",

@@ -22,6 +22,7 @@
     ├── CheckpointError(ValueError)              a checkpoint that cannot be read, written or used
     │   └── CheckpointNotFoundError(FileNotFoundError)
     │                                            there is none
+    ├── InvalidMeshError(TypeError)              what was given as a mesh is none
     ├── ShardingError(ValueError)                partition specs that do not fit the mesh
     ├── ParityError(AssertionError)              two models that should do the same do not
     └── LostUpdateError(ValueError, flax ModifyScopeVariableError)
@@ -81,11 +82,11 @@ class InvalidRngsError(BridgeError, TypeError, flax_errors.InvalidRngError):
       found: the refused object.
     """
 
-    def __init__(self, found: object, where: str):
+    def __init__(self, found: object, where: str, expected: str = "an nnx.Rngs, a key"):
         self.found = found
         Exception.__init__(
             self,
-            f"{where} expected rngs as an nnx.Rngs, a key, or a dict of keys by stream name such as"
+            f"{where} expected rngs as {expected}, or a dict of keys by stream name such as"
             f" {{'dropout': jax.random.key(0)}}; found {_show(found)}",
         )
 
@@ -252,6 +253,20 @@ class CheckpointError(BridgeError, ValueError):
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     """There is no checkpoint where one is looked for."""
+
+
+class InvalidMeshError(BridgeError, TypeError):
+    """What was given as a mesh is none.
+
+    Attributes:
+      found: the refused object.
+    """
+
+    def __init__(self, where: str, found: object, expected: str):
+        self.found = found
+        super().__init__(
+            f"{where} expected {expected}, found {_show(found)}; make one with jax.make_mesh"
+        )
 
 
 class ShardingError(BridgeError, ValueError):

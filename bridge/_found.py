@@ -10,9 +10,13 @@ import jax
 from flax import nnx
 from flax.core import meta
 
+import registry
+
 from ._flax_internals import assign_raw_value
 from ._graphdef import StaticGraphDef
 from ._matching import Comparison, compare
+from ._mesh_axes import any_explicit
+from ._meta import NNXMeta
 from ._neutral import Address
 
 
@@ -81,7 +85,9 @@ def unboxed(leaf: Any) -> Any:
     """The value of a leaf as a Variable can hold it."""
     if isinstance(leaf, jax.Array):
         return leaf
-    value = leaf.unbox() if isinstance(leaf, meta.AxisMetadata) else leaf
+    # A box of Linen's constrains what it gives out, which JAX refuses for Explicit axes.
+    is_constrained = isinstance(leaf, meta.AxisMetadata) and not any_explicit()
+    value = leaf.unbox() if is_constrained else _inside(leaf)
     # A restored checkpoint holds NumPy arrays and scalars, into which a Variable would write.
     is_foreign = hasattr(value, "dtype") and not isinstance(value, jax.Array | jax.ShapeDtypeStruct)
     return jax.numpy.asarray(value) if is_foreign else value
@@ -96,7 +102,11 @@ class _Anything:
 
 def _inside(leaf: Any) -> Any:
     # unbox may put a sharding constraint on the value, which is an equation in the program.
-    return getattr(leaf, "value", leaf) if isinstance(leaf, meta.AxisMetadata) else leaf
+    if isinstance(leaf, NNXMeta | meta.Partitioned):
+        return leaf.value
+    if isinstance(leaf, meta.AxisMetadata):
+        return registry.current().codec_for(type(leaf)).to_fields(leaf)[0]
+    return leaf
 
 
 def _text(address: Address) -> tuple[str, ...]:

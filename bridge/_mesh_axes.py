@@ -14,8 +14,12 @@ from jax.core import Tracer
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ._arrays import Arrays
+from ._errors import ShardingError
 from ._partitioning import Mesh as AnyMesh
 from ._partitioning import fitting, shardings
+
+# With it in force, Flax finds nothing to shard over and constrains nothing.
+NO_MESH = AbstractMesh((), ())
 
 
 def any_explicit() -> bool:
@@ -91,6 +95,15 @@ def sharded(tree: Any, where: str) -> Any:
         typed = jax.sharding.reshard(value, explicit) if any(explicit) else value
         placed.append(_constrained(typed, _restricted(sharding.spec, mesh, AxisType.Auto), mesh))
     return treedef.unflatten(placed)
+
+
+def misfit(tree: Any, where: str) -> ShardingError | None:
+    """The error that `sharded` would raise for a tree of these shapes, None if it would not."""
+    try:
+        shardings(tree, _in_force(), None, where)
+    except ShardingError as error:
+        return error
+    return None
 
 
 def _in_force() -> AnyMesh:

@@ -12,9 +12,9 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 
 from ._arrays import Arrays
-from ._errors import InvalidModuleError, InvalidRngsError
+from ._errors import InvalidMeshError, InvalidModuleError, InvalidRngsError
 from ._lazy_init import lazy_init
-from ._mesh_axes import all_auto
+from ._mesh_axes import NO_MESH, all_auto
 from ._partitioning import Mesh, Rules, shardings
 
 
@@ -68,7 +68,10 @@ def init_sharded(
       ShardingError: leaves whose axis names the mesh lacks, or whose dimensions cannot be divided.
       InvalidModuleError: `build` is none of the above, or returns something else.
       InvalidRngsError: `rngs` is none of the above.
+      InvalidMeshError: `mesh` is none, or has no devices.
     """
+    if not isinstance(mesh, jax.sharding.Mesh):
+        raise InvalidMeshError("init_sharded", mesh, "a jax.sharding.Mesh, whose devices are there")
     return _Init(build, mesh, inputs, kwargs, rules, rngs, method).run()
 
 
@@ -112,7 +115,10 @@ def abstract(
       ShardingError: as `init_sharded`.
       InvalidModuleError: as `init_sharded`.
       InvalidRngsError: as `init_sharded`.
+      InvalidMeshError: `mesh` is none.
     """
+    if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+        raise InvalidMeshError("abstract", mesh, "a jax.sharding.Mesh or AbstractMesh")
     return _Init(build, mesh, inputs, kwargs, rules, rngs, method).abstract()
 
 
@@ -194,8 +200,7 @@ class _Init:
         except ValueError as error:
             # Flax stops at the first leaf that does not fit the mesh; without one it has none to
             # look at.
-            no_mesh = jax.sharding.AbstractMesh((), ())
-            with self._context(no_mesh), nnx.use_eager_sharding(False):
+            with self._context(NO_MESH), nnx.use_eager_sharding(False):
                 try:
                     tree = jax.eval_shape(self._make, *self._arguments)
                 except Exception:
@@ -280,4 +285,4 @@ def _check_rngs(rngs: Any, where: str, *, needed: bool) -> None:
         return
     keys = list(rngs.values()) if isinstance(rngs, Mapping) else [rngs]
     if not keys or not all(isinstance(key, jax.Array) for key in keys):
-        raise InvalidRngsError(rngs, f"init_sharded of {where}")
+        raise InvalidRngsError(rngs, f"init_sharded of {where}", "a key")

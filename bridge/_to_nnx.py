@@ -279,24 +279,33 @@ class ToNNX(nnx.Module):
             return NotInitializedError(module)
         if isinstance(error, (*_NO_VARIABLES, flax_errors.ScopeParamShapeError)):
             return self._mismatch(held, function, args, kwargs)
+        if self.to_nnx__eager_sharding and isinstance(error, ValueError) and is_initializing(self):
+            # Linen stops at the first annotation that it cannot follow.
+            return _mesh_axes.misfit(self._wanted(function, args, kwargs), self._where)
         return None
+
+    def _wanted(self, function: Any, args: Any, kwargs: Any) -> Any:
+        """The abstract variables that these inputs would create, None if they do not fit."""
+        init = functools.partial(self.to_nnx__module.init, method=function)
+        try:
+            with jax.sharding.use_abstract_mesh(_mesh_axes.NO_MESH):
+                return jax.eval_shape(lambda: init(jax.random.key(0), *args, **kwargs))
+        except Exception:
+            # The inputs do not even fit the module, and Flax's own error says how.
+            return None
 
     def _mismatch(
         self, held: Mapping[Any, Any], function: Any, args: Any, kwargs: Any
     ) -> MismatchError | None:
         """Every difference between the variables and what these inputs would create."""
-        module = self.to_nnx__module
-        init = functools.partial(module.init, method=function)
-        try:
-            wanted = jax.eval_shape(lambda: init(jax.random.key(0), *args, **kwargs))
-        except Exception:
-            # The inputs do not even fit the module, and Flax's own error says how.
+        wanted = self._wanted(function, args, kwargs)
+        if wanted is None:
             return None
         expected = {a: leaf.value for a, leaf in _linen_side.from_variables(wanted).items()}
         comparison = compare(expected, {a: entry.leaf.value for a, entry in held.items()})
         if comparison.fits:
             return None
-        return comparison.error(f"ToNNX({type(module).__name__}) called with {inputs_text(args)}")
+        return comparison.error(f"{self._where} called with {inputs_text(args)}")
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
