@@ -1,0 +1,59 @@
+"""The command line: ``python -m benchmarks [--quick] [--row NAME]… [--output FOLDER]``."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import curves, report, results
+from .measure import FULL, QUICK
+from .rows import ROWS, Row, Size
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the benchmark; returns 1 if a target is missed, else 0."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=results.__doc__)
+    parser.add_argument("--quick", action="store_true", help="two sizes, few rounds, for a look")
+    parser.add_argument("--row", action="append", choices=[row.name for row in ROWS])
+    parser.add_argument("--output", type=Path, help="a folder for the JSON and the picture")
+    chosen = parser.parse_args(arguments)
+    effort = QUICK if chosen.quick else FULL
+    rows = [row for row in ROWS if not chosen.row or row.name in chosen.row]
+
+    def sizes(row: Row) -> Sequence[Size]:
+        return row.sizes[:2] if chosen.quick else row.sizes
+
+    environment = results.environment(effort)
+    measured: list[results.Measured] = []
+    start = time.perf_counter()
+    for one in results.run(rows, effort, sizes):
+        measured.append(one)
+        if chosen.output:
+            # A run that is cut short keeps what it has.
+            _write_json(chosen.output, results.to_json(environment, measured))
+        passed = time.perf_counter() - start
+        print(f"{passed:6.0f} s  {one.row}, {one.size}", file=sys.stderr, flush=True)
+    report.print_table(measured)
+    if chosen.output:
+        _draw(chosen.output, measured)
+    return 1 if report.missed(measured) else 0
+
+
+def _write_json(folder: Path, text: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "cost.json").write_text(text)
+
+
+def _draw(folder: Path, measured: Sequence[results.Measured]) -> None:
+    if importlib.util.find_spec("matplotlib"):
+        curves.draw(measured, folder / "cost.png")
+    else:
+        print("no picture: pip install -e '.[benchmarks]' brings matplotlib", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

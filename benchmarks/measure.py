@@ -1,0 +1,94 @@
+"""Measures the subjects of a row in turn, so that what disturbs one disturbs all."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """How long a row is measured.
+
+    Attributes:
+      rounds: how often every subject has its turn.
+      turn: the seconds that a turn takes at least; short calls are repeated in it.
+    """
+
+    rounds: int
+    turn: float
+
+
+FULL = Effort(rounds=20, turn=0.02)
+QUICK = Effort(rounds=5, turn=0.005)
+
+
+def seconds(subjects: Mapping[str, Callable[[], Any]], effort: Effort) -> dict[str, list[float]]:
+    """The seconds per call of every subject in every round.
+
+    The subjects take turns, and each round begins with another one. The garbage collector is off
+    during a turn, as in `timeit`.
+
+    Args:
+      subjects: functions by name; what they return is waited for.
+      effort: how long to measure.
+    """
+    repeats = {name: _repeats(call, effort.turn) for name, call in subjects.items()}
+    found: dict[str, list[float]] = {name: [] for name in subjects}
+    names = list(subjects)
+    gc.collect()
+    for turn in range(effort.rounds):
+        start = turn % len(names)
+        for name in names[start:] + names[:start]:
+            found[name].append(_turn(subjects[name], repeats[name]))
+    return found
+
+
+def _repeats(call: Callable[[], Any], turn: float) -> int:
+    """How often a call fits into a turn; its first two calls compile and fill caches."""
+    for _ in range(2):
+        _turn(call, 1)
+    return max(1, int(turn / max(_turn(call, 1), 1e-7)))
+
+
+def _turn(call: Callable[[], Any], repeats: int) -> float:
+    gc.disable()
+    try:
+        result = None
+        start = time.perf_counter()
+        for _ in range(repeats):
+            result = call()
+        jax.block_until_ready(result)
+        return (time.perf_counter() - start) / repeats
+    finally:
+        gc.enable()
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread:
+    """Some figures as their median, their quartiles and their least."""
+
+    median: float
+    low: float
+    high: float
+    least: float
+
+    @classmethod
+    def of(cls, figures: Sequence[float]) -> Spread:
+        """Summarises figures; of a single one all four are the same."""
+        if len(figures) == 1:
+            return cls(figures[0], figures[0], figures[0], figures[0])
+        low, median, high = statistics.quantiles(figures, n=4, method="inclusive")
+        return cls(median, low, high, min(figures))
+
+
+def ratio(of: Sequence[float], to: Sequence[float]) -> Spread:
+    """The ratio of two subjects, round by round; `least` is that of the two least times."""
+    rounds = Spread.of([a / b for a, b in zip(of, to, strict=True)])
+    return dataclasses.replace(rounds, least=min(of) / min(to))

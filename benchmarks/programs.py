@@ -1,0 +1,83 @@
+"""What can be counted of a program instead of timed: equations, instructions, live bytes."""
+
+from __future__ import annotations
+
+import collections
+import gc
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+from jax.extend import core
+
+# `  ROOT %add.3 = f32[4,64]{1,0} add(…)`, a tuple's shape being in parentheses.
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.-]+ = (\([^=]*?\)|\S+) ([\w-]+)\(", re.MULTILINE)
+
+
+def equations(function: Callable[..., Any], *args: Any) -> int:
+    """The equations of a function's jaxpr, those of the jaxprs inside it included."""
+    return sum(1 for _ in _equations(jax.make_jaxpr(function)(*args).jaxpr))
+
+
+def primitives(function: Callable[..., Any], *args: Any) -> collections.Counter[str]:
+    """How often each primitive is in a function's jaxpr."""
+    found = _equations(jax.make_jaxpr(function)(*args).jaxpr)
+    return collections.Counter(equation.primitive.name for equation in found)
+
+
+def instructions(function: Callable[..., Any], *args: Any) -> collections.Counter[str]:
+    """How often each instruction, with its shape, is in a function's optimised HLO."""
+    text = jax.jit(function).lower(*args).compile().as_text() or ""
+    return collections.Counter(f"{op} {shape}" for shape, op in _INSTRUCTION.findall(text))
+
+
+def compiled_bytes(function: Callable[..., Any], *args: Any) -> int:
+    """The most memory that the compiled function holds, by XLA's own analysis."""
+    memory: Any = jax.jit(function).lower(*args).compile().memory_analysis()
+    return memory.peak_memory_in_bytes
+
+
+def peak_live_bytes(function: Callable[[], Any]) -> int:
+    """The most bytes of arrays alive at any return of a Python function below this one.
+
+    Independent of the allocator and of timing; what was alive before does not count.
+    """
+    gc.collect()
+    before = _live_bytes()
+    peak = before
+
+    def look(frame: Any, event: str, argument: Any) -> None:
+        nonlocal peak
+        if event == "return":
+            peak = max(peak, _live_bytes())
+
+    tracing = sys.getprofile()
+    gc.disable()
+    sys.setprofile(look)
+    try:
+        result = function()
+    finally:
+        sys.setprofile(tracing)
+        gc.enable()
+    del result
+    return peak - before
+
+
+def _live_bytes() -> int:
+    return sum(array.nbytes for array in jax.live_arrays())
+
+
+def _equations(jaxpr: Any) -> Iterator[Any]:
+    for equation in jaxpr.eqns:
+        yield equation
+        inner = jax.tree.leaves(
+            list(equation.params.values()), is_leaf=lambda p: isinstance(p, _JAXPRS)
+        )
+        for parameter in inner:
+            if isinstance(parameter, _JAXPRS):
+                yield from _equations(getattr(parameter, "jaxpr", parameter))
+
+
+_JAXPRS = (core.Jaxpr, core.ClosedJaxpr)

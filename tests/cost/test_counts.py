@@ -1,0 +1,164 @@
+"""What crossing the boundary costs, where it can be counted instead of timed."""
+
+import gc
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+import bridge
+from benchmarks import programs
+from benchmarks.models import ViTShape, stack, vit
+from benchmarks.rows import INITS, PURE, variables_tree
+
+CASES = {
+    "stack": stack(2),
+    "vit": vit(ViTShape(layers=1, width=8, heads=2, patch=2, image=4, classes=3)),
+}
+PAIRS = [("ToLinen", "NNX"), ("ToNNX", "Linen")]
+
+
+def python_calls(function):
+    """How many functions of Python a call runs."""
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    # JAX runs a function of Python whenever garbage is collected.
+    gc.disable()
+    sys.setprofile(count)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+        gc.enable()
+    return calls
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("wrapped", "native"), PAIRS)
+def test_a_wrapped_module_has_the_equations_of_what_it_wraps(case, wrapped, native):
+    found = programs.primitives(*PURE[wrapped](case))
+    assert found == programs.primitives(*PURE[native](case))
+    assert found["dot_general"] > 0
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+@pytest.mark.parametrize(("wrapped", "native"), PAIRS)
+def test_a_wrapped_module_compiles_to_the_instructions_of_what_it_wraps(case, wrapped, native):
+    found = programs.instructions(*PURE[wrapped](case))
+    assert found == programs.instructions(*PURE[native](case))
+    assert sum(n for instruction, n in found.items() if instruction.startswith("dot ")) > 0
+
+
+def test_a_module_that_a_program_closes_over_adds_no_equation():
+    case = CASES["stack"]
+    bound = case.linen.bind(case.variables)
+    assert programs.primitives(case.to_nnx, case.x) == programs.primitives(bound, case.x)
+
+
+class NNXNormed(nnx.Module):
+    def __init__(self, *, rngs):
+        self.norm = nnx.BatchNorm(3, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(self.norm(x))
+
+
+def test_updates_and_keys_of_a_to_linen_are_those_of_the_native_module():
+    x = jnp.ones((2, 3))
+    model = bridge.to_linen(NNXNormed)
+    variables = model.init(jax.random.key(0), x)
+    graphdef, state = nnx.split(NNXNormed(rngs=nnx.Rngs(0)))
+
+    def native(state, x):
+        module = nnx.merge(graphdef, state)
+        return module(x), nnx.state(module, nnx.BatchStat, nnx.RngCount)
+
+    def wrapped(variables, x):
+        return model.apply(variables, x, mutable=["batch_stats", "RngCount"])
+
+    assert programs.primitives(wrapped, variables, x) == programs.primitives(native, state, x)
+
+
+def test_a_to_linen_without_its_graphdef_has_the_same_equations():
+    case = CASES["stack"]
+    variables = {"params": case.variables["params"]}
+    found = programs.primitives(case.to_linen.apply, variables, case.x)
+    assert found == programs.primitives(*PURE["NNX"](case))
+
+
+def test_init_runs_every_initializer_once():
+    calls = []
+
+    def initializer(key, shape, dtype=jnp.float32):
+        calls.append(shape)
+        return jnp.zeros(shape, dtype)
+
+    class Model(nnx.Module):
+        def __init__(self, *, rngs):
+            self.linear = nnx.Linear(2, 3, kernel_init=initializer, rngs=rngs)
+            self.wrapped = bridge.ToNNX(nn.Dense(4, kernel_init=initializer), rngs=rngs)
+
+        def __call__(self, x):
+            return self.wrapped(self.linear(x))
+
+    model = bridge.to_linen(Model)
+    variables = model.init(jax.random.key(0), jnp.ones((1, 2)))
+    assert calls == [(2, 3), (3, 4)]
+    model.apply(variables, jnp.ones((1, 2)))
+    # Linen's own `apply` asks an initializer for the shape.
+    assert calls.count((2, 3)) == 1
+
+
+def test_init_holds_no_more_arrays_than_construction_and_call():
+    case = stack(1)
+    native, wrapped = (INITS[name](case) for name in ("NNX", "ToLinen"))
+    native(), wrapped()
+    peaks = [programs.peak_live_bytes(init) for init in (native, wrapped)]
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(case.variables))
+    assert size < peaks[1] <= 1.02 * peaks[0]
+
+
+def test_init_under_jit_needs_the_memory_of_construction_and_call():
+    case = stack(1)
+
+    def native(key, x):
+        module = case.construct(nnx.Rngs(key))
+        module(x)
+        return nnx.state(module)
+
+    wrapped = programs.compiled_bytes(case.to_linen.init, case.key, case.x)
+    assert wrapped <= 1.02 * programs.compiled_bytes(native, case.key, case.x)
+
+
+@jax.tree_util.register_static
+class Static:
+    """Something static that no other is equal to."""
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_dispatch_neither_hashes_nor_compares_the_graphdef(blocks):
+    variables = stack(blocks).to_linen_variables
+    reference = {**variables, "nnx": {"graphdef": Static()}}
+    first = jax.jit(lambda variables: variables["params"]["block_0"]["up"]["bias"])
+    for given in (variables, reference):
+        first(given)
+    calls = [python_calls(lambda given=given: first(given)) for given in (variables, reference)]
+    assert calls[0] == calls[1]
+
+
+@pytest.mark.parametrize("convert", [bridge.linen_to_nnx, bridge.nnx_to_linen])
+def test_a_conversion_does_the_same_for_every_further_leaf(convert):
+    trees = [variables_tree(leaves) for leaves in (20, 40, 80)]
+    if convert is bridge.nnx_to_linen:
+        trees = [bridge.linen_to_nnx(tree) for tree in trees]
+    convert(trees[0])
+    calls = [python_calls(lambda tree=tree: convert(tree)) for tree in trees]
+    assert calls[2] - calls[1] == 2 * (calls[1] - calls[0])

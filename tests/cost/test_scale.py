@@ -1,0 +1,76 @@
+"""The sharded initialisation of a scanned decoder costs no more with depth, and holds shards only.
+
+`python -m benchmarks.scale` does the same at full size.
+"""
+
+import jax
+import pytest
+from jax.sharding import AbstractMesh, AxisType
+
+from benchmarks.scale_compiled import compiled, largest_buffer
+from benchmarks.scale_models import AXES, FORMS, Shape
+
+SIZES = {"width": 64, "hidden": 192, "heads": 4, "vocabulary": 256}
+AUTO = (AxisType.Auto,) * 2
+DEPTHS = (2, 8)
+# Less work for LLVM, which comes after everything that is looked at here.
+QUICKLY = {"xla_backend_optimization_level": 0}
+
+
+@pytest.fixture(scope="module")
+def found():
+    """What is compiled, by form and depth."""
+    mesh = jax.make_mesh((2, 4), AXES, axis_types=AUTO)
+    return {
+        (form, depth): compiled(form, Shape(depth, **SIZES), mesh, **QUICKLY)
+        for form in ("ToLinen", "ToNNX")
+        for depth in DEPTHS
+    }
+
+
+@pytest.mark.parametrize("form", ["ToLinen", "ToNNX"])
+def test_the_program_does_not_grow_with_depth(found, form):
+    few, many = (found[form, depth] for depth in DEPTHS)
+    assert few.operations == many.operations
+    assert few.instructions == many.instructions
+
+
+@pytest.mark.parametrize("form", ["ToLinen", "ToNNX"])
+@pytest.mark.parametrize("depth", DEPTHS)
+def test_a_device_holds_its_shards_only(found, form, depth):
+    one = found[form, depth]
+    # Matrices are divided by both axes of the mesh, scales by one.
+    matrices = depth * (4 * 64 * 64 + 3 * 64 * 192) + 2 * 256 * 64
+    scales = depth * 2 * 64
+    expected = 4 * (matrices // 8 + scales // 2)
+    # Beside them a few keys and counts, and the table of the results.
+    assert 0 <= one.outputs - expected < 1024
+    assert one.parameters == matrices + scales
+    # The largest weight is that of the perceptrons of all layers, or the embedding.
+    assert one.largest == 4 * max(depth * 64 * 192, 256 * 64) // 8
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_it_is_lowered_for_an_abstract_mesh_of_4096_devices(form):
+    one = compiled(form, Shape(2), AbstractMesh((256, 16), AXES, axis_types=AUTO))
+    assert (one.devices, one.parameters) == (4096, 666_910_720)
+    assert one.operations > 0
+    assert one.compile_seconds is None
+
+
+def test_the_largest_buffer_is_not_that_of_a_fusion_or_an_argument():
+    text = """
+%fused_computation (p: f32[2]) -> f32[8] {
+  ROOT %wide = u64[100]{0} broadcast(%p), dimensions={}
+}
+
+%body.1 (p: (s32[], f32[3])) -> (s32[], f32[3]) {
+  ROOT %t = (s32[], /*index=1*/bf16[5,4]{1,0}) tuple(%a, %b)
+}
+
+ENTRY %main (p: f32[2]) -> f32[8] {
+  ROOT %f = f32[8]{0} fusion(%p), kind=kLoop, calls=%fused_computation
+}
+"""
+    assert largest_buffer(text) == (40, "bf16[5,4]")
+    assert largest_buffer(text.replace("bf16[5,4]", "pred[7]")) == (32, "f32[8]")

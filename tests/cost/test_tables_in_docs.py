@@ -1,0 +1,42 @@
+"""The table in the guide on cost is that of the results that are kept."""
+
+import json
+import runpy
+from pathlib import Path
+
+from benchmarks.rows import ROWS
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = runpy.run_path(str(ROOT / "scripts" / "cost_table.py"))
+TEXT = SCRIPT["GUIDE"].read_text()
+
+
+def test_the_table_in_the_guide_is_what_the_script_makes():
+    remedy = "run: python scripts/cost_table.py write"
+    assert SCRIPT["standing"](TEXT) == SCRIPT["table"](), remedy
+    assert SCRIPT["replaced"](TEXT, SCRIPT["table"]()) == TEXT
+
+
+def test_the_guide_tells_every_ratio_that_was_measured():
+    """Read from the JSON, without the benchmark."""
+    lines = [line.split(" | ") for line in SCRIPT["standing"](TEXT).splitlines()]
+    told = {(line[0].removeprefix("| "), line[1]): line[2] for line in lines if len(line) == 4}
+    for row in json.loads(SCRIPT["RESULTS"].read_text())["rows"]:
+        size = f"{row['size']:,}" if isinstance(row["size"], int) else row["size"]
+        for ratio in row["ratios"]:
+            medians = told[row["row"], f"{ratio['of']} / {ratio['to']}"].split(", ")
+            found = next(m.split()[0] for m in medians if m.endswith(f"({size})"))
+            assert abs(float(found) - ratio["found"]["median"]) <= max(0.005, float(found) * 0.05)
+
+
+def test_the_results_have_every_row_at_every_size():
+    measured = json.loads(SCRIPT["RESULTS"].read_text())["rows"]
+    assert [(row["row"], row["size"]) for row in measured] == [
+        (row.name, size) for row in ROWS for size in row.sizes
+    ]
+
+
+def test_the_guide_shows_the_picture_that_is_kept():
+    path = "../benchmarks/results/cpu/cost.png"
+    assert f"]({path})" in TEXT
+    assert (SCRIPT["GUIDE"].parent / path).is_file()
