@@ -15,7 +15,7 @@ from . import _graphdef
 from ._arrays import Arrays, is_array
 from ._constructor import Argument, Existing, key_of, takes_rngs, thaw
 from ._errors import MissingRngError
-from ._flax_internals import detached, mark_arrays_as_data, mark_eager_sharding
+from ._flax_internals import LATER, detached, mark_arrays_as_data, mark_eager_sharding
 from ._graphdef import StaticGraphDef
 from ._lazy_init import run_initializing
 from ._merged import method_of
@@ -88,9 +88,9 @@ class Recipe(NamedTuple):
         asked = nnx.using_eager_sharding() if self.eager_sharding is None else self.eager_sharding
         # Flax raises where there is nothing to shard over; Linen's `init` needs no mesh.
         has_mesh = meta.get_global_mesh() is not None or self.eager_sharding is True
-        is_sharding = asked and has_mesh and not is_abstract
+        sharding = (has_mesh and not is_abstract) or LATER
         try:
-            with detached(), nnx.use_eager_sharding(is_sharding):
+            with detached(), nnx.use_eager_sharding(asked and sharding):
                 module = self.nnx_class(*map(thaw, self.args), **kwargs)
         except (AttributeError, KeyError) as error:
             if "No RngStream named" not in str(error):
@@ -104,8 +104,7 @@ class Recipe(NamedTuple):
             ) from error
         nodes = nodes_below(module)
         mark_arrays_as_data(nodes)
-        if asked and not is_sharding:
-            mark_eager_sharding(node for node in nodes if isinstance(node, nnx.Variable))
+        mark_eager_sharding(node for node in nodes if isinstance(node, nnx.Variable))
         return module
 
 

@@ -129,14 +129,19 @@ def mark_arrays_as_data(nodes: Sequence[Any]) -> None:
                     setattr(node, name, nnx.data(value))
 
 
+# For `nnx.use_eager_sharding`: as good as False, and told from a False that a constructor asks for.
+LATER: Any = 0
+
+
 def mark_eager_sharding(variables: Iterable[nnx.Variable[Any]]) -> None:
-    """Says that Variables were made with eager sharding on, though they were made with it off.
+    """Says that Variables were made with eager sharding on, which were made with `LATER`.
 
     Those that are made abstractly, or where there is no mesh, are to be equal to the others; the
     public setter refuses a change.
     """
     for variable in variables:
-        variable._var_metadata["eager_sharding"] = True
+        if variable.eager_sharding is LATER:
+            variable._var_metadata["eager_sharding"] = True
 
 
 _tabulate_id: contextvars.ContextVar[int | None] = contextvars.ContextVar("id", default=None)

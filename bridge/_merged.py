@@ -91,6 +91,10 @@ class Merged:
                 changed[address] = variable
         return changed
 
+    def drawn(self) -> set[Address]:
+        """The seeded leaves of the streams that the call drew from."""
+        return {slot.address for slot, _ in self._changed_slots() if slot.address in self._seeded}
+
     def created(self) -> dict[Address, nnx.Variable[Any]]:
         """The Variables that the call made, by address."""
         if all(len(vars(node)) == size for node, size in self._sizes):

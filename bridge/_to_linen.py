@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
@@ -211,10 +212,13 @@ class ToLinen(nn.Module):
     def _apply(
         self, graphdef: StaticGraphDef, found: Found, method: Any, args: Any, kwargs: Any
     ) -> Any:
-        merged = Merged(graphdef, found, self._seeds())
+        keys: dict[str, Any] = {}
+        streams: dict[Address, str] = {}
+        merged = Merged(graphdef, found, functools.partial(self._seed, keys, streams))
         _modes.set_on(merged.module)
         self._report_unknown(merged.refused() if self.strict else ())
         output = merged.call(method, args, kwargs, self._where)
+        self._give_back(keys.keys() - {streams[address] for address in merged.drawn()})
         changed = merged.changed()
         self._report_unknown(merged.unused(changed))
         if self.is_initializing():
@@ -234,19 +238,32 @@ class ToLinen(nn.Module):
         return keys
 
     @nn.nowrap
-    def _seeds(self) -> Callable[[Slot], Any]:
-        """The keys that this call's `rngs` give to the streams: others for each stream and call."""
-        keys: dict[str, Any] = {}
+    def _seed(self, keys: dict[str, Any], streams: dict[Address, str], slot: Slot) -> Any:
+        """The key that this call's `rngs` give to a stream: another for each stream and call.
 
-        def seed(slot: Slot) -> Any:
-            name = stream_for(slot.metadata.get("tag"), self._rngs)
-            if name is None or self.is_initializing():
-                return None
-            if name not in keys:
-                keys[name] = self.make_rng(name)
-            return fold_path(keys[name], slot.path[:-1])
+        Args:
+          keys: what was drawn from the scope so far, by its streams; is added to.
+          streams: the scope's stream behind each leaf; is added to.
+          slot: a leaf of the stream.
+        """
+        name = stream_for(slot.metadata.get("tag"), self._rngs)
+        if name is None or self.is_initializing():
+            return None
+        streams[slot.address] = name
+        if name not in keys:
+            keys[name] = self.make_rng(name)
+        return fold_path(keys[name], slot.path[:-1])
 
-        return seed
+    @nn.nowrap
+    def _give_back(self, unused: Iterable[str]) -> None:
+        """Undoes the draws from streams of the scope whose keys the call has not used.
+
+        The module has to have its keys before it is called. A `ToNNX` around it moves the streams
+        on that were drawn from, and one that is deterministic is to leave them alone.
+        """
+        counters: Any = self.scope.rng_counters if self.scope is not None else {}
+        for name in unused:
+            counters[name] -= 1
 
     @nn.nowrap
     def _report_unknown(self, unknown: Iterable[Address]) -> None:

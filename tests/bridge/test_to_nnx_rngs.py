@@ -469,3 +469,26 @@ def test_values_are_the_same_under_jit_and_without():
     model, same = (bridge.ToNNX(models.LinenNoises(), nnx.Rngs(0)).lazy_init(X) for _ in range(2))
     np.testing.assert_allclose(nnx.jit(noise)(model), noise(same), rtol=1e-5)
     assert rng_counts(model) == rng_counts(same)
+
+
+@pytest.mark.parametrize("rng_state", [True, False])
+def test_a_stream_moves_on_only_if_a_wrapped_nnx_module_draws_from_it(rng_state):
+    class Within(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            layer = bridge.ToLinen(nnx.Dropout, (0.5,), rng_state=rng_state, name="inner")
+            return layer(layer(x))
+
+    module = Within()
+    model = bridge.ToNNX(module, nnx.Rngs(params=0, dropout=1)).lazy_init(X)
+    native = nnx.clone(model.to_nnx__rngs)
+    before = rng_counts(model)
+    model.eval()
+    assert_identical(model(X), X)
+    assert_identical(jax.jit(lambda x: model(x))(X), X)
+    assert rng_counts(model) == before
+    model.train()
+    for _ in range(2):
+        variables = model.linen_variables()
+        expected = module.apply(variables, X, rngs={"dropout": native.dropout()})
+        assert_identical(model(X), expected)

@@ -169,3 +169,15 @@ def test_flaxs_own_setting_is_left_alone():
         lazily(None, eager_sharding=True)
         bridge.ToLinen(Native, eager_sharding=False).init(KEY, X)
         assert nnx.using_eager_sharding()
+
+
+def test_a_variable_that_is_not_to_be_sharded_keeps_saying_so_where_there_is_no_mesh():
+    metadata = {"out_sharding": ("data", "model"), "eager_sharding": False}
+    model = bridge.to_linen(nnx.Linear, 8, 16, kernel_metadata=metadata)
+    with jax.set_mesh(mesh()):
+        native = nnx.Linear(8, 16, kernel_metadata=metadata, rngs=nnx.Rngs(0))
+    variables = model.init(KEY, X)
+    assert variables["params"]["kernel"].metadata == native.kernel.get_metadata()
+    del variables["nnx"]
+    _, updates = model.apply(variables, X, mutable=True)
+    assert updates["params"]["kernel"].metadata == native.kernel.get_metadata()
