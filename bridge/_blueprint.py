@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
+import jax
 from flax import nnx
+from jax.core import Tracer
+
+from ._flax_internals import trace_state, variable_in_trace
 
 
 def flatten(module: Any) -> tuple[nnx.GraphDef[Any], list[Any]]:
@@ -63,10 +67,11 @@ class Blueprint:
 class _Build:
     """One module in the making."""
 
-    __slots__ = ("by_index", "leaves", "objects")
+    __slots__ = ("by_index", "leaves", "objects", "trace")
 
     def __init__(self, leaves: Iterable[Any]):
         self.leaves = iter(leaves)
+        self.trace = trace_state()
         self.by_index: dict[int, Any] = {}
         self.objects: list[nnx.Pytree] = []
 
@@ -114,7 +119,7 @@ class _Variable:
     """A Variable around its value."""
 
     def __init__(self, definition: Any):
-        self._make = definition.type.from_metadata
+        self._type = definition.type
         self._metadata = dict(definition.metadata)
         self._index = definition.index
         reference = definition.array_refdef
@@ -122,10 +127,12 @@ class _Variable:
 
     def build(self, build: _Build) -> Any:
         value = self._value.build(build)
-        is_made = isinstance(value, nnx.Variable)
-        variable = value if is_made else self._make(value, self._metadata)
-        build.by_index[self._index] = variable
-        return variable
+        # Asked first, as `isinstance(…, nnx.Variable)` takes its time to say no.
+        is_plain = isinstance(value, jax.Array) and not isinstance(value, Tracer)
+        if is_plain or not isinstance(value, nnx.Variable):
+            value = variable_in_trace(self._type, value, self._metadata, build.trace)
+        build.by_index[self._index] = value
+        return value
 
 
 class _Object:

@@ -18,6 +18,7 @@ from flax.core import Scope, partial_eval
 from flax.core.scope import LazyRng, union_filters
 from flax.linen import module as linen_module
 from flax.nnx.bridge import module as bridge_module
+from flax.nnx.tracers import TraceState
 
 from ._errors import MissingRngError
 from ._rngs import Draws, LazyKeys, used_streams
@@ -43,6 +44,27 @@ def variable_from_metadata(
     if full["ref"]:
         value = jax.new_ref(value)
     return var_type.from_metadata(value, full)
+
+
+def trace_state() -> TraceState:
+    """What a Variable keeps to tell whether it is written into under the trace it was made in."""
+    return TraceState()
+
+
+def variable_in_trace(
+    var_type: type[nnx.Variable[Any]], value: Any, metadata: Mapping[str, Any], trace: TraceState
+) -> nnx.Variable[Any]:
+    """`from_metadata` of many Variables, for which JAX is asked once which trace this is.
+
+    Asking is most of what making a Variable costs, and `from_metadata` does it for each.
+    """
+    if metadata["hijax"]:
+        return var_type.from_metadata(value, dict(metadata))
+    variable = object.__new__(var_type)
+    object.__setattr__(variable, "_trace_state", trace)
+    object.__setattr__(variable, "_var_metadata", dict(metadata))
+    object.__setattr__(variable, "_raw_value", value)
+    return variable
 
 
 def class_hooks(var_type: type[nnx.Variable[Any]]) -> frozenset[str]:

@@ -101,6 +101,8 @@ class _Anything:
 
 
 def _inside(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array):
+        return leaf
     # unbox may put a sharding constraint on the value, which is an equation in the program.
     if isinstance(leaf, NNXMeta | meta.Partitioned):
         return leaf.value

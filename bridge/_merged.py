@@ -6,7 +6,7 @@ No Linen module is in sight here; `_to_linen` reads the variables and writes the
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -52,6 +52,8 @@ class Merged:
         self._unknown = self._attach_unknown()
         mark_tabulated(objects)
         self._sizes = [(node, len(vars(node))) for node in objects]
+        # What the call changes; found out once, when it is over.
+        self._changed: list[tuple[Slot, Any]] = []
 
     def call(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Any:
         """Calls a method of the module.
@@ -60,9 +62,10 @@ class Merged:
           MissingRngError: it drew from a stream that has no key.
         """
         output = method_of(self.module, method)(*args, **kwargs)
+        self._changed = list(self._changed_slots())
         drawn = {
             slot.metadata.get("tag", "/".join(map(str, slot.path)))
-            for slot, item in self._changed_slots()
+            for slot, _ in self._changed
             if slot.address in self._unseeded
         }
         if drawn:
@@ -81,9 +84,7 @@ class Merged:
         A stream that the call's own `rngs` seeded is not among them: its state is not the model's.
         """
         changed = {
-            slot.address: item
-            for slot, item in self._changed_slots()
-            if slot.address not in self._seeded
+            slot.address: item for slot, item in self._changed if slot.address not in self._seeded
         }
         for address, (variable, before) in self._unknown.items():
             if variable is not None and variable.get_raw_value() is not before:
@@ -93,7 +94,7 @@ class Merged:
 
     def drawn(self) -> set[Address]:
         """The seeded leaves of the streams that the call drew from."""
-        return {slot.address for slot, _ in self._changed_slots() if slot.address in self._seeded}
+        return {slot.address for slot, _ in self._changed if slot.address in self._seeded}
 
     def created(self) -> dict[Address, nnx.Variable[Any]]:
         """The Variables that the call made, by address."""
@@ -168,7 +169,7 @@ class Merged:
         setattr(parent, name, variable)
         return variable
 
-    def _changed_slots(self) -> Iterable[tuple[Slot, Any]]:
+    def _changed_slots(self) -> Iterator[tuple[Slot, Any]]:
         for slot, variable, value in zip(self._slots, self._variables, self._values, strict=True):
             if variable is None:
                 item = value_at(self.module, slot.path)
