@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
 from flax import nnx
 
 import registry
@@ -126,6 +128,29 @@ def store(
         vars(wrapper).clear()
         vars(wrapper).update(attributes)
         raise
+
+
+def graphdefs_in(variables: Mapping[str, Any]) -> tuple[tuple[Path, nnx.GraphDef[Any]], ...]:
+    """The GraphDefs in Linen variables by path, hashable."""
+    found = _nnx_side.walk(variables.get("nnx", {}))
+    return tuple((path, leaf) for path, leaf in found if isinstance(leaf, nnx.GraphDef))
+
+
+def nnx_collection(graphdefs: tuple[tuple[Path, nnx.GraphDef[Any]], ...]) -> dict[str, Any]:
+    """The inverse of `graphdefs_in`."""
+    return {"nnx": nest(dict(graphdefs))} if graphdefs else {}
+
+
+def as_arrays(neutral: Neutral) -> Neutral:
+    """The NumPy arrays of a restored checkpoint as JAX arrays: Variables are written into."""
+
+    def convert(value: Any) -> Any:
+        return jax.numpy.asarray(value) if isinstance(value, np.ndarray | np.generic) else value
+
+    return {
+        address: leaf._replace(value=jax.tree.map(convert, leaf.value))
+        for address, leaf in neutral.items()
+    }
 
 
 def _variables_below(path: Path, value: Any) -> Iterator[tuple[Path, nnx.Variable[Any]]]:

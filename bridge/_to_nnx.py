@@ -6,19 +6,16 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, Self, cast
 
-import jax
-import numpy as np
 from flax import errors as flax_errors
 from flax import linen as nn
 from flax import nnx
 from flax.core.scope import DenyList, union_filters
 
-from . import _captures, _linen_side, _linen_variables, _mesh_axes, _modes, _rngs
+from . import _captures, _linen_init, _linen_side, _linen_variables, _mesh_axes, _modes, _rngs
 from ._errors import (
     ImmutableCollectionError,
-    MismatchError,
     NotInitializedError,
 )
 from ._flax_internals import (
@@ -30,9 +27,7 @@ from ._flax_internals import (
 )
 from ._lazy_init import lazy_init
 from ._linen_methods import check_module, field_names, function_of, linen_attribute
-from ._matching import compare, inputs_text
-from ._neutral import Leaf, Neutral, Path, nest
-from ._nnx_side import walk
+from ._neutral import Path
 from ._submodule import Submodule
 
 _INIT_MUTABLE = DenyList("intermediates")
@@ -41,20 +36,6 @@ _NO_VARIABLES = (
     flax_errors.ScopeParamNotFoundError,
     flax_errors.ScopeVariableNotFoundError,
 )
-
-
-class _Created(NamedTuple):
-    """What an initialisation where the mesh has Explicit axes has made.
-
-    Attributes:
-      variables: all Linen variables, bare, for the call itself.
-      updates: those of the mutable collections, in their boxes.
-      used: the RNG streams that were used.
-    """
-
-    variables: dict[str, Any]
-    updates: Mapping[str, Any]
-    used: set[str]
 
 
 class ToNNX(nnx.Module):
@@ -135,8 +116,10 @@ class ToNNX(nnx.Module):
         wrapper = cls(module, rngs, **options)
         if wrapper.to_nnx__eager_sharding:
             variables = _mesh_axes.sharded(variables, wrapper._where)
-        _linen_variables.store(wrapper, _as_arrays(_linen_side.from_variables(variables)), {})
-        wrapper.to_nnx__graphdefs = _graphdefs(variables)
+        _linen_variables.store(
+            wrapper, _linen_variables.as_arrays(_linen_side.from_variables(variables)), {}
+        )
+        wrapper.to_nnx__graphdefs = _linen_variables.graphdefs_in(variables)
         return wrapper
 
     def linen_variables(self) -> Any:
@@ -210,12 +193,12 @@ class ToNNX(nnx.Module):
         variables = {
             **_linen_variables.to_linen(held, boxed=not is_explicit),
             **captures.variables(),
-            **_nnx_collection(self.to_nnx__graphdefs),
+            **_linen_variables.nnx_collection(self.to_nnx__graphdefs),
         }
         try:
             with _modes.applied(modes), tabulated_as(self):
                 created = (
-                    _created(run, variables, draws, args, kwargs_filled)
+                    _linen_init.created(run, variables, draws, args, kwargs_filled)
                     if initializing and is_explicit
                     else None
                 )
@@ -236,7 +219,7 @@ class ToNNX(nnx.Module):
             _linen_variables.store(
                 self, changed, held, update=not initializing, then=lambda: draws.commit(used)
             )
-            if graphdefs := _graphdefs(updates):
+            if graphdefs := _linen_variables.graphdefs_in(updates):
                 self.to_nnx__graphdefs = graphdefs
         except Exception as error:
             explained = self._explained(error, held, function, args, kwargs)
@@ -278,34 +261,12 @@ class ToNNX(nnx.Module):
         if isinstance(error, _NO_VARIABLES) and not held:
             return NotInitializedError(module)
         if isinstance(error, (*_NO_VARIABLES, flax_errors.ScopeParamShapeError)):
-            return self._mismatch(held, function, args, kwargs)
+            return _linen_init.mismatch(module, function, args, kwargs, held, self._where)
         if self.to_nnx__eager_sharding and isinstance(error, ValueError) and is_initializing(self):
             # Linen stops at the first annotation that it cannot follow.
-            return _mesh_axes.misfit(self._wanted(function, args, kwargs), self._where)
+            wanted = _linen_init.shapes(module, function, args, kwargs)
+            return _mesh_axes.misfit(wanted, self._where)
         return None
-
-    def _wanted(self, function: Any, args: Any, kwargs: Any) -> Any:
-        """The abstract variables that these inputs would create, None if they do not fit."""
-        init = functools.partial(self.to_nnx__module.init, method=function)
-        try:
-            with jax.sharding.use_abstract_mesh(_mesh_axes.NO_MESH):
-                return jax.eval_shape(lambda: init(jax.random.key(0), *args, **kwargs))
-        except Exception:
-            # The inputs do not even fit the module, and Flax's own error says how.
-            return None
-
-    def _mismatch(
-        self, held: Mapping[Any, Any], function: Any, args: Any, kwargs: Any
-    ) -> MismatchError | None:
-        """Every difference between the variables and what these inputs would create."""
-        wanted = self._wanted(function, args, kwargs)
-        if wanted is None:
-            return None
-        expected = {a: leaf.value for a, leaf in _linen_side.from_variables(wanted).items()}
-        comparison = compare(expected, {a: entry.leaf.value for a, entry in held.items()})
-        if comparison.fits:
-            return None
-        return comparison.error(f"{self._where} called with {inputs_text(args)}")
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
@@ -359,54 +320,3 @@ class ToNNX(nnx.Module):
         if not is_marked and not nnx.is_data(value) and nnx.has_data(value):
             value = nnx.data(value)
         super().__setattr__(name, value)
-
-
-def _created(
-    run: Callable[..., Any],
-    variables: Mapping[str, Any],
-    draws: _rngs.Draws,
-    args: Any,
-    kwargs: Any,
-) -> _Created:
-    """The variables that a call creates, made with all axes Auto: Linen knows no others."""
-    used: set[str] = set()
-
-    def init(variables: Any, keys: Any, args: Any, kwargs: Any) -> Any:
-        inner = _rngs.Draws(keys)
-        _, updates, streams = run(variables, inner, *args, **kwargs)
-        used.update(streams)
-        draws.initial |= inner.initial
-        return updates
-
-    keys = {name: draws.key(name) for name in draws.names}
-    updates = _mesh_axes.created(init, variables, keys, args, kwargs)
-    bare = {
-        address: Leaf(leaf.value)
-        for tree in (variables, updates)
-        for address, leaf in _linen_side.from_variables(tree).items()
-    }
-    graphdefs = _nnx_collection(_graphdefs({**variables, **updates}))
-    return _Created({**_linen_side.to_variables(bare), **graphdefs}, updates, used)
-
-
-def _graphdefs(variables: Mapping[str, Any]) -> tuple[tuple[Path, nnx.GraphDef[Any]], ...]:
-    """The GraphDefs in Linen variables by path, hashable."""
-    found = walk(variables.get("nnx", {}))
-    return tuple((path, leaf) for path, leaf in found if isinstance(leaf, nnx.GraphDef))
-
-
-def _nnx_collection(graphdefs: tuple[tuple[Path, nnx.GraphDef[Any]], ...]) -> dict[str, Any]:
-    """The inverse of `_graphdefs`."""
-    return {"nnx": nest(dict(graphdefs))} if graphdefs else {}
-
-
-def _as_arrays(neutral: Neutral) -> Neutral:
-    """The NumPy arrays of a restored checkpoint as JAX arrays: Variables are written into."""
-
-    def convert(value: Any) -> Any:
-        return jax.numpy.asarray(value) if isinstance(value, np.ndarray | np.generic) else value
-
-    return {
-        address: leaf._replace(value=jax.tree.map(convert, leaf.value))
-        for address, leaf in neutral.items()
-    }

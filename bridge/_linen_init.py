@@ -1,0 +1,96 @@
+"""What initialising a Linen module makes, before any of it is put into a wrapper."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+from flax import linen as nn
+
+from . import _linen_side, _mesh_axes
+from ._arrays import Arrays
+from ._errors import MismatchError
+from ._linen_variables import Held, graphdefs_in, nnx_collection
+from ._matching import compare, inputs_text
+from ._neutral import Address, Leaf
+from ._rngs import Draws
+
+
+class Created(NamedTuple):
+    """What an initialisation where the mesh has Explicit axes has made.
+
+    Attributes:
+      variables: all Linen variables, bare, for the call itself.
+      updates: those of the mutable collections, in their boxes.
+      used: the RNG streams that were used.
+    """
+
+    variables: dict[str, Any]
+    updates: Mapping[str, Any]
+    used: set[str]
+
+
+def created(
+    run: Callable[..., Any],
+    variables: Mapping[str, Any],
+    draws: Draws,
+    args: Any,
+    kwargs: Any,
+) -> Created:
+    """The variables that a call creates, made with all axes Auto: Linen knows no others."""
+    used: set[str] = set()
+
+    def init(variables: Any, keys: Any, args: Any, kwargs: Any) -> Any:
+        inner = Draws(keys)
+        _, updates, streams = run(variables, inner, *args, **kwargs)
+        used.update(streams)
+        draws.initial |= inner.initial
+        return updates
+
+    keys = {name: draws.key(name) for name in draws.names}
+    updates = _mesh_axes.created(init, variables, keys, args, kwargs)
+    bare = {
+        address: Leaf(leaf.value)
+        for tree in (variables, updates)
+        for address, leaf in _linen_side.from_variables(tree).items()
+    }
+    graphdefs = nnx_collection(graphdefs_in({**variables, **updates}))
+    return Created({**_linen_side.to_variables(bare), **graphdefs}, updates, used)
+
+
+def shapes(module: nn.Module, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """The abstract variables that these inputs would create, None if they do not fit."""
+    init = functools.partial(module.init, method=function)
+    given = Arrays((args, kwargs))
+
+    def run(*values: Any) -> Any:
+        args, kwargs = given.tree(list(values))
+        return init(jax.random.key(0), *args, **kwargs)
+
+    try:
+        with jax.sharding.use_abstract_mesh(_mesh_axes.NO_MESH):
+            return jax.eval_shape(run, *given.avals)
+    except Exception:
+        # The inputs do not even fit the module, and Flax's own error says how.
+        return None
+
+
+def mismatch(
+    module: nn.Module,
+    function: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    held: Mapping[Address, Held],
+    where: str,
+) -> MismatchError | None:
+    """Every difference between the variables and what these inputs would create."""
+    wanted = shapes(module, function, args, kwargs)
+    if wanted is None:
+        return None
+    expected = {a: leaf.value for a, leaf in _linen_side.from_variables(wanted).items()}
+    comparison = compare(expected, {a: entry.leaf.value for a, entry in held.items()})
+    if comparison.fits:
+        return None
+    return comparison.error(f"{where} called with {inputs_text(args)}")
