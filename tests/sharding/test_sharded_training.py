@@ -161,3 +161,51 @@ def test_a_model_and_its_optimizer_can_be_made_in_shards_by_one_program(kind):
         variables_of(made.model)["params"],
         variables_of(alone)["params"],
     )
+
+
+class Noisy(nn.Module):
+    """Statistics that a step updates, and a mask that it draws."""
+
+    @nn.compact
+    def __call__(self, x, train=True):
+        kernel = linen_init("mesh", uniform, "embed", "mlp")
+        x = nn.Dense(16, kernel_init=kernel, name="wrapped")(x)
+        x = nn.BatchNorm(use_running_average=not train)(x)
+        return nn.Dropout(0.5, deterministic=not train)(x)
+
+
+def test_a_step_in_shards_updates_statistics_and_draws_masks_as_linen_on_one_device():
+    on, steps = mesh("auto"), 2
+    rngs = nnx.Rngs(params=0, dropout=1)
+    build = bridge.ToNNX(Noisy(), rngs, mutable=["batch_stats"])
+    native = nnx.clone(build.to_nnx__rngs)
+    model = bridge.init_sharded(build, on, X)
+    variables = jax.tree.map(np.asarray, model.linen_variables())
+    tx = optax.sgd(0.1)
+
+    @nnx.jit
+    def step(model, optimizer):
+        value, grads = nnx.value_and_grad(lambda model: (model(X) ** 2).mean())(model)
+        optimizer.update(model, grads)
+        return value
+
+    native.params()
+    with jax.set_mesh(on):
+        optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+        for _ in range(steps):
+            params = variables["params"]
+            keys = {"dropout": native.dropout()}
+
+            def loss(params, variables=variables, keys=keys):
+                given = {**variables, "params": params}
+                y, updates = Noisy().apply(given, X, rngs=keys, mutable=["batch_stats"])
+                return (y**2).mean(), updates
+
+            with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+                (value, updates), grads = jax.value_and_grad(loss, has_aux=True)(params)
+            params = jax.tree.map(lambda p, g: p - 0.1 * g, params, grads)
+            variables = {"params": params, **updates}
+            CLOSE(step(model, optimizer), value)
+            kernel = model.wrapped["kernel"].get_value()
+            assert kernel.sharding.is_equivalent_to(NamedSharding(on, SPECS["wrapped"]), 2)
+            jax.tree.map(CLOSE, nn.unbox(model.linen_variables()), nn.unbox(variables))
