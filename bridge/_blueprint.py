@@ -13,7 +13,12 @@ import jax
 from flax import nnx
 from jax.core import Tracer
 
-from ._flax_internals import trace_state, variable_in_trace
+from ._flax_internals import (
+    is_object_state,
+    object_state_in_trace,
+    trace_state,
+    variable_in_trace,
+)
 
 
 def flatten(module: Any) -> tuple[nnx.GraphDef[Any], list[Any]]:
@@ -157,6 +162,16 @@ class _Object:
         return made
 
 
+class _ObjectState:
+    """What an NNX object keeps for NNX itself."""
+
+    def __init__(self, state: Any):
+        self._state = state
+
+    def build(self, build: _Build) -> Any:
+        return object_state_in_trace(self._state, build.trace)
+
+
 class _Registered:
     """A node of a type that Flax or JAX was told of: a container, an object of another library."""
 
@@ -193,8 +208,11 @@ def _node(definition: Any, nodes: Iterator[Any], attributes: Iterator[Any]) -> _
             parts.append((key, _node(next(nodes), nodes, attributes)))
         else:
             parts.append((key, _Leaf()))
-    is_object = isinstance(definition.type, type) and issubclass(definition.type, nnx.Pytree)
-    return (_Object if is_object else _Registered)(definition, parts)
+    if isinstance(definition.type, type) and issubclass(definition.type, nnx.Pytree):
+        return _Object(definition, parts)
+    registered = _Registered(definition, parts)
+    made = None if parts else registered.build(_Build(()))
+    return _ObjectState(made) if is_object_state(made) else registered
 
 
 def _reference(definition: Any) -> _Part:

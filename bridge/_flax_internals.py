@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from flax import linen as nn
@@ -18,6 +18,7 @@ from flax.core import Scope, partial_eval
 from flax.core.scope import LazyRng, union_filters
 from flax.linen import module as linen_module
 from flax.nnx.bridge import module as bridge_module
+from flax.nnx.pytreelib import PytreeState
 from flax.nnx.tracers import TraceState
 
 from ._errors import MissingRngError
@@ -65,6 +66,20 @@ def variable_in_trace(
     object.__setattr__(variable, "_var_metadata", dict(metadata))
     object.__setattr__(variable, "_raw_value", value)
     return variable
+
+
+def is_object_state(value: Any) -> bool:
+    """Whether this is what every NNX object keeps for NNX itself."""
+    return type(value) is PytreeState
+
+
+def object_state_in_trace(state: Any, trace: TraceState) -> Any:
+    """A copy of such a state; its constructor would ask JAX again which trace this is."""
+    made = object.__new__(PytreeState)
+    made._trace_state = trace
+    made._initializing = state.initializing
+    made._is_setup = state.is_setup
+    return made
 
 
 def class_hooks(var_type: type[nnx.Variable[Any]]) -> frozenset[str]:
@@ -254,6 +269,23 @@ def overridden(module: nn.Module, fields: Mapping[str, Any]) -> Iterator[None]:
     finally:
         for name, value in before.items():
             object.__setattr__(module, name, value)
+
+
+class PlainFields(nn.Module):
+    """A Linen module some of whose fields hold no module.
+
+    Linen searches every field for modules, twice at each `apply`, and a dataclass field that is to
+    be an argument of the constructor cannot be kept out of that.
+
+    Attributes:
+      _plain_fields: names of the fields that are not searched.
+    """
+
+    _plain_fields: ClassVar[frozenset[str]] = frozenset()
+
+    def _register_submodules(self, name: str, val: Any) -> None:
+        if name not in self._plain_fields:
+            super()._register_submodules(name, val)
 
 
 class StreamScope(Scope):

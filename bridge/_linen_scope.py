@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from flax import linen as nn
 from flax import nnx
 from flax.core import meta
 
-from . import _graphdef, _nnx_side
+from . import _graphdef
 from ._graphdef import StaticGraphDef
 from ._neutral import Address, Path, nest
 
@@ -29,12 +29,22 @@ def store_graphdef(module: nn.Module, graphdef: StaticGraphDef) -> None:
         module.put_variable(COLLECTION, NAME, graphdef)
 
 
-def read(module: nn.Module) -> Iterator[tuple[Address, Any]]:
+def read(module: nn.Module) -> dict[Address, Any]:
     """Every leaf of the module's variables, boxes included, by (collection, path)."""
+    leaves: dict[Address, Any] = {}
+
+    # Not the generator `walk`: this is paid at each call.
+    def add(collection: str, tree: Mapping[Any, Any], path: Path) -> None:
+        for key, value in tree.items():
+            if isinstance(value, Mapping):
+                add(collection, value, (*path, key))
+            else:
+                leaves[collection, (*path, key)] = value
+
     for collection, tree in module.variables.items():
         if collection != COLLECTION:
-            for path, leaf in _nnx_side.walk(tree):
-                yield (collection, path), leaf
+            add(collection, tree, ())
+    return leaves
 
 
 def write(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from flax import linen as nn
 from flax import nnx
@@ -23,7 +23,7 @@ from ._errors import (
     unknown_paths_text,
     warn,
 )
-from ._flax_internals import registered_names
+from ._flax_internals import PlainFields, registered_names
 from ._found import Found, comparison, overlay
 from ._graphdef import Slot, StaticGraphDef
 from ._lazy_init import run_initializing
@@ -37,7 +37,7 @@ from ._rngs import fold_path, stream_for, stream_of
 _warned: Once[bool] = Once(maxsize=4096)
 
 
-class ToLinen(nn.Module):
+class ToLinen(PlainFields):
     """A Linen module that behaves as the NNX module it constructs.
 
     The module is constructed once, at `init`; its state goes to one collection for each Variable
@@ -75,6 +75,9 @@ class ToLinen(nn.Module):
     Source: flax/nnx/bridge/wrappers.py:ToLinen @ 0.12.8
     """
 
+    _plain_fields: ClassVar[frozenset[str]] = frozenset(
+        ("skip_rng", "strict", "rng_state", "string_keys", "eager_sharding", "metadata_fn")
+    )
     nnx_class: Callable[..., Any]
     args: Any = ()
     kwargs: Mapping[str, Any] = FrozenDict({})
@@ -146,7 +149,7 @@ class ToLinen(nn.Module):
 
     @nn.nowrap
     def _run(self, nnx_method: Any, args: Any, kwargs: Any) -> Any:
-        leaves = dict(_linen_scope.read(self))
+        leaves = _linen_scope.read(self)
         graphdef = _linen_scope.stored_graphdef(self)
         if graphdef is not None and not self._recipe.made(graphdef):
             # Made with other arguments: one model for training and one for evaluation, say.
@@ -354,7 +357,7 @@ class ToLinen(nn.Module):
     @nn.nowrap
     def _attribute(self, name: str) -> Any:
         """An attribute of the bound NNX module, `_MISSING` if there is none."""
-        leaves = dict(_linen_scope.read(self))
+        leaves = _linen_scope.read(self)
         graphdef = _linen_scope.stored_graphdef(self) or self._rebuilt(leaves, None)
         found = Found.of(leaves, graphdef)
         if not comparison(graphdef, found).fits:

@@ -71,6 +71,15 @@ class ToNNX(nnx.Module):
     Source: flax/nnx/bridge/wrappers.py:ToNNX @ 0.12.8
     """
 
+    # What a wrapper leaves as it is stays on the class: NNX walks through every attribute of an
+    # instance, at each `nnx.jit` for instance.
+    to_nnx__plain_keys: frozenset[str] = frozenset()
+    to_nnx__mutable: Any = False
+    to_nnx__modes: tuple[tuple[str, Any], ...] = ()
+    to_nnx__eager_sharding: bool = False
+    # Collection `nnx` of the modules inside: static, so no Variables, but not to be made anew.
+    to_nnx__graphdefs: tuple[tuple[Path, nnx.GraphDef[Any]], ...] = ()
+
     def __init__(
         self,
         module: nn.Module,
@@ -86,12 +95,12 @@ class ToNNX(nnx.Module):
         self.to_nnx__module = module
         streams, plain = _rngs.owned(rngs, f"ToNNX({type(module).__name__})")
         self.to_nnx__rngs = nnx.data(streams)
-        self.to_nnx__plain_keys = plain
-        self.to_nnx__mutable = tuple(mutable) if isinstance(mutable, list | set) else mutable
-        self.to_nnx__modes: tuple[tuple[str, Any], ...] = ()
-        self.to_nnx__eager_sharding = eager_sharding
-        # Collection `nnx` of the modules inside: static, so no Variables, but not to be made anew.
-        self.to_nnx__graphdefs: tuple[tuple[Path, nnx.GraphDef[Any]], ...] = ()
+        if plain:
+            self.to_nnx__plain_keys = plain
+        if mutable is not False:
+            self.to_nnx__mutable = tuple(mutable) if isinstance(mutable, list | set) else mutable
+        if eager_sharding:
+            self.to_nnx__eager_sharding = eager_sharding
 
     @classmethod
     def from_variables(
@@ -119,7 +128,8 @@ class ToNNX(nnx.Module):
         _linen_variables.store(
             wrapper, _linen_variables.as_arrays(_linen_side.from_variables(variables)), {}
         )
-        wrapper.to_nnx__graphdefs = _linen_variables.graphdefs_in(variables)
+        if graphdefs := _linen_variables.graphdefs_in(variables):
+            wrapper.to_nnx__graphdefs = graphdefs
         return wrapper
 
     def linen_variables(self) -> Any:

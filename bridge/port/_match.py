@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 from bridge._matching import same_shape
 from bridge._neutral import Path
-from bridge._to_nnx import ToNNX
 
 from ._context import PLAIN, Context, Layer, Settled, layer_cut, without_axis
 from ._correspondence import Ambiguous, Correspondence, MisShaped
@@ -14,7 +13,7 @@ from ._layers import NORMS, LayerRule, norm_leaves, rule_of
 from ._pieces import Cut, Piece, Region
 from ._rules import pairs_of
 from ._structure import matches, only_pairs, open_modules, open_scopes
-from ._trees import LinenNode, NNXNode, shape_of
+from ._trees import InCollection, LinenNode, NNXNode, shape_of
 
 
 def correspondence(linen: LinenNode, nnx: NNXNode, rules: Mapping[str, str]) -> Correspondence:
@@ -73,10 +72,6 @@ class Matcher:
         rule, free = rule_of(node.cls), self._settled.is_free
         if node.is_leaf:
             self._leaf(node, scope, context, _label(None, how))
-        elif isinstance(node.item, ToNNX):
-            for (collection, path), leaf in node.children.items():
-                if found := scope.at(path):
-                    self._link(leaf, found, collection, context, _label("ToNNX", how))
         elif rule is not None and rule.fused:
             self._fused(node, scope, rule, context, how)
             # A ToLinen has the cell's variables in NNX's own layout.
@@ -94,7 +89,12 @@ class Matcher:
         self, node: NNXNode, scope: LinenNode, context: Context, how: str, prefix: str
     ) -> None:
         rule, free = rule_of(node.cls), self._settled.is_free
+        label = _label("ToNNX" if node.is_linen else rule, how)
         for key, child in node.children.items():
+            if isinstance(key, InCollection):
+                if free(child, context):
+                    self._link(child, scope, key.collection, context, label)
+                continue
             name = prefix + str(key)
             renamed = rule.renamed.get(key) if rule else None
             found = scope.children.get(renamed or name) or scope.children.get(name)
@@ -102,10 +102,10 @@ class Matcher:
                 continue
             if child.is_leaf:
                 if found is not None and found.leaves and free(found, context):
-                    self._leaf(child, found, context, _label(rule, how))
+                    self._leaf(child, found, context, label)
             elif child.is_container:
                 self._container(child, scope, name, context, how)
-            elif found is not None and found.children and free(found, context):
+            elif found is not None and (found.children or child.is_shared) and free(found, context):
                 self._pair(child, found, context, how)
             elif found is None:
                 self._stacked_nnx(child, scope, name, context)

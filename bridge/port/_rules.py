@@ -2,7 +2,9 @@ r"""The user's table of which Linen path is which NNX path.
 
 A key is a regular expression that must match a whole Linen path, up to some `/`; its value is the
 NNX path, with dots, in which `\1` stands for the first group. Everything below the two is then
-matched as usual. Two more signs in the value are for layers that one side keeps stacked:
+matched as usual. Where the NNX model has a `ToNNX`, the path goes on with dots along the Linen path
+of what it holds: `encoder.block_0.Dense_0`. Two more signs in the value are for layers that one
+side keeps stacked:
 
 - ``{'layers': 'blocks.*'}``: the leaves below Linen's `layers` are stacked, and the entries are
   the items of the NNX list `blocks`;

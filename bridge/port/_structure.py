@@ -20,7 +20,7 @@ from bridge._to_nnx import ToNNX
 
 from ._context import Context, Settled, without_axis
 from ._layers import NORMS, is_linen_layer, norm_leaves, rule_of
-from ._trees import LinenNode, NNXNode, shape_of
+from ._trees import InCollection, LinenNode, NNXNode, shape_of
 
 Signature = Counter[frozenset[tuple[str, str, Any]]]
 _AUTOMATIC = re.compile(r"([A-Za-z]\w*)_\d+")
@@ -101,7 +101,7 @@ def open_modules(
         # A norm's layer goes with the norm.
         if isinstance(node.item, NORMS) and key == "layer_instance":
             continue
-        if not child.is_container and _is_untouched(child, settled, context):
+        if not (child.is_container or child.is_shared) and _is_untouched(child, settled, context):
             yield child
         if child.is_container or (deep and is_open(child)):
             yield from open_modules(child, settled, context, deep=deep)
@@ -125,7 +125,7 @@ def _is_untouched(node: NNXNode | LinenNode, settled: Settled, context: Context)
 
 def is_open(node: NNXNode) -> bool:
     """Whether the parts of an NNX module may be looked for one by one."""
-    if node.is_leaf or isinstance(node.item, ToNNX):
+    if node.is_leaf:
         return False
     rule = rule_of(node.cls)
     return rule is None or isinstance(node.item, _OPEN)
@@ -135,7 +135,7 @@ def nnx_core(node: NNXNode) -> NNXNode:
     """The module that a chain of modules with one child each holds."""
     while is_open(node) and len(node.children) == 1:
         (child,) = node.children.values()
-        if child.is_leaf:
+        if child.is_leaf or child.is_shared:
             break
         node = child
     return node
@@ -184,10 +184,6 @@ def _without_layer(name: str) -> str:
 def _linen_form(node: NNXNode, context: Context) -> Iterator[tuple[Path, str, str, Any]]:
     """(group, collection, name, shape) of the leaves below, in Linen's layout."""
     rule = rule_of(node.cls)
-    if isinstance(node.item, ToNNX):
-        for (collection, path), leaf in node.children.items():
-            yield (*node.path, path[:-1]), collection, str(path[-1]), _shape(leaf, context)
-        return
     if isinstance(node.item, NORMS):
         yield from _norm_leaves(node, context)
         yield from _linen_form(node.children["layer_instance"], context)
@@ -208,6 +204,14 @@ def _linen_form(node: NNXNode, context: Context) -> Iterator[tuple[Path, str, st
     for key, child in node.children.items():
         if not child.is_leaf:
             yield from _linen_form(child, context)
+        elif node.is_linen:
+            if child.collection not in (None, "cache"):
+                scope, name = (
+                    (node.path[:-1], node.path[-1])
+                    if isinstance(key, InCollection)
+                    else (node.path, key)
+                )
+                yield scope, child.collection, str(name), _shape(child, context)
         # Adapters have no place in the model they adapt, arrays are no weights.
         elif child.is_variable and not is_adapter(child) and child.collection != "cache":
             collection = "params" if child.is_param else child.collection or ""
@@ -235,6 +239,10 @@ def _shape(leaf: NNXNode, context: Context) -> Any:
 def _types_agree(node: NNXNode, scope: LinenNode, classes: frozenset[str]) -> bool:
     """Whether the class that an automatic name tells is one that the NNX module can be."""
     match = _AUTOMATIC.fullmatch(str(scope.path[-1])) if scope.path else None
+    if node.is_linen and node.path and node.item is None:
+        own = _AUTOMATIC.fullmatch(str(node.path[-1]))
+        named = {each.group(1) for each in (own, match) if each}
+        return len(named) < 2 or not all(map(is_linen_layer, named))
     if (
         match is None
         or node.cls is None

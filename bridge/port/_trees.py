@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -61,21 +61,29 @@ class LinenNode:
                 yield collection, name, leaf
 
 
+class InCollection(NamedTuple):
+    """The key of a leaf inside a `ToNNX` whose Linen path has more than this leaf."""
+
+    collection: str
+
+
 @dataclasses.dataclass(eq=False)
 class NNXNode:
-    """A module, a container or a leaf of an NNX model.
+    """A module, a container or a leaf of an NNX model, or a scope inside a `ToNNX`.
 
     Attributes:
       path: its path, as `nnx.state` has it.
-      item: the object; a Variable or an array if this is a leaf.
-      children: what lies below by key.
+      item: the object; a Variable or an array if this is a leaf, None in a State and for a scope.
+      children: what lies below by key. Below a `ToNNX`, the keys are those of the Linen path.
       collection: a leaf's collection.
+      is_linen: whether this is a `ToNNX` or a scope inside of one.
     """
 
     path: Path
     item: Any = None
     children: dict[Key, NNXNode] = dataclasses.field(default_factory=dict)
     collection: str | None = None
+    is_linen: bool = False
 
     @property
     def is_leaf(self) -> bool:
@@ -88,6 +96,11 @@ class NNXNode:
             return True
         # A State has no classes.
         return self.item is None and all(isinstance(key, int) for key in self.children)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether this is a Linen path with several leaves, or with a leaf and a scope."""
+        return any(isinstance(key, InCollection) for key in self.children)
 
     @property
     def cls(self) -> type[Any] | None:
@@ -143,7 +156,7 @@ def nnx_tree(model: Any) -> tuple[NNXNode, list[Address]]:
     """The tree of an NNX module or a State, and the addresses of what is no weight in it."""
     active = registry.current()
     root, left_out = NNXNode(()), []
-    wrappers: dict[Path, NNXNode] = {}
+    wrappers: list[NNXNode] = []
     items = list(_items(model))
     inside = {path for path, item in items if isinstance(item, ToNNX)}
     # From the outside in, so that a wrapper is met before what is in it.
@@ -155,7 +168,7 @@ def nnx_tree(model: Any) -> tuple[NNXNode, list[Address]]:
             if isinstance(item, nnx.Pytree | list | tuple | dict):
                 _node(root, path).item = item
                 if isinstance(item, ToNNX):
-                    wrappers[path] = _node(root, path)
+                    wrappers.append(_node(root, path))
             continue
         collection, _ = _nnx_side.address_of(path, item, active)
         if _is_no_weight(collection) or _is_key(item):
@@ -163,14 +176,8 @@ def nnx_tree(model: Any) -> tuple[NNXNode, list[Address]]:
             continue
         node = _node(root, path)
         node.item, node.collection = item, collection
-    for path, node in wrappers.items():
-        for (collection, linen_path), held in held_variables(node.item).items():
-            if _is_no_weight(collection):
-                left_out.append((collection, (*path, *held.path)))
-                continue
-            # Keyed by its Linen address: a name that two collections share has two of them.
-            leaf = NNXNode((*path, *held.path), held.variable, collection=collection)
-            node.children[collection, linen_path] = leaf
+    for wrapper in wrappers:
+        left_out += _wrapped(wrapper)
     _prune(root)
     return root, left_out
 
@@ -199,10 +206,36 @@ def _items(model: Any) -> Iterator[tuple[Path, Any]]:
         yield from _nnx_side.walk(cast(Mapping[Any, Any], model))
 
 
+def _wrapped(wrapper: NNXNode) -> list[Address]:
+    """Adds what a `ToNNX` holds at its Linen paths; returns what is no weight."""
+    wrapper.is_linen = True
+    leaves: dict[Path, list[NNXNode]] = {}
+    left_out: list[Address] = []
+    for (collection, linen_path), held in held_variables(wrapper.item).items():
+        # In a State a leaf may lie elsewhere than in Linen, which has collections.
+        path = (*wrapper.path, *held.path)
+        if held.leaf.is_empty:
+            continue
+        if _is_no_weight(collection):
+            left_out.append((collection, path))
+        else:
+            leaf = NNXNode(path, held.variable, collection=collection)
+            leaves.setdefault(linen_path, []).append(leaf)
+    scopes = {path[:n] for path in leaves for n in range(len(path))}
+    for path, together in leaves.items():
+        if len(together) == 1 and path not in scopes:
+            _node(wrapper, path[:-1]).children[path[-1]] = together[0]
+        else:
+            shared = _node(wrapper, path)
+            shared.children |= {InCollection(leaf.collection or ""): leaf for leaf in together}
+    return left_out
+
+
 def _node(root: NNXNode, path: Path) -> NNXNode:
     node = root
     for key in path:
-        node = node.children.setdefault(key, NNXNode((*node.path, key)))
+        below = NNXNode((*node.path, key), is_linen=node.is_linen)
+        node = node.children.setdefault(key, below)
     return node
 
 

@@ -39,15 +39,20 @@ class Case:
         return [jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in self.shapes]
 
     def model(self):
-        """The NNX layer, without values where a port gives it all that it has."""
-        abstract = nnx.eval_shape(lambda: self.native(nnx.Rngs(3)))
-        has_keys = bool(nnx.to_flat_state(nnx.state(abstract, nnx.RngState)))
-        return self.native(nnx.Rngs(3)) if has_keys else abstract
+        """The NNX layer, without values but for RNG streams: a port gives it all else."""
+        model = nnx.eval_shape(lambda: self.native(nnx.Rngs(3)))
+        nnx.update(model, jax.tree.map(_stream_value, nnx.state(model, nnx.RngState)))
+        return model
 
     def shapes_of_variables(self):
         key = jax.random.key(0)
         arguments = cell_arguments(self.linen, self.inputs())
         return jax.eval_shape(lambda: self.linen.init(key, *arguments, **self.linen_kwargs))
+
+
+def _stream_value(leaf):
+    is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jax.random.key(3) if is_key else jnp.zeros(leaf.shape, leaf.dtype)
 
 
 def cell_arguments(module, inputs):

@@ -37,7 +37,7 @@ def variables():
 
 @pytest.fixture(scope="module")
 def template():
-    return Net(nnx.Rngs(1))
+    return nnx.jit(lambda: Net(nnx.Rngs(1)))()
 
 
 @pytest.fixture
@@ -396,6 +396,105 @@ def test_a_wrapped_linen_module_inside_the_target_matches_by_its_linen_paths(var
     assert exact(port.plan(model, variables, RULES).apply()) == exact(variables)
 
 
+class LinenPair(nn.Module):
+    """Two layers of the same shape, which only their names tell apart."""
+
+    names: tuple
+
+    @nn.compact
+    def __call__(self, x):
+        for name in self.names:
+            x = nn.Dense(4, name=name)(x)
+        return x
+
+
+def pair_of_values(names):
+    """Linen parameters of `LinenPair` that are told apart by their values."""
+    return {
+        name: {"kernel": jnp.full((4, 4), 1.0 + number), "bias": jnp.full((4,), -1.0 - number)}
+        for number, name in enumerate(names)
+    }
+
+
+def wrapped_pair(*names):
+    zeros = jax.tree.map(jnp.zeros_like, pair_of_values(names))
+    return bridge.ToNNX.from_variables(LinenPair(names), {"params": zeros})
+
+
+def test_rules_reach_the_linen_paths_of_a_wrapped_root_in_both_directions():
+    variables = {"params": pair_of_values(("a", "b"))}
+    model = wrapped_pair("c", "d")
+    assert kinds(port.plan(variables, model)) == {"ambiguous"}
+    plan = port.plan(variables, model, {"a": "d", "b/kernel": "c.kernel", "b/bias": "c.bias"})
+    assert plan.ok, str(plan)
+    plan.apply()
+    for name, number in (("d", 1), ("c", 2)):
+        layer = getattr(model, name)
+        np.testing.assert_array_equal(layer["kernel"][...], np.full((4, 4), number))
+        np.testing.assert_array_equal(layer["bias"][...], np.full(4, -number))
+    assert exact(plan.inverse().apply()) == exact(variables)
+    back = port.plan(model, jax.eval_shape(lambda: variables), {"a": "d", "b": "c"})
+    assert exact(back.apply()) == exact(variables)
+
+
+def test_rules_reach_below_a_wrapper_inside_an_nnx_module_and_the_rest_goes_by_name():
+    class Model(nnx.Module):
+        def __init__(self):
+            self.encoder = wrapped_pair("c", "d")
+            self.head = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+
+    old = pair_of_values(("a", "d", "head"))
+    variables = {"params": {"old": {"a": old["a"], "d": old["d"]}, "head": old["head"]}}
+    model = Model()
+    rules = {"old": "encoder", "old/a": "encoder.c"}
+    plan = port.plan(variables, model, rules)
+    assert plan.ok, str(plan)
+    plan.apply()
+    places = (model.encoder.c["kernel"], model.encoder.d["kernel"], model.head.kernel)
+    assert [float(place[0, 0]) for place in places] == [1, 2, 3]
+    assert exact(plan.inverse().apply()) == exact(variables)
+    assert exact(port.plan(model, variables, rules).apply()) == exact(variables)
+    (problem,) = (
+        e for e in port.plan(variables, model, {"old/a": "encoder.x"}).problems if e.kind == "rule"
+    )
+    assert problem.note == "the NNX model has no 'encoder.x' for old/a"
+
+
+def test_a_layer_of_another_name_below_a_wrapper_is_found_by_structure():
+    variables = {"params": {"a": {"kernel": jnp.full((4, 2), 3.0)}, "q": {"bias": jnp.ones(2)}}}
+    zeros = {"params": {"b": {"kernel": jnp.zeros((4, 2))}, "q": {"bias": jnp.zeros(2)}}}
+    model = bridge.ToNNX.from_variables(nn.Dense(2), zeros)
+    port.plan(variables, model).apply()
+    np.testing.assert_array_equal(model.b["kernel"][...], np.full((4, 2), 3.0))
+    # Two automatic names that tell different layers.
+    norm, other = (
+        {"params": {name: {"scale": jnp.ones(2)}}} for name in ("LayerNorm_0", "GroupNorm_0")
+    )
+    model = bridge.ToNNX.from_variables(nn.Dense(2), other)
+    assert kinds(port.plan(norm, model)) == {"missing", "unexpected"}
+
+
+def test_a_name_that_collections_share_below_a_wrapper_is_moved_in_each_of_them():
+    def values(name, sign):
+        return {
+            "params": {name: {"x": jnp.full(2, sign * 1.0)}, "y": jnp.full(2, sign * 2.0)},
+            "batch_stats": {
+                name: {"x": jnp.full(2, sign * 3.0)},
+                "y": {"below": jnp.full(2, sign * 4.0)},
+            },
+            "empty": {},
+        }
+
+    variables = values("a", 1)
+    for rules in ({"a": "b"}, {"a/x": "b.x"}):
+        model = bridge.ToNNX.from_variables(nn.Dense(2), values("b", -1))
+        plan = port.plan(variables, model, rules)
+        assert plan.ok, str(plan)
+        plan.apply()
+        assert exact(model.linen_variables()) == exact(values("b", 1))
+        assert exact(plan.inverse().apply()) == exact(variables)
+
+
 def test_a_wrapped_nnx_module_inside_the_source_matches_by_its_nnx_paths(model):
     class Linen(nn.Module):
         @nn.compact
@@ -541,12 +640,13 @@ def test_convert_moves_gradients_as_it_moves_parameters_and_its_inverse_undoes_i
     model = Block(nnx.Rngs(0))
     plan = port.plan(variables, model)
     before = exact(nnx.state(model))
-    expected = jax.grad(lambda p: LinenBlock().apply({"params": p}, X).sum())(variables["params"])
+    gradient = jax.jit(jax.grad(lambda p: LinenBlock().apply({"params": p}, X).sum()))
+    expected = gradient(variables["params"])
     converted = plan.convert(expected)
     assert exact(plan.convert({"params": expected})) == exact(converted)
     assert exact(nnx.state(model)) == before
     plan.apply()
-    gradients = nnx.grad(lambda m: m(X).sum())(model)
+    gradients = nnx.jit(nnx.grad(lambda m: m(X).sum()))(model)
     flat = {path: leaf[...] for path, leaf in nnx.to_flat_state(nnx.state(gradients))}
     assert converted.keys() == {("params", path) for path in flat}
     for path, leaf in flat.items():

@@ -3,7 +3,7 @@
 import pathlib
 from typing import Any, NamedTuple
 
-from flax import nnx, serialization
+from flax import serialization
 
 import bridge
 
@@ -36,7 +36,7 @@ def load_linen(path: pathlib.Path, state: TrainState) -> TrainState:
     opt_state = optimizer_of(state.config).init(stored["params"])
     opt_state = serialization.from_state_dict(opt_state, stored["opt_state"])
 
-    plan = bridge.port.plan(variables, nnx.state(state.model), FROM_LINEN)
-    nnx.update(state.model, plan.apply())
+    plan = bridge.port.plan(variables, state.model, FROM_LINEN)
+    plan.apply()
     plan.apply_optimizer(LinenTraining(opt_state, stored["step"]), state.optimizer)
     return state
