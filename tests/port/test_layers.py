@@ -174,6 +174,7 @@ def test_a_linen_module_of_ones_own_with_adapters_fills_a_lora_layer():
     [
         (nn.ConvLocal(3, (2,)), ((2, 5, 4),), "ConvLocal"),
         (nn.MGUCell(3), ((2, 3), (2, 4)), "MGUCell"),
+        (nn.ConvLSTMCell(3, (2,)), (((2, 5, 3), (2, 5, 3)), (2, 5, 4)), "ConvLSTMCell"),
         (nn.Dense(3, dot_general_cls=nn.Fp8DirectDotGeneralOp), ((2, 4),), "Fp8"),
     ],
 )
@@ -187,7 +188,10 @@ def test_a_layer_without_an_nnx_class_is_named_and_works_wrapped(linen, shapes, 
         def __init__(self, layer):
             setattr(self, f"{type(linen).__name__}_0", layer)
 
-    inputs = [jnp.ones(shape) for shape in shapes]
+    is_shape = lambda s: isinstance(s[0], int)  # noqa: E731
+    inputs = jax.tree.map(
+        jnp.ones, list(shapes), is_leaf=lambda s: type(s) is tuple and is_shape(s)
+    )
     shapes_of = jax.eval_shape(lambda: Linen().init(jax.random.key(0), *inputs))
     native = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
     problems = port.plan(shapes_of, Native(native)).problems
@@ -217,3 +221,14 @@ def test_a_subclass_of_a_built_in_layer_uses_its_rule():
     model = nnx.eval_shape(lambda: Cell(4, 3, rngs=nnx.Rngs(0)))
     port.plan(variables, model).apply()
     assert exact(port.plan(model, variables).apply()) == exact(variables)
+
+
+def test_an_embedding_looks_up_and_attends_as_in_linen_and_comes_back():
+    linen, native = nn.Embed(5, 4), nnx.Embed(5, 4, rngs=nnx.Rngs(0))
+    tokens, queries = jnp.array([[0, 4], [2, 2]]), jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
+    variables = random_values(jax.eval_shape(lambda: linen.init(jax.random.key(0), tokens)))
+    port.plan(variables, native).apply()
+    np.testing.assert_array_equal(native(tokens), linen.apply(variables, tokens))
+    attended = linen.apply(variables, queries, method="attend")
+    np.testing.assert_array_equal(native.attend(queries), attended)
+    assert exact(port.plan(native, variables).apply()) == exact(variables)
