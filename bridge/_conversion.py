@@ -12,7 +12,7 @@ import registry
 from . import _linen_side, _nnx_side
 from ._errors import mapping_error
 from ._meta import NNXMeta
-from ._neutral import nest
+from ._neutral import nest, walk
 
 
 def linen_to_nnx(variables: Mapping[str, Any]) -> nnx.State[Any, Any]:
@@ -73,7 +73,7 @@ def nnx_to_linen(state_or_module: nnx.State[Any, Any] | nnx.Pytree | Mapping[Any
         state_or_module = nnx.state(state_or_module, graph=True)
     if not isinstance(state_or_module, Mapping):
         raise mapping_error(state_or_module, "an nnx.State or an NNX module")
-    return _linen_side.to_variables(_nnx_side.from_leaves(_nnx_side.walk(state_or_module)))
+    return _linen_side.to_variables(_nnx_side.from_leaves(walk(state_or_module)))
 
 
 def to_linen_var(variable: nnx.Variable[Any]) -> Any:

@@ -11,7 +11,7 @@ from flax.core import meta
 
 from . import _graphdef
 from ._graphdef import StaticGraphDef
-from ._neutral import Address, Path, nest
+from ._neutral import Address, Path, nest, walk
 
 COLLECTION = "nnx"
 NAME = "graphdef"
@@ -31,20 +31,12 @@ def store_graphdef(module: nn.Module, graphdef: StaticGraphDef) -> None:
 
 def read(module: nn.Module) -> dict[Address, Any]:
     """Every leaf of the module's variables, boxes included, by (collection, path)."""
-    leaves: dict[Address, Any] = {}
-
-    # Not the generator `walk`: this is paid at each call.
-    def add(collection: str, tree: Mapping[Any, Any], path: Path) -> None:
-        for key, value in tree.items():
-            if isinstance(value, Mapping):
-                add(collection, value, (*path, key))
-            else:
-                leaves[collection, (*path, key)] = value
-
-    for collection, tree in module.variables.items():
-        if collection != COLLECTION:
-            add(collection, tree, ())
-    return leaves
+    return {
+        (collection, path): leaf
+        for collection, tree in module.variables.items()
+        if collection != COLLECTION
+        for path, leaf in walk(tree)
+    }
 
 
 def write(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from flax import config
@@ -12,7 +12,7 @@ import registry
 
 from ._errors import ConversionError, mapping_error, path_text
 from ._meta import NNXMeta
-from ._neutral import Leaf, Neutral, Path, nest
+from ._neutral import Leaf, Neutral, Path, nest, walk
 
 EXPECTED = "Linen variables, that is {collection: {name: array, box or mapping}}"
 
@@ -39,7 +39,7 @@ def from_variables(variables: Mapping[str, Any]) -> Neutral:
         (collection, path): to_leaf(collection, path, value, active)
         for collection, tree in variables.items()
         if collection != "nnx"
-        for path, value in _walk(_check(collection, tree), ())
+        for path, value in walk(_check(collection, tree), empty=True)
     }
 
 
@@ -94,13 +94,3 @@ def _check(collection: Any, tree: Any) -> Any:
     if not isinstance(collection, str) or not isinstance(tree, Mapping):
         raise mapping_error({collection: tree}, EXPECTED)
     return tree
-
-
-def _walk(tree: Mapping[Any, Any], path: Path) -> Iterator[tuple[Path, Any]]:
-    if not tree:
-        yield path, {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _walk(value, (*path, key))
-        else:
-            yield (*path, key), value

@@ -14,7 +14,7 @@ import registry
 from . import _linen_side, _nnx_side
 from ._errors import ReservedNameError
 from ._flax_internals import assign_raw_value
-from ._neutral import Address, Leaf, Neutral, Path, as_dicts, nest
+from ._neutral import Address, Leaf, Neutral, Path, as_dicts, nest, walk
 
 OWN_PREFIX = "to_nnx__"
 # The collections that hold no state to be carried from call to call.
@@ -132,7 +132,7 @@ def store(
 
 def graphdefs_in(variables: Mapping[str, Any]) -> tuple[tuple[Path, nnx.GraphDef[Any]], ...]:
     """The GraphDefs in Linen variables by path, hashable."""
-    found = _nnx_side.walk(variables.get("nnx", {}))
+    found = walk(variables.get("nnx", {}))
     return tuple((path, leaf) for path, leaf in found if isinstance(leaf, nnx.GraphDef))
 
 

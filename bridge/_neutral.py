@@ -160,6 +160,29 @@ def nest(flat: Mapping[Path, Any]) -> dict[Key, Any]:
     return nested
 
 
+def walk(tree: Mapping[Any, Any], *, empty: bool = False) -> list[tuple[Path, Any]]:
+    """(path, leaf) of nested mappings, such as a State or a collection.
+
+    Args:
+      tree: the mappings.
+      empty: whether an empty mapping is a leaf, `{}`.
+    """
+    found: list[tuple[Path, Any]] = []
+
+    # Not a generator, which would be one for each level: a ToLinen walks at each call.
+    def add(tree: Mapping[Any, Any], path: Path) -> None:
+        if empty and not tree:
+            found.append((path, {}))
+        for key, value in tree.items():
+            if isinstance(value, Mapping):
+                add(value, (*path, key))
+            else:
+                found.append(((*path, key), value))
+
+    add(tree, ())
+    return found
+
+
 def as_dicts(tree: Any) -> Any:
     """Nested mappings as nested dicts of their own; the leaves stay the same objects."""
     return {k: as_dicts(v) for k, v in tree.items()} if isinstance(tree, Mapping) else tree

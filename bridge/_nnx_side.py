@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 from flax import linen as nn
@@ -157,12 +157,3 @@ def says_nothing(metadata: Mapping[str, Any]) -> bool:
     return all(
         key in REQUIRED_METADATA or value is None or value == () for key, value in metadata.items()
     )
-
-
-def walk(tree: Mapping[Any, Any], path: Path = ()) -> Iterator[FlatItem]:
-    """(path, leaf) of nested mappings such as a State."""
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from walk(value, (*path, key))
-        else:
-            yield (*path, key), value

@@ -21,8 +21,7 @@ from bridge._found import Found, slot_avals
 from bridge._graphdef import StaticGraphDef, intern
 from bridge._linen_variables import held_variables
 from bridge._merged import Merged
-from bridge._neutral import Address, Neutral, Path
-from bridge._nnx_side import walk
+from bridge._neutral import Address, Neutral, Path, walk
 from bridge._to_linen import ToLinen
 from bridge._to_nnx import ToNNX
 

@@ -13,7 +13,7 @@ from flax.core import FrozenDict, freeze
 from bridge import _linen_side, _nnx_side
 from bridge._errors import mapping_error
 from bridge._flax_internals import assign_raw_value, variable_from_metadata
-from bridge._neutral import Leaf, Neutral, Path, nest, place
+from bridge._neutral import Leaf, Neutral, Path, nest, place, walk
 
 from ._stored import parts
 
@@ -83,7 +83,7 @@ def _of_variables(variables: Mapping[str, Any]) -> Tree:
 
 
 def _of_module(module: nnx.Pytree) -> Tree:
-    items = _nnx_side.walk(nnx.state(module, graph=True))
+    items = walk(nnx.state(module, graph=True))
     leaves, paths, found = _nnx_leaves(items)
 
     def filled(values: Values) -> tuple[Any, list[Assignment]]:
@@ -96,7 +96,7 @@ def _of_module(module: nnx.Pytree) -> Tree:
 
 
 def _of_state(state: Mapping[Any, Any]) -> Tree:
-    leaves, paths, found = _nnx_leaves(_nnx_side.walk(state))
+    leaves, paths, found = _nnx_leaves(walk(state))
 
     def filled(values: Values) -> tuple[Any, list[Assignment]]:
         flat = {
@@ -135,7 +135,7 @@ def _by_path(neutral: Neutral) -> dict[Path, Leaf]:
 
 
 def _has_variables(tree: Mapping[Any, Any]) -> bool:
-    return any(isinstance(leaf, nnx.Variable) for _, leaf in _nnx_side.walk(tree))
+    return any(isinstance(leaf, nnx.Variable) for _, leaf in walk(tree))
 
 
 def _static(variables: Mapping[str, Any]) -> dict[str, Any]:

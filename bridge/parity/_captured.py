@@ -11,7 +11,9 @@ import jax
 from flax import linen as nn
 from flax import nnx
 
-from ._numbers import is_array, is_key
+from bridge._typed_keys import is_key
+
+from ._numbers import is_array
 
 
 def frame_arguments(frame: FrameType) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from bridge._found import Found
 from bridge._graphdef import intern
 from bridge._linen_methods import function_of
 from bridge._merged import Merged, method_of
-from bridge._neutral import Address, Neutral, nest
+from bridge._neutral import Address, Neutral, nest, walk
 from bridge._to_linen import ToLinen
 from bridge._to_nnx import ToNNX
 
@@ -129,7 +129,7 @@ class LinenModel(Model):
         leaves = {
             (collection, path): leaf
             for collection, tree in variables.items()
-            for path, leaf in _nnx_side.walk(tree)
+            for path, leaf in walk(tree)
         }
         return Merged(graphdef, Found.of(leaves, graphdef), lambda slot: None).module
 
@@ -162,7 +162,7 @@ class NnxModel(Model):
         inner = module.to_nnx__module if isinstance(module, ToNNX) else None
         self.name = f"ToNNX({type(inner).__name__})" if inner else type(module).__name__
         self._graphdef, state = nnx.split(module, graph=True)
-        self.values = _nnx_side.from_leaves(_nnx_side.walk(state))
+        self.values = _nnx_side.from_leaves(walk(state))
 
     def names_mode(self, request: Request) -> bool:
         """By the arguments of the wrapped method, if this is a wrapper."""
@@ -202,7 +202,7 @@ class NnxModel(Model):
         request.made(module)
         output = nnx.capture(call)(module)
         state = nnx.state(module, graph=True)
-        return output, {**values, **_nnx_side.from_leaves(_nnx_side.walk(state))}
+        return output, {**values, **_nnx_side.from_leaves(walk(state))}
 
     def _state(self, values: Neutral) -> nnx.State[Any, Any]:
         known = {address: leaf for address, leaf in values.items() if address in self.values}

@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from bridge._typed_keys import is_key
+
 Verdict: TypeAlias = Literal["bitwise", "close", "differs"]
 
 
@@ -211,11 +213,6 @@ def _tolerance(value: Any, table: Mapping[str, Tolerance]) -> Tolerance:
     component = _COMPONENT.get(name, name)
     # float8 and smaller come in many formats.
     return table.get(name) or table.get(component) or table["float8"]
-
-
-def is_key(value: Any) -> bool:
-    """Whether an array is one of typed keys."""
-    return jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
 def _is_complex(value: Any) -> bool:

@@ -13,7 +13,7 @@ from jax.core import Tracer
 
 from bridge import _linen_side, _nnx_side
 from bridge._errors import PortError, mapping_error
-from bridge._neutral import Address, Path
+from bridge._neutral import Address, Path, walk
 
 from ._correspondence import Correspondence
 from ._pieces import Piece, Region, joined, part
@@ -105,7 +105,7 @@ def nnx_values(tree: Any) -> dict[Path, Any]:
         tree = nnx.state(tree, graph=True)
     if not isinstance(tree, Mapping):
         raise mapping_error(tree, "an NNX module, a State or nested dicts of arrays")
-    values = {path: _value(item) for path, item in _nnx_side.walk(tree)}
+    values = {path: _value(item) for path, item in walk(tree)}
     return {path: value for path, value in values.items() if not _is_nothing(value)}
 
 

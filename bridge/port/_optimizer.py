@@ -18,6 +18,7 @@ from flax.core import FrozenDict, freeze
 
 from bridge import _linen_side, _nnx_side
 from bridge._errors import PortError
+from bridge._neutral import walk
 
 from . import _moving
 from ._correspondence import Correspondence
@@ -102,7 +103,7 @@ class OptimizerPort:
     def _moments_to_nnx(self, both: Both) -> list[tuple[nnx.Variable[Any], Any]]:
         values = _moving.linen_values(both.linen, self._collections)
         moved = _moving.to_nnx(self._found, values)
-        places = {p: v for p, v in _nnx_side.walk(both.nnx) if not _is_masked(v)}
+        places = {p: v for p, v in walk(both.nnx) if not _is_masked(v)}
         adapters = {node.path for node in self._found.nnx_leaves() if is_adapter(node)}
         self._compare(
             both.where,

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -18,8 +17,9 @@ import registry
 from bridge import _nnx_side
 from bridge._errors import path_text
 from bridge._linen_variables import held_variables
-from bridge._neutral import Address, Key, Leaf, Neutral, Path
+from bridge._neutral import Address, Key, Leaf, Neutral, Path, walk
 from bridge._to_nnx import ToNNX
+from bridge._typed_keys import is_key
 
 _NO_WEIGHTS = ("intermediates", "perturbations", "nnx")
 
@@ -171,7 +171,7 @@ def nnx_tree(model: Any) -> tuple[NNXNode, list[Address]]:
                     wrappers.append(_node(root, path))
             continue
         collection, _ = _nnx_side.address_of(path, item, active)
-        if _is_no_weight(collection) or _is_key(item):
+        if _is_no_weight(collection) or is_key(item):
             left_out.append((collection, path))
             continue
         node = _node(root, path)
@@ -203,7 +203,7 @@ def _items(model: Any) -> Iterator[tuple[Path, Any]]:
             if not any(str(key).startswith("_pytree__") or key == "__captures__" for key in path):
                 yield path, item
     else:
-        yield from _nnx_side.walk(cast(Mapping[Any, Any], model))
+        yield from walk(cast(Mapping[Any, Any], model))
 
 
 def _wrapped(wrapper: NNXNode) -> list[Address]:
@@ -256,8 +256,3 @@ def _is_no_weight(collection: str) -> bool:
 
 def _is_array(item: Any) -> bool:
     return isinstance(item, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
-
-
-def _is_key(item: Any) -> bool:
-    dtype = getattr(item, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, jax.dtypes.prng_key)

@@ -166,7 +166,7 @@ def values_of(tree):
 
 
 def leaves_of(state):
-    return [leaf for _, leaf in bridge._nnx_side.walk(state)]
+    return [leaf for _, leaf in bridge._neutral.walk(state)]
 
 
 LINEN_MODULES = {
