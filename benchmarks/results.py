@@ -69,7 +69,7 @@ def measure(row: Row, size: Size, effort: Effort) -> Measured:
     subjects = row.subjects_at(size)
     if row.unit == "s":
         calls = {name: subject(case) for name, subject in subjects.items()}
-        figures = seconds(calls, effort)
+        figures = seconds(calls, effort, row.is_dispatch)
     else:
         figures = {name: [float(subject(case))] for name, subject in subjects.items()}
     return Measured(

@@ -203,7 +203,8 @@ def _node(definition: Any, nodes: Iterator[Any], attributes: Iterator[Any]) -> _
     for _ in range(definition.num_attributes):
         key, kind = next(attributes)
         if isinstance(kind, nnx.graphlib.Static):
-            parts.append((key, _Constant(kind.value)))
+            constant = (_ObjectState if is_object_state(kind.value) else _Constant)(kind.value)
+            parts.append((key, constant))
         elif isinstance(kind, nnx.graphlib.NodeAttr):
             parts.append((key, _node(next(nodes), nodes, attributes)))
         else:

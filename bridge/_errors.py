@@ -247,8 +247,9 @@ class CheckpointError(BridgeError, ValueError):
         ]
         lines += [f"{name}: not in the target" for name in self.unexpected]
         lines += [f"{name}: {reason}" for name, reason in self.unreadable + self.unsupported]
-        problems = f":{_bullets(lines)}\n" if lines else "; "
-        Exception.__init__(self, f"{where} {self.path}{problems}{remedy}")
+        problems = f":{_bullets(lines)}\n" if lines else ". "
+        subject = f"{where} {self.path}".rstrip()
+        Exception.__init__(self, f"{subject}{problems}{remedy}".rstrip())
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):

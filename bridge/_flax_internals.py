@@ -9,7 +9,7 @@ import contextlib
 import contextvars
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 from flax import linen as nn
@@ -69,17 +69,50 @@ def variable_in_trace(
 
 
 def is_object_state(value: Any) -> bool:
-    """Whether this is what every NNX object keeps for NNX itself."""
-    return type(value) is PytreeState
+    """Whether this is what every NNX object keeps for NNX itself, in either form."""
+    return type(value) in (PytreeState, StaticObjectState)
 
 
 def object_state_in_trace(state: Any, trace: TraceState) -> Any:
-    """A copy of such a state; its constructor would ask JAX again which trace this is."""
+    """Such a state as an object has it; its constructor would ask JAX again which trace this is."""
     made = object.__new__(PytreeState)
     made._trace_state = trace
     made._initializing = state.initializing
     made._is_setup = state.is_setup
     return made
+
+
+class StaticObjectState(NamedTuple):
+    """What an NNX object keeps for NNX itself, as a static attribute of its GraphDef."""
+
+    initializing: bool
+    is_setup: bool
+
+
+def graph_attributes(node: nnx.Pytree) -> list[tuple[str, Any]]:
+    """An object's attributes for its GraphDef, what it keeps for NNX itself as a static one.
+
+    `nnx.Pytree` has that as a node of its own, and asks for every attribute in Python whether it is
+    data: for a small model a good part of what a call of `nnx.jit` costs.
+    """
+    attributes = vars(node)
+    is_data = node._pytree__nodes._mapping.get
+    data, static = nnx.graphlib.DataElem, nnx.graphlib.StaticElem
+    state = attributes["_pytree__state"]
+    noted = StaticObjectState(state.initializing, state.is_setup)
+    return [
+        (name, static(noted))
+        if attributes[name] is state
+        else (name, (data if is_data(name) else static)(attributes[name]))
+        for name in sorted(attributes)
+    ]
+
+
+def set_graph_attributes(node: nnx.Pytree, attributes: Iterable[tuple[Any, Any]]) -> None:
+    """The inverse of `graph_attributes`, for an object without attributes."""
+    own = vars(node)
+    own.update(attributes)
+    own["_pytree__state"] = PytreeState(*own["_pytree__state"])
 
 
 def class_hooks(var_type: type[nnx.Variable[Any]]) -> frozenset[str]:
@@ -102,17 +135,16 @@ def assign_raw_value(variable: nnx.Variable[Any], value: Any) -> None:
 
 
 _RAW_VALUE = operator.attrgetter("_raw_value")
+_GET_RAW_VALUE = operator.methodcaller("get_raw_value")
 
 
-def values_reader(variables: Sequence[nnx.Variable[Any]]) -> Callable[[], list[Any]]:
-    """A function that reads what Variables hold, before their get hooks, references as they are.
+def raw_value_getter(variables: Sequence[nnx.Variable[Any]]) -> Callable[[Any], Any]:
+    """A function that reads what one of the Variables holds, before its get hooks.
 
     `get_raw_value` is a call of Python for each, which costs more than passing the array on to a
     compiled program.
     """
-    if any(variable.hijax for variable in variables):
-        return lambda: [variable.get_raw_value() for variable in variables]
-    return lambda: list(map(_RAW_VALUE, variables))
+    return _GET_RAW_VALUE if any(variable.hijax for variable in variables) else _RAW_VALUE
 
 
 def assign_raw_values(variables: Sequence[nnx.Variable[Any]], values: Mapping[int, Any]) -> None:

@@ -6,8 +6,8 @@ import functools
 import itertools
 import operator
 import threading
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Generic, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import jax
 from flax import nnx
@@ -16,11 +16,10 @@ import registry
 
 from ._blueprint import Blueprint, flatten
 from ._errors import InvalidModuleError
-from ._flax_internals import assign_raw_values, values_reader
+from ._flax_internals import assign_raw_values, raw_value_getter
 from ._nodes import nodes_below
 from ._once import Once
 
-P = ParamSpec("P")
 R = TypeVar("R")
 
 
@@ -29,7 +28,7 @@ def jit_partial(
     *modules: Any,
     static_argnames: str | Iterable[str] | None = None,
     donate: bool = False,
-) -> JitPartial[R]:
+) -> Callable[..., R]:
     """Compiles a function with its first arguments, the modules, bound to it.
 
     `nnx.jit` walks through every module at every call. This walks once and from then on passes the
@@ -82,56 +81,70 @@ def jit_partial(
             "a function and the modules to bind",
             "pass them behind the function",
         )
-    return JitPartial(fun, modules, static_argnames, donate)
+    bindings = _Bindings(fun, modules, static_argnames, donate)
+    # Reentrant: `fun` is called while its program is traced.
+    lock = threading.RLock()
 
-
-class JitPartial(Generic[R]):
-    """What `jit_partial` returns.
-
-    Args:
-      fun: the function.
-      modules: its first arguments.
-      static_argnames: as for `jax.jit`.
-      donate: whether changed Variables' arrays are donated.
-    """
-
-    def __init__(
-        self,
-        fun: Callable[..., R],
-        modules: tuple[Any, ...],
-        static_argnames: str | Iterable[str] | None,
-        donate: bool,
-    ):
-        functools.update_wrapper(self, fun)
-        self._fun = fun
-        self._modules = modules
-        self._static_argnames = static_argnames
-        self._donate = donate
-        # Another structure is another program; a model that goes back and forth keeps them.
-        self._programs: Once[_Program] = Once(maxsize=16)
-        self._bound: _Bound | None = None
-        # Reentrant: `fun` is called while its program is traced.
-        self._lock = threading.RLock()
-
-    def __call__(self, *args: Any, **kwargs: Any) -> R:
-        """Calls the function with its modules."""
-        with self._lock:
-            bound = self._bound
-            if bound is None or not bound.is_current():
-                bound = self._bound = self._bind()
+    # A function and no object with a `__call__`, which Python takes longer to call.
+    @functools.wraps(fun)
+    def call(*args: Any, **kwargs: Any) -> R:
+        with lock:
+            bound = bindings.last
+            values = None if bound is None else bound.values()
+            if bound is None or values is None:
+                bound = bindings.renew()
+                values = bound.values_as_bound()
             program = bound.program
             if not program.runs_under_nnx_jit:
+                run = program.run
                 try:
-                    output, changed = program.run(bound.values(), bound.arrays, args, kwargs)
+                    # An empty `kwargs` is not for nothing where it has to be passed on.
+                    output, changed = (
+                        run(values, bound.arrays, *args, **kwargs)
+                        if kwargs
+                        else run(values, bound.arrays, *args)
+                    )
                 except _StructureChangedError:
                     program.runs_under_nnx_jit = True
                 else:
                     if changed:
                         assign_raw_values(bound.variables, changed)
                     return output
-            return self._under_nnx_jit(*self._modules, *args, **kwargs)
+            return bindings.under_nnx_jit(*modules, *args, **kwargs)
 
-    def _bind(self) -> _Bound:
+    return call
+
+
+class _Bindings:
+    """A function's modules as they were last found, and its programs.
+
+    Args:
+      fun: the function.
+      modules: its first arguments.
+      static_argnames: as for `jax.jit`.
+      donate: whether changed Variables' arrays are donated.
+
+    Attributes:
+      last: the modules as they were last found, None before the first call.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        modules: tuple[Any, ...],
+        static_argnames: str | Iterable[str] | None,
+        donate: bool,
+    ):
+        self.last: _Bound | None = None
+        self._fun = fun
+        self._modules = modules
+        self._static_argnames = static_argnames
+        self._donate = donate
+        # Another structure is another program; a model that goes back and forth keeps them.
+        self._programs: Once[_Program] = Once(maxsize=16)
+
+    def renew(self) -> _Bound:
+        """Finds the modules as they are now."""
         graphdef, leaves = flatten(self._modules)
         bare = frozenset(i for i, x in enumerate(leaves) if not isinstance(x, nnx.Variable))
         program = self._programs.get(
@@ -140,10 +153,12 @@ class JitPartial(Generic[R]):
                 self._fun, graphdef, bare, len(leaves), self._static_argnames, self._donate
             ),
         )
-        return _Bound(self._modules, leaves, program)
+        self.last = _Bound(self._modules, leaves, program)
+        return self.last
 
     @functools.cached_property
-    def _under_nnx_jit(self) -> Callable[..., R]:
+    def under_nnx_jit(self) -> Callable[..., Any]:
+        """The function under `nnx.jit`, called with the modules and the remaining arguments."""
         jitted: Any = nnx.jit(
             self._fun, static_argnames=self._static_argnames, graph=True, graph_updates=True
         )
@@ -162,27 +177,35 @@ class _Bound:
     def __init__(self, modules: tuple[Any, ...], leaves: list[Any], program: _Program):
         self.program = program
         self.variables = [leaf for leaf in leaves if isinstance(leaf, nnx.Variable)]
-        self.values = values_reader(self.variables)
+        self._raw_value = raw_value_getter(self.variables)
         self.arrays = [leaf for leaf in leaves if not isinstance(leaf, nnx.Variable)]
         self._registry = registry.current()
         nodes = list(map(_contents, nodes_below(modules)))
         self._dicts = [node for node in nodes if isinstance(node, dict)]
         self._keys = list(_chained(self._dicts))
-        self._values = list(_chained(map(dict.values, self._dicts)))
+        # Views, which follow their dicts.
+        self._views = [node.values() for node in self._dicts]
+        self._values = list(_chained(self._views))
         self._lists = [node for node in nodes if isinstance(node, list)]
         self._items = [list(node) for node in self._lists]
 
-    def is_current(self) -> bool:
-        """Whether every module still has these attributes, and in them these objects.
+    def values(self) -> list[Any] | None:
+        """The values of the Variables; None if a module was changed since it was bound.
 
-        All of it is in loops of the interpreter's own: this is paid at each call.
+        That is, unless every module still has these attributes, and in them these objects. All of
+        it is in loops of the interpreter's own: this is paid at each call.
         """
-        return (
+        is_current = (
             list(_chained(self._dicts)) == self._keys
-            and all(map(operator.is_, _chained(map(dict.values, self._dicts)), self._values))
+            and all(map(operator.is_, _chained(self._views), self._values))
             and (not self._lists or self._has_same_items())
             and self._registry is registry.current()
         )
+        return list(map(self._raw_value, self.variables)) if is_current else None
+
+    def values_as_bound(self) -> list[Any]:
+        """The values of the Variables that were bound."""
+        return list(map(self._raw_value, self.variables))
 
     def _has_same_items(self) -> bool:
         return all(
@@ -203,6 +226,9 @@ class _Program:
       donate: whether changed Variables' arrays are donated.
 
     Attributes:
+      run: called with the Variables' values, the bare arrays and the remaining arguments, it
+        returns the function's output and the new values of Variables by their index. Raises
+        _StructureChangedError if the function changes more than that.
       runs_under_nnx_jit: whether a call was found to change more than values.
     """
 
@@ -219,22 +245,19 @@ class _Program:
         self._fun = fun
         self._graphdef = graphdef
         self._order = sorted(range(size), key=lambda i: (i in bare, i))
-        self._donated: frozenset[int] | None = None if donate else frozenset()
+        self._donated: frozenset[int] | None = None
         self._jitted = jax.jit(self._traced, static_argnames=static_argnames, donate_argnums=0)
+        # No function of Python stands before the compiled one, unless there is something to do.
+        self.run: Callable[..., tuple[Any, dict[int, Any]]] = (
+            self._run_donating if donate else functools.partial(self._jitted, {})
+        )
 
-    def run(
-        self, values: list[Any], arrays: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    def _run_donating(
+        self, values: list[Any], arrays: list[Any], /, *args: Any, **kwargs: Any
     ) -> tuple[Any, dict[int, Any]]:
-        """The function's output, and the new values of Variables by their index.
-
-        Raises:
-          _StructureChangedError: the function changes more than that.
-        """
         if self._donated is None:
             _, changed = self._jitted.eval_shape({}, values, arrays, *args, **kwargs)
             self._donated = frozenset(changed)
-        if not self._donated:
-            return self._jitted({}, values, arrays, *args, **kwargs)
         donated = {i: values[i] for i in self._donated}
         kept = [None if i in donated else value for i, value in enumerate(values)]
         return self._jitted(donated, kept, arrays, *args, **kwargs)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self, cast
 
 from flax import errors as flax_errors
@@ -19,10 +19,12 @@ from ._errors import (
     NotInitializedError,
 )
 from ._flax_internals import (
+    graph_attributes,
     is_data_attribute,
     is_initializing,
     outer_mutable,
     run_linen,
+    set_graph_attributes,
     tabulated_as,
 )
 from ._lazy_init import lazy_init
@@ -73,6 +75,7 @@ class ToNNX(nnx.Module):
 
     # What a wrapper leaves as it is stays on the class: NNX walks through every attribute of an
     # instance, at each `nnx.jit` for instance.
+    to_nnx__rngs: nnx.Rngs | None = None
     to_nnx__plain_keys: frozenset[str] = frozenset()
     to_nnx__mutable: Any = False
     to_nnx__modes: tuple[tuple[str, Any], ...] = ()
@@ -94,7 +97,8 @@ class ToNNX(nnx.Module):
             module = module.clone(parent=None, name=None)
         self.to_nnx__module = module
         streams, plain = _rngs.owned(rngs, f"ToNNX({type(module).__name__})")
-        self.to_nnx__rngs = nnx.data(streams)
+        if streams is not None:
+            self.to_nnx__rngs = streams
         if plain:
             self.to_nnx__plain_keys = plain
         if mutable is not False:
@@ -278,9 +282,18 @@ class ToNNX(nnx.Module):
             return _mesh_axes.misfit(wanted, self._where)
         return None
 
+    def _graph_node_flatten(self) -> tuple[list[tuple[str, Any]], type[Self]]:
+        return graph_attributes(self), type(self)
+
+    def _graph_node_init(self, attributes: Iterable[tuple[str | int, Any]]) -> None:
+        set_graph_attributes(self, attributes)
+
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
-        is_tree = type(value) is dict and name != "__dict__"
+        if name.startswith("__"):
+            # `isinstance` asks for `__class__`, and NNX asks `isinstance` many times over.
+            return value
+        is_tree = type(value) is dict
         if is_tree or isinstance(value, nnx.Variable):
             if hasattr(type(self), name):
                 # A Linen name must not take a method of the wrapper away.

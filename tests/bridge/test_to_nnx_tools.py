@@ -48,6 +48,42 @@ def test_split_and_merge_give_an_equal_model():
     assert graphdef == nnx.graphdef(classifier()[0])
 
 
+@pytest.mark.parametrize("noted", [{}, {"initializing": True}, {"is_setup": True}])
+def test_what_nnx_notes_in_a_module_goes_through_its_graphdef(noted):
+    def notes(model):
+        state = vars(model)["_pytree__state"]
+        return {"initializing": state.initializing, "is_setup": state.is_setup}
+
+    model, _ = classifier()
+    expected = {**notes(model), **noted}
+    model._pytree__state._initializing = expected["initializing"]
+    model._pytree__state._is_setup = expected["is_setup"]
+    assert notes(nnx.merge(*nnx.split(model))) == expected
+    assert notes(nnx.clone(model)) == expected
+    seen = []
+    nnx.jit(lambda model: seen.append(notes(model)))(model)
+    assert seen == [expected]
+    assert notes(model) == expected
+
+
+def test_a_module_belongs_to_the_trace_that_it_is_made_in():
+    model, _ = classifier()
+
+    @nnx.jit
+    def inside(model):
+        model.seen = nnx.Variable(jnp.ones(()))
+
+    inside(model)
+    assert_identical(model.seen.get_value(), jnp.ones(()))
+
+    def outside(x):
+        model.late = nnx.Variable(x)
+
+    with pytest.raises(flax.errors.TraceContextError):
+        jax.jit(outside)(X)
+    assert "late" not in vars(model)
+
+
 def test_a_clone_shares_no_variable():
     model, module = classifier()
     before = snapshot(model)

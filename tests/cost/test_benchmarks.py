@@ -50,6 +50,22 @@ def test_short_calls_are_repeated_and_the_time_is_that_of_one():
     assert all(0.002 <= second < 0.02 for second in found["a"])
 
 
+class Slow:
+    """A result that has to be waited for."""
+
+    def block_until_ready(self):
+        time.sleep(0.01)
+        return self
+
+
+def test_dispatch_is_the_time_until_a_call_returns():
+    effort = Effort(rounds=2, turn=0.005)
+    (call,) = seconds({"a": Slow}, effort).values()
+    (dispatch,) = seconds({"a": Slow}, effort, is_dispatch=True).values()
+    assert all(second >= 0.01 for second in call)
+    assert all(second < 0.005 for second in dispatch)
+
+
 def test_a_ratio_is_taken_round_by_round():
     found = ratio([2.0, 30.0, 8.0], [1.0, 10.0, 2.0])
     assert found == Spread(median=3.0, low=2.5, high=3.5, least=2.0)

@@ -66,6 +66,31 @@ def test_a_module_that_a_program_closes_over_adds_no_equation():
     assert programs.primitives(case.to_nnx, case.x) == programs.primitives(bound, case.x)
 
 
+@pytest.mark.parametrize("blocks", [1, 2, 8])
+def test_nnx_walks_through_no_more_of_a_wrapper_than_it_has_to(blocks):
+    graphdef, state = nnx.split(stack(blocks).to_nnx)
+    # The wrapper; a Linen module with parameters is a dict.
+    dicts = {path[:depth] for path, _ in nnx.to_flat_state(state) for depth in range(1, len(path))}
+    assert len(dicts) == 4 * blocks
+    assert len(graphdef.nodes) == 1 + len(dicts) + 6 * blocks
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 8])
+def test_nnx_jit_runs_less_python_for_a_wrapper_than_for_a_native_model(blocks):
+    case = stack(blocks)
+
+    def calls(model):
+        jitted = nnx.jit(lambda model, x: model(x))
+        for _ in range(2):
+            jitted(model, case.x)
+        return python_calls(lambda: jitted(model, case.x))
+
+    ours, flax, native = calls(case.to_nnx), calls(case.flax_to_nnx), calls(case.nnx)
+    assert ours < flax
+    # 0.56, 0.52 and 0.48 on Flax 0.12.8.
+    assert ours <= 0.57 * native
+
+
 class NNXNormed(nnx.Module):
     def __init__(self, *, rngs):
         self.norm = nnx.BatchNorm(3, rngs=rngs)
