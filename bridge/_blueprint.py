@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
-import jax
 from flax import nnx
-from jax.core import Tracer
 
+from ._arrays import is_concrete_array
 from ._flax_internals import (
     is_object_state,
     object_state_in_trace,
@@ -128,13 +127,13 @@ class _Variable:
         self._metadata = dict(definition.metadata)
         self._index = definition.index
         reference = definition.array_refdef
-        self._value = _Leaf() if reference is None else _reference(reference)
+        self._reference = None if reference is None else _reference(reference)
 
     def build(self, build: _Build) -> Any:
-        value = self._value.build(build)
+        reference = self._reference
+        value = next(build.leaves) if reference is None else reference.build(build)
         # Asked first, as `isinstance(…, nnx.Variable)` takes its time to say no.
-        is_plain = isinstance(value, jax.Array) and not isinstance(value, Tracer)
-        if is_plain or not isinstance(value, nnx.Variable):
+        if is_concrete_array(value) or not isinstance(value, nnx.Variable):
             value = variable_in_trace(self._type, value, self._metadata, build.trace)
         build.by_index[self._index] = value
         return value
@@ -149,7 +148,9 @@ class _Object:
         # The integer keys of `nnx.List` are attributes as well.
         named = [(str(key), part) for key, part in parts]
         self._static = {name: p.value for name, p in named if isinstance(p, _Constant)}
-        self._parts = [(name, p) for name, p in named if not isinstance(p, _Constant)]
+        self._states = [(name, p.state) for name, p in named if isinstance(p, _ObjectState)]
+        known = _Constant | _ObjectState
+        self._parts = [(name, p) for name, p in named if not isinstance(p, known)]
 
     def build(self, build: _Build) -> Any:
         made = object.__new__(self._type)
@@ -157,6 +158,8 @@ class _Object:
         build.objects.append(made)
         attributes = vars(made)
         attributes.update(self._static)
+        for name, state in self._states:
+            attributes[name] = object_state_in_trace(state, build.trace)
         for name, part in self._parts:
             attributes[name] = part.build(build)
         return made
@@ -166,10 +169,10 @@ class _ObjectState:
     """What an NNX object keeps for NNX itself."""
 
     def __init__(self, state: Any):
-        self._state = state
+        self.state = state
 
     def build(self, build: _Build) -> Any:
-        return object_state_in_trace(self._state, build.trace)
+        return object_state_in_trace(self.state, build.trace)
 
 
 class _Registered:

@@ -315,6 +315,8 @@ class PlainFields(nn.Module):
 
     _plain_fields: ClassVar[frozenset[str]] = frozenset()
 
+    # Else Linen takes it for a method of the model, and every call of it for one of the model's.
+    @nn.nowrap
     def _register_submodules(self, name: str, val: Any) -> None:
         if name not in self._plain_fields:
             super()._register_submodules(name, val)

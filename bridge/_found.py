@@ -12,6 +12,7 @@ from flax.core import meta
 
 import registry
 
+from ._arrays import is_jax_array
 from ._flax_internals import assign_raw_value
 from ._graphdef import StaticGraphDef
 from ._matching import FITS, Comparison, compare
@@ -81,7 +82,7 @@ def _fits_at_once(graphdef: StaticGraphDef, found: Found) -> bool:
         return False
     for slot, aval in zip(graphdef.slots, graphdef.avals, strict=True):
         leaf = leaves.get(slot.address)
-        if not isinstance(leaf, jax.Array) or leaf.shape != getattr(aval, "shape", None):
+        if not is_jax_array(leaf) or leaf.shape != getattr(aval, "shape", None):
             return False
     return True
 
@@ -100,7 +101,7 @@ def slot_avals(graphdef: StaticGraphDef) -> tuple[Any, ...]:
 
 def unboxed(leaf: Any) -> Any:
     """The value of a leaf as a Variable can hold it."""
-    if isinstance(leaf, jax.Array):
+    if is_jax_array(leaf):
         return leaf
     # A box of Linen's constrains what it gives out, which JAX refuses for Explicit axes.
     is_constrained = isinstance(leaf, meta.AxisMetadata) and not any_explicit()
@@ -118,7 +119,7 @@ class _Anything:
 
 
 def _inside(leaf: Any) -> Any:
-    if isinstance(leaf, jax.Array):
+    if is_jax_array(leaf):
         return leaf
     # unbox may put a sharding constraint on the value, which is an equation in the program.
     if isinstance(leaf, NNXMeta | meta.Partitioned):

@@ -26,6 +26,7 @@ class Slot(NamedTuple):
       var_type: the Variable type, None for a bare array.
       node: the index of the Variable among the GraphDef's nodes, None for a bare array.
       metadata: the Variable's metadata.
+      is_reference: whether the Variable holds an array reference.
       is_rng: whether this is the key or the count of an RNG stream.
       has_fixed_shape: whether its value keeps its shape, as those of a cache need not.
     """
@@ -35,6 +36,7 @@ class Slot(NamedTuple):
     var_type: type[nnx.Variable[Any]] | None
     node: int | None
     metadata: Any
+    is_reference: bool
     is_rng: bool
     has_fixed_shape: bool
 
@@ -48,6 +50,7 @@ class Slot(NamedTuple):
             definition.type,
             definition.index,
             definition.metadata,
+            bool(definition.metadata.get("ref")),
             issubclass(definition.type, nnx.RngState),
             issubclass(definition.type, nnx.Param | nnx.BatchStat),
         )
@@ -55,7 +58,7 @@ class Slot(NamedTuple):
     @classmethod
     def of_array(cls, path: Path) -> Slot:
         """The slot of a bare array."""
-        return cls(path, (ARRAYS, path), None, None, None, False, False)
+        return cls(path, (ARRAYS, path), None, None, None, False, False, False)
 
 
 @jax.tree_util.register_static

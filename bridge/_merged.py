@@ -45,9 +45,11 @@ class Merged:
             else unboxed(found.leaves[slot.address])
             for slot, aval in zip(self._slots, slot_avals(graphdef), strict=True)
         ]
-        self.module, nodes, objects = graphdef.blueprint.build(
-            map(_as_leaf, self._slots, self._values)
-        )
+        leaves = [
+            jax.new_ref(value) if slot.is_reference else value
+            for slot, value in zip(self._slots, self._values, strict=True)
+        ]
+        self.module, nodes, objects = graphdef.blueprint.build(leaves)
         self._variables = [None if s.node is None else nodes[s.node] for s in self._slots]
         self._unknown = self._attach_unknown()
         mark_tabulated(objects)
@@ -223,7 +225,3 @@ def _forget_reads(variable: nnx.Variable[Any]) -> None:
 
 def _is_sown(address: Address, active: registry.Registry) -> bool:
     return issubclass(active.type_from_name(address[0]), nnx.Intermediate)
-
-
-def _as_leaf(slot: Slot, value: Any) -> Any:
-    return jax.new_ref(value) if slot.metadata is not None and slot.metadata.get("ref") else value

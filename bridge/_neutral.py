@@ -10,6 +10,7 @@ paths collide, and `unplace` undoes it.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -168,19 +169,26 @@ def walk(tree: Mapping[Any, Any], *, empty: bool = False) -> list[tuple[Path, An
       empty: whether an empty mapping is a leaf, `{}`.
     """
     found: list[tuple[Path, Any]] = []
-
-    # Not a generator, which would be one for each level: a ToLinen walks at each call.
-    def add(tree: Mapping[Any, Any], path: Path) -> None:
-        if empty and not tree:
-            found.append((path, {}))
-        for key, value in tree.items():
-            if isinstance(value, Mapping):
-                add(value, (*path, key))
-            else:
-                found.append(((*path, key), value))
-
-    add(tree, ())
+    _walk(tree, (), empty, found)
     return found
+
+
+# Not a generator, which would be one for each level: a ToLinen walks at each call. Nor a function
+# inside of `walk`: one that calls itself is garbage only a collection finds, and holds the leaves.
+def _walk(tree: Mapping[Any, Any], path: Path, empty: bool, found: list[tuple[Path, Any]]) -> None:
+    if empty and not tree:
+        found.append((path, {}))
+    for key, value in tree.items():
+        if _is_mapping(type(value)):
+            _walk(value, (*path, key), empty, found)
+        else:
+            found.append(((*path, key), value))
+
+
+# An abstract class takes longer to answer, and a leaf is asked at each call.
+@functools.lru_cache(maxsize=1024)
+def _is_mapping(kind: type) -> bool:
+    return issubclass(kind, Mapping)
 
 
 def as_dicts(tree: Any) -> Any:

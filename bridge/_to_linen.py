@@ -76,7 +76,15 @@ class ToLinen(PlainFields):
     """
 
     _plain_fields: ClassVar[frozenset[str]] = frozenset(
-        ("skip_rng", "strict", "rng_state", "string_keys", "eager_sharding", "metadata_fn")
+        (
+            "nnx_class",
+            "skip_rng",
+            "strict",
+            "rng_state",
+            "string_keys",
+            "eager_sharding",
+            "metadata_fn",
+        )
     )
     nnx_class: Callable[..., Any]
     args: Any = ()

@@ -1077,3 +1077,18 @@ def test_a_successful_call_changes_nothing_in_the_caller_s_variables():
     model.apply(variables, x, mutable=True)
     jax.tree.map(np.testing.assert_array_equal, on_host, kept)
     jax.tree.map(np.testing.assert_array_equal, variables["batch_stats"], kept["batch_stats"])
+
+
+def test_linen_sees_no_method_of_the_wrapper_but_those_of_the_model():
+    class Shift(nnx.Module):
+        def __init__(self):
+            self.shift = nnx.Param(jnp.ones(()))
+
+        def __call__(self, x):
+            return x + self.shift
+
+    module = bridge.ToLinen(Shift)
+    x = jnp.ones((2,))
+    variables = module.init(jax.random.key(0), x)
+    everything = module.apply(variables, x, capture_intermediates=lambda module, name: True)[1]
+    assert set(everything["intermediates"]) == {"__call__"}

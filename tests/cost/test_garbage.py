@@ -1,0 +1,65 @@
+"""No operation leaves garbage that only a collection finds: it would hold the arrays until then."""
+
+import gc
+
+import jax
+import pytest
+from flax import nnx
+
+import bridge
+from benchmarks.models import stack
+
+CASE = stack(2)
+STATE = bridge.linen_to_nnx(CASE.variables)
+
+
+def call(model, x):
+    return model(x)
+
+
+def lazily_initialised():
+    return bridge.ToNNX(CASE.linen, nnx.Rngs(0)).lazy_init(CASE.x)
+
+
+OPERATIONS = {
+    "ToLinen.apply": lambda: CASE.to_linen.apply(CASE.to_linen_variables, CASE.x),
+    "ToLinen.apply without nnx": lambda: CASE.to_linen.apply(
+        {"params": CASE.to_linen_variables["params"]}, CASE.x
+    ),
+    "ToLinen.init": lambda: CASE.to_linen.init(CASE.key, CASE.x),
+    "ToNNX call": lambda: CASE.to_nnx(CASE.x),
+    "lazy_init": lazily_initialised,
+    "from_variables": lambda: bridge.ToNNX.from_variables(CASE.linen, CASE.variables),
+    "linen_variables": CASE.to_nnx.linen_variables,
+    "linen_to_nnx": lambda: bridge.linen_to_nnx(CASE.variables),
+    "nnx_to_linen": lambda: bridge.nnx_to_linen(STATE),
+    "eval_shape": lambda: jax.eval_shape(CASE.to_linen.apply, CASE.to_linen_variables, CASE.x),
+    "nnx.jit": lambda jitted=nnx.jit(call): jitted(CASE.to_nnx, CASE.x),
+    "jit_partial": lambda jitted=bridge.jit_partial(call, CASE.to_nnx): jitted(CASE.x),
+}
+
+
+def garbage(operation):
+    """How many objects a collection finds after an operation that was done before."""
+    for _ in range(2):
+        operation()
+    gc.collect()
+    gc.disable()
+    try:
+        operation()
+        return gc.collect()
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_what_an_operation_leaves_behind_is_freed_at_once(operation):
+    assert garbage(operation) == 0
+
+
+def test_garbage_is_found():
+    def leaves_a_cycle():
+        cycle = []
+        cycle.append(cycle)
+
+    assert garbage(leaves_a_cycle) == 1
