@@ -1,5 +1,6 @@
 """No operation leaves garbage that only a collection finds: it would hold the arrays until then."""
 
+import functools
 import gc
 
 import jax
@@ -34,8 +35,8 @@ OPERATIONS = {
     "linen_to_nnx": lambda: bridge.linen_to_nnx(CASE.variables),
     "nnx_to_linen": lambda: bridge.nnx_to_linen(STATE),
     "eval_shape": lambda: jax.eval_shape(CASE.to_linen.apply, CASE.to_linen_variables, CASE.x),
-    "nnx.jit": lambda jitted=nnx.jit(call): jitted(CASE.to_nnx, CASE.x),
-    "jit_partial": lambda jitted=bridge.jit_partial(call, CASE.to_nnx): jitted(CASE.x),
+    "nnx.jit": functools.partial(nnx.jit(call), CASE.to_nnx, CASE.x),
+    "jit_partial": functools.partial(bridge.jit_partial(call, CASE.to_nnx), CASE.x),
 }
 
 
