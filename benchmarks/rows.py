@@ -32,19 +32,19 @@ class Ratio:
       to: the subject below it.
       at_most: the target, None where there is none.
       since: the smallest size that the target is for.
-      is_dispatch: whether it is for dispatch alone, and so not for a named model, whose computation
-        takes longer.
+      is_for_stacks: whether it is not for a named model, which computes for longer than it takes to
+        be dispatched.
     """
 
     of: str
     to: str
     at_most: float | None = None
     since: int = 1
-    is_dispatch: bool = False
+    is_for_stacks: bool = False
 
     def target(self, size: Size) -> float | None:
         """The target at a size, None if there is none."""
-        is_meant = size >= self.since if isinstance(size, int) else not self.is_dispatch
+        is_meant = size >= self.since if isinstance(size, int) else not self.is_for_stacks
         return self.at_most if is_meant else None
 
 
@@ -464,7 +464,7 @@ ROWS: tuple[Row, ...] = (
             "ToNNX": _nnx_jit(_forward, "to_nnx"),
             "flax ToNNX": _nnx_jit(_forward, "flax_to_nnx"),
         },
-        (Ratio("ToNNX", "NNX", 0.57, 8, is_dispatch=True), Ratio("flax ToNNX", "NNX")),
+        (Ratio("ToNNX", "NNX", 0.57, 8, is_for_stacks=True), Ratio("flax ToNNX", "NNX")),
     ),
     Row(
         "call in a hot loop, dispatch",

@@ -82,8 +82,8 @@ def test_a_target_holds_from_its_size_on():
     small, large = measured(counted())
     assert [ratio.is_met for ratio in small.ratios] == [None, None]
     assert [ratio.is_met for ratio in large.ratios] == [True, None]
-    dispatch = Ratio("two", "one", 2.5, is_dispatch=True)
-    assert (dispatch.target(1), dispatch.target("ViT-S/16")) == (2.5, None)
+    stacks = Ratio("two", "one", 2.5, is_for_stacks=True)
+    assert (stacks.target(1), stacks.target("ViT-S/16")) == (2.5, None)
     missed = Row("x", "bytes", (1,), counted().subjects, (Ratio("two", "one", 2.0),), case=int)
     assert [(one.row, found.of) for one, found in report.missed(measured(missed))] == [("x", "two")]
 
