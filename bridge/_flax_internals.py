@@ -134,34 +134,53 @@ def assign_raw_value(variable: nnx.Variable[Any], value: Any) -> None:
         variable.set_raw_value(value)
 
 
-_RAW_VALUE = operator.attrgetter("_raw_value")
-_GET_RAW_VALUE = operator.methodcaller("get_raw_value")
+class RawValues:
+    """What some Variables hold, before their hooks and references as they are.
 
+    `get_raw_value` is a call of Python for each Variable, and `set_raw_value` asks JAX twice which
+    trace this is; either costs more than passing the array to a program. Here the Variables are
+    asked once which traces they belong to, which never changes.
 
-def raw_value_getter(variables: Sequence[nnx.Variable[Any]]) -> Callable[[Any], Any]:
-    """A function that reads what one of the Variables holds, before its get hooks.
-
-    `get_raw_value` is a call of Python for each, which costs more than passing the array on to a
-    compiled program.
+    Args:
+      variables: the Variables.
     """
-    return _GET_RAW_VALUE if any(variable.hijax for variable in variables) else _RAW_VALUE
 
+    _read = operator.attrgetter("_raw_value")
 
-def assign_raw_values(variables: Sequence[nnx.Variable[Any]], values: Mapping[int, Any]) -> None:
-    """Puts values into Variables as they are, by index: all of them or none.
+    def __init__(self, variables: Iterable[nnx.Variable[Any]]):
+        self._variables = list(variables)
+        self._is_plain = not any(variable.hijax for variable in self._variables)
+        self._traces: list[TraceState] = []
+        for variable in self._variables if self._is_plain else ():
+            if variable._trace_state not in self._traces:
+                self._traces.append(variable._trace_state)
 
-    Raises:
-      TraceContextError: a Variable belongs to another trace.
-    """
-    before = {index: variables[index].get_raw_value() for index in values}
-    try:
-        for index, value in values.items():
-            variables[index].set_raw_value(value)
-    except BaseException:
-        for index, value in before.items():
-            if variables[index].get_raw_value() is not value:
+    def get(self) -> list[Any]:
+        """The values, in the order of the Variables."""
+        if self._is_plain:
+            return list(map(self._read, self._variables))
+        return [variable.get_raw_value() for variable in self._variables]
+
+    def set(self, values: Mapping[int, Any]) -> None:
+        """Puts in values by the index of their Variable: all of them or none.
+
+        Raises:
+          TraceContextError: a Variable belongs to another trace.
+        """
+        variables = self._variables
+        if self._is_plain and all(trace.is_valid() for trace in self._traces):
+            for index, value in values.items():
+                object.__setattr__(variables[index], "_raw_value", value)
+            return
+        before = {index: variables[index].get_raw_value() for index in values}
+        try:
+            for index, value in values.items():
                 variables[index].set_raw_value(value)
-        raise
+        except BaseException:
+            for index, value in before.items():
+                if variables[index].get_raw_value() is not value:
+                    variables[index].set_raw_value(value)
+            raise
 
 
 def is_initializing(node: nnx.Pytree) -> bool:

@@ -16,7 +16,7 @@ import registry
 
 from ._blueprint import Blueprint, flatten
 from ._errors import InvalidModuleError
-from ._flax_internals import assign_raw_values, raw_value_getter
+from ._flax_internals import RawValues
 from ._nodes import nodes_below
 from ._once import Once
 
@@ -93,7 +93,7 @@ def jit_partial(
             values = None if bound is None else bound.values()
             if bound is None or values is None:
                 bound = bindings.renew()
-                values = bound.values_as_bound()
+                values = bound.raw.get()
             program = bound.program
             if not program.runs_under_nnx_jit:
                 run = program.run
@@ -108,7 +108,7 @@ def jit_partial(
                     program.runs_under_nnx_jit = True
                 else:
                     if changed:
-                        assign_raw_values(bound.variables, changed)
+                        bound.raw.set(changed)
                     return output
             return bindings.under_nnx_jit(*modules, *args, **kwargs)
 
@@ -172,12 +172,15 @@ class _Bound:
       modules: the modules.
       leaves: their Variables and bare arrays, in the order of their GraphDef.
       program: what is compiled for this structure.
+
+    Attributes:
+      raw: the values of their Variables.
+      arrays: their bare arrays.
     """
 
     def __init__(self, modules: tuple[Any, ...], leaves: list[Any], program: _Program):
         self.program = program
-        self.variables = [leaf for leaf in leaves if isinstance(leaf, nnx.Variable)]
-        self._raw_value = raw_value_getter(self.variables)
+        self.raw = RawValues(leaf for leaf in leaves if isinstance(leaf, nnx.Variable))
         self.arrays = [leaf for leaf in leaves if not isinstance(leaf, nnx.Variable)]
         self._registry = registry.current()
         nodes = list(map(_contents, nodes_below(modules)))
@@ -201,11 +204,7 @@ class _Bound:
             and (not self._lists or self._has_same_items())
             and self._registry is registry.current()
         )
-        return list(map(self._raw_value, self.variables)) if is_current else None
-
-    def values_as_bound(self) -> list[Any]:
-        """The values of the Variables that were bound."""
-        return list(map(self._raw_value, self.variables))
+        return self.raw.get() if is_current else None
 
     def _has_same_items(self) -> bool:
         return all(

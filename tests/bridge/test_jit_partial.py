@@ -369,7 +369,13 @@ def test_calls_from_several_threads_take_turns():
     assert sorted(seen) == list(range(1, 101))
 
 
-def test_a_call_runs_no_more_python_for_a_larger_model():
+def shift(model, x):
+    """Changes every parameter of a model."""
+    nnx.update(model, jax.tree.map(lambda p: p + x.sum(), nnx.state(model, nnx.Param)))
+
+
+@pytest.mark.parametrize("function", [call, shift])
+def test_a_call_runs_no_more_python_for_a_larger_model(function):
     class Deep(nn.Module):
         layers: int
 
@@ -381,7 +387,7 @@ def test_a_call_runs_no_more_python_for_a_larger_model():
 
     def calls_of_python(layers):
         model = bridge.ToNNX(Deep(layers), rngs=nnx.Rngs(0)).lazy_init(X)
-        compiled = bridge.jit_partial(call, model)
+        compiled = bridge.jit_partial(function, model)
         compiled(X)
         calls = []
         sys.setprofile(lambda frame, event, argument: calls.append(1) if event == "call" else None)
@@ -389,6 +395,8 @@ def test_a_call_runs_no_more_python_for_a_larger_model():
             compiled(X)
         finally:
             sys.setprofile(None)
+        bias = model.Dense_0["bias"].get_value()
+        np.testing.assert_allclose(bias, 2 * X.sum() if function is shift else 0.0, rtol=1e-6)
         return len(calls)
 
     assert calls_of_python(1) == calls_of_python(9)
