@@ -148,9 +148,7 @@ class _Object:
         # The integer keys of `nnx.List` are attributes as well.
         named = [(str(key), part) for key, part in parts]
         self._static = {name: p.value for name, p in named if isinstance(p, _Constant)}
-        self._states = [(name, p.state) for name, p in named if isinstance(p, _ObjectState)]
-        known = _Constant | _ObjectState
-        self._parts = [(name, p) for name, p in named if not isinstance(p, known)]
+        self._parts = [(name, p) for name, p in named if not isinstance(p, _Constant)]
 
     def build(self, build: _Build) -> Any:
         made = object.__new__(self._type)
@@ -158,8 +156,6 @@ class _Object:
         build.objects.append(made)
         attributes = vars(made)
         attributes.update(self._static)
-        for name, state in self._states:
-            attributes[name] = object_state_in_trace(state, build.trace)
         for name, part in self._parts:
             attributes[name] = part.build(build)
         return made
@@ -169,10 +165,10 @@ class _ObjectState:
     """What an NNX object keeps for NNX itself."""
 
     def __init__(self, state: Any):
-        self.state = state
+        self._state = state
 
     def build(self, build: _Build) -> Any:
-        return object_state_in_trace(self.state, build.trace)
+        return object_state_in_trace(self._state, build.trace)
 
 
 class _Registered:

@@ -205,25 +205,30 @@ def _restore(
 def _slots(graphdef: nnx.GraphDef[Any], active: registry.Registry) -> Iterator[Slot]:
     """Walks the nodes of a GraphDef in the order in which its leaves are stored."""
     nodes = iter(graphdef.nodes)
-    attributes = iter(graphdef.attributes)
-
-    def walk(node: Any, path: Path) -> Iterator[Slot]:
-        if isinstance(node, nnx.graphlib.VariableDef):
-            # A reference that was met before has no leaf of its own.
-            if not isinstance(node.array_refdef, nnx.graphlib.NodeRef):
-                yield Slot.of_variable(node, path, active)
-        elif isinstance(node, nnx.graphlib.NodeDef):
-            for _ in range(node.num_attributes):
-                key, kind = next(attributes)
-                if isinstance(kind, nnx.graphlib.NodeAttr):
-                    yield from walk(next(nodes), (*path, key))
-                elif isinstance(kind, nnx.graphlib.LeafAttr):
-                    yield Slot.of_array((*path, key))
-        elif isinstance(node, nnx.graphlib.ArrayRefDef):
-            yield Slot.of_array(path)
-
     first = next(nodes, None)
-    return walk(first, ())
+    return _slots_below(first, (), nodes, iter(graphdef.attributes), active)
+
+
+def _slots_below(
+    node: Any,
+    path: Path,
+    nodes: Iterator[Any],
+    attributes: Iterator[Any],
+    active: registry.Registry,
+) -> Iterator[Slot]:
+    if isinstance(node, nnx.graphlib.VariableDef):
+        # A reference that was met before has no leaf of its own.
+        if not isinstance(node.array_refdef, nnx.graphlib.NodeRef):
+            yield Slot.of_variable(node, path, active)
+    elif isinstance(node, nnx.graphlib.NodeDef):
+        for _ in range(node.num_attributes):
+            key, kind = next(attributes)
+            if isinstance(kind, nnx.graphlib.NodeAttr):
+                yield from _slots_below(next(nodes), (*path, key), nodes, attributes, active)
+            elif isinstance(kind, nnx.graphlib.LeafAttr):
+                yield Slot.of_array((*path, key))
+    elif isinstance(node, nnx.graphlib.ArrayRefDef):
+        yield Slot.of_array(path)
 
 
 # A GraphDef is code, not data: a checkpoint holds an empty dict in its place, and restoring into
