@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 import jax
@@ -15,6 +16,11 @@ def is_jax_array(value: Any) -> TypeGuard[jax.Array]:
     JAX answers in Python, and that for every leaf is a good part of an eager call.
     """
     return _is_concrete(type(value)) or isinstance(value, jax.Array)
+
+
+def are_jax_arrays(values: Sequence[Any]) -> bool:
+    """Whether all values are `jax.Array`s; concrete ones are asked for their types alone."""
+    return all(map(_is_concrete, set(map(type, values)))) or all(map(is_jax_array, values))
 
 
 def is_concrete_array(value: Any) -> bool:

@@ -6,13 +6,14 @@ each call, so here the walk is done once and what it finds is kept.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from flax import nnx
 
 from ._arrays import is_concrete_array
 from ._flax_internals import (
+    StaticObjectState,
     is_object_state,
     object_state_in_trace,
     trace_state,
@@ -35,12 +36,12 @@ class Built(NamedTuple):
 
     Attributes:
       module: the module, or whatever the root of the GraphDef is.
-      by_index: its nodes by their index in the GraphDef.
-      objects: the modules and other NNX objects among them.
+      variables: the Variable that holds a leaf, for each of them; None for a bare array.
+      objects: the modules and other NNX objects in it.
     """
 
     module: Any
-    by_index: dict[int, Any]
+    variables: list[nnx.Variable[Any] | None]
     objects: list[nnx.Pytree]
 
 
@@ -57,26 +58,30 @@ class Blueprint:
         first = next(nodes, None)
         self._root: _Part = _Leaf() if first is None else _node(first, nodes, attributes)
 
-    def build(self, leaves: Iterable[Any]) -> Built:
+    def build(self, leaves: Iterable[Any], plain: Container[int] = ()) -> Built:
         """Makes the module; the inverse of `flatten`.
 
         Args:
           leaves: Variables, or their values, and bare arrays, in the order of the GraphDef.
+          plain: the indices of leaves whose Variables are to be plain ones, whatever the GraphDef
+            says: neither references nor hijax Variables.
         """
-        build = _Build(leaves)
+        build = _Build(leaves, plain)
         module = self._root.build(build)
-        return Built(module, build.by_index, build.objects)
+        return Built(module, build.variables, build.objects)
 
 
 class _Build:
-    """One module in the making."""
+    """One module in the making, and its nodes so far by their index in the GraphDef."""
 
-    __slots__ = ("by_index", "leaves", "objects", "trace")
+    __slots__ = ("by_index", "leaves", "objects", "plain", "trace", "variables")
 
-    def __init__(self, leaves: Iterable[Any]):
+    def __init__(self, leaves: Iterable[Any], plain: Container[int] = ()):
         self.leaves = iter(leaves)
+        self.plain = plain
         self.trace = trace_state()
         self.by_index: dict[int, Any] = {}
+        self.variables: list[nnx.Variable[Any] | None] = []
         self.objects: list[nnx.Pytree] = []
 
 
@@ -94,6 +99,7 @@ class _Leaf:
 
     def build(self, build: _Build) -> Any:
         leaf = next(build.leaves)
+        build.variables.append(None)
         if self._index is not None:
             build.by_index[self._index] = leaf
         return leaf
@@ -125,17 +131,26 @@ class _Variable:
     def __init__(self, definition: Any):
         self._type = definition.type
         self._metadata = dict(definition.metadata)
+        self._is_special = self._metadata["hijax"] or self._metadata["ref"]
         self._index = definition.index
         reference = definition.array_refdef
-        self._reference = None if reference is None else _reference(reference)
+        self._reference: Any = None if reference is None else reference.index
+        self._has_leaf = not isinstance(reference, nnx.graphlib.NodeRef)
 
     def build(self, build: _Build) -> Any:
-        reference = self._reference
-        value = next(build.leaves) if reference is None else reference.build(build)
+        nodes = build.by_index
+        value = next(build.leaves) if self._has_leaf else nodes[self._reference]
+        if self._reference is not None:
+            nodes[self._reference] = value
         # Asked first, as `isinstance(…, nnx.Variable)` takes its time to say no.
         if is_concrete_array(value) or not isinstance(value, nnx.Variable):
-            value = variable_in_trace(self._type, value, self._metadata, build.trace)
-        build.by_index[self._index] = value
+            metadata = self._metadata
+            if self._is_special and len(build.variables) in build.plain:
+                metadata = {**metadata, "hijax": False, "ref": False}
+            value = variable_in_trace(self._type, value, metadata, build.trace)
+        nodes[self._index] = value
+        if self._has_leaf:
+            build.variables.append(value)
         return value
 
 
@@ -165,10 +180,10 @@ class _ObjectState:
     """What an NNX object keeps for NNX itself."""
 
     def __init__(self, state: Any):
-        self._state = state
+        self._noted = StaticObjectState.of(state)
 
     def build(self, build: _Build) -> Any:
-        return object_state_in_trace(self._state, build.trace)
+        return object_state_in_trace(self._noted, build.trace)
 
 
 class _Registered:

@@ -98,6 +98,34 @@ def thaw(value: Any) -> Any:
     return value.value if isinstance(value, Argument) else value
 
 
+# Of these Linen's search for modules looks at no part.
+_OPAQUE = (
+    Argument,
+    type,
+    types.NoneType,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    functools.partial,
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    np.dtype,
+    np.generic,
+)
+
+
+def holds_no_module(frozen: Any) -> bool:
+    """Whether there is no Linen module in arguments, as far as can be told by their types."""
+    if type(frozen) is tuple:
+        return all(map(holds_no_module, frozen))
+    if type(frozen) is FrozenDict:
+        return all(map(holds_no_module, frozen.values()))
+    return isinstance(frozen, _OPAQUE)
+
+
 def check_class(nnx_class: Any) -> None:
     """Raises InvalidModuleError for what cannot be constructed as an NNX module."""
     target = nnx_class.func if isinstance(nnx_class, functools.partial) else nnx_class

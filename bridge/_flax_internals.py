@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import dataclasses
+import functools
+import inspect
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 import jax
 from flax import linen as nn
@@ -17,12 +20,15 @@ from flax import nnx
 from flax.core import Scope, partial_eval
 from flax.core.scope import LazyRng, union_filters
 from flax.linen import module as linen_module
+from flax.nnx import variablelib
 from flax.nnx.bridge import module as bridge_module
 from flax.nnx.pytreelib import PytreeState
 from flax.nnx.tracers import TraceState
 
 from ._errors import MissingRngError
 from ._rngs import Draws, LazyKeys, used_streams
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 # What every Variable's metadata holds, and what therefore says nothing about one Variable.
 REQUIRED_METADATA: frozenset[str] = nnx.Variable.required_metadata
@@ -53,7 +59,7 @@ def trace_state() -> TraceState:
 
 
 def variable_in_trace(
-    var_type: type[nnx.Variable[Any]], value: Any, metadata: Mapping[str, Any], trace: TraceState
+    var_type: type[nnx.Variable[Any]], value: Any, metadata: dict[str, Any], trace: TraceState
 ) -> nnx.Variable[Any]:
     """`from_metadata` of many Variables, for which JAX is asked once which trace this is.
 
@@ -61,11 +67,19 @@ def variable_in_trace(
     """
     if metadata["hijax"]:
         return var_type.from_metadata(value, dict(metadata))
-    variable = object.__new__(var_type)
-    object.__setattr__(variable, "_trace_state", trace)
-    object.__setattr__(variable, "_var_metadata", dict(metadata))
-    object.__setattr__(variable, "_raw_value", value)
+    variable = _new(var_type)
+    _put_trace(variable, trace)
+    _put_metadata(variable, metadata.copy())
+    _put_value(variable, value)
     return variable
+
+
+# By name each of them would be looked up again, for every Variable of every call.
+_new = object.__new__
+_slots: Any = nnx.Variable
+_put_trace = _slots._trace_state.__set__
+_put_metadata = _slots._var_metadata.__set__
+_put_value = _slots._raw_value.__set__
 
 
 def is_object_state(value: Any) -> bool:
@@ -73,12 +87,11 @@ def is_object_state(value: Any) -> bool:
     return type(value) in (PytreeState, StaticObjectState)
 
 
-def object_state_in_trace(state: Any, trace: TraceState) -> Any:
+def object_state_in_trace(noted: StaticObjectState, trace: TraceState) -> Any:
     """Such a state as an object has it; its constructor would ask JAX again which trace this is."""
-    made = object.__new__(PytreeState)
+    made = _new(PytreeState)
     made._trace_state = trace
-    made._initializing = state.initializing
-    made._is_setup = state.is_setup
+    made._initializing, made._is_setup = noted
     return made
 
 
@@ -87,6 +100,11 @@ class StaticObjectState(NamedTuple):
 
     initializing: bool
     is_setup: bool
+
+    @classmethod
+    def of(cls, state: Any) -> Self:
+        """The same of either form."""
+        return cls(state.initializing, state.is_setup)
 
 
 def graph_attributes(node: nnx.Pytree) -> list[tuple[str, Any]]:
@@ -99,7 +117,7 @@ def graph_attributes(node: nnx.Pytree) -> list[tuple[str, Any]]:
     is_data = node._pytree__nodes._mapping.get
     data, static = nnx.graphlib.DataElem, nnx.graphlib.StaticElem
     state = attributes["_pytree__state"]
-    noted = StaticObjectState(state.initializing, state.is_setup)
+    noted = StaticObjectState.of(state)
     return [
         (name, static(noted))
         if attributes[name] is state
@@ -134,6 +152,10 @@ def assign_raw_value(variable: nnx.Variable[Any], value: Any) -> None:
         variable.set_raw_value(value)
 
 
+# `get_raw_value` of a Variable that is not a hijax one, which would be a call of Python.
+held_value = operator.attrgetter("_raw_value")
+
+
 class RawValues:
     """What some Variables hold, before their hooks and references as they are.
 
@@ -144,8 +166,6 @@ class RawValues:
     Args:
       variables: the Variables.
     """
-
-    _read = operator.attrgetter("_raw_value")
 
     def __init__(self, variables: Iterable[nnx.Variable[Any]]):
         self._variables = list(variables)
@@ -158,7 +178,7 @@ class RawValues:
     def get(self) -> list[Any]:
         """The values, in the order of the Variables."""
         if self._is_plain:
-            return list(map(self._read, self._variables))
+            return list(map(held_value, self._variables))
         return [variable.get_raw_value() for variable in self._variables]
 
     def set(self, values: Mapping[int, Any]) -> None:
@@ -227,9 +247,15 @@ def mark_eager_sharding(variables: Iterable[nnx.Variable[Any]]) -> None:
     Those that are made abstractly, or where there is no mesh, are to be equal to the others; the
     public setter refuses a change.
     """
-    for variable in variables:
-        if variable.eager_sharding is LATER:
+    late: list[Any] = [v for v in variables if v.eager_sharding is LATER]
+    for variable in late:
+        if not variable.hijax:
             variable._var_metadata["eager_sharding"] = True
+        elif variable.has_qdd:
+            state = variablelib._get_hijax_state(variable)
+            state._var_metadata["eager_sharding"] = True
+            variablelib._set_hijax_state(variable, state)
+        # One around a reference cannot be changed at all.
 
 
 _tabulate_id: contextvars.ContextVar[int | None] = contextvars.ContextVar("id", default=None)
@@ -325,13 +351,14 @@ def overridden(module: nn.Module, fields: Mapping[str, Any]) -> Iterator[None]:
 class PlainFields(nn.Module):
     """A Linen module some of whose fields hold no module.
 
-    Linen searches every field for modules, twice at each `apply`, and a dataclass field that is to
-    be an argument of the constructor cannot be kept out of that.
+    Linen searches every field for modules, three times at each `apply`, and a dataclass field that
+    is to be an argument of the constructor cannot be kept out of that.
 
     Attributes:
-      _plain_fields: names of the fields that are not searched.
+      _plain_fields: names of the fields that are not searched, of the class or of an instance.
     """
 
+    # Annotated it must be a ClassVar: a field would be an argument of the constructor itself.
     _plain_fields: ClassVar[frozenset[str]] = frozenset()
 
     # Else Linen takes it for a method of the model, and every call of it for one of the model's.
@@ -339,6 +366,25 @@ class PlainFields(nn.Module):
     def _register_submodules(self, name: str, val: Any) -> None:
         if name not in self._plain_fields:
             super()._register_submodules(name, val)
+
+    @nn.nowrap
+    def clone(self, *, _deep_clone: Any = False, **options: Any) -> Self:
+        # What is deep about it is a search for modules.
+        is_plain = _are_all_fields(type(self), self._plain_fields)
+        return super().clone(_deep_clone=False if is_plain else _deep_clone, **options)
+
+
+@functools.lru_cache(maxsize=1024)
+def _are_all_fields(module_type: type[nn.Module], names: frozenset[str]) -> bool:
+    own = {field.name for field in dataclasses.fields(module_type) if field.init}
+    return own <= names | {"parent", "name"}
+
+
+def with_signature(function: F) -> F:
+    """A function that knows its signature, which Linen else works out at each call of a method."""
+    signed: Any = function
+    signed.__signature__ = inspect.signature(function)
+    return signed
 
 
 class StreamScope(Scope):

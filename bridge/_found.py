@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,51 +18,101 @@ from ._graphdef import StaticGraphDef
 from ._matching import FITS, Comparison, compare
 from ._mesh_axes import any_explicit
 from ._meta import NNXMeta
-from ._neutral import Address
+from ._neutral import Address, by_address
 
 
-@dataclasses.dataclass(frozen=True)
 class Found:
-    """The Linen variables of one scope, by address.
+    """The Linen variables of one scope, against the slots of a GraphDef.
+
+    Args:
+      graphdef: the definition of the module that the variables are for.
+      variables: nested mappings by collection, without `nnx`.
 
     Attributes:
-      leaves: the leaves as they are, boxes included, by the address that the module knows them by.
-      keys: where a leaf really is, if not at its address: integers come back as strings from a
-        msgpack file.
+      graphdef: that definition.
+      bare: the values in the order of the slots, if they are bare arrays of the right shapes and
+        nothing else is there.
     """
 
-    leaves: Mapping[Address, Any]
-    keys: Mapping[Address, Address]
+    def __init__(self, graphdef: StaticGraphDef, variables: Mapping[str, Any]):
+        self.graphdef = graphdef
+        self.bare = graphdef.slots.bare_values(variables)
+        self._given: Callable[[], Mapping[Address, Any]] = lambda: by_address(variables)
 
     @classmethod
-    def of(cls, leaves: Mapping[Address, Any], graphdef: StaticGraphDef) -> Found:
-        """Matches leaves to the GraphDef's slots, by path or by the text of the path."""
-        wanted = graphdef.addresses
+    def of_leaves(cls, graphdef: StaticGraphDef, leaves: Mapping[Address, Any]) -> Found:
+        """The same of leaves by address, which may be anything."""
+        found = cls(graphdef, {})
+        found.bare = None
+        found._given = lambda: leaves
+        return found
+
+    @property
+    def leaves(self) -> Mapping[Address, Any]:
+        """The leaves as they are, boxes included, by the address that the module knows them by."""
+        return self._matched[0]
+
+    @property
+    def moved(self) -> Mapping[Address, Address]:
+        """Where a leaf really is, if not at its address.
+
+        Integers come back as strings from a msgpack file.
+        """
+        return {} if self.bare is not None else self._matched[1]
+
+    @property
+    def boxed(self) -> Mapping[Address, Any]:
+        """The leaves, if some of them may be boxed."""
+        return {} if self.bare is not None else self.leaves
+
+    @property
+    def values(self) -> list[Any]:
+        """What the Variables are to hold, in the order of the slots; None for absent RNG state."""
+        if self.bare is not None:
+            return list(self.bare)
+        leaves = self.leaves
+        return [
+            None if slot.is_rng and slot.address not in leaves else unboxed(leaves[slot.address])
+            for slot in self.graphdef.slots
+        ]
+
+    @property
+    def unknown(self) -> dict[Address, Any]:
+        """The leaves that no slot is for."""
+        if self.bare is not None:
+            return {}
+        known = self.graphdef.slots.addresses
+        return {address: leaf for address, leaf in self.leaves.items() if address not in known}
+
+    @functools.cached_property
+    def _matched(self) -> tuple[Mapping[Address, Any], Mapping[Address, Address]]:
+        """The leaves by their slots' paths, or by the text of their paths, and where they are."""
+        leaves = self._given()
+        wanted = self.graphdef.slots.addresses
         if wanted.issuperset(leaves):
-            return cls(leaves, {})
+            return leaves, {}
         by_text = {_text(address): address for address in wanted if address not in leaves}
         known = {a: by_text[_text(a)] for a in leaves if a not in wanted and _text(a) in by_text}
         matched = {known.get(address, address): leaf for address, leaf in leaves.items()}
-        return cls(matched, {address: found for found, address in known.items()})
+        return matched, {address: found for found, address in known.items()}
 
 
-def comparison(graphdef: StaticGraphDef, found: Found, *, rng: bool = False) -> Comparison:
+def comparison(found: Found, *, rng: bool = False) -> Comparison:
     """What a GraphDef needs against what was found.
 
     Args:
-      graphdef: the definition.
-      found: the variables.
+      found: the variables and the definition.
       rng: whether RNG state has to be there.
 
     Returns:
       The comparison. Only parameters and batch statistics are held to their shapes; a cache may
       grow.
     """
-    if _fits_at_once(graphdef, found):
+    if found.bare is not None:
         return FITS
     expected: dict[Address, Any] = {}
     leaves = {address: _inside(leaf) for address, leaf in found.leaves.items()}
-    for slot, aval in zip(graphdef.slots, slot_avals(graphdef), strict=True):
+    for slot, aval in zip(found.graphdef.slots, slot_avals(found.graphdef), strict=True):
         if slot.is_rng and not rng:
             leaves.pop(slot.address, None)
         elif aval is None or (slot.address in leaves and not slot.has_fixed_shape):
@@ -72,24 +122,9 @@ def comparison(graphdef: StaticGraphDef, found: Found, *, rng: bool = False) -> 
     return compare(expected, leaves)
 
 
-def _fits_at_once(graphdef: StaticGraphDef, found: Found) -> bool:
-    """Whether every leaf is a bare array of the right shape, and there is no other.
-
-    That is so at almost every call, and takes a fraction of what comparing takes.
-    """
-    leaves = found.leaves
-    if graphdef.avals is None or len(leaves) != len(graphdef.slots):
-        return False
-    for slot, aval in zip(graphdef.slots, graphdef.avals, strict=True):
-        leaf = leaves.get(slot.address)
-        if not is_jax_array(leaf) or leaf.shape != getattr(aval, "shape", None):
-            return False
-    return True
-
-
-def overlay(module_leaves: list[Any], graphdef: StaticGraphDef, found: Found) -> None:
+def overlay(module_leaves: list[Any], found: Found) -> None:
     """Puts the values that exist into a module that was just constructed."""
-    for leaf, slot in zip(module_leaves, graphdef.slots, strict=True):
+    for leaf, slot in zip(module_leaves, found.graphdef.slots, strict=True):
         if slot.address in found.leaves and isinstance(leaf, nnx.Variable):
             assign_raw_value(leaf, unboxed(found.leaves[slot.address]))
 

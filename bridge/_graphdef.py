@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from flax import nnx, serialization
@@ -13,52 +12,7 @@ from flax import nnx, serialization
 import registry
 
 from ._blueprint import Blueprint, flatten
-from ._neutral import Address, Path, unplace
-from ._nnx_side import ARRAYS, DISPLACED_KEY
-
-
-class Slot(NamedTuple):
-    """Where one leaf of a GraphDef comes from.
-
-    Attributes:
-      path: the path in the NNX module.
-      address: the (collection, path) in Linen variables.
-      var_type: the Variable type, None for a bare array.
-      node: the index of the Variable among the GraphDef's nodes, None for a bare array.
-      metadata: the Variable's metadata.
-      is_reference: whether the Variable holds an array reference.
-      is_rng: whether this is the key or the count of an RNG stream.
-      has_fixed_shape: whether its value keeps its shape, as those of a cache need not.
-    """
-
-    path: Path
-    address: Address
-    var_type: type[nnx.Variable[Any]] | None
-    node: int | None
-    metadata: Any
-    is_reference: bool
-    is_rng: bool
-    has_fixed_shape: bool
-
-    @classmethod
-    def of_variable(cls, definition: Any, path: Path, active: registry.Registry) -> Slot:
-        """The slot of a Variable by its definition."""
-        displaced = definition.metadata.get(DISPLACED_KEY)
-        return cls(
-            path,
-            (active.name_from_type(definition.type), unplace(path, displaced)),
-            definition.type,
-            definition.index,
-            definition.metadata,
-            bool(definition.metadata.get("ref")),
-            issubclass(definition.type, nnx.RngState),
-            issubclass(definition.type, nnx.Param | nnx.BatchStat),
-        )
-
-    @classmethod
-    def of_array(cls, path: Path) -> Slot:
-        """The slot of a bare array."""
-        return cls(path, (ARRAYS, path), None, None, None, False, False, False)
+from ._slots import Slots
 
 
 @jax.tree_util.register_static
@@ -117,24 +71,15 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         return self._blueprint
 
     @property
-    def slots(self) -> tuple[Slot, ...]:
+    def slots(self) -> Slots:
         """Where every leaf comes from, in the order of the leaves."""
-        return self._placed()[1]
-
-    @property
-    def addresses(self) -> frozenset[Address]:
-        """The addresses of all slots."""
-        return self._placed()[2]
-
-    def _placed(self) -> tuple[registry.Registry, tuple[Slot, ...], frozenset[Address]]:
         active = registry.current()
-        cached = getattr(self, "_slots", None)
-        if cached is None or cached[0] is not active:
+        slots = getattr(self, "_slots", None)
+        if slots is None or slots.registry is not active:
             # A scoped registry may name other collections.
-            slots = tuple(_slots(self, active))
-            cached = active, slots, frozenset(slot.address for slot in slots)
-            object.__setattr__(self, "_slots", cached)
-        return cached
+            slots = Slots(self, self.avals, active)
+            object.__setattr__(self, "_slots", slots)
+        return slots
 
 
 _interned: weakref.WeakValueDictionary[int, StaticGraphDef] = weakref.WeakValueDictionary()
@@ -200,35 +145,6 @@ def _restore(
     nodes: Any, attributes: Any, num_leaves: int, avals: tuple[Any, ...] | None
 ) -> StaticGraphDef:
     return intern(nnx.GraphDef(nodes, attributes, num_leaves), avals)
-
-
-def _slots(graphdef: nnx.GraphDef[Any], active: registry.Registry) -> Iterator[Slot]:
-    """Walks the nodes of a GraphDef in the order in which its leaves are stored."""
-    nodes = iter(graphdef.nodes)
-    first = next(nodes, None)
-    return _slots_below(first, (), nodes, iter(graphdef.attributes), active)
-
-
-def _slots_below(
-    node: Any,
-    path: Path,
-    nodes: Iterator[Any],
-    attributes: Iterator[Any],
-    active: registry.Registry,
-) -> Iterator[Slot]:
-    if isinstance(node, nnx.graphlib.VariableDef):
-        # A reference that was met before has no leaf of its own.
-        if not isinstance(node.array_refdef, nnx.graphlib.NodeRef):
-            yield Slot.of_variable(node, path, active)
-    elif isinstance(node, nnx.graphlib.NodeDef):
-        for _ in range(node.num_attributes):
-            key, kind = next(attributes)
-            if isinstance(kind, nnx.graphlib.NodeAttr):
-                yield from _slots_below(next(nodes), (*path, key), nodes, attributes, active)
-            elif isinstance(kind, nnx.graphlib.LeafAttr):
-                yield Slot.of_array((*path, key))
-    elif isinstance(node, nnx.graphlib.ArrayRefDef):
-        yield Slot.of_array(path)
 
 
 # A GraphDef is code, not data: a checkpoint holds an empty dict in its place, and restoring into

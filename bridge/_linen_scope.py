@@ -11,7 +11,7 @@ from flax.core import meta
 
 from . import _graphdef
 from ._graphdef import StaticGraphDef
-from ._neutral import Address, Path, nest, walk
+from ._neutral import Address, Path, nest
 
 COLLECTION = "nnx"
 NAME = "graphdef"
@@ -29,13 +29,12 @@ def store_graphdef(module: nn.Module, graphdef: StaticGraphDef) -> None:
         module.put_variable(COLLECTION, NAME, graphdef)
 
 
-def read(module: nn.Module) -> dict[Address, Any]:
-    """Every leaf of the module's variables, boxes included, by (collection, path)."""
+def read(module: nn.Module) -> dict[str, Any]:
+    """The module's variables by collection, without `nnx` and what is empty."""
     return {
-        (collection, path): leaf
+        collection: tree
         for collection, tree in module.variables.items()
-        if collection != COLLECTION
-        for path, leaf in walk(tree)
+        if tree and collection != COLLECTION
     }
 
 

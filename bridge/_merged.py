@@ -6,6 +6,7 @@ No Linen module is in sight here; `_to_linen` reads the variables and writes the
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,44 +17,51 @@ import registry
 
 from . import _linen_side, _nnx_side
 from ._errors import InvalidMethodError, MissingRngError
-from ._flax_internals import mark_tabulated
-from ._found import Found, slot_avals, unboxed
-from ._graphdef import Slot, StaticGraphDef
+from ._flax_internals import held_value, mark_tabulated
+from ._found import Found, slot_avals
 from ._neutral import Address, Path
+from ._slots import Slot
 
 
 class Merged:
     """An NNX module made of a GraphDef and Linen variables, and what it was before the call.
 
     Args:
-      graphdef: the module's definition.
-      found: the variables; every leaf but RNG state has to be there.
+      found: the variables and the module's definition; every leaf but RNG state has to be there.
       seed: for a slot of an RNG stream the key that the call's `rngs` give to the stream, None if
         they give none.
+      is_mutable: whether updates of a collection are kept. Where they are not, Variables are plain
+        ones: neither references, whose updates nothing tells from a read, nor hijax Variables,
+        which cannot be differentiated.
     """
 
-    def __init__(self, graphdef: StaticGraphDef, found: Found, seed: Callable[[Slot], Any]):
-        self._slots = graphdef.slots
-        self._known = graphdef.addresses
-        self._found = found
+    def __init__(
+        self,
+        found: Found,
+        seed: Callable[[Slot], Any],
+        is_mutable: Callable[[str], bool] = lambda collection: True,
+    ):
+        graphdef = found.graphdef
+        self._slots = slots = graphdef.slots
         self._seeded: set[Address] = set()
         self._unseeded: set[Address] = set()
         self._read: set[Address] = set()
-        self._values = [
-            self._rng_value(slot, aval, seed)
-            if slot.is_rng
-            else unboxed(found.leaves[slot.address])
-            for slot, aval in zip(self._slots, slot_avals(graphdef), strict=True)
-        ]
-        leaves = [
-            jax.new_ref(value) if slot.is_reference else value
-            for slot, value in zip(self._slots, self._values, strict=True)
-        ]
-        self.module, nodes, objects = graphdef.blueprint.build(leaves)
-        self._variables = [None if s.node is None else nodes[s.node] for s in self._slots]
-        self._unknown = self._attach_unknown()
+        self._values = found.values
+        for i in slots.rng:
+            self._values[i] = self._rng_value(
+                slots[i], slot_avals(graphdef)[i], self._values[i], seed
+            )
+        plain = {i for i in slots.special if not is_mutable(slots[i].address[0])}
+        leaves = list(self._values)
+        for i in slots.references:
+            if i not in plain:
+                leaves[i] = jax.new_ref(leaves[i])
+        self.module, self._variables, objects = graphdef.blueprint.build(leaves, plain)
+        self._unknown = self._attach(found.unknown)
         mark_tabulated(objects)
-        self._sizes = [(node, len(vars(node))) for node in objects]
+        self._held = operator.methodcaller("get_raw_value") if slots.special else held_value
+        self._objects = objects
+        self._sizes = list(map(len, map(vars, objects)))
         # What the call changes; found out once, when it is over.
         self._changed: list[tuple[Slot, Any]] = []
 
@@ -100,10 +108,10 @@ class Merged:
 
     def created(self) -> dict[Address, nnx.Variable[Any]]:
         """The Variables that the call made, by address."""
-        if all(len(vars(node)) == size for node, size in self._sizes):
+        if list(map(len, map(vars, self._objects))) == self._sizes:
             return {}
         active = registry.current()
-        known = self._known | set(self._unknown)
+        known = self._slots.addresses | set(self._unknown)
         state = nnx.to_flat_state(nnx.state(self.module, graph=True))
         addresses = [(_nnx_side.address_of(p, v, active), v) for p, v in state]
         return {a: v for a, v in addresses if a not in known and isinstance(v, nnx.Variable)}
@@ -128,13 +136,12 @@ class Merged:
             and not _is_sown(address, active)
         ]
 
-    def _rng_value(self, slot: Slot, aval: Any, seed: Callable[[Slot], Any]) -> Any:
-        stored = self._found.leaves.get(slot.address)
+    def _rng_value(self, slot: Slot, aval: Any, stored: Any, seed: Callable[[Slot], Any]) -> Any:
         key = seed(slot)
         if key is not None:
             self._seeded.add(slot.address)
         elif stored is not None:
-            return unboxed(stored)
+            return stored
         else:
             self._unseeded.add(slot.address)
         shape = getattr(aval, "shape", ())
@@ -145,19 +152,20 @@ class Merged:
             key = jax.random.key(0) if key is None else key
             return jax.random.split(key, shape) if shape else key
 
-    def _attach_unknown(self) -> dict[Address, tuple[nnx.Variable[Any] | None, Any]]:
+    def _attach(
+        self, unknown: Mapping[Address, Any]
+    ) -> dict[Address, tuple[nnx.Variable[Any] | None, Any]]:
         """Gives the module the state that only a call creates, and its definition lacks."""
         active = registry.current()
         attached: dict[Address, tuple[nnx.Variable[Any] | None, Any]] = {}
-        for address, leaf in self._found.leaves.items():
-            if address not in self._known:
-                variable = self._attach(address, leaf, active)
-                # Not `variable and …`: a Variable is as true as its value.
-                before = None if variable is None else variable.get_raw_value()
-                attached[address] = variable, before
+        for address, leaf in unknown.items():
+            variable = self._attached(address, leaf, active)
+            # Not `variable and …`: a Variable is as true as its value.
+            before = None if variable is None else variable.get_raw_value()
+            attached[address] = variable, before
         return attached
 
-    def _attach(self, address: Address, leaf: Any, active: registry.Registry) -> Any:
+    def _attached(self, address: Address, leaf: Any, active: registry.Registry) -> Any:
         collection, path = address
         parent = value_at(self.module, path[:-1])
         name = path[-1] if path else None
@@ -177,7 +185,8 @@ class Merged:
                 item = value_at(self.module, slot.path)
                 if item is not value:
                     yield slot, item
-            elif variable.ref or variable.get_raw_value() is not value:
+            elif self._held(variable) is not value:
+                # Of a reference it is always another.
                 yield slot, variable
 
 

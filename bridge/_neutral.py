@@ -173,6 +173,15 @@ def walk(tree: Mapping[Any, Any], *, empty: bool = False) -> list[tuple[Path, An
     return found
 
 
+def by_address(variables: Mapping[str, Any]) -> dict[Address, Any]:
+    """Every leaf of Linen variables, boxes included, by (collection, path)."""
+    return {
+        (collection, path): leaf
+        for collection, tree in variables.items()
+        for path, leaf in walk(tree)
+    }
+
+
 # Not a generator, which would be one for each level: a ToLinen walks at each call. Nor a function
 # inside of `walk`: one that calls itself is garbage only a collection finds, and holds the leaves.
 def _walk(tree: Mapping[Any, Any], path: Path, empty: bool, found: list[tuple[Path, Any]]) -> None:

@@ -38,9 +38,11 @@ def nodes_below(root: Any) -> list[Any]:
             children = vars(node).values()
         elif kind is _OTHER:
             impl: Any = nnx.graphlib.get_node_impl(node)
-            if impl is None:
+            if impl is not None:
+                children = impl.node_dict(node).values()
+            elif not isinstance(node, nnx.Variable):
+                # A hijax Variable says that it is one, but its type is another.
                 continue
-            children = impl.node_dict(node).values()
         seen.add(id(node))
         # Keeps it alive, so that its id stays its own.
         found.append(node)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 from flax import linen as nn
 from flax import nnx
@@ -14,7 +14,7 @@ from flax.core import FrozenDict
 import registry
 
 from . import _construction, _conversion, _graphdef, _linen_scope, _modes
-from ._constructor import Existing, check_class, freeze_arguments, thaw
+from ._constructor import Existing, check_class, freeze_arguments, holds_no_module, thaw
 from ._errors import (
     LostUpdateError,
     MismatchError,
@@ -23,18 +23,34 @@ from ._errors import (
     unknown_paths_text,
     warn,
 )
-from ._flax_internals import PlainFields, registered_names
+from ._flax_internals import PlainFields, registered_names, with_signature
 from ._found import Found, comparison, overlay
-from ._graphdef import Slot, StaticGraphDef
+from ._graphdef import StaticGraphDef
 from ._lazy_init import run_initializing
 from ._matching import Comparison
 from ._merged import Merged, method_of
-from ._neutral import Address, nest
+from ._neutral import Address, by_address, nest
 from ._nnx_attributes import attribute, bound_method
 from ._once import Once
 from ._rngs import fold_path, stream_for, stream_of
+from ._slots import Slot
 
 _warned: Once[bool] = Once(maxsize=4096)
+
+
+# The fields of a ToLinen that never hold a Linen module, and with those that may.
+_OPTIONS = frozenset(
+    (
+        "nnx_class",
+        "skip_rng",
+        "strict",
+        "rng_state",
+        "string_keys",
+        "eager_sharding",
+        "metadata_fn",
+    )
+)
+_ALL_FIELDS = _OPTIONS | {"args", "kwargs"}
 
 
 class ToLinen(PlainFields):
@@ -75,17 +91,6 @@ class ToLinen(PlainFields):
     Source: flax/nnx/bridge/wrappers.py:ToLinen @ 0.12.8
     """
 
-    _plain_fields: ClassVar[frozenset[str]] = frozenset(
-        (
-            "nnx_class",
-            "skip_rng",
-            "strict",
-            "rng_state",
-            "string_keys",
-            "eager_sharding",
-            "metadata_fn",
-        )
-    )
     nnx_class: Callable[..., Any]
     args: Any = ()
     kwargs: Mapping[str, Any] = FrozenDict({})
@@ -102,6 +107,8 @@ class ToLinen(PlainFields):
         args, kwargs = freeze_arguments(self.args, self.kwargs)
         object.__setattr__(self, "args", args)
         object.__setattr__(self, "kwargs", kwargs)
+        is_plain = holds_no_module(args) and holds_no_module(kwargs)
+        object.__setattr__(self, "_plain_fields", _ALL_FIELDS if is_plain else _OPTIONS)
         super().__post_init__()
 
     @classmethod
@@ -128,6 +135,7 @@ class ToLinen(PlainFields):
         return linen, variables
 
     @nn.compact
+    @with_signature
     def __call__(self, *args: Any, nnx_method: Any = None, **kwargs: Any) -> Any:
         """Calls a method of the NNX module.
 
@@ -157,24 +165,24 @@ class ToLinen(PlainFields):
 
     @nn.nowrap
     def _run(self, nnx_method: Any, args: Any, kwargs: Any) -> Any:
-        leaves = _linen_scope.read(self)
+        variables = _linen_scope.read(self)
         graphdef = _linen_scope.stored_graphdef(self)
         if graphdef is not None and not self._recipe.made(graphdef):
             # Made with other arguments: one model for training and one for evaluation, say.
             graphdef = None
         # As with Linen's own `param`, a call creates what is not there where it may.
-        is_new = not leaves and self.is_mutable_collection("params")
+        is_new = self.is_mutable_collection("params") and not by_address(variables)
         may_create = self.is_initializing() or is_new
         if graphdef is None and not may_create:
             call = _construction.Call(nnx_method, args, kwargs)
-            graphdef = self._rebuilt(leaves, call)
+            graphdef = self._rebuilt(variables, call)
         if graphdef is not None:
-            found = Found.of(leaves, graphdef)
-            compared = comparison(graphdef, found, rng=may_create)
+            found = Found(graphdef, variables)
+            compared = comparison(found, rng=may_create)
             if not (may_create and compared.missing):
                 self._check(compared)
-                return self._apply(graphdef, found, nnx_method, args, kwargs)
-        return self._init(leaves, nnx_method, args, kwargs)
+                return self._apply(found, nnx_method, args, kwargs)
+        return self._init(variables, nnx_method, args, kwargs)
 
     @nn.nowrap
     def _check(self, compared: Comparison) -> None:
@@ -182,18 +190,19 @@ class ToLinen(PlainFields):
             raise compared.error(self._where)
 
     @nn.nowrap
-    def _init(self, leaves: Mapping[Address, Any], method: Any, args: Any, kwargs: Any) -> Any:
+    def _init(self, variables: Mapping[str, Any], method: Any, args: Any, kwargs: Any) -> Any:
         module = self._recipe.construct(self._streams(), self._where)
+        leaves = by_address(variables)
         if leaves:
             graphdef, constructed = _graphdef.split(module)
-            found = Found.of(leaves, graphdef)
-            self._check(dataclasses.replace(comparison(graphdef, found), missing=()))
-            overlay(constructed, graphdef, found)
+            found = Found(graphdef, variables)
+            self._check(dataclasses.replace(comparison(found), missing=()))
+            overlay(constructed, found)
         output = run_initializing(module, method_of(module, method), *args, **kwargs)
         graphdef, made = _graphdef.split(module, self._recipe.key)
-        variables = self._as_linen(graphdef, made)
-        self._check_kept(variables, leaves)
-        self._write(variables, leaves, {})
+        new = self._as_linen(graphdef, made)
+        self._check_kept(new, leaves)
+        self._write(new, leaves, {})
         _linen_scope.store_graphdef(self, graphdef)
         return output
 
@@ -213,19 +222,19 @@ class ToLinen(PlainFields):
 
     @nn.nowrap
     def _rebuilt(
-        self, leaves: Mapping[Address, Any], call: _construction.Call | None
+        self, variables: Mapping[str, Any], call: _construction.Call | None
     ) -> StaticGraphDef:
-        stored = (stream_of(address, leaf) for address, leaf in leaves.items())
+        stored = (stream_of(address, leaf) for address, leaf in by_address(variables).items())
         names = {*self._rngs, "default", *filter(None, stored)} - {"params"}
         return _construction.rebuild(self._recipe, tuple(sorted(names)), call, self._where)
 
     @nn.nowrap
-    def _apply(
-        self, graphdef: StaticGraphDef, found: Found, method: Any, args: Any, kwargs: Any
-    ) -> Any:
+    def _apply(self, found: Found, method: Any, args: Any, kwargs: Any) -> Any:
         keys: dict[str, Any] = {}
         streams: dict[Address, str] = {}
-        merged = Merged(graphdef, found, functools.partial(self._seed, keys, streams))
+        merged = Merged(
+            found, functools.partial(self._seed, keys, streams), self.is_mutable_collection
+        )
         _modes.set_on(merged.module)
         self._report_unknown(merged.refused() if self.strict else ())
         output = merged.call(method, args, kwargs, self._where)
@@ -237,7 +246,8 @@ class ToLinen(PlainFields):
             changed = {}
         updates = {**changed, **merged.created()}
         kept = {a: self._leaf(item) for a, item in updates.items() if self._may_update(a, item)}
-        self._write(kept, found.leaves, found.keys)
+        if kept:
+            self._write(kept, found.boxed, found.moved)
         return output
 
     @nn.nowrap
@@ -365,12 +375,12 @@ class ToLinen(PlainFields):
     @nn.nowrap
     def _attribute(self, name: str) -> Any:
         """An attribute of the bound NNX module, `_MISSING` if there is none."""
-        leaves = _linen_scope.read(self)
-        graphdef = _linen_scope.stored_graphdef(self) or self._rebuilt(leaves, None)
-        found = Found.of(leaves, graphdef)
-        if not comparison(graphdef, found).fits:
+        variables = _linen_scope.read(self)
+        graphdef = _linen_scope.stored_graphdef(self) or self._rebuilt(variables, None)
+        found = Found(graphdef, variables)
+        if not comparison(found).fits:
             return _MISSING
-        module = Merged(graphdef, found, lambda slot: None).module
+        module = Merged(found, lambda slot: None).module
         return attribute(self, (name,), getattr(module, name, _MISSING))
 
 

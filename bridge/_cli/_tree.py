@@ -192,10 +192,10 @@ class _LinenPart:
         if graphdef is None:
             # A lifted transform has left collection `nnx` behind, or nothing ran.
             graphdef = self._rebuilt(below)
-        found = Found.of(leaves, graphdef)
+        found = Found.of_leaves(graphdef, leaves)
         avals = dict(zip((s.address for s in graphdef.slots), slot_avals(graphdef), strict=True))
-        full = Found({**avals, **found.leaves}, found.keys)
-        return Merged(graphdef, full, lambda slot: None).module
+        full = Found.of_leaves(graphdef, {**avals, **found.leaves})
+        return Merged(full, lambda slot: None).module
 
     def _rebuilt(self, below: Path) -> StaticGraphDef:
         if self.record is not None:

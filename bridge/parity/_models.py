@@ -125,13 +125,7 @@ class LinenModel(Model):
         stored = self._static.get("nnx", {}).get("graphdef")
         if self.is_linen or not isinstance(stored, nnx.GraphDef):
             return variables if self.is_linen else nnx.State(nest(_nnx_side.to_leaves(self.values)))
-        graphdef = intern(stored)
-        leaves = {
-            (collection, path): leaf
-            for collection, tree in variables.items()
-            for path, leaf in walk(tree)
-        }
-        return Merged(graphdef, Found.of(leaves, graphdef), lambda slot: None).module
+        return Merged(Found(intern(stored), variables), lambda slot: None).module
 
     def run(self, values: Neutral, request: Request) -> tuple[Any, Neutral]:
         """`apply` with every collection mutable that holds state."""

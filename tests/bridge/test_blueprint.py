@@ -102,18 +102,17 @@ def test_a_variable_that_is_given_is_put_in_as_it_is():
     assert any(built.module.linear.kernel is leaf for leaf in leaves)
 
 
-def test_it_tells_the_objects_and_the_nodes_by_their_index():
+def test_it_tells_the_objects_and_the_variable_of_each_leaf():
     graphdef, leaves = flatten(made(Nested))
     built = Blueprint(graphdef).build(values(leaves))
     found = [node for _, node in nnx.iter_graph(built.module, graph=True)]
     objects = {id(node) for node in found if isinstance(node, nnx.Pytree)}
     assert {id(node) for node in built.objects} == objects
     variables = {id(node) for node in found if isinstance(node, nnx.Variable)}
-    by_index = built.by_index.values()
-    assert {id(n) for n in by_index if isinstance(n, nnx.Variable)} == variables
-    for definition in graphdef.nodes:
-        if isinstance(definition, nnx.graphlib.VariableDef):
-            assert isinstance(built.by_index[definition.index], definition.type)
+    assert {id(v) for v in built.variables if v is not None} == variables
+    for leaf, variable in zip(leaves, built.variables, strict=True):
+        assert type(variable) is (type(leaf) if isinstance(leaf, nnx.Variable) else type(None))
+        assert variable is None or variable.get_raw_value() is leaf.get_raw_value()
 
 
 def test_a_module_made_inside_a_trace_belongs_to_it():

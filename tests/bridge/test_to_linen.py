@@ -1,7 +1,9 @@
 """`ToLinen`: init, apply, collections, and equality with the native NNX computation."""
 
 import contextlib
+import inspect
 import threading
+from typing import Any
 
 import flax
 import jax
@@ -803,6 +805,71 @@ def test_a_subclass_may_have_variables_and_submodules_of_its_own():
     y, variables = model.init_with_output(KEY, x)
     assert set(variables["params"]) == {"kernel", "bias", "scale", "head"}
     assert_same(model.apply(variables, x), y)
+
+
+class Around(nnx.Module):
+    """Holds a Linen module that its constructor is given, in whatever it is given."""
+
+    def __init__(self, given, *, rngs):
+        self.inner = bridge.ToNNX(jax.tree.leaves(given)[0], rngs=rngs)
+
+    def __call__(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda inner: bridge.ToLinen(Around, args=(inner,)),
+        lambda inner: bridge.ToLinen(Around, args=((inner, 2),)),
+        lambda inner: bridge.ToLinen(Around, kwargs={"given": inner}),
+        lambda inner: bridge.ToLinen(Around, kwargs={"given": [inner]}),
+    ],
+    ids=["positional", "in a tuple", "by keyword", "in a list"],
+)
+def test_a_linen_module_among_the_arguments_is_free_for_every_call(make):
+    inner = nn.Dense(2)
+    x = inputs((4, 3))
+    model = make(inner)
+    variables = model.init(KEY, x)
+    expected = inner.apply({"params": variables["params"]["inner"]}, x)
+    for _ in range(2):
+        assert_same(model.apply(variables, x), expected)
+        assert_same(jax.jit(model.apply)(variables, x), expected)
+    assert inner.scope is None
+    assert inner.name is None
+
+
+def test_a_module_in_a_field_of_a_subclass_is_a_submodule():
+    class Before(bridge.ToLinen):
+        first: Any = None
+
+        @nn.compact
+        def __call__(self, x):
+            return super().__call__(self.first(x))
+
+    first = nn.Dense(3)
+    x = inputs((4, 5))
+    model = Before(nnx.Linear, args=(3, 2), first=first)
+    y, variables = model.init_with_output(KEY, x)
+    params = variables["params"]
+    assert set(params) == {"kernel", "bias", "first"}
+    native = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+    nnx.update(native, {"kernel": params["kernel"], "bias": params["bias"]})
+    assert_same(model.apply(variables, x), native(first.apply({"params": params["first"]}, x)))
+    assert_same(model.apply(variables, x), y)
+    assert first.scope is None
+
+
+def test_linen_knows_the_signature_of_a_call():
+    def call(self, *args, nnx_method=None, **kwargs):
+        raise NotImplementedError
+
+    found = inspect.signature(bridge.ToLinen.__call__).parameters.values()
+    expected = inspect.signature(call).parameters.values()
+    assert [(p.name, p.kind, p.default) for p in found] == [
+        (p.name, p.kind, p.default) for p in expected
+    ]
 
 
 def test_what_linen_captures_of_a_call_may_be_passed_in_again():

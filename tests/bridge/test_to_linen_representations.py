@@ -1,0 +1,129 @@
+"""Variables that are references, or of JAX's own kind, give what plain ones give."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+import bridge
+from tests.models import assert_identical
+
+KEY = jax.random.key(0)
+RNGS = {"dropout": jax.random.key(1)}
+X = jnp.asarray(np.random.default_rng(0).normal(size=(4, 3)), jnp.float32)
+PLAIN = {"ref": False, "hijax": False}
+FORMS = {"ref": {"ref": True}, "hijax": {"hijax": True}, "both": {"hijax": True, "ref": True}}
+
+
+class Model(nnx.Module):
+    """Parameters, statistics, and a stream of keys."""
+
+    def __init__(self, *, rngs):
+        self.linear = nnx.Linear(3, 5, rngs=rngs)
+        self.norm = nnx.BatchNorm(5, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(nnx.relu(self.norm(self.linear(x))))
+
+    def project(self, x):
+        return self.linear(x)
+
+
+class Twice(nn.Module):
+    """A Linen model around a wrapped one that is called two times."""
+
+    @nn.compact
+    def __call__(self, x):
+        inner = bridge.ToLinen(Model, strict=True, name="inner")
+        return inner.run_nnx_method("project", x) + inner.run_nnx_method("project", 2 * x)
+
+
+def made(module, form):
+    """The module's variables without boxes, which tell the form."""
+    with nnx.var_defaults(**form):
+        return nn.unbox(module.init(KEY, X))
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(
+    "module", [bridge.to_linen(Model), Twice()], ids=lambda module: type(module).__name__
+)
+def test_init_gives_the_same_state(module, form):
+    plain, special = made(module, PLAIN), made(module, form)
+    plain.pop("nnx")
+    special.pop("nnx")
+    assert_identical(special, plain)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize(
+    "module",
+    [bridge.ToLinen(Model, strict=True), Twice()],
+    ids=lambda module: type(module).__name__,
+)
+def test_what_a_call_does_not_keep_is_differentiated_and_no_update_is_seen_in_it(module, form):
+    def step(variables):
+        rest = {name: tree for name, tree in variables.items() if name != "params"}
+
+        def loss(params):
+            y = module.apply({**rest, "params": params}, X, **options)
+            return (y**2).mean(), y
+
+        return jax.value_and_grad(loss, has_aux=True)(variables["params"])
+
+    options = {"nnx_method": "project"} if isinstance(module, bridge.ToLinen) else {}
+    plain, special = made(module, PLAIN), made(module, form)
+    assert_identical(step(special), step(plain))
+    assert_identical(jax.jit(step)(special), jax.jit(step)(plain))
+
+
+@pytest.mark.parametrize("run", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_updates_of_references_are_kept(run):
+    module = bridge.to_linen(Model)
+    plain, special = made(module, PLAIN), made(module, FORMS["ref"])
+
+    def step(variables):
+        rest = {name: tree for name, tree in variables.items() if name != "params"}
+
+        def loss(params):
+            variables = {**rest, "params": params}
+            y, updates = module.apply(variables, X, rngs=RNGS, mutable=["batch_stats"])
+            return (y**2).mean(), (y, updates)
+
+        return jax.value_and_grad(loss, has_aux=True)(variables["params"])
+
+    assert_identical(run(step)(special), run(step)(plain))
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_updates_outside_of_a_trace_are_kept_in_every_form(form):
+    module = bridge.to_linen(Model)
+    plain, special = made(module, PLAIN), made(module, form)
+    options = {"rngs": RNGS, "mutable": ["batch_stats"]}
+    assert_identical(module.apply(special, X, **options), module.apply(plain, X, **options))
+
+
+class Shared(nnx.Module):
+    """Two Variables around one reference, of which a call changes one."""
+
+    def __init__(self):
+        self.a = nnx.BatchStat(jnp.zeros(()), ref=True)
+        self.b = nnx.BatchStat(jnp.zeros(()), ref=True)
+        self.b.set_raw_value(self.a.get_raw_value())
+
+    def __call__(self, x):
+        self.a[...] = self.a[...] + 1
+        return x + self.b[...]
+
+
+def test_a_reference_that_two_variables_hold_stays_one():
+    native = Shared()
+    expected = native(X)
+    module = bridge.to_linen(Shared)
+    variables = module.init(KEY, X)
+    with pytest.warns(bridge.BridgeWarning, match="batch_stats"):
+        assert_identical(module.apply(variables, X), expected)
+    assert_identical(module.apply(variables, X, mutable=["batch_stats"])[0], expected)
