@@ -57,33 +57,53 @@ def tree_of(
 
 def _nnx_node(module: nnx.Module, at: Path, observed: Observed, kind: Kind) -> Node:
     """The node of an NNX module, native or wrapped, that is at path `at` of the model."""
-    # One walk for the whole tree, so that what is shared is met once.
-    items = dict(nnx.iter_graph(module, graph=True))
-    modules = {path: item for path, item in items.items() if _is_module(item)}
-    wrappers = {path: item for path, item in modules.items() if isinstance(item, LINEN_WRAPPERS)}
-    modules = {path: item for path, item in modules.items() if not _owner(path, wrappers)}
-    own: dict[Path | None, list[Any]] = {}
-    for path, item in items.items():
-        if isinstance(item, nnx.Variable) and issubclass(item.var_type, nnx.Param):
-            own.setdefault(_owner(path, modules), []).append(item.get_raw_value())
-    below: dict[Path | None, list[Path]] = {}
-    for path in modules:
-        below.setdefault(_owner(path, modules), []).append(path)
+    return _NNXPart.of(module).node(at, observed, kind)
 
-    def node(path: Path) -> Node:
-        found = modules[path]
+
+@dataclasses.dataclass(frozen=True)
+class _NNXPart:
+    """An NNX module and all below it, down to the next wrapper.
+
+    Attributes:
+        modules: the modules by path below it.
+        own: the values of each module's own parameters.
+        below: the paths of each module's submodules.
+    """
+
+    modules: dict[Path, nnx.Module]
+    own: dict[Path | None, list[Any]]
+    below: dict[Path | None, list[Path]]
+
+    @classmethod
+    def of(cls, module: nnx.Module) -> _NNXPart:
+        # One walk for the whole tree, so that what is shared is met once.
+        items = dict(nnx.iter_graph(module, graph=True))
+        every = {path: item for path, item in items.items() if _is_module(item)}
+        wrappers = {path for path, item in every.items() if isinstance(item, LINEN_WRAPPERS)}
+        modules = {path: item for path, item in every.items() if not _owner(path, wrappers)}
+        own: dict[Path | None, list[Any]] = {}
+        for path, item in items.items():
+            if isinstance(item, nnx.Variable) and issubclass(item.var_type, nnx.Param):
+                own.setdefault(_owner(path, modules), []).append(item.get_raw_value())
+        below: dict[Path | None, list[Path]] = {}
+        for path in modules:
+            below.setdefault(_owner(path, modules), []).append(path)
+        return cls(modules, own, below)
+
+    def node(self, at: Path, observed: Observed, kind: Kind, below: Path = ()) -> Node:
+        """The node of the module at path `below`; `at` is where the whole part is in the model."""
+        path = (*at, *below)
+        found = self.modules[below]
         if isinstance(found, LINEN_WRAPPERS):
-            return _wrapped_node(found, (*at, *path), observed)
-        children = sorted(below.get(path, ()), key=_declared(found, len(path)))
+            return _wrapped_node(found, path, observed)
+        children = sorted(self.below.get(below, ()), key=_declared(found, len(below)))
         return Node(
-            _text((*at, *path)),
+            _text(path),
             type(found),
-            Kind.NNX if path else kind,
-            _size(own.get(path, ())),
-            tuple(map(node, children)),
+            kind,
+            _size(self.own.get(below, ())),
+            tuple(self.node(at, observed, Kind.NNX, child) for child in children),
         )
-
-    return node(())
 
 
 def _is_module(item: Any) -> bool:

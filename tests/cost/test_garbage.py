@@ -9,6 +9,7 @@ from flax import nnx
 
 import bridge
 from benchmarks.models import stack
+from bridge._cli import _model
 
 CASE = stack(2)
 STATE = bridge.linen_to_nnx(CASE.variables)
@@ -37,6 +38,7 @@ OPERATIONS = {
     "eval_shape": lambda: jax.eval_shape(CASE.to_linen.apply, CASE.to_linen_variables, CASE.x),
     "nnx.jit": functools.partial(nnx.jit(call), CASE.to_nnx, CASE.x),
     "jit_partial": functools.partial(bridge.jit_partial(call, CASE.to_nnx), CASE.x),
+    "report": lambda: _model.tree("tests.cli.mixed_models:make_mixed"),
 }
 
 
