@@ -1,4 +1,4 @@
-"""What can be counted of a program instead of timed: equations, instructions, live bytes."""
+"""What can be counted of a program instead of timed: equations, instructions, calls, live bytes."""
 
 from __future__ import annotations
 
@@ -39,6 +39,18 @@ def compiled_bytes(function: Callable[..., Any], *args: Any) -> int:
     return memory.peak_memory_in_bytes
 
 
+def python_calls(function: Callable[[], Any]) -> int:
+    """How many functions of Python a call runs, the function itself included."""
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    _profiled(function, count)
+    return calls
+
+
 def peak_live_bytes(function: Callable[[], Any]) -> int:
     """The most bytes of arrays alive at any return of a Python function below this one.
 
@@ -53,16 +65,22 @@ def peak_live_bytes(function: Callable[[], Any]) -> int:
         if event == "return":
             peak = max(peak, _live_bytes())
 
-    tracing = sys.getprofile()
+    result = _profiled(function, look)
+    del result
+    return peak - before
+
+
+def _profiled(function: Callable[[], Any], look: Callable[[Any, str, Any], None]) -> Any:
+    """What a function returns; `look` is shown every call and return of Python below it."""
+    before = sys.getprofile()
+    # A collection would free arrays, and JAX runs a function of Python at each.
     gc.disable()
     sys.setprofile(look)
     try:
-        result = function()
+        return function()
     finally:
-        sys.setprofile(tracing)
+        sys.setprofile(before)
         gc.enable()
-    del result
-    return peak - before
 
 
 def _live_bytes() -> int:

@@ -1,6 +1,5 @@
 """`jit_partial` is `nnx.jit` with modules bound, whatever they hold and however they change."""
 
-import sys
 import threading
 
 import jax
@@ -13,6 +12,7 @@ from flax import linen as nn
 
 import bridge
 import registry
+from benchmarks import programs
 from tests.strategies import exact
 
 X = jax.random.normal(jax.random.key(7), (4, 3))
@@ -389,14 +389,9 @@ def test_a_call_runs_no_more_python_for_a_larger_model(function):
         model = bridge.ToNNX(Deep(layers), rngs=nnx.Rngs(0)).lazy_init(X)
         compiled = bridge.jit_partial(function, model)
         compiled(X)
-        calls = []
-        sys.setprofile(lambda frame, event, argument: calls.append(1) if event == "call" else None)
-        try:
-            compiled(X)
-        finally:
-            sys.setprofile(None)
+        calls = programs.python_calls(lambda: compiled(X))
         bias = model.Dense_0["bias"].get_value()
         np.testing.assert_allclose(bias, 2 * X.sum() if function is shift else 0.0, rtol=1e-6)
-        return len(calls)
+        return calls
 
     assert calls_of_python(1) == calls_of_python(9)

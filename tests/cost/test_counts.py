@@ -1,6 +1,5 @@
 """What crossing the boundary costs, where it can be counted instead of timed."""
 
-import gc
 import pathlib
 import subprocess
 import sys
@@ -23,25 +22,6 @@ CASES = {
     "vit": vit(ViTShape(layers=1, width=8, heads=2, patch=2, image=4, classes=3)),
 }
 PAIRS = [("ToLinen", "NNX"), ("ToNNX", "Linen")]
-
-
-def python_calls(function):
-    """How many functions of Python a call runs."""
-    calls = 0
-
-    def count(frame, event, argument):
-        nonlocal calls
-        calls += event == "call"
-
-    # JAX runs a function of Python whenever garbage is collected.
-    gc.disable()
-    sys.setprofile(count)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return calls
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -83,7 +63,7 @@ def test_nnx_jit_runs_less_python_for_a_wrapper_than_for_a_native_model(blocks):
         jitted = nnx.jit(lambda model, x: model(x))
         for _ in range(2):
             jitted(model, case.x)
-        return python_calls(lambda: jitted(model, case.x))
+        return programs.python_calls(lambda: jitted(model, case.x))
 
     ours, flax, native = calls(case.to_nnx), calls(case.flax_to_nnx), calls(case.nnx)
     assert ours < flax
@@ -204,9 +184,10 @@ def test_dispatch_neither_hashes_nor_compares_the_graphdef(blocks):
     variables = stack(blocks).to_linen_variables
     reference = {**variables, "nnx": {"graphdef": Static()}}
     first = jax.jit(lambda variables: variables["params"]["block_0"]["up"]["bias"])
-    for given in (variables, reference):
+    both = variables, reference
+    for given in both:
         first(given)
-    calls = [python_calls(lambda given=given: first(given)) for given in (variables, reference)]
+    calls = [programs.python_calls(lambda given=given: first(given)) for given in both]
     assert calls[0] == calls[1]
 
 
@@ -216,5 +197,5 @@ def test_a_conversion_does_the_same_for_every_further_leaf(convert):
     if convert is bridge.nnx_to_linen:
         trees = [bridge.linen_to_nnx(tree) for tree in trees]
     convert(trees[0])
-    calls = [python_calls(lambda tree=tree: convert(tree)) for tree in trees]
+    calls = [programs.python_calls(lambda tree=tree: convert(tree)) for tree in trees]
     assert calls[2] - calls[1] == 2 * (calls[1] - calls[0])

@@ -1,7 +1,11 @@
 """The counters count."""
 
+import gc
+import sys
+
 import jax
 import jax.numpy as jnp
+import pytest
 
 from benchmarks import programs
 
@@ -25,6 +29,28 @@ def test_instructions_are_those_of_the_compiled_program():
     assert sum(n for instruction, n in found.items() if instruction.startswith("dot f32[4,4]")) == 1
     assert found == programs.instructions(jax.jit(lambda x: x @ x.T), X)
     assert found != programs.instructions(lambda x: x @ x.T + 1, X)
+
+
+def test_calls_of_python_are_those_of_the_function_and_all_below_it():
+    def one():
+        return len("no function of Python")
+
+    def three():
+        return one() + one()
+
+    assert [programs.python_calls(f) for f in (one, three)] == [1, 3]
+
+
+def test_counting_leaves_the_profiler_and_the_collector_as_they_were():
+    def fails():
+        raise ZeroDivisionError
+
+    before = sys.getprofile()
+    for count in (programs.python_calls, programs.peak_live_bytes):
+        with pytest.raises(ZeroDivisionError):
+            count(fails)
+        assert sys.getprofile() is before
+        assert gc.isenabled()
 
 
 def test_bytes_that_are_freed_again_count_while_they_are_there():
