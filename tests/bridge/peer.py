@@ -59,6 +59,29 @@ def assert_fails_on_peer(check, *, apart=False):
             check(peer)
 
 
+def two_tests(defects, apart=None):
+    """The two tests of a file of defects: this package is free of them, flax.nnx.bridge has each.
+
+    Args:
+      defects: functions of the test module by what they check; each takes the bridge module.
+      apart: likewise those that need a process of their own to fail in.
+    """
+    apart = apart or {}
+    every = {**defects, **apart}
+
+    @pytest.mark.parametrize("check", every.values(), ids=every)
+    def is_free(check):
+        check(bridge)
+
+    @pytest.mark.parametrize(
+        ("check", "apart"), [(check, name in apart) for name, check in every.items()], ids=every
+    )
+    def is_found(check, apart):
+        assert_fails_on_peer(check, apart=apart)
+
+    return is_free, is_found
+
+
 def on_both(program):
     """What a program returns with flax.nnx.bridge and with this package, in this order."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():

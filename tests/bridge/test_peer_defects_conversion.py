@@ -7,13 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import linen as nn
 from flax import nnx, struct
 from flax.core import FrozenDict, meta
 
-import bridge
-from tests.bridge.peer import assert_fails_on_peer, rejects
+from tests.bridge.peer import rejects, two_tests
 
 KEY = jax.random.key(0)
 X = jnp.arange(12.0).reshape(4, 3)
@@ -238,12 +236,4 @@ DEFECTS = {
     "26 a wrong name given to the registry is named": check_26_wrong_registered_name,
 }
 
-
-@pytest.mark.parametrize("check", DEFECTS.values(), ids=DEFECTS)
-def test_the_bridge_is_free_of_the_defect(check):
-    check(bridge)
-
-
-@pytest.mark.parametrize("check", DEFECTS.values(), ids=DEFECTS)
-def test_the_check_finds_the_defect_in_flax(check):
-    assert_fails_on_peer(check)
+test_the_bridge_is_free_of_the_defect, test_the_check_finds_the_defect_in_flax = two_tests(DEFECTS)

@@ -6,12 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 from flax import linen as nn
 from flax import nnx
 
-import bridge
-from tests.bridge.peer import assert_fails_on_peer
+from tests.bridge.peer import two_tests
 
 X = jnp.arange(12.0).reshape(4, 3)
 
@@ -348,17 +346,6 @@ APART = {
     "11 tabulate works on a tree that holds a ToNNX": check_11_tabulate_of_a_tree,
 }
 
-
-@pytest.mark.parametrize("check", (DEFECTS | APART).values(), ids=DEFECTS | APART)
-def test_the_bridge_is_free_of_the_defect(check):
-    check(bridge)
-
-
-@pytest.mark.parametrize("check", DEFECTS.values(), ids=DEFECTS)
-def test_the_check_finds_the_defect_in_flax(check):
-    assert_fails_on_peer(check)
-
-
-@pytest.mark.parametrize("check", APART.values(), ids=APART)
-def test_the_check_finds_the_defect_in_flax_of_a_process_of_its_own(check):
-    assert_fails_on_peer(check, apart=True)
+test_the_bridge_is_free_of_the_defect, test_the_check_finds_the_defect_in_flax = two_tests(
+    DEFECTS, APART
+)

@@ -3,12 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import linen as nn
 from flax import nnx
 
-import bridge
-from tests.bridge.peer import assert_fails_on_peer, rejects
+from tests.bridge.peer import rejects, two_tests
 
 X = jnp.ones((4, 3))
 
@@ -101,12 +99,4 @@ DEFECTS = {
     "20 what is saved holds no stream": check_20_checkpoint_of_a_mixed_model,
 }
 
-
-@pytest.mark.parametrize("check", DEFECTS.values(), ids=DEFECTS)
-def test_the_bridge_is_free_of_the_defect(check):
-    check(bridge)
-
-
-@pytest.mark.parametrize("check", DEFECTS.values(), ids=DEFECTS)
-def test_the_check_finds_the_defect_in_flax(check):
-    assert_fails_on_peer(check)
+test_the_bridge_is_free_of_the_defect, test_the_check_finds_the_defect_in_flax = two_tests(DEFECTS)

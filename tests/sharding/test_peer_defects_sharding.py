@@ -2,14 +2,12 @@
 
 import jax
 import jax.numpy as jnp
-import pytest
 from flax import linen as nn
 from flax import nnx
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-import bridge
-from tests.bridge.peer import assert_fails_on_peer
+from tests.bridge.peer import two_tests
 
 KEY = jax.random.key(0)
 X = jnp.ones((4, 8))
@@ -149,12 +147,4 @@ DEFECTS = {
     "04 an annotated NNX module needs no mesh": check_04_an_annotated_nnx_module_needs_no_mesh,
 }
 
-
-@pytest.mark.parametrize("check", DEFECTS.values(), ids=DEFECTS)
-def test_the_bridge_is_free_of_the_defect(check):
-    check(bridge)
-
-
-@pytest.mark.parametrize("check", DEFECTS.values(), ids=DEFECTS)
-def test_the_check_finds_the_defect_in_flax(check):
-    assert_fails_on_peer(check)
+test_the_bridge_is_free_of_the_defect, test_the_check_finds_the_defect_in_flax = two_tests(DEFECTS)

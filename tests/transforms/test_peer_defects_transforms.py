@@ -3,12 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import linen as nn
 from flax import nnx
 
-import bridge
-from tests.bridge.peer import assert_fails_on_peer
+from tests.bridge.peer import two_tests
 
 KEY = jax.random.key(0)
 X = jnp.ones((3, 4))
@@ -94,12 +92,4 @@ DEFECTS = {
     "15 Linen in NNX in a mapped Linen is initialised": check_15_linen_in_nnx_in_a_mapped_linen,
 }
 
-
-@pytest.mark.parametrize("check", DEFECTS.values(), ids=DEFECTS)
-def test_the_bridge_is_free_of_the_defect(check):
-    check(bridge)
-
-
-@pytest.mark.parametrize("check", DEFECTS.values(), ids=DEFECTS)
-def test_the_check_finds_the_defect_in_flax(check):
-    assert_fails_on_peer(check)
+test_the_bridge_is_free_of_the_defect, test_the_check_finds_the_defect_in_flax = two_tests(DEFECTS)
