@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax import nnx
@@ -18,6 +17,7 @@ from jax.core import Tracer
 
 from ._errors import InvalidModuleError
 from ._graphdef import StaticGraphDef
+from ._typed_keys import to_bits
 
 
 class Argument:
@@ -233,9 +233,7 @@ def key_of(value: Any) -> Any:
     if isinstance(value, Tracer):
         return id(value)
     if isinstance(value, np.ndarray | jax.Array):
-        if jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
-            value = jax.random.key_data(value)
-        array = np.asarray(value)
+        array = np.asarray(to_bits(value))
         return array.shape, str(array.dtype), array.tobytes()
     try:
         hash(value)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from bridge._neutral import Leaf
+from bridge._typed_keys import to_bits
 
 from ._leaves import dtype_of, shape_of
 
@@ -108,7 +109,7 @@ def _values(x: Any, y: Any, rtol: float, atol: float) -> tuple[bool, float | Non
     """Whether two values of one shape are the same, and their largest distance."""
     if isinstance(x, str) or isinstance(y, str):
         return x == y, None
-    x, y = _on_host(x), _on_host(y)
+    x, y = np.asarray(to_bits(x)), np.asarray(to_bits(y))
     if x.size == 0:
         return True, 0.0
     distance = _distance(x, y)
@@ -133,9 +134,3 @@ def _distance(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float:
 
 def _wide(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
-
-
-def _on_host(x: Any) -> np.ndarray[Any, Any]:
-    if isinstance(x, jax.Array) and jax.numpy.issubdtype(x.dtype, jax.dtypes.prng_key):
-        x = jax.random.key_data(x)
-    return np.asarray(x)

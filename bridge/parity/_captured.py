@@ -11,7 +11,7 @@ import jax
 from flax import linen as nn
 from flax import nnx
 
-from bridge._typed_keys import is_key
+from bridge._typed_keys import to_bits
 
 from ._numbers import is_array
 
@@ -38,8 +38,4 @@ def arrays(tree: Any) -> dict[str, Any]:
     leaves = jax.tree_util.tree_flatten_with_path(
         tree, is_leaf=lambda x: isinstance(x, nnx.Pytree | nnx.Variable | nn.Module)
     )[0]
-    return {
-        jax.tree_util.keystr(path): jax.random.key_data(leaf) if is_key(leaf) else leaf
-        for path, leaf in leaves
-        if is_array(leaf)
-    }
+    return {jax.tree_util.keystr(path): to_bits(leaf) for path, leaf in leaves if is_array(leaf)}

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bridge._typed_keys import is_key
+from bridge._typed_keys import is_key, to_bits
 
 Verdict: TypeAlias = Literal["bitwise", "close", "differs"]
 
@@ -184,7 +184,7 @@ def is_array(value: Any) -> bool:
 
 def on_host(value: Any) -> np.ndarray[Any, Any]:
     """An array's global value, whatever its sharding; a typed key's data."""
-    return np.asarray(jax.random.key_data(value) if is_key(value) else value)
+    return np.asarray(to_bits(value))
 
 
 def magnitude(value: Any) -> float:
