@@ -57,7 +57,7 @@ class InvalidModuleError(BridgeError, TypeError):
 
     def __init__(self, wrapper: str, found: object, expected: str, remedy: str):
         self.found = found
-        super().__init__(f"{wrapper} expected {expected}, found {_show(found)}; {remedy}")
+        super().__init__(f"{wrapper} expected {expected}, found {shown(found)}; {remedy}")
 
 
 class InvalidMethodError(BridgeError, TypeError, AttributeError):
@@ -87,7 +87,7 @@ class InvalidRngsError(BridgeError, TypeError, flax_errors.InvalidRngError):
         Exception.__init__(
             self,
             f"{where} expected rngs as {expected}, or a dict of keys by stream name such as"
-            f" {{'dropout': jax.random.key(0)}}; found {_show(found)}",
+            f" {{'dropout': jax.random.key(0)}}; found {shown(found)}",
         )
 
 
@@ -147,11 +147,7 @@ class MismatchError(
         self.missing = tuple(missing)
         self.mis_shaped = tuple(mis_shaped)
         self.unknown = tuple(unknown)
-        lines = [f"{path}: missing, expected {expected}" for path, expected in self.missing]
-        lines += [
-            f"{path}: expected {expected}, found {found}"
-            for path, expected, found in self.mis_shaped
-        ]
+        lines = _misfits(self.missing, self.mis_shaped)
         lines += [f"{path}: not in the module" for path in self.unknown]
         Exception.__init__(
             self,
@@ -240,11 +236,7 @@ class CheckpointError(BridgeError, ValueError):
         self.unexpected = tuple(unexpected)
         self.unreadable = tuple(unreadable)
         self.unsupported = tuple(unsupported)
-        lines = [f"{name}: missing, expected {expected}" for name, expected in self.missing]
-        lines += [
-            f"{name}: expected {expected}, found {found}"
-            for name, expected, found in self.mis_shaped + self.mis_typed
-        ]
+        lines = _misfits(self.missing, self.mis_shaped + self.mis_typed)
         lines += [f"{name}: not in the target" for name in self.unexpected]
         lines += [f"{name}: {reason}" for name, reason in self.unreadable + self.unsupported]
         problems = f":{_bullets(lines)}\n" if lines else ". "
@@ -266,7 +258,7 @@ class InvalidMeshError(BridgeError, TypeError):
     def __init__(self, where: str, found: object, expected: str):
         self.found = found
         super().__init__(
-            f"{where} expected {expected}, found {_show(found)}; make one with jax.make_mesh"
+            f"{where} expected {expected}, found {shown(found)}; make one with jax.make_mesh"
         )
 
 
@@ -331,7 +323,7 @@ class LostUpdateError(BridgeError, ValueError, flax_errors.ModifyScopeVariableEr
 
 def mapping_error(found: object, expected: str) -> ConversionError:
     """The error for an argument that is no mapping where one is needed."""
-    return ConversionError(f"expected {expected}, found {_show(found)}")
+    return ConversionError(f"expected {expected}, found {shown(found)}")
 
 
 def path_text(collection: str, path: Iterable[Any]) -> str:
@@ -339,11 +331,22 @@ def path_text(collection: str, path: Iterable[Any]) -> str:
     return "/".join([collection, *map(str, path)])
 
 
-def _show(found: object) -> str:
+def shown(found: object) -> str:
+    """What was found, short enough for a message."""
     if isinstance(found, type):
         return f"the class {found.__name__}"
     text = repr(found)
     return f"{text if len(text) < 80 else text[:77] + '…'} of type {type(found).__name__}"
+
+
+def _misfits(
+    missing: Iterable[tuple[str, str]], others: Iterable[tuple[str, str, str]]
+) -> list[str]:
+    """The lines for what is not there and for what is there and is another."""
+    return [
+        *(f"{path}: missing, expected {expected}" for path, expected in missing),
+        *(f"{path}: expected {expected}, found {found}" for path, expected, found in others),
+    ]
 
 
 def _bullets(lines: Iterable[str]) -> str:

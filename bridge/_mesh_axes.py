@@ -16,7 +16,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 from ._arrays import Arrays
 from ._errors import ShardingError
 from ._partitioning import Mesh as AnyMesh
-from ._partitioning import fitting, shardings
+from ._partitioning import axes_of, fitting, shardings
 
 # With it in force, Flax finds nothing to shard over and constrains nothing.
 NO_MESH = AbstractMesh((), ())
@@ -143,8 +143,7 @@ def _restricted(spec: PartitionSpec, mesh: Any, kind: AxisType) -> PartitionSpec
 
     def entries() -> Iterator[Any]:
         for entry in spec:
-            names = (entry,) if isinstance(entry, str) else tuple(entry or ())
-            kept = tuple(name for name in names if types[name] == kind)
+            kept = tuple(name for name in axes_of(entry) if types[name] == kind)
             yield kept or None
 
     return PartitionSpec(*entries())

@@ -90,6 +90,11 @@ def mesh_spec(box: meta.AxisMetadata[Any], rules: Rules) -> PartitionSpec:
     return PartitionSpec(*(renamed.get(n, n) if isinstance(n, str) else n for n in names))
 
 
+def axes_of(entry: Any) -> tuple[Any, ...]:
+    """The mesh axes that an entry of a partition spec names."""
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
+
+
 def _names(box: meta.AxisMetadata[Any]) -> tuple[PartitionSpec, Rules]:
     if isinstance(box, NNXMeta):
         return box.get_partition_spec(), box.metadata.get("sharding_rules")
@@ -116,7 +121,7 @@ def _annotated(tree: Any) -> Iterator[tuple[str, meta.AxisMetadata[Any] | None, 
 
 
 def _problems(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> Iterator[str]:
-    axes = [(name,) if isinstance(name, str) else tuple(name or ()) for name in _entries(spec)]
+    axes = list(map(axes_of, _entries(spec)))
     if len(axes) > len(shape):
         yield f"the spec has {len(axes)} entries and the array {len(shape)} dimensions"
     used = collections.Counter(name for names in axes for name in names)

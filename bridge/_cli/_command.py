@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
 import traceback
@@ -94,3 +95,23 @@ def add_input(parser: argparse.ArgumentParser) -> None:
         help="a sample input of the model, such as 8,28,28,1 or 8,16:int32, float32 by default;"
         " once for each input, instead of those that TARGET gives",
     )
+
+
+def number(text: str, expected: str, fits: Callable[[float], bool]) -> float:
+    """The number that an option is given, for a `type` of argparse.
+
+    Args:
+        text: the option's text.
+        expected: what it has to be, for the error.
+        fits: whether a number is that.
+
+    Raises:
+        ArgumentTypeError: it is no number, or another one.
+    """
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not fits(found):
+        raise argparse.ArgumentTypeError(f"{text} is not {expected}")
+    return found

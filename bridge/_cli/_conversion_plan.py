@@ -12,6 +12,7 @@ from flax import nnx
 
 import registry
 from bridge import linen_to_nnx, port
+from bridge._errors import path_text
 from bridge._linen_side import to_variables
 from bridge._neutral import Address, Neutral, Path
 from bridge._nnx_side import address_of
@@ -85,7 +86,8 @@ def by_rules(contents: Contents, rules: Rules, *, to_nnx: bool) -> Conversion:
     for (collection, path), leaf in neutral.items():
         target = collection, _keys(renamed[path]) if to_nnx else tuple(map(str, renamed[path]))
         if target in sources:
-            problems.append(f"{_text(collection, path)} and {_text(collection, sources[target])}")
+            places = [path_text(collection, p) for p in (path, sources[target])]
+            problems.append(" and ".join(places))
         sources[target] = path
         moved[target] = leaf
     if problems:
@@ -100,9 +102,9 @@ def by_rules(contents: Contents, rules: Rules, *, to_nnx: bool) -> Conversion:
         active = registry.current()
         flat = nnx.to_flat_state(state)
         where = {address_of(path, variable, active): path for path, variable in flat}
-        moves = [(_text(t[0], sources[t]), ".".join(map(str, where[t]))) for t in moved]
+        moves = [(path_text(t[0], sources[t]), ".".join(map(str, where[t]))) for t in moved]
     else:
-        moves = [(".".join(map(str, sources[t])), _text(*t)) for t in moved]
+        moves = [(".".join(map(str, sources[t])), path_text(*t)) for t in moved]
     made = to_variables(moved) if state is None else state
     return Conversion(tuple(moves), None, lambda: made)
 
@@ -131,7 +133,3 @@ def _concrete(state: Any) -> Any:
 def _is_abstract(leaf: Any) -> bool:
     value = leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
     return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(value))
-
-
-def _text(collection: str, path: Path) -> str:
-    return "/".join((collection, *map(str, path)))

@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from bridge._errors import path_text
+
 from . import _command
 
 _DESCRIPTION = """\
@@ -91,7 +93,7 @@ def _named(contents: Any, *, rngs: bool) -> tuple[dict[str, Any], dict[str, Any]
     """The leaves of both checkpoints by one text, which means the same in both."""
     both = [content if rngs else content.without_rngs() for content in contents]
     if all(content.has_collections for content in both):
-        a, b = ({"/".join((c, *p)): v for (c, p), v in x.by_address().items()} for x in both)
+        a, b = ({path_text(*at): v for at, v in x.by_address().items()} for x in both)
     else:
         a, b = ({"/".join(p): v for p, v in x.by_path().items()} for x in both)
     return _without_value(a, b), _without_value(b, a)
@@ -185,10 +187,4 @@ def _size(value: float | str | None) -> str:
 
 
 def _tolerance(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not (number >= 0 and math.isfinite(number)):
-        raise argparse.ArgumentTypeError(f"{text} is not a number from 0 on")
-    return number
+    return _command.number(text, "a number from 0 on", lambda x: 0 <= x < math.inf)

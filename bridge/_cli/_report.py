@@ -117,10 +117,4 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _share(text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = -1.0
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a share between 0 and 1")
-    return number
+    return _command.number(text, "a share between 0 and 1", lambda x: 0 <= x <= 1)

@@ -29,6 +29,7 @@ from flax import linen as nn
 from flax import nnx
 
 from bridge._constructor import takes_rngs
+from bridge._errors import shown
 
 from ._input_errors import InputError, ProgramError, first_line
 
@@ -107,7 +108,7 @@ def sample_of(made: Any, inputs: tuple[Any, ...] | None, target: str) -> Sample:
     if not isinstance(sample.model, nnx.Module | nn.Module):
         raise InputError(
             target,
-            f"{_short(sample.model)} of type {type(sample.model).__name__}",
+            shown(sample.model),
             "an NNX module, a Linen module, (module, *inputs) or a dict with the key 'model'",
             "return one of them",
         )
@@ -218,8 +219,3 @@ def _needs_rngs(function: Callable[..., Any]) -> bool:
         return takes_rngs(function)
     parameter = inspect.signature(function).parameters.get("rngs")
     return parameter is not None and parameter.default is inspect.Parameter.empty
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 80 else text[:77] + "…"

@@ -16,9 +16,9 @@ import registry
 from bridge._errors import CheckpointError
 from bridge._neutral import Key, Path, nest
 
-from . import _arrays, _json
+from . import _arrays
 from ._files import NOTES, VARIABLES, Found, find
-from ._stored import Names, Record, Stored, describe, key_of, parts
+from ._stored import Names, Record, Stored, describe, key_of, names_of, parts
 
 VERSION = 1
 # The fields of a Linen TrainState that hold no variables.
@@ -69,7 +69,7 @@ class Source:
     def names(self, path: Path) -> Names:
         """The names of a path's keys in this checkpoint."""
         if self.layout == "bridge":
-            return tuple(map(_json.stored_name, path)) or (_json.stored_name(""),)
+            return names_of(path)
         return tuple(map(str, path))
 
 

@@ -267,10 +267,7 @@ class Matcher:
     def _by_structure(self, node: NNXNode, scope: LinenNode, context: Context) -> None:
         for deep in (False, True):
             while True:
-                wanted = list(open_modules(node, self._settled, context, deep=deep))
-                found = list(open_scopes(scope, self._settled, context, deep=deep))
-                candidates = matches(wanted, found, context, self._classes)
-                pairs = only_pairs(candidates)
+                pairs = only_pairs(self._candidates(node, scope, context, deep=deep))
                 if not pairs:
                     break
                 # The norms first: with a norm goes the layer beside it.
@@ -278,16 +275,21 @@ class Matcher:
                 for module, other in pairs:
                     if all(self._settled.is_free(each, context) for each in (module, other)):
                         self._pair(module, other, context, "by structure")
-        wanted = list(open_modules(node, self._settled, context, deep=True))
-        found = list(open_scopes(scope, self._settled, context, deep=True))
-        candidates = matches(wanted, found, context, self._classes)
         reported: list[Path] = []
-        for module, scopes in candidates.items():
+        for module, scopes in self._candidates(node, scope, context, deep=True).items():
             inside = any(module.path[: len(path)] == path for path in reported)
             if scopes and not inside and not any(a.nnx is module for a in self._found.ambiguous):
                 reported.append(module.path)
                 note = "same structure; a rule says which"
                 self._found.ambiguous.append(Ambiguous(module, tuple(scopes), note))
+
+    def _candidates(
+        self, node: NNXNode, scope: LinenNode, context: Context, *, deep: bool
+    ) -> dict[NNXNode, list[LinenNode]]:
+        """The Linen scopes that each NNX module below a node could be, of those that are open."""
+        wanted = list(open_modules(node, self._settled, context, deep=deep))
+        found = list(open_scopes(scope, self._settled, context, deep=deep))
+        return matches(wanted, found, context, self._classes)
 
 
 def _on_axis(

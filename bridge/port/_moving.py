@@ -11,13 +11,13 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
-from bridge import _linen_side, _nnx_side
+from bridge import _linen_side
 from bridge._errors import PortError, mapping_error
 from bridge._neutral import Address, Path, walk
 
 from ._correspondence import Correspondence
 from ._pieces import Piece, Region, joined, part
-from ._trees import linen_text, nnx_text, shape_of
+from ._trees import linen_text, nnx_text, shape_of, value_of
 
 Values = Mapping[Any, Any]
 
@@ -105,7 +105,7 @@ def nnx_values(tree: Any) -> dict[Path, Any]:
         tree = nnx.state(tree, graph=True)
     if not isinstance(tree, Mapping):
         raise mapping_error(tree, "an NNX module, a State or nested dicts of arrays")
-    values = {path: _value(item) for path, item in walk(tree)}
+    values = {path: value_of(item) for path, item in walk(tree)}
     return {path: value for path, value in values.items() if not _is_nothing(value)}
 
 
@@ -168,7 +168,3 @@ def _is_address(key: Any) -> bool:
 def _is_nothing(value: Any) -> bool:
     """Whether this is the empty tuple that optax puts where a parameter is masked."""
     return isinstance(value, tuple | Mapping) and not value
-
-
-def _value(item: Any) -> Any:
-    return _nnx_side.raw_value(item) if isinstance(item, nnx.Variable) else item

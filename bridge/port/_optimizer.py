@@ -23,7 +23,7 @@ from bridge._neutral import walk
 from . import _moving
 from ._correspondence import Correspondence
 from ._structure import is_adapter
-from ._trees import linen_text, nnx_text, shape_of
+from ._trees import linen_text, nnx_text, shape_of, value_of
 from ._writing import like, write
 
 
@@ -160,7 +160,7 @@ class OptimizerPort:
 
     def _fitting(self, value: Any, place: Any, where: str) -> Any:
         """A value in the dtype and the sharding of the place that it goes to."""
-        place = _nnx_side.raw_value(place) if isinstance(place, nnx.Variable) else place
+        place = value_of(place)
         if not hasattr(place, "dtype"):
             return value
         value = value if hasattr(value, "dtype") else jnp.asarray(value)
@@ -203,5 +203,4 @@ def _names(parts: Any) -> list[str]:
 
 def _is_masked(item: Any) -> bool:
     """Whether this is the place of a parameter that the transformation passes over."""
-    value = _nnx_side.raw_value(item) if isinstance(item, nnx.Variable) else item
-    return not jax.tree.leaves(value)
+    return not jax.tree.leaves(value_of(item))

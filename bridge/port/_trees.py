@@ -109,7 +109,7 @@ class NNXNode:
     @property
     def value(self) -> Any:
         """A leaf's value as it is stored."""
-        return _nnx_side.raw_value(self.item) if self.is_variable else self.item
+        return value_of(self.item)
 
     @property
     def is_variable(self) -> bool:
@@ -180,6 +180,11 @@ def nnx_tree(model: Any) -> tuple[NNXNode, list[Address]]:
         left_out += _wrapped(wrapper)
     _prune(root)
     return root, left_out
+
+
+def value_of(item: Any) -> Any:
+    """The value of a Variable as it is stored, or a bare array."""
+    return _nnx_side.raw_value(item) if isinstance(item, nnx.Variable) else item
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:
