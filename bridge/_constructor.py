@@ -234,7 +234,8 @@ def key_of(value: Any) -> Any:
         return id(value)
     if isinstance(value, np.ndarray | jax.Array):
         array = np.asarray(to_bits(value))
-        return array.shape, str(array.dtype), array.tobytes()
+        # The bits of a key do not tell which generator it is for.
+        return array.shape, str(value.dtype), array.tobytes()
     try:
         hash(value)
     except TypeError:

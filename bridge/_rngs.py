@@ -15,6 +15,7 @@ from flax.core import meta
 from flax.core.scope import LazyRng
 
 from ._errors import InvalidRngsError
+from ._typed_keys import is_key
 
 _DEFAULT = "default"
 # The streams that Linen's own layers ask for, besides `params`.
@@ -217,17 +218,14 @@ def _is_source(value: Any) -> bool:
         return True
     if not isinstance(value, jax.Array):
         return False
-    is_typed = jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
-    is_legacy = value.dtype == jax.numpy.uint32 and value.ndim >= 1
-    return is_typed or is_legacy
+    return is_key(value) or (value.dtype == jax.numpy.uint32 and value.ndim >= 1)
 
 
 def fold_path(key: Any, path: tuple[Any, ...]) -> Any:
     """A typed key for the stream at a path below a ToLinen, another one for every path."""
     # Linen hashes the names without a separator, and a/ba is not ab/a.
     folded = LazyRng.create(key, *(f"\0{name}" for name in path)).as_jax_rng()
-    is_typed = jax.numpy.issubdtype(folded.dtype, jax.dtypes.prng_key)
-    return folded if is_typed else jax.random.wrap_key_data(folded)
+    return folded if is_key(folded) else jax.random.wrap_key_data(folded)
 
 
 def stream_for(tag: Any, rngs: Mapping[str, Any]) -> str | None:

@@ -101,12 +101,12 @@ def number(text: str, expected: str, fits: Callable[[float], bool]) -> float:
     """The number that an option is given, for a `type` of argparse.
 
     Args:
-        text: the option's text.
-        expected: what it has to be, for the error.
-        fits: whether a number is that.
+      text: the option's text.
+      expected: what it has to be, for the error.
+      fits: whether a number is that.
 
     Raises:
-        ArgumentTypeError: it is no number, or another one.
+      ArgumentTypeError: it is no number, or another one.
     """
     try:
         found = float(text)

@@ -65,9 +65,9 @@ class _NNXPart:
     """An NNX module and all below it, down to the next wrapper.
 
     Attributes:
-        modules: the modules by path below it.
-        own: the values of each module's own parameters.
-        below: the paths of each module's submodules.
+      modules: the modules by path below it.
+      own: the values of each module's own parameters.
+      below: the paths of each module's submodules.
     """
 
     modules: dict[Path, nnx.Module]

@@ -100,6 +100,8 @@ def test_a_wrapper_with_any_argument_is_applied_without_the_definition(argument)
         (np.zeros(2), np.zeros(2, int)),
         (np.zeros(4), np.zeros((2, 2))),
         (jax.random.key(0), jax.random.key(1)),
+        (jax.random.key(0), jax.random.key_data(jax.random.key(0))),
+        (jax.random.key(0, impl="rbg"), jax.random.key(0, impl="unsafe_rbg")),
         ([1], [True]),
         ([1], [1.0]),
     ],

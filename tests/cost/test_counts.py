@@ -78,9 +78,9 @@ def test_an_eager_call_of_a_to_linen_runs_little_python_besides_the_native_call(
     for _ in range(2):
         case.to_linen.apply(variables, x)
         case.nnx(x)
-    ours = python_calls(lambda: case.to_linen.apply(variables, x))
+    ours = programs.python_calls(lambda: case.to_linen.apply(variables, x))
     # 1.042 and 1.025 on Flax 0.12.8.
-    assert ours <= at_most * python_calls(lambda: case.nnx(x))
+    assert ours <= at_most * programs.python_calls(lambda: case.nnx(x))
 
 
 class NNXNormed(nnx.Module):
