@@ -2,36 +2,9 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import jax
-from jax.core import Tracer
-
-
-def is_jax_array(value: Any) -> TypeGuard[jax.Array]:
-    """`isinstance(value, jax.Array)`, of whose answers those for concrete arrays are remembered.
-
-    JAX answers in Python, and that for every leaf is a good part of an eager call.
-    """
-    return _is_concrete(type(value)) or isinstance(value, jax.Array)
-
-
-def are_jax_arrays(values: Sequence[Any]) -> bool:
-    """Whether all values are `jax.Array`s; concrete ones are asked for their types alone."""
-    return all(map(_is_concrete, set(map(type, values)))) or all(map(is_jax_array, values))
-
-
-def is_concrete_array(value: Any) -> bool:
-    """Whether a value is an array and no tracer."""
-    return _is_concrete(type(value))
-
-
-@functools.lru_cache(maxsize=256)
-def _is_concrete(kind: type) -> bool:
-    # What a tracer stands for its type does not tell.
-    return issubclass(kind, jax.Array) and not issubclass(kind, Tracer)
 
 
 class Arrays:

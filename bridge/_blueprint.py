@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
+import jax
 from flax import nnx
 
-from ._arrays import is_concrete_array
 from ._flax_internals import (
+    OBJECT_STATES,
     StaticObjectState,
-    is_object_state,
     object_state_in_trace,
     trace_state,
     variable_in_trace,
@@ -143,7 +143,7 @@ class _Variable:
         if self._reference is not None:
             nodes[self._reference] = value
         # Asked first, as `isinstance(…, nnx.Variable)` takes its time to say no.
-        if is_concrete_array(value) or not isinstance(value, nnx.Variable):
+        if isinstance(value, jax.Array) or not isinstance(value, nnx.Variable):
             metadata = self._metadata
             if self._is_special and len(build.variables) in build.plain:
                 metadata = {**metadata, "hijax": False, "ref": False}
@@ -217,8 +217,8 @@ def _node(definition: Any, nodes: Iterator[Any], attributes: Iterator[Any]) -> _
     for _ in range(definition.num_attributes):
         key, kind = next(attributes)
         if isinstance(kind, nnx.graphlib.Static):
-            constant = (_ObjectState if is_object_state(kind.value) else _Constant)(kind.value)
-            parts.append((key, constant))
+            is_state = type(kind.value) in OBJECT_STATES
+            parts.append((key, (_ObjectState if is_state else _Constant)(kind.value)))
         elif isinstance(kind, nnx.graphlib.NodeAttr):
             parts.append((key, _node(next(nodes), nodes, attributes)))
         else:
@@ -227,7 +227,7 @@ def _node(definition: Any, nodes: Iterator[Any], attributes: Iterator[Any]) -> _
         return _Object(definition, parts)
     registered = _Registered(definition, parts)
     made = None if parts else registered.build(_Build(()))
-    return _ObjectState(made) if is_object_state(made) else registered
+    return _ObjectState(made) if type(made) in OBJECT_STATES else registered
 
 
 def _reference(definition: Any) -> _Part:

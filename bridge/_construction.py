@@ -103,8 +103,8 @@ class Recipe(NamedTuple):
                 f"pass a key, or {{{wanted!r}: key}}, to init",
             ) from error
         nodes = nodes_below(module)
-        mark_arrays_as_data(nodes)
-        mark_eager_sharding(node for node in nodes if isinstance(node, nnx.Variable))
+        mark_arrays_as_data(nodes.objects)
+        mark_eager_sharding(nodes.variables)
         return module
 
 
@@ -155,9 +155,9 @@ def _abstract(
         if call is not None:
             args, kwargs = given.tree(inputs)
             run_initializing(module, method_of(module, call.method), *args, **kwargs)
-        nodes = map(type, nodes_below(module))
+        kinds = set(map(type, nodes_below(module).objects))
         graphdef, state = _graphdef.split(module, recipe.key)
-        made.append((graphdef, any(hasattr(node, "linen_variables") for node in nodes)))
+        made.append((graphdef, any(hasattr(kind, "linen_variables") for kind in kinds)))
         return [x.get_raw_value() if isinstance(x, nnx.Variable) else x for x in state]
 
     jax.eval_shape(construct, given.avals)

@@ -24,6 +24,7 @@ from flax.nnx import variablelib
 from flax.nnx.bridge import module as bridge_module
 from flax.nnx.pytreelib import PytreeState
 from flax.nnx.tracers import TraceState
+from flax.typing import HashableMapping
 
 from ._errors import MissingRngError
 from ._rngs import Draws, LazyKeys, used_streams
@@ -82,11 +83,6 @@ _put_metadata = _slots._var_metadata.__set__
 _put_value = _slots._raw_value.__set__
 
 
-def is_object_state(value: Any) -> bool:
-    """Whether this is what every NNX object keeps for NNX itself, in either form."""
-    return type(value) in (PytreeState, StaticObjectState)
-
-
 def object_state_in_trace(noted: StaticObjectState, trace: TraceState) -> Any:
     """Such a state as an object has it; its constructor would ask JAX again which trace this is."""
     made = _new(PytreeState)
@@ -105,6 +101,11 @@ class StaticObjectState(NamedTuple):
     def of(cls, state: Any) -> Self:
         """The same of either form."""
         return cls(state.initializing, state.is_setup)
+
+
+# What every NNX object keeps for NNX itself, in either form, and which attributes it has as data.
+OBJECT_STATES = PytreeState, StaticObjectState
+DATA_ATTRIBUTES = HashableMapping
 
 
 def graph_attributes(node: nnx.Pytree) -> list[tuple[str, Any]]:
@@ -133,6 +134,7 @@ def set_graph_attributes(node: nnx.Pytree, attributes: Iterable[tuple[Any, Any]]
     own["_pytree__state"] = PytreeState(*own["_pytree__state"])
 
 
+@functools.lru_cache(maxsize=1024)
 def class_hooks(var_type: type[nnx.Variable[Any]]) -> frozenset[str]:
     """The hooks that a Variable type defines itself; every Variable of it has them as metadata."""
     return frozenset(hook for hook in _HOOKS if hasattr(var_type, hook))
@@ -223,7 +225,7 @@ def is_data_attribute(node: nnx.Pytree, name: str) -> bool:
     return bool(node._pytree__nodes.get(name, False))
 
 
-def mark_arrays_as_data(nodes: Sequence[Any]) -> None:
+def mark_arrays_as_data(nodes: Iterable[nnx.Pytree]) -> None:
     """Makes array attributes that are no Variables data, whatever they are while traced.
 
     Flax 0.12.8 tells arrays by `issubclass`, which a tracer's type fails, and then keeps the tracer
@@ -231,10 +233,9 @@ def mark_arrays_as_data(nodes: Sequence[Any]) -> None:
     user's.
     """
     for node in nodes:
-        if isinstance(node, nnx.Pytree):
-            for name, value in list(vars(node).items()):
-                if isinstance(value, jax.Array) and not is_data_attribute(node, name):
-                    setattr(node, name, nnx.data(value))
+        for name, value in list(vars(node).items()):
+            if isinstance(value, jax.Array) and not is_data_attribute(node, name):
+                setattr(node, name, nnx.data(value))
 
 
 # For `nnx.use_eager_sharding`: as good as False, and told from a False that a constructor asks for.

@@ -12,7 +12,6 @@ from flax.core import meta
 
 import registry
 
-from ._arrays import is_jax_array
 from ._flax_internals import assign_raw_value
 from ._graphdef import StaticGraphDef
 from ._matching import FITS, Comparison, compare
@@ -136,7 +135,7 @@ def slot_avals(graphdef: StaticGraphDef) -> tuple[Any, ...]:
 
 def unboxed(leaf: Any) -> Any:
     """The value of a leaf as a Variable can hold it."""
-    if is_jax_array(leaf):
+    if isinstance(leaf, jax.Array):
         return leaf
     # A box of Linen's constrains what it gives out, which JAX refuses for Explicit axes.
     is_constrained = isinstance(leaf, meta.AxisMetadata) and not any_explicit()
@@ -154,7 +153,7 @@ class _Anything:
 
 
 def _inside(leaf: Any) -> Any:
-    if is_jax_array(leaf):
+    if isinstance(leaf, jax.Array):
         return leaf
     # unbox may put a sharding constraint on the value, which is an equation in the program.
     if isinstance(leaf, NNXMeta | meta.Partitioned):

@@ -183,13 +183,14 @@ class _Bound:
         self.raw = RawValues(leaf for leaf in leaves if isinstance(leaf, nnx.Variable))
         self.arrays = [leaf for leaf in leaves if not isinstance(leaf, nnx.Variable)]
         self._registry = registry.current()
-        nodes = list(map(_contents, nodes_below(modules)))
-        self._dicts = [node for node in nodes if isinstance(node, dict)]
+        nodes = nodes_below(modules)
+        # What may be replaced: the attributes of objects, and the items of containers.
+        self._dicts = [*map(vars, nodes.objects), *(n for n in nodes.others if isinstance(n, dict))]
         self._keys = list(_chained(self._dicts))
         # Views, which follow their dicts.
         self._views = [node.values() for node in self._dicts]
         self._values = list(_chained(self._views))
-        self._lists = [node for node in nodes if isinstance(node, list)]
+        self._lists = [node for node in nodes.others if isinstance(node, list)]
         self._items = [list(node) for node in self._lists]
 
     def values(self) -> list[Any] | None:
@@ -294,13 +295,6 @@ _chained = itertools.chain.from_iterable
 
 class _StructureChangedError(Exception):
     """Ends the trace of a function that changes more than the values of Variables."""
-
-
-def _contents(node: Any) -> Any:
-    """The attributes or items of a node that may be replaced."""
-    if isinstance(node, dict | list):
-        return node
-    return vars(node) if isinstance(node, nnx.Pytree) else None
 
 
 def _check_bound(arguments: Any) -> None:

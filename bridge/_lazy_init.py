@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
@@ -17,7 +17,7 @@ from ._flax_internals import (
     raw_value,
     set_initializing,
 )
-from ._nodes import nodes_below
+from ._nodes import Nodes, nodes_below
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,7 +69,7 @@ def run_initializing(module: nnx.Module, fn: Callable[..., Any], *args: Any, **k
     """
     nodes = nodes_below(module)
     snapshot = _Snapshot(nodes)
-    set_initializing(_objects(nodes), True)
+    set_initializing(nodes.objects, True)
     failed = True
     try:
         output = fn(*args, **kwargs)
@@ -78,7 +78,7 @@ def run_initializing(module: nnx.Module, fn: Callable[..., Any], *args: Any, **k
         if failed:
             snapshot.restore_attributes()
         # The call may have put in more of them.
-        set_initializing(_objects(nodes_below(module)), False)
+        set_initializing(nodes_below(module).objects, False)
         snapshot.restore_values(failed=failed)
     snapshot.drop_sown()
     return output
@@ -87,10 +87,10 @@ def run_initializing(module: nnx.Module, fn: Callable[..., Any], *args: Any, **k
 class _Snapshot:
     """The state of a model, to be put back."""
 
-    def __init__(self, nodes: Sequence[Any]):
-        self._values = [(v, raw_value(v)) for v in nodes if isinstance(v, nnx.Variable)]
-        self._moved = {id(count) for node in nodes for count in _stream_counts(node)}
-        self._attributes = [(node, dict(vars(node))) for node in _objects(nodes)]
+    def __init__(self, nodes: Nodes):
+        self._values = [(variable, raw_value(variable)) for variable in nodes.variables]
+        self._moved = {id(count) for node in nodes.objects for count in _stream_counts(node)}
+        self._attributes = [(node, dict(vars(node))) for node in nodes.objects]
 
     def restore_values(self, *, failed: bool) -> None:
         """Puts back the value of every Variable and bare array that was there.
@@ -165,10 +165,6 @@ def _stream_counts(node: Any) -> list[nnx.Variable[Any]]:
     """The counts of the streams that a wrapper draws from, none for another node."""
     streams = vars(node).get("to_nnx__rngs") if isinstance(node, nnx.Module) else None
     return [] if streams is None else [streams[name].count for name in streams]
-
-
-def _objects(nodes: Iterable[Any]) -> list[nnx.Pytree]:
-    return [node for node in nodes if isinstance(node, nnx.Pytree)]
 
 
 def _owner(fn: Any) -> nnx.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,10 +56,12 @@ def write(
       keys: where a leaf really is, if not at its address.
       string_keys: whether integer keys are written as strings.
     """
+    # Linen tries the filter of each outer scope in turn.
+    is_mutable = functools.cache(module.is_mutable_collection)
     by_collection: dict[str, dict[Path, Any]] = {}
     for address, leaf in leaves.items():
         collection, path = keys.get(address, address)
-        if module.is_mutable_collection(collection):
+        if is_mutable(collection):
             own = spelled(path, string_keys)
             by_collection.setdefault(collection, {})[own] = _boxed_as(found.get(address), leaf)
     for collection, flat in by_collection.items():

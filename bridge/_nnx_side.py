@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
+import jax
 from flax import linen as nn
 from flax import nnx
 
@@ -147,9 +148,12 @@ def from_leaf(
 
 def _needs_box(var_type: type[Any], value: Any, metadata: Mapping[str, Any]) -> bool:
     """Whether a Variable is more than its value; a mapping would be taken for a subtree."""
-    hooks = {hook: getattr(var_type, hook) for hook in class_hooks(var_type)}
-    told = {k: v for k, v in metadata.items() if k not in hooks or v is not hooks[k]}
-    return not says_nothing(told) or (isinstance(value, Mapping) and bool(value))
+    if not metadata.keys() <= REQUIRED_METADATA:
+        hooks = {hook: getattr(var_type, hook) for hook in class_hooks(var_type)}
+        told = {k: v for k, v in metadata.items() if k not in hooks or v is not hooks[k]}
+        if not says_nothing(told):
+            return True
+    return not isinstance(value, jax.Array) and isinstance(value, Mapping) and bool(value)
 
 
 def says_nothing(metadata: Mapping[str, Any]) -> bool:

@@ -13,7 +13,6 @@ from flax.core import FrozenDict
 
 import registry
 
-from ._arrays import are_jax_arrays
 from ._neutral import Address, Path, nest, unplace
 from ._nnx_side import ARRAYS, DISPLACED_KEY
 
@@ -127,8 +126,8 @@ class Slots(Sequence[Slot]):
                 return None
             found += leaves
         values = [found[i] for i in layout.order]
-        fits = are_jax_arrays(values) and list(map(_shape, values)) == layout.shapes
-        return values if fits else None
+        fits = all(isinstance(value, jax.Array) for value in values)
+        return values if fits and list(map(_shape, values)) == layout.shapes else None
 
     @functools.cached_property
     def _layout(self) -> _Layout | None:

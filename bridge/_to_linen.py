@@ -209,11 +209,12 @@ class ToLinen(PlainFields):
     @nn.nowrap
     def _check_kept(self, made: Mapping[Address, Any], found: Mapping[Address, Any]) -> None:
         """Raises for variables that a lifted transform would leave behind, as Linen does."""
+        is_mutable = functools.cache(self.is_mutable_collection)
         active = registry.current()
         lost = [
             (path_text(*address), "its collection among those that the transform lifts")
             for address in made
-            if not self.is_mutable_collection(address[0])
+            if not is_mutable(address[0])
             and address not in found
             and not issubclass(active.type_from_name(address[0]), nnx.RngState | nnx.Intermediate)
         ]

@@ -1,5 +1,7 @@
 """`nodes_below` finds what `nnx.iter_graph` finds."""
 
+from itertools import chain
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -42,7 +44,7 @@ def native():
 def test_it_finds_every_node_once(make, kind):
     root = make()
     expected = [id(node) for _, node in nnx.iter_graph(root, graph=True) if isinstance(node, kind)]
-    found = [id(node) for node in nodes_below(root) if isinstance(node, kind)]
+    found = [id(node) for node in chain(*nodes_below(root)) if isinstance(node, kind)]
     assert sorted(found) == sorted(expected)
 
 
@@ -52,6 +54,28 @@ def test_a_type_that_is_registered_later_is_taken_apart_then():
             self.inside = inside
 
     late = Late(nnx.Param(1.0))
-    assert nodes_below(late) == []
+    assert list(chain(*nodes_below(late))) == []
     jax.tree_util.register_pytree_node(Late, lambda x: ((x.inside,), None), lambda _, x: Late(*x))
-    assert [type(node) for node in nodes_below(late)] == [Late, nnx.Param]
+    found = nodes_below(late)
+    assert list(map(type, found.others)) == [Late]
+    assert list(map(type, found.variables)) == [nnx.Param]
+    assert found.objects == []
+
+
+def test_it_finds_hijax_variables():
+    class Hijax(nnx.Module):
+        def __init__(self):
+            self.plain = nnx.Param(jnp.ones(1))
+            self.hijax = nnx.Param(jnp.ones(2), hijax=True)
+
+    root = Hijax()
+    found = nodes_below(root)
+    assert {id(variable) for variable in found.variables} == {id(root.plain), id(root.hijax)}
+    assert found.objects == [root]
+
+
+def test_it_says_what_a_node_is():
+    objects, variables, others = nodes_below(native())
+    assert all(isinstance(node, nnx.Pytree) for node in objects)
+    assert all(isinstance(node, nnx.Variable) for node in variables)
+    assert {type(node) for node in others} == {dict, list, tuple, Pair}
