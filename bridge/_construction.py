@@ -19,7 +19,7 @@ from ._flax_internals import LATER, detached, mark_arrays_as_data, mark_eager_sh
 from ._graphdef import StaticGraphDef
 from ._lazy_init import run_initializing
 from ._merged import method_of
-from ._nodes import nodes_below
+from ._nodes import Nodes, nodes_below
 from ._once import Once
 
 # Constructors are traced once for each set of arguments, not at each call without a GraphDef.
@@ -71,8 +71,8 @@ class Recipe(NamedTuple):
 
     def construct(
         self, streams: Mapping[str, Any], where: str, *, is_abstract: bool = False
-    ) -> Any:
-        """The NNX module.
+    ) -> tuple[Any, Nodes]:
+        """The NNX module and what it consists of.
 
         Args:
           streams: keys by the stream names of `nnx.Rngs`.
@@ -105,7 +105,7 @@ class Recipe(NamedTuple):
         nodes = nodes_below(module)
         mark_arrays_as_data(nodes.objects)
         mark_eager_sharding(nodes.variables)
-        return module
+        return module, nodes
 
 
 class Call(NamedTuple):
@@ -151,10 +151,10 @@ def _abstract(
 
     def construct(inputs: list[Any]) -> Any:
         streams = {name: jax.random.key(0) for name in names}
-        module = recipe.construct(streams, where, is_abstract=True)
+        module, nodes = recipe.construct(streams, where, is_abstract=True)
         if call is not None:
             args, kwargs = given.tree(inputs)
-            run_initializing(module, method_of(module, call.method), *args, **kwargs)
+            run_initializing(module, method_of(module, call.method), args, kwargs, nodes)
         kinds = set(map(type, nodes_below(module).objects))
         graphdef, state = _graphdef.split(module, recipe.key)
         made.append((graphdef, any(hasattr(kind, "linen_variables") for kind in kinds)))

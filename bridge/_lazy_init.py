@@ -57,17 +57,30 @@ def lazy_init(fn: F, *args: Any, **kwargs: Any) -> F:
     if any(_is_abstract(x) for x in jax.tree.leaves((args, kwargs))):
         _init_abstractly(module, fn, args, kwargs)
     else:
-        run_initializing(module, fn, *args, **kwargs)
+        run_initializing(module, fn, args, kwargs)
     return fn
 
 
-def run_initializing(module: nnx.Module, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def run_initializing(
+    module: nnx.Module,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    nodes: Nodes | None = None,
+) -> Any:
     """Calls `fn` while every ToNNX in `module` creates its variables; undoes its other effects.
+
+    Args:
+      module: the module.
+      fn: the module itself or a method.
+      args: positional arguments of the call.
+      kwargs: keyword arguments of the call.
+      nodes: `nodes_below(module)`, if that is known.
 
     Returns:
       What `fn` returned.
     """
-    nodes = nodes_below(module)
+    nodes = nodes or nodes_below(module)
     snapshot = _Snapshot(nodes)
     set_initializing(nodes.objects, True)
     failed = True
@@ -140,7 +153,7 @@ def _init_abstractly(
             [known.get(i, leaf) for i, leaf in enumerate(leaves)]
         )
         method = copy if fn is module else functools.partial(_function(fn), copy)
-        run_initializing(copy, method, *full_args, **full_kwargs)
+        run_initializing(copy, method, full_args, full_kwargs)
         made_graphdef, made_state = nnx.split(copy, graph=True)
         made.append(made_graphdef)
         return made_state

@@ -191,14 +191,14 @@ class ToLinen(PlainFields):
 
     @nn.nowrap
     def _init(self, variables: Mapping[str, Any], method: Any, args: Any, kwargs: Any) -> Any:
-        module = self._recipe.construct(self._streams(), self._where)
+        module, nodes = self._recipe.construct(self._streams(), self._where)
         leaves = by_address(variables)
         if leaves:
             graphdef, constructed = _graphdef.split(module)
             found = Found(graphdef, variables)
             self._check(dataclasses.replace(comparison(found), missing=()))
             overlay(constructed, found)
-        output = run_initializing(module, method_of(module, method), *args, **kwargs)
+        output = run_initializing(module, method_of(module, method), args, kwargs, nodes)
         graphdef, made = _graphdef.split(module, self._recipe.key)
         new = self._as_linen(graphdef, made)
         self._check_kept(new, leaves)
