@@ -473,17 +473,13 @@ class StreamScope(Scope):
 
     @staticmethod
     def _adopt(plain: Scope, streams: LazyKeys) -> StreamScope:
-        return StreamScope(
-            plain._variables,
-            streams,
-            plain.rng_counters,
-            name=plain.name,
-            mutable=plain.mutable,
-            parent=plain.parent,
-            path=plain.path,
-            debug_path=plain.debug_path,
-            flags=plain.flags,
-        )
+        """A scope that Flax has just made, as one of these; a copy would be a second one."""
+        adopted: Any = plain
+        adopted.__class__ = StreamScope
+        adopted.rngs = streams
+        for name in streams:
+            adopted.rng_counters.setdefault(name, 0)
+        return adopted
 
 
 def run_linen(

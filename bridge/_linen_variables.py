@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -35,13 +35,16 @@ def held_variables(wrapper: nnx.Module) -> dict[Address, Held]:
     Plain attributes and what NNX's tools leave on a module are no Variables and are passed over.
     """
     active = registry.current()
-    held: dict[Address, Held] = {}
+    found: list[tuple[Path, nnx.Variable[Any]]] = []
     for name, value in vars(wrapper).items():
         if not is_own_name(name):
-            for path, variable in _variables_below((name,), value):
-                leaf = _nnx_side.to_leaf(variable, active, boxed_as_is=True)
-                held[_nnx_side.address_of(path, variable, active)] = Held(path, variable, leaf)
-    return held
+            _find_variables((name,), value, found)
+    return {
+        _nnx_side.address_of(path, variable, active): Held(
+            path, variable, _nnx_side.to_leaf(variable, active, boxed_as_is=True)
+        )
+        for path, variable in found
+    }
 
 
 def is_own_name(name: str) -> bool:
@@ -95,12 +98,13 @@ def store(
       TraceContextError: a Variable or the wrapper belongs to another trace.
     """
     new = {address: leaf for address, leaf in changed.items() if address not in held}
+    empty = [(a, entry) for a, entry in held.items() if entry.leaf.is_empty] if new else []
     filled = [
         entry.path
-        for (collection, path), entry in held.items()
-        if entry.leaf.is_empty and any(c == collection and p[: len(path)] == path for c, p in new)
+        for (collection, path), entry in empty
+        if any(c == collection and p[: len(path)] == path for c, p in new)
     ]
-    occupied = [entry.path for entry in held.values() if entry.path not in filled]
+    occupied = [entry.path for entry in held.values() if entry.path not in filled] if new else []
     leaves = _nnx_side.to_leaves(new, occupied)
     for path in leaves:
         if is_own_name(str(path[0])):
@@ -153,12 +157,14 @@ def as_arrays(neutral: Neutral) -> Neutral:
     }
 
 
-def _variables_below(path: Path, value: Any) -> Iterator[tuple[Path, nnx.Variable[Any]]]:
-    if isinstance(value, nnx.Variable):
-        yield path, value
-    elif isinstance(value, dict):
+# Not a generator, which would be one for each level: a ToNNX reads its variables at each call.
+def _find_variables(path: Path, value: Any, found: list[tuple[Path, nnx.Variable[Any]]]) -> None:
+    # Asked first, as `isinstance(…, nnx.Variable)` takes its time to say no.
+    if isinstance(value, dict):
         for key, child in value.items():
-            yield from _variables_below((*path, key), child)
+            _find_variables((*path, key), child, found)
+    elif isinstance(value, nnx.Variable):
+        found.append((path, value))
 
 
 def _merged(old: Any, new: Any) -> Any:

@@ -6,6 +6,7 @@ a call, so a call that needs no randomness leaves every counter alone.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator, Mapping, Set
 from typing import Any
 
@@ -46,7 +47,7 @@ class Draws:
         # The streams that initial values were drawn from.
         self.initial: set[str] = set()
 
-    @property
+    @functools.cached_property
     def names(self) -> tuple[str, ...]:
         """The streams that exist, and those of Linen's own layers that `default` serves."""
         served = [name for name in _STANDARD if name not in self._sources and self.serves(name)]
