@@ -133,6 +133,15 @@ def test_native_siblings_are_as_native_construction_left_them(inputs, entry):
     assert ("kernel" in nnx.state(model)["listed"][0]) == (entry == "model")
 
 
+@pytest.mark.parametrize("form", ["ref", "hijax"])
+@pytest.mark.parametrize("entry", ["model", "method"])
+def test_native_siblings_in_other_forms_are_as_native_construction_left_them(form, entry):
+    with nnx.var_defaults(**{form: True}):
+        model, reference = Mixed(nnx.Rngs(0)), Mixed(nnx.Rngs(0))
+        bridge.lazy_init(model if entry == "model" else model.only_linen, X)
+        assert_same_native_state(model, reference)
+
+
 @pytest.mark.parametrize("inputs", [X, ABSTRACT], ids=["concrete", "abstract"])
 def test_what_a_native_sibling_sows_at_initialisation_is_not_kept(inputs):
     class Sowing(Mixed):
