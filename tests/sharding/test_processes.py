@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -33,7 +34,8 @@ def two_processes(folder, *interruption):
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        # With the other flags of this process: results are compared with its own.
+        "XLA_FLAGS": re.sub(r"(device_count)=\d+", r"\1=4", os.environ["XLA_FLAGS"]),
     }
     processes = []
     with reserved_port() as port, contextlib.ExitStack() as logs:
