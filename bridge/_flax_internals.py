@@ -115,7 +115,7 @@ def graph_attributes(node: nnx.Pytree) -> list[tuple[str, Any]]:
     data: for a small model a good part of what a call of `nnx.jit` costs.
     """
     attributes = vars(node)
-    is_data = node._pytree__nodes._mapping.get
+    is_data = attributes["_pytree__nodes"]._mapping.get
     data, static = nnx.graphlib.DataElem, nnx.graphlib.StaticElem
     state = attributes["_pytree__state"]
     noted = StaticObjectState.of(state)

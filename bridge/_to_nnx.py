@@ -40,6 +40,10 @@ _NO_VARIABLES = (
 )
 
 
+# What `super()` would look up, for every attribute that is asked for.
+_attribute = nnx.Module.__getattribute__
+
+
 class ToNNX(nnx.Module):
     """An NNX module that behaves as the Linen module it wraps.
 
@@ -289,8 +293,8 @@ class ToNNX(nnx.Module):
         set_graph_attributes(self, attributes)
 
     def __getattribute__(self, name: str) -> Any:
-        value = super().__getattribute__(name)
-        if name.startswith("__"):
+        value = _attribute(self, name)
+        if name[:2] == "__":
             # `isinstance` asks for `__class__`, and NNX asks `isinstance` many times over.
             return value
         is_tree = type(value) is dict
