@@ -119,12 +119,18 @@ def graph_attributes(node: nnx.Pytree) -> list[tuple[str, Any]]:
     data, static = nnx.graphlib.DataElem, nnx.graphlib.StaticElem
     state = attributes["_pytree__state"]
     noted = StaticObjectState.of(state)
-    return [
-        (name, static(noted))
-        if attributes[name] is state
-        else (name, (data if is_data(name) else static)(attributes[name]))
-        for name in sorted(attributes)
-    ]
+    found: list[tuple[str, Any]] = []
+    for name in sorted(attributes):
+        value = attributes[name]
+        if value is state:
+            value = static(noted)
+        elif not is_data(name):
+            value = static(value)
+        elif type(value) is not dict:
+            # What a dict is Flax can tell by itself.
+            value = data(value)
+        found.append((name, value))
+    return found
 
 
 def set_graph_attributes(node: nnx.Pytree, attributes: Iterable[tuple[Any, Any]]) -> None:

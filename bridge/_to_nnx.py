@@ -293,9 +293,11 @@ class ToNNX(nnx.Module):
         set_graph_attributes(self, attributes)
 
     def __getattribute__(self, name: str) -> Any:
+        if name == "__class__":
+            # `isinstance` asks for it, and NNX asks `isinstance` many times over.
+            return type(self)
         value = _attribute(self, name)
         if name[:2] == "__":
-            # `isinstance` asks for `__class__`, and NNX asks `isinstance` many times over.
             return value
         is_tree = type(value) is dict
         if is_tree or isinstance(value, nnx.Variable):
