@@ -28,15 +28,16 @@ def main(arguments: Sequence[str]) -> int:
         return row.sizes[:2] if chosen.quick else row.sizes
 
     environment = results.environment(effort)
-    measured: list[results.Measured] = []
+    known: dict[tuple[str, Size], results.Measured] = {}
     start = time.perf_counter()
     for one in results.run(rows, effort, sizes):
-        measured.append(one)
+        known[one.row, one.size] = one
         if chosen.output:
             # A run that is cut short keeps what it has.
-            _write_json(chosen.output, results.to_json(environment, measured))
+            _write_json(chosen.output, results.to_json(environment, list(known.values())))
         passed = time.perf_counter() - start
         print(f"{passed:6.0f} s  {one.row}, {one.size}", file=sys.stderr, flush=True)
+    measured = list(known.values())
     report.print_table(measured)
     if chosen.output:
         _draw(chosen.output, measured)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,13 +21,22 @@ class Effort:
     Attributes:
       rounds: how often every subject has its turn.
       turn: the seconds that a turn takes at least; short calls are repeated in it.
+      processes: over how many processes the rounds are spread, one after the other. Where a process
+        has its objects, and how it hashes strings, is for better or worse all its life.
     """
 
     rounds: int
     turn: float
+    processes: int = 1
+
+    @property
+    def of_one_process(self) -> Effort:
+        """The part of each process."""
+        rounds = math.ceil(self.rounds / self.processes)
+        return dataclasses.replace(self, rounds=rounds, processes=1)
 
 
-FULL = Effort(rounds=20, turn=0.05)
+FULL = Effort(rounds=20, turn=0.05, processes=4)
 QUICK = Effort(rounds=5, turn=0.005)
 
 

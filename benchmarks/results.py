@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
 import math
+import multiprocessing
 import os
 import platform
 import statistics
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ import jax
 
 from .measure import Effort, Spread, ratio, seconds
 from .models import case_of
-from .rows import Ratio, Row, Size
+from .rows import ROWS, Ratio, Row, Size
 
 LIBRARIES = ("jax", "jaxlib", "flax", "numpy")
 
@@ -63,15 +66,22 @@ class Measured:
     ratios: tuple[Found, ...]
 
 
-def measure(row: Row, size: Size, effort: Effort) -> Measured:
-    """Measures a row at a size."""
+def figures(row: Row, size: Size, effort: Effort) -> dict[str, list[float]]:
+    """Every subject's figures at a size, measured in this process."""
     case = (row.case or case_of)(size)
     subjects = row.subjects_at(size)
     if row.unit == "s":
         calls = {name: subject(case) for name, subject in subjects.items()}
-        figures = seconds(calls, effort, row.is_dispatch)
-    else:
-        figures = {name: [float(subject(case))] for name, subject in subjects.items()}
+        return seconds(calls, effort, row.is_dispatch)
+    return {name: [float(subject(case))] for name, subject in subjects.items()}
+
+
+def _figures_of(name: str, size: Size, effort: Effort) -> dict[str, list[float]]:
+    """The same of a row by its name, as a row cannot be sent to a process."""
+    return figures(next(row for row in ROWS if row.name == name), size, effort)
+
+
+def _measured_as(row: Row, size: Size, figures: dict[str, list[float]]) -> Measured:
     return Measured(
         row.name,
         row.unit,
@@ -93,10 +103,38 @@ def _found(wanted: Ratio, size: Size, figures: dict[str, list[float]]) -> Found:
 def run(
     rows: Sequence[Row], effort: Effort, sizes: Callable[[Row], Sequence[Size]]
 ) -> Iterator[Measured]:
-    """Measures rows one after the other, each at its sizes."""
-    for row in rows:
-        for size in sizes(row):
-            yield measure(row, size, effort)
+    """Measures rows one after the other, each at its sizes; all of it in each process.
+
+    Args:
+      rows: the rows; more than one process can only measure those of `ROWS`.
+      effort: how long to measure.
+      sizes: the sizes of a row.
+
+    Yields:
+      What is known of a row at a size by now; a later process has more rounds of it.
+    """
+    pooled: dict[tuple[str, Size], dict[str, list[float]]] = {}
+    for number in range(effort.processes):
+        with _process(effort) as measure:
+            for row in rows:
+                # What is counted is the same in every process.
+                for size in sizes(row) if row.unit == "s" or number == 0 else ():
+                    known = pooled.setdefault((row.name, size), {})
+                    for name, found in measure(row, size, effort.of_one_process).items():
+                        known.setdefault(name, []).extend(found)
+                    yield _measured_as(row, size, known)
+
+
+@contextlib.contextmanager
+def _process(effort: Effort) -> Iterator[Callable[[Row, Size, Effort], dict[str, list[float]]]]:
+    """`figures` in a process of its own, or in this one if there is to be one alone."""
+    if effort.processes == 1:
+        yield figures
+        return
+    # A fork would be of a process whose threads JAX has started.
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        yield lambda row, size, part: pool.submit(_figures_of, row.name, size, part).result()
 
 
 def growth(measured: Sequence[Measured], row: str, subject: str) -> float | None:
@@ -121,6 +159,7 @@ def environment(effort: Effort) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "device": f"{jax.device_count()} x {device.device_kind}",
         "rounds": effort.rounds,
+        "processes": effort.processes,
     }
 
 

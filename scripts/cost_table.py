@@ -22,7 +22,7 @@ def table() -> str:
     note = (
         f"Measured with {versions}, Python {environment['python']}, on {environment['cores']} cores"
         f" of an {environment['processor']} ({environment['device']}), {environment['rounds']}"
-        " interleaved rounds."
+        f" interleaved rounds over {environment['processes']} processes."
     )
     return f"{report.summary(measured)}\n\n{note}"
 

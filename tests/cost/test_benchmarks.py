@@ -12,6 +12,8 @@ from benchmarks.__main__ import main
 from benchmarks.measure import Effort, Spread, ratio, seconds
 from benchmarks.rows import ROWS, Ratio, Row
 
+# Rows that take little: one is timed, the other counted.
+SOME = "conversion of a variables tree", "jaxpr equations"
 PNG = b"\x89PNG\r\n\x1a\n"
 
 
@@ -66,6 +68,18 @@ def test_dispatch_is_the_time_until_a_call_returns():
     assert all(second < 0.005 for second in dispatch)
 
 
+def test_rounds_are_spread_over_processes_and_counts_are_taken_once():
+    timed, alone = (next(row for row in ROWS if row.name == name) for name in SOME)
+    effort = Effort(rounds=5, turn=0.0, processes=2)
+    assert effort.of_one_process == Effort(rounds=3, turn=0.0)
+    found = list(results.run([timed, alone], effort, lambda row: row.sizes[:1]))
+    # Both rows in the first process, the timed one again in the second.
+    assert [one.row for one in found] == [*SOME, SOME[0]]
+    first, last = found[0].subjects["State"], found[-1].subjects["State"]
+    assert last.least <= first.least
+    assert last != first
+
+
 def test_a_ratio_is_taken_round_by_round():
     found = ratio([2.0, 30.0, 8.0], [1.0, 10.0, 2.0])
     assert found == Spread(median=3.0, low=2.5, high=3.5, least=2.0)
@@ -99,7 +113,8 @@ def test_the_environment_names_versions_and_cores_and_no_machine():
     environment = results.environment(Effort(rounds=3, turn=0.0))
     assert set(environment["versions"]) == {"jax", "jaxlib", "flax", "numpy"}
     assert set(environment) == {
-        *("versions", "python", "platform", "processor", "cores", "device", "rounds")
+        *("versions", "python", "platform", "processor", "cores", "device"),
+        *("rounds", "processes"),
     }
 
 
