@@ -29,7 +29,7 @@ from ._graphdef import StaticGraphDef
 from ._lazy_init import run_initializing
 from ._matching import Comparison
 from ._merged import Merged, method_of
-from ._neutral import Address, by_address, nest
+from ._neutral import Address, by_address, has_leaf, nest
 from ._nnx_attributes import attribute, bound_method
 from ._once import Once
 from ._rngs import fold_path, stream_for, stream_of
@@ -171,7 +171,7 @@ class ToLinen(PlainFields):
             # Made with other arguments: one model for training and one for evaluation, say.
             graphdef = None
         # As with Linen's own `param`, a call creates what is not there where it may.
-        is_new = self.is_mutable_collection("params") and not by_address(variables)
+        is_new = self.is_mutable_collection("params") and not has_leaf(variables)
         may_create = self.is_initializing() or is_new
         if graphdef is None and not may_create:
             call = _construction.Call(nnx_method, args, kwargs)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bridge._neutral import Leaf, nest, place, unplace
+from bridge._neutral import Leaf, by_address, has_leaf, nest, place, unplace
 
 # Few, and the same for collections and keys, so that everything collides.
 NAMES = st.sampled_from(("params", "batch_stats", "b", "w"))
@@ -156,3 +156,19 @@ def test_a_leaf_has_no_fields_unless_it_gets_some_and_they_cannot_be_changed():
     assert dict(leaf.fields) == {}
     with pytest.raises(TypeError):
         leaf.fields["tag"] = "shared by every leaf"
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {},
+        {"params": {}},
+        {"params": {"a": {}, "b": {"c": {}}}},
+        {"params": {"a": {}, "b": {"c": 1}}},
+        {"params": flax.core.freeze({"a": {"b": {}}})},
+        {"params": flax.core.freeze({"a": {"b": ()}})},
+        {"params": {"a": None}},
+    ],
+)
+def test_there_is_a_leaf_where_one_has_an_address(tree):
+    assert has_leaf(tree) == bool(by_address(tree))
