@@ -14,7 +14,7 @@
     ├── MismatchError(ValueError, flax ScopeParamShapeError, ScopeParamNotFoundError,
     │                 ScopeVariableNotFoundError, ScopeCollectionNotFound)
     │                                            variables that do not fit the module
-    ├── ReservedNameError(ValueError)            a Linen name the wrapper keeps for itself
+    ├── ReservedNameError(ValueError)            a name the wrapper keeps for itself
     ├── ImmutableCollectionError(flax ModifyScopeVariableError)
     │                                            a call writes where it may not
     ├── ConversionError(ValueError, TypeError)   not variables, not a State
@@ -158,14 +158,7 @@ class MismatchError(
 
 
 class ReservedNameError(BridgeError, ValueError):
-    """A Linen variable or submodule has a name that the wrapper keeps for itself."""
-
-    def __init__(self, name: str):
-        super().__init__(
-            f"the Linen name {name!r} cannot live in a ToNNX: names that start with to_nnx__ hold"
-            f" the"
-            " wrapper's own state; rename the variable or the submodule"
-        )
+    """A variable or submodule has a name that the wrapper keeps for itself."""
 
 
 class ImmutableCollectionError(BridgeError, flax_errors.ModifyScopeVariableError):

@@ -40,8 +40,9 @@ def jit_partial(
     sits in an attribute, or into a Variable's metadata, is not seen.
 
     A call that changes more than the values of Variables (`sow` for the first time, a new
-    attribute) runs under `nnx.jit`, which costs what it costs. Calls of one compiled function from
-    several threads take turns.
+    attribute), or that returns a module or a bound Variable, runs under `nnx.jit`, which costs what
+    it costs and returns the very object. Calls of one compiled function from several threads take
+    turns.
 
     Args:
       fun: called as `fun(*modules, *args, **kwargs)`; it may change Variables, and draw keys.
@@ -276,8 +277,12 @@ class _Program:
         leaves: list[Any] = [None] * len(self._order)
         for i, value in zip(self._order, [*before, *arrays], strict=True):
             leaves[i] = value
-        modules = Blueprint(self._graphdef).build(leaves).module
+        built = Blueprint(self._graphdef).build(leaves)
+        modules = built.module
         output = self._fun(*modules, *args, **kwargs)
+        if _returns_state(output, built.variables):
+            # A program returns arrays, out of which JAX would make copies.
+            raise _StructureChangedError
         graphdef, after = flatten(modules)
         if graphdef != self._graphdef or any(
             after[i] is not leaves[i] for i in self._order[len(values) :]
@@ -297,15 +302,24 @@ class _StructureChangedError(Exception):
     """Ends the trace of a function that changes more than the values of Variables."""
 
 
+_KINDS = nnx.Pytree, nnx.Variable
+
+
 def _check_bound(arguments: Any) -> None:
     """Raises for a module among the arguments: what the call changes in it would be lost."""
-    kinds = nnx.Pytree, nnx.Variable
     # A State is a value, as it is for `jax.jit`.
-    for leaf in jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, (*kinds, nnx.State))):
-        if isinstance(leaf, kinds):
+    for leaf in jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, (*_KINDS, nnx.State))):
+        if isinstance(leaf, _KINDS):
             raise InvalidModuleError(
                 "a function compiled by jit_partial",
                 leaf,
                 "arrays and pytrees of arrays",
                 "bind what has a state: jit_partial(fun, model, optimizer)",
             )
+
+
+def _returns_state(output: Any, bound: Iterable[Any]) -> bool:
+    """Whether an output holds a module or a bound Variable, also as a part of a State."""
+    own = {id(variable) for variable in bound if variable is not None}
+    leaves = jax.tree.leaves(output, is_leaf=lambda x: isinstance(x, _KINDS))
+    return any(isinstance(leaf, nnx.Pytree) or id(leaf) in own for leaf in leaves)

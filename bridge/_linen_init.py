@@ -12,9 +12,10 @@ from flax import linen as nn
 from . import _linen_side, _mesh_axes
 from ._arrays import Arrays
 from ._errors import MismatchError
-from ._linen_variables import Held, graphdefs_in, nnx_collection
+from ._linen_variables import Held
 from ._matching import compare, inputs_text
-from ._neutral import Address, Leaf
+from ._neutral import Address, Leaf, laid_over
+from ._own_leaves import graphdefs_in, with_graphdefs
 from ._rngs import Draws
 
 
@@ -56,8 +57,8 @@ def created(
         for tree in (variables, updates)
         for address, leaf in _linen_side.from_variables(tree).items()
     }
-    graphdefs = nnx_collection(graphdefs_in({**variables, **updates}))
-    return Created({**_linen_side.to_variables(bare), **graphdefs}, updates, used)
+    graphdefs = graphdefs_in(laid_over(variables, updates))
+    return Created(with_graphdefs(_linen_side.to_variables(bare), graphdefs), updates, used)
 
 
 def shapes(module: nn.Module, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -11,32 +11,31 @@ from flax import nnx
 from flax.core import meta
 
 from . import _graphdef
+from ._errors import ReservedNameError, path_text
 from ._graphdef import StaticGraphDef
 from ._neutral import Address, Path, nest
-
-COLLECTION = "nnx"
-NAME = "graphdef"
+from ._own_leaves import GRAPHDEF, STATIC, without_static
 
 
 def stored_graphdef(module: nn.Module) -> StaticGraphDef | None:
     """The GraphDef in the module's variables; what a checkpoint left in its place is none."""
-    stored = module.get_variable(COLLECTION, NAME)
+    stored = module.get_variable(STATIC, GRAPHDEF)
     return _graphdef.intern(stored) if isinstance(stored, nnx.GraphDef) else None
 
 
 def store_graphdef(module: nn.Module, graphdef: StaticGraphDef) -> None:
     """Keeps the GraphDef, unless a lifted transform has left the collection behind."""
-    if module.is_mutable_collection(COLLECTION):
-        module.put_variable(COLLECTION, NAME, graphdef)
+    if module.is_mutable_collection(STATIC):
+        module.put_variable(STATIC, GRAPHDEF, graphdef)
 
 
 def read(module: nn.Module) -> dict[str, Any]:
-    """The module's variables by collection, without `nnx` and what is empty."""
-    return {
-        collection: tree
-        for collection, tree in module.variables.items()
-        if tree and collection != COLLECTION
-    }
+    """The module's variables by collection, without GraphDefs and what is empty."""
+    variables = {collection: tree for collection, tree in module.variables.items() if tree}
+    if STATIC in variables:
+        static = without_static(variables.pop(STATIC))
+        variables.update({STATIC: static} if static else {})
+    return variables
 
 
 def write(
@@ -63,6 +62,11 @@ def write(
         collection, path = keys.get(address, address)
         if is_mutable(collection):
             own = spelled(path, string_keys)
+            if collection == STATIC and own[0] == GRAPHDEF:
+                raise ReservedNameError(
+                    f"{path_text(*address)} of a ToLinen holds its GraphDef; rename the attribute,"
+                    " or register its Variable type for another collection"
+                )
             by_collection.setdefault(collection, {})[own] = _boxed_as(found.get(address), leaf)
     for collection, flat in by_collection.items():
         for name, tree in nest(flat).items():

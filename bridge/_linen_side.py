@@ -13,6 +13,7 @@ import registry
 from ._errors import ConversionError, mapping_error, path_text
 from ._meta import NNXMeta
 from ._neutral import Leaf, Neutral, Path, nest, walk
+from ._own_leaves import is_static
 
 EXPECTED = "Linen variables, that is {collection: {name: array, box or mapping}}"
 
@@ -25,8 +26,8 @@ def from_variables(variables: Mapping[str, Any]) -> Neutral:
         pytrees or metadata boxes at the leaves.
 
     Returns:
-      Every leaf and every empty mapping by (collection, path). The `nnx` collection's GraphDef is
-      static and is not among them.
+      Every leaf and every empty mapping by (collection, path). The GraphDefs in collection `nnx`
+      are static and are not among them.
 
     Raises:
       ConversionError: not a mapping of mappings.
@@ -38,8 +39,8 @@ def from_variables(variables: Mapping[str, Any]) -> Neutral:
     return {
         (collection, path): to_leaf(collection, path, value, active)
         for collection, tree in variables.items()
-        if collection != "nnx"
         for path, value in walk(_check(collection, tree), empty=True)
+        if not is_static(collection, path, value)
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ import registry
 from . import _linen_side, _nnx_side
 from ._errors import ReservedNameError
 from ._flax_internals import assign_raw_value
-from ._neutral import Address, Leaf, Neutral, Path, as_dicts, nest, walk
+from ._neutral import Address, Leaf, Neutral, Path, laid_over, nest
 
 OWN_PREFIX = "to_nnx__"
 # The collections that hold no state to be carried from call to call.
@@ -81,6 +81,8 @@ def store(
     held: Mapping[Address, Held],
     *,
     update: bool = True,
+    whole: Collection[str] = (),
+    boxed: bool = True,
     then: Callable[[], None] = lambda: None,
 ) -> None:
     """Puts leaves into a wrapper: all of them, or none if anything raises.
@@ -90,38 +92,41 @@ def store(
       changed: leaves; those with a Variable go into it, unless the value is the same object, and
         the others get a Variable.
       held: the Variables that are there.
-      update: whether Variables that are there are touched.
+      update: whether Variables that are there are touched. If not, a leaf that has no place beside
+        them is left out.
+      whole: the collections of which `changed` holds every leaf. A variable of theirs that is not
+        among them is gone, such as one whose value was an array and is a dict now.
+      boxed: whether a leaf without a metadata box says that its Variable has lost its metadata.
       then: what else belongs to the change; if it raises, nothing has happened.
 
     Raises:
       ReservedNameError: a name starts with the wrapper's own prefix.
       TraceContextError: a Variable or the wrapper belongs to another trace.
     """
-    new = {address: leaf for address, leaf in changed.items() if address not in held}
-    empty = [(a, entry) for a, entry in held.items() if entry.leaf.is_empty] if new else []
-    filled = [
-        entry.path
-        for (collection, path), entry in empty
-        if any(c == collection and p[: len(path)] == path for c, p in new)
-    ]
-    occupied = [entry.path for entry in held.values() if entry.path not in filled] if new else []
-    leaves = _nnx_side.to_leaves(new, occupied)
+    new, gone = _difference(changed, held, update, whole)
+    occupied = [entry.path for a, entry in held.items() if a not in gone] if new else []
+    leaves = _nnx_side.to_leaves(new, occupied, all_variables=True)
     for path in leaves:
         if is_own_name(str(path[0])):
-            raise ReservedNameError(str(path[0]))
+            raise ReservedNameError(
+                f"the Linen name {str(path[0])!r} cannot live in a ToNNX: names that start with"
+                " to_nnx__ hold the wrapper's own state; rename the variable or the submodule"
+            )
     attributes = dict(vars(wrapper))
     written: list[tuple[nnx.Variable[Any], Any, dict[str, Any]]] = []
     try:
         for address in held.keys() & changed.keys() if update else ():
             entry, leaf = held[address], changed[address]
             before = entry.variable.get_metadata()
-            if leaf.value is not entry.leaf.value:
+            # Linen writes into mappings, so an empty one is another each time.
+            is_same = leaf.value is entry.leaf.value or (leaf.is_empty and entry.leaf.is_empty)
+            if not is_same:
                 assign_raw_value(entry.variable, leaf.value)
                 written.append((entry.variable, entry.leaf.value, before))
-            if leaf.box is not None and leaf.fields != entry.leaf.fields:
-                entry.variable.set_metadata(**leaf.fields)
-        for path in filled:
-            _remove(wrapper, path)
+            if (boxed or leaf.box is not None) and leaf[1:] != entry.leaf[1:]:
+                entry.variable.set_metadata(_nnx_side.metadata_with(entry.variable, leaf))
+        for address in gone:
+            _remove(wrapper, held[address].path)
         for name, value in nest(leaves).items():
             setattr(wrapper, name, nnx.data(_merged(vars(wrapper).get(name), value)))
         then()
@@ -134,15 +139,26 @@ def store(
         raise
 
 
-def graphdefs_in(variables: Mapping[str, Any]) -> tuple[tuple[Path, nnx.GraphDef[Any]], ...]:
-    """The GraphDefs in Linen variables by path, hashable."""
-    found = walk(variables.get("nnx", {}))
-    return tuple((path, leaf) for path, leaf in found if isinstance(leaf, nnx.GraphDef))
+def _difference(
+    changed: Neutral, held: Mapping[Address, Held], update: bool, whole: Collection[str]
+) -> tuple[Neutral, list[Address]]:
+    """The leaves that have no Variable, and the addresses of Variables that make room for them."""
+    new = {address: leaf for address, leaf in changed.items() if address not in held}
+    if update:
+        return new, [a for a in held if a[0] in whole and a not in changed]
+    if not new:
+        return new, []
+    # An empty mapping has room for leaves; all else that exists stays.
+    empty = {a for a, entry in held.items() if entry.leaf.is_empty}
+    kept = held.keys() - empty
+    new = {a: leaf for a, leaf in new.items() if not any(_overlap(a, b) for b in kept)}
+    return new, [a for a in empty if any(_overlap(a, b) for b in new)]
 
 
-def nnx_collection(graphdefs: tuple[tuple[Path, nnx.GraphDef[Any]], ...]) -> dict[str, Any]:
-    """The inverse of `graphdefs_in`."""
-    return {"nnx": nest(dict(graphdefs))} if graphdefs else {}
+def _overlap(a: Address, b: Address) -> bool:
+    """Whether one of two addresses is above the other, or the same."""
+    length = min(len(a[1]), len(b[1]))
+    return a[0] == b[0] and a[1][:length] == b[1][:length]
 
 
 def as_arrays(neutral: Neutral) -> Neutral:
@@ -169,18 +185,25 @@ def _find_variables(path: Path, value: Any, found: list[tuple[Path, nnx.Variable
 
 def _merged(old: Any, new: Any) -> Any:
     """`new` laid over copies of the dicts in `old`: a call that fails must leave no trace."""
-    if not isinstance(old, dict) or not isinstance(new, dict):
-        return new
-    return {**old, **{key: _merged(old.get(key), value) for key, value in new.items()}}
+    is_tree = isinstance(old, dict) and isinstance(new, dict)
+    return laid_over(old, new) if is_tree else new
 
 
 def _remove(wrapper: nnx.Module, path: Path) -> None:
-    if len(path) == 1:
-        delattr(wrapper, path[0])
-        return
-    node = as_dicts(vars(wrapper)[path[0]])
-    parent = node
-    for key in path[1:-1]:
-        parent = parent[key]
-    del parent[path[-1]]
-    setattr(wrapper, path[0], nnx.data(node))
+    name, *below = path
+    left = _without(vars(wrapper)[name], below) if below else {}
+    if left:
+        setattr(wrapper, name, nnx.data(left))
+    else:
+        delattr(wrapper, name)
+
+
+def _without(tree: Mapping[Any, Any], path: Sequence[Any]) -> dict[Any, Any]:
+    """A copy of nested dicts without a leaf, and without the dicts that it leaves empty."""
+    key, *below = path
+    left = dict(tree)
+    if below and (child := _without(left[key], below)):
+        left[key] = child
+    else:
+        del left[key]
+    return left

@@ -161,6 +161,16 @@ def nest(flat: Mapping[Path, Any]) -> dict[Key, Any]:
     return nested
 
 
+def laid_over(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Nested mappings with others laid over them, in dicts of their own; `new` wins at a leaf."""
+    merged = dict(old)
+    for key, value in new.items():
+        below = merged.get(key)
+        is_tree = isinstance(below, Mapping) and isinstance(value, Mapping)
+        merged[key] = laid_over(below, value) if is_tree else value
+    return merged
+
+
 def walk(tree: Mapping[Any, Any], *, empty: bool = False) -> list[tuple[Path, Any]]:
     """(path, leaf) of nested mappings, such as a State or a collection.
 

@@ -20,10 +20,7 @@ from ._flax_internals import (
 )
 from ._meta import NNXMeta
 from ._neutral import Address, Displaced, Leaf, Neutral, Path, place, unplace
-
-# Attributes that hold arrays without a Variable; their type says nothing, as it changes under
-# tracing.
-ARRAYS = "nnx_arrays"
+from ._own_leaves import ARRAYS
 
 BOX_KEY = "linen_meta_type"
 # How far a Variable is from its Linen path; only on those whose paths collide.
@@ -61,22 +58,31 @@ def from_leaves(items: Iterable[FlatItem]) -> Neutral:
             raise ConversionError(
                 f"two Variables would be {path_text(*address)} in Linen; rename one of them"
             )
-        neutral[address] = to_leaf(item, active)
+        leaf = to_leaf(item, active)
+        if leaf.box is None and address == (ARRAYS, path) and not _is_bare(item, leaf):
+            # A bare value in this collection would come back without its Variable.
+            leaf = Leaf(leaf.value, NNXMeta, _own_metadata(item))
+        neutral[address] = leaf
     return neutral
 
 
-def to_leaves(neutral: Neutral, occupied: Iterable[Path] = ()) -> dict[Path, Any]:
+def to_leaves(
+    neutral: Neutral, occupied: Iterable[Path] = (), *, all_variables: bool = False
+) -> dict[Path, Any]:
     """The inverse of `from_leaves`: Variables (and bare arrays) by path.
 
     Args:
       neutral: leaves by (collection, path).
       occupied: paths of leaves that are in the tree already.
+      all_variables: whether arrays that were in no Variable get one, as in a ToNNX: what it holds
+        is Linen's, and an attribute of another kind is not.
     """
     active = registry.current()
     leaves: dict[Path, Any] = {}
     for (collection, path), (target, displaced) in place(neutral, occupied).items():
         leaf = neutral[collection, path]
-        if collection == ARRAYS and leaf.box is None and displaced is None and not leaf.is_empty:
+        is_array = collection == ARRAYS and leaf.box is None and not leaf.is_empty
+        if is_array and displaced is None and not all_variables:
             leaves[target] = leaf.value
         else:
             leaves[target] = from_leaf(active.type_from_name(collection), leaf, displaced)
@@ -104,8 +110,7 @@ def to_leaf(item: Any, active: registry.Registry, *, boxed_as_is: bool = False) 
     if not isinstance(item, nnx.Variable):
         return Leaf(item)
     value = raw_value(item)
-    metadata = item.get_metadata()
-    metadata.pop(DISPLACED_KEY, None)
+    metadata = _own_metadata(item)
     own = metadata.pop(FIELDS_KEY, None)
     if own is not None:
         implied = REQUIRED_METADATA | class_hooks(item.var_type)
@@ -139,11 +144,32 @@ def from_leaf(
         metadata["eager_sharding"] = nnx.using_eager_sharding()
     elif leaf.box is not NNXMeta:
         metadata[BOX_KEY] = leaf.box
-    elif not metadata.keys() >= REQUIRED_METADATA or not _needs_box(var_type, leaf.value, metadata):
+    elif not metadata.keys() >= REQUIRED_METADATA or not (
+        _needs_box(var_type, leaf.value, metadata)
+        or registry.current().name_from_type(var_type) == ARRAYS
+    ):
         metadata[FIELDS_KEY] = tuple(sorted(metadata))
     if displaced is not None:
         metadata[DISPLACED_KEY] = displaced
     return variable_from_metadata(var_type, leaf.value, metadata)
+
+
+def _is_bare(item: Any, leaf: Leaf) -> bool:
+    """Whether an item comes back as what it is from a bare value in the collection of arrays."""
+    return not isinstance(item, nnx.Variable) or leaf.is_empty
+
+
+def metadata_with(variable: nnx.Variable[Any], leaf: Leaf) -> dict[str, Any]:
+    """The metadata of a Variable that gets another leaf; what says how it holds a value stays."""
+    before = variable.get_metadata()
+    new = from_leaf(variable.var_type, leaf, before.get(DISPLACED_KEY)).get_metadata()
+    return {**new, **{key: before[key] for key in REQUIRED_METADATA}}
+
+
+def _own_metadata(variable: nnx.Variable[Any]) -> dict[str, Any]:
+    metadata = variable.get_metadata()
+    metadata.pop(DISPLACED_KEY, None)
+    return metadata
 
 
 def _needs_box(var_type: type[Any], value: Any, metadata: Mapping[str, Any]) -> bool:

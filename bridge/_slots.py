@@ -14,7 +14,8 @@ from flax.core import FrozenDict
 import registry
 
 from ._neutral import Address, Path, nest, unplace
-from ._nnx_side import ARRAYS, DISPLACED_KEY
+from ._nnx_side import DISPLACED_KEY
+from ._own_leaves import ARRAYS
 
 
 class Slot(NamedTuple):

@@ -32,6 +32,7 @@ from ._merged import Merged, method_of
 from ._neutral import Address, by_address, has_leaf, nest
 from ._nnx_attributes import attribute, bound_method
 from ._once import Once
+from ._own_leaves import GRAPHDEF, with_graphdefs
 from ._rngs import fold_path, stream_for, stream_of
 from ._slots import Slot
 
@@ -131,8 +132,7 @@ class ToLinen(PlainFields):
                 for (collection, path), leaf in flat.items()
             }
         )
-        variables[_linen_scope.COLLECTION] = {_linen_scope.NAME: graphdef}
-        return linen, variables
+        return linen, with_graphdefs(variables, (((GRAPHDEF,), graphdef),))
 
     @nn.compact
     @with_signature

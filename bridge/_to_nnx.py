@@ -30,6 +30,7 @@ from ._flax_internals import (
 from ._lazy_init import lazy_init
 from ._linen_methods import check_module, field_names, function_of, linen_attribute
 from ._neutral import Path
+from ._own_leaves import graphdefs_in, with_graphdefs
 from ._submodule import Submodule
 
 _INIT_MUTABLE = DenyList("intermediates")
@@ -136,7 +137,7 @@ class ToNNX(nnx.Module):
         _linen_variables.store(
             wrapper, _linen_variables.as_arrays(_linen_side.from_variables(variables)), {}
         )
-        if graphdefs := _linen_variables.graphdefs_in(variables):
+        if graphdefs := graphdefs_in(variables):
             wrapper.to_nnx__graphdefs = graphdefs
         return wrapper
 
@@ -171,7 +172,8 @@ class ToNNX(nnx.Module):
           rngs: keys for this call, as for `ToNNX`; by default the wrapper's own streams. A key is
             drawn only if the Linen module asks for it.
           method: a name or a function of the Linen module, `__call__` by default.
-          mutable: the collections that this call may update, in place; as for `ToNNX`.
+          mutable: the collections that this call may update, in place; as for `ToNNX`. It limits
+            nothing while `lazy_init` or `init` runs, which create all variables.
           capture_intermediates: as for Linen's `apply`.
           **kwargs: the method's keyword arguments.
 
@@ -192,10 +194,7 @@ class ToNNX(nnx.Module):
         held = _linen_variables.held_variables(self)
         draws = self._draws(rngs, initializing)
         captures = _captures.active(self)
-        if mutable is None and initializing:
-            mutable = _INIT_MUTABLE
-        else:
-            mutable = self._mutable_collections(mutable, held, modes)
+        mutable = _INIT_MUTABLE if initializing else self._mutable_collections(mutable, held, modes)
         run = functools.partial(
             run_linen,
             module,
@@ -208,11 +207,10 @@ class ToNNX(nnx.Module):
         )
         kwargs_filled = _modes.fill_arguments(module, function, args, kwargs, modes)
         is_explicit = _mesh_axes.any_explicit()
-        variables = {
-            **_linen_variables.to_linen(held, boxed=not is_explicit),
-            **captures.variables(),
-            **_linen_variables.nnx_collection(self.to_nnx__graphdefs),
-        }
+        variables = with_graphdefs(
+            {**_linen_variables.to_linen(held, boxed=not is_explicit), **captures.variables()},
+            self.to_nnx__graphdefs,
+        )
         try:
             with _modes.applied(modes), tabulated_as(self):
                 created = (
@@ -233,11 +231,17 @@ class ToNNX(nnx.Module):
                 used &= draws.initial | {"params"} if changed.keys() - held.keys() else set()
             else:
                 # An empty collection in the output says that nothing was written.
-                changed = {a: leaf for a, leaf in changed.items() if not leaf.is_empty}
+                changed = {a: leaf for a, leaf in changed.items() if a[1] or a in held}
             _linen_variables.store(
-                self, changed, held, update=not initializing, then=lambda: draws.commit(used)
+                self,
+                changed,
+                held,
+                update=not initializing,
+                whole={collection for collection, _ in changed},
+                boxed=not is_explicit,
+                then=lambda: draws.commit(used),
             )
-            if graphdefs := _linen_variables.graphdefs_in(updates):
+            if graphdefs := graphdefs_in(updates):
                 self.to_nnx__graphdefs = graphdefs
         except Exception as error:
             explained = self._explained(error, held, function, args, kwargs)

@@ -14,6 +14,7 @@ from bridge import _linen_side, _nnx_side
 from bridge._errors import mapping_error
 from bridge._flax_internals import assign_raw_value, variable_from_metadata
 from bridge._neutral import Leaf, Neutral, Path, nest, place, walk
+from bridge._own_leaves import with_static
 
 from ._stored import parts
 
@@ -77,7 +78,7 @@ def _of_variables(variables: Mapping[str, Any]) -> Tree:
             for (c, path), leaf in neutral.items()
         }
         made = _linen_side.to_variables(leaves)
-        return _shaped_as({**made, **_static(variables)}, variables), []
+        return _shaped_as(with_static(made, variables), variables), []
 
     return Tree(_by_path(neutral), nnx_paths, filled, "linen")
 
@@ -136,11 +137,6 @@ def _by_path(neutral: Neutral) -> dict[Path, Leaf]:
 
 def _has_variables(tree: Mapping[Any, Any]) -> bool:
     return any(isinstance(leaf, nnx.Variable) for _, leaf in walk(tree))
-
-
-def _static(variables: Mapping[str, Any]) -> dict[str, Any]:
-    """The collection that is in no checkpoint."""
-    return {"nnx": variables["nnx"]} if "nnx" in variables else {}
 
 
 def _shaped_as(made: Any, like: Any) -> Any:

@@ -15,6 +15,7 @@ from bridge import _linen_side
 from bridge._errors import PortError
 from bridge._flax_internals import assign_raw_value, raw_value
 from bridge._neutral import Neutral
+from bridge._own_leaves import with_static
 
 from . import _moving
 from ._correspondence import Correspondence
@@ -90,9 +91,7 @@ def linen_variables(found: Correspondence, target: Mapping[str, Any]) -> Any:
             filled[address] = leaf._replace(value=like(moved[address], leaf.value))
         elif leaf.is_empty or not _is_abstract(leaf.value):
             filled[address] = leaf
-    result = _linen_side.to_variables(filled)
-    if "nnx" in target:
-        result = {**result, "nnx": target["nnx"]}
+    result = with_static(_linen_side.to_variables(filled), target)
     return freeze(result) if isinstance(target, FrozenDict) else result
 
 

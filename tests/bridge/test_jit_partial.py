@@ -395,3 +395,38 @@ def test_a_call_runs_no_more_python_for_a_larger_model(function):
         return calls
 
     assert calls_of_python(1) == calls_of_python(9)
+
+
+RETURNS = {
+    "the module itself": lambda model: model,
+    "a part of it": lambda model: model.layers[0],
+    "a container": lambda model: model.layers,
+    "a Variable": lambda model: model.calls,
+    "both in a pytree": lambda model: (model.first, {"calls": model.calls}),
+    "its state": lambda model: nnx.state(model, graph=True),
+}
+
+
+@pytest.mark.parametrize("graph", [True, False])
+@pytest.mark.parametrize("what", RETURNS)
+def test_a_module_or_a_variable_that_is_returned_is_the_one_that_is_bound(what, graph):
+    model = mixed()
+    step = bridge.jit_partial(lambda model: (model(X), RETURNS[what](model))[1], model)
+    for calls in (1, 2):
+        with nnx.set_graph_mode(graph):
+            returned = step()
+        is_object = lambda x: isinstance(x, nnx.Pytree | nnx.Variable)  # noqa: E731
+        expected = RETURNS[what](model)
+        found, wanted = (jax.tree.leaves(t, is_leaf=is_object) for t in (returned, expected))
+        objects = [(a, b) for a, b in zip(found, wanted, strict=True) if is_object(b)]
+        assert objects
+        assert all(a is b for a, b in objects)
+        assert int(model.calls[...]) == calls
+
+
+def test_gradients_that_are_returned_are_values_and_cost_no_other_path(monkeypatch):
+    model = mixed()
+    expected = nnx.grad(lambda model: model(X).sum())(model)
+    step = bridge.jit_partial(nnx.grad(lambda model: model(X).sum()), mixed())
+    monkeypatch.setattr(nnx, "jit", None)
+    assert jax.tree.structure(step()) == jax.tree.structure(expected)

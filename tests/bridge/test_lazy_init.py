@@ -459,3 +459,50 @@ def test_module_names_that_share_a_method_with_the_wrapper_do_not_stop_lazy_init
     assert model.lazy_init(X) is model
     assert model.lazy_init(ABSTRACT) is model
     assert bridge.lazy_init(model, X) is model
+
+
+class Written(nn.Module):
+    """Writes statistics in training, and sows."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.BatchNorm(use_running_average=False)(nn.Dense(3)(x))
+        self.sow("intermediates", "x", x)
+        return x
+
+
+class PassesMutable(nnx.Module):
+    """A model that passes `mutable` by itself, as flax.nnx.bridge asks for."""
+
+    def __init__(self, mutable, *, rngs):
+        self.inner = bridge.ToNNX(Written(), rngs=rngs)
+        self.mutable = nnx.static(mutable)
+
+    def __call__(self, x):
+        return self.inner(x, mutable=self.mutable)
+
+
+MUTABLES = [["batch_stats"], ("batch_stats", "intermediates"), "batch_stats", True, False, []]
+
+
+@pytest.mark.parametrize("inputs", [X, ABSTRACT], ids=["concrete", "abstract"])
+@pytest.mark.parametrize("mutable", MUTABLES, ids=str)
+def test_mutable_limits_nothing_while_variables_are_created(mutable, inputs):
+    expected = Written().init(KEY, X)
+    model = PassesMutable(mutable, rngs=nnx.Rngs(params=0))
+    bridge.lazy_init(model, inputs)
+    wanted = jax.tree.map(jnp.shape, expected)
+    assert jax.tree.map(jnp.shape, model.inner.linen_variables()) == wanted
+    assert_identical(model.inner.linen_variables()["batch_stats"], expected["batch_stats"])
+    wrapper = bridge.ToNNX(Written(), KEY).lazy_init(inputs, mutable=mutable)
+    assert_identical(wrapper.linen_variables(), expected)
+    wrapper = bridge.ToNNX(Written(), KEY, mutable=mutable).lazy_init(inputs)
+    assert_identical(wrapper.linen_variables(), expected)
+
+
+@pytest.mark.parametrize("mutable", [["batch_stats"], False], ids=str)
+def test_mutable_limits_nothing_in_the_init_of_a_linen_program(mutable):
+    module = bridge.to_linen(PassesMutable, mutable)
+    variables = module.init({"params": KEY}, X)
+    wanted = jax.tree.map(jnp.shape, Written().init(KEY, X))
+    assert {c: jax.tree.map(jnp.shape, variables[c]["inner"]) for c in wanted} == wanted
