@@ -22,7 +22,7 @@ from ._nodes import Nodes, nodes_below
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def lazy_init(fn: F, *args: Any, **kwargs: Any) -> F:
+def lazy_init(fn: F, /, *args: Any, **kwargs: Any) -> F:
     """Runs a method of an NNX module once, so that every `ToNNX` in it creates its variables.
 
     Variables that exist keep their values, native state included, so the model is as if native

@@ -25,7 +25,7 @@ class Submodule:
         self._path = path
         self._module = module
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._owner.run_nnx_method(_method_at(self._path), *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -64,7 +64,7 @@ def bound_method(owner: nn.Module, name: str) -> types.MethodType:
 def method(name: str) -> Callable[..., Any]:
     """A Linen method that calls the NNX module's method of the same name."""
 
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         return self.run_nnx_method(name, *args, **kwargs)
 
     call.__name__ = name
@@ -72,7 +72,7 @@ def method(name: str) -> Callable[..., Any]:
 
 
 def _method_at(path: tuple[Any, ...]) -> Callable[..., Any]:
-    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
         found = module
         for key in path:
             found = getattr(found, key) if isinstance(key, str) else found[key]

@@ -136,7 +136,7 @@ class ToLinen(PlainFields):
 
     @nn.compact
     @with_signature
-    def __call__(self, *args: Any, nnx_method: Any = None, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, nnx_method: Any = None, **kwargs: Any) -> Any:
         """Calls a method of the NNX module.
 
         Args:
@@ -155,7 +155,7 @@ class ToLinen(PlainFields):
         """
         return self._run(nnx_method, args, kwargs)
 
-    def run_nnx_method(self, nnx_method: Any, *args: Any, **kwargs: Any) -> Any:
+    def run_nnx_method(self, nnx_method: Any, /, *args: Any, **kwargs: Any) -> Any:
         """`__call__` with the method first, which stays as it is on a class that was transformed.
 
         A lifted transform of the class takes only the methods that it is told to, `__call__` by

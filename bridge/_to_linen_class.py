@@ -61,7 +61,7 @@ def to_linen_class(
         # The dataclass machinery of Linen gives every subclass a constructor of its own.
         generated = cls.__init__
 
-        def construct(self: Any, args: Any = None, kwargs: Any = None, **given: Any) -> None:
+        def construct(self: Any, /, args: Any = None, kwargs: Any = None, **given: Any) -> None:
             fields = {n: v for n, v in given.items() if n in cls.__dataclass_fields__}
             # None stands for the default in programs written for flax.nnx.bridge.
             fields = {n: v for n, v in fields.items() if v is not None or n not in defaults}
