@@ -74,6 +74,25 @@ class InvalidMethodError(BridgeError, TypeError, AttributeError):
             f" {_list(sorted(available))}"
         )
 
+    @classmethod
+    def of_part(cls, owner: type, path: str, available: Iterable[str]) -> InvalidMethodError:
+        """The error for a submodule that does not exist outside of a call.
+
+        Args:
+          owner: the class of the Linen module.
+          path: the submodule.
+          available: the names of those that can be called.
+        """
+        error = cls(owner, path, available)
+        text = (
+            f"{path} of {owner.__name__} cannot be called: it is made in an nn.compact method while"
+            f" that one runs. Submodules that can be called: {_list(sorted(available))}. Make it in"
+            " setup, call the whole model with capture_intermediates=True to see what it returns,"
+            " or pass a function of the Linen module as method="
+        )
+        error.args = (text,)
+        return error
+
 
 class InvalidRngsError(BridgeError, TypeError, flax_errors.InvalidRngError):
     """`rngs` is not something that keys can be drawn from.

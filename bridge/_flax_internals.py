@@ -333,6 +333,55 @@ def unbound_function(method: Callable[..., Any]) -> Callable[..., Any]:
     return linen_module._get_unbound_fn(method)
 
 
+def children(module: nn.Module) -> Mapping[str, Any]:
+    """The submodules of a bound Linen module by name, beside names that are no submodules.
+
+    They exist once `setup` has run, which Linen does when an attribute is asked for that is not
+    there; asking for one that nobody has would go through the model's own `__getattr__`.
+    """
+    module._try_setup()
+    return module._state.children
+
+
+class _Packed(NamedTuple):
+    args: Sequence[Any]
+    kwargs: Mapping[str, Any]
+
+
+_unpacks: contextvars.ContextVar[bool] = contextvars.ContextVar("unpacks", default=False)
+
+
+@contextlib.contextmanager
+def intercepting(interceptor: Callable[..., Any]) -> Iterator[None]:
+    """`nn.intercept_methods`, in which `call_method` passes every keyword on."""
+
+    def intercept(next_function: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        if args and type(args[0]) is _Packed:
+            args, kwargs = args[0]
+        return interceptor(next_function, args, kwargs, context)
+
+    token = _unpacks.set(True)
+    try:
+        with nn.intercept_methods(intercept):
+            yield
+    finally:
+        _unpacks.reset(token)
+
+
+def call_method(
+    function: Callable[..., Any], bound: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Any:
+    """Calls an unbound method, or another function, on a bound Linen module.
+
+    While there are interceptors, Flax 0.12.8 passes the arguments of a method through a function
+    whose own are called `orig_method` and `module`, so keywords of these names are hidden from it.
+    """
+    is_method = getattr(function, "method_handler_wrapped", False)
+    if is_method and _unpacks.get() and kwargs.keys() & {"orig_method", "module"}:
+        args, kwargs = (_Packed(args, kwargs),), {}
+    return function(bound, *args, **kwargs)
+
+
 def registered_names(module: nn.Module) -> frozenset[str]:
     """What a bound Linen module has registered itself; `variables` does not tell whose they are."""
     return frozenset(module._state.children)
@@ -493,27 +542,47 @@ def run_linen(
     function: Callable[..., Any],
     variables: dict[str, Any],
     draws: Draws,
-    *args: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
     mutable: Any,
     initializing: bool,
     capture_intermediates: Any,
-    **kwargs: Any,
+    fields: Mapping[str, Any],
+    modes: Mapping[str, Any],
 ) -> tuple[Any, Mapping[str, Any], set[str]]:
     """`module.apply`, or `module.init_with_output` if `initializing`, with keys drawn on demand.
 
     `nn.apply` and `flax.core.apply` make a scope of their own that holds every key, and neither can
     initialise a module some of whose variables exist.
 
+    Args:
+      module: the Linen module.
+      function: its unbound method.
+      variables: nested dicts, which Linen writes into.
+      draws: where keys come from.
+      args: the method's positional arguments.
+      kwargs: the method's keyword arguments.
+      mutable: the collections that may be updated.
+      initializing: whether variables are created.
+      capture_intermediates: as for `apply`.
+      fields: other values for fields of the module.
+      modes: what else the program depends on; `nn.jit` looks at a scope's flags, and not at
+        interceptors, to tell whether it has compiled this before.
+
     Returns:
       (output, variables of the mutable collections, RNG streams that were used).
     """
     if capture_intermediates:
         mutable = union_filters(mutable, "intermediates")
-    flags = {"initializing": True} if initializing else {}
+    flags: dict[str, Any] = {"initializing": True} if initializing else {}
+    if modes:
+        flags["bridge_modes"] = tuple(sorted(modes.items()))
     counters: dict[Any, Any] = {}
     scope = StreamScope(variables, LazyKeys(draws), counters, mutable=mutable, flags=flags)
     with scope.temporary(), capturing(capture_intermediates):
-        output = function(module.clone(parent=scope, _deep_clone=True), *args, **kwargs)
+        bound = module.clone(parent=scope, _deep_clone=True, **fields)
+        output = call_method(function, bound, args, kwargs)
     updates = scope.mutable_variables() if mutable is not False else {}
     return output, updates, used_streams(counters)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -45,7 +44,7 @@ def created(
 
     def init(variables: Any, keys: Any, args: Any, kwargs: Any) -> Any:
         inner = Draws(keys)
-        _, updates, streams = run(variables, inner, *args, **kwargs)
+        _, updates, streams = run(variables, inner, args, kwargs)
         used.update(streams)
         draws.initial |= inner.initial
         return updates
@@ -63,12 +62,12 @@ def created(
 
 def shapes(module: nn.Module, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """The abstract variables that these inputs would create, None if they do not fit."""
-    init = functools.partial(module.init, method=function)
     given = Arrays((args, kwargs))
 
     def run(*values: Any) -> Any:
         args, kwargs = given.tree(list(values))
-        return init(jax.random.key(0), *args, **kwargs)
+        # Passed on by Linen's `init`, an argument could not be called `rngs` or `self`.
+        return module.init(jax.random.key(0), method=lambda bound: function(bound, *args, **kwargs))
 
     try:
         with jax.sharding.use_abstract_mesh(_mesh_axes.NO_MESH):

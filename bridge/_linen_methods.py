@@ -8,14 +8,13 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from flax import errors as flax_errors
 from flax import linen as nn
 from flax import nnx
 
-from . import _linen_variables
 from ._errors import InvalidMethodError, InvalidModuleError
 from ._flax_internals import unbound_function
-from ._submodule import Submodule
+from ._parts import has_modules, is_own, names_at
+from ._submodule import At, found_at, run_at
 
 
 class Answer:
@@ -26,35 +25,29 @@ class Answer:
 
 
 def linen_attribute(wrapper: Any, module: nn.Module, name: str) -> Answer | None:
-    """A field, a method, another class attribute, or a submodule made in `setup`."""
+    """A field, a method, another class attribute, or what was made in `setup`."""
     if name in field_names(module) and name not in ("parent", "name"):
-        return Answer(getattr(module, name))
-    static = inspect.getattr_static(type(module), name, None)
-    if static is not None and static is not inspect.getattr_static(nn.Module, name, None):
-        if inspect.isfunction(static):
-            return Answer(types.MethodType(functools.partial(_call_method, name), wrapper))
-        return Answer(getattr(module, name))
-    if type(module).setup is not nn.Module.setup and _is_submodule(wrapper, module, name):
-        return Answer(Submodule(wrapper, (name,), {}))
-    return None
+        value = getattr(module, name)
+        if not has_modules(value):
+            return Answer(value)
+    elif is_own(type(module), name):
+        if inspect.isfunction(inspect.getattr_static(type(module), name)):
+            return Answer(types.MethodType(functools.partial(run_at, (), name), wrapper))
+    elif name not in (names_at(wrapper, ()).found or ()):
+        return None
+    return Answer(found_at(wrapper, (), name))
 
 
-def _call_method(name: str, wrapper: Any, *args: Any, **kwargs: Any) -> Any:
-    return wrapper(*args, method=name, **kwargs)
+def called(
+    module: nn.Module, method: Callable[..., Any] | str | None, kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], nn.Module, dict[str, Any]]:
+    """(the function of a Linen module to call, whose method it is, its keyword arguments)."""
+    if isinstance(method, At):
+        return method, method.target or module, {**kwargs, **method.kwargs}
+    return _function_of(module, method), module, kwargs
 
 
-def _is_submodule(wrapper: Any, module: nn.Module, name: str) -> bool:
-    """Whether `setup` makes a submodule of this name, one without variables of its own."""
-    held = _linen_variables.held_variables(wrapper)
-    try:
-        bound = module.bind(_linen_variables.to_linen(held))
-        return isinstance(getattr(bound, name, None), nn.Module)
-    except flax_errors.FlaxError:
-        # Without variables setup may fail, and then nothing is known about the name.
-        return False
-
-
-def function_of(module: nn.Module, method: Callable[..., Any] | str | None) -> Callable[..., Any]:
+def _function_of(module: nn.Module, method: Callable[..., Any] | str | None) -> Callable[..., Any]:
     """The unbound function to call, for what `Module.apply` accepts as `method`."""
     if isinstance(method, str):
         found = getattr(type(module), method, None)

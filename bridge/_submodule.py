@@ -1,67 +1,253 @@
-"""What `model.encoder` is on a ToNNX: a mapping of Variables that can be called."""
+"""What `model.encoder` is on a ToNNX: the dict of its Variables, and the submodule itself."""
 
 from __future__ import annotations
 
-import collections
 import functools
-from collections.abc import Callable, Iterable
+import inspect
+import types
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import jax
+from flax import linen as nn
+from flax import nnx
+from jax.core import Tracer
 
-from ._errors import InvalidMethodError
+from ._errors import InvalidMethodError, InvalidModuleError
+from ._flax_internals import call_method, children
+from ._neutral import as_dicts
+from ._parts import below, bound_at, has_modules, has_variables, names_at
+
+Path = tuple[Any, ...]
 
 
-class Submodule(collections.UserDict[Any, Any]):
-    """The variables of a Linen submodule in a ToNNX, by name; a view, so writes reach the model.
+class Submodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[misc]
+    """The variables of a Linen submodule in a ToNNX by name, and its methods and fields.
 
-    A submodule that was made in `setup`, or is a field of the Linen module, can be called, and so
-    can its methods: `model.encoder(x)`, `model.encoder.attend(x)`.
+    It is a view that looks the variables up each time, so it is never out of date, and writes reach
+    the model. A submodule that was made in `setup`, or is a field of the Linen module, can be
+    called, and so can its methods: `model.encoder(x)`, `model.encoder.attend(x)`.
 
     Args:
       owner: the ToNNX.
       path: where the submodule is in it.
-      variables: the dict that the ToNNX holds there.
     """
 
-    def __init__(self, owner: Callable[..., Any], path: tuple[str, ...], variables: dict[Any, Any]):
-        # UserDict would copy.
-        self.data = variables
-        self._owner = owner
-        self._path = path
+    # A dict for `isinstance`, which itself holds nothing.
+    __slots__ = ("_owner", "_path")
+    __hash__ = None  # type: ignore[assignment]
+    fromkeys: Any = dict.fromkeys
+
+    def __init__(self, owner: Any, path: Path):
+        super().__init__()
+        object.__setattr__(self, "_owner", owner)
+        object.__setattr__(self, "_path", path)
 
     def __getitem__(self, key: Any) -> Any:
-        value = self.data[key]
-        return Submodule(self._owner, (*self._path, key), value) if type(value) is dict else value
+        value = self._dict[key]
+        return Submodule(self._owner, (*self._path, key)) if type(value) is dict else value
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._owner(*args, method=_method_at(self._path), **kwargs)
+    def __setitem__(self, key: Any, value: Any) -> None:
+        value = as_dicts(value)
+        for leaf in jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, nnx.Variable)):
+            if not isinstance(leaf, nnx.Variable):
+                raise InvalidModuleError(
+                    f"{_text(self._owner, self._path)}[{key!r}]",
+                    leaf,
+                    "an nnx.Variable, or a dict of them",
+                    "write into the Variable that is there, with [...] = value, or assign another"
+                    " one, such as nnx.Param(value)",
+                )
+        _dict_for_writing(self._owner, self._path)[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._dict[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._dict)
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(self._dict)
+
+    def __len__(self) -> int:
+        return len(self._dict)
+
+    def __repr__(self) -> str:
+        return repr(self._dict)
+
+    def __eq__(self, other: object) -> bool:
+        return as_dicts(self) == (as_dicts(other) if isinstance(other, Submodule) else other)
+
+    # The one of `dict` would compare what this one itself holds.
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __or__(self, other: Any) -> Any:
+        return {**self, **other} if isinstance(other, Mapping) else NotImplemented
+
+    def __ror__(self, other: Any) -> Any:
+        return {**other, **self} if isinstance(other, Mapping) else NotImplemented
+
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)
+        return self
+
+    def copy(self) -> dict[Any, Any]:
+        """A plain dict of the same Variables, which belongs to no model."""
+        return as_dicts(self._dict)
+
+    __copy__ = copy
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, (as_dicts(self._dict),)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return run_at(self._path, "__call__", self._owner, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return functools.partial(self._owner, method=_method_at((*self._path, name)))
+        return self[name] if name in self._dict else attribute(self._owner, self._path, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(type(self), name):
+            raise AttributeError(f"{name!r} belongs to dict; set the variable as an item")
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        if name not in self._dict:
+            raise AttributeError(f"{_text(self._owner, self._path)} has no variable {name!r}")
+        del self[name]
+
+    def __dir__(self) -> list[str]:
+        known = names_at(self._owner, self._path).found or ()
+        return sorted({*dir(dict), *known, *map(str, self._dict)})
+
+    @property
+    def _dict(self) -> dict[Any, Any]:
+        """The dict in the model; an empty one if the submodule has no variables."""
+        found: Any = vars(self._owner)
+        for key in self._path:
+            found = found.get(key) if type(found) is dict else None
+        return found if type(found) is dict else {}
 
 
-def _method_at(path: tuple[str, ...]) -> Callable[..., Any]:
-    def call(module: Any, *args: Any, **kwargs: Any) -> Any:
-        found = module
-        for name in path:
-            if not hasattr(found, name):
-                raise InvalidMethodError(
-                    type(module),
-                    ".".join(path),
-                    [n for n in vars(type(found)) if not n.startswith("_")],
-                )
-            found = getattr(found, name)
-        return found(*args, **kwargs)
+def attribute(owner: Any, path: Path, name: str) -> Any:
+    """An attribute of a Linen module in a ToNNX, as the bound Linen module has it.
 
-    return call
+    Args:
+      owner: the ToNNX.
+      path: where the module is, empty for the wrapped one itself.
+      name: the attribute.
+
+    Returns:
+      Submodules as `Submodule`s, methods so that a call goes through the wrapper, anything else as
+      it is.
+
+    Raises:
+      AttributeError: there is none.
+    """
+    known = names_at(owner, path)
+    if known.found is None or name not in known.found:
+        raise AttributeError(_not_found(owner, path, name, known.found))
+    return found_at(owner, path, name)
+
+
+def found_at(owner: Any, path: Path, name: str) -> Any:
+    """`attribute` of a name that is there."""
+    known = names_at(owner, path)
+    module = bound_at(owner, path)
+    if name in known.submodules and name not in vars(module):
+        return Submodule(owner, (*path, name))
+    static = inspect.getattr_static(type(module), name, None)
+    if name in vars(module):
+        value = getattr(module, name)
+    elif inspect.isfunction(static):
+        return types.MethodType(functools.partial(run_at, path, name), owner)
+    else:
+        # Not `getattr`: Linen would have an AttributeError of a property say something else.
+        get = getattr(type(static), "__get__", None)
+        value = static if get is None else get(static, module, type(module))
+    is_made = not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
+    if not is_made and not has_variables(owner):
+        raise AttributeError(f"{_text(owner, path)}.{name} is created by lazy_init")
+    return _as_parts(owner, value)
+
+
+def run_at(path: Path, method: str, owner: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a method of a submodule through its ToNNX, so that updates are kept."""
+    target = bound_at(owner, path) if path and owner.to_nnx__modes else None
+    # A call of the wrapper has a `method` itself.
+    own = {"method": kwargs.pop("method")} if "method" in kwargs else {}
+    return owner(*args, method=At(path, method, target, own), **kwargs)
+
+
+class At:
+    """A method of a submodule, as a function of the whole Linen module.
+
+    Args:
+      path: the names of the submodule and those above it.
+      name: the method.
+      target: the submodule as it was found before the call, None if that is not known.
+      kwargs: keyword arguments of the method that its call through the wrapper cannot have.
+
+    Attributes:
+      target: the same.
+      kwargs: the same.
+    """
+
+    def __init__(self, path: Path, name: str, target: nn.Module | None, kwargs: Mapping[str, Any]):
+        self.target = target
+        self.kwargs = kwargs
+        self._path = path
+        self._name = name
+        if target is not None:
+            # What `inspect.signature` looks at.
+            self.__wrapped__ = getattr(type(target), name)
+
+    def __call__(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        found = below(module, self._path)
+        if found is None:
+            known = [n for n, child in children(module).items() if isinstance(child, nn.Module)]
+            raise InvalidMethodError.of_part(type(module), ".".join(self._path), known)
+        return call_method(getattr(type(found), self._name), found, args, kwargs)
+
+
+def _dict_for_writing(owner: Any, path: Path) -> dict[Any, Any]:
+    if type(vars(owner).get(path[0])) is not dict:
+        setattr(owner, path[0], nnx.data({}))
+    found = vars(owner)[path[0]]
+    for key in path[1:]:
+        found = found.setdefault(key, {})
+    return found
+
+
+def _as_parts(owner: Any, value: Any) -> Any:
+    """A value with the bound Linen modules in it as Submodules."""
+    if not has_modules(value):
+        return value
+    return jax.tree.map(
+        lambda x: Submodule(owner, x.path) if isinstance(x, nn.Module) else x,
+        value,
+        is_leaf=lambda x: isinstance(x, nn.Module),
+    )
+
+
+def _text(owner: Any, path: Path) -> str:
+    return ".".join((f"ToNNX({type(owner.to_nnx__module).__name__})", *map(str, path)))
+
+
+def _not_found(owner: Any, path: Path, name: str, known: frozenset[str] | None) -> str:
+    text = f"{_text(owner, path)} has no variable, field or method {name!r}"
+    if known is None:
+        text += "; outside of a call only the variables are known of what nn.compact makes"
+    return text
 
 
 def _flatten(submodule: Submodule) -> tuple[Any, tuple[Any, ...]]:
-    keys = tuple(sorted(submodule.data))
-    return [(jax.tree_util.DictKey(key), submodule.data[key]) for key in keys], keys
+    own = submodule.copy()
+    keys = tuple(sorted(own))
+    return [(jax.tree_util.DictKey(key), own[key]) for key in keys], keys
 
 
 def _unflatten(keys: tuple[Any, ...], values: Iterable[Any]) -> Any:

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self, cast
+from typing import Any, Self
 
 from flax import errors as flax_errors
 from flax import linen as nn
@@ -28,7 +28,7 @@ from ._flax_internals import (
     tabulated_as,
 )
 from ._lazy_init import lazy_init
-from ._linen_methods import check_module, field_names, function_of, linen_attribute
+from ._linen_methods import called, check_module, field_names, linen_attribute
 from ._neutral import Path
 from ._own_leaves import graphdefs_in, with_graphdefs
 from ._submodule import Submodule
@@ -141,6 +141,20 @@ class ToNNX(nnx.Module):
             wrapper.to_nnx__graphdefs = graphdefs
         return wrapper
 
+    def set_view(
+        self, deterministic: bool | None = None, use_running_average: bool | None = None
+    ) -> None:
+        """Sets the modes of this module; what `nnx.view` calls on its copy.
+
+        Args:
+          deterministic: if True, nothing is dropped.
+          use_running_average: if True, stored batch statistics are used.
+        """
+        if deterministic is not None:
+            self.deterministic = deterministic
+        if use_running_average is not None:
+            self.use_running_average = use_running_average
+
     def linen_variables(self) -> Any:
         """The variables as Linen has them; the inverse of `from_variables`.
 
@@ -152,12 +166,13 @@ class ToNNX(nnx.Module):
         held = _linen_variables.held_variables(self)
         return _linen_side.to_variables({address: entry.leaf for address, entry in held.items()})
 
-    def lazy_init(self, *args: Any, **kwargs: Any) -> Self:
+    def lazy_init(self, /, *args: Any, **kwargs: Any) -> Self:
         """`bridge.lazy_init` of this module."""
         return lazy_init(self, *args, **kwargs)
 
     def __call__(
         self,
+        /,
         *args: Any,
         rngs: Any = None,
         method: Callable[..., Any] | str | None = None,
@@ -189,12 +204,16 @@ class ToNNX(nnx.Module):
         """
         module = self.to_nnx__module
         initializing = is_initializing(self)
-        modes = dict(self.to_nnx__modes)
-        function = function_of(module, method)
+        function, target, kwargs = called(module, method, kwargs)
+        call = _modes.filled(module, target, function, args, kwargs, dict(self.to_nnx__modes))
         held = _linen_variables.held_variables(self)
         draws = self._draws(rngs, initializing)
         captures = _captures.active(self)
-        mutable = _INIT_MUTABLE if initializing else self._mutable_collections(mutable, held, modes)
+        mutable = (
+            _INIT_MUTABLE
+            if initializing
+            else self._mutable_collections(mutable, held, call.opens_state)
+        )
         run = functools.partial(
             run_linen,
             module,
@@ -204,22 +223,23 @@ class ToNNX(nnx.Module):
             else mutable,
             initializing=initializing,
             capture_intermediates=capture_intermediates,
+            fields=call.fields,
+            modes=call.modes,
         )
-        kwargs_filled = _modes.fill_arguments(module, function, args, kwargs, modes)
         is_explicit = _mesh_axes.any_explicit()
         variables = with_graphdefs(
             {**_linen_variables.to_linen(held, boxed=not is_explicit), **captures.variables()},
             self.to_nnx__graphdefs,
         )
         try:
-            with _modes.applied(modes), tabulated_as(self):
+            with _modes.applied(call.modes), tabulated_as(self):
                 created = (
-                    _linen_init.created(run, variables, draws, args, kwargs_filled)
+                    _linen_init.created(run, variables, draws, call.args, call.kwargs)
                     if initializing and is_explicit
                     else None
                 )
                 output, updates, used = run(
-                    created.variables if created else variables, draws, *args, **kwargs_filled
+                    created.variables if created else variables, draws, call.args, call.kwargs
                 )
             if created:
                 updates, used = created.updates, created.used
@@ -244,7 +264,7 @@ class ToNNX(nnx.Module):
             if graphdefs := graphdefs_in(updates):
                 self.to_nnx__graphdefs = graphdefs
         except Exception as error:
-            explained = self._explained(error, held, function, args, kwargs)
+            explained = self._explained(error, held, function, call)
             if explained is None:
                 raise
             raise explained from error
@@ -260,33 +280,35 @@ class ToNNX(nnx.Module):
     def _where(self) -> str:
         return f"ToNNX({type(self.to_nnx__module).__name__})"
 
-    def _mutable_collections(
-        self, mutable: Any, held: Mapping[Any, Any], modes: Mapping[str, Any]
-    ) -> Any:
+    def _mutable_collections(self, mutable: Any, held: Mapping[Any, Any], opens_state: bool) -> Any:
         """The filter for a call: its own; else that of an outer Linen call; else the wrapper's."""
         existing = _linen_variables.state_collections(held)
         if mutable is None and (outer := outer_mutable()) is not None:
             return outer
         if mutable is None:
             mutable = self.to_nnx__mutable
-            if _modes.opens_state(modes):
+            if opens_state:
                 mutable = union_filters(existing if mutable == "existing" else mutable, existing)
         return existing or False if mutable == "existing" else mutable
 
     def _explained(
-        self, error: Exception, held: Mapping[Any, Any], function: Any, args: Any, kwargs: Any
+        self, error: Exception, held: Mapping[Any, Any], function: Any, call: _modes.Filled
     ) -> Exception | None:
         """The error a user can act on, for what Flax raised; None if that says it all."""
-        module = self.to_nnx__module
+        module = self.to_nnx__module.clone(**call.fields)
         if isinstance(error, flax_errors.ModifyScopeVariableError):
             return ImmutableCollectionError.from_flax(module, error, outer_mutable() is not None)
         if isinstance(error, _NO_VARIABLES) and not held:
             return NotInitializedError(module)
         if isinstance(error, (*_NO_VARIABLES, flax_errors.ScopeParamShapeError)):
-            return _linen_init.mismatch(module, function, args, kwargs, held, self._where)
+            with _modes.applied(call.modes):
+                return _linen_init.mismatch(
+                    module, function, call.args, call.kwargs, held, self._where
+                )
         if self.to_nnx__eager_sharding and isinstance(error, ValueError) and is_initializing(self):
             # Linen stops at the first annotation that it cannot follow.
-            wanted = _linen_init.shapes(module, function, args, kwargs)
+            with _modes.applied(call.modes):
+                wanted = _linen_init.shapes(module, function, call.args, call.kwargs)
             return _mesh_axes.misfit(wanted, self._where)
         return None
 
@@ -309,13 +331,16 @@ class ToNNX(nnx.Module):
                 # A Linen name must not take a method of the wrapper away.
                 return getattr(type(self), name).__get__(self)
             if is_tree and is_data_attribute(self, name):
-                return Submodule(self, (name,), cast(dict[Any, Any], value))
+                return Submodule(self, (name,))
         return value
 
     def __getattr__(self, name: str) -> Any:
         module = vars(self).get("to_nnx__module")
         if module is None or name.startswith(("__", "_pytree__", _linen_variables.OWN_PREFIX)):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if hasattr(type(self), name):
+            # A property of a subclass has raised; asked again, it says why.
+            return _attribute(self, name)
         if name in _modes.MODE_FIELDS:
             # Answered whatever the top module's fields are: a module further down may have the
             # field.
@@ -338,13 +363,18 @@ class ToNNX(nnx.Module):
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, Submodule):
+            # One of another model, perhaps; the Variables are shared, and the dict is not.
+            value = value.copy()
         # What nnx.data and nnx.static return says how to store it, so it is meant as it is.
         is_marked = isinstance(value, dataclasses.Field)
         is_linen = not is_marked and not _linen_variables.is_own_name(name)
         is_linen = is_linen and name not in vars(self)
-        if is_linen and name in _modes.MODE_FIELDS:
-            modes = {**dict(self.to_nnx__modes), name: value}
-            self.to_nnx__modes = tuple(sorted(modes.items()))
+        is_linen = is_linen and name not in ("name", "parent")
+        if is_linen and (
+            modes := _modes.with_mode(self.to_nnx__module, self.to_nnx__modes, name, value)
+        ):
+            self.to_nnx__modes = modes
             return
         if is_linen and name in field_names(self.to_nnx__module) and not nnx.has_data(value):
             updates: dict[str, Any] = {name: value}

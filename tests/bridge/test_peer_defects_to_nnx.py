@@ -199,9 +199,11 @@ def check_14_native_siblings(bridge):
 
 def check_16_eval_reaches_dropout(bridge):
     class Regularised(nn.Module):
+        deterministic: bool = False
+
         @nn.compact
         def __call__(self, x):
-            return nn.Dropout(0.5, deterministic=False)(x)
+            return nn.Dropout(0.5, deterministic=self.deterministic)(x)
 
     model = Holder(wrapped(bridge, Regularised(), dropout=1))
     model.train()
