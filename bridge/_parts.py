@@ -8,6 +8,7 @@ import functools
 import inspect
 import types
 import weakref
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -108,11 +109,11 @@ def has_variables(owner: Any) -> bool:
 
 def has_modules(value: Any) -> bool:
     """Whether a value is a Linen module, or a list, tuple or dict with one in it."""
-    return any(isinstance(leaf, nn.Module) for leaf in jax.tree.leaves(value, is_leaf=_is_module))
-
-
-def _is_module(value: Any) -> bool:
-    return isinstance(value, nn.Module)
+    if isinstance(value, Mapping):
+        return any(map(has_modules, value.values()))
+    return isinstance(value, nn.Module) or (
+        isinstance(value, list | tuple) and any(map(has_modules, value))
+    )
 
 
 def _names(module: nn.Module | None) -> Names:

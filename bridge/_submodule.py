@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import jax
+from flax import errors as flax_errors
 from flax import linen as nn
 from flax import nnx
 from jax.core import Tracer
@@ -33,15 +34,16 @@ class Submodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[misc]
       path: where the submodule is in it.
     """
 
-    # A dict for `isinstance`, which itself holds nothing.
+    # Only C code, such as that of `json`, reads what a dict itself holds: here what there was when
+    # the view was made. All else is looked up in the model.
     __slots__ = ("_owner", "_path")
     __hash__ = None  # type: ignore[assignment]
     fromkeys: Any = dict.fromkeys
 
     def __init__(self, owner: Any, path: Path):
-        super().__init__()
         object.__setattr__(self, "_owner", owner)
         object.__setattr__(self, "_path", path)
+        dict.__init__(self, self._dict)
 
     def __getitem__(self, key: Any) -> Any:
         value = self._dict[key]
@@ -165,9 +167,12 @@ def found_at(owner: Any, path: Path, name: str) -> Any:
     elif inspect.isfunction(static):
         return types.MethodType(functools.partial(run_at, path, name), owner)
     else:
-        # Not `getattr`: Linen would have an AttributeError of a property say something else.
         get = getattr(type(static), "__get__", None)
-        value = static if get is None else get(static, module, type(module))
+        try:
+            value = static if get is None else get(static, module, type(module))
+        except flax_errors.DescriptorAttributeError as error:
+            # Linen says that something in a property is missing, and the cause says what.
+            raise error.__cause__ or error from None
     is_made = not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
     if not is_made and not has_variables(owner):
         raise AttributeError(f"{_text(owner, path)}.{name} is created by lazy_init")
@@ -224,13 +229,15 @@ def _dict_for_writing(owner: Any, path: Path) -> dict[Any, Any]:
 
 def _as_parts(owner: Any, value: Any) -> Any:
     """A value with the bound Linen modules in it as Submodules."""
+    if isinstance(value, nn.Module):
+        return Submodule(owner, value.path)
     if not has_modules(value):
         return value
-    return jax.tree.map(
-        lambda x: Submodule(owner, x.path) if isinstance(x, nn.Module) else x,
-        value,
-        is_leaf=lambda x: isinstance(x, nn.Module),
-    )
+    if isinstance(value, Mapping):
+        # A FrozenDict would make FrozenDicts of Submodules.
+        return {key: _as_parts(owner, item) for key, item in value.items()}
+    items = [_as_parts(owner, item) for item in value]
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
 
 
 def _text(owner: Any, path: Path) -> str:
