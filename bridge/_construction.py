@@ -7,15 +7,14 @@ from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
-from flax.core import meta
 
 import registry
 
-from . import _graphdef
+from . import _eager_sharding, _graphdef
 from ._arrays import Arrays, is_array
 from ._constructor import Argument, Existing, key_of, takes_rngs, thaw
 from ._errors import MissingRngError
-from ._flax_internals import LATER, detached, mark_arrays_as_data, mark_eager_sharding
+from ._flax_internals import detached, mark_arrays_as_data
 from ._graphdef import StaticGraphDef
 from ._lazy_init import run_initializing
 from ._merged import method_of
@@ -82,16 +81,18 @@ class Recipe(NamedTuple):
         Raises:
           MissingRngError: the constructor draws from a stream that is not there.
         """
-        kwargs = {name: thaw(value) for name, value in self.kwargs.items()}
-        if not self.skip_rng and "rngs" not in kwargs and takes_rngs(self.nnx_class):
-            kwargs["rngs"] = nnx.Rngs(**streams)
-        asked = nnx.using_eager_sharding() if self.eager_sharding is None else self.eager_sharding
-        # Flax raises where there is nothing to shard over; Linen's `init` needs no mesh.
-        has_mesh = meta.get_global_mesh() is not None or self.eager_sharding is True
-        sharding = (has_mesh and not is_abstract) or LATER
+
+        def construct() -> Any:
+            kwargs = {name: thaw(value) for name, value in self.kwargs.items()}
+            if not self.skip_rng and "rngs" not in kwargs and takes_rngs(self.nnx_class):
+                kwargs["rngs"] = nnx.Rngs(**streams)
+            with detached():
+                return self.nnx_class(*map(thaw, self.args), **kwargs)
+
         try:
-            with detached(), nnx.use_eager_sharding(asked and sharding):
-                module = self.nnx_class(*map(thaw, self.args), **kwargs)
+            module, nodes = _eager_sharding.constructed(
+                construct, self.eager_sharding, where, is_abstract=is_abstract
+            )
         except (AttributeError, KeyError) as error:
             if "No RngStream named" not in str(error):
                 raise
@@ -102,9 +103,7 @@ class Recipe(NamedTuple):
                 streams,
                 f"pass a key, or {{{wanted!r}: key}}, to init",
             ) from error
-        nodes = nodes_below(module)
         mark_arrays_as_data(nodes.objects)
-        mark_eager_sharding(nodes.variables)
         return module, nodes
 
 

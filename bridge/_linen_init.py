@@ -38,8 +38,13 @@ def created(
     draws: Draws,
     args: Any,
     kwargs: Any,
+    *,
+    eager: bool,
 ) -> Created:
-    """The variables that a call creates, made with all axes Auto: Linen knows no others."""
+    """The variables that a call creates, made with all axes Auto: Linen knows no others.
+
+    They are in their annotated shards if `eager`, and else replicated.
+    """
     used: set[str] = set()
 
     def init(variables: Any, keys: Any, args: Any, kwargs: Any) -> Any:
@@ -50,7 +55,7 @@ def created(
         return updates
 
     keys = {name: draws.key(name) for name in draws.names}
-    updates = _mesh_axes.created(init, variables, keys, args, kwargs)
+    updates = _mesh_axes.created(init, variables, keys, args, kwargs, eager=eager)
     bare = {
         address: Leaf(leaf.value)
         for tree in (variables, updates)

@@ -39,12 +39,13 @@ def all_auto(mesh: AnyMesh) -> AnyMesh:
     return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=types)
 
 
-def created(init: Callable[..., Any], *inputs: Any) -> Any:
+def created(init: Callable[..., Any], *inputs: Any, eager: bool) -> Any:
     """What `init(*inputs)` returns, computed with all axes Auto, in its annotated sharding.
 
     Args:
       init: a function that returns Linen variables.
       *inputs: its arguments; nothing that `init` closes over may be an array of this mesh.
+      eager: whether the annotations count; if not, all leaves are replicated.
 
     Returns:
       The variables. A leaf whose annotation does not fit the mesh is replicated, as it is where it
@@ -56,7 +57,7 @@ def created(init: Callable[..., Any], *inputs: Any) -> Any:
     with jax.sharding.use_abstract_mesh(all_auto(mesh)):
         shapes = jax.eval_shape(run, *given.avals)
     treedef = jax.tree.structure(shapes)
-    specs = fitting(shapes, mesh)
+    specs = fitting(shapes, mesh) if eager else [PartitionSpec()] * treedef.num_leaves
     explicit = [_restricted(spec, mesh, AxisType.Explicit) for spec in specs]
     run = jax.sharding.auto_axes(run, out_sharding=treedef.unflatten(explicit))
 
@@ -71,21 +72,28 @@ def created(init: Callable[..., Any], *inputs: Any) -> Any:
     return treedef.unflatten(constrained(*given.values))
 
 
-def sharded(tree: Any, where: str) -> Any:
+def sharded(tree: Any, where: str, *, strict: bool) -> Any:
     """A tree of Variables or Linen variables with every array in its annotated sharding.
 
     Args:
       tree: the arrays, with or without boxes.
       where: what the tree belongs to, for the error.
+      strict: whether every annotation has to speak of the mesh in force. If not, a leaf whose names
+        are no axes of it is left as it is, and without a mesh all are.
 
     Raises:
-      ShardingError: there is no mesh in force, or an annotation does not fit it.
+      ShardingError: an annotation does not fit the mesh; strict: there is no mesh in force.
     """
-    mesh = _in_force()
+    mesh = in_force()
+    if mesh.empty and not strict:
+        return tree
     concrete = _concrete(mesh)
     leaves, treedef = jax.tree.flatten(tree)
     placed: list[Any] = []
-    for value, sharding in zip(leaves, shardings(tree, mesh, None, where), strict=True):
+    for value, sharding in zip(leaves, _wanted(tree, leaves, mesh, where, strict), strict=True):
+        if isinstance(value, jax.ShapeDtypeStruct):
+            placed.append(value)
+            continue
         if concrete is not None and not isinstance(value, Tracer):
             # A constraint outside of a program would take one type of axes from the other.
             annotated = NamedSharding(concrete, sharding.spec)
@@ -97,17 +105,28 @@ def sharded(tree: Any, where: str) -> Any:
     return treedef.unflatten(placed)
 
 
-def misfit(tree: Any, where: str) -> ShardingError | None:
+def _wanted(
+    tree: Any, leaves: list[Any], mesh: AnyMesh, where: str, strict: bool
+) -> list[NamedSharding]:
+    is_traced = any(isinstance(value, Tracer) for value in leaves)
+    # In a program JAX divides over Auto axes whatever it can, as natively.
+    uneven = is_traced and not strict and AxisType.Explicit not in mesh.axis_types
+    return shardings(tree, mesh, None, where, foreign=not strict, uneven=uneven)
+
+
+def misfit(tree: Any, where: str, *, strict: bool) -> ShardingError | None:
     """The error that `sharded` would raise for a tree of these shapes, None if it would not."""
+    mesh = in_force()
     try:
-        shardings(tree, _in_force(), None, where)
+        if strict or not mesh.empty:
+            shardings(tree, mesh, None, where, foreign=not strict)
     except ShardingError as error:
         return error
     return None
 
 
-def _in_force() -> AnyMesh:
-    """The mesh of `jax.set_mesh`, or of `with mesh:`, which Flax does not see."""
+def in_force() -> AnyMesh:
+    """The mesh of `jax.set_mesh`, or of `with mesh:`, which Flax does not see; it may be empty."""
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:
         return mesh

@@ -26,7 +26,15 @@ Mesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
 Rules: TypeAlias = Sequence[tuple[str, Any]] | None
 
 
-def shardings(tree: Any, mesh: Mesh, rules: Rules, where: str) -> list[NamedSharding]:
+def shardings(
+    tree: Any,
+    mesh: Mesh,
+    rules: Rules,
+    where: str,
+    *,
+    foreign: bool = False,
+    uneven: bool = False,
+) -> list[NamedSharding]:
     """The sharding of every array of a tree, in the order of `jax.tree.leaves`.
 
     Args:
@@ -35,6 +43,8 @@ def shardings(tree: Any, mesh: Mesh, rules: Rules, where: str) -> list[NamedShar
       rules: (logical name, mesh axis or axes or None) in order of precedence; None for those in
         force.
       where: what the tree belongs to, for the error.
+      foreign: whether a leaf whose names are no axes of the mesh is replicated instead of an error.
+      uneven: whether dimensions need not be divisible.
 
     Returns:
       One `NamedSharding` for each array; what is not annotated is replicated.
@@ -44,7 +54,10 @@ def shardings(tree: Any, mesh: Mesh, rules: Rules, where: str) -> list[NamedShar
     """
     found: list[NamedSharding] = []
     problems: list[tuple[str, str, str]] = []
-    for path, shape, spec, wrong in _specs(tree, mesh, rules):
+    for path, shape, spec, wrong in _specs(tree, mesh, rules, uneven=uneven):
+        if foreign and not has_axes(spec, mesh):
+            found.append(NamedSharding(mesh, PartitionSpec()))
+            continue
         problems += ((path, f"{shape} as {spec}", text) for text in wrong)
         found.append(NamedSharding(mesh, PartitionSpec() if wrong else spec))
     if problems:
@@ -58,8 +71,13 @@ def fitting(tree: Any, mesh: Mesh) -> list[PartitionSpec]:
     return [PartitionSpec() if wrong else spec for _, _, spec, wrong in specs]
 
 
+def has_axes(spec: PartitionSpec, mesh: Mesh) -> bool:
+    """Whether all names of a partition spec are axes of the mesh."""
+    return all(name in mesh.shape for entry in _entries(spec) for name in axes_of(entry))
+
+
 def _specs(
-    tree: Any, mesh: Mesh, rules: Rules
+    tree: Any, mesh: Mesh, rules: Rules, *, uneven: bool = False
 ) -> Iterator[tuple[str, tuple[int, ...], PartitionSpec, list[str]]]:
     """(path, shape, spec, what is wrong with it) of every array."""
     rules = nn.get_logical_axis_rules() if rules is None else rules
@@ -67,7 +85,7 @@ def _specs(
         spec = mesh_spec(box, rules) if box is not None else PartitionSpec()
         for array in arrays:
             shape = jax.numpy.shape(array)
-            yield path, shape, spec, list(_problems(spec, shape, mesh))
+            yield path, shape, spec, list(_problems(spec, shape, mesh, uneven))
 
 
 def mesh_spec(box: meta.AxisMetadata[Any], rules: Rules) -> PartitionSpec:
@@ -120,7 +138,9 @@ def _annotated(tree: Any) -> Iterator[tuple[str, meta.AxisMetadata[Any] | None, 
         )
 
 
-def _problems(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> Iterator[str]:
+def _problems(
+    spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh, uneven: bool
+) -> Iterator[str]:
     axes = list(map(axes_of, _entries(spec)))
     if len(axes) > len(shape):
         yield f"the spec has {len(axes)} entries and the array {len(shape)} dimensions"
@@ -129,7 +149,7 @@ def _problems(spec: PartitionSpec, shape: tuple[int, ...], mesh: Mesh) -> Iterat
         yield f"the mesh has no axis {', '.join(map(repr, missing))}"
     if repeated := [name for name, count in used.items() if count > 1]:
         yield f"axis {', '.join(map(repr, repeated))} is there more than once"
-    for dimension, (size, names) in enumerate(zip(shape, axes, strict=False)):
+    for dimension, (size, names) in enumerate(() if uneven else zip(shape, axes, strict=False)):
         parts = 1
         for name in names:
             parts *= mesh.shape.get(name, 1)

@@ -83,8 +83,9 @@ class ToLinen(PlainFields):
       rng_state: False keeps RNG state out of the variables; keys then come from `rngs=` alone.
       string_keys: True writes the integer keys of `nnx.List` as strings, for tools that join paths.
       eager_sharding: whether the constructor's annotated Variables are sharded at once. By default
-        they are if a mesh is in force and `nnx.using_eager_sharding()`, as natively; without a mesh
-        they are not, where a native constructor raises.
+        they are if a mesh is in force and `nnx.using_eager_sharding()`, as natively; those whose
+        names are no axes of the mesh are left as they are, and so are all without a mesh, where a
+        native constructor raises.
 
     Raises:
       InvalidModuleError: `nnx_class` is an instance, a function or a Linen class.

@@ -13,7 +13,16 @@ from flax import linen as nn
 from flax import nnx
 from flax.core.scope import DenyList, union_filters
 
-from . import _captures, _linen_init, _linen_side, _linen_variables, _mesh_axes, _modes, _rngs
+from . import (
+    _captures,
+    _eager_sharding,
+    _linen_init,
+    _linen_side,
+    _linen_variables,
+    _mesh_axes,
+    _modes,
+    _rngs,
+)
 from ._errors import (
     ImmutableCollectionError,
     NotInitializedError,
@@ -29,7 +38,7 @@ from ._flax_internals import (
 )
 from ._lazy_init import lazy_init
 from ._linen_methods import called, check_module, field_names, linen_attribute
-from ._neutral import Path
+from ._neutral import Neutral, Path
 from ._own_leaves import graphdefs_in, with_graphdefs
 from ._submodule import Submodule
 
@@ -67,13 +76,14 @@ class ToNNX(nnx.Module):
       mutable: the collections that every call may update: names, True, a `DenyList`, or
         `'existing'` for the state collections that exist. By default none, as in Linen.
       eager_sharding: whether annotated variables are sharded over the mesh in force when they are
-        created or taken in, as native Variables are. By default they are not, unless the mesh has
-        Explicit axes, where an array cannot be without a sharding.
+        created or taken in. By default they are if `nnx.using_eager_sharding()`, as native
+        Variables; those whose names are no axes of the mesh are left as they are, and so are all
+        without a mesh. True makes either an error.
 
     Raises:
       InvalidModuleError: `module` is no Linen module instance.
       InvalidRngsError: `rngs` is none of the above.
-      ShardingError: later, with `eager_sharding`, if an annotation does not fit the mesh.
+      ShardingError: later, if an annotation does not fit the mesh.
 
     Source: flax/nnx/bridge/wrappers.py:ToNNX @ 0.12.8
     """
@@ -84,7 +94,7 @@ class ToNNX(nnx.Module):
     to_nnx__plain_keys: frozenset[str] = frozenset()
     to_nnx__mutable: Any = False
     to_nnx__modes: tuple[tuple[str, Any], ...] = ()
-    to_nnx__eager_sharding: bool = False
+    to_nnx__eager_sharding: bool | None = None
     # Collection `nnx` of the modules inside: static, so no Variables, but not to be made anew.
     to_nnx__graphdefs: tuple[tuple[Path, nnx.GraphDef[Any]], ...] = ()
 
@@ -94,7 +104,7 @@ class ToNNX(nnx.Module):
         rngs: Any = None,
         *,
         mutable: Any = False,
-        eager_sharding: bool = False,
+        eager_sharding: bool | None = None,
     ):
         check_module(module)
         if isinstance(module.parent, nn.Module) or module.scope is not None:
@@ -108,7 +118,7 @@ class ToNNX(nnx.Module):
             self.to_nnx__plain_keys = plain
         if mutable is not False:
             self.to_nnx__mutable = tuple(mutable) if isinstance(mutable, list | set) else mutable
-        if eager_sharding:
+        if eager_sharding is not None:
             self.to_nnx__eager_sharding = eager_sharding
 
     @classmethod
@@ -130,13 +140,12 @@ class ToNNX(nnx.Module):
           ConversionError: `variables` are not Linen variables.
           UnsupportedBoxError: a metadata box cannot be carried.
           ReservedNameError: a name starts with `to_nnx__`.
+          ShardingError: an annotation does not fit the mesh in force.
         """
         wrapper = cls(module, rngs, **options)
-        if wrapper.to_nnx__eager_sharding:
-            variables = _mesh_axes.sharded(variables, wrapper._where)
-        _linen_variables.store(
-            wrapper, _linen_variables.as_arrays(_linen_side.from_variables(variables)), {}
-        )
+        # From the host to the shards, without a whole copy on one device.
+        leaves = wrapper._in_shards(_linen_side.from_variables(variables))
+        _linen_variables.store(wrapper, _linen_variables.as_arrays(leaves), {})
         if graphdefs := graphdefs_in(variables):
             wrapper.to_nnx__graphdefs = graphdefs
         return wrapper
@@ -234,7 +243,9 @@ class ToNNX(nnx.Module):
         try:
             with _modes.applied(call.modes), tabulated_as(self):
                 created = (
-                    _linen_init.created(run, variables, draws, call.args, call.kwargs)
+                    _linen_init.created(
+                        run, variables, draws, call.args, call.kwargs, eager=self._is_eager
+                    )
                     if initializing and is_explicit
                     else None
                 )
@@ -243,9 +254,9 @@ class ToNNX(nnx.Module):
                 )
             if created:
                 updates, used = created.updates, created.used
-            if initializing and self.to_nnx__eager_sharding:
-                updates = _mesh_axes.sharded(updates, self._where)
             changed = _linen_side.from_variables(captures.take(updates))
+            new = self._in_shards({a: leaf for a, leaf in changed.items() if a not in held})
+            changed = {**changed, **new}
             if initializing:
                 # What a forward pass draws besides is undone with its other effects.
                 used &= draws.initial | {"params"} if changed.keys() - held.keys() else set()
@@ -277,6 +288,13 @@ class ToNNX(nnx.Module):
         return _rngs.Draws(_rngs.sources(self.to_nnx__rngs, self._where), plain)
 
     @property
+    def _is_eager(self) -> bool:
+        return _eager_sharding.is_eager(self.to_nnx__eager_sharding)
+
+    def _in_shards(self, leaves: Neutral) -> Neutral:
+        return _eager_sharding.in_shards(leaves, self.to_nnx__eager_sharding, self._where)
+
+    @property
     def _where(self) -> str:
         return f"ToNNX({type(self.to_nnx__module).__name__})"
 
@@ -305,11 +323,13 @@ class ToNNX(nnx.Module):
                 return _linen_init.mismatch(
                     module, function, call.args, call.kwargs, held, self._where
                 )
-        if self.to_nnx__eager_sharding and isinstance(error, ValueError) and is_initializing(self):
+        if self._is_eager and isinstance(error, ValueError) and is_initializing(self):
             # Linen stops at the first annotation that it cannot follow.
             with _modes.applied(call.modes):
                 wanted = _linen_init.shapes(module, function, call.args, call.kwargs)
-            return _mesh_axes.misfit(wanted, self._where)
+            return _mesh_axes.misfit(
+                wanted, self._where, strict=self.to_nnx__eager_sharding is True
+            )
         return None
 
     def _graph_node_flatten(self) -> tuple[list[tuple[str, Any]], type[Self]]:

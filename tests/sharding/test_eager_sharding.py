@@ -75,14 +75,164 @@ def test_the_option_works_where_the_mesh_is_used_as_a_context(maker):
     assert_is(model.kernel[...], SHARDED, mesh())
 
 
+@pytest.mark.parametrize("compiled", [False, True], ids=["eagerly", "in jit"])
+@pytest.mark.parametrize("kind", AXIS_TYPES)
 @pytest.mark.parametrize("maker", MAKERS)
-@pytest.mark.parametrize("context", [jax.set_mesh, with_mesh])
-def test_by_default_nothing_is_sharded_over_auto_axes(maker, context):
+def test_by_default_a_wrapper_has_its_variables_in_shards_as_a_native_module(maker, kind, compiled):
     variables = DENSE.init(KEY, X)
-    with context(mesh()):
-        model = MAKERS[maker](variables)
-    assert model.kernel[...].sharding.is_fully_replicated
+    with jax.set_mesh(mesh(kind)):
+        model = (nnx.jit(MAKERS[maker]) if compiled else MAKERS[maker])(variables)
+        if kind != "mixed":
+            native = (nnx.jit(Native) if compiled else Native)(nnx.Rngs(0)).dense.kernel[...]
+            assert model.kernel[...].sharding == native.sharding
+    assert_is(model.kernel[...], SHARDED, mesh(kind))
     assert model.kernel.get_metadata()["out_sharding"] in (("data", "model"), ("embed", "mlp"))
+    assert_identical(
+        np.asarray(model.kernel[...]), np.asarray(nn.unbox(variables)["params"]["kernel"])
+    )
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_by_default_a_mesh_used_as_a_context_counts(maker):
+    variables = DENSE.init(KEY, X)
+    with with_mesh(mesh()):
+        model = MAKERS[maker](variables)
+        linen = bridge.ToLinen(Native).init(KEY, X)
+    assert_is(model.kernel[...], SHARDED, mesh())
+    assert_is(linen["params"]["dense"]["kernel"].value, SHARDED, mesh())
+
+
+def whole(array):
+    return {shard.data.shape for shard in array.addressable_shards} == {array.shape}
+
+
+@pytest.mark.parametrize("kind", AXIS_TYPES)
+@pytest.mark.parametrize("maker", MAKERS)
+def test_nothing_is_sharded_where_the_wrapper_or_flax_says_so(maker, kind):
+    variables = DENSE.init(KEY, X)
+    with jax.set_mesh(mesh(kind)):
+        told = MAKERS[maker](variables, eager_sharding=False)
+        with nnx.use_eager_sharding(False):
+            by_flax = MAKERS[maker](variables)
+            both = MAKERS[maker](variables, eager_sharding=True)
+            native = Native(nnx.Rngs(0)).dense.kernel[...]
+    assert whole(native)
+    assert whole(told.kernel[...])
+    assert whole(by_flax.kernel[...])
+    assert_is(both.kernel[...], SHARDED, mesh(kind))
+
+
+class Named(nnx.Module):
+    """Two Variables, one of them with names that the mesh does not have."""
+
+    def __init__(self, names, rngs):
+        init = nnx.with_partitioning(nn.initializers.uniform(), names)
+        self.other = nnx.Param(init(rngs.params(), (8, 16)))
+        self.dense = nnx.Linear(8, 16, kernel_init=KERNEL_OF_MESH, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dense(x)
+
+
+KERNEL_OF_MESH = nnx.with_partitioning(nn.initializers.uniform(), ("data", "model"))
+FOREIGN = [("stage", "expert"), ("data", "expert"), (None, "embed")]
+
+
+@pytest.mark.parametrize("names", FOREIGN, ids=str)
+@pytest.mark.parametrize("context", [*AXIS_TYPES, "with"])
+def test_a_leaf_whose_names_are_no_axes_of_the_mesh_is_left_as_it_is(names, context):
+    foreign = nn.Partitioned(jnp.ones((8, 16)), names)
+    variables = DENSE.init(KEY, X)
+    variables = {"params": {**variables["params"], "other": foreign}}
+    on = mesh("auto" if context == "with" else context)
+    with with_mesh(on) if context == "with" else jax.set_mesh(on):
+        model = bridge.ToNNX.from_variables(DENSE, variables)
+        linen = bridge.ToLinen(Named, args=(names,)).init(KEY, X)["params"]
+        with pytest.raises(bridge.ShardingError, match="no axis"):
+            bridge.ToNNX.from_variables(DENSE, variables, eager_sharding=True)
+    assert_is(model.kernel[...], SHARDED, on)
+    assert_is(linen["dense"]["kernel"].value, SHARDED, on)
+    assert whole(model.other[...])
+    assert whole(linen["other"].value)
+    assert model.other.get_metadata()["out_sharding"] == names
+    assert linen["other"].metadata["out_sharding"] == names
+    assert linen["other"].metadata["eager_sharding"] is True
+
+
+def test_names_are_axes_of_the_mesh_after_the_rules():
+    init = nnx.with_partitioning(nn.initializers.uniform(), ("embed", "mlp"))
+    linen = nn.Dense(
+        16, kernel_init=linen_init("logical", nn.initializers.uniform(), "embed", "mlp")
+    )
+    variables = linen.init(KEY, X)
+    with jax.set_mesh(mesh()):
+        assert whole(bridge.ToNNX.from_variables(linen, variables).kernel[...])
+        with nn.logical_axis_rules([("embed", "data"), ("mlp", "model")]):
+            models = [
+                nnx.Linear(8, 16, kernel_init=init, rngs=nnx.Rngs(0)),
+                bridge.ToNNX.from_variables(linen, variables),
+                bridge.lazy_init(bridge.ToNNX(linen, KEY), X),
+            ]
+    for model in models:
+        assert_is(model.kernel[...], SHARDED, mesh())
+
+
+class Late(nn.Module):
+    """A module that creates an annotated variable in a later call."""
+
+    @nn.compact
+    def __call__(self, x, late):
+        if late:
+            self.variable(
+                "cache", "k", lambda: nn.Partitioned(jnp.ones((8, 16)), ("data", "model"))
+            )
+        return x
+
+
+def test_an_annotated_variable_that_a_call_creates_is_sharded_too():
+    model = bridge.lazy_init(bridge.ToNNX(Late(), mutable=["cache"]), X, False)
+    with jax.set_mesh(mesh()):
+        model(X, True)
+    assert_is(model.k[...], SHARDED, mesh())
+
+
+def test_abstract_variables_are_taken_in_as_they_are():
+    shapes = jax.eval_shape(DENSE.init, KEY, X)
+    with jax.set_mesh(mesh()):
+        model = bridge.ToNNX.from_variables(DENSE, shapes)
+        abstract = jax.eval_shape(lambda: nnx.state(lazily(None)))
+    assert model.kernel.get_value() == shapes["params"]["kernel"].value
+    assert abstract["kernel"].get_value().shape == (8, 16)
+
+
+def test_by_default_an_annotation_that_cannot_divide_its_leaf_is_an_error_as_natively():
+    odd = nn.Dense(15, kernel_init=KERNEL)
+    variables = odd.init(KEY, X)
+    native = lambda: nnx.Linear(8, 15, kernel_init=KERNEL_OF_MESH, rngs=nnx.Rngs(0))  # noqa: E731
+    with jax.set_mesh(mesh()):
+        for make in (
+            native,
+            lambda: bridge.lazy_init(bridge.ToNNX(odd, KEY), X),
+            lambda: bridge.ToNNX.from_variables(odd, variables),
+            lambda: bridge.to_linen(nnx.Linear, 8, 15, kernel_init=KERNEL_OF_MESH).init(KEY, X),
+        ):
+            with pytest.raises(ValueError, match="15"):
+                make()
+        # In a program XLA may divide unevenly.
+        assert nnx.jit(native)().kernel.shape == (8, 15)
+        assert nnx.jit(lambda: bridge.lazy_init(bridge.ToNNX(odd, KEY), X))().kernel.shape == (
+            8,
+            15,
+        )
+
+
+def test_an_error_of_the_constructor_comes_through_where_there_is_a_mesh():
+    class Failing(nnx.Module):
+        def __init__(self):
+            raise ValueError("not this way")
+
+    with jax.set_mesh(mesh()), pytest.raises(ValueError, match="not this way"):
+        bridge.to_linen(Failing).init(KEY, X)
 
 
 def test_without_a_mesh_the_option_is_an_error_that_names_the_leaf():

@@ -212,10 +212,12 @@ def test_a_wrong_axis_name_raises_what_the_native_module_raises():
 
 
 @pytest.mark.parametrize("eager", [True, False])
-def test_eager_sharding_of_flax_does_not_change_what_a_wrapped_module_holds(eager):
+def test_a_wrapped_module_is_sharded_at_once_where_native_ones_are(eager):
     with nnx.use_eager_sharding(eager), jax.set_mesh(mesh_of(AxisType.Auto)):
-        model = make_wrapped(nnx.Rngs(0))
-        assert model.Dense_0["kernel"].get_value().sharding.is_fully_replicated
+        model, native = make_wrapped(nnx.Rngs(0)), Native(nnx.Rngs(0))
+        kernel = model.Dense_0["kernel"].get_value()
+        assert kernel.sharding.is_fully_replicated is not eager
+        assert eager is False or kernel.sharding == native.Dense_0.kernel.get_value().sharding
         assert nnx.use_eager_sharding.current_value() is eager
     assert names(model) == (("in", "out"), ("out",))
 
