@@ -1,21 +1,34 @@
 """What every test runs under: tests, guides, the README and docstring examples alike."""
 
+import gc
 import os
 import pathlib
+from importlib.metadata import version
 
-# Before anything imports jax, which reads both when it starts its backend. JAX_PLATFORMS may be set
-# from outside, to run the suite on an accelerator.
-DEVICE_COUNT_FLAG = "--xla_force_host_platform_device_count"
-if DEVICE_COUNT_FLAG not in os.environ.get("XLA_FLAGS", ""):
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {DEVICE_COUNT_FLAG}=8".strip()
+# Before anything imports jax, which reads all of this when it starts its backend. Each can be set
+# from outside: JAX_PLATFORMS to run on an accelerator, JAX_DISABLE_MOST_OPTIMIZATIONS=0 to compile
+# as programs do by default.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# Compiling is most of the suite's time, and the workers compile the same small programs.
+# Most of the time goes into compiling small programs that run once. With this, LLVM optimises no
+# machine code; XLA's own passes still run, so tests that read optimised HLO see what a user gets.
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+FLAGS = {"--xla_force_host_platform_device_count": "8"}
+# These halve what is left. An XLA flag that jaxlib does not know ends the process, so they are only
+# for the releases that were tried.
+if os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] == "1" and version("jaxlib").startswith("0.10."):
+    FLAGS["--xla_cpu_use_fusion_emitters"] = "false"
+    FLAGS["--xla_cpu_parallel_codegen_split_count"] = "1"
+given_flags = os.environ.get("XLA_FLAGS", "")
+added_flags = [f"{name}={value}" for name, value in FLAGS.items() if name not in given_flags]
+os.environ["XLA_FLAGS"] = " ".join([given_flags, *added_flags]).strip()
+# The workers compile the same small programs.
 COMPILATIONS = pathlib.Path(__file__).parent / ".pytest_cache" / "compilations"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(COMPILATIONS))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 
-from hypothesis import HealthCheck, settings  # noqa: E402 the environment comes first
+import jax  # noqa: E402 the environment comes first
+from hypothesis import HealthCheck, settings  # noqa: E402
 from sybil import Sybil  # noqa: E402
 
 from tests.markdown_examples import MarkdownExampleParser  # noqa: E402
@@ -25,6 +38,22 @@ COMPILING = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("local", max_examples=25, **COMPILING)
 settings.register_profile("ci", max_examples=50, derandomize=True, **COMPILING)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+MAPPINGS = pathlib.Path("/proc/self/maps")
+
+
+def pytest_runtest_teardown(item, nextitem):
+    """Frees compiled programs between files, if there are many.
+
+    A compiled program has several memory mappings. Linux lets a process have 65,530 of them, and
+    XLA crashes beyond that. The whole suite gets there in a single process.
+    """
+    if nextitem is not None and nextitem.path == item.path:
+        return
+    if MAPPINGS.exists() and MAPPINGS.read_bytes().count(b"\n") > 20_000:
+        jax.clear_caches()
+        gc.collect()
+
 
 pytest_collect_file = Sybil(
     parsers=[MarkdownExampleParser()],

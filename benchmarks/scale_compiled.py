@@ -59,14 +59,13 @@ class Compiled:
     largest_shape: str | None = None
 
 
-def compiled(form: str, shape: Shape, mesh: Any, **options: Any) -> Compiled:
+def compiled(form: str, shape: Shape, mesh: Any) -> Compiled:
     """Lowers an initialisation for a mesh, and compiles it unless the mesh is abstract.
 
     Args:
       form: one of `FORMS`.
       shape: the decoder's sizes.
       mesh: a `Mesh` or `AbstractMesh` with the axes `AXES`.
-      **options: XLA's options for the compilation.
     """
     build, inputs = FORMS[form](shape)
     key = jax.random.key(0)
@@ -88,7 +87,7 @@ def compiled(form: str, shape: Shape, mesh: Any, **options: Any) -> Compiled:
     if is_abstract:
         return found
     start = time.perf_counter()
-    executable = lowered.compile(compiler_options=options or None)
+    executable = lowered.compile()
     compile_seconds = time.perf_counter() - start
     text = executable.as_text()
     memory = executable.memory_analysis()

@@ -320,6 +320,24 @@ def assert_identical(actual, expected):
         np.testing.assert_array_equal(_as_numpy(a), _as_numpy(b))
 
 
+def assert_close(actual, expected):
+    """Asserts that two trees have the same structure and dtypes, and values up to rounding.
+
+    For two programs that are compiled differently: XLA may sum in another order, and may fuse a
+    product and a sum into one instruction. The tolerance follows from the dtype and from the
+    largest value of an array: a small sum of large terms has the rounding errors of the terms.
+    """
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        found, wanted = _as_numpy(a), _as_numpy(b)
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+        tolerance = 0.0
+        if jnp.issubdtype(wanted.dtype, jnp.inexact):
+            tolerance = 32 * float(jnp.finfo(wanted.dtype).eps)
+        largest = float(np.max(np.abs(wanted), initial=0))
+        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * largest)
+
+
 def equations(jaxpr):
     """How many equations a jaxpr has, those of its inner jaxprs included."""
     total = 0

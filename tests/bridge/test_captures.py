@@ -9,7 +9,7 @@ from flax.core import freeze
 
 import bridge
 from tests import models
-from tests.models import assert_identical, snapshot
+from tests.models import assert_close, assert_identical, snapshot
 
 X = jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
 KEY = jax.random.key(7)
@@ -111,9 +111,7 @@ def test_pop_empties_what_was_sown_and_the_state_does_not_grow(transform):
     for _ in range(3):
         sown = step(model, X)
         assert jax.tree.structure(nnx.state(model)) == structure
-    assert jax.tree.structure(plain(sown)) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(plain(sown)), jax.tree.leaves(expected), strict=True):
-        assert jnp.allclose(a, b, rtol=1e-5)
+    assert_close(plain(sown), expected)
     assert len(traces) == (3 if transform is not nnx.jit else 1)
 
 
@@ -241,8 +239,7 @@ def test_capture_under_jit_and_grad():
     before = jax.tree.structure(nnx.state(model))
     for _ in range(2):
         _, captured = step(model, X)
-        for a, b in zip(jax.tree.leaves(plain(captured)), jax.tree.leaves(expected), strict=True):
-            assert jnp.allclose(a, b, rtol=1e-5)
+        assert_close(plain(captured), expected)
     assert jax.tree.structure(nnx.state(model)) == before
 
 

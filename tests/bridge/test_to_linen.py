@@ -16,6 +16,7 @@ from flax import nnx
 from flax.training import train_state
 
 import bridge
+from tests.models import assert_close
 
 KEY = jax.random.key(0)
 # Flax prefers nnx.capture since 0.12, and programs in the wild sow all the same.
@@ -275,7 +276,7 @@ def test_init_under_jit_gives_the_variables_of_eager_init_up_to_rounding(case):
     eager, jitted = model.init(KEY, x), jax.jit(model.init)(KEY, x)
     assert jax.tree.structure(eager) == jax.tree.structure(jitted)
     for a, b in zip(jax.tree.leaves(eager), jax.tree.leaves(jitted), strict=True):
-        np.testing.assert_allclose(numbers(a), numbers(b), rtol=1e-6)
+        assert_close(numbers(a), numbers(b))
 
 
 def test_init_under_eval_shape_gives_the_structure_of_real_init(case):
@@ -835,7 +836,7 @@ def test_a_linen_module_among_the_arguments_is_free_for_every_call(make):
     expected = inner.apply({"params": variables["params"]["inner"]}, x)
     for _ in range(2):
         assert_same(model.apply(variables, x), expected)
-        assert_same(jax.jit(model.apply)(variables, x), expected)
+        assert_close(jax.jit(model.apply)(variables, x), expected)
     assert inner.scope is None
     assert inner.name is None
 
@@ -984,7 +985,7 @@ def test_apply_under_jit_equals_the_native_call_under_jit(case):
         variables, x
     )
     native = nnx.jit(lambda m, x: m(x))(cls(*args, rngs=nnx.Rngs(KEY)), x)
-    np.testing.assert_allclose(y, native, rtol=1e-6, atol=1e-6)
+    assert_close(y, native)
 
 
 def test_apply_under_vmap_maps_the_native_call():

@@ -8,6 +8,7 @@ from flax import linen as nn
 from flax import nnx
 
 import bridge
+from tests.models import assert_close
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(7), (4, 3))
@@ -191,7 +192,7 @@ def test_a_lifted_transform_takes_the_class():
     for i in range(2):
         native = Scaled(2, 2.0, rngs=nnx.Rngs(0))
         nnx.update(native, jax.tree.map(lambda a: a[i], variables["params"]))  # noqa: B023
-        np.testing.assert_allclose(y[i], native(X), rtol=1e-6)
+        assert_close(y[i], native(X))
 
 
 @pytest.mark.parametrize(

@@ -3,12 +3,12 @@
 import flax
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
 
 import bridge
+from tests.models import assert_close
 
 KEY = jax.random.key(0)
 X = jnp.ones((8, 16))
@@ -90,7 +90,7 @@ def test_the_count_is_threaded_under_jit_without_retracing():
     native = Dropped(rngs=nnx.Rngs(KEY))
     for _ in range(3):
         y, variables = step(variables)
-        np.testing.assert_allclose(y, native(X), rtol=1e-6)
+        assert_close(y, native(X))
     assert len(traces) == 1
 
 

@@ -18,7 +18,7 @@ from flax.core import FrozenDict
 
 import bridge
 from tests import models
-from tests.models import assert_identical, leaf_paths, rng_counts, snapshot
+from tests.models import assert_close, assert_identical, leaf_paths, rng_counts, snapshot
 
 X = jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
 KEY = jax.random.key(7)
@@ -340,7 +340,7 @@ def test_nnx_vmap_over_models_with_state_follows_linen():
         expected, updates = module.apply(each, X, True, rngs=rngs, mutable=["batch_stats"])
         np.testing.assert_allclose(outputs[i], expected, rtol=1e-4, atol=1e-6)
         expected_mean = updates["batch_stats"]["BatchNorm_0"]["mean"]
-        np.testing.assert_allclose(mean.get_value()[i], expected_mean, rtol=1e-5)
+        assert_close(mean.get_value()[i], expected_mean)
 
 
 def test_nnx_scan_over_steps_threads_state_and_counters():
@@ -395,11 +395,9 @@ def test_a_method_and_a_submodule_can_be_transformed():
     module = models.LinenAutoencoder()
     model = bridge.ToNNX(module, KEY).lazy_init(X)
     expected = module.apply(model.linen_variables(), X, method="encode")
-    np.testing.assert_allclose(jax.jit(model.encode)(X), expected, rtol=1e-6)
-    np.testing.assert_allclose(jax.vmap(model.encode)(X), expected, rtol=1e-6)
-    np.testing.assert_allclose(
-        nnx.jit(lambda m, x: m.activation(m.encoder(x)))(model, X), expected, rtol=1e-6
-    )
+    assert_close(jax.jit(model.encode)(X), expected)
+    assert_close(jax.vmap(model.encode)(X), expected)
+    assert_close(nnx.jit(lambda m, x: m.activation(m.encoder(x)))(model, X), expected)
 
 
 @pytest.mark.parametrize("name", ["LinenMLP", "LinenSameName", "LinenCounter", "LinenSows"])

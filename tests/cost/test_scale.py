@@ -13,8 +13,6 @@ from benchmarks.scale_models import AXES, FORMS, Shape
 SIZES = {"width": 64, "hidden": 192, "heads": 4, "vocabulary": 256}
 AUTO = (AxisType.Auto,) * 2
 DEPTHS = (2, 8)
-# Less work for LLVM, which comes after everything that is looked at here.
-QUICKLY = {"xla_backend_optimization_level": 0}
 
 
 @pytest.fixture(scope="module")
@@ -22,7 +20,7 @@ def found():
     """What is compiled, by form and depth."""
     mesh = jax.make_mesh((2, 4), AXES, axis_types=AUTO)
     return {
-        (form, depth): compiled(form, Shape(depth, **SIZES), mesh, **QUICKLY)
+        (form, depth): compiled(form, Shape(depth, **SIZES), mesh)
         for form in ("ToLinen", "ToNNX")
         for depth in DEPTHS
     }

@@ -8,7 +8,7 @@ from flax import linen as nn
 from flax import nnx
 
 import bridge
-from tests.models import assert_identical
+from tests.models import assert_close, assert_identical
 from tests.transforms import linen_states as states
 
 KEY = jax.random.key(0)
@@ -52,7 +52,7 @@ def test_every_slice_is_what_native_construction_makes_of_its_own_key(transform)
         native = states.Plain(rngs=nnx.Rngs(keys[i]))
         expected = nnx.to_pure_dict(nnx.state(native))
         # Constructing and computing under a transform compile, which rounds differently.
-        jax.tree.map(lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-6), own, expected)
+        assert_close(own, expected)
         np.testing.assert_allclose(y[i], native(X[i]), rtol=1e-5, atol=1e-6)
 
 
@@ -154,7 +154,7 @@ def test_stored_streams_draw_what_native_modules_with_these_streams_draw(transfo
         y, updates = module.apply(variables, *inputs(X), mutable=["RngCount"])
         expected = jnp.stack([native(x) for native, x in zip(natives, X, strict=True)])
         # The native calls are not compiled in one program.
-        np.testing.assert_allclose(output(y), expected, rtol=1e-6)
+        assert_close(output(y), expected)
         variables = variables | updates
     counts = nn.unbox(variables["RngCount"])["dropout"]["rngs"]["count"]
     assert counts.tolist() == [2] * SIZE

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
-from tests.models import assert_identical, snapshot
+from tests.models import assert_close, assert_identical, snapshot
 from tests.transforms.nnx_states import (
     KEEPS_SOWN,
     KINDS,
@@ -85,11 +85,3 @@ def test_capture_collects_through_a_transform_as_natively(transform):
         assert_close(output, expected)
         assert_close(values(captured)["inner"], sown)
     assert snapshot(model) == before
-
-
-def assert_close(actual, expected):
-    """Compiled and not, so bits may differ."""
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert a.shape == b.shape
-        assert jnp.allclose(a, b, rtol=1e-5, atol=1e-6)
