@@ -44,10 +44,10 @@ def called(
     """(the function of a Linen module to call, whose method it is, its keyword arguments)."""
     if isinstance(method, At):
         return method, method.target or module, {**kwargs, **method.kwargs}
-    return _function_of(module, method), module, kwargs
+    return function_of(module, method), module, kwargs
 
 
-def _function_of(module: nn.Module, method: Callable[..., Any] | str | None) -> Callable[..., Any]:
+def function_of(module: nn.Module, method: Callable[..., Any] | str | None) -> Callable[..., Any]:
     """The unbound function to call, for what `Module.apply` accepts as `method`."""
     if isinstance(method, str):
         found = getattr(type(module), method, None)

@@ -75,7 +75,8 @@ def filled(
       function: the unbound method, of which only the signature matters.
       args: the caller's positional arguments without `self`.
       kwargs: the caller's keyword arguments.
-      modes: value by name of the attributes that were set.
+      modes: value by name of the attributes that were set; `train` among them if it was set by
+        itself, and otherwise what follows from the others.
 
     Returns:
       The completed call. An argument that the method takes by position is passed by position, as
@@ -88,13 +89,12 @@ def filled(
     given.update(kwargs)
     in_force = _of_call(modes, given)
     choices = _choices(in_force)
-    fields = {**choices, **{name: modes[name] for name in TRAINING if name in modes}}
     is_open = choices.keys() - given.keys() - _mode_fields(target)
     args, kwargs = _completed(function, args, kwargs, {name: choices[name] for name in is_open})
     return Filled(
         args,
         kwargs,
-        {n: fields[n] for n in _mode_fields(module) & fields.keys() if given.get(n) is None},
+        {n: choices[n] for n in _mode_fields(module) & choices.keys() if given.get(n) is None},
         in_force,
         # A call's own argument closes them, and does not open them: that is what `mutable=` is for.
         opens_state=modes.get("use_running_average") is False
@@ -121,7 +121,7 @@ def applied(modes: Mapping[str, Any]) -> Iterator[None]:
 
 def set_on(module: nnx.Pytree) -> None:
     """Sets the modes in force on an NNX module that a Linen module wraps, as NNX itself does."""
-    own = _in_force.get()
+    own = {name: value for name, value in _in_force.get().items() if name in MODE_FIELDS}
     if own and isinstance(module, nnx.Module):
         module.set_attributes(**own, raise_if_not_found=False, graph=True)
 
@@ -170,13 +170,12 @@ def _intercept(
 
 def _of_call(modes: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The modes of one call: what its caller says of the mode, and the rest as it was set."""
-    found = {name: modes[name] for name in MODE_FIELDS if name in modes}
-    for name in (*TRAINING, *MODE_FIELDS):
-        value = given.get(name)
-        if value is None:
-            continue
-        said = MODE_FIELDS if name in TRAINING else (name,)
-        for mode in found.keys() & set(said):
+    said = {name: given[name] for name in (*TRAINING, *MODE_FIELDS) if given.get(name) is not None}
+    if not said:
+        return dict(modes)
+    found = {name: value for name, value in modes.items() if name in MODE_FIELDS}
+    for name, value in said.items():
+        for mode in found.keys() & set(MODE_FIELDS if name in TRAINING else (name,)):
             if isinstance(value, bool | int | np.bool_):
                 found[mode] = bool(value) is (name in MODE_FIELDS)
             else:
@@ -189,7 +188,8 @@ def _choices(modes: Mapping[str, Any]) -> dict[str, Any]:
     """The modes, and what follows for `train`: it stands for both, so nothing may contradict it."""
     if not modes:
         return {}
-    return {**dict.fromkeys(TRAINING, not any(modes.values())), **modes}
+    train = not any(value for name, value in modes.items() if name in MODE_FIELDS)
+    return {**dict.fromkeys(TRAINING, train), **modes}
 
 
 def _completed(

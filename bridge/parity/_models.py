@@ -8,9 +8,10 @@ and NNX by `merge` and a call; no wrapper of this package stands in between.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from flax import nnx
 import registry
 from bridge import _linen_side, _modes, _nnx_side
 from bridge._errors import ConversionError, InvalidModuleError
+from bridge._flax_internals import overridden
 from bridge._found import Found
 from bridge._graphdef import intern
 from bridge._linen_methods import function_of
@@ -135,14 +137,15 @@ class LinenModel(Model):
             kwargs["nnx_method"] = request.method
         modes = {} if self.names_mode(request) else request.modes
         state = {a[0] for a in values if not is_of(a, nnx.Param, nnx.Intermediate)}
-        with _modes.applied(modes):
-            output, updates = module.apply(
+        call = _modes.filled(module, module, function, request.inputs, kwargs, modes)
+        with _modes.applied(call.modes), _quiet(modes):
+            output, updates = module.clone(**call.fields).apply(
                 {**_linen_side.to_variables(values), **self._static},
-                *request.inputs,
+                *call.args,
                 rngs=request.rngs,
                 method=function,
                 mutable=sorted(state),
-                **_modes.fill_arguments(module, function, request.inputs, kwargs, modes),
+                **call.kwargs,
             )
         return output, {**values, **_linen_side.from_variables(updates)}
 
@@ -181,6 +184,10 @@ class NnxModel(Model):
         else:
             modes = {name: request.modes[name] for name in _modes.MODE_FIELDS}
             module.set_attributes(**modes, raise_if_not_found=False, graph=True)
+            for _, node in nnx.iter_graph(module, graph=True):
+                if isinstance(node, ToNNX):
+                    # With what is to be filled in for `train`.
+                    node.to_nnx__modes = tuple(sorted(request.modes.items()))
         if request.rngs is not None:
             nnx.reseed(module, graph=True, **_streams(request.rngs))
             if isinstance(module, ToNNX):
@@ -194,7 +201,8 @@ class NnxModel(Model):
             return method_of(module, method)(*request.inputs, **kwargs)
 
         request.made(module)
-        output = nnx.capture(call)(module)
+        with _quiet(request.modes if modes else {}):
+            output = nnx.capture(call)(module)
         state = nnx.state(module, graph=True)
         return output, {**values, **_nnx_side.from_leaves(walk(state))}
 
@@ -231,6 +239,25 @@ def model_of(given: Any, argument: str) -> Model:
     else:
         remedy = "give a Linen module with its variables in a tuple, or an NNX module instance"
     raise InvalidModuleError(where, given, expected, remedy)
+
+
+@contextlib.contextmanager
+def _quiet(modes: Mapping[str, Any]) -> Iterator[None]:
+    """With the modes of `UPDATING`, nothing is dropped, though `train` may say so to a Dropout."""
+    with contextlib.ExitStack() as stack:
+        if modes.keys() == UPDATING.keys():
+            stack.enter_context(nn.intercept_methods(_not_dropping))
+        yield
+
+
+def _not_dropping(
+    function: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext
+) -> Any:
+    """Fills `deterministic` even where the model's author ties it to `train`."""
+    module = context.module
+    is_tied = isinstance(vars(module).get("deterministic"), bool)
+    with overridden(module, {"deterministic": True} if is_tied else {}):
+        return function(*args, **kwargs)
 
 
 def _names_mode(function: Callable[..., Any], request: Request) -> bool:
