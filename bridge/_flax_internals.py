@@ -115,6 +115,9 @@ def graph_attributes(node: nnx.Pytree) -> list[tuple[str, Any]]:
     data: for a small model a good part of what a call of `nnx.jit` costs.
     """
     attributes = vars(node)
+    if type(attributes.get(_TABULATE_ID)) is _NewTabulateId:
+        object.__setattr__(node, _TABULATE_ID, int(attributes[_TABULATE_ID]))
+        return list(_tabulated(graph_attributes(node)))
     is_data = attributes["_pytree__nodes"]._mapping.get
     data, static = nnx.graphlib.DataElem, nnx.graphlib.StaticElem
     state = attributes["_pytree__state"]
@@ -263,6 +266,29 @@ def mark_eager_sharding(variables: Iterable[nnx.Variable[Any]]) -> None:
             state._var_metadata["eager_sharding"] = True
             variablelib._set_hijax_state(variable, state)
         # One around a reference cannot be changed at all.
+
+
+class _NewTabulateId(int):
+    """An id that `nnx.tabulate` has just put on an object, whose Variables it asks for next."""
+
+
+def as_tabulated(name: str, value: Any) -> Any:
+    """An attribute's value, marked if it is what `nnx.tabulate` 0.12.8 sets on an object.
+
+    It shows names and shapes for the Variables that an object itself has, and only counts for those
+    in a dict of it; a native model has an object for each dict that a ToNNX has. Nothing in its
+    interface says how an object is to be shown.
+    """
+    return _NewTabulateId(value) if name == _TABULATE_ID else value
+
+
+def _tabulated(attributes: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Attributes with the items of dicts in the place of the dicts, for this one look at them."""
+    for name, value in attributes:
+        if type(value) is dict:
+            yield from _tabulated((f"{name}/{key}", item) for key, item in value.items())
+        else:
+            yield name, value
 
 
 _tabulate_id: contextvars.ContextVar[int | None] = contextvars.ContextVar("id", default=None)

@@ -28,6 +28,7 @@ from ._errors import (
     NotInitializedError,
 )
 from ._flax_internals import (
+    as_tabulated,
     graph_attributes,
     is_data_attribute,
     is_initializing,
@@ -402,4 +403,4 @@ class ToNNX(nnx.Module):
             return
         if not is_marked and not nnx.is_data(value) and nnx.has_data(value):
             value = nnx.data(value)
-        super().__setattr__(name, value)
+        super().__setattr__(name, as_tabulated(name, value))
