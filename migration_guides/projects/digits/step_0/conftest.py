@@ -1,7 +1,7 @@
 import os
 
 # The tests compile more than they compute.
-os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
+os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 
 def pytest_configure(config):
