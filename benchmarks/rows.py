@@ -394,7 +394,7 @@ ROWS: tuple[Row, ...] = (
             "flax ToNNX": _call_module("flax_to_nnx"),
         },
         (
-            Ratio("ToLinen", "NNX", 1.15, 8),
+            Ratio("ToLinen", "NNX", 1.25, 8),
             Ratio("flax ToLinen", "NNX"),
             Ratio("ToNNX", "Linen", 1.10, 8),
             Ratio("flax ToNNX", "Linen"),

@@ -6,6 +6,7 @@ each call, so here the walk is done once and what it finds is kept.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Container, Iterable, Iterator
 from typing import Any, NamedTuple, Protocol
 
@@ -27,8 +28,27 @@ def flatten(module: Any) -> tuple[nnx.GraphDef[Any], list[Any]]:
     `nnx.split` would sort the leaves into a nested State, out of which they would have to be taken
     again.
     """
-    graphdef, state = nnx.graphlib.flatten(module, graph=True)
+    indices = nnx.graphlib.RefMap()
+    graphdef, state = nnx.graphlib.flatten(module, ref_index=indices, graph=True)
+    _put_back_references(graphdef, indices)
     return graphdef, list(state.leaves)
+
+
+def _put_back_references(graphdef: nnx.GraphDef[Any], indices: Any) -> None:
+    """Gives Variables the references back that others hold too.
+
+    Flax 0.12.8 takes such a reference out of every Variable but the first.
+    """
+    shared = [
+        (node.index, node.array_refdef.index)
+        for node in graphdef.nodes
+        if isinstance(node, nnx.graphlib.VariableDef)
+        and isinstance(node.array_refdef, nnx.graphlib.NodeRef)
+    ]
+    if shared:
+        nodes = {index: node for node, index in indices.items()}
+        for index, reference in shared:
+            nodes[index].set_raw_value(nodes[reference])
 
 
 class Built(NamedTuple):
@@ -125,6 +145,16 @@ class _Constant:
         return self.value
 
 
+class _Containers:
+    """A static attribute or item that a call could write into: a list, a dict or a set."""
+
+    def __init__(self, value: Any):
+        self._value = value
+
+    def build(self, build: _Build) -> Any:
+        return _copied(self._value)
+
+
 class _Variable:
     """A Variable around its value."""
 
@@ -217,8 +247,7 @@ def _node(definition: Any, nodes: Iterator[Any], attributes: Iterator[Any]) -> _
     for _ in range(definition.num_attributes):
         key, kind = next(attributes)
         if isinstance(kind, nnx.graphlib.Static):
-            is_state = type(kind.value) in OBJECT_STATES
-            parts.append((key, (_ObjectState if is_state else _Constant)(kind.value)))
+            parts.append((key, _static_part(kind.value)))
         elif isinstance(kind, nnx.graphlib.NodeAttr):
             parts.append((key, _node(next(nodes), nodes, attributes)))
         else:
@@ -228,6 +257,25 @@ def _node(definition: Any, nodes: Iterator[Any], attributes: Iterator[Any]) -> _
     registered = _Registered(definition, parts)
     made = None if parts else registered.build(_Build(()))
     return _ObjectState(made) if type(made) in OBJECT_STATES else registered
+
+
+def _static_part(value: Any) -> _Part:
+    if type(value) in OBJECT_STATES:
+        return _ObjectState(value)
+    return (_Constant if _copied(value) is value else _Containers)(value)
+
+
+def _copied(value: Any) -> Any:
+    """A value with lists, dicts and sets of its own; the value itself if there are none in it."""
+    kind = type(value)
+    if kind is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if kind is list or kind is set:
+        return kind(map(_copied, value))
+    if kind is tuple:
+        items = tuple(map(_copied, value))
+        return value if all(map(operator.is_, items, value)) else items
+    return value
 
 
 def _reference(definition: Any) -> _Part:

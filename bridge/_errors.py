@@ -399,3 +399,13 @@ def lost_update_text(where: str, collection: str, is_rng: bool) -> str:
         f" dropped and"
         f" {effect}; keep it with apply(…, mutable=[{collection!r}])"
     )
+
+
+def untold_change_text(where: str, places: Iterable[str]) -> str:
+    """The warning about a change of a module that no leaf of its variables tells."""
+    return (
+        f"{where} changed in this call what its variables do not tell ({', '.join(places)}: an"
+        " attribute, a submodule, a container, or a parameter's shape or place), and the next call"
+        " starts from the old definition; keep it with apply(…, mutable=['nnx', …]), next to the"
+        " collections that the call updates"
+    )

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import inspect
 import operator
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
@@ -229,6 +230,15 @@ def set_initializing(nodes: Sequence[nnx.Pytree], value: bool) -> None:
         node._pytree__state._initializing = value
 
 
+def unbound_axis(error: NameError) -> str | None:
+    """The axis that JAX says is not bound, None for another error.
+
+    JAX tells which axes are bound, and not which a program asks for before it runs.
+    """
+    found = re.search(r"unbound axis name: ?'?([^\s'.]+)", str(error))
+    return found[1] if found else None
+
+
 def is_data_attribute(node: nnx.Pytree, name: str) -> bool:
     """Whether an attribute is state rather than static; there is no public reader."""
     return bool(node._pytree__nodes.get(name, False))
@@ -411,6 +421,41 @@ def call_method(
 def registered_names(module: nn.Module) -> frozenset[str]:
     """What a bound Linen module has registered itself; `variables` does not tell whose they are."""
     return frozenset(module._state.children)
+
+
+def remove_variable(module: nn.Module, collection: str, path: Sequence[Any]) -> None:
+    """Removes a leaf from a mutable collection of a bound Linen module, with what it leaves empty.
+
+    `put_variable` merges, and `variables` may be a copy.
+    """
+    scope: Any = module.scope
+    tree = scope._mutable_collection(collection)
+    parents: list[tuple[Any, Any]] = []
+    for key in path:
+        if not isinstance(tree, dict) or key not in tree:
+            return
+        parents.append((tree, key))
+        tree = tree[key]
+    del parents[-1][0][parents[-1][1]]
+    for (parent, key), (below, _) in zip(parents[-2::-1], parents[:0:-1], strict=True):
+        if not below:
+            del parent[key]
+
+
+def shares_scope(module: nn.Module) -> bool:
+    """Whether a module that is being called has the scope of this one, as of `nn.share_scope`."""
+    scope: Any = module.scope
+    return any(
+        other is not None
+        and other is not module
+        and other.scope is not None
+        and (other.scope is scope or _is_same_place(other.scope, scope))
+        for other in linen_module._context.module_stack
+    )
+
+
+def _is_same_place(a: Scope, b: Scope) -> bool:
+    return a.root is b.root and a.path == b.path
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,10 +14,10 @@ import registry
 
 from ._flax_internals import assign_raw_value
 from ._graphdef import StaticGraphDef
-from ._matching import FITS, Comparison, compare
+from ._matching import Comparison, compare
 from ._mesh_axes import any_explicit
 from ._meta import NNXMeta
-from ._neutral import Address, by_address
+from ._neutral import Address, Path, by_address
 
 
 class Found:
@@ -29,21 +29,17 @@ class Found:
 
     Attributes:
       graphdef: that definition.
-      bare: the values in the order of the slots, if they are bare arrays of the right shapes and
-        nothing else is there.
     """
 
     def __init__(self, graphdef: StaticGraphDef, variables: Mapping[str, Any]):
         self.graphdef = graphdef
-        self.bare = graphdef.slots.bare_values(variables)
-        self._given: Callable[[], Mapping[Address, Any]] = lambda: by_address(variables)
+        self._given: Mapping[Address, Any] = by_address(variables)
 
     @classmethod
     def of_leaves(cls, graphdef: StaticGraphDef, leaves: Mapping[Address, Any]) -> Found:
         """The same of leaves by address, which may be anything."""
         found = cls(graphdef, {})
-        found.bare = None
-        found._given = lambda: leaves
+        found._given = leaves
         return found
 
     @property
@@ -51,24 +47,27 @@ class Found:
         """The leaves as they are, boxes included, by the address that the module knows them by."""
         return self._matched[0]
 
-    @property
-    def moved(self) -> Mapping[Address, Address]:
-        """Where a leaf really is, if not at its address.
+    def placed(self, address: Address) -> Address:
+        """Where a leaf is in the variables, or is to be: with keys that fit those beside it.
 
         Integers come back as strings from a msgpack file.
         """
-        return {} if self.bare is not None else self._matched[1]
-
-    @property
-    def boxed(self) -> Mapping[Address, Any]:
-        """The leaves, if some of them may be boxed."""
-        return {} if self.bare is not None else self.leaves
+        moved = self._matched[1]
+        if address in moved or address in self._given:
+            return moved.get(address, address)
+        collection, path = address
+        own: Path = ()
+        below = [given for other, given in self._given if other == collection]
+        for key in path:
+            beside = {given[len(own)] for given in below if len(given) > len(own)}
+            is_text = any(isinstance(k, str) and k.isdecimal() for k in beside)
+            own = (*own, str(key) if is_text and isinstance(key, int) else key)
+            below = [given for given in below if given[: len(own)] == own]
+        return collection, own
 
     @property
     def values(self) -> list[Any]:
         """What the Variables are to hold, in the order of the slots; None for absent RNG state."""
-        if self.bare is not None:
-            return list(self.bare)
         leaves = self.leaves
         return [
             None if slot.is_rng and slot.address not in leaves else unboxed(leaves[slot.address])
@@ -78,15 +77,13 @@ class Found:
     @property
     def unknown(self) -> dict[Address, Any]:
         """The leaves that no slot is for."""
-        if self.bare is not None:
-            return {}
         known = self.graphdef.slots.addresses
         return {address: leaf for address, leaf in self.leaves.items() if address not in known}
 
     @functools.cached_property
     def _matched(self) -> tuple[Mapping[Address, Any], Mapping[Address, Address]]:
         """The leaves by their slots' paths, or by the text of their paths, and where they are."""
-        leaves = self._given()
+        leaves = self._given
         wanted = self.graphdef.slots.addresses
         if wanted.issuperset(leaves):
             return leaves, {}
@@ -107,8 +104,6 @@ def comparison(found: Found, *, rng: bool = False) -> Comparison:
       The comparison. Only parameters and batch statistics are held to their shapes; a cache may
       grow.
     """
-    if found.bare is not None:
-        return FITS
     expected: dict[Address, Any] = {}
     leaves = {address: _inside(leaf) for address, leaf in found.leaves.items()}
     for slot, aval in zip(found.graphdef.slots, slot_avals(found.graphdef), strict=True):

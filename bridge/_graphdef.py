@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import threading
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,6 +15,7 @@ from flax import nnx, serialization
 import registry
 
 from ._blueprint import Blueprint, flatten
+from ._neutral import Address
 from ._slots import Slots
 
 
@@ -77,7 +81,7 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         slots = getattr(self, "_slots", None)
         if slots is None or slots.registry is not active:
             # A scoped registry may name other collections.
-            slots = Slots(self, self.avals, active)
+            slots = Slots(self, active)
             object.__setattr__(self, "_slots", slots)
         return slots
 
@@ -126,6 +130,29 @@ def split(module: nnx.Pytree, recipe: Any = None) -> tuple[StaticGraphDef, list[
         _aval(leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf) for leaf in leaves
     )
     return intern(graphdef, avals, recipe), leaves
+
+
+def with_metadata(
+    graphdef: StaticGraphDef, originals: Mapping[Address, Mapping[str, Any]]
+) -> StaticGraphDef:
+    """The GraphDef with other metadata for the Variables at some addresses.
+
+    A Variable that holds a reference by that metadata gets one.
+    """
+    slots = graphdef.slots
+    # A slot has the very metadata of its node.
+    wanted = {id(s.metadata): originals[s.address] for s in slots if s.address in originals}
+    unused = itertools.count(len(graphdef.nodes) + graphdef.num_leaves)
+    nodes: list[Any] = []
+    for node in graphdef.nodes:
+        metadata = wanted.get(id(getattr(node, "metadata", None)))
+        if metadata is None:
+            nodes.append(node)
+            continue
+        reference = nnx.graphlib.ArrayRefDef(next(unused), None) if metadata["ref"] else None
+        nodes.append(dataclasses.replace(node, metadata=metadata, array_refdef=reference))
+    changed = nnx.GraphDef(nodes, graphdef.attributes, graphdef.num_leaves)
+    return intern(changed, graphdef.avals, graphdef.recipe)
 
 
 def _aval(value: Any) -> Any:

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import jax
 from flax import nnx
 
 from . import _linen_variables
+from ._arrays import Arrays
+from ._blueprint import Blueprint, flatten
 from ._errors import InvalidModuleError
 from ._flax_internals import (
     assign_raw_value,
     partially_evaluate,
     raw_value,
     set_initializing,
+    unbound_axis,
 )
 from ._nodes import Nodes, nodes_below
+from ._snapshot import Snapshot, drop_sown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -81,59 +85,93 @@ def run_initializing(
       What `fn` returned.
     """
     nodes = nodes or nodes_below(module)
-    snapshot = _Snapshot(nodes)
+    snapshot = Snapshot(nodes)
+    # Initial values were drawn from them, as in native construction: if they were put back, the
+    # first call would draw the same keys again.
+    moved = {id(count) for node in nodes.objects for count in _stream_counts(node)}
     set_initializing(nodes.objects, True)
-    failed = True
     try:
         output = fn(*args, **kwargs)
-        failed = False
+        snapshot.keep_created(moved)
+    except BaseException:
+        snapshot.restore()
+        raise
     finally:
-        if failed:
-            snapshot.restore_attributes()
         # The call may have put in more of them.
-        set_initializing(nodes_below(module).objects, False)
-        snapshot.restore_values(failed=failed)
-    snapshot.drop_sown()
+        after = nodes_below(module)
+        set_initializing([*nodes.objects, *after.objects], False)
+    drop_sown(after)
     return output
 
 
-class _Snapshot:
-    """The state of a model, to be put back."""
+def initialized(
+    module: nnx.Module,
+    method: Callable[[Any], Callable[..., Any]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    nodes: Nodes,
+) -> tuple[nnx.Module, Any]:
+    """`run_initializing`, also for a call that needs a mesh axis or `vmap` axis nobody has bound.
 
-    def __init__(self, nodes: Nodes):
-        self._values = [(variable, raw_value(variable)) for variable in nodes.variables]
-        self._moved = {id(count) for node in nodes.objects for count in _stream_counts(node)}
-        self._attributes = [(node, dict(vars(node))) for node in nodes.objects]
+    A native `nnx.BatchNorm(axis_name=…)` does not know, as Linen's does, that it is initialised,
+    and takes its mean over the axis.
 
-    def restore_values(self, *, failed: bool) -> None:
-        """Puts back the value of every Variable and bare array that was there.
+    Args:
+      module: the module.
+      method: module -> the method to call.
+      args: positional arguments of the call.
+      kwargs: keyword arguments of the call.
+      nodes: `nodes_below(module)`.
 
-        The streams that initial values were drawn from have moved on, as after native construction,
-        unless the initialisation failed: otherwise the first call would draw the same keys again.
-        """
-        for variable, value in self._values:
-            has_moved = not failed and id(variable) in self._moved
-            if not has_moved and variable.get_raw_value() is not value:
-                assign_raw_value(variable, value)
-        for node, attributes in self._attributes:
-            for name, value in attributes.items():
-                if isinstance(value, jax.Array) and vars(node).get(name) is not value:
-                    setattr(node, name, nnx.data(value))
+    Returns:
+      (the initialised module, what the method returned). The module is another one if an axis was
+      missing.
+    """
+    axes: list[str] = []
+    while True:
+        try:
+            if not axes:
+                return module, run_initializing(module, method(module), args, kwargs, nodes)
+            return _initialized_over(axes, module, method, args, kwargs)
+        except NameError as error:
+            axis = unbound_axis(error)
+            if axis is None or axis in axes:
+                raise
+            axes.append(axis)
 
-    def restore_attributes(self) -> None:
-        """Puts back the attributes of every module that was there."""
-        for node, attributes in self._attributes:
-            vars(node).clear()
-            vars(node).update(attributes)
 
-    def drop_sown(self) -> None:
-        """Removes what native modules sowed: initialisation is not a call whose output counts."""
-        for node, attributes in self._attributes:
-            for name in set(vars(node)) - set(attributes):
-                value = vars(node)[name]
-                # Perturbations derive from it, and Linen's init makes them too.
-                if isinstance(value, nnx.Variable) and value.var_type is nnx.Intermediate:
-                    delattr(node, name)
+def _initialized_over(
+    axes: Sequence[str],
+    module: nnx.Module,
+    method: Callable[[Any], Callable[..., Any]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[nnx.Module, Any]:
+    """Initialises a copy of a module below axes of size 1."""
+    graphdef, leaves = flatten(module)
+    given = Arrays(list(map(_raw, leaves)))
+    made: list[tuple[nnx.GraphDef[Any], Arrays]] = []
+
+    def initialize(values: list[Any]) -> list[Any]:
+        # Variables belong to the trace they are made in.
+        copy = Blueprint(graphdef).build(given.tree(values)).module
+        output = run_initializing(copy, method(copy), args, kwargs)
+        graphdef_made, leaves_made = flatten(copy)
+        result = Arrays((list(map(_raw, leaves_made)), output))
+        made.append((graphdef_made, result))
+        return result.values
+
+    run: Callable[..., Any] = initialize
+    for axis in axes:
+        run = jax.vmap(run, in_axes=None, axis_name=axis, axis_size=1)
+    values = [x[(0,) * len(axes)] for x in run(given.values)]
+    graphdef_made, result = made[-1]
+    leaves_made, output = result.tree(values)
+    return Blueprint(graphdef_made).build(leaves_made).module, output
+
+
+def _raw(leaf: Any) -> Any:
+    return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
 
 
 def _init_abstractly(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flax import linen as nn
@@ -12,6 +12,7 @@ from flax.core import meta
 
 from . import _graphdef
 from ._errors import ReservedNameError, path_text
+from ._flax_internals import remove_variable
 from ._graphdef import StaticGraphDef
 from ._neutral import Address, Path, nest
 from ._own_leaves import GRAPHDEF, STATIC, without_static
@@ -23,10 +24,21 @@ def stored_graphdef(module: nn.Module) -> StaticGraphDef | None:
     return _graphdef.intern(stored) if isinstance(stored, nnx.GraphDef) else None
 
 
-def store_graphdef(module: nn.Module, graphdef: StaticGraphDef) -> None:
-    """Keeps the GraphDef, unless a lifted transform has left the collection behind."""
+def store_graphdef(module: nn.Module, graphdef: StaticGraphDef | None) -> None:
+    """Keeps the GraphDef, unless a lifted transform has left the collection behind.
+
+    None keeps a place for it: the collection is to be the first one, and what goes into it is known
+    last.
+    """
     if module.is_mutable_collection(STATIC):
         module.put_variable(STATIC, GRAPHDEF, graphdef)
+
+
+def remove(module: nn.Module, addresses: Iterable[Address]) -> None:
+    """Removes leaves from mutable collections, and the mappings that held nothing else."""
+    for collection, path in addresses:
+        keys = (str(path[0]), *path[1:])
+        remove_variable(module, collection, keys)
 
 
 def read(module: nn.Module) -> dict[str, Any]:

@@ -49,9 +49,6 @@ class Comparison:
         return [path_text(*address) for address in self.unknown]
 
 
-FITS = Comparison((), (), (), {}, {})
-
-
 def compare(expected: Mapping[Address, Any], found: Mapping[Address, Any]) -> Comparison:
     """Compares what a module needs with what there is.
 

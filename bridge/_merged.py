@@ -6,8 +6,7 @@ No Linen module is in sight here; `_to_linen` reads the variables and writes the
 from __future__ import annotations
 
 import functools
-import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,10 +14,14 @@ from flax import nnx
 
 import registry
 
-from . import _linen_side, _nnx_side
+from . import _modes
+from ._attaching import Reads, attach
+from ._blueprint import flatten
+from ._changes import Changes
 from ._errors import InvalidMethodError, MissingRngError
-from ._flax_internals import held_value, mark_tabulated
+from ._flax_internals import mark_tabulated
 from ._found import Found, slot_avals
+from ._graphdef import StaticGraphDef
 from ._neutral import Address, Path
 from ._slots import Slot
 
@@ -41,42 +44,82 @@ class Merged:
         seed: Callable[[Slot], Any],
         is_mutable: Callable[[str], bool] = lambda collection: True,
     ):
+        self._found = found
         graphdef = found.graphdef
-        self._slots = slots = graphdef.slots
+        slots = graphdef.slots
         self._seeded: set[Address] = set()
         self._unseeded: set[Address] = set()
-        self._read: set[Address] = set()
-        self._values = found.values
+        values = found.values
         for i in slots.rng:
-            self._values[i] = self._rng_value(
-                slots[i], slot_avals(graphdef)[i], self._values[i], seed
-            )
-        plain = {i for i in slots.special if not is_mutable(slots[i].address[0])}
-        leaves = list(self._values)
+            values[i] = self._rng_value(slots[i], slot_avals(graphdef)[i], values[i], seed)
+        before = {slot.address: value for slot, value in zip(slots, values, strict=True)}
+        self._plain = {i for i in slots.special if not is_mutable(slots[i].address[0])}
+        # A call may write into a list or dict that a Variable holds.
+        leaves = [x if isinstance(x, jax.Array) else jax.tree.map(_itself, x) for x in values]
         for i in slots.references:
-            if i not in plain:
+            if i not in self._plain:
                 leaves[i] = jax.new_ref(leaves[i])
-        self.module, self._variables, objects = graphdef.blueprint.build(leaves, plain)
-        self._unknown = self._attach(found.unknown)
-        mark_tabulated(objects)
-        self._held = operator.methodcaller("get_raw_value") if slots.special else held_value
-        self._objects = objects
-        self._sizes = list(map(len, map(vars, objects)))
-        # What the call changes; found out once, when it is over.
-        self._changed: list[tuple[Slot, Any]] = []
+        self.module, _, self._objects = graphdef.blueprint.build(leaves, self._plain)
+        unknown = found.unknown
+        self._attached = attach(self.module, unknown) if unknown else {}
+        for address, (item, _) in self._attached.items():
+            before[address] = item.get_raw_value() if isinstance(item, nnx.Variable) else item
+        self._refused = [address for address in unknown if address not in self._attached]
+        # As flattening this module gives it: the definition, unless something was put in.
+        definition: nnx.GraphDef[Any] = graphdef
+        if self._attached or self._plain:
+            definition = flatten(self.module)[0]
+        self._before = before
+        self._definition = definition
+        self._read: set[Address] = set()
+        self.changes: Changes | None = None
 
-    def call(self, method: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: str) -> Any:
-        """Calls a method of the module.
+    def call(
+        self,
+        method: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        where: str,
+        run: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Calls a method of the module, and takes the state that it leaves.
+
+        Args:
+          method: as `nnx_method` of `ToLinen`.
+          args: positional arguments.
+          kwargs: keyword arguments.
+          where: the wrapper, for errors.
+          run: what makes the call of `(module, function, args, kwargs)`, if not the call itself.
 
         Raises:
           MissingRngError: it drew from a stream that has no key.
         """
-        output = method_of(self.module, method)(*args, **kwargs)
-        self._changed = list(self._changed_slots())
+        before = [(node, dict(vars(node))) for node in self._objects]
+        mark_tabulated(self._objects)
+        _modes.set_on(self.module)
+        imposed = _imposed(before)
+        reads = Reads(
+            {
+                address: attached.item
+                for address, attached in self._attached.items()
+                if isinstance(attached.item, nnx.Variable) and not attached.is_linen
+            }
+        )
+        function = method_of(self.module, method)
+        if run is None:
+            output = function(*args, **kwargs)
+        else:
+            output = run(self.module, function, args, kwargs)
+        reads.stop()
+        self._read = reads.read | {a for a, (_, is_linen) in self._attached.items() if is_linen}
+        _lift(imposed)
+        self.changes = changes = Changes(
+            self._found, self.module, self._before, self._definition, self._plain
+        )
         drawn = {
-            slot.metadata.get("tag", "/".join(map(str, slot.path)))
-            for slot, _ in self._changed
-            if slot.address in self._unseeded
+            item.get_metadata("tag", "/".join(map(str, address[1])))
+            for address, item in changes.updates.items()
+            if address in self._unseeded
         }
         if drawn:
             raise MissingRngError(
@@ -88,53 +131,41 @@ class Merged:
             )
         return output
 
-    def changed(self) -> dict[Address, Any]:
-        """The Variables and bare arrays that are others than before, by address.
+    def updates(self) -> dict[Address, Any]:
+        """The Variables and bare arrays that are new, or others than before, by address.
 
         A stream that the call's own `rngs` seeded is not among them: its state is not the model's.
         """
-        changed = {
-            slot.address: item for slot, item in self._changed if slot.address not in self._seeded
-        }
-        for address, (variable, before) in self._unknown.items():
-            if variable is not None and variable.get_raw_value() is not before:
-                _forget_reads(variable)
-                changed[address] = variable
-        return changed
+        updates = self.changes.updates if self.changes else {}
+        return {a: item for a, item in updates.items() if a not in self._seeded}
+
+    def removed(self) -> frozenset[Address]:
+        """The leaves that are gone, by address."""
+        return self.changes.removed if self.changes else frozenset()
+
+    def definition(self) -> StaticGraphDef | None:
+        """The GraphDef after the call, if it is another; see `Changes.definition`."""
+        return self.changes.definition() if self.changes else None
+
+    def untold(self, leaf_of: Callable[[Any], Any]) -> list[Path]:
+        """What updates alone do not tell of a change; see `Changes.untold`."""
+        return self.changes.untold(leaf_of) if self.changes else []
 
     def drawn(self) -> set[Address]:
         """The seeded leaves of the streams that the call drew from."""
-        return {slot.address for slot, _ in self._changed if slot.address in self._seeded}
-
-    def created(self) -> dict[Address, nnx.Variable[Any]]:
-        """The Variables that the call made, by address."""
-        if list(map(len, map(vars, self._objects))) == self._sizes:
-            return {}
-        active = registry.current()
-        known = self._slots.addresses | set(self._unknown)
-        state = nnx.to_flat_state(nnx.state(self.module, graph=True))
-        addresses = [(_nnx_side.address_of(p, v, active), v) for p, v in state]
-        return {a: v for a, v in addresses if a not in known and isinstance(v, nnx.Variable)}
+        return self._seeded & (self.changes.updates.keys() if self.changes else set())
 
     def refused(self) -> list[Address]:
         """The leaves that have no place in the module."""
         active = registry.current()
-        return [
-            address
-            for address, (variable, _) in self._unknown.items()
-            if variable is None and not _is_sown(address, active)
-        ]
+        return [address for address in self._refused if not _is_sown(address, active)]
 
-    def unused(self, changed: Mapping[Address, Any]) -> list[Address]:
+    def unused(self) -> list[Address]:
         """The leaves that the definition lacks, and that the call neither read nor changed."""
         active = registry.current()
-        return [
-            address
-            for address in self._unknown
-            if address not in changed
-            and address not in self._read
-            and not _is_sown(address, active)
-        ]
+        updates = self.changes.updates if self.changes else {}
+        used = self._read | updates.keys()
+        return [a for a in self._found.unknown if a not in used and not _is_sown(a, active)]
 
     def _rng_value(self, slot: Slot, aval: Any, stored: Any, seed: Callable[[Slot], Any]) -> Any:
         key = seed(slot)
@@ -152,42 +183,31 @@ class Merged:
             key = jax.random.key(0) if key is None else key
             return jax.random.split(key, shape) if shape else key
 
-    def _attach(
-        self, unknown: Mapping[Address, Any]
-    ) -> dict[Address, tuple[nnx.Variable[Any] | None, Any]]:
-        """Gives the module the state that only a call creates, and its definition lacks."""
-        active = registry.current()
-        attached: dict[Address, tuple[nnx.Variable[Any] | None, Any]] = {}
-        for address, leaf in unknown.items():
-            variable = self._attached(address, leaf, active)
-            # Not `variable and …`: a Variable is as true as its value.
-            before = None if variable is None else variable.get_raw_value()
-            attached[address] = variable, before
-        return attached
 
-    def _attached(self, address: Address, leaf: Any, active: registry.Registry) -> Any:
-        collection, path = address
-        parent = value_at(self.module, path[:-1])
-        name = path[-1] if path else None
-        if collection == "params" or not isinstance(name, str):
-            return None
-        if not isinstance(parent, nnx.Pytree) or hasattr(parent, name):
-            return None
-        neutral = _linen_side.to_leaf(collection, path, leaf, active)
-        variable = _nnx_side.from_leaf(active.type_from_name(collection), neutral)
-        variable.set_metadata(on_get_value=functools.partial(_note, self._read, address))
-        setattr(parent, name, variable)
-        return variable
+_ABSENT = object()
 
-    def _changed_slots(self) -> Iterator[tuple[Slot, Any]]:
-        for slot, variable, value in zip(self._slots, self._variables, self._values, strict=True):
-            if variable is None:
-                item = value_at(self.module, slot.path)
-                if item is not value:
-                    yield slot, item
-            elif self._held(variable) is not value:
-                # Of a reference it is always another.
-                yield slot, variable
+
+def _imposed(
+    before: Sequence[tuple[nnx.Pytree, Mapping[str, Any]]],
+) -> list[tuple[nnx.Pytree, str, Any, Any]]:
+    """The attributes that were set since then: (object, name, value then, value now)."""
+    return [
+        (node, name, attributes.get(name, _ABSENT), value)
+        for node, attributes in before
+        for name, value in vars(node).items()
+        if attributes.get(name, _ABSENT) is not value
+    ]
+
+
+def _lift(imposed: Sequence[tuple[nnx.Pytree, str, Any, Any]]) -> None:
+    """Takes back attributes that were set for the call, where they are still as they were set."""
+    for node, name, before, during in imposed:
+        if vars(node).get(name, _ABSENT) is not during:
+            continue
+        if before is _ABSENT:
+            del vars(node)[name]
+        else:
+            vars(node)[name] = before
 
 
 def method_of(module: Any, method: Any) -> Callable[..., Any]:
@@ -203,33 +223,8 @@ def method_of(module: Any, method: Any) -> Callable[..., Any]:
     return found
 
 
-def value_at(module: Any, path: Path) -> Any:
-    """What is at a path below a module, None if there is nothing."""
-    for key in path:
-        # nnx.List keeps its items as attributes too.
-        children = {str(k): v for k, v in _children(module).items()}
-        if str(key) not in children:
-            return None
-        module = children[str(key)]
-    return module
-
-
-def _children(node: Any) -> Mapping[Any, Any]:
-    if isinstance(node, nnx.Pytree):
-        return vars(node)
-    if isinstance(node, Mapping):
-        return node
-    return dict(enumerate(node)) if isinstance(node, list | tuple) else {}
-
-
-def _note(read: set[Address], address: Address, variable: Any, value: Any) -> Any:
-    read.add(address)
-    return value
-
-
-def _forget_reads(variable: nnx.Variable[Any]) -> None:
-    if isinstance(variable.get_metadata("on_get_value", None), functools.partial):
-        variable.del_metadata("on_get_value")
+def _itself(leaf: Any) -> Any:
+    return leaf
 
 
 def _is_sown(address: Address, active: registry.Registry) -> bool:

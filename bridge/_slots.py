@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import operator
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import jax
 from flax import nnx
-from flax.core import FrozenDict
 
 import registry
 
-from ._neutral import Address, Path, nest, unplace
+from ._neutral import Address, Path, unplace
 from ._nnx_side import DISPLACED_KEY
 from ._own_leaves import ARRAYS
 
@@ -70,7 +66,6 @@ class Slots(Sequence[Slot]):
 
     Args:
       graphdef: a GraphDef in graph mode.
-      avals: shape and dtype of its leaves, None if they are not known.
       active: the registry that names the collections.
 
     Attributes:
@@ -81,11 +76,8 @@ class Slots(Sequence[Slot]):
       special: the indices of those whose Variable does, of its own, or is a hijax one.
     """
 
-    def __init__(
-        self, graphdef: nnx.GraphDef[Any], avals: Sequence[Any] | None, active: registry.Registry
-    ):
+    def __init__(self, graphdef: nnx.GraphDef[Any], active: registry.Registry):
         self._slots = tuple(_slots(graphdef, active))
-        self._avals = avals
         self.registry = active
         self.addresses = frozenset(slot.address for slot in self._slots)
         self.rng = [i for i, slot in enumerate(self._slots) if slot.is_rng]
@@ -100,85 +92,6 @@ class Slots(Sequence[Slot]):
 
     def __iter__(self) -> Iterator[Slot]:
         return iter(self._slots)
-
-    def bare_values(self, variables: Mapping[str, Any]) -> list[Any] | None:
-        """The value of every slot, if they all are bare arrays of the right shapes, and no more.
-
-        That is so at almost every call, and then JAX reads the variables in a fraction of the time
-        that it takes to look for each of them.
-
-        Args:
-          variables: nested mappings by collection, none of them empty.
-
-        Returns:
-          The values in the order of the slots. None if anything else is in the variables, or
-          anything is missing in them, or it is not known what has to be there.
-        """
-        layout = self._layout
-        if layout is None or len(variables) != len(layout.trees):
-            return None
-        found: list[Any] = []
-        for collection, structures in layout.trees.items():
-            tree = variables.get(collection)
-            if type(tree) not in structures:
-                return None
-            leaves, structure = _flatten(tree)
-            if structure is None or structure != structures[type(tree)]:
-                return None
-            found += leaves
-        values = [found[i] for i in layout.order]
-        fits = all(isinstance(value, jax.Array) for value in values)
-        return values if fits and list(map(_shape, values)) == layout.shapes else None
-
-    @functools.cached_property
-    def _layout(self) -> _Layout | None:
-        return None if self._avals is None else _Layout.of(self._slots, self._avals)
-
-
-class _Layout(NamedTuple):
-    """How JAX flattens variables that hold nothing but the values of some slots.
-
-    Attributes:
-      trees: the structures that each collection may have, by the type of its mapping.
-      order: for each slot the index of its value among the leaves of all collections.
-      shapes: the shape of each slot's value.
-    """
-
-    trees: Mapping[str, Mapping[type, Any]]
-    order: list[int]
-    shapes: list[Any]
-
-    @classmethod
-    def of(cls, slots: Sequence[Slot], avals: Sequence[Any]) -> _Layout | None:
-        """The layout, None if variables of these slots cannot be read so."""
-        shapes = [getattr(aval, "shape", None) for aval in avals]
-        addresses = [slot.address for slot in slots]
-        if None in shapes or not all(path for _, path in addresses):
-            return None
-        # As Linen has them, with strings for keys at the top.
-        paths = [(collection, str(path[0]), *path[1:]) for collection, path in addresses]
-        trees: dict[str, dict[type, Any]] = {}
-        flat: list[int] = []
-        for collection, tree in nest({path: i for i, path in enumerate(paths)}).items():
-            leaves, structure = _flatten(tree)
-            if structure is None:
-                return None
-            flat += leaves
-            frozen = jax.tree_util.tree_structure(FrozenDict(tree))
-            trees[collection] = {dict: structure, FrozenDict: frozen}
-        position = {index: i for i, index in enumerate(flat)}
-        return cls(trees, [position[i] for i in range(len(slots))], shapes)
-
-
-_shape = operator.attrgetter("shape")
-
-
-def _flatten(tree: Any) -> tuple[list[Any], Any]:
-    """Leaves and structure; None for that of dicts whose keys JAX cannot sort."""
-    try:
-        return jax.tree_util.tree_flatten(tree)
-    except ValueError:
-        return [], None
 
 
 def _slots(graphdef: nnx.GraphDef[Any], active: registry.Registry) -> Iterator[Slot]:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
+import jax
 from flax import linen as nn
 from flax import nnx
 from flax.core import FrozenDict
 
 import registry
 
-from . import _construction, _conversion, _graphdef, _linen_scope, _modes
+from . import _construction, _conversion, _graphdef, _linen_scope
 from ._constructor import Existing, check_class, freeze_arguments, holds_no_module, thaw
 from ._errors import (
     LostUpdateError,
@@ -21,20 +23,22 @@ from ._errors import (
     lost_update_text,
     path_text,
     unknown_paths_text,
+    untold_change_text,
     warn,
 )
-from ._flax_internals import PlainFields, registered_names, with_signature
-from ._found import Found, comparison, overlay
+from ._flax_internals import PlainFields, registered_names, shares_scope, with_signature
+from ._found import Found, comparison, overlay, slot_avals
 from ._graphdef import StaticGraphDef
-from ._lazy_init import run_initializing
+from ._lazy_init import initialized, run_initializing
 from ._matching import Comparison
 from ._merged import Merged, method_of
 from ._neutral import Address, by_address, has_leaf, nest
 from ._nnx_attributes import attribute, bound_method
 from ._once import Once
-from ._own_leaves import GRAPHDEF, with_graphdefs
+from ._own_leaves import GRAPHDEF, STATIC, with_graphdefs
 from ._rngs import fold_path, stream_for, stream_of
 from ._slots import Slot
+from ._subclassing import GivenArgs, GivenKwargs, WithOptions, frozen
 
 _warned: Once[bool] = Once(maxsize=4096)
 
@@ -52,14 +56,21 @@ _OPTIONS = frozenset(
     )
 )
 _ALL_FIELDS = _OPTIONS | {"args", "kwargs"}
+# Those that flax.nnx.bridge does not have.
+_OWN_OPTIONS = frozenset({"strict", "rng_state", "string_keys", "eager_sharding"})
 
 
-class ToLinen(PlainFields):
+class ToLinen(PlainFields, metaclass=WithOptions):
     """A Linen module that behaves as the NNX module it constructs.
 
     The module is constructed once, at `init`; its state goes to one collection for each Variable
     type, its static definition to collection `nnx`. `apply` puts the two together and calls the
     module.
+
+    What a call changes comes back in the collections that are mutable. If it changes more than
+    leaves tell (a Python attribute, the class of a submodule, a parameter that it creates or
+    removes), `nnx` has to be one of them: the new definition is in it, and what was removed is gone
+    from the returned collections.
 
     Example::
 
@@ -103,15 +114,28 @@ class ToLinen(PlainFields):
     string_keys: bool = False
     eager_sharding: bool | None = None
 
+    # Annotated it must be a ClassVar: a field would be an argument of the constructor itself.
+    _options: ClassVar[frozenset[str]] = _OWN_OPTIONS
+
     def __post_init__(self) -> None:
         check_class(self.nnx_class)
         # Linen hashes and compares modules by their fields.
-        args, kwargs = freeze_arguments(self.args, self.kwargs)
+        args, kwargs = freeze_arguments(frozen(self.args), frozen(self.kwargs))
+        is_plain = holds_no_module(args) and holds_no_module(kwargs)
+        if is_plain and type(self) is not ToLinen:
+            # A subclass may construct the module itself.
+            args, kwargs = GivenArgs(args), GivenKwargs(kwargs)
         object.__setattr__(self, "args", args)
         object.__setattr__(self, "kwargs", kwargs)
-        is_plain = holds_no_module(args) and holds_no_module(kwargs)
         object.__setattr__(self, "_plain_fields", _ALL_FIELDS if is_plain else _OPTIONS)
         super().__post_init__()
+
+    @nn.nowrap
+    def clone(self, **options: Any) -> Self:
+        # A deep clone looks for modules in every list and dict, and turns it into another type.
+        arguments = {"args": frozen(self.args), "kwargs": frozen(self.kwargs)}
+        is_deep = options.get("_deep_clone", False) is not False
+        return super().clone(**(arguments if is_deep else {}) | options)
 
     @classmethod
     def from_module(cls, module: nnx.Module, **options: Any) -> tuple[Self, Any]:
@@ -172,9 +196,9 @@ class ToLinen(PlainFields):
             # Made with other arguments: one model for training and one for evaluation, say.
             graphdef = None
         # As with Linen's own `param`, a call creates what is not there where it may.
-        is_new = self.is_mutable_collection("params") and not has_leaf(variables)
-        may_create = self.is_initializing() or is_new
-        if graphdef is None and not may_create:
+        is_init = self.is_initializing()
+        may_create = is_init or (self.is_mutable_collection("params") and not has_leaf(variables))
+        if graphdef is None and not is_init:
             call = _construction.Call(nnx_method, args, kwargs)
             graphdef = self._rebuilt(variables, call)
         if graphdef is not None:
@@ -183,7 +207,11 @@ class ToLinen(PlainFields):
             if not (may_create and compared.missing):
                 self._check(compared)
                 return self._apply(found, nnx_method, args, kwargs)
-        return self._init(variables, nnx_method, args, kwargs)
+        output, graphdef = self._init(variables, nnx_method, args, kwargs)
+        if is_init:
+            return output
+        # This is a call, and what it changes belongs to the result.
+        return self._apply(Found(graphdef, _linen_scope.read(self)), nnx_method, args, kwargs)
 
     @nn.nowrap
     def _check(self, compared: Comparison) -> None:
@@ -191,7 +219,11 @@ class ToLinen(PlainFields):
             raise compared.error(self._where)
 
     @nn.nowrap
-    def _init(self, variables: Mapping[str, Any], method: Any, args: Any, kwargs: Any) -> Any:
+    def _init(
+        self, variables: Mapping[str, Any], method: Any, args: Any, kwargs: Any
+    ) -> tuple[Any, StaticGraphDef]:
+        """Constructs the module, and writes it and what the call creates: (output, definition)."""
+        _linen_scope.store_graphdef(self, None)
         module, nodes = self._recipe.construct(self._streams(), self._where)
         leaves = by_address(variables)
         if leaves:
@@ -199,13 +231,14 @@ class ToLinen(PlainFields):
             found = Found(graphdef, variables)
             self._check(dataclasses.replace(comparison(found), missing=()))
             overlay(constructed, found)
-        output = run_initializing(module, method_of(module, method), args, kwargs, nodes)
+        find = functools.partial(method_of, method=method)
+        module, output = initialized(module, find, args, kwargs, nodes)
         graphdef, made = _graphdef.split(module, self._recipe.key)
         new = self._as_linen(graphdef, made)
         self._check_kept(new, leaves)
         self._write(new, leaves, {})
         _linen_scope.store_graphdef(self, graphdef)
-        return output
+        return output, graphdef
 
     @nn.nowrap
     def _check_kept(self, made: Mapping[Address, Any], found: Mapping[Address, Any]) -> None:
@@ -237,20 +270,54 @@ class ToLinen(PlainFields):
         merged = Merged(
             found, functools.partial(self._seed, keys, streams), self.is_mutable_collection
         )
-        _modes.set_on(merged.module)
         self._report_unknown(merged.refused() if self.strict else ())
-        output = merged.call(method, args, kwargs, self._where)
+        # The state at init is the state as constructed, and what the call creates.
+        run = run_initializing if self.is_initializing() else None
+        output = merged.call(method, args, kwargs, self._where, run)
         self._give_back(keys.keys() - {streams[address] for address in merged.drawn()})
-        changed = merged.changed()
-        self._report_unknown(merged.unused(changed))
-        if self.is_initializing():
-            # The state at init is the state as constructed.
-            changed = {}
-        updates = {**changed, **merged.created()}
-        kept = {a: self._leaf(item) for a, item in updates.items() if self._may_update(a, item)}
-        if kept:
-            self._write(kept, found.boxed, found.moved)
+        self._report_unknown(merged.unused())
+        self._keep(found, merged)
         return output
+
+    @nn.nowrap
+    def _keep(self, found: Found, merged: Merged) -> None:
+        """Writes what a call has changed, all of it or none."""
+        updates = merged.updates()
+        kept = {a: self._leaf(item) for a, item in updates.items() if self._may_update(a, item)}
+        graphdef = self._new_definition(found, merged, kept)
+        if kept:
+            places = {address: found.placed(address) for address in kept}
+            self._write(kept, found.leaves, places)
+        if graphdef is not None:
+            gone = merged.removed() - graphdef.slots.addresses
+            _linen_scope.remove(self, map(found.placed, gone))
+            _linen_scope.store_graphdef(self, graphdef)
+
+    @nn.nowrap
+    def _new_definition(
+        self, found: Found, merged: Merged, kept: Mapping[Address, Any]
+    ) -> StaticGraphDef | None:
+        """The GraphDef to be stored: None if it is the old one, or if it cannot be.
+
+        It cannot where its collection is not mutable, or another one whose leaves come or go with
+        it: a definition and the leaves that it needs have to stay together.
+        """
+        graphdef = merged.definition()
+        if graphdef is None:
+            return None
+        is_mutable = functools.cache(self.is_mutable_collection)
+        needed = {s.address for s in graphdef.slots if self.rng_state or not s.is_rng}
+        touched = {STATIC, *(collection for collection, _ in merged.removed())}
+        if needed <= found.leaves.keys() | kept.keys() and all(map(is_mutable, touched)):
+            return graphdef
+        untold = merged.untold(self._leaf)
+        if untold:
+            places = ["/".join(map(str, path)) for path in untold]
+            text = untold_change_text(self._where, places)
+            if self.strict:
+                raise LostUpdateError(text)
+            self._warn_once(tuple(places), text)
+        return None
 
     @nn.nowrap
     def _streams(self) -> dict[str, Any]:
@@ -290,8 +357,9 @@ class ToLinen(PlainFields):
 
     @nn.nowrap
     def _report_unknown(self, unknown: Iterable[Address]) -> None:
-        if type(self).__call__.__module__ != ToLinen.__call__.__module__:
-            # A subclass may have variables of its own, also some that it makes after this.
+        if type(self).__call__.__module__ != ToLinen.__call__.__module__ or shares_scope(self):
+            # A subclass may have variables of its own, also some that it makes after this, and so
+            # may a module that shares the scope.
             return
         own = registered_names(self)
         addresses = [a for a in unknown if not a[1] or a[1][0] not in own]
@@ -328,7 +396,11 @@ class ToLinen(PlainFields):
     @property
     def _recipe(self) -> _construction.Recipe:
         return _construction.Recipe(
-            self.nnx_class, self.args, self.kwargs, self.skip_rng, self.eager_sharding
+            self.nnx_class,
+            frozen(self.args),
+            frozen(self.kwargs),
+            self.skip_rng,
+            self.eager_sharding,
         )
 
     @property
@@ -370,6 +442,8 @@ class ToLinen(PlainFields):
             if callable(getattr(cls, name, None)):
                 return bound_method(self, name)
             found = self._attribute(name) if own.get("scope") is not None else _MISSING
+            if found is _MISSING and inspect.getattr_static(cls, name, None) is not None:
+                found = self._constant(name)
             if found is not _MISSING:
                 return found
         return super().__getattr__(name)
@@ -384,6 +458,22 @@ class ToLinen(PlainFields):
             return _MISSING
         module = Merged(found, lambda slot: None).module
         return attribute(self, (name,), getattr(module, name, _MISSING))
+
+    @nn.nowrap
+    def _constant(self, name: str) -> Any:
+        """A property of the class that needs no variables, `_MISSING` if it does need them."""
+        graphdef = self._rebuilt({}, None)
+        module = graphdef.blueprint.build(slot_avals(graphdef)).module
+        try:
+            value = getattr(module, name, _MISSING)
+        except Exception:
+            # It computes with a value, and there are only shapes.
+            return _MISSING
+        is_abstract = any(
+            isinstance(leaf, nnx.Pytree | nnx.Variable | jax.ShapeDtypeStruct)
+            for leaf in jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, nnx.Variable))
+        )
+        return _MISSING if is_abstract else value
 
 
 _MISSING = object()

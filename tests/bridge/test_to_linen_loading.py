@@ -505,3 +505,52 @@ def test_a_scalar_of_any_kind_stands_for_an_array(zero):
     stored = {"batch_stats": {"calls": zero}, "cache": {"cached": zero}}
     _, updates = model.apply(stored, mutable=["batch_stats", "cache"])
     assert float(updates["batch_stats"]["calls"]) == 1.0
+
+
+class Adapted(nn.Module):
+    """Shares the scope of a wrapped module, and has a parameter of its own."""
+
+    base: nn.Module
+    own_first: bool
+
+    def setup(self):
+        nn.share_scope(self, self.base)
+
+    @nn.compact
+    def __call__(self, x):
+        if not self.own_first:
+            y = self.base(x)
+        a = self.param("A", nn.initializers.ones, (3, 4))
+        return x @ a + (self.base(x) if self.own_first else y)
+
+
+class Sharing(nn.Module):
+    """Makes the wrapped module itself, so that it has a scope before it is shared."""
+
+    own_first: bool
+
+    @nn.compact
+    def __call__(self, x):
+        base = bridge.ToLinen(nnx.Linear, (3, 4), strict=True, name="base")
+        return Adapted(base, self.own_first, name="adapted")(x)
+
+
+@pytest.mark.parametrize("own_first", [True, False])
+@pytest.mark.parametrize("outer", [True, False])
+@pytest.mark.parametrize("strict", [True, None])
+def test_a_parameter_of_a_module_that_shares_the_scope_is_none_of_the_wrapped_modules(
+    outer, own_first, strict
+):
+    base = bridge.ToLinen(nnx.Linear, (3, 4), strict=strict)
+    model = Sharing(own_first) if outer else Adapted(base, own_first)
+    variables = model.init(KEY, X)
+    params = variables["params"]["base"] if outer else variables["params"]
+    assert set(params) == {"A", "kernel", "bias"}
+    expected = X @ params["A"] + nn.Dense(4).apply(
+        {"params": {"kernel": params["kernel"], "bias": params["bias"]}}, X
+    )
+    assert_close(model.apply(variables, X), expected)
+    unknown = {**variables["params"], "other": jnp.ones(3)}
+    if not outer and strict:
+        with pytest.raises(bridge.MismatchError, match="other"):
+            base.apply({"params": {**unknown, "A": params["A"]}}, X)

@@ -356,3 +356,42 @@ def test_methods_of_a_partial_are_the_class_s(native):
     variables = model.init(KEY, X)
     y, _ = model.apply(variables, X, method="encode", mutable=["batch_stats"])
     np.testing.assert_array_equal(y, native.encode(X))
+
+
+def test_a_property_that_needs_no_variables_is_read_while_unbound():
+    class Sized(nnx.Module):
+        kind = "sized"
+
+        def __init__(self, width, *, rngs):
+            self.width = width
+            self.linear = nnx.Linear(width, width, rngs=rngs)
+
+        @property
+        def doubled(self):
+            return 2 * self.width
+
+        @property
+        def kernel(self):
+            return self.linear.kernel
+
+        @property
+        def mean(self):
+            return float(self.linear.kernel[...].mean())
+
+    module = bridge.to_linen(Sized, 3)
+    assert (module.doubled, module.kind) == (6, "sized")
+    for name in ("kernel", "mean", "missing"):
+        assert not hasattr(module, name)
+
+
+def test_an_nnx_cell_runs_in_a_linen_rnn():
+    xs = jnp.arange(24.0).reshape(2, 4, 3) / 24
+    carry = jnp.zeros((2, 5))
+    cell = bridge.to_linen(nnx.GRUCell, 3, 5)
+    assert cell.num_feature_axes == nnx.GRUCell(3, 5, rngs=nnx.Rngs(0)).num_feature_axes
+    model = nn.RNN(cell)
+    variables = model.init(KEY, xs, initial_carry=carry)
+    native = nnx.GRUCell(3, 5, rngs=nnx.Rngs(0))
+    nnx.update(native, variables["params"]["cell"])
+    expected = nnx.RNN(native)(xs, initial_carry=carry)
+    np.testing.assert_allclose(model.apply(variables, xs, initial_carry=carry), expected, 1e-5)

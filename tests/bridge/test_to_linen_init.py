@@ -1,0 +1,119 @@
+"""What `init` of a ToLinen makes: everything, without what a call needs from outside."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+import bridge
+from tests.models import assert_identical
+
+KEY = jax.random.key(0)
+X = jnp.arange(8.0).reshape(4, 2)
+
+
+class Normed(nnx.Module):
+    def __init__(self, axis_name=None, *, rngs):
+        self.linear = nnx.Linear(2, 2, rngs=rngs)
+        self.norm = nnx.BatchNorm(2, axis_name=axis_name, rngs=rngs)
+
+    def __call__(self, x):
+        y = self.norm(self.linear(x))
+        if not hasattr(self, "seen"):
+            self.seen = nnx.Cache(y.max())
+        return y
+
+
+class Both(nnx.Module):
+    def __init__(self, *, rngs):
+        self.norm = nnx.BatchNorm(2, axis_name=("a", "b"), rngs=rngs)
+
+    def __call__(self, x):
+        return self.norm(x) + jax.lax.axis_index("c")
+
+
+@pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])
+def test_batch_norm_over_an_axis_is_initialised_without_it(compiled):
+    init = bridge.to_linen(Normed, axis_name="batch").init_with_output
+    expected, variables = bridge.to_linen(Normed).init_with_output(KEY, X)
+    y, made = (jax.jit(init) if compiled else init)(KEY, X)
+    for collection in ("params", "batch_stats"):
+        assert_identical(made[collection], variables[collection])
+    # The mean over an axis of size 1 is the value.
+    assert jnp.allclose(y, expected)
+    assert jnp.allclose(made["cache"]["seen"], expected.max())
+    assert y.shape == expected.shape
+
+
+def test_several_axes_are_missing():
+    model = bridge.to_linen(Both)
+    y, variables = model.init_with_output(KEY, X)
+    assert y.shape == X.shape
+    assert_identical(variables["batch_stats"]["norm"]["mean"], jnp.zeros(2))
+
+
+def test_what_was_initialised_without_the_axis_runs_over_it():
+    model = bridge.to_linen(Normed, axis_name="batch")
+    variables = model.init(KEY, X)
+    native = Normed("batch", rngs=nnx.Rngs(KEY))
+    xs = jnp.stack([X, 2 * X])
+
+    def call(x):
+        return model.apply(variables, x, mutable=["batch_stats", "cache"])
+
+    y, updates = jax.vmap(call, axis_name="batch")(xs)
+    states = nnx.StateAxes({nnx.BatchStat: None, nnx.Cache: 0, ...: None})
+    native.seen = nnx.Cache(jnp.zeros(2))
+    expected = nnx.vmap(lambda m, x: m(x), in_axes=(states, 0), axis_name="batch")(native, xs)
+    assert jnp.allclose(y, expected)
+    assert jnp.allclose(updates["batch_stats"]["norm"]["mean"][0], native.norm.mean[...])
+
+
+def test_another_name_error_is_the_users():
+    class Typo(nnx.Module):
+        def __call__(self, x):
+            return undefined_name  # noqa: F821
+
+    with pytest.raises(NameError, match="undefined_name"):
+        bridge.to_linen(Typo).init(KEY, X)
+
+
+def test_the_definition_is_the_first_collection():
+    assert next(iter(bridge.to_linen(Normed).init(KEY, X))) == "nnx"
+
+
+def test_a_call_that_creates_the_variables_keeps_what_it_changes():
+    native = Normed(rngs=nnx.Rngs(KEY))
+    expected = native(X)
+    model = bridge.to_linen(Normed)
+    y, variables = model.apply({}, X, rngs={"params": KEY}, mutable=True)
+    assert jnp.allclose(y, expected)
+    assert_identical(variables["batch_stats"]["norm"]["mean"], native.norm.mean[...])
+
+
+def test_a_shared_module_creates_in_a_second_method_what_only_that_one_creates():
+    class Two(nnx.Module):
+        def __init__(self):
+            self.calls = 0
+            self.total = nnx.Cache(jnp.zeros(()))
+
+        def first(self, x):
+            self.calls += 1
+            self.total[...] += 1
+            return x
+
+        def second(self, x):
+            self.other = nnx.Cache(x.sum())
+            self.total = nnx.Cache(self.total[...] + 1)
+            return x
+
+    class Model(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            two = bridge.ToLinen(Two, name="two")
+            return two(two(x, nnx_method="first"), nnx_method="second")
+
+    variables = Model().init(KEY, X)
+    expected = {"total": jnp.zeros(()), "other": X.sum()}
+    assert_identical(variables["cache"]["two"], expected)
