@@ -11,6 +11,17 @@ with them orbax, optax and rich.
 import importlib as _importlib
 import typing as _typing
 
+import registry as _registry
+
+if not isinstance(vars(_registry).get("BridgeError"), type):
+    # Here, before any module of this package asks for what is not in it.
+    raise ImportError(
+        f"bridge needs its own package `registry`, and found another module of that name:"
+        f" {_registry.__file__}. Rename that file, or take its folder off sys.path",
+        name="registry",
+        path=_registry.__file__,
+    )
+
 from flax.nnx.bridge import AttrPriority as AttrPriority
 from flax.nnx.bridge import Scope as Scope
 from flax.nnx.bridge import current_context as current_context

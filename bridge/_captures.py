@@ -43,4 +43,5 @@ class Captures:
 def active(wrapper: nnx.Module) -> Captures:
     """The captures on a wrapper, none outside of `nnx.capture`."""
     variables = vars(wrapper).get("__captures__", ())
-    return Captures({registry.variable_name_from_type(v.var_type): v for v in variables})
+    in_force = registry.current()
+    return Captures({in_force.name_from_type(v.var_type): v for v in variables})

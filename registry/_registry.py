@@ -28,6 +28,8 @@ T = TypeVar("T", bound=VariableType)
 
 # Types that nobody registered, by the collection they were put in: the way back from that name.
 _derived: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
+# The collections that Variable types have, or had, in registries that `use` put in force.
+_scoped_names: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 # Collections by the definition of the class that was registered for them.
 _redefined: dict[tuple[str, str], str] = {}
 _lock = threading.RLock()
@@ -133,8 +135,11 @@ class Registry:
     def _owner(self, name: str) -> VariableType | None:
         """The type that a collection was registered for, here or in Flax."""
         found = self.pairs.get(name) or _flax_type(name)
+        # What was made on demand holds the place for a type that is registered.
+        if found is None or auto.collection_of(found) is not None:
+            return None
         # Flax cannot unregister a name, so one whose type has another collection here is free.
-        return found if found is not None and self._registered_name(found) == name else None
+        return found if self._registered_name(found) == name else None
 
     def _registered_name(self, typ: VariableType) -> str | None:
         return self._names.get(typ) or _flax_name(typ)
@@ -153,13 +158,15 @@ class Registry:
 
         Raises:
           InvalidRegistrationError: `name` is not a string.
-          UnknownNameError: nobody registered the name and `create` is false.
+          UnknownNameError: nobody registered the name, it has no automatic type yet, and `create`
+            is false.
         """
         if not isinstance(name, str):
             raise InvalidRegistrationError(name, "a collection name, that is a string")
         typ = self._owner(name)
         if typ is None and create:
             typ = self._derived_type(name) or auto.for_collection(name)
+        typ = typ or auto.found(name)
         if typ is None:
             raise UnknownNameError(name, "register its Variable type with register_variable_name")
         return typ
@@ -182,7 +189,8 @@ class Registry:
 
         Raises:
           InvalidRegistrationError: `typ` is not a Variable type.
-          UnknownNameError: nobody registered the type and `create` is false.
+          UnknownNameError: nobody registered the type and `create` is false; or it has a collection
+            in a registry that `use` had put in force, and which no longer is.
           RegistrationConflictError: the collection named after the class belongs to another type.
         """
         _check_type(typ)
@@ -191,6 +199,10 @@ class Registry:
         name = self._registered_name(typ) or auto.collection_of(typ) or _redefined.get(_key(typ))
         if name is not None:
             return name
+        scoped = _scoped_names.get(typ)
+        if scoped is not None and _derived.get(typ.__name__) is not typ:
+            # Another collection than that of its model's variables would be an answer, and wrong.
+            raise UnknownNameError(typ, _out_of_scope_remedy(scoped, typ))
         if not create:
             raise UnknownNameError(typ, "register its collection with register_variable_name")
         return self._derive_name(typ)
@@ -263,11 +275,18 @@ def use(registry: Registry) -> Iterator[Registry]:
       >>> with registry.use(registry.current().extend({'visits': Visits})):
       ...   registry.variable_name_from_type(Visits)
       'visits'
+
+      Outside of the block nobody knows the type:
+
       >>> registry.variable_name_from_type(Visits)
-      'Visits'
+      Traceback (most recent call last):
+      registry._errors.UnknownNameError: Variable type ... is not registered; it has collection
+      'visits' in the registry ...
     """
     if not isinstance(registry, Registry):
         raise InvalidRegistrationError(registry, "a registry.Registry")
+    for name, typ in registry.pairs.items():
+        _scoped_names[typ] = name
     token = _scoped.set(registry)
     try:
         yield registry
@@ -370,14 +389,54 @@ def register_box(
         _Default.registry = _Default.registry.extend(boxes={box_type: codec})
 
 
-def variable_type_from_name(name: str, *, create: bool = True) -> VariableType:
-    """The Variable type of a collection in the registry in force; see `Registry.type_from_name`."""
+def variable_type_from_name(name: str, *, create: bool = False) -> VariableType:
+    """The Variable type of a collection in the registry in force; see `Registry.type_from_name`.
+
+    Args:
+      name: the collection's name.
+      create: whether a name that nobody knows gets a type (`registry.auto.<name>`), as it does
+        where the wrappers meet it.
+
+    Returns:
+      The Variable type.
+
+    Raises:
+      InvalidRegistrationError: `name` is not a string.
+      UnknownNameError: nobody knows the name and `create` is false.
+
+    Source: flax/nnx/variablelib.py:variable_type_from_name @ 0.12.8
+    """
     return current().type_from_name(name, create=create)
 
 
-def variable_name_from_type(typ: VariableType, *, create: bool = True) -> str:
-    """The collection of a Variable type in the registry in force; see `Registry.name_from_type`."""
+def variable_name_from_type(typ: VariableType, *, create: bool = False) -> str:
+    """The collection of a Variable type in the registry in force; see `Registry.name_from_type`.
+
+    Args:
+      typ: a subclass of `nnx.Variable`.
+      create: whether a type that nobody knows gets the collection named after the class, as it
+        does where the wrappers meet it.
+
+    Returns:
+      The collection's name.
+
+    Raises:
+      InvalidRegistrationError: `typ` is not a Variable type.
+      UnknownNameError: nobody knows the type and `create` is false, or it is known to a registry
+        that is not in force.
+
+    Source: flax/nnx/variablelib.py:variable_name_from_type @ 0.12.8
+    """
     return current().name_from_type(typ, create=create)
+
+
+def _out_of_scope_remedy(name: str, typ: type) -> str:
+    pair = f"{{{name!r}: {typ.__name__}}}"
+    return (
+        f"it has collection {name!r} in the registry {pair} that registry.use had put in force and"
+        f" that is not in force here; use its model inside of `with registry.use(...)` too, or"
+        f" register the pair for good with register_variable_name({name!r}, {typ.__name__})"
+    )
 
 
 def _check_pair(name: Any, typ: Any) -> None:

@@ -2,7 +2,8 @@
 
 ``registry.auto.counter`` is the Variable type of the collection ``'counter'``. It is made the first
 time somebody asks, stays the same object afterwards, and has a home that can be imported, so that a
-model that holds one pickles here and unpickles in a fresh process.
+model that holds one pickles here and unpickles in a fresh process. Flax is told of it, unless Flax
+has made a type for the name before.
 
 Example::
 
@@ -40,12 +41,26 @@ def for_collection(name: str) -> type[nnx.Variable[Any]]:
             qualname = _quoted(name)
             typ = type(name, (nnx.Variable,), {"__module__": __name__, "__qualname__": qualname})
             _types[name] = typ
+            _make_known(name, typ)
         return typ
+
+
+def found(name: str) -> type[nnx.Variable[Any]] | None:
+    """The automatic type of a collection if there is one already."""
+    return _types.get(name)
 
 
 def collection_of(typ: type) -> str | None:
     """The collection that an automatic type was made for, None for any other type."""
     return typ.__name__ if _types.get(typ.__name__) is typ else None
+
+
+def _make_known(name: str, typ: type[nnx.Variable[Any]]) -> None:
+    """Tells Flax, so that `nnx.variable_type_from_name` and filters by type find the Variables."""
+    try:
+        nnx.variable_type_from_name(name)
+    except ValueError:
+        nnx.register_variable_name(name, typ)
 
 
 def _quoted(name: str) -> str:

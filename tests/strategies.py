@@ -343,7 +343,7 @@ def linen_variables(draw, leaf_or_box=None):
     for name in draw(st.lists(st.sampled_from(COLLECTIONS), unique=True, max_size=4)):
         leaf = leaf_or_box
         if leaf is None:
-            var_type = registry.variable_type_from_name(name)
+            var_type = registry.variable_type_from_name(name, create=True)
             leaf = leaves() | linen_boxes() | nnx_boxes(var_type)
         made[name] = draw(trees(leaf))
     frozen = draw(st.sampled_from(("none", "whole", "each")))

@@ -165,10 +165,11 @@ def _layout(tops: set[str]) -> str:
 
 def _is_collection(name: str) -> bool:
     try:
-        registry.variable_type_from_name(name, create=False)
+        found = registry.variable_type_from_name(name)
     except registry.UnknownNameError:
         return False
-    return True
+    # One that was made on demand says nothing about the file.
+    return registry.auto.collection_of(found) is None
 
 
 def _records(stored: Mapping[Names, Stored]) -> list[Record]:

@@ -44,7 +44,7 @@ def mirrored_round_trip(state):
 def paths(state):
     """(collection, path) of every Variable."""
     flat = nnx.to_flat_state(state)
-    return {(registry.variable_name_from_type(v.var_type), path) for path, v in flat}
+    return {(registry.variable_name_from_type(v.var_type, create=True), path) for path, v in flat}
 
 
 VARIABLES = {

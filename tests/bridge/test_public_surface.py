@@ -2,6 +2,7 @@
 
 import builtins
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -228,3 +229,19 @@ def test_importing_bridge_takes_little_longer_than_importing_flax():
     """
     # The best of a few: what else runs on the machine only makes it slower.
     assert min(float(run(code)) for _ in range(3)) < 0.3
+
+
+def test_a_user_s_own_registry_module_is_named_where_it_shadows_the_package(tmp_path):
+    """Regression: an error far away said what the user's file does not have."""
+    (tmp_path / "registry.py").write_text("MODELS = {}\n")
+    ran = subprocess.run(
+        [sys.executable, "-c", "import bridge"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    last = ran.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: bridge needs its own package `registry`")
+    assert str(tmp_path / "registry.py") in last
