@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
+from flax.core import meta
 
 import registry
 
 from . import _eager_sharding, _graphdef
 from ._arrays import Arrays, is_array
-from ._constructor import Argument, Existing, key_of, takes_rngs, thaw
+from ._constructor import Existing, takes_rngs, thaw
+from ._contents import Contents, Origin, contents
 from ._errors import MissingRngError
 from ._flax_internals import detached, mark_arrays_as_data
 from ._graphdef import StaticGraphDef
@@ -20,9 +22,11 @@ from ._lazy_init import run_initializing
 from ._merged import method_of
 from ._nodes import Nodes, nodes_below
 from ._once import Once
+from ._template import Template
+from ._walk import identity
 
 # Constructors are traced once for each set of arguments, not at each call without a GraphDef.
-_rebuilt: Once[tuple[StaticGraphDef, bool]] = Once(maxsize=256)
+_rebuilt: Once[tuple[Template, bool]] = Once(maxsize=256)
 
 
 class Recipe(NamedTuple):
@@ -50,23 +54,27 @@ class Recipe(NamedTuple):
         return getattr(target, "__name__", None) or repr(target)
 
     @property
-    def key(self) -> Any:
-        """Equal for constructors that make the same module, None if it may not be kept."""
-        if self.is_traced:
-            return None
-        kwargs = frozenset((name, key_of(value)) for name, value in self.kwargs.items())
-        return key_of(self.nnx_class), tuple(map(key_of, self.args)), kwargs, self.skip_rng
+    def origin(self) -> Origin:
+        """What a GraphDef keeps of the constructor and its arguments, as they are now."""
+        return self.contents().origin
+
+    def contents(self, *, calls: bool = False) -> Contents:
+        """What the constructor and its arguments hold at this moment.
+
+        Args:
+          calls: whether what only calls of the module use counts as well.
+        """
+        # Empty in most cases, and told faster.
+        kwargs = self.kwargs or None
+        options = (self.skip_rng, self.eager_sharding)
+        return contents((self.nnx_class, self.args, kwargs, *options), calls=calls)
 
     def made(self, graphdef: StaticGraphDef) -> bool:
         """Whether a GraphDef may be that of the module this constructs."""
-        is_existing = isinstance(self.nnx_class, Existing)
-        return is_existing or graphdef.recipe is None or graphdef.recipe == self.key
-
-    @property
-    def is_traced(self) -> bool:
-        """Whether an argument belongs to a trace."""
-        arguments = (*self.args, *self.kwargs.values())
-        return any(isinstance(a, Argument) and a.is_traced for a in arguments)
+        origin = graphdef.recipe
+        if origin is None or isinstance(self.nnx_class, Existing):
+            return True
+        return origin.is_complete and origin.is_still(self.contents())
 
     def construct(
         self, streams: Mapping[str, Any], where: str, *, is_abstract: bool = False
@@ -129,16 +137,55 @@ def rebuild(
     """
     if isinstance(recipe.nnx_class, Existing):
         return recipe.nnx_class.graphdef
-    if recipe.is_traced:
-        # What is kept would hold on to the trace.
-        graphdef, needs_call = _abstract(recipe, names, None, where)
-        return _abstract(recipe, names, call, where)[0] if needs_call and call else graphdef
-    key = (recipe.key, names, registry.current())
-    graphdef, needs_call = _rebuilt.get(key, lambda: _abstract(recipe, names, None, where))
-    if not needs_call or call is None:
-        return graphdef
-    key = (*key, call.method, str(jax.tree.map(_aval_text, (call.args, call.kwargs))))
-    return _rebuilt.get(key, lambda: _abstract(recipe, names, call, where))[0]
+    graphdef, needs_call = _remembered(recipe, names, None, where)
+    return _remembered(recipe, names, call, where)[0] if needs_call and call else graphdef
+
+
+def _remembered(
+    recipe: Recipe, names: tuple[str, ...], call: Call | None, where: str
+) -> tuple[StaticGraphDef, bool]:
+    """`_abstract`, computed once for all that hold the same."""
+    has_call = call is not None
+    surroundings = names, identity(registry.current()), _settings()
+    inputs = contents(_shapes(call)) if has_call else None
+    before = recipe.contents(calls=has_call)
+    key = before.key, inputs and inputs.key, surroundings
+    found = _rebuilt.find(key)
+    is_told = before.is_complete and (inputs is None or inputs.is_complete)
+    if found is not None and is_told:
+        template, needs_call = found
+        return template.fill(before.objects, before.origin), needs_call
+    graphdef, needs_call = _abstract(recipe, names, call, where)
+    # A constructor may count its calls. What it has changed makes it no other constructor.
+    after = recipe.contents(calls=has_call)
+    for told in (before, after) if is_told and after.is_complete else ():
+        template = Template.of(graphdef, told.objects)
+        if template is not None:
+            _rebuilt.keep((told.key, inputs and inputs.key, surroundings), (template, needs_call))
+    return graphdef, needs_call
+
+
+def _settings() -> tuple[Any, ...]:
+    """The settings of JAX and Flax on which shapes, dtypes and Variables' metadata depend."""
+    config: Any = jax.config
+    return (
+        config.jax_enable_x64,
+        config.jax_numpy_dtype_promotion,
+        config.jax_default_prng_impl,
+        nnx.var_defaults(),
+        nnx.using_eager_sharding(),
+        jax.sharding.get_abstract_mesh(),
+        meta.get_global_mesh(),
+    )
+
+
+def _shapes(call: Call | None) -> Any:
+    """A call's method and inputs, arrays as shapes and dtypes."""
+    if call is None:
+        return None
+    leaves, tree = jax.tree.flatten((call.args, call.kwargs))
+    avals = [(x.shape, x.dtype) if is_array(x) else x for x in leaves]
+    return call.method, tree, avals
 
 
 def _abstract(
@@ -155,7 +202,7 @@ def _abstract(
             args, kwargs = given.tree(inputs)
             run_initializing(module, method_of(module, call.method), args, kwargs, nodes)
         kinds = set(map(type, nodes_below(module).objects))
-        graphdef, state = _graphdef.split(module, recipe.key)
+        graphdef, state = _graphdef.split(module, recipe.origin)
         made.append((graphdef, any(hasattr(kind, "linen_variables") for kind in kinds)))
         return [x.get_raw_value() if isinstance(x, nnx.Variable) else x for x in state]
 

@@ -8,16 +8,16 @@ import types
 from collections.abc import Mapping
 from typing import Any
 
-import jax
 import numpy as np
 from flax import linen as nn
 from flax import nnx
 from flax.core import FrozenDict
-from jax.core import Tracer
 
+from ._contents import contents, tell_by
 from ._errors import InvalidModuleError
 from ._graphdef import StaticGraphDef
-from ._typed_keys import to_bits
+from ._tell_values import digest
+from ._walk import Walk, identity
 
 
 class Argument:
@@ -27,31 +27,36 @@ class Argument:
     it, so the constructor gets what the user gave.
     """
 
-    __slots__ = ("_key", "_value")
+    __slots__ = ("__weakref__", "_arrays", "_digests", "held")
 
     def __init__(self, value: Any):
+        self._arrays: list[np.ndarray] = []
+        self._digests: dict[int, Any] | None = None
         # The caller may write into it later, and so may the constructor.
-        self._value = _copied(value)
-        self._key = key_of(value)
+        self.held = _copied(value, self._arrays)
 
     @property
     def value(self) -> Any:
         """The argument as it was given, in containers of its own."""
-        return _copied(self._value)
+        return _copied(self.held, [])
 
     @property
-    def is_traced(self) -> bool:
-        """Whether an array in it belongs to a trace, and must not outlive it."""
-        return any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(self._value))
+    def digests(self) -> dict[int, Any]:
+        """The digests of its NumPy arrays by id: computed once, as nobody else has these copies."""
+        if self._digests is None:
+            self._digests = {id(array): digest(array) for array in self._arrays}
+        return self._digests
 
     def __hash__(self) -> int:
-        return hash(self._key)
+        return hash(contents(self, ordered=False).key)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Argument) and self._key == other._key
+        if not isinstance(other, Argument):
+            return False
+        return contents(self, ordered=False).key == contents(other, ordered=False).key
 
     def __repr__(self) -> str:
-        return repr(self._value)
+        return repr(self.held)
 
 
 class Existing:
@@ -154,7 +159,6 @@ def check_class(nnx_class: Any) -> None:
     raise InvalidModuleError("ToLinen", nnx_class, expected, remedy)
 
 
-@functools.lru_cache(maxsize=1024)
 def takes_rngs(nnx_class: Any) -> bool:
     """Whether a constructor has a parameter `rngs`, or takes any keyword."""
     # The signature of an NNX class is that of its metaclass, which takes anything.
@@ -179,65 +183,24 @@ def _freeze(value: Any) -> Any:
     return value
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: Any, arrays: list[np.ndarray]) -> Any:
+    """A copy of containers and NumPy arrays; the copies of arrays are added to `arrays`."""
+    if type(value) is np.ndarray and not value.dtype.hasobject:
+        arrays.append(value.copy())
+        return arrays[-1]
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):
-        return type(value)((k, _copied(v)) for k, v in value.items())
+        return type(value)((k, _copied(v, arrays)) for k, v in value.items())
     if isinstance(value, list | set) or type(value) is tuple:
-        return type(value)(_copied(v) for v in value)
+        return type(value)(_copied(v, arrays) for v in value)
     return value
 
 
-class _Same:
-    """Stands for an object that may change: equal to itself alone, and holds on to it."""
-
-    __slots__ = ("_value",)
-
-    def __init__(self, value: Any):
-        self._value = value
-
-    def __hash__(self) -> int:
-        return id(self._value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self._value is other._value
+def _tell(walk: Walk, argument: Argument) -> None:
+    walk.known |= argument.digests
+    walk.header(Argument, holds=[argument.held])
 
 
-def _cell_key(value: Any) -> Any:
-    if isinstance(value, types.FunctionType | functools.partial):
-        return key_of(value)
-    try:
-        hash(value)
-    except TypeError:
-        return _Same(value)
-    return type(value), value
-
-
-def key_of(value: Any) -> Any:
-    """A key that is equal for equal arguments, functions that were made twice included."""
-    if isinstance(value, Argument):
-        return value
-    if isinstance(value, functools.partial):
-        keywords = frozenset((k, key_of(v)) for k, v in value.keywords.items())
-        return functools.partial, key_of(value.func), tuple(map(key_of, value.args)), keywords
-    if isinstance(value, types.FunctionType):
-        # An initializer made in the body of a Linen module is another function at each call.
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        return value.__code__, tuple(map(_cell_key, cells)), key_of(value.__defaults__)
-    if isinstance(value, Mapping):
-        return type(value), frozenset((k, key_of(v)) for k, v in value.items())
-    if isinstance(value, list | tuple | set):
-        items = map(key_of, value)
-        return type(value), frozenset(items) if isinstance(value, set) else tuple(items)
-    if isinstance(value, Tracer):
-        return id(value)
-    if isinstance(value, np.ndarray | jax.Array):
-        array = np.asarray(to_bits(value))
-        # The bits of a key do not tell which generator it is for.
-        return array.shape, str(value.dtype), array.tobytes()
-    try:
-        hash(value)
-    except TypeError:
-        return id(value)
-    return type(value), value
+tell_by(Argument, _tell)
+tell_by(StaticGraphDef, lambda walk, graphdef: walk.header(StaticGraphDef, identity(graphdef)))

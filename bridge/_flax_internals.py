@@ -107,6 +107,8 @@ class StaticObjectState(NamedTuple):
 # What every NNX object keeps for NNX itself, in either form, and which attributes it has as data.
 OBJECT_STATES = PytreeState, StaticObjectState
 DATA_ATTRIBUTES = HashableMapping
+# The dict in a `HashableMapping`; through its public methods every item is a call of Python.
+attributes_dict = operator.attrgetter("_mapping")
 
 
 def graph_attributes(node: nnx.Pytree) -> list[tuple[str, Any]]:

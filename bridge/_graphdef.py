@@ -15,6 +15,8 @@ from flax import nnx, serialization
 import registry
 
 from ._blueprint import Blueprint, flatten
+from ._contents import contents
+from ._flax_internals import DATA_ATTRIBUTES, OBJECT_STATES, attributes_dict
 from ._neutral import Address
 from ._slots import Slots
 
@@ -43,11 +45,9 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         avals = (self.avals, other.avals if isinstance(other, StaticGraphDef) else None)
         if None not in avals and avals[0] != avals[1]:
             return False
-        return (self.num_leaves, self.nodes, self.attributes) == (
-            other.num_leaves,
-            other.nodes,
-            other.attributes,
-        )
+        # Python takes 1, 1.0 and True for one value, and 0.0 and -0.0; no program does.
+        is_strict = isinstance(other, StaticGraphDef)
+        return _is_equal(self, other) and not (is_strict and not _hold_the_same(self, other))
 
     def __repr__(self) -> str:
         # A model's variables are printed often, and the full definition is pages long.
@@ -101,14 +101,13 @@ def intern(
       recipe: what the module was constructed from, hashable.
 
     Returns:
-      The same object for equal arguments, unless they hold something that cannot be hashed; without
-      a recipe, one that was made with any.
+      The same object for equal arguments, unless they hold something that cannot be hashed, or
+      objects of their own that can be written into; without a recipe, one that was made with any.
     """
     if isinstance(graphdef, StaticGraphDef):
         return graphdef
-    static = StaticGraphDef(graphdef.nodes, graphdef.attributes, graphdef.num_leaves)
-    object.__setattr__(static, "_avals", avals)
-    object.__setattr__(static, "_recipe", recipe)
+    plain = StaticGraphDef(graphdef.nodes, graphdef.attributes, graphdef.num_leaves)
+    static = with_facts(plain, avals, recipe)
     try:
         known = avals and tuple(map(_aval_key, avals))
         key = hash((static, known, recipe))
@@ -119,8 +118,77 @@ def intern(
         if recipe is not None:
             # What comes back from a pickle does not know its recipe.
             _interned.setdefault(hash((static, known, None)), found)
-    is_same = found == static and found.avals == avals and recipe in (None, found.recipe)
+    # The key is a hash, which others may share.
+    is_same = found is static or (
+        _is_equal(found, static)
+        and found.avals == avals
+        and recipe in (None, found.recipe)
+        and _hold_the_same(found, static, identities=True)
+    )
     return found if is_same else static
+
+
+def with_facts(
+    graphdef: StaticGraphDef, avals: tuple[Any, ...] | None, recipe: Any
+) -> StaticGraphDef:
+    """Notes in a GraphDef that was just made what is known of it."""
+    object.__setattr__(graphdef, "_avals", avals)
+    object.__setattr__(graphdef, "_recipe", recipe)
+    return graphdef
+
+
+def _is_equal(a: nnx.GraphDef[Any], b: nnx.GraphDef[Any]) -> bool:
+    """As Flax compares them."""
+    mine = a.num_leaves, a.nodes, a.attributes
+    return mine == (b.num_leaves, b.nodes, b.attributes)
+
+
+def _hold_the_same(a: StaticGraphDef, b: StaticGraphDef, *, identities: bool = False) -> bool:
+    """Whether static attributes of equal GraphDefs are the same to every program.
+
+    Args:
+      a: a GraphDef.
+      b: another one.
+      identities: whether objects that can be written into must be the same ones.
+    """
+    pairs: list[tuple[Any, Any]] = [(_static(a), _static(b))]
+    differing: list[tuple[Any, Any]] = []
+    while pairs:
+        mine, theirs = pairs.pop()
+        kind = type(mine)
+        if mine is theirs:
+            continue
+        if kind is not type(theirs):
+            return False
+        if kind is DATA_ATTRIBUTES:
+            pairs.append((attributes_dict(mine), attributes_dict(theirs)))
+        elif kind is dict and len(mine) == len(theirs):
+            # Equal ones have equal keys, which are names.
+            pairs += zip(mine.values(), map(theirs.get, mine), strict=True)
+        elif kind is nnx.graphlib.IndexesPytreeDef:
+            pairs += [(mine.key_index, theirs.key_index), (mine.treedef, theirs.treedef)]
+        elif kind is jax.tree_util.PyTreeDef:
+            pairs += [(mine.node_data(), theirs.node_data())]
+            pairs += zip(mine.children(), theirs.children(), strict=True)
+        elif kind is tuple:
+            pairs += zip(mine, theirs, strict=True)
+        elif kind not in _ATOMS:
+            differing.append((mine, theirs))
+    if not differing:
+        return True
+    found, wanted = (contents(side) for side in zip(*differing, strict=True))
+    return found.key == wanted.key and (not identities or found.identities == wanted.identities)
+
+
+def _static(graphdef: StaticGraphDef) -> tuple[Any, ...]:
+    metadata = [getattr(node, "metadata", None) for node in graphdef.nodes]
+    held = [kind.value for _, kind in graphdef.attributes if isinstance(kind, _STATIC)]
+    return *metadata, *held
+
+
+# Equal ones of one type are the same.
+_ATOMS = frozenset({int, bool, str, bytes, type(None), type, *OBJECT_STATES})
+_STATIC = nnx.graphlib.Static
 
 
 def split(module: nnx.Pytree, recipe: Any = None) -> tuple[StaticGraphDef, list[Any]]:

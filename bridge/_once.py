@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+_MISSING = object()
 
 
 class Once(Generic[T]):
@@ -22,24 +23,32 @@ class Once(Generic[T]):
         self._results: collections.OrderedDict[Any, T] = collections.OrderedDict()
         self._lock = threading.Lock()
 
-    def get(self, key: Any, compute: Callable[[], T]) -> T:
-        """The result of a key, computed if it is not there, or if it cannot be hashed."""
-        try:
-            hash(key)
-        except TypeError:
-            return compute()
+    def find(self, key: Any, default: Any = None) -> T | Any:
+        """The result of a key, or the default."""
         with self._lock:
-            if key in self._results:
-                self._results.move_to_end(key)
-                return self._results[key]
-        # Not under the lock: computing may come back here for another key.
-        result = compute()
+            if key not in self._results:
+                return default
+            self._results.move_to_end(key)
+            return self._results[key]
+
+    def keep(self, key: Any, result: T) -> T:
+        """Remembers a result; the first one of a key stays."""
         with self._lock:
             # Another thread may have been faster, and all are to have the same result.
             result = self._results.setdefault(key, result)
             while len(self._results) > self._maxsize:
                 self._results.popitem(last=False)
         return result
+
+    def get(self, key: Any, compute: Callable[[], T]) -> T:
+        """The result of a key, computed if it is not there, or if it cannot be hashed."""
+        try:
+            hash(key)
+        except TypeError:
+            return compute()
+        found = self.find(key, _MISSING)
+        # Not under the lock: computing may come back here for another key.
+        return self.keep(key, compute()) if found is _MISSING else found
 
     def is_new(self, key: Any) -> bool:
         """Whether a key is seen for the first time; it is remembered."""

@@ -17,6 +17,7 @@ import registry
 
 from . import _construction, _conversion, _graphdef, _linen_scope
 from ._constructor import Existing, check_class, freeze_arguments, holds_no_module, thaw
+from ._contents import contents
 from ._errors import (
     LostUpdateError,
     MismatchError,
@@ -137,6 +138,27 @@ class ToLinen(PlainFields, metaclass=WithOptions):
         is_deep = options.get("_deep_clone", False) is not False
         return super().clone(**(arguments if is_deep else {}) | options)
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        # A dataclass gets its own, which compare what its fields are and not what they hold.
+        for name in ("__eq__", "__hash__"):
+            if name not in vars(cls):
+                setattr(cls, name, vars(ToLinen)[name])
+        super().__init_subclass__(**options)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ToLinen) or type(self) is not type(other):
+            return NotImplemented
+        return self is other or self._contents == other._contents
+
+    def __hash__(self) -> int:
+        return hash(self._contents)
+
+    @property
+    def _contents(self) -> Any:
+        """What the fields hold at this moment."""
+        fields: Any = [f.name for f in dataclasses.fields(self) if f.compare]
+        return contents(tuple(getattr(self, name) for name in fields), ordered=False).key
+
     @classmethod
     def from_module(cls, module: nnx.Module, **options: Any) -> tuple[Self, Any]:
         """The Linen module and the variables of an NNX module that exists.
@@ -233,7 +255,7 @@ class ToLinen(PlainFields, metaclass=WithOptions):
             overlay(constructed, found)
         find = functools.partial(method_of, method=method)
         module, output = initialized(module, find, args, kwargs, nodes)
-        graphdef, made = _graphdef.split(module, self._recipe.key)
+        graphdef, made = _graphdef.split(module, self._recipe.origin)
         new = self._as_linen(graphdef, made)
         self._check_kept(new, leaves)
         self._write(new, leaves, {})
@@ -386,7 +408,7 @@ class ToLinen(PlainFields, metaclass=WithOptions):
 
     @nn.nowrap
     def _warn_once(self, what: Any, text: str) -> None:
-        if _warned.is_new((self._recipe.nnx_class, self.path, what)):
+        if _warned.is_new((contents(self.nnx_class).key, self.path, what)):
             warn(text)
 
     @property
