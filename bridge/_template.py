@@ -133,10 +133,9 @@ def _part(value: Any, places: Mapping[int, int]) -> Any:
             places,
         )
     if kind is types.FunctionType:
-        inside = [cell.cell_contents for cell in value.__closure__ or ()]
-        _require_no_hole(
-            [value.__defaults__, value.__kwdefaults__, value.__dict__, *inside], places
-        )
+        cells = [cell.cell_contents for cell in value.__closure__ or ()]
+        own = (value.__defaults__, value.__kwdefaults__, value.__dict__)
+        _require_no_hole([part for part in own if part] + cells, places)
         return value
     if kind is nnx.graphlib.IndexesPytreeDef:
         _require_no_hole([*value.key_index.items(), value.treedef], places)
