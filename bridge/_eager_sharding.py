@@ -8,11 +8,15 @@ from typing import Any
 from flax import nnx
 from flax.core import meta
 
+import registry
+
 from . import _linen_side, _mesh_axes
+from ._blueprint import flatten
 from ._flax_internals import LATER, assign_raw_value, mark_eager_sharding, raw_value
 from ._meta import NNXMeta
 from ._neutral import Neutral
 from ._nodes import Nodes, nodes_below
+from ._slots import Slots
 
 
 def is_eager(option: bool | None) -> bool:
@@ -83,9 +87,11 @@ def constructed(
 
 def _put_in_shards(module: Any, where: str, *, strict: bool) -> None:
     """Shards the Variables of a module that were made with `LATER`."""
+    graphdef, leaves = flatten(module)
+    slots = Slots(graphdef, registry.current())
     late: dict[str, nnx.Variable[Any]] = {
-        "/".join(map(str, path)): item
-        for path, item in nnx.to_flat_state(nnx.state(module, graph=True))
+        "/".join(map(str, slot.path)): item
+        for slot, item in zip(slots, leaves, strict=True)
         if isinstance(item, nnx.Variable) and item.eager_sharding is LATER
     }
     boxes = {
