@@ -17,7 +17,7 @@ _NOTES = frozenset({"_pytree__nodes", "_pytree__state"})
 def structure(graphdef: nnx.GraphDef[Any]) -> dict[Path, Any]:
     """What is at each path of a GraphDef.
 
-    Left out are plain dicts, which are there as soon as something is in them, sown values, which
+    Left out are plain dicts with something in them, which are there for it, sown values, which
     are output rather than state, and metadata that every Variable has.
 
     Args:
@@ -64,7 +64,7 @@ def _note(
             first[node.index] = path
         if isinstance(node.type, type) and issubclass(node.type, nnx.Pytree):
             found[path] = node.type
-        elif node.type is not dict:
+        elif node.type is not dict or not node.num_attributes:
             found[path] = node.type, node.metadata
         for _ in range(node.num_attributes):
             key, kind = next(attributes)

@@ -8,7 +8,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 from flax.core import DenyList
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 import bridge
 import registry
@@ -58,6 +58,7 @@ def leaves(variables):
 
 
 @given(children=changing_models.modules, changes=changing_models.changes())
+@example(children=(("cache", 0), ("plain dict", ())), changes=(("remove", 1),))
 @GENERATED
 def test_generated_changes_come_back_and_the_next_calls_are_the_native_ones(children, changes):
     native = Changing(children, changes)
