@@ -41,6 +41,7 @@ from ._errors import CheckpointError as CheckpointError
 from ._errors import CheckpointNotFoundError as CheckpointNotFoundError
 from ._errors import ConversionError as ConversionError
 from ._errors import ImmutableCollectionError as ImmutableCollectionError
+from ._errors import InvalidFilterError as InvalidFilterError
 from ._errors import InvalidMeshError as InvalidMeshError
 from ._errors import InvalidMethodError as InvalidMethodError
 from ._errors import InvalidModuleError as InvalidModuleError
@@ -80,6 +81,7 @@ __all__ = [
     "ConversionError",
     "Functional",
     "ImmutableCollectionError",
+    "InvalidFilterError",
     "InvalidMeshError",
     "InvalidMethodError",
     "InvalidModuleError",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -12,7 +12,7 @@ import registry
 from . import _linen_side, _nnx_side
 from ._errors import mapping_error
 from ._meta import NNXMeta
-from ._neutral import nest, walk
+from ._neutral import Path, nest, walk
 
 
 def linen_to_nnx(variables: Mapping[str, Any]) -> nnx.State[Any, Any]:
@@ -42,6 +42,7 @@ def linen_to_nnx(variables: Mapping[str, Any]) -> nnx.State[Any, Any]:
       >>> type(state['Dense_0']['kernel']).__name__, state['Dense_0']['kernel'].shape
       ('Param', (2, 3))
     """
+    _linen_side.check_variables(variables)
     return nnx.State(nest(_nnx_side.to_leaves(_linen_side.from_variables(variables))))
 
 
@@ -58,7 +59,7 @@ def nnx_to_linen(state_or_module: nnx.State[Any, Any] | nnx.Pytree | Mapping[Any
       came from. Arrays that are in no Variable are in the collection `nnx_arrays`.
 
     Raises:
-      ConversionError: neither a State nor a module.
+      ConversionError: neither a State nor a module, or Linen variables already.
       RegistrationConflictError: two unregistered Variable types have the same name.
 
     Example::
@@ -69,11 +70,22 @@ def nnx_to_linen(state_or_module: nnx.State[Any, Any] | nnx.Pytree | Mapping[Any
       >>> variables['params']['kernel'].shape
       (2, 3)
     """
+    expected = "an nnx.State or an NNX module"
     if isinstance(state_or_module, nnx.Pytree):
         state_or_module = nnx.state(state_or_module, graph=True)
     if not isinstance(state_or_module, Mapping):
-        raise mapping_error(state_or_module, "an nnx.State or an NNX module")
-    return _linen_side.to_variables(_nnx_side.from_leaves(walk(state_or_module)))
+        raise mapping_error(state_or_module, expected)
+    items = walk(state_or_module)
+    has_variables = any(isinstance(item, nnx.Variable) for _, item in items)
+    if items and not has_variables and not isinstance(state_or_module, nnx.State):
+        remedy = "if these are Linen variables, bridge.linen_to_nnx makes a State of them"
+        raise mapping_error(state_or_module, expected, remedy)
+    return state_to_linen(items)
+
+
+def state_to_linen(items: Iterable[tuple[Path, Any]]) -> Any:
+    """The Linen variables that hold the (path, Variable or bare array) of a State."""
+    return _linen_side.to_variables(_nnx_side.from_leaves(items))
 
 
 def to_linen_var(variable: nnx.Variable[Any]) -> Any:

@@ -8,6 +8,8 @@
     │                                            there is no such method
     ├── InvalidRngsError(TypeError, flax InvalidRngError)
     │                                            rngs of a wrong type
+    ├── InvalidFilterError(TypeError, flax InvalidFilterError)
+    │                                            mutable names no collections
     ├── MissingRngError(flax InvalidRngError)    a key is needed and there is none
     ├── NotInitializedError(ValueError, flax ScopeCollectionNotFound)
     │                                            a wrapped Linen module has no variables yet
@@ -101,12 +103,30 @@ class InvalidRngsError(BridgeError, TypeError, flax_errors.InvalidRngError):
       found: the refused object.
     """
 
-    def __init__(self, found: object, where: str, expected: str = "an nnx.Rngs, a key"):
+    def __init__(
+        self, found: object, where: str, expected: str = "an nnx.Rngs, a key", remedy: str = ""
+    ):
         self.found = found
         Exception.__init__(
             self,
             f"{where} expected rngs as {expected}, or a dict of keys by stream name such as"
-            f" {{'dropout': jax.random.key(0)}}; found {shown(found)}",
+            f" {{'dropout': jax.random.key(0)}}; found {shown(found)}{remedy and f'; {remedy}'}",
+        )
+
+
+class InvalidFilterError(BridgeError, TypeError, flax_errors.InvalidFilterError):
+    """`mutable` is not something that says which collections are meant.
+
+    Attributes:
+      found: the refused object.
+    """
+
+    def __init__(self, found: object, where: str):
+        self.found = found
+        Exception.__init__(
+            self,
+            f"{where} expected mutable as a collection's name, a list of names such as"
+            f" ['batch_stats'], True, False or a DenyList of names; found {shown(found)}",
         )
 
 
@@ -168,12 +188,10 @@ class MismatchError(
         self.unknown = tuple(unknown)
         lines = _misfits(self.missing, self.mis_shaped)
         lines += [f"{path}: not in the module" for path in self.unknown]
-        Exception.__init__(
-            self,
-            f"the variables do not fit {where}:{_bullets(lines)}\nGive variables that came from"
-            f" this"
-            " module with these arguments.",
-        )
+        remedy = "Give variables that came from this module with these arguments."
+        if {path for path, _ in self.missing} & {f"params/{path}" for path in self.unknown}:
+            remedy = "These seem to be parameters alone; give them as {'params': …}."
+        Exception.__init__(self, f"the variables do not fit {where}:{_bullets(lines)}\n{remedy}")
 
 
 class ReservedNameError(BridgeError, ValueError):
@@ -333,9 +351,9 @@ class LostUpdateError(BridgeError, ValueError, flax_errors.ModifyScopeVariableEr
         Exception.__init__(self, text)
 
 
-def mapping_error(found: object, expected: str) -> ConversionError:
-    """The error for an argument that is no mapping where one is needed."""
-    return ConversionError(f"expected {expected}, found {shown(found)}")
+def mapping_error(found: object, expected: str, remedy: str = "") -> ConversionError:
+    """The error for an argument that is no mapping where one is needed, or another mapping."""
+    return ConversionError(f"expected {expected}, found {shown(found)}{remedy and f'; {remedy}'}")
 
 
 def path_text(collection: str, path: Iterable[Any]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import jax
+from flax import linen as nn
 from flax import nnx
 
 import registry
@@ -55,8 +56,8 @@ def jit_partial(
       A function of the remaining arguments, arrays or pytrees of arrays.
 
     Raises:
-      InvalidModuleError: there is nothing to bind; or, in the call, a module or a Variable is
-        passed that is not bound.
+      InvalidModuleError: there is nothing to bind, or a Linen module, a class or a function; or, in
+        the call, a module or a Variable is passed that is not bound.
 
     Example::
 
@@ -75,13 +76,7 @@ def jit_partial(
 
     Source: flax/nnx/transforms/compilation.py:jit_partial @ 0.12.8
     """
-    if not modules:
-        raise InvalidModuleError(
-            "jit_partial",
-            fun,
-            "a function and the modules to bind",
-            "pass them behind the function",
-        )
+    _check_arguments(fun, modules)
     bindings = _Bindings(fun, modules, static_argnames, donate)
     # Reentrant: `fun` is called while its program is traced.
     lock = threading.RLock()
@@ -303,6 +298,25 @@ class _StructureChangedError(Exception):
 
 
 _KINDS = nnx.Pytree, nnx.Variable
+
+
+def _check_arguments(fun: Any, modules: tuple[Any, ...]) -> None:
+    expected = "a function and the NNX modules to bind"
+    if not modules or not callable(fun) or isinstance(fun, nnx.Variable):
+        raise InvalidModuleError("jit_partial", fun, expected, "pass them behind the function")
+    for module in modules:
+        if isinstance(module, nn.Module):
+            name = type(module).__name__
+            raise InvalidModuleError(
+                "jit_partial",
+                module,
+                expected,
+                f"a Linen module has no state: use jax.jit on {name}.apply, or wrap the module with"
+                " its variables in a ToNNX",
+            )
+        if callable(module) and not isinstance(module, _KINDS):
+            remedy = "pass the function first, and instances of modules behind it"
+            raise InvalidModuleError("jit_partial", module, expected, remedy)
 
 
 def _check_bound(arguments: Any) -> None:

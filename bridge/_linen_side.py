@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-from flax import config
+from flax import config, nnx
+from flax import linen as nn
 from flax.core import freeze, meta
 
 import registry
@@ -16,6 +18,8 @@ from ._neutral import Leaf, Neutral, Path, nest, walk
 from ._own_leaves import is_static
 
 EXPECTED = "Linen variables, that is {collection: {name: array, box or mapping}}"
+# What Linen calls a submodule by itself.
+_SUBMODULE = re.compile(r"[A-Z]\w*_\d+")
 
 
 def from_variables(variables: Mapping[str, Any]) -> Neutral:
@@ -33,13 +37,12 @@ def from_variables(variables: Mapping[str, Any]) -> Neutral:
       ConversionError: not a mapping of mappings.
       UnsupportedBoxError: a box cannot be carried.
     """
-    if not isinstance(variables, Mapping):
-        raise mapping_error(variables, EXPECTED)
+    _check(variables)
     active = registry.current()
     return {
         (collection, path): to_leaf(collection, path, value, active)
         for collection, tree in variables.items()
-        for path, value in walk(_check(collection, tree), empty=True)
+        for path, value in walk(tree, empty=True)
         if not is_static(collection, path, value)
     }
 
@@ -91,7 +94,32 @@ def from_leaf(collection: str, leaf: Leaf, active: registry.Registry) -> Any:
     return active.codec_for(leaf.box).from_fields(leaf.value, leaf.fields)
 
 
-def _check(collection: Any, tree: Any) -> Any:
-    if not isinstance(collection, str) or not isinstance(tree, Mapping):
-        raise mapping_error({collection: tree}, EXPECTED)
-    return tree
+def check_variables(variables: Any) -> None:
+    """Raises ConversionError for what a user gave as variables and is none; says what it may be.
+
+    `from_variables` itself looks at the collections alone: it runs in calls.
+    """
+    _check(variables)
+    names = [name for name in variables if _SUBMODULE.fullmatch(name)]
+    if names and "params" not in variables:
+        raise mapping_error(variables, EXPECTED, _PARAMS_ALONE)
+    if any(isinstance(leaf, nnx.Variable) for _, leaf in walk(variables)):
+        raise mapping_error(variables, EXPECTED, _IS_NNX)
+
+
+def _check(variables: Any) -> None:
+    if isinstance(variables, nnx.Pytree):
+        raise mapping_error(variables, EXPECTED, _IS_NNX)
+    if isinstance(variables, nn.Module):
+        raise mapping_error(variables, EXPECTED, "give what the module's init returns")
+    if not isinstance(variables, Mapping):
+        raise mapping_error(variables, EXPECTED)
+    for collection, tree in variables.items():
+        if not isinstance(collection, str) or not isinstance(tree, Mapping):
+            is_nnx = isinstance(tree, nnx.Variable | nnx.Pytree)
+            remedy = _IS_NNX if is_nnx else "" if "params" in variables else _PARAMS_ALONE
+            raise mapping_error(variables, EXPECTED, remedy)
+
+
+_IS_NNX = "it is NNX, of which bridge.nnx_to_linen makes variables"
+_PARAMS_ALONE = "give parameters alone as {'params': …}"

@@ -185,7 +185,7 @@ def sources(rngs: Any, where: str) -> dict[str, Any]:
     elif _is_source(rngs):
         found = {"params": rngs}
     else:
-        raise InvalidRngsError(rngs, where)
+        raise InvalidRngsError(rngs, where, remedy=_several_keys(rngs))
     if "default" in found and "params" not in found:
         found["params"] = found.pop("default")
     return found
@@ -215,11 +215,30 @@ def owned(rngs: Any, where: str) -> tuple[nnx.Rngs | None, frozenset[str]]:
 
 
 def _is_source(value: Any) -> bool:
-    if isinstance(value, nnx.RngStream):
-        return True
-    if not isinstance(value, jax.Array):
-        return False
-    return is_key(value) or (value.dtype == jax.numpy.uint32 and value.ndim >= 1)
+    return isinstance(value, nnx.RngStream) or is_one_key(value)
+
+
+def is_one_key(value: Any) -> bool:
+    """Whether a value is a single key, a typed one or its bits."""
+    return isinstance(value, jax.Array) and _key_dimensions(value) == 0
+
+
+def _key_dimensions(value: jax.Array) -> int:
+    """How many dimensions an array of keys has, -1 if it is none."""
+    if is_key(value):
+        return value.ndim
+    return value.ndim - 1 if value.dtype == jax.numpy.uint32 else -1
+
+
+def _several_keys(rngs: Any) -> str:
+    """What to do where several keys were given for one."""
+    keys = rngs.values() if isinstance(rngs, Mapping) else [rngs]
+    if not any(isinstance(key, jax.Array) and _key_dimensions(key) > 0 for key in keys):
+        return ""
+    return (
+        "that is an array of keys, as jax.random.split returns it; pass one of them, or make the"
+        " wrapper inside of the function that jax.vmap or nnx.vmap maps over them"
+    )
 
 
 def fold_path(key: Any, path: tuple[Any, ...]) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -12,17 +12,18 @@ from flax import nnx
 from jax.sharding import AxisType, NamedSharding
 
 from ._arrays import Arrays
-from ._errors import InvalidMeshError, InvalidModuleError, InvalidRngsError
+from ._errors import InvalidMeshError, InvalidModuleError, InvalidRngsError, mapping_error
 from ._lazy_init import lazy_init
 from ._mesh_axes import NO_MESH, all_auto
 from ._partitioning import Mesh, Rules, shardings
+from ._rngs import is_one_key
 
 
 def init_sharded(
     build: nn.Module | nnx.Module | Callable[..., nnx.Module],
     mesh: jax.sharding.Mesh,
     *inputs: Any,
-    rules: Rules = None,
+    rules: Rules | Mapping[str, Any] = None,
     rngs: Any = None,
     method: Any = None,
     **kwargs: Any,
@@ -54,8 +55,8 @@ def init_sharded(
       mesh: the mesh, its axes Auto or Explicit.
       *inputs: sample inputs: arrays, or `jax.ShapeDtypeStruct`s, with which no forward pass is
         traced. A native NNX model needs none.
-      rules: (logical name, mesh axis) pairs, as for `nn.logical_axis_rules`; by default those in
-        force.
+      rules: (logical name, mesh axis) pairs, as for `nn.logical_axis_rules`, or a dict of them; by
+        default those in force.
       rngs: a key, or a dict of keys by stream. A Linen module needs it.
       method: the Linen module's method that is initialised, `__call__` by default; a method's name
         of the NNX model.
@@ -69,6 +70,7 @@ def init_sharded(
       InvalidModuleError: `build` is none of the above, or returns something else.
       InvalidRngsError: `rngs` is none of the above.
       InvalidMeshError: `mesh` is none, or has no devices.
+      ConversionError: `rules` are none.
     """
     if not isinstance(mesh, jax.sharding.Mesh):
         raise InvalidMeshError("init_sharded", mesh, "a jax.sharding.Mesh, whose devices are there")
@@ -79,7 +81,7 @@ def abstract(
     build: nn.Module | nnx.Module | Callable[..., nnx.Module],
     mesh: Mesh,
     *inputs: Any,
-    rules: Rules = None,
+    rules: Rules | Mapping[str, Any] = None,
     rngs: Any = None,
     method: Any = None,
     **kwargs: Any,
@@ -131,11 +133,12 @@ class _Init:
         mesh: Mesh,
         inputs: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        rules: Rules,
+        rules: Rules | Mapping[str, Any],
         rngs: Any,
         method: Any,
     ):
-        self._mesh, self._rules, self._method = mesh, rules, method
+        self._mesh, self._method = mesh, method
+        self._rules = _pairs(rules)
         self._inner_mesh = mesh
         self._linen: Any = build if isinstance(build, nn.Module) else None
         self._state: Any = None
@@ -280,9 +283,25 @@ def _is_constructor(build: Any) -> bool:
     return callable(build) and not is_linen
 
 
+def _pairs(rules: Any) -> Rules:
+    """The rules as pairs, None for those in force."""
+    if rules is None:
+        return None
+    pairs = rules.items() if isinstance(rules, Mapping) else rules
+    if not isinstance(pairs, Iterable) or isinstance(pairs, str):
+        raise mapping_error(rules, _RULES)
+    pairs = tuple(pairs)
+    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+        raise mapping_error(rules, _RULES)
+    return tuple((name, axis) for name, axis in pairs)
+
+
+_RULES = "rules as (logical name, mesh axis) pairs or a dict, such as {'embed': 'data'}"
+
+
 def _check_rngs(rngs: Any, where: str, *, needed: bool) -> None:
     if rngs is None and not needed:
         return
     keys = list(rngs.values()) if isinstance(rngs, Mapping) else [rngs]
-    if not keys or not all(isinstance(key, jax.Array) for key in keys):
+    if not keys or not all(map(is_one_key, keys)):
         raise InvalidRngsError(rngs, f"init_sharded of {where}", "a key")

@@ -29,6 +29,7 @@ from ._errors import (
 )
 from ._flax_internals import PlainFields, registered_names, shares_scope, with_signature
 from ._found import Found, comparison, overlay, slot_avals
+from ._given import check_arguments, check_instance
 from ._graphdef import StaticGraphDef
 from ._lazy_init import initialized, run_initializing
 from ._matching import Comparison
@@ -100,7 +101,8 @@ class ToLinen(PlainFields, metaclass=WithOptions):
         native constructor raises.
 
     Raises:
-      InvalidModuleError: `nnx_class` is an instance, a function or a Linen class.
+      InvalidModuleError: `nnx_class` is an instance, a function or a Linen class; or `args` are no
+        sequence, or `kwargs` no mapping by name.
 
     Source: flax/nnx/bridge/wrappers.py:ToLinen @ 0.12.8
     """
@@ -120,6 +122,7 @@ class ToLinen(PlainFields, metaclass=WithOptions):
 
     def __post_init__(self) -> None:
         check_class(self.nnx_class)
+        check_arguments(self.nnx_class, self.args, self.kwargs)
         # Linen hashes and compares modules by their fields.
         args, kwargs = freeze_arguments(frozen(self.args), frozen(self.kwargs))
         is_plain = holds_no_module(args) and holds_no_module(kwargs)
@@ -169,7 +172,11 @@ class ToLinen(PlainFields, metaclass=WithOptions):
 
         Returns:
           `(linen_module, variables)`. The module has no constructor, so it cannot be `init`ed.
+
+        Raises:
+          InvalidModuleError: `module` is a class, a State or a Linen module.
         """
+        check_instance(module)
         graphdef, leaves = _graphdef.split(module)
         linen = cls(Existing(graphdef), **options)
         flat = linen._as_linen(graphdef, leaves)

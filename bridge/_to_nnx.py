@@ -16,6 +16,7 @@ from flax.core.scope import DenyList, union_filters
 from . import (
     _captures,
     _eager_sharding,
+    _filters,
     _linen_init,
     _linen_side,
     _linen_variables,
@@ -38,6 +39,7 @@ from ._flax_internals import (
     tabulated_as,
 )
 from ._lazy_init import lazy_init
+from ._linen_bound import bound_state
 from ._linen_methods import called, check_module, field_names, linen_attribute
 from ._neutral import Neutral, Path
 from ._own_leaves import graphdefs_in, with_graphdefs
@@ -71,7 +73,8 @@ class ToNNX(nnx.Module):
       ((1, 64), (32, 64))
 
     Args:
-      module: a Linen module instance.
+      module: a Linen module instance. One that was bound to variables, by `bind`, brings them and
+        its keys along.
       rngs: where keys come from: an `nnx.Rngs`, which is forked, one key, or a dict of keys by
         stream name. With a key, `lazy_init(x)` gives bit for bit what `module.init(key, x)` gives.
       mutable: the collections that every call may update: names, True, a `DenyList`, or
@@ -84,6 +87,7 @@ class ToNNX(nnx.Module):
     Raises:
       InvalidModuleError: `module` is no Linen module instance.
       InvalidRngsError: `rngs` is none of the above.
+      InvalidFilterError: `mutable` is none of the above.
       ShardingError: later, if an annotation does not fit the mesh.
 
     Source: flax/nnx/bridge/wrappers.py:ToNNX @ 0.12.8
@@ -108,19 +112,21 @@ class ToNNX(nnx.Module):
         eager_sharding: bool | None = None,
     ):
         check_module(module)
-        if isinstance(module.parent, nn.Module) or module.scope is not None:
-            # Made while another Linen module was being called, which adopted it.
-            module = module.clone(parent=None, name=None)
+        bound = bound_state(module)
+        module = bound.module
         self.to_nnx__module = module
-        streams, plain = _rngs.owned(rngs, f"ToNNX({type(module).__name__})")
+        where = f"ToNNX({type(module).__name__})"
+        streams, plain = _rngs.owned(bound.keys if rngs is None else rngs, where)
         if streams is not None:
             self.to_nnx__rngs = streams
         if plain:
             self.to_nnx__plain_keys = plain
-        if mutable is not False:
-            self.to_nnx__mutable = tuple(mutable) if isinstance(mutable, list | set) else mutable
+        if (mutable := _filters.checked(mutable, where)) is not False:
+            self.to_nnx__mutable = mutable
         if eager_sharding is not None:
             self.to_nnx__eager_sharding = eager_sharding
+        if bound.variables:
+            self._take_in(bound.variables)
 
     @classmethod
     def from_variables(
@@ -143,13 +149,18 @@ class ToNNX(nnx.Module):
           ReservedNameError: a name starts with `to_nnx__`.
           ShardingError: an annotation does not fit the mesh in force.
         """
-        wrapper = cls(module, rngs, **options)
-        # From the host to the shards, without a whole copy on one device.
-        leaves = wrapper._in_shards(_linen_side.from_variables(variables))
-        _linen_variables.store(wrapper, _linen_variables.as_arrays(leaves), {})
-        if graphdefs := graphdefs_in(variables):
-            wrapper.to_nnx__graphdefs = graphdefs
+        check_module(module)
+        _linen_side.check_variables(variables)
+        wrapper = cls(bound_state(module).module, rngs, **options)
+        wrapper._take_in(variables)
         return wrapper
+
+    def _take_in(self, variables: Mapping[str, Any]) -> None:
+        # From the host to the shards, without a whole copy on one device.
+        leaves = self._in_shards(_linen_side.from_variables(variables))
+        _linen_variables.store(self, _linen_variables.as_arrays(leaves), {})
+        if graphdefs := graphdefs_in(variables):
+            self.to_nnx__graphdefs = graphdefs
 
     def set_view(
         self, deterministic: bool | None = None, use_running_average: bool | None = None
@@ -211,6 +222,7 @@ class ToNNX(nnx.Module):
           ImmutableCollectionError: the module writes to a collection that the call may not update.
           MissingRngError: the module asks for a stream that does not exist.
           InvalidMethodError: there is no such method.
+          InvalidFilterError: `mutable` is none of the above.
         """
         module = self.to_nnx__module
         initializing = is_initializing(self)
@@ -302,6 +314,7 @@ class ToNNX(nnx.Module):
     def _mutable_collections(self, mutable: Any, held: Mapping[Any, Any], opens_state: bool) -> Any:
         """The filter for a call: its own; else that of an outer Linen call; else the wrapper's."""
         existing = _linen_variables.state_collections(held)
+        mutable = _filters.checked(mutable, f"a call of {self._where}")
         if mutable is None and (outer := outer_mutable()) is not None:
             return outer
         if mutable is None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ._conversion import linen_to_nnx, nnx_to_linen, to_linen_var, to_nnx_var
+from ._conversion import linen_to_nnx, nnx_to_linen, state_to_linen, to_linen_var, to_nnx_var
 from ._meta import NNXMeta, with_partitioning
-from ._neutral import as_dicts
+from ._neutral import as_dicts, walk
 
 __all__ = [
     "NNXMeta",
@@ -46,4 +46,7 @@ def nnx_attrs_to_linen_vars(nnx_attrs: Mapping[str, Any]) -> Any:
     Raises:
       ConversionError: not a mapping.
     """
-    return nnx_to_linen(nnx_attrs)
+    if not isinstance(nnx_attrs, Mapping):
+        return nnx_to_linen(nnx_attrs)
+    # Attributes may all be bare arrays.
+    return state_to_linen(walk(nnx_attrs))

@@ -171,7 +171,7 @@ COLLECTIONS = (
     "tests_strategies_registered",
     "tests_counter",
     "a.b/c d",
-    "Dense_0",
+    "w",
     "nnx_arrays",
 )
 # Few, so that collections meet; some are collections, some look alike.

@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 # Orbax's own dependency, through which it reads and writes; it knows gs:// paths too.
 from etils import epath
 
-from bridge._errors import CheckpointError, CheckpointNotFoundError
+from bridge._errors import CheckpointError, CheckpointNotFoundError, mapping_error
 
 # The items that a checkpoint of the bridge always has and may have.
 NOTES = "bridge"
@@ -32,7 +32,15 @@ class Found(NamedTuple):
 
 
 def absolute(path: str | os.PathLike[str]) -> Any:
-    """A path as orbax takes it."""
+    """A path as orbax takes it.
+
+    Raises:
+      ConversionError: it is none.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise mapping_error(
+            path, "a path", "it comes first: save(path, tree), restore(path, target)"
+        )
     found = epath.Path(path)
     return found if found.is_absolute() else epath.Path(os.path.abspath(os.fspath(path)))
 

@@ -624,3 +624,34 @@ def test_a_conversion_error_is_what_a_user_would_catch():
         bridge.linen_to_nnx(None)
     with pytest.raises(TypeError, match="expected"):
         bridge.nnx_to_linen(None)
+
+
+@pytest.mark.parametrize(
+    ("found", "hint"),
+    [
+        ({"kernel": A}, r"\{'params': …\}"),
+        ({"Dense_0": {"kernel": A}}, r"\{'params': …\}"),
+        ({"Dense_0": {"kernel": A}, "encoder": {"bias": A}}, r"\{'params': …\}"),
+        ({"params": A}, "found"),
+        (nn.Dense(3), "init returns"),
+        (nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0))), "nnx_to_linen"),
+        (nnx.Linear(2, 3, rngs=nnx.Rngs(0)), "nnx_to_linen"),
+        ({"layer": {"kernel": nnx.Param(A)}}, "nnx_to_linen"),
+        ({"kernel": nnx.Param(A)}, "nnx_to_linen"),
+        (3, "found 3"),
+    ],
+    ids=str,
+)
+def test_what_are_no_linen_variables_is_an_error_that_guesses_what_is_meant(found, hint):
+    for take in (bridge.linen_to_nnx, lambda v: bridge.ToNNX.from_variables(nn.Dense(3), v)):
+        with pytest.raises(bridge.ConversionError, match=hint):
+            take(found)
+
+
+def test_linen_variables_are_no_state():
+    variables = nn.Dense(3).init(jax.random.key(0), jnp.ones((1, 2)))
+    for found in (variables, freeze(variables), {"w": A}):
+        with pytest.raises(bridge.ConversionError, match="linen_to_nnx"):
+            bridge.nnx_to_linen(found)
+    assert bridge.nnx_to_linen({}) == {}
+    assert set(bridge.nnx_to_linen(nnx.State({"w": A}))) == {"nnx_arrays"}

@@ -431,3 +431,20 @@ def test_gradients_that_are_returned_are_values_and_cost_no_other_path(monkeypat
     step = bridge.jit_partial(nnx.grad(lambda model: model(X).sum()), mixed())
     monkeypatch.setattr(nnx, "jit", None)
     assert jax.tree.structure(step()) == jax.tree.structure(expected)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        ((lambda m, x: m.init(x, X), nn.Dense(3)), "jax.jit on Dense.apply"),
+        ((lambda m, x: x, nnx.Linear), "instances of modules"),
+        ((lambda m, x: x, nn.Dense), "instances of modules"),
+        ((nnx.Linear(3, 3, rngs=nnx.Rngs(0)), lambda m: m(X)), "the function first"),
+        ((nnx.Variable(X), nnx.Linear(3, 3, rngs=nnx.Rngs(0))), "behind the function"),
+        ((3, nnx.Linear(3, 3, rngs=nnx.Rngs(0))), "behind the function"),
+    ],
+    ids=["Linen module", "class", "Linen class", "wrong order", "a Variable first", "a number"],
+)
+def test_what_is_no_function_of_nnx_modules_is_refused_with_the_remedy(arguments, hint):
+    with pytest.raises(bridge.InvalidModuleError, match=hint):
+        bridge.jit_partial(*arguments)

@@ -13,6 +13,7 @@ import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
+from flax.core import FrozenDict
 from flax.training import train_state
 
 import bridge
@@ -1160,3 +1161,56 @@ def test_linen_sees_no_method_of_the_wrapper_but_those_of_the_model():
     variables = module.init(jax.random.key(0), x)
     everything = module.apply(variables, x, capture_intermediates=lambda module, name: True)[1]
     assert set(everything["intermediates"]) == {"__call__"}
+
+
+@pytest.mark.parametrize(
+    ("found", "hint"),
+    [
+        (nnx.Linear, r"to_linen\(Linear"),
+        (nn.Dense(3), "Linen already"),
+        (nn.Dense, "Linen already"),
+        (nnx.state(nnx.Linear(2, 3, rngs=nnx.Rngs(0))), "nnx.merge"),
+        ({"params": {}}, "instance of a subclass"),
+    ],
+    ids=["class", "Linen module", "Linen class", "State", "variables"],
+)
+def test_from_module_takes_an_nnx_module_that_exists_and_nothing_else(found, hint):
+    with pytest.raises(bridge.InvalidModuleError, match=hint) as raised:
+        bridge.ToLinen.from_module(found)
+    assert raised.value.found is found
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"args": 8, "kwargs": 3}, "args as a tuple.* and kwargs as a dict.*found .8, 3."),
+        ({"args": 8}, "args as a tuple of positional arguments, found 8"),
+        ({"args": "ab"}, "args as a tuple of positional arguments, found 'ab'"),
+        ({"args": None}, "args as a tuple of positional arguments, found None"),
+        ({"args": {"in_features": 8}}, "args as a tuple"),
+        ({"args": (8, 3), "kwargs": None}, "kwargs as a dict by name, found None"),
+        ({"args": (8, 3), "kwargs": [1]}, "kwargs as a dict by name"),
+        ({"args": (8, 3), "kwargs": {1: 2}}, "kwargs as a dict by name"),
+    ],
+    ids=str,
+)
+def test_constructor_arguments_in_a_wrong_form_are_one_error_that_shows_the_right_one(
+    fields, expected
+):
+    with pytest.raises(bridge.InvalidModuleError, match=expected) as raised:
+        bridge.ToLinen(nnx.Linear, **fields)
+    assert "to_linen(Linear, …)" in str(raised.value)
+    with pytest.raises(TypeError, match="args=\\(…\\)"):
+        bridge.ToLinen(nnx.Linear, 8, 3)
+
+
+def test_constructor_arguments_may_be_any_sequence_and_any_mapping():
+    expected = bridge.to_linen(nnx.Linear, 8, 3).init(KEY, jnp.ones((1, 8)))["params"]
+    for args, kwargs in (
+        ([8], {"out_features": 3}),
+        ((8, 3), FrozenDict({})),
+        (range(8, 9), {"out_features": 3}),
+    ):
+        model = bridge.ToLinen(nnx.Linear, args=args, kwargs=kwargs)
+        params = model.init(KEY, jnp.ones((1, 8)))["params"]
+        np.testing.assert_array_equal(params["kernel"], expected["kernel"])

@@ -9,7 +9,7 @@ import pytest
 from flax import errors as flax_errors
 from flax import linen as nn
 from flax import nnx
-from flax.core import freeze, meta
+from flax.core import DenyList, freeze, meta
 
 import bridge
 from tests import models
@@ -714,3 +714,77 @@ def test_the_metadata_of_a_box_that_a_call_replaces_is_updated():
     assert isinstance(result, meta.AxisMetadata)
     assert_identical(result, updates["cache"]["state"])
     assert result.names == ("b",)
+
+
+@pytest.mark.parametrize("mutable", [3, [3], 1.5, ["params", None], DenyList(3)], ids=str)
+def test_what_names_no_collections_is_refused_as_mutable(mutable):
+    with pytest.raises(bridge.InvalidFilterError, match=r"ToNNX\(LinenDot\) expected mutable"):
+        bridge.ToNNX(models.LinenDot(), mutable=mutable)
+    model = bridge.ToNNX(models.LinenDot(), KEY).lazy_init(X)
+    with pytest.raises(
+        flax_errors.InvalidFilterError, match=r"call of ToNNX\(LinenDot\)"
+    ) as raised:
+        model(X, mutable=mutable)
+    assert isinstance(raised.value, bridge.BridgeError | TypeError)
+    assert raised.value.found is mutable
+
+
+class Autoencoder(nn.Module):
+    def setup(self):
+        self.encoder = nn.Dense(2)
+        self.norm = nn.BatchNorm(use_running_average=False)
+        self.dropout = nn.Dropout(0.5, deterministic=False)
+
+    def __call__(self, x):
+        return self.norm(self.dropout(self.encoder(x)))
+
+
+def test_parameters_alone_are_guessed_from_what_is_missing():
+    module = Autoencoder()
+    params = module.init(KEY, X)["params"]
+    model = bridge.ToNNX.from_variables(module, params, KEY)
+    with pytest.raises(bridge.MismatchError, match=r"give them as \{'params': …\}"):
+        model(X)
+
+
+def test_a_bound_module_brings_its_variables_and_keys():
+    module = Autoencoder()
+    variables = module.init(KEY, X)
+    bound = module.bind(variables, rngs={"dropout": jax.random.key(3)})
+    model = bridge.ToNNX(bound)
+    assert_identical(model.linen_variables(), variables)
+    assert_identical(
+        model(X, rngs={"dropout": jax.random.key(3)}, mutable=["batch_stats"]),
+        module.apply(variables, X, rngs={"dropout": jax.random.key(3)}, mutable=["batch_stats"])[0],
+    )
+    assert_identical(model.to_nnx__rngs.dropout.key[...], jax.random.key(3))
+    own = bridge.ToNNX(bound, rngs=nnx.Rngs(dropout=4))
+    assert_identical(own.to_nnx__rngs.dropout.key[...], nnx.Rngs(dropout=4).fork().dropout.key[...])
+    # The model owns its state.
+    assert_identical(bound.variables, variables)
+
+
+def test_a_submodule_of_a_bound_module_brings_its_own_variables():
+    variables = Autoencoder().init(KEY, X)
+    encoder = bridge.ToNNX(Autoencoder().bind(variables).encoder)
+    assert_identical(encoder.linen_variables(), {"params": variables["params"]["encoder"]})
+    assert_identical(encoder(X), nn.Dense(2).apply(encoder.linen_variables(), X))
+
+
+def test_given_variables_win_over_those_that_a_module_is_bound_to():
+    module = nn.Dense(2)
+    first, second = (module.init(jax.random.key(i), X) for i in range(2))
+    model = bridge.ToNNX.from_variables(module.bind(first), second)
+    assert_identical(model.linen_variables(), second)
+
+
+def test_a_module_that_is_bound_to_nothing_has_no_variables_to_bring():
+    class Outer(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            made.append(bridge.ToNNX(nn.Dense(2), KEY).lazy_init(x))
+            return made[-1](x)
+
+    made = []
+    assert_identical(Outer().init_with_output(KEY, X)[0], nn.Dense(2).init_with_output(KEY, X)[0])
+    assert not bridge.ToNNX(nn.Dense(2).bind({})).linen_variables()

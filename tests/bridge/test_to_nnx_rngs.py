@@ -491,3 +491,30 @@ def test_a_stream_moves_on_only_if_a_wrapped_nnx_module_draws_from_it(rng_state)
         variables = model.linen_variables()
         expected = module.apply(variables, X, rngs={"dropout": native.dropout()})
         assert_identical(model(X), expected)
+
+
+SEVERAL = {
+    "typed": jax.random.split(KEY),
+    "legacy": jax.random.split(jax.random.PRNGKey(0)),
+    "one of typed keys": jax.random.split(KEY)[:1],
+    "a stream": {"params": KEY, "dropout": jax.random.split(KEY)},
+}
+
+
+@pytest.mark.parametrize("rngs", SEVERAL)
+def test_several_keys_for_one_are_refused_where_they_are_given(rngs):
+    with pytest.raises(bridge.InvalidRngsError, match="an array of keys"):
+        bridge.ToNNX(nn.Dense(3), rngs=SEVERAL[rngs])
+    model = bridge.ToNNX(models.LinenDropout(deterministic=False), nnx.Rngs(0)).lazy_init(X)
+    with pytest.raises(bridge.InvalidRngsError, match="an array of keys"):
+        model(X, rngs=SEVERAL[rngs])
+
+
+def test_each_of_several_keys_makes_one_of_several_mapped_wrappers():
+    @nnx.vmap
+    def make(key):
+        return bridge.ToNNX(nn.Dense(3), key).lazy_init(X)
+
+    keys = jax.random.split(KEY)
+    expected = [nn.Dense(3).init(key, X)["params"]["kernel"] for key in keys]
+    np.testing.assert_allclose(make(keys).kernel[...], jnp.stack(expected), rtol=1e-6)

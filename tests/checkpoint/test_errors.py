@@ -217,3 +217,13 @@ def test_an_extra_tree_cannot_take_a_name_that_is_no_identifier_or_is_taken(tmp_
 def test_what_is_no_model_is_refused(tmp_path, tree):
     with pytest.raises(bridge.ConversionError):
         checkpoint.save(tmp_path / "one", tree)
+
+
+@pytest.mark.parametrize("tree", [nnx.Linear(2, 3, rngs=nnx.Rngs(0)), VARIABLES, None])
+def test_the_path_comes_first(tmp_path, tree):
+    with pytest.raises(bridge.ConversionError, match=r"save\(path, tree\), restore\(path"):
+        checkpoint.save(tree, tmp_path / "one")
+    for read in (checkpoint.restore, checkpoint.layout):
+        with pytest.raises(bridge.ConversionError, match="expected a path"):
+            read(tree)
+    assert not list(tmp_path.iterdir())

@@ -139,14 +139,20 @@ def test_it_can_be_called_inside_of_a_mesh_used_as_a_context():
 @EVERY_BUILD
 @pytest.mark.parametrize(
     ("given", "kind"),
-    [("argument", "auto"), ("context", "auto"), ("box", "auto"), ("context", "explicit")],
+    [
+        ("argument", "auto"),
+        ("dict", "auto"),
+        ("context", "auto"),
+        ("box", "auto"),
+        ("context", "explicit"),
+    ],
 )
 def test_logical_names_are_mapped_by_rules_wherever_these_are_given(name, given, kind):
     make, rngs, specs = BUILDS[name]
     build = make("own rules" if given == "box" else "logical")
     in_force = nn.logical_axis_rules(RULES if given == "context" else ())
     with in_force:
-        rules = RULES if given == "argument" else None
+        rules = {"argument": RULES, "dict": dict(RULES)}.get(given)
         model = bridge.abstract(build, mesh(kind), X, rngs=rngs, rules=rules)
     assert_sharded(model, specs, mesh(kind))
 

@@ -194,3 +194,15 @@ def test_an_error_of_the_model_itself_comes_through():
     for kind in AXIS_TYPES:
         with pytest.raises(ValueError, match="the model's own"):
             bridge.init_sharded(Failing, mesh(kind))
+
+
+@pytest.mark.parametrize("rules", ["data", 3, [("embed",)], {"embed"}, ["ab"]], ids=str)
+def test_what_are_no_rules_is_refused(rules):
+    with pytest.raises(bridge.ConversionError, match="expected rules as"):
+        bridge.init_sharded(nn.Dense(3), mesh(), jnp.ones((1, 2)), rngs=KEY, rules=rules)
+
+
+@pytest.mark.parametrize("rngs", [jax.random.split(KEY), {"params": jax.random.split(KEY, 3)}])
+def test_several_keys_for_one_are_refused(rngs):
+    with pytest.raises(bridge.InvalidRngsError, match="init_sharded of Dense expected rngs"):
+        bridge.init_sharded(nn.Dense(3), mesh(), jnp.ones((1, 2)), rngs=rngs)
