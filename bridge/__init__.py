@@ -46,6 +46,7 @@ from ._errors import InvalidMeshError as InvalidMeshError
 from ._errors import InvalidMethodError as InvalidMethodError
 from ._errors import InvalidModuleError as InvalidModuleError
 from ._errors import InvalidRngsError as InvalidRngsError
+from ._errors import InvalidSectionsError as InvalidSectionsError
 from ._errors import LostUpdateError as LostUpdateError
 from ._errors import MismatchError as MismatchError
 from ._errors import MissingRngError as MissingRngError
@@ -54,6 +55,7 @@ from ._errors import ParityError as ParityError
 from ._errors import PortError as PortError
 from ._errors import ReservedNameError as ReservedNameError
 from ._errors import ShardingError as ShardingError
+from ._errors import UnboundAxisError as UnboundAxisError
 from ._functional import Functional as Functional
 from ._functional import functional as functional
 from ._jit_partial import jit_partial as jit_partial
@@ -86,6 +88,7 @@ __all__ = [
     "InvalidMethodError",
     "InvalidModuleError",
     "InvalidRngsError",
+    "InvalidSectionsError",
     "LostUpdateError",
     "MismatchError",
     "MissingRngError",
@@ -98,6 +101,7 @@ __all__ = [
     "ShardingError",
     "ToLinen",
     "ToNNX",
+    "UnboundAxisError",
     "abstract",
     "checkpoint",
     "current_context",

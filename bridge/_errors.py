@@ -27,6 +27,8 @@
     ├── InvalidMeshError(TypeError)              what was given as a mesh is none
     ├── ShardingError(ValueError)                partition specs that do not fit the mesh
     ├── ParityError(AssertionError)              two models that should do the same do not
+    ├── InvalidSectionsError(ValueError)         a comparison that there is not
+    ├── UnboundAxisError(NameError)              a model reduces over an axis that nothing binds
     └── LostUpdateError(ValueError, flax ModifyScopeVariableError)
                                                  strict mode: an update that would be dropped
 
@@ -323,6 +325,34 @@ class ParityError(BridgeError, AssertionError):
     def __init__(self, report: object):
         self.report = report
         super().__init__(str(report))
+
+
+class InvalidSectionsError(BridgeError, ValueError):
+    """What was to be compared is not among the comparisons.
+
+    Attributes:
+      unknown: the names that are none.
+    """
+
+    def __init__(self, unknown: Iterable[str], known: Iterable[str], remedy: str = ""):
+        self.unknown = tuple(unknown)
+        text = f"parity.check has no sections {_list(self.unknown)}; there are {_list(known)}"
+        super().__init__(f"{text}. {remedy}" if remedy else text)
+
+
+class UnboundAxisError(BridgeError, NameError):
+    """A model reduces over a named axis, such as `BatchNorm(axis_name='batch')`, outside of it.
+
+    Attributes:
+      axis: the axis's name.
+    """
+
+    def __init__(self, where: str, axis: str):
+        self.axis = axis
+        super().__init__(
+            f"{where} uses the named axis {axis!r}, which nothing binds; give its size:"
+            f" axis_sizes={{{axis!r}: 1}}"
+        )
 
 
 class PortError(BridgeError, ValueError):

@@ -1,7 +1,8 @@
-"""The arrays in what a layer gets and returns, by name."""
+"""What is kept of a call: the arrays that a layer gets and returns, by name, and its fields."""
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Mapping
 from types import FrameType
@@ -14,6 +15,50 @@ from flax import nnx
 from bridge._typed_keys import to_bits
 
 from ._numbers import is_array
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of one layer.
+
+    Attributes:
+      path: where the layer is in the model, as text.
+      method: the method's name.
+      nth: which call of that method it is, from 0.
+      module: the layer's class.
+      inputs: arrays by the name of the argument and where they are in it.
+      outputs: arrays by where they are in the output.
+      is_leaf: whether it called no other layer.
+      layer: the class itself.
+      fields: the layer's static fields, in the form that `_fields` compares.
+      drops: whether dropout was on.
+    """
+
+    path: tuple[str, ...]
+    method: str
+    nth: int
+    module: str
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    is_leaf: bool
+    layer: type[Any] = object
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    drops: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """The calls that one run of a model made.
+
+    Attributes:
+      calls: in the order in which they ended, so a layer comes after those it calls.
+      note: what could not be observed.
+      output: what the run returned.
+    """
+
+    calls: tuple[Call, ...]
+    note: str = ""
+    output: Any = None
 
 
 def frame_arguments(frame: FrameType) -> dict[str, Any]:

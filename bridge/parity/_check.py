@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -10,14 +9,15 @@ import optax
 
 from bridge._errors import InvalidRngsError, ParityError
 
-from . import _sections, _training
-from ._divergence import Layers, compare_layers
-from ._layouts import Layouts, layouts_of
-from ._models import EVALUATION, TRAINING, UPDATING, Model, Request, model_of
+from ._assembly import Comparison, chosen_sections
+from ._layouts import layouts_of
+from ._model_kinds import model_of
+from ._models import EVALUATION, TRAINING, UPDATING, Request
 from ._numbers import Tolerance, table_of
-from ._report import Report, Section
-from ._sections import Sides
-from ._trace import Trace, trace
+from ._programs import Program, Wanted
+from ._report import Report
+from ._sections import Sides, has_state
+from ._training import projection
 
 
 def check(
@@ -38,13 +38,17 @@ def check(
     optimizer: optax.GradientTransformation | None = None,
     tolerances: Mapping[Any, float | Tolerance] | None = None,
     dtypes: bool = True,
-    jit: bool = False,
+    jit: bool = True,
+    sections: Iterable[str] | None = None,
+    axis_sizes: Mapping[str, int] | None = None,
 ) -> Report:
     """Compares two models with the same weights: what they return, and what they learn.
 
-    The weights themselves, outputs, the output of every layer, gradients by parameter, updated
-    state, optimizer steps and partition specs. Each model runs with its own library; neither is
-    changed, and nothing is converted but `a`'s results, to be laid out as `b`'s are.
+    The weights themselves, outputs, the output of every layer, the static fields of the layers,
+    gradients by parameter, updated state, optimizer steps and partition specs. Each model runs with
+    its own library; neither is changed, and nothing is converted but `a`'s results, to be laid out
+    as `b`'s are. Static fields, such as a rate or an epsilon, are told and do not make the models
+    differ, unless `sections` names them.
 
     By default nothing is random: both models run as after `eval()`. A Linen module's
     `deterministic`, `use_running_average` and `train` are set as `ToNNX` sets them, unless one of
@@ -77,8 +81,14 @@ def check(
         size, so that those which are nothing but rounding make steps as large as the others.
       tolerances: an `rtol` or a `Tolerance` by dtype, over the defaults; 0 asks for equal values,
         which two models that do the same operations do have.
-      dtypes: whether another dtype is a difference where the values agree.
-      jit: whether outputs, gradients and steps are compiled; layers are compared without.
+      dtypes: whether another dtype is a difference where the values agree, of a layer's output too.
+      jit: whether gradients, updated state and steps are compiled, one program for each model.
+        Layers run without, and outputs are theirs; without layers outputs come from the program. A
+        model that JAX cannot trace is not compiled, and the report says so.
+      sections: what is compared, some of the names in `parity.SECTIONS`; by default what `layers`,
+        `gradients` and `steps` say.
+      axis_sizes: sizes of the named axes that the models reduce over, as
+        `BatchNorm(axis_name='batch')` does. Every member of an axis gets the same inputs.
 
     Returns:
       A report; `report.ok` says whether nothing differs, `str(report)` is a table.
@@ -87,6 +97,10 @@ def check(
       InvalidModuleError: `a` or `b` is not a model of one of these kinds.
       ConversionError: the variables are no Linen variables.
       InvalidRngsError: `rngs` is no dict of keys.
+      InvalidSectionsError: `sections` has a name that is none.
+      MissingRngError: a Linen module draws a key that it was not given; the error names the layer,
+        and how dropout is turned off.
+      UnboundAxisError: a model uses a named axis whose size is not given.
       NotInitializedError: a `ToNNX` has no variables yet.
 
     Example::
@@ -107,38 +121,38 @@ def check(
     """
     if rngs is not None and not isinstance(rngs, Mapping):
         raise InvalidRngsError(rngs, "parity.check")
+    chosen = chosen_sections(sections, layers=layers, gradients=gradients, steps=steps)
     models = model_of(a, "a"), model_of(b, "b")
     modes = TRAINING if train else EVALUATION
 
     def requests(modes: Mapping[str, Any]) -> tuple[Request, Request]:
         own = [{**(kwargs or {}), **(extra or {})} for extra in (a_kwargs, b_kwargs)]
-        first, second = (Request(inputs, given, method, rngs, modes) for given in own)
+        axes = dict(axis_sizes or {})
+        first, second = (Request(inputs, given, method, rngs, modes, axes) for given in own)
         return first, second
 
-    layouts = layouts_of(*models, rules)
-    table = table_of(tolerances)
-    sides = Sides(models, requests(modes), layouts, table, dtypes, jit)
-    is_told = any(m.names_mode(r) for m, r in zip(models, sides.requests, strict=True))
+    evaluating = requests(modes)
+    is_told = any(m.names_mode(r) for m, r in zip(models, evaluating, strict=True))
     updating = requests(modes if train or is_told else UPDATING)
-    loss = loss or _training.projection
-    sections = [_plan(layouts)] if layouts.plan is not None else []
-    sections += [_sections.weights(sides), _sections.outputs(sides)]
-    first, order = None, {}
-    if layers:
-        trace_a, trace_b = map(_traced, models, sides.requests)
-        found = compare_layers(trace_a, trace_b, layouts, table)
-        first = found.first
-        if first is None:
-            order = {call.path: number for number, call in enumerate(trace_a.calls)}
-        sections.append(_layers(found, (trace_a, trace_b)))
-    if gradients:
-        sections.append(_training.gradients(sides, loss, order))
-    sections.append(_sections.state(dataclasses.replace(sides, requests=updating)))
-    if steps:
-        chosen = optimizer or optax.sgd(1e-2, momentum=0.9)
-        sections.append(_training.steps(sides, loss, steps, chosen))
-    sections.append(_sections.partition_specs(sides))
-    return Report(models[0].name, models[1].name, tuple(sections), first)
+    is_observed = bool(chosen & {"layers", "fields"})
+    layouts = layouts_of(*models, rules)
+    wanted = [
+        Wanted(
+            output="outputs" in chosen and not is_observed,
+            gradients=bool(chosen & {"gradients", "steps"}),
+            after="steps" in chosen,
+            state="state" in chosen and has_state(model),
+        )
+        for model in models
+    ]
+    first, second = (
+        Program(model, request, update, loss or projection, own)
+        for model, request, update, own in zip(models, evaluating, updating, wanted, strict=True)
+    )
+    sides = Sides(models, (first, second), layouts, table_of(tolerances), dtypes)
+    comparison = Comparison(sides, evaluating, chosen, train, sections is not None)
+    comparison.run(jit=jit, is_observed=is_observed)
+    return comparison.report(steps, optimizer or optax.sgd(1e-2, momentum=0.9))
 
 
 def assert_same(a: Any, b: Any, *inputs: Any, **options: Any) -> Report:
@@ -170,29 +184,3 @@ def assert_same(a: Any, b: Any, *inputs: Any, **options: Any) -> Report:
     if not report.ok:
         raise ParityError(report)
     return report
-
-
-def _traced(model: Model, request: Request) -> Trace:
-    def run(made: Callable[[Any], None]) -> None:
-        model.run(model.values, dataclasses.replace(request, made=made))
-
-    return trace(run)
-
-
-def _layers(found: Layers, traces: Iterable[Trace]) -> Section:
-    notes = [f"{name}: {t.note}" for name, t in zip("ab", traces, strict=True) if t.note]
-    if any(found.unmatched):
-        only = " and ".join(
-            f"{count} of {name}" for count, name in zip(found.unmatched, "ab", strict=True)
-        )
-        notes.append(f"calls without a counterpart: {only}")
-    if found.not_comparable:
-        notes.append(f"{found.not_comparable} calls return arrays of other shapes")
-    return Section("layers", found.compared, "; ".join(notes))
-
-
-def _plan(layouts: Layouts) -> Section:
-    problems = [*map(str, layouts.plan.problems), *filter(None, [layouts.problem])]
-    if layouts.problem:
-        problems.append("values, gradients and state are not compared")
-    return Section("port plan", note="; ".join(problems), failed=bool(problems))

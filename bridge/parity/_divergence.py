@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
+from ._fields import FieldDifference, field_differences
 from ._layouts import Layouts
-from ._numbers import Compared, Tolerance, compare, worst
+from ._numbers import Compared, Tolerance, compare, has_nan, worst
+from ._pairs import paired
 from ._trace import Call, Trace
 
 
 @dataclasses.dataclass(frozen=True)
 class Divergence:
-    """A layer whose output differs.
+    """A layer whose output is not the same.
 
     Attributes:
       place: the layer in `a`; if it is elsewhere in `b`, that stands behind an arrow. Behind a
         comma which call it is, from 0, if there are several.
-      path: the layer's path in `a`.
+      path: the layer's path in `a`. An item of a stacked layer has its index in it if the other
+        model has the items one by one.
       path_in_b: the layer's path in `b`.
       call: which call of it, from 0.
       modules: the layer's class in `a` and in `b`.
@@ -27,6 +30,10 @@ class Divergence:
       inputs: the worst of its inputs, None if it has none that can be compared.
       output: the worst of its outputs.
       after: the last call before it whose output agrees, empty if there is none.
+      before: the first call inside of it, or before it, whose inputs differ; empty if there is
+        none. Then the fault is in what is done between `after` and `before`.
+      fields: the static fields that the two layers do not have alike.
+      drops: whether dropout is on in it, in `a` and in `b`.
     """
 
     place: str
@@ -38,6 +45,9 @@ class Divergence:
     inputs: Compared | None
     output: Compared
     after: str
+    before: str = ""
+    fields: tuple[FieldDifference, ...] = ()
+    drops: tuple[bool, bool] = (False, False)
 
     @property
     def inputs_agree(self) -> bool:
@@ -52,100 +62,173 @@ class Layers:
     Attributes:
       compared: the worst output of every call that both models make, in execution order.
       first: the first call whose output differs though its inputs agree.
-      unmatched: how many calls of `a` and of `b` have no counterpart.
+      inexact: the first call whose output agrees but is not bitwise equal though its inputs are;
+        if there are any whose fields differ too, the first of those.
+      nan_from: the first call with a NaN in both outputs and none in its inputs, empty if there is
+        none.
+      fields: which static fields differ, by the place of every layer that both models have.
+      only: the places of the calls without a counterpart, of `a` and of `b`.
+      dropping: the places of the layers whose dropout is on, of `a` and of `b`.
       not_comparable: how many calls return arrays of other shapes.
     """
 
     compared: tuple[Compared, ...]
     first: Divergence | None
-    unmatched: tuple[int, int]
+    inexact: Divergence | None
+    nan_from: str
+    fields: Mapping[str, tuple[FieldDifference, ...]]
+    only: tuple[tuple[str, ...], tuple[str, ...]]
+    dropping: tuple[tuple[str, ...], tuple[str, ...]]
     not_comparable: int
 
 
-def compare_layers(a: Trace, b: Trace, layouts: Layouts, table: Mapping[str, Tolerance]) -> Layers:
+def compare_layers(
+    a: Trace, b: Trace, layouts: Layouts, table: Mapping[str, Tolerance], *, dtypes: bool
+) -> Layers:
     """Compares what the layers of two models returned.
 
     A call ends after those inside of it. So the first one whose inputs agree and whose output
     differs is the innermost: a layer at fault, or the one around it if all layers in it agree.
+
+    Args:
+      a: what the reference did.
+      b: what the other model did.
+      layouts: how their paths correspond.
+      table: tolerances by dtype name.
+      dtypes: whether another dtype is a difference.
     """
-    pairs = list(_pairs(a, b, layouts))
-    compared: list[Compared] = []
-    first: Divergence | None = None
-    after, not_comparable = "", 0
-    calls = _calls(a)
-    for x, y in pairs:
-        place = _place(x, y, calls[x.path, x.method])
-        output = worst(_leaves(place, x.outputs, y.outputs, table))
+    found = paired(a, b, layouts)
+    search = _Search(table, dtypes, _several([x for x, _ in found.pairs]))
+    for x, y in found.pairs:
+        search.add(x, y)
+    dropping = tuple(
+        tuple(dict.fromkeys(_text(call) for call in trace.calls if call.drops)) for trace in (a, b)
+    )
+    both = ({x.path for x, _ in found.pairs}, {y.path for _, y in found.pairs})
+    only = tuple(map(tuple, map(_only, (found.only_a, found.only_b), both)))
+    first, inexact = search.first, search.inexact_with_fields or search.inexact
+    return Layers(
+        tuple(search.compared),
+        first and dataclasses.replace(first, before=search.before),
+        inexact,
+        search.nan_from,
+        search.fields,
+        (only[0], only[1]),
+        (dropping[0], dropping[1]),
+        search.not_comparable,
+    )
+
+
+class _Search:
+    """The comparison of calls one after the other, and what is the first of its kind."""
+
+    def __init__(self, table: Mapping[str, Tolerance], dtypes: bool, several: Set[Any]):
+        self._table = table
+        self._dtypes = dtypes
+        self._several = several
+        self._after = ""
+        self.compared: list[Compared] = []
+        self.first: Divergence | None = None
+        self.inexact: Divergence | None = None
+        self.inexact_with_fields: Divergence | None = None
+        self.before = ""
+        self.nan_from = ""
+        self.fields: dict[str, tuple[FieldDifference, ...]] = {}
+        self.not_comparable = 0
+
+    def add(self, x: Call, y: Call) -> None:
+        """Compares two calls that are counterparts."""
+        place = _place(x, y, (x.path, x.method) in self._several)
+        fields = self._fields_of(x, y)
+        output = worst(self._leaves(place, x.outputs, y.outputs))
         if output is None:
-            not_comparable += bool(x.outputs or y.outputs)
-            continue
-        if not output.ok and (first is None or not first.inputs_agree):
-            inputs = worst(_leaves("", x.inputs, y.inputs, table))
-            found = Divergence(
-                place,
-                x.path,
-                y.path,
-                x.nth,
-                (x.module, y.module),
-                len(compared),
-                inputs,
-                output,
-                after,
-            )
+            self.not_comparable += bool(x.outputs or y.outputs)
+            return
+        inputs = worst(self._leaves("", x.inputs, y.inputs))
+        found = Divergence(
+            place, x.path, y.path, x.nth, (x.module, y.module), len(self.compared), inputs, output,
+            self._after, fields=fields, drops=(x.drops, y.drops),
+        )  # fmt: skip
+        if not self.before and not found.inputs_agree and not self._is_settled():
+            self.before = place
+        if not output.ok and not self._is_settled():
             # If nothing better comes, the first one at all is told.
-            first = found if first is None or found.inputs_agree else first
-        elif output.ok and first is None:
-            after = place
-        compared.append(output)
-    unmatched = len(a.calls) - len(pairs), len(b.calls) - len(pairs)
-    return Layers(tuple(compared), first, unmatched, not_comparable)
+            self.first = found if self.first is None or found.inputs_agree else self.first
+        elif output.ok and self.first is None:
+            self._after = place
+        if output.verdict == "close" and (inputs is None or inputs.verdict == "bitwise"):
+            self.inexact = self.inexact or found
+            if fields:
+                self.inexact_with_fields = self.inexact_with_fields or found
+        if not self.nan_from and _has_nan(x.outputs, y.outputs) and not _has_nan(x.inputs):
+            self.nan_from = place
+        self.compared.append(output)
+
+    def _is_settled(self) -> bool:
+        return self.first is not None and self.first.inputs_agree
+
+    def _fields_of(self, x: Call, y: Call) -> tuple[FieldDifference, ...]:
+        same_dtypes = _dtypes(x.outputs) == _dtypes(y.outputs)
+        fields = field_differences((x.layer, y.layer), x.fields, y.fields, same_dtypes=same_dtypes)
+        found = tuple(fields)
+        place = _layer(x, y)
+        known = self.fields.get(place, ())
+        self.fields[place] = (*known, *(d for d in found if d not in known))
+        return found
+
+    def _leaves(self, place: str, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Compared]:
+        """The arrays of two calls: of one name, or in order if no names are the same."""
+        names = [(name, name) for name in a if name in b]
+        if not names:
+            names = list(zip(a, b, strict=False))
+        return [
+            compare(place, a[x], b[y], self._table, dtypes=self._dtypes)
+            for x, y in names
+            if a[x].shape == b[y].shape
+        ]
 
 
-def _pairs(a: Trace, b: Trace, layouts: Layouts) -> Iterator[tuple[Call, Call]]:
-    """The calls that are counterparts, in `a`'s order."""
-    in_b = {(call.path, call.method, call.nth): call for call in b.calls}
-    found: dict[int, Call] = {}
-    for number, call in enumerate(a.calls):
-        path = layouts.path_in_b(call.path)
-        key = None if path is None else (path, call.method, call.nth)
-        if key in in_b:
-            found[number] = in_b.pop(key)
-    # Layers that are stacked on one side only have no path in common, but an order.
-    rest_a = [n for n, call in enumerate(a.calls) if n not in found and call.is_leaf]
-    left = {id(call) for call in in_b.values()}
-    rest_b = [call for call in b.calls if id(call) in left and call.is_leaf]
-    if [_shapes(a.calls[n]) for n in rest_a] == [_shapes(call) for call in rest_b]:
-        found.update(zip(rest_a, rest_b, strict=True))
-    for number in sorted(found):
-        yield a.calls[number], found[number]
+def _several(calls: Iterable[Call]) -> Set[Any]:
+    """The layers and methods that are called more than once."""
+    counts = collections.Counter((call.path, call.method) for call in calls)
+    return {key for key, count in counts.items() if count > 1}
 
 
-def _leaves(
-    place: str, a: Mapping[str, Any], b: Mapping[str, Any], table: Mapping[str, Tolerance]
-) -> list[Compared]:
-    """The arrays of two calls: of one name, or in order if no names are the same."""
-    names = [(name, name) for name in a if name in b]
-    if not names:
-        names = list(zip(a, b, strict=False))
-    return [
-        compare(place, a[x], b[y], table, dtypes=False)
-        for x, y in names
-        if a[x].shape == b[y].shape
-    ]
+def _only(calls: Iterable[Call], with_counterpart: Set[tuple[str, ...]]) -> Iterator[str]:
+    """The layers of calls without a counterpart, each once.
+
+    Linen does not show all methods besides `__call__`: that of an RNN cell which makes its carry is
+    seen in NNX alone. So these count only where the whole layer has no counterpart.
+    """
+    counts = collections.Counter(
+        (_text(call), call.module)
+        for call in calls
+        if call.method == "__call__" or call.path not in with_counterpart
+    )
+    for (text, module), count in counts.items():
+        yield f"{text} ({module})" + (f", {count} calls" if count > 1 else "")
 
 
-def _calls(trace: Trace) -> Mapping[Any, int]:
-    return collections.Counter((call.path, call.method) for call in trace.calls)
+def _place(a: Call, b: Call, is_one_of_several: bool) -> str:
+    where = _text(a) if a.path == b.path else f"{_text(a)} -> {_text(b)}"
+    return f"{where}, call {a.nth}" if is_one_of_several else where
 
 
-def _place(a: Call, b: Call, calls: int) -> str:
-    def text(call: Call) -> str:
-        method = "" if call.method == "__call__" else f".{call.method}"
-        return ("/".join(call.path) or "the model itself") + method
-
-    where = text(a) if a.path == b.path else f"{text(a)} -> {text(b)}"
-    return f"{where}, call {a.nth}" if calls > 1 else where
+def _layer(a: Call, b: Call) -> str:
+    """The layer of two calls, whatever the method."""
+    own, other = ("/".join(call.path) or "the model itself" for call in (a, b))
+    return own if own == other else f"{own} -> {other}"
 
 
-def _shapes(call: Call) -> list[tuple[int, ...]]:
-    return [tuple(value.shape) for value in call.outputs.values()]
+def _text(call: Call) -> str:
+    method = "" if call.method == "__call__" else f".{call.method}"
+    return ("/".join(call.path) or "the model itself") + method
+
+
+def _dtypes(values: Mapping[str, Any]) -> list[str]:
+    return [str(value.dtype) for value in values.values()]
+
+
+def _has_nan(*sides: Mapping[str, Any]) -> bool:
+    """Whether every one of these has a NaN somewhere."""
+    return all(any(has_nan(value) for value in values.values()) for values in sides)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +20,7 @@ from ._numbers import is_array
 
 Values: TypeAlias = dict[Address, Any]
 Names: TypeAlias = tuple[str, ...]
+Stacks: TypeAlias = Mapping[Names, tuple[Names, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +32,9 @@ class Layouts:
         place in `b` is left out.
       sources: the values of `a` that a value of `b` is made of, none for one that must be zero.
       paths: the path of a layer of `a` -> that of the same layer of `b`; None for the same path.
+      stacks: the path of a layer that is stacked in `a` -> those of the layers of `b` that are its
+        items, by index.
+      stacks_in_b: the same for layers that are stacked in `b`, with the paths of `a`.
       plan: the port plan that says so, None if both models have the same layout.
       problem: why values cannot be converted at all, empty if they can.
     """
@@ -37,6 +42,8 @@ class Layouts:
     convert: Callable[[Values], Values]
     sources: Mapping[Address, tuple[Address, ...]]
     paths: Mapping[Names, Names] | None = None
+    stacks: Stacks = dataclasses.field(default_factory=dict)
+    stacks_in_b: Stacks = dataclasses.field(default_factory=dict)
     plan: Any = None
     problem: str = ""
 
@@ -91,8 +98,12 @@ def layouts_of(a: Model, b: Model, rules: Any) -> Layouts:
     try:
         sources = _sources(whole, plan.convert)
     except PortError as error:
-        return Layouts(lambda values: {}, {}, {}, plan, str(error))
-    return Layouts(convert, sources, _layer_paths(sources), plan)
+        return Layouts(lambda values: {}, {}, {}, plan=plan, problem=str(error))
+    pairs = [(source[1], own[1]) for own, found in sources.items() for source in found]
+    back = [(path_b, path_a) for path_a, path_b in pairs]
+    return Layouts(
+        convert, sources, _layer_paths(pairs), stacks_of(pairs), stacks_of(back), plan=plan
+    )
 
 
 def as_text(address: Address) -> Address:
@@ -123,20 +134,68 @@ def _sources(
     }
 
 
-def _layer_paths(sources: Mapping[Address, tuple[Address, ...]]) -> dict[Names, Names]:
+def _layer_paths(pairs: Sequence[tuple[Names, Names]]) -> dict[Names, Names]:
     """The layers that hold the same values; of nested ones the innermost go together."""
-    pairs = [(source, address) for address, found in sources.items() for source in found]
-    by_values: dict[frozenset[int], list[Names]] = {}
-    for path, numbers in _below(address[1] for _, address in pairs).items():
-        by_values.setdefault(frozenset(numbers), []).append(path)
+    by_values = _by_values(pairs)
     paths: dict[Names, Names] = {(): ()}
-    below_a = _below(source[1] for source, _ in pairs)
+    below_a = _below(path_a for path_a, _ in pairs)
     for path in sorted(below_a, key=len, reverse=True):
         found = by_values.get(frozenset(below_a[path]), [])
         if path and found:
             # Once taken by an inner layer it is no layer around it.
             paths[path] = found.pop(found.index(max(found, key=len)))
     return paths
+
+
+def stacks_of(pairs: Sequence[tuple[Names, Names]]) -> dict[Names, tuple[Names, ...]]:
+    """The layers of one side that are stacked, with their items on the other side by index.
+
+    A layer is stacked if each of its leaves belongs to several leaves of the other side whose paths
+    differ in one number alone, which counts from 0.
+
+    Args:
+      pairs: (path of a leaf, path of a leaf of the other side) of those that share values.
+    """
+    of_leaf: dict[Names, list[int]] = {}
+    for number, (path, _) in enumerate(pairs):
+        of_leaf.setdefault(path, []).append(number)
+    index: dict[int, int] = {}
+    for numbers in of_leaf.values():
+        index.update(zip(numbers, _indices([pairs[n][1] for n in numbers]), strict=False))
+    if not index:
+        return {}
+    by_values, below = _by_values(pairs), _below(path for path, _ in pairs)
+    stacks = {}
+    for path in sorted(below, key=len, reverse=True):
+        items: dict[int, set[int]] = {}
+        for number in below[path]:
+            items.setdefault(index.get(number, -1), set()).add(number)
+        found = [by_values.get(frozenset(items[i]), []) for i in sorted(items)]
+        if path and -1 not in items and all(found):
+            stacks[path] = tuple(layers.pop(layers.index(max(layers, key=len))) for layers in found)
+    return stacks
+
+
+def _indices(paths: Sequence[Names]) -> list[int]:
+    """The numbers in which paths differ, none if they differ in something else."""
+    places = [set(parts) for parts in zip(*paths, strict=False)]
+    varying = [place for place, parts in enumerate(places) if len(parts) > 1]
+    if len(varying) != 1 or len({len(path) for path in paths}) != 1:
+        return []
+    found = [re.fullmatch(r"(.*?)(\d+)", path[varying[0]]) for path in paths]
+    if any(match is None for match in found):
+        return []
+    names, numbers = zip(*(match.groups() for match in found if match), strict=True)
+    indices = [int(number) for number in numbers]
+    return indices if len(set(names)) == 1 and sorted(indices) == list(range(len(paths))) else []
+
+
+def _by_values(pairs: Sequence[tuple[Names, Names]]) -> dict[frozenset[int], list[Names]]:
+    """The layers of the other side by the pairs that are below them."""
+    by_values: dict[frozenset[int], list[Names]] = {}
+    for path, numbers in _below(path for _, path in pairs).items():
+        by_values.setdefault(frozenset(numbers), []).append(path)
+    return by_values
 
 
 def _below(paths: Iterable[Path]) -> dict[Names, set[int]]:

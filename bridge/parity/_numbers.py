@@ -12,7 +12,7 @@ import numpy as np
 
 from bridge._typed_keys import is_key, to_bits
 
-Verdict: TypeAlias = Literal["bitwise", "close", "differs"]
+Verdict: TypeAlias = Literal["bitwise", "close", "nan", "differs"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +50,8 @@ class Compared:
 
     Attributes:
       place: where it is in `a`; if it is elsewhere in `b`, that stands behind an arrow.
-      verdict: `'bitwise'` if every bit is the same, `'close'` if within tolerance, else
-        `'differs'`.
+      verdict: `'bitwise'` if every bit is the same, `'close'` if within tolerance, `'nan'` if that
+        is so but for NaN on both sides, which shows nothing, else `'differs'`.
       max_abs: the largest absolute difference; None if there is nothing to subtract, infinite if
         one side has a NaN or an infinity where the other has not.
       max_rel: `max_abs` relative to the magnitude that the tolerance refers to.
@@ -77,7 +77,7 @@ class Compared:
     @property
     def ok(self) -> bool:
         """Whether the two agree."""
-        return self.verdict != "differs"
+        return self.verdict in ("bitwise", "close")
 
 
 def table_of(tolerances: Mapping[Any, Any] | None) -> dict[str, Tolerance]:
@@ -103,6 +103,7 @@ def compare(
     *,
     floor: float = 0.0,
     dtypes: bool = True,
+    nan_agrees: bool = True,
 ) -> Compared:
     """Compares two leaves.
 
@@ -113,7 +114,19 @@ def compare(
       table: tolerances by dtype name.
       floor: the least magnitude that `rtol` is relative to.
       dtypes: whether another dtype is a difference.
+      nan_agrees: whether NaN on both sides at the same places is agreement.
     """
+    found = _compare(place, a, b, table, floor=floor, dtypes=dtypes)
+    if nan_agrees or not found.ok or not has_nan(a):
+        return found
+    missing = int(np.isnan(_wide(a)).sum())
+    note = f"NaN on both sides in {missing} of {a.size} elements"
+    return dataclasses.replace(found, verdict="nan", note=note)
+
+
+def _compare(
+    place: str, a: Any, b: Any, table: Mapping[str, Tolerance], *, floor: float, dtypes: bool
+) -> Compared:
     if not is_array(a) or not is_array(b):
         if is_array(a) or is_array(b):
             note = f"{_kind(a)} against {_kind(b)}"
@@ -169,7 +182,7 @@ def lacking(place: str, *, in_b: bool, value: Any) -> Compared:
 
 def worst(compared: Any) -> Compared | None:
     """The one that is furthest from agreeing, None of none."""
-    order = {"bitwise": 0, "close": 1, "differs": 2}
+    order = {"bitwise": 0, "close": 1, "nan": 2, "differs": 3}
 
     def badness(c: Compared) -> tuple[int, float]:
         return order[c.verdict], float("inf") if c.max_rel is None else c.max_rel
@@ -185,6 +198,27 @@ def is_array(value: Any) -> bool:
 def on_host(value: Any) -> np.ndarray[Any, Any]:
     """An array's global value, whatever its sharding; a typed key's data."""
     return np.asarray(to_bits(value))
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    """Whether two leaves are the same, NaN and the sign of zero included."""
+    return _compare("", a, b, TOLERANCES, floor=0.0, dtypes=True).verdict == "bitwise"
+
+
+def has_nan(value: Any) -> bool:
+    """Whether there is a NaN in an array."""
+    return (
+        is_array(value)
+        and not is_key(value)
+        and jnp.issubdtype(value.dtype, jnp.inexact)
+        and bool(np.isnan(_wide(value)).any())
+    )
+
+
+def _wide(value: Any) -> Any:
+    """An array in a dtype that NumPy itself has."""
+    own = on_host(value)
+    return own if own.dtype.kind in "fc" else own.astype(np.float32)
 
 
 def magnitude(value: Any) -> float:

@@ -10,29 +10,42 @@ from typing import Any
 from ._divergence import Divergence
 from ._numbers import Compared, worst
 
+SECTIONS = (
+    "port plan",
+    "weights",
+    "outputs",
+    "layers",
+    "fields",
+    "gradients",
+    "state",
+    "steps",
+    "partition specs",
+)
+
 
 @dataclasses.dataclass(frozen=True)
 class Section:
     """One thing that was compared.
 
     Attributes:
-      name: `'weights'`, `'outputs'`, `'layers'`, `'gradients'`, `'state'`, `'steps'`,
-        `'partition specs'`, or `'port plan'`.
+      name: one of `SECTIONS`.
       compared: every comparison, in the order of the model's values; of layers in that of
         execution.
       note: what the comparisons do not say: why there are none, or what was left out.
       failed: whether the section fails whatever its comparisons say.
+      is_advisory: whether differences are told and do not count.
     """
 
     name: str
     compared: tuple[Compared, ...] = ()
     note: str = ""
     failed: bool = False
+    is_advisory: bool = False
 
     @property
     def ok(self) -> bool:
-        """Whether nothing differs."""
-        return not self.failed and all(c.ok for c in self.compared)
+        """Whether nothing differs, or the section is advisory."""
+        return self.is_advisory or (not self.failed and all(c.ok for c in self.compared))
 
     @property
     def differing(self) -> tuple[Compared, ...]:
@@ -55,12 +68,17 @@ class Report:
       sections: what was compared, in order.
       first_divergence: the first layer in execution order whose output differs though its inputs
         agree; None if there is none, or if layers were not compared.
+      first_inexact: the first layer whose output agrees within tolerance and is not bitwise equal,
+        though its inputs are. If static fields differ in some of these, the first of those.
+      hints: what else explains the verdict: dropout that is on, where NaN comes from.
     """
 
     a: str
     b: str
     sections: tuple[Section, ...]
     first_divergence: Divergence | None = None
+    first_inexact: Divergence | None = None
+    hints: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

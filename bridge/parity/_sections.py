@@ -8,15 +8,15 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import errors as flax_errors
 from flax import nnx
 
 import registry
 from bridge._neutral import Neutral
 
 from ._layouts import Layouts, Values, as_text, by_text
-from ._models import Model, Request, is_of
-from ._numbers import Compared, Tolerance, compare, lacking
+from ._models import Model, is_of
+from ._numbers import Compared, Tolerance, compare, lacking, same_bits
+from ._programs import Program
 from ._report import Section
 from ._specs import spec_of
 
@@ -29,22 +29,26 @@ class Sides:
 
     Attributes:
       models: `a` and `b`.
-      requests: how each of them is called.
+      programs: what each of them computes.
       layouts: which value is which.
       table: tolerances by dtype name.
       dtypes: whether another dtype is a difference.
-      jit: whether what is differentiated is compiled.
     """
 
     models: tuple[Model, Model]
-    requests: tuple[Request, Request]
+    programs: tuple[Program, Program]
     layouts: Layouts
     table: Mapping[str, Tolerance]
     dtypes: bool
-    jit: bool
 
     def compare(
-        self, a: Values, b: Values, floor: float = 0.0, *, zeros: bool = False
+        self,
+        a: Values,
+        b: Values,
+        floor: float = 0.0,
+        *,
+        zeros: bool = False,
+        nan_agrees: bool = True,
     ) -> Iterator[Compared]:
         """Compares values of `a`, in `a`'s layout, with values of `b`.
 
@@ -53,6 +57,7 @@ class Sides:
           b: the same.
           floor: the least magnitude that tolerances are relative to.
           zeros: whether what only `b` has a place for is compared with the zeros that it has to be.
+          nan_agrees: whether NaN on both sides is agreement.
         """
         if self.layouts.problem:
             return
@@ -61,14 +66,16 @@ class Sides:
             place = self.layouts.place(address)
             if address in found:
                 if zeros or self.layouts.sources.get(address):
-                    yield from self.leaves(place, value, found[address], floor)
+                    yield from self.leaves(place, value, found[address], floor, nan_agrees)
             else:
                 yield lacking(place, in_b=False, value=value)
         # What a plan has no source for is a problem of the plan, or `b`'s own.
         for address in [x for x in found if x not in converted and self.layouts.plan is None]:
             yield lacking(self.layouts.place(address), in_b=True, value=found[address])
 
-    def leaves(self, place: str, a: Any, b: Any, floor: float = 0.0) -> Iterator[Compared]:
+    def leaves(
+        self, place: str, a: Any, b: Any, floor: float = 0.0, nan_agrees: bool = True
+    ) -> Iterator[Compared]:
         """Compares two trees leaf by leaf."""
         mine, other = leaves_of(a), leaves_of(b)
         for path in [*mine, *(path for path in other if path not in mine)]:
@@ -79,7 +86,13 @@ class Sides:
                 yield lacking(where, in_b=True, value=other[path])
             else:
                 yield compare(
-                    where, mine[path], other[path], self.table, floor=floor, dtypes=self.dtypes
+                    where,
+                    mine[path],
+                    other[path],
+                    self.table,
+                    floor=floor,
+                    dtypes=self.dtypes,
+                    nan_agrees=nan_agrees,
                 )
 
 
@@ -89,24 +102,46 @@ def weights(sides: Sides) -> Section:
     return Section("weights", tuple(sides.compare(a, b, zeros=True)))
 
 
-def outputs(sides: Sides) -> Section:
+def outputs(sides: Sides, a: Any, b: Any) -> Section:
     """What a call returns."""
-    a, b = map(_output, sides.models, sides.requests, (sides.jit,) * 2)
-    return Section("outputs", tuple(sides.leaves("output", a, b)))
+    return Section("outputs", tuple(sides.leaves("output", a, b, nan_agrees=False)))
+
+
+def has_state(model: Model) -> bool:
+    """Whether a model has values that are no parameters and that a call may update."""
+    return bool(values_of(model.values, nnx.Param, *NOT_COMPARED))
 
 
 def state(sides: Sides) -> Section:
     """What a call with updates leaves in the collections that are no parameters."""
-    after = []
-    for model, request in zip(sides.models, sides.requests, strict=True):
+    before, after = [], []
+    for program in sides.programs:
+        model = program.model
         kept = values_of(model.values, nnx.Param, *NOT_COMPARED)
-        try:
-            values = model.run(model.values, request)[1] if kept else {}
-        except flax_errors.InvalidRngError as error:
-            return Section("state", note=f"not compared, {model.name} needs a key: {error}")
+        values = program.first().state if kept else {}
+        if program.state_note:
+            return Section("state", note=program.state_note)
+        before.append(kept)
         after.append({address: values[address].value for address in kept})
-    note = "" if any(after) else "neither model has any"
-    return Section("state", tuple(sides.compare(*after)), note)
+    if not any(after):
+        return Section("state", note="neither model has any")
+    if all(_unchanged(*pair) for pair in zip(before, after, strict=True)):
+        return Section("state", note=_NOT_UPDATED)
+    return Section("state", tuple(sides.compare(after[0], after[1], nan_agrees=False)))
+
+
+_NOT_UPDATED = (
+    "nothing was updated, so nothing was compared; if an argument such as train=False says that"
+    " this is no training, leave it out, or check with train=True"
+)
+
+
+def _unchanged(before: Values, after: Values) -> bool:
+    for address, value in before.items():
+        mine, other = leaves_of(value), leaves_of(after[address])
+        if mine.keys() != other.keys() or not all(same_bits(mine[k], other[k]) for k in mine):
+            return False
+    return True
 
 
 def partition_specs(sides: Sides) -> Section:
@@ -130,13 +165,6 @@ def partition_specs(sides: Sides) -> Section:
             compared.append(Compared(sides.layouts.place(address), verdict, values=texts))
     note = f"{left_out} values with another layout are not compared" if left_out else ""
     return Section("partition specs", tuple(compared), note)
-
-
-def _output(model: Model, request: Request, jit: bool) -> Any:
-    def call() -> Any:
-        return model.run(model.values, request)[0]
-
-    return (jax.jit(call) if jit else call)()
 
 
 def values_of(values: Neutral, *without: type[nnx.Variable[Any]]) -> Values:

@@ -9,14 +9,18 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from bridge._long_text import folded, limited
+
 from ._divergence import Divergence
 from ._numbers import Compared
 from ._report import Report, Section
 
 _WIDTH = 100
 # Layers, gradients and steps downstream of a fault all differ, so a few of them are enough.
-_MOST = {"weights": 12, "outputs": 8, "state": 12, "partition specs": 12}
+_MOST = {"weights": 12, "outputs": 8, "state": 12, "fields": 12, "partition specs": 12}
 _MOST_DOWNSTREAM = 4
+_WITH_BLOCKS = ("weights", "gradients")
+_MOST_RUNS = 6
 
 
 def as_text(report: Report) -> str:
@@ -25,12 +29,10 @@ def as_text(report: Report) -> str:
     console = Console(
         file=out, width=_WIDTH, color_system=None, markup=False, emoji=False, highlight=False
     )
-    verdict = "agree" if report.ok else "DIFFER"
-    _line(console, f"parity of a = {report.a} and b = {report.b}: they {verdict}")
+    _line(console, f"parity of a = {report.a} and b = {report.b}: {_headline(report)}")
     console.print(_summary(report))
-    if report.first_divergence is not None:
-        for line in _divergence(report.first_divergence):
-            _line(console, line)
+    for line in (*report.hints, *_divergence(report), *_inexact(report)):
+        _line(console, line)
     for section in report.sections:
         if section.differing:
             console.print(_details(section))
@@ -38,9 +40,46 @@ def as_text(report: Report) -> str:
             if left > 0:
                 _line(console, f"… and {left} more in {section.name}")
     for section in report.sections:
+        for line in _blocks(section):
+            _line(console, line)
         if section.note:
             _line(console, f"{section.name}: {section.note}")
-    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
+    return limited("\n".join(line.rstrip() for line in out.getvalue().splitlines()), "parity")
+
+
+def _headline(report: Report) -> str:
+    """The verdict, with the sections that it comes from."""
+    nan = [s.name for s in report.sections if _is_nan(s)]
+    differing = [s.name for s in report.sections if not s.ok and s.name not in nan]
+    told = []
+    if differing:
+        told.append(f"they DIFFER in {', '.join(differing)}")
+    if nan:
+        told.append(f"NOTHING IS SHOWN by {', '.join(nan)}: NaN on both sides")
+    advised = [s.name for s in report.sections if s.is_advisory and s.differing]
+    if not told:
+        told.append("they agree" + (f", but for static {', '.join(advised)}" if advised else ""))
+    return "; ".join(told)
+
+
+def _is_nan(section: Section) -> bool:
+    """Whether a section fails for nothing but NaN on both sides."""
+    return (
+        not section.ok and not section.failed and all(c.verdict == "nan" for c in section.differing)
+    )
+
+
+def _blocks(section: Section) -> Iterator[str]:
+    """The values of repeated blocks, in one line for those of which the same is to be said."""
+    if section.name not in _WITH_BLOCKS:
+        return
+    runs = folded((c.place.split(" -> ")[0], c.verdict) for c in section.compared)
+    repeated = [run for run in runs if run.first]
+    if any(run.blocks > 2 for run in repeated):
+        for run in repeated[:_MOST_RUNS]:
+            yield f"{section.name}: {run}"
+        if len(repeated) > _MOST_RUNS:
+            yield f"{section.name}: … and {len(repeated) - _MOST_RUNS} more runs of blocks"
 
 
 def _summary(report: Report) -> Table:
@@ -68,17 +107,45 @@ def _details(section: Section) -> Table:
     return table
 
 
-def _divergence(found: Divergence) -> Iterator[str]:
-    names = found.modules
-    classes = names[0] if names[0] == names[1] else f"{names[0]} -> {names[1]}"
-    yield f"first layer that diverges: {found.place} ({classes})"
+def _divergence(report: Report) -> Iterator[str]:
+    found = report.first_divergence
+    if found is None:
+        return
+    yield f"first layer that diverges: {found.place} ({_classes(found)})"
+    if found.after and found.before:
+        yield f"  between {found.after} and {found.before}"
     yield f"  output: {_told(found.output)}"
     if found.inputs is not None:
         yield f"  inputs: {_told(found.inputs)}"
     if not found.inputs_agree:
         yield "  its inputs differ already, and no layer before it was compared that explains it"
+    yield from _why(found)
     if found.after:
         yield f"  the last layer before it that agrees: {found.after}"
+
+
+def _inexact(report: Report) -> Iterator[str]:
+    found = report.first_inexact
+    if found is None or report.first_divergence is not None:
+        return
+    where = f"{found.place} ({_classes(found)})"
+    yield f"first layer that is not bitwise equal though its inputs are: {where}"
+    yield f"  output: {_told(found.output)}"
+    yield from _why(found)
+
+
+def _why(found: Divergence) -> Iterator[str]:
+    """What the layer's own definition says."""
+    for difference in found.fields:
+        yield f"  {difference}"
+    sides = [side for side, drops in zip("ab", found.drops, strict=True) if drops]
+    if sides:
+        yield f"  dropout is on in {' and '.join(sides)}"
+
+
+def _classes(found: Divergence) -> str:
+    names = found.modules
+    return names[0] if names[0] == names[1] else f"{names[0]} -> {names[1]}"
 
 
 def _told(c: Compared) -> str:
@@ -88,7 +155,7 @@ def _told(c: Compared) -> str:
     a, b = _sides(c)
     where = f" at {list(c.index)}: {a} against {b}" if c.index is not None else ""
     note = f" ({c.note})" if c.note else ""
-    agrees = "differs by" if c.verdict == "differs" else "agrees within"
+    agrees = "agrees within" if c.ok else "differs by"
     return f"{agrees} max abs {abs_}, max rel {rel} (allowed {c.tolerance.rtol:.0e}){where}{note}"
 
 
@@ -115,8 +182,12 @@ def _numbers(c: Compared | None) -> tuple[str, str]:
 
 
 def _verdict(section: Section) -> str:
+    if _is_nan(section):
+        return "NaN"
     if not section.ok:
         return "DIFFERS"
+    if section.name == "fields" and section.compared:
+        return "advice" if section.differing else "equal"
     if not section.compared:
         return "clean" if section.name == "port plan" else "-"
     same = all(c.verdict == "bitwise" for c in section.compared)

@@ -55,6 +55,7 @@ def test_models_that_are_the_same_agree_in_every_section(linen, native):
         "weights": 4 * DEPTH,
         "outputs": 1,
         "layers": 3 * DEPTH + 1,
+        "fields": 3 * DEPTH + 1,
         "gradients": 4 * DEPTH,
         "state": 0,
         "steps": 4 * DEPTH,
@@ -294,7 +295,7 @@ def test_a_fault_that_relu_hides_from_the_outputs_is_still_one():
     assert report.first_divergence.place == "the model itself.inner"
 
 
-def test_nan_on_one_side_is_a_difference_and_on_both_is_none(linen):
+def test_nan_on_one_side_is_a_difference_and_on_both_shows_nothing(linen):
     module, variables = linen
     broken = jax.tree.map(lambda v: v, variables)
     bias = broken["params"]["layers_1"]["dense"]["bias"]
@@ -304,7 +305,14 @@ def test_nan_on_one_side_is_a_difference_and_on_both_is_none(linen):
 
     assert report.first_divergence.path == ("layers_1", "dense")
     assert np.isinf(report.first_divergence.output.max_abs)
-    assert parity.check((module, broken), (module, broken), X).ok
+    both = parity.check((module, broken), (module, broken), X, gradients=False)
+    assert not both.ok
+    assert both.first_divergence is None
+    [output] = both.section("outputs").differing
+    assert (output.verdict, output.note) == ("nan", "NaN on both sides in 12 of 12 elements")
+    assert both.section("weights").ok
+    assert "NOTHING IS SHOWN by outputs: NaN on both sides" in str(both)
+    assert "NaN arises in both models in layers_1/dense, whose inputs have none" in str(both)
 
 
 def test_a_reimplementation_with_other_names_needs_rules(linen, native):

@@ -1,0 +1,75 @@
+"""The arrays of a tree apart from all else in it: JAX takes the arrays and leaves the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import linen as nn
+from flax import nnx
+
+from ._numbers import is_array
+
+
+class Apart(NamedTuple):
+    """A tree in two parts.
+
+    Attributes:
+      arrays: what JAX can trace.
+      rebuild: arrays in the same order -> the tree with those.
+      rest: the tree's structure, and all other leaves.
+    """
+
+    arrays: list[Any]
+    rebuild: Callable[[Sequence[Any]], Any]
+    rest: tuple[Any, list[Any]]
+
+
+def apart(tree: Any) -> Apart:
+    """Takes the arrays out of a tree; modules and Variables are not looked into."""
+    leaves, structure = jax.tree_util.tree_flatten(
+        tree, is_leaf=lambda x: isinstance(x, nnx.Pytree | nnx.Variable | nn.Module)
+    )
+    places = [place for place, leaf in enumerate(leaves) if _is_traceable(leaf)]
+    static = [None if _is_traceable(leaf) else leaf for leaf in leaves]
+
+    def rebuild(arrays: Sequence[Any]) -> Any:
+        whole = list(static)
+        for place, array in zip(places, arrays, strict=True):
+            whole[place] = array
+        return jax.tree_util.tree_unflatten(structure, whole)
+
+    return Apart([leaves[place] for place in places], rebuild, (structure, static))
+
+
+def under_axes(call: Callable[[], Any], axes: Mapping[str, int]) -> Any:
+    """What a function returns where named axes are bound.
+
+    Every member of an axis gets the same. So `pmean` changes nothing, and `psum` multiplies by the
+    size of the axis. Nothing is batched by that: an eager function stays eager.
+
+    Args:
+      call: returns a tree.
+      axes: sizes by name.
+
+    Returns:
+      The first member's tree.
+    """
+    if not axes:
+        return call()
+    (name, size), *inner = axes.items()
+    rest: list[Callable[[Sequence[Any]], Any]] = []
+
+    def member(_: Any) -> list[Any]:
+        found = apart(under_axes(call, dict(inner)))
+        rest.append(found.rebuild)
+        return found.arrays
+
+    arrays = jax.vmap(member, axis_name=name)(np.arange(size))
+    return rest[-1]([array[0] for array in arrays])
+
+
+def _is_traceable(leaf: Any) -> bool:
+    return is_array(leaf) and (isinstance(leaf, jax.Array) or leaf.dtype.kind in "biufcV")

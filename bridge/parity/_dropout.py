@@ -1,0 +1,85 @@
+"""Which layers drop at random in a run that is meant to be deterministic, and how to stop it."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flax import linen as nn
+from flax import nnx
+
+_RATES = ("rate", "dropout_rate")
+# What a model may call the choice, and the value of it that turns dropout off.
+_SWITCHES: Mapping[str, bool] = {
+    "deterministic": True,
+    "train": False,
+    "training": False,
+    "is_training": False,
+}
+
+
+def is_dropping(
+    module: nn.Module | nnx.Module, arguments: Mapping[str, Any], modes: Mapping[str, Any]
+) -> bool:
+    """Whether a call of a layer drops anything.
+
+    Args:
+      module: a layer; one that has a rate and a field `deterministic`, as Flax's own have.
+      arguments: the call's arguments by name.
+      modes: those that a check sets on Linen modules; on NNX modules they are set already.
+    """
+    rates = [getattr(module, name, None) for name in _RATES]
+    if not any(isinstance(rate, int | float) and rate > 0 for rate in rates):
+        return False
+    # As Flax does: the argument, then the field; a check fills a Linen field that is left open.
+    given = arguments.get("deterministic")
+    if given is None:
+        given = getattr(module, "deterministic", None)
+    if given is None:
+        given = modes.get("deterministic")
+    return given is False
+
+
+def remedy(module: Any, function: Any) -> str:
+    """How dropout is turned off in a model.
+
+    Args:
+      module: the model's Linen or NNX module.
+      function: the function of it that is called, without its `self` bound.
+    """
+    ways = []
+    parameters = inspect.signature(function).parameters if callable(function) else {}
+    ways += [f"kwargs={{{n!r}: {off}}}" for n, off in _SWITCHES.items() if n in parameters]
+    ways += [f"{where} = {off} in the model" for where, off in _switched_on(module)]
+    if not ways:
+        ways = ["pass deterministic=None to the layer, so that the check can choose"]
+    return (
+        f"turn it off with {' or '.join(ways)}; or compare with it by train=True,"
+        " rngs={'dropout': key}, where both sides draw the same keys"
+    )
+
+
+def _switched_on(module: Any) -> Iterable[tuple[str, bool]]:
+    """The fields of the model, and of the configs that it holds, that turn dropout on."""
+    own = _attributes(module)
+    for name, off in _SWITCHES.items():
+        if own.get(name) is (not off):
+            yield name, off
+    for name, value in own.items():
+        if not isinstance(value, nn.Module | nnx.Pytree | type):
+            for inner, off in _SWITCHES.items():
+                held = value.get(inner) if isinstance(value, Mapping) else _held(value, inner)
+                if held is (not off):
+                    yield f"{name}.{inner}", off
+
+
+def _held(value: Any, name: str) -> Any:
+    return getattr(value, name, None) if hasattr(value, "__dict__") else None
+
+
+def _attributes(module: Any) -> dict[str, Any]:
+    if isinstance(module, nn.Module):
+        return {f.name: getattr(module, f.name, None) for f in dataclasses.fields(module)}
+    return dict(vars(module))

@@ -1,0 +1,178 @@
+"""The static fields of layers, under one name on both sides: what differs though no value does."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax import nnx
+
+from bridge.port._layers import rule_of
+
+# NNX's names of what Linen's layers call otherwise.
+_FEATURES = {"out_features": "features"}
+_HIDDEN = {"hidden_features": "features"}
+_ALIASES: Mapping[type[Any], Mapping[str, str]] = MappingProxyType(
+    {
+        nnx.Linear: _FEATURES,
+        nnx.LinearGeneral: {**_FEATURES, "batch_axis": "batch_dims"},
+        nnx.Conv: _FEATURES,
+        nnx.ConvTranspose: _FEATURES,
+        nnx.Einsum: {"kernel_shape": "shape"},
+        nnx.LSTMCell: _HIDDEN,
+        nnx.OptimizedLSTMCell: _HIDDEN,
+        nnx.SimpleCell: _HIDDEN,
+        nnx.GRUCell: _HIDDEN,
+    }
+)
+# A check sets the first two itself, and `_dropout` says where they do not apply. The others are
+# not fields of the computation.
+_LEFT_OUT = frozenset({"deterministic", "use_running_average", "parent", "name", "rngs"})
+# One side derives these from the inputs where the other has them given.
+_DERIVED = frozenset(
+    {"features", "in_features", "out_features", "qkv_features", "num_groups", "group_size"}
+)
+_SKIP = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class FieldDifference:
+    """A field that two layers which are counterparts do not have alike.
+
+    Attributes:
+      name: Linen's name of it, or `class`.
+      a: the value in `a`, as text.
+      b: that in `b`.
+    """
+
+    name: str
+    a: str
+    b: str
+
+    def __str__(self) -> str:
+        return f"{self.name} is {self.a} in a and {self.b} in b"
+
+
+def fields_of(module: nn.Module | nnx.Module) -> dict[str, Any]:
+    """The static fields of a module by Linen's names, each in a form that compares.
+
+    Arrays, Variables, modules, initialisers and functions without a name of their own are left out.
+    """
+    if isinstance(module, nn.Module):
+        own = {f.name: getattr(module, f.name, None) for f in dataclasses.fields(module)}
+        names: Mapping[str, str] = {}
+    else:
+        own = vars(module)
+        names = next((_ALIASES[c] for c in type(module).__mro__ if c in _ALIASES), {})
+    plain = {
+        names.get(name, name): _plain(name, value)
+        for name, value in own.items()
+        if name not in _LEFT_OUT and not name.startswith("_") and not name.endswith("_init")
+    }
+    return {name: value for name, value in plain.items() if value is not _SKIP}
+
+
+def field_differences(
+    classes: tuple[type[Any], type[Any]],
+    a: Mapping[str, Any],
+    b: Mapping[str, Any],
+    *,
+    same_dtypes: bool,
+) -> Iterator[FieldDifference]:
+    """The fields that both layers have and that are not the same.
+
+    Args:
+      classes: the two layers' classes.
+      a: `fields_of` the first layer.
+      b: `fields_of` the second one.
+      same_dtypes: whether the outputs have the same dtypes. Then a dtype that only one side has
+        given makes no difference.
+    """
+    if not _are_counterparts(*classes):
+        yield FieldDifference("class", *(cls.__name__ for cls in classes))
+    for name in a:
+        if name in b and not _same(name, a[name], b[name], same_dtypes):
+            yield FieldDifference(name, _text(a[name]), _text(b[name]))
+
+
+def _same(name: str, x: Any, y: Any, same_dtypes: bool) -> bool:
+    if x == y:
+        return True
+    if x is None or y is None:
+        if name in _DERIVED or (same_dtypes and "dtype" in name):
+            return True
+        # What is off by default is None here and False there; functions have defaults.
+        return (x or None) == (y or None) or any(isinstance(v, _Function) for v in (x, y))
+    if isinstance(x, tuple) and not isinstance(y, tuple):
+        return len(x) > 0 and all(item == y for item in x)
+    if isinstance(y, tuple) and not isinstance(x, tuple):
+        return len(y) > 0 and all(item == x for item in y)
+    return False
+
+
+@dataclasses.dataclass(frozen=True)
+class _Function:
+    name: str
+
+
+def _plain(name: str, value: Any) -> Any:
+    """A value in a form that compares, `_SKIP` for what does not."""
+    if value is None or isinstance(value, bool | int | float | str):
+        # Precision and padding are names in any case.
+        return value.upper() if isinstance(value, str) and name != "axis_name" else value
+    if isinstance(value, enum.Enum):
+        return value.name.upper()
+    if isinstance(value, tuple | list):
+        items = [_plain(name, item) for item in value]
+        return _SKIP if any(item is _SKIP for item in items) else tuple(items)
+    if isinstance(value, Mapping):
+        items = {str(key): _plain(name, item) for key, item in value.items()}
+        kept = tuple(sorted((k, v) for k, v in items.items() if v is not _SKIP))
+        return kept if len(kept) == len(items) else _SKIP
+    if "dtype" in name and not callable(getattr(value, "bind", None)):
+        return _dtype(value)
+    function = getattr(value, "__name__", "<")
+    is_class = isinstance(value, type | nn.Module | nnx.Pytree)
+    if callable(value) and not is_class and "<" not in function:
+        return _Function(function)
+    return _SKIP
+
+
+def _dtype(value: Any) -> Any:
+    try:
+        return jnp.dtype(value).name
+    except TypeError:
+        return _Function(value.__name__) if isinstance(value, type(_dtype)) else _SKIP
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, _Function):
+        return value.name
+    text = repr(value) if not isinstance(value, np.generic) else str(value)
+    return text if len(text) < 60 else text[:59] + "…"
+
+
+def _are_counterparts(a: type[Any], b: type[Any]) -> bool:
+    """Whether two classes may stand for each other; what is not Flax's own may for anything."""
+    x, y = _of_flax(a), _of_flax(b)
+    if x is None or y is None or x.__name__ == y.__name__:
+        return True
+    if issubclass(x, nn.Module) and issubclass(y, nn.Module):
+        return False
+    linen, native = (x, y) if issubclass(x, nn.Module) else (y, x)
+    rule = rule_of(native)
+    return rule is not None and linen.__name__ in rule.linen
+
+
+def _of_flax(cls: type[Any]) -> type[Any] | None:
+    """The nearest of Flax's own layers that a class derives from."""
+    for base in cls.__mro__:
+        if base.__module__.startswith(("flax.linen.", "flax.nnx.nn.")):
+            return None if base in (nn.Module, nnx.Module) else base
+    return None

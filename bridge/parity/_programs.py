@@ -1,0 +1,232 @@
+"""One compiled program for each model: its output, its gradients, and its updated state.
+
+Compiling is most of what a check costs. So all that is compared of a model comes from one program,
+and the programs of both models are compiled beside each other, while the layers are observed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import errors as flax_errors
+from flax import nnx
+
+from bridge._neutral import Neutral
+
+from ._arrays_apart import Apart, apart
+from ._layouts import Values
+from ._models import Model, Request, is_of
+from ._numbers import is_array
+
+# A model that asks for the values of its arrays in Python cannot be traced.
+_NOT_TRACEABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """What a program computes.
+
+    Attributes:
+      output: whether the output.
+      gradients: whether the gradients of the loss.
+      after: whether the values after that call, for another step.
+      state: whether the values after a call that updates state.
+    """
+
+    output: bool
+    gradients: bool
+    after: bool
+    state: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+    """What a program computed; what was not wanted is None or empty.
+
+    Attributes:
+      output: the model's output.
+      gradients: by address.
+      after: the values after the call.
+      state: the values after the call that updates state.
+    """
+
+    output: Any
+    gradients: Values
+    after: Neutral
+    state: Neutral
+
+
+class Program:
+    """A model, and what is to be known about it, as one function of its values.
+
+    Attributes:
+      model: the model.
+      note: why it is not compiled though it was to be, empty if there is no reason.
+      state_note: why the updated state is not known.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        request: Request,
+        updating: Request,
+        loss: Callable[[Any], Any],
+        wanted: Wanted,
+    ):
+        self.model = model
+        self.note = self.state_note = ""
+        self._request, self._updating = request, updating
+        self._loss, self._wanted = loss, wanted
+        self._build: _Build | None = None
+        self._first: Results | None = None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether there is anything to compute."""
+        return any(dataclasses.astuple(self._wanted))
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether JAX could trace the model."""
+        return self._build is not None
+
+    def start(self, pool: ThreadPoolExecutor) -> None:
+        """Traces the model, which raises what the model raises, and begins to compile it."""
+        try:
+            self._build = _Build(self, self.model.values, pool)
+        except _NOT_TRACEABLE as error:
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            self.note = f"{self.model.name} was run operation by operation, not compiled: {reason}"
+
+    def first(self) -> Results:
+        """What the program computes for the values that the model was given with."""
+        if self._first is None:
+            self._first = self(self.model.values)
+        return self._first
+
+    def __call__(self, values: Neutral) -> Results:
+        """What the program computes for values."""
+        if self._build is None:
+            return self.computed(values, self._request.given)
+        if not self._build.fits(values):
+            with ThreadPoolExecutor(1) as pool:
+                self._build = _Build(self, values, pool)
+        return self._build(values)
+
+    def given(self, values: Neutral) -> Apart:
+        """The arrays that the program is a function of."""
+        return apart(([leaf.value for leaf in values.values()], self._request.given))
+
+    def computed(self, values: Neutral, given: Any) -> Results:
+        """The program itself.
+
+        Args:
+          values: the model's, arrays or tracers.
+          given: what the model is called with.
+        """
+        request, updating = self._request.with_given(given), self._updating.with_given(given)
+        wanted = self._wanted
+        output, gradients, after = None, {}, values
+        if wanted.output or wanted.gradients or wanted.after:
+            output, gradients, after = self._differentiated(values, request)
+        state: Neutral = {}
+        if wanted.state and updating.modes == request.modes and (wanted.gradients or wanted.after):
+            state = after
+        elif wanted.state:
+            try:
+                state = self.model.run(values, updating)[1]
+            except flax_errors.InvalidRngError as error:
+                self.state_note = f"not compared, {self.model.name} needs a key: {error}"
+        return Results(
+            output if wanted.output else None, gradients, after if wanted.after else {}, state
+        )
+
+    def _differentiated(self, values: Neutral, request: Request) -> tuple[Any, Values, Neutral]:
+        """The output, the gradients by address, and the values after the call."""
+        if not self._wanted.gradients:
+            output, after = self.model.run(values, request)
+            return output, {}, after
+        parameters = [x for x in values if is_of(x, nnx.Param) and _is_float(values[x].value)]
+        rebuilds: list[Callable[[Sequence[Any]], Any]] = []
+
+        def objective(new: list[Any]) -> tuple[Any, list[Any]]:
+            changed = with_values(values, dict(zip(parameters, new, strict=True)))
+            output, after = self.model.run(changed, request)
+            found = apart((output, list(after.items())))
+            rebuilds.append(found.rebuild)
+            return self._loss(output), found.arrays
+
+        found, arrays = jax.grad(objective, has_aux=True)([values[x].value for x in parameters])
+        output, after = rebuilds[-1](arrays)
+        # The parameters themselves come back as they were differentiated.
+        return output, dict(zip(parameters, found, strict=True)), dict(after)
+
+
+class _Build:
+    """A program compiled for values of one structure."""
+
+    def __init__(self, program: Program, values: Neutral, pool: ThreadPoolExecutor):
+        given = program.given(values)
+        self._program = program
+        self._addresses, self._rest = list(values), given.rest
+        self._kinds = [_kind(array) for array in given.arrays]
+        self._rebuild: Callable[[Sequence[Any]], Any] = list
+
+        def compute(arrays: list[Any]) -> list[Any]:
+            new, called_with = given.rebuild(arrays)
+            replaced = {
+                address: leaf._replace(value=value)
+                for (address, leaf), value in zip(values.items(), new, strict=True)
+            }
+            results = program.computed(replaced, called_with)
+            # As pairs: JAX sorts the keys of a dict, and addresses have no order.
+            by_address = results.gradients, results.after, results.state
+            found = apart((results.output, *(list(field.items()) for field in by_address)))
+            self._rebuild = found.rebuild
+            return found.arrays
+
+        self._pending = pool.submit(jax.jit(compute).lower(given.arrays).compile)
+
+    def fits(self, values: Neutral) -> bool:
+        """Whether this was compiled for such values; all that is no array is compiled in."""
+        given = self._program.given(values)
+        return (
+            list(values) == self._addresses
+            and given.rest == self._rest
+            and [_kind(array) for array in given.arrays] == self._kinds
+        )
+
+    def __call__(self, values: Neutral) -> Results:
+        arrays = self._pending.result()(self._program.given(values).arrays)
+        output, *by_address = self._rebuild(arrays)
+        return Results(output, *map(dict, by_address))
+
+
+def with_values(values: Neutral, changed: Values) -> Neutral:
+    """Leaves with some values replaced."""
+    return {**values, **{x: values[x]._replace(value=value) for x, value in changed.items()}}
+
+
+def _kind(array: Any) -> tuple[Any, ...]:
+    """What a compiled program depends on of an array."""
+    sharding = getattr(array, "sharding", None)
+    is_whole = isinstance(sharding, jax.sharding.SingleDeviceSharding)
+    weak = getattr(array, "weak_type", False)
+    return tuple(array.shape), array.dtype, weak, None if is_whole else sharding
+
+
+def _is_float(value: Any) -> bool:
+    leaves = jax.tree.leaves(value)
+    return bool(leaves) and all(
+        is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves
+    )

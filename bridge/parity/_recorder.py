@@ -1,0 +1,277 @@
+"""Observes the calls that a run makes: Linen's by an interceptor, NNX's by the profiling hook."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import sys
+from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any
+
+import jax
+from flax import linen as nn
+from flax import nnx
+from jax.core import Tracer
+
+from bridge._neutral import Path
+from bridge._to_linen import ToLinen
+from bridge._to_nnx import ToNNX
+
+from ._captured import Call, Trace, arrays, frame_arguments, linen_arguments
+from ._dropout import is_dropping
+from ._fields import fields_of
+
+# Static, so that it goes where a module's definition goes: through split and merge, into the copies
+# that transforms call.
+_MARK = "_parity_place"
+
+
+class _Place:
+    """A path on an NNX module.
+
+    All of one run are equal, or modules that are alike would no longer be, and `jax.tree.map` over
+    two layers would fail. Where functions are compiled they are not, or the second layer would
+    take the first one's compiled code, and its path.
+    """
+
+    def __init__(self, path: Path, run: Recorder):
+        self.path = path
+        self.run = run
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Place) or other.run is not self.run:
+            return False
+        return self.run.is_eager or self.path == other.path
+
+    def __hash__(self) -> int:
+        return hash((id(self.run), () if self.run.is_eager else self.path))
+
+
+@dataclasses.dataclass(eq=False)
+class _Open:
+    """A call that has begun.
+
+    Attributes:
+      frame: the NNX call's frame, None for a Linen call.
+      key: the module's path and the method.
+      base: what the paths of Linen modules called from here are relative to.
+      module: the class's name, None if the call is not recorded.
+      layer: the class.
+      fields: the module's static fields.
+      drops: whether dropout is on.
+    """
+
+    frame: FrameType | None
+    key: tuple[Path, str]
+    base: Path
+    module: str | None
+    inputs: dict[str, Any]
+    is_leaf: bool = True
+    layer: type[Any] = object
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    drops: bool = False
+
+
+class Recorder:
+    """The observation of one run.
+
+    Args:
+      modes: those that are set on Linen modules.
+      is_eager: whether the run is eager.
+    """
+
+    def __init__(self, modes: Mapping[str, Any], *, is_eager: bool):
+        self.is_eager = is_eager
+        self._modes = modes
+        self._notes: list[str] = []
+        self._deepest: tuple[str, ...] = ()
+        self._open: list[_Open] = []
+        self._marked: list[nnx.Module] = []
+        self._calls: list[Call] = []
+        # By id, as the hash of a code object is made of all that is in it.
+        self._no_layers: dict[int, CodeType] = {}
+        self._previous: Any = None
+        self._problem = ""
+
+    def note(self, text: str) -> None:
+        """Adds what the report says about the observation."""
+        self._notes.append(text)
+
+    def position(self) -> str:
+        """The last layer that was called, for the error of a run that raised."""
+        return f" (the last layer called is {'/'.join(self._deepest)})" if self._deepest else ""
+
+    def trace(self, output: Any) -> Trace:
+        """What was recorded."""
+        counts: collections.Counter[Any] = collections.Counter()
+        calls = []
+        for call in self._calls:
+            key = call.path, call.method
+            calls.append(dataclasses.replace(call, nth=counts[key]))
+            counts[key] += 1
+        notes = [*self._notes]
+        if self._problem:
+            notes.append(f"not all layers could be observed: {self._problem}")
+        return Trace(tuple(calls), "; ".join(notes), output)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        self._previous = sys.getprofile()
+        try:
+            with nn.intercept_methods(self._on_linen_call), self._watching_nnx(True):
+                yield
+            jax.effects_barrier()
+        finally:
+            for module in self._marked:
+                vars(module).pop(_MARK, None)
+
+    @contextmanager
+    def _watching_nnx(self, on: bool) -> Iterator[None]:
+        """Whether NNX calls are observed; it slows Python down, so not where Linen's are."""
+        before = sys.getprofile()
+        sys.setprofile(self._on_event if on else self._previous)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+    def _on_linen_call(
+        self, function: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext
+    ) -> Any:
+        module, method = context.module, context.method_name
+        is_own = hasattr(type(module), method) and not hasattr(nn.Module, method)
+        if method != "__call__" and (method[0] == "_" or not is_own):
+            # Transforms give names to functions of their own.
+            return function(*args, **kwargs)
+        base = self._open[-1].base if self._open else ()
+        key = (*base, *module.path), method
+        if self._is_open(key):
+            return function(*args, **kwargs)
+        name = None if isinstance(module, ToLinen) else type(module).__name__
+        entry = _Open(None, key, base, name, {})
+        if name:
+            with self._told():
+                named = linen_arguments(getattr(type(module), method), (module, *args), kwargs)
+                self._describe(entry, module, named)
+        self._open.append(entry)
+        try:
+            with self._watching_nnx(isinstance(module, ToLinen)):
+                output = function(*args, **kwargs)
+            with self._told():
+                self._close(entry, output)
+        finally:
+            # Whatever was called inside is over, also if it raised.
+            del self._open[self._open.index(entry) :]
+        return output
+
+    def _on_event(self, frame: FrameType, event: str, arg: Any) -> None:
+        if self._previous is not None:
+            self._previous(frame, event, arg)
+        if event == "call":
+            if id(frame.f_code) not in self._no_layers:
+                with self._told():
+                    self._on_call(frame)
+        elif event == "return" and self._open and self._open[-1].frame is frame:
+            with self._told():
+                self._close(self._open[-1], arg)
+            self._open.pop()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """What goes wrong with observing is said in the report; the model is not to fail of it."""
+        try:
+            yield
+        except Exception as error:
+            self._problem = self._problem or f"{type(error).__name__}: {error}"
+
+    def _on_call(self, frame: FrameType) -> None:
+        code = frame.f_code
+        name = code.co_name
+        if not code.co_argcount or (name != "__call__" and (name[0] in "_<" or name in _NNX_NAMES)):
+            # Every function of Flax and JAX that runs comes by here.
+            self._no_layers[id(code)] = code
+            return
+        module: Any = frame.f_locals.get(code.co_varnames[0])
+        if not issubclass(type(module), nnx.Module) or _is_container(module):
+            return
+        if not hasattr(type(module), name) or (isinstance(module, ToNNX) and name != "__call__"):
+            return
+        place = vars(module).get(_MARK)
+        if place is None:
+            self.mark(module)
+            place = vars(module)[_MARK]
+        key = place.path, name
+        if self._is_open(key):
+            return
+        entry = _Open(frame, key, place.path, None, {})
+        if not isinstance(module, ToNNX):
+            entry.module = type(module).__name__
+            self._describe(entry, module, frame_arguments(frame))
+        self._open.append(entry)
+
+    def _describe(self, entry: _Open, module: Any, arguments: Mapping[str, Any]) -> None:
+        self._deepest = tuple(map(str, entry.key[0]))
+        entry.layer = type(module)
+        entry.fields = fields_of(module)
+        entry.drops = is_dropping(module, arguments, self._modes)
+        entry.inputs = arrays(arguments)
+
+    def _is_open(self, key: tuple[Path, str]) -> bool:
+        """Whether this is a method that calls the one it overrides."""
+        return bool(self._open) and self._open[-1].module is not None and self._open[-1].key == key
+
+    def mark(self, root: nnx.Module) -> None:
+        """Gives a module that was made for this run, and all below it, their paths."""
+        base = self._open[-1].key[0] if self._open else ()
+        for path, module in nnx.iter_modules(root, graph=True):
+            if module is root or (_MARK not in vars(module) and not _is_container(module)):
+                object.__setattr__(module, _MARK, _Place((*base, *path), self))
+                self._marked.append(module)
+
+    def _close(self, entry: _Open, output: Any) -> None:
+        if entry.module is None:
+            return
+        for outer in self._open:
+            if outer is not entry:
+                outer.is_leaf = False
+        outputs = arrays(output)
+        values = [*entry.inputs.values(), *outputs.values()]
+        keep = functools.partial(
+            self._keep, entry, tuple(entry.inputs), tuple(outputs), entry.is_leaf
+        )
+        if any(isinstance(value, Tracer) for value in values):
+            jax.debug.callback(keep, *values)
+        else:
+            keep(*values)
+
+    def _keep(
+        self, entry: _Open, inputs: tuple[str, ...], outputs: tuple[str, ...], is_leaf: bool,
+        *values: Any,
+    ) -> None:  # fmt: skip
+        path, method = entry.key
+        count = len(inputs)
+        self._calls.append(
+            Call(
+                tuple(map(str, path)),
+                method,
+                0,
+                str(entry.module),
+                dict(zip(inputs, values[:count], strict=True)),
+                dict(zip(outputs, values[count:], strict=True)),
+                is_leaf,
+                entry.layer,
+                entry.fields,
+                entry.drops,
+            )
+        )
+
+
+_NNX_NAMES = frozenset(dir(nnx.Module))
+
+
+def _is_container(module: Any) -> bool:
+    """Whether this is an `nnx.List` or `nnx.Dict`: an attribute would be an item of it."""
+    return isinstance(module, MutableMapping | MutableSequence)

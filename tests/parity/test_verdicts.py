@@ -1,0 +1,340 @@
+"""What a report says besides where values differ: why, what was not compared, and what to do."""
+
+import dataclasses
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+import bridge
+from bridge import parity
+from tests.parity import fault_models
+from tests.parity.fault_models import GPT_
+from tests.parity.parity_models import WIDTH, X, linen_deep, linen_net, nnx_deep, nnx_net
+
+FORWARD = ("outputs", "layers", "fields")
+
+
+@pytest.fixture(scope="module")
+def gpt():
+    return GPT_.linen({}), fault_models.variables_of(GPT_)
+
+
+class ScannedBlock(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        y = nn.gelu(nn.Dense(8, name="fc")(x))
+        return x + nn.Dropout(0.1, deterministic=True)(nn.Dense(WIDTH, name="proj")(y)), None
+
+
+class Scanned(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        scan = nn.scan(ScannedBlock, variable_axes={"params": 0}, split_rngs={}, length=3)
+        return scan(name="blocks")(x, None)[0]
+
+
+class ListBlock(nnx.Module):
+    def __init__(self, rngs):
+        self.fc = nnx.Linear(WIDTH, 8, rngs=rngs)
+        self.proj = nnx.Linear(8, WIDTH, rngs=rngs)
+        self.drop = nnx.Dropout(0.1, rngs=rngs)
+        self.act = nnx.gelu
+
+    def __call__(self, x):
+        return x + self.drop(self.proj(self.act(self.fc(x))))
+
+
+class Listed(nnx.Module):
+    def __init__(self, rngs):
+        self.blocks = nnx.List([ListBlock(rngs) for _ in range(3)])
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.fixture(scope="module")
+def scanned():
+    draw = np.random.default_rng(0)
+    shapes = {
+        "fc": {"kernel": (3, 4, 8), "bias": (3, 8)},
+        "proj": {"kernel": (3, 8, 4), "bias": (3, 4)},
+    }
+    blocks = jax.tree.map(
+        lambda shape: jnp.asarray(draw.normal(size=shape), jnp.float32),
+        shapes,
+        is_leaf=lambda x: isinstance(x, tuple),
+    )
+    return Scanned(), {"params": {"blocks": blocks}}
+
+
+def listed(variables):
+    return bridge.port.plan(variables, Listed(nnx.Rngs(0))).apply()
+
+
+@pytest.mark.parametrize("is_scanned_first", [True, False])
+def test_a_fault_between_two_layers_of_a_scanned_block_is_between_their_items(
+    scanned, is_scanned_first
+):
+    model = listed(scanned[1])
+    model.blocks[1].act = nnx.relu
+    pair = (scanned, model) if is_scanned_first else (model, scanned)
+
+    report = parity.check(*pair, X, sections=FORWARD)
+
+    found = report.first_divergence
+    assert found.path == ("blocks", "1")
+    assert (found.after, found.before) == ("blocks/1/fc", "blocks/1/proj")
+    assert "between blocks/1/fc and blocks/1/proj" in str(report)
+
+
+def test_every_call_of_a_scanned_block_has_its_counterpart_in_a_list(scanned):
+    report = parity.check(scanned, listed(scanned[1]), X, sections=FORWARD)
+
+    assert report.ok
+    assert report.section("layers").note == ""
+    assert len(report.section("layers").compared) == 3 * 4 + 1
+
+
+def test_calls_without_a_counterpart_are_listed_by_path(gpt):
+    lacking = fault_models.native(GPT_, gpt[1], {"block 1": {"no drop": True}})
+
+    report = parity.check(gpt, lacking, GPT_.inputs, sections=FORWARD)
+
+    assert "calls without a counterpart, only in a: blocks_1/Dropout_0 (Dropout)" in str(report)
+    assert "only in b" not in str(report)
+    swapped = parity.check(lacking, gpt, GPT_.inputs, sections=FORWARD)
+    assert "calls without a counterpart, only in b: blocks_1/Dropout_0 (Dropout)" in str(swapped)
+
+
+def test_a_difference_within_tolerance_is_told_with_the_field(gpt):
+    module = GPT_.linen({"block 1": {"ln1": {"epsilon": 1.1e-6}}})
+
+    report = parity.check(gpt, (module, gpt[1]), GPT_.inputs, gradients=False)
+
+    assert report.ok
+    assert report.first_inexact.path == ("blocks_1", "ln1")
+    [difference] = report.first_inexact.fields
+    assert str(difference) == "epsilon is 1e-06 in a and 1.1e-06 in b"
+    text = str(report)
+    assert "they agree, but for static fields" in text
+    assert "not bitwise equal though its inputs are: blocks_1/ln1 (LayerNorm)" in text
+    assert "epsilon is 1e-06 in a and 1.1e-06 in b" in text
+
+
+def test_layers_with_other_fields_and_the_same_values_agree_by_default():
+    a, b = (nnx.Dropout(rate, rngs=nnx.Rngs(0)) for rate in (0.1, 0.5))
+
+    report = parity.check(a, b, X)
+
+    assert report.ok
+    [field] = report.section("fields").differing
+    assert (field.place, field.values) == ("the model itself: rate", ("0.1", "0.5"))
+    assert not parity.check(a, b, X, sections=["fields"]).ok
+
+
+def test_state_that_no_call_updates_is_not_called_equal():
+    linen = linen_net()
+    native = nnx_net(linen[1], momentum=0.99)
+
+    told = parity.check(linen, native, X, a_kwargs={"train": False}, sections=["state"])
+    free = parity.check(linen, native, X, sections=["state"])
+
+    assert told.section("state").compared == ()
+    assert "nothing was updated, so nothing was compared" in told.section("state").note
+    assert len(free.section("state").differing) == 2
+
+
+class Normed(nn.Module):
+    axis: str | None = "batch"
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.BatchNorm(use_running_average=not train, axis_name=self.axis, name="norm")(x)
+
+
+class NormedNNX(nnx.Module):
+    def __init__(self, axis):
+        self.norm = nnx.BatchNorm(WIDTH, axis_name=axis, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.norm(x)
+
+
+def test_a_named_axis_without_a_size_is_refused_and_with_one_is_bound():
+    variables = Normed(None).init(jax.random.key(0), X)
+    linen, native = (Normed(), variables), NormedNNX("batch")
+
+    with pytest.raises(bridge.UnboundAxisError, match=r"axis_sizes=\{'batch': 1\}") as raised:
+        parity.check(linen, native, X, gradients=False, layers=False)
+    report = parity.check(linen, native, X, axis_sizes={"batch": 2})
+
+    assert raised.value.axis == "batch"
+    assert report.ok
+    assert len(report.section("state").compared) == 2
+    # By hand: every member of the axis has the same batch.
+    _, updated = Normed(None).apply(variables, X, train=True, mutable=["batch_stats"])
+    native.norm.mean[...] = updated["batch_stats"]["norm"]["mean"]
+    assert not parity.check(linen, native, X, axis_sizes={"batch": 2}, sections=["weights"]).ok
+    alone = parity.check(linen, NormedNNX(None), X, axis_sizes={"batch": 2}, sections=FORWARD)
+    assert [c.place for c in alone.section("fields").differing] == ["norm: axis_name"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    deterministic: bool = False
+
+
+class Dropping(nn.Module):
+    config: Config
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(WIDTH, name="dense")(x)
+        return nn.Dropout(0.5, name="drop")(x, deterministic=self.config.deterministic)
+
+
+class DroppingNNX(nnx.Module):
+    def __init__(self, config, rngs):
+        self.config = config
+        self.dense = nnx.Linear(WIDTH, WIDTH, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.drop(self.dense(x), deterministic=self.config.deterministic)
+
+
+def dropping():
+    native = DroppingNNX(Config(), nnx.Rngs(0))
+    dense = {"kernel": native.dense.kernel[...], "bias": native.dense.bias[...]}
+    return (Dropping(Config()), {"params": {"dense": dense}}), native
+
+
+def test_dropout_that_needs_a_key_is_named_with_how_to_turn_it_off():
+    linen, native = dropping()
+
+    with pytest.raises(bridge.MissingRngError) as raised:
+        parity.check(linen, native, X)
+
+    text = str(raised.value)
+    assert "Dropping, layer drop (Dropout), draws from the RNG streams 'dropout'" in text
+    assert "dropout is on in it, turn it off with config.deterministic = True in the model" in text
+
+
+def test_dropout_that_makes_outputs_differ_is_named_with_how_to_turn_it_off():
+    linen, native = dropping()
+
+    report = parity.check(linen, native, X, rngs={"dropout": jax.random.key(0)}, sections=FORWARD)
+
+    assert report.first_divergence.drops == (True, True)
+    text = re.sub(r"\s+", " ", str(report))
+    for side in "ab":
+        assert f"dropout is on in {side}, at drop: turn it off with config.deterministic" in text
+    off = dataclasses.replace(linen[0].config, deterministic=True)
+    native.config = off
+    assert parity.check((Dropping(off), linen[1]), native, X, sections=FORWARD).ok
+
+
+def test_the_verdict_names_the_sections_and_they_can_be_chosen():
+    kernel = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model"))
+    annotated = nn.Dense(WIDTH, kernel_init=kernel)
+    boxed = annotated.init(jax.random.key(0), X)
+    plain = nn.Dense(WIDTH), nn.meta.unbox(boxed)
+
+    report = parity.check((annotated, boxed), plain, X, gradients=False)
+    chosen = parity.check((annotated, boxed), plain, X, sections=["weights", "outputs"])
+
+    assert "they DIFFER in partition specs\n" in str(report)
+    assert chosen.ok
+    assert [section.name for section in chosen.sections] == ["weights", "outputs"]
+
+
+@pytest.mark.parametrize("sections", ["weight", ["outputs", "grads"], ["steps"]])
+def test_a_section_that_is_none_is_refused_with_those_that_there_are(sections):
+    model = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+
+    with pytest.raises(bridge.InvalidSectionsError, match="'weights'"):
+        parity.check(model, model, X, sections=sections)
+
+
+class Counting(nnx.Module):
+    """Counts how often its code runs, and fails where its inputs are concrete."""
+
+    runs: list[str]
+
+    def __init__(self, is_failing):
+        self.layer = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+        self.is_failing = is_failing
+
+    def __call__(self, x):
+        x = self.layer(x)
+        is_traced = isinstance(x, jax.core.Tracer)
+        Counting.runs.append("traced" if is_traced else "eager")
+        if self.is_failing:
+            raise ZeroDivisionError("by the model")
+        return x
+
+
+def test_a_run_that_fails_is_not_followed_by_another_one():
+    sound = Counting(False)
+
+    Counting.runs = []
+    with pytest.raises(ZeroDivisionError, match="by the model") as raised:
+        parity.check(Counting(True), sound, X, gradients=False)
+
+    assert Counting.runs == ["eager"]
+    assert "the last layer called is layer" in raised.value.__notes__[0]
+
+
+def test_each_model_is_traced_once_for_gradients_and_updates_and_run_once_for_its_layers():
+    Counting.runs = []
+
+    assert parity.check(Counting(False), Counting(False), X, steps=3).ok
+
+    assert sorted(Counting.runs) == ["eager", "eager", "traced", "traced"]
+
+
+class DependsOnValues(nnx.Module):
+    def __init__(self):
+        self.layer = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        y = self.layer(x)
+        return y if (y > 0).any() else -y
+
+
+def test_a_model_that_cannot_be_traced_is_differentiated_eagerly_and_the_report_says_so():
+    report = parity.check(DependsOnValues(), DependsOnValues(), X)
+
+    assert report.ok
+    assert {c.verdict for c in report.section("gradients").compared} == {"bitwise"}
+    note = report.section("gradients").note
+    assert "DependsOnValues was run operation by operation, not compiled" in note
+
+
+def test_the_text_of_a_large_difference_is_short_and_a_file_holds_the_whole():
+    depth = 6
+    linen, native = linen_deep(depth), nnx_deep(linen_deep(depth)[1], depth)
+    for block in native.layers[2:]:
+        block.dense.bias[...] += 1.0
+
+    report = parity.check(linen, native, X, sections=["weights", "outputs"])
+
+    text = str(report)
+    assert "weights: params/layers_0 ... params/layers_1: 4 leaves each, bitwise" in text
+    assert "weights: params/layers_2 ... params/layers_5: 4 leaves each, " in text
+    many = dataclasses.replace(
+        report, sections=(dataclasses.replace(report.sections[0], note="word " * 50_000),)
+    )
+    cut = str(many)
+    assert len(cut.splitlines()) < 200
+    whole = pathlib.Path(re.search(r"the whole text is in (\S+)$", cut).group(1))
+    assert whole.read_text().count("word") == 50_000
+    whole.unlink()
