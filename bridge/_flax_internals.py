@@ -35,7 +35,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 # What every Variable's metadata holds, and what therefore says nothing about one Variable.
 REQUIRED_METADATA: frozenset[str] = nnx.Variable.required_metadata
 _TABULATE_ID = "_nnx_tabulate_id"
-_HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
+# The metadata of a Variable that its type, too, may define.
+HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
 
 
 def variable_from_metadata(
@@ -149,7 +150,7 @@ def set_graph_attributes(node: nnx.Pytree, attributes: Iterable[tuple[Any, Any]]
 @functools.lru_cache(maxsize=1024)
 def class_hooks(var_type: type[nnx.Variable[Any]]) -> frozenset[str]:
     """The hooks that a Variable type defines itself; every Variable of it has them as metadata."""
-    return frozenset(hook for hook in _HOOKS if hasattr(var_type, hook))
+    return frozenset(hook for hook in HOOKS if hasattr(var_type, hook))
 
 
 def raw_value(variable: nnx.Variable[Any]) -> Any:

@@ -31,6 +31,10 @@ A rule holds for the path that it matches and all below it, in both directions.
 
 RNG state is left out, and so is what is beside the model, such as an optimizer's state. Metadata
 boxes are kept by --format bridge alone.
+
+--overwrite replaces a checkpoint and nothing else: OUT may not hold any other file, and not be a
+link, the current directory, CHECKPOINT, or a directory above one of these. The old one is there
+until the new one is complete.
 """
 
 _EPILOG = """\
@@ -85,7 +89,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     )
     _command.add_within(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the plan and write nothing")
-    parser.add_argument("--overwrite", action="store_true", help="replace what is at OUT")
+    parser.add_argument("--overwrite", action="store_true", help="replace the checkpoint at OUT")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -95,7 +99,9 @@ def _run(arguments: argparse.Namespace) -> int:
     inputs = _target.parse_inputs(arguments.inputs)
     rules = _rules_file.load(arguments.rules) if arguments.rules else _rules_file.Rules()
     if not arguments.dry_run:
-        _write.check_free(arguments.out, overwrite=arguments.overwrite)
+        _write.check_free(
+            arguments.out, arguments.checkpoint, arguments.format, overwrite=arguments.overwrite
+        )
     with _output.working(f"reading {arguments.checkpoint}"):
         contents = _leaves.read(arguments.checkpoint, arguments.within)
         if arguments.model is None:
@@ -106,7 +112,13 @@ def _run(arguments: argparse.Namespace) -> int:
     writes = conversion.ok and not arguments.dry_run
     if writes:
         with _output.working(f"writing {arguments.out}"):
-            _write.write(arguments.out, conversion.make(), arguments.format)
+            _write.write(
+                arguments.out,
+                arguments.checkpoint,
+                conversion.make(),
+                arguments.format,
+                overwrite=arguments.overwrite,
+            )
     if arguments.json:
         header = {"schema": SCHEMA, "version": VERSION, "written": writes}
         _output.show_json({**header, **conversion.to_json()})

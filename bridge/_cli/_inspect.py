@@ -11,7 +11,8 @@ from . import _command
 
 _DESCRIPTION = """\
 Tells the layout of a checkpoint, and lists its leaves. No array is read, but from a msgpack file,
-which has no index.
+which has no index. With --verify all arrays are read and compared with the digests that
+bridge.checkpoint saved with them.
 
 layouts:
   bridge  written by bridge.checkpoint: Linen programs and NNX programs read it alike
@@ -26,19 +27,23 @@ formats:
 _EPILOG = """\
 exit codes:
   0  the checkpoint was read
+  1  arrays are damaged (--verify)
   2  wrong usage, or there is no checkpoint that can be read
 
 examples:
   python -m bridge inspect checkpoints/model
   python -m bridge inspect checkpoints/manager/100 --within model
   python -m bridge inspect model.msgpack --json > leaves.json
+  python -m bridge inspect checkpoints/model --verify
 
 The JSON document is {"schema": "linen-nnx-bridge/checkpoint", "version": 1, "checkpoint": str,
 "layout": str, "format": str, "written_by": "linen" | "nnx" | null, "extra": [str],
 "collections": [{"name": str | null, "leaves": int, "elements": int, "bytes": int}],
 "total": {"leaves": int, "elements": int, "bytes": int},
 "leaves": [{"collection": str | null, "path": str, "shape": [int] | null, "dtype": str | null,
-"bytes": int | null, "box": str | null}]}.
+"bytes": int | null, "box": str | null}],
+"verified": int | null, "damaged": [{"path": str, "reason": str}]}; "verified" is the number of
+arrays that have their digests, null without --verify and if any is damaged.
 """
 
 SCHEMA = "linen-nnx-bridge/checkpoint"
@@ -57,6 +62,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a directory or file")
     _command.add_within(parser)
+    parser.add_argument("--verify", action="store_true", help="compare every array with its digest")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -66,12 +72,29 @@ def _run(arguments: argparse.Namespace) -> int:
 
     with _output.working(f"reading {arguments.checkpoint}"):
         layout = checkpoint.layout(arguments.checkpoint, within=arguments.within)
-    document = _document(arguments.checkpoint, layout)
+        verified, damaged = _verify(arguments.checkpoint) if arguments.verify else (None, [])
+    document = {
+        **_document(arguments.checkpoint, layout),
+        "verified": verified,
+        "damaged": [{"path": path, "reason": reason} for path, reason in damaged],
+    }
     if arguments.json:
         _output.show_json(document)
     else:
         _output.show(*_renderables(document))
-    return _command.OK
+    return _command.FAILED if damaged else _command.OK
+
+
+def _verify(path: str) -> tuple[int | None, tuple[tuple[str, str], ...]]:
+    """How many arrays are what was saved, and which are not."""
+    from bridge import checkpoint
+
+    try:
+        return checkpoint.verify(path), ()
+    except checkpoint.CheckpointError as error:
+        if not error.unreadable:
+            raise
+        return None, error.unreadable
 
 
 def _document(path: str, layout: Any) -> dict[str, Any]:
@@ -145,3 +168,12 @@ def _renderables(document: Mapping[str, Any]) -> Iterator[Any]:
     if document["extra"]:
         yield ""
         yield f"beside the model: {', '.join(document['extra'])}"
+    if document["damaged"]:
+        yield ""
+        found = new_table("damaged", "what was found")
+        for entry in document["damaged"]:
+            found.add_row(Text(entry["path"]), Text(entry["reason"]))
+        yield found
+    elif document["verified"] is not None:
+        yield ""
+        yield f"verified: all {document['verified']:,} arrays have the digests they were saved with"

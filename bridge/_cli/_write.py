@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
-import tempfile
 from typing import Any
 
 import orbax.checkpoint as ocp
@@ -11,50 +11,51 @@ from flax import nnx, serialization
 from flax.core import meta
 
 from bridge import checkpoint
-from bridge.checkpoint import CheckpointError
+from bridge.checkpoint import _publish, _refusals
 
 from ._input_errors import InputError
 
 
-def check_free(out: pathlib.Path, *, overwrite: bool) -> None:
-    """Raises InputError if there is something at `out` that may not be replaced."""
-    if not out.exists():
+def check_free(out: pathlib.Path, source: str, form: str, *, overwrite: bool) -> None:
+    """Raises an error if there is something at `out` that may not be replaced.
+
+    Args:
+        out: what is to be written.
+        source: the checkpoint that is read.
+        form: as for `write`.
+        overwrite: whether a checkpoint is replaced.
+    """
+    if not os.path.lexists(out):
         return
     if not overwrite:
         raise InputError("OUT", f"something at {out}", "nothing there", "pass --overwrite")
-    if out.is_dir():
-        try:
-            checkpoint.layout(out)
-        except CheckpointError as error:
-            # A wrong path must not cost a directory of other things.
-            found = f"a directory that is no checkpoint at {out}"
-            raise InputError("OUT", found, "a checkpoint to replace", "remove it first") from error
+    _refusals.check_replaceable(out, is_file=form == "msgpack", sources=[source])
 
 
-def write(out: pathlib.Path, tree: Any, form: str) -> None:
-    """Writes a tree, in the place of what is there.
+def write(out: pathlib.Path, source: str, tree: Any, form: str, *, overwrite: bool) -> None:
+    """Writes a tree, in the place of the checkpoint that is there.
 
     Args:
         out: a directory, or a file for msgpack.
+        source: the checkpoint that was read, which is not replaced.
         tree: Linen variables or an NNX State.
         form: `orbax` or `msgpack` for the tree as programs without the bridge write it, with bare
             values; `bridge` for a checkpoint of `bridge.checkpoint`, which keeps boxes.
+        overwrite: whether a checkpoint is replaced.
+
+    Raises:
+        CheckpointError: what is at `out` is not replaced, or writing fails; it is unchanged.
     """
-    out = out.absolute()
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent) as place:
-        new = pathlib.Path(place) / out.name
+    is_file = form == "msgpack"
+    with _publish.publishing(out, overwrite=overwrite, is_file=is_file, sources=[source]) as new:
         if form == "bridge":
             checkpoint.save(new, tree)
-        elif form == "msgpack":
+        elif is_file:
             new.write_bytes(serialization.to_bytes(_bare(tree)))
         else:
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
                 # Programs save the State itself, as Flax's guide on checkpoints does.
                 checkpointer.save(new, args=ocp.args.PyTreeSave(_unboxed(tree)))
-        # What was there is gone only when the new one is complete.
-        if out.exists():
-            out.rename(pathlib.Path(place) / "replaced")
-        new.rename(out)
 
 
 def _bare(tree: Any) -> Any:

@@ -2,8 +2,8 @@
 
 `save` takes Linen variables, an NNX module of any mixture, or a State, and writes the same
 checkpoint for all of them. `restore` brings it back into any of them, on any mesh, and also reads
-what orbax and `flax.serialization` wrote before there was a bridge. A GraphDef is never stored, and
-nothing is pickled.
+what orbax and `flax.serialization` wrote before there was a bridge; `verify` compares a checkpoint
+with its digests. A GraphDef is never stored, and nothing is pickled.
 """
 
 from bridge._errors import CheckpointError as CheckpointError
@@ -15,6 +15,7 @@ from ._layout import layout as layout
 from ._restore import restore as restore
 from ._save import save as save
 from ._save import save_args as save_args
+from ._verify import verify as verify
 
 __all__ = [
     "CheckpointError",
@@ -25,4 +26,5 @@ __all__ = [
     "restore",
     "save",
     "save_args",
+    "verify",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,9 +14,14 @@ from jax.core import Tracer
 from bridge._errors import CheckpointError
 from bridge._typed_keys import from_bits, is_key
 
+from ._failures import quiet_orbax, reason
 from ._stored import PYTHON_TYPES, Stored, key_of
 
 Wanted = Mapping[tuple[Any, ...], Any]
+
+# After so many arrays that cannot be read the others are not tried one by one: each attempt costs a
+# walk through the whole tree.
+_FAILURES = 20
 
 
 def read(directory: Any, tree: Any, wanted: Wanted) -> dict[tuple[Any, ...], Any]:
@@ -40,44 +45,58 @@ def read(directory: Any, tree: Any, wanted: Wanted) -> dict[tuple[Any, ...], Any
         return _read(directory, tree, wanted)
     except Exception as error:
         # Orbax reports the first array that fails, and not always which one.
-        reasons = {location: _reason(directory, tree, location) for location in wanted}
-        failed = {location: reason for location, reason in reasons.items() if reason}
-        failed = failed or dict.fromkeys(wanted, first_line(error))
+        tried = {location: why for location, _, why in each(directory, tree, list(wanted))}
+        failed = {location: why for location, why in tried.items() if why}
+        failed = failed or dict.fromkeys(wanted, reason(error))
         raise CheckpointError(
             "arrays cannot be read from",
             directory,
             "The files are damaged or incomplete; restore an earlier checkpoint. Nothing was"
             " changed in memory.",
-            unreadable=[("/".join(map(str, where)), reason) for where, reason in failed.items()],
+            unreadable=[("/".join(map(str, where)), why) for where, why in failed.items()],
         ) from error
 
 
-def first_line(error: BaseException) -> str:
-    """What went wrong, short enough for a list."""
-    lines = str(error).splitlines()
-    return lines[0][:200] if lines else type(error).__name__
+def each(
+    directory: Any, tree: Any, locations: Sequence[tuple[Any, ...]]
+) -> Iterator[tuple[tuple[Any, ...], Any, str | None]]:
+    """The arrays at some places of an orbax tree as NumPy arrays, and why some cannot be read.
 
+    Args:
+      directory: the tree's directory.
+      tree: as for `read`.
+      locations: the places.
 
-def _reason(directory: Any, tree: Any, location: tuple[Any, ...]) -> str | None:
-    """Why an array cannot be read, None if it can."""
-    try:
-        _read(directory, tree, {location: None})
-    except Exception as error:
-        return first_line(error)
-    return None
+    Yields:
+      A location, its array, and None; or a location, None, and the reason.
+    """
+    pending = [locations] if locations else []
+    failures = 0
+    while pending:
+        batch = pending.pop()
+        try:
+            values = _read(directory, tree, dict.fromkeys(batch))
+        except Exception as error:
+            if len(batch) == 1 or failures >= _FAILURES:
+                failures += 1
+                yield from ((location, None, reason(error)) for location in batch)
+            else:
+                half = len(batch) // 2
+                pending += [batch[half:], batch[:half]]
+        else:
+            yield from ((location, values[location], None) for location in batch)
 
 
 def _read(directory: Any, tree: Any, wanted: Wanted) -> dict[tuple[Any, ...], Any]:
     def mapped(function: Any) -> Any:
         return jax.tree.map(function, tree, is_leaf=lambda leaf: isinstance(leaf, Stored))
 
-    restored = ocp.PyTreeCheckpointHandler().restore(
-        directory,
-        args=ocp.args.PyTreeRestore(
-            item=mapped(lambda s: 0 if s.location in wanted else ocp.PLACEHOLDER),
-            restore_args=mapped(lambda s: _restore_args(s, wanted.get(s.location))),
-        ),
+    arguments = ocp.args.PyTreeRestore(
+        item=mapped(lambda s: 0 if s.location in wanted else ocp.PLACEHOLDER),
+        restore_args=mapped(lambda s: _restore_args(s, wanted.get(s.location))),
     )
+    with quiet_orbax():
+        restored = ocp.PyTreeCheckpointHandler().restore(directory, args=arguments)
     found = jax.tree_util.tree_flatten_with_path(restored)[0]
     values = {tuple(map(key_of, keys)): value for keys, value in found}
     return {location: values[location] for location in wanted}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import orbax.checkpoint as ocp
@@ -12,11 +13,12 @@ from etils import epath
 
 from bridge._errors import CheckpointError, CheckpointNotFoundError, mapping_error
 
+from . import _leftovers
+
 # The items that a checkpoint of the bridge always has and may have.
 NOTES = "bridge"
 VARIABLES = "variables"
 _TREE_FILE = "_METADATA"
-_UNFINISHED = ".orbax-checkpoint-tmp"
 
 
 class Found(NamedTuple):
@@ -36,13 +38,24 @@ def absolute(path: str | os.PathLike[str]) -> Any:
 
     Raises:
       ConversionError: it is none.
+      CheckpointError: it leads to a storage that nothing here can read.
     """
     if not isinstance(path, str | os.PathLike):
         raise mapping_error(
             path, "a path", "it comes first: save(path, tree), restore(path, target)"
         )
-    found = epath.Path(path)
+    try:
+        found = epath.Path(path)
+    except KeyError as error:
+        raise CheckpointError(
+            "there is no library for paths such as", path, f"It begins with {error}."
+        ) from None
     return found if found.is_absolute() else epath.Path(os.path.abspath(os.fspath(path)))
+
+
+def is_remote(path: Any) -> bool:
+    """Whether a path leads to an object store."""
+    return "://" in os.fspath(path)
 
 
 def find(path: str | os.PathLike[str]) -> Found:
@@ -79,16 +92,27 @@ def find(path: str | os.PathLike[str]) -> Found:
 
 
 def _nothing_at(where: Any) -> CheckpointNotFoundError:
+    unfinished: list[str] = []
     if where.is_dir():
         inside = sorted(child.name for child in where.iterdir())
-        unfinished = [name for name in inside if _UNFINISHED in name]
+        unfinished = [name for name in inside if _leftovers.UNFINISHED in name]
         others = [name for name in inside if name not in unfinished]
         remedy = f"It holds {others}; give the path of one of these." if others else ""
     else:
-        parent = where.parent
-        beside = [child.name for child in parent.iterdir()] if parent.is_dir() else []
-        unfinished = sorted(name for name in beside if name.startswith(where.name + "."))
-        remedy = f"In {parent} there is no {where.name}."
+        remedy = f"In {where.parent} there is no {where.name}."
+        if where.parent.is_dir():
+            beside = (child.name for child in where.parent.iterdir())
+            unfinished = sorted(name for name in beside if name.startswith(where.name + "."))
+        if not is_remote(where):
+            for place in _leftovers.places(Path(os.fspath(where))):
+                if (place / _leftovers.OLD).exists():
+                    remedy += (
+                        f" A save was killed while it put the new checkpoint in the place of the"
+                        f" old one. Both are complete, {_leftovers.OLD!r} and {_leftovers.NEW!r}"
+                        f" in {place}; rename one of them to {where}."
+                    )
+                else:
+                    unfinished.append(place.name)
     if unfinished:
         remedy += f" A save that was interrupted left {unfinished}."
     return CheckpointNotFoundError("there is no checkpoint at", where, remedy.strip())

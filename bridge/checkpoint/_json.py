@@ -1,13 +1,16 @@
 """What JSON holds of a checkpoint: the keys of paths, the fields of boxes, the form of values.
 
-Nothing here imports a module or calls an object that a file names: types are looked up among those
-that the program has loaded, and functions are not carried at all.
+Nothing here imports a module, reads an attribute or calls an object that a file names: types are
+looked up in the dictionaries of modules that the program has loaded, hooks are those that Flax has,
+and functions are not carried at all.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
+import types
 import urllib.parse
 from collections.abc import Mapping
 from typing import Any
@@ -16,17 +19,23 @@ import jax
 from flax import nnx
 from flax.core import FrozenDict, meta
 
-from bridge._flax_internals import class_hooks
+import registry
+from bridge._flax_internals import HOOKS, class_hooks
 from bridge._neutral import Key
 
 _PLAIN = (type(None), bool, int, str)
 _SEQUENCES = {"tuple": tuple, "list": list}
 _MAPPINGS = {"dict": dict, "FrozenDict": FrozenDict}
 _NUMBER = re.compile(r"-?\d+")
+_TYPE = re.compile(r"[^:]+:[^:]+")
 
 
 class NotCarriedError(Exception):
     """A value that JSON cannot hold, or a type that the program has not loaded."""
+
+
+class MalformedError(Exception):
+    """JSON that no checkpoint of this package has."""
 
 
 def stored_name(key: Key) -> str:
@@ -41,6 +50,12 @@ def stored_name(key: Key) -> str:
         return f"({','.join(map(stored_name, key))})"
     if not isinstance(key, str):
         raise NotCarriedError(f"a key of type {type(key).__name__}")
+    return _quoted(key)
+
+
+@functools.lru_cache(maxsize=4096)
+def _quoted(key: str) -> str:
+    # The leaves of a model have few names between them.
     quoted = urllib.parse.quote(key, safe="").replace(".", "%2E")
     if _NUMBER.fullmatch(quoted) or not quoted:
         quoted = f"%{ord(quoted[0]):02X}{quoted[1:]}" if quoted else "%"
@@ -85,27 +100,66 @@ def decode(encoded: Any) -> Any:
 
     Raises:
       NotCarriedError: a type that the program has not loaded.
+      MalformedError: JSON that `encode` does not give.
     """
-    if not isinstance(encoded, dict):
+    if type(encoded) in _PLAIN:
         return encoded
+    if not isinstance(encoded, dict) or len(encoded) != 1:
+        raise MalformedError(f"{_short(encoded)} where a value is expected")
     ((name, content),) = encoded.items()
     if name == "float":
-        return float.fromhex(content)
-    if name == "spec":
-        return jax.sharding.PartitionSpec(*map(decode, content))
+        return to_float(content)
     if name == "type":
         return loaded_type(content)
+    if name not in ("spec", *_SEQUENCES, *_MAPPINGS) or not isinstance(content, list):
+        raise MalformedError(f"a value with the unknown tag or content {_short(encoded)}")
+    if name == "spec":
+        return _spec([decode(names) for names in content])
     if name in _SEQUENCES:
         return _SEQUENCES[name](map(decode, content))
-    return _MAPPINGS[name]({decode(k): decode(v) for k, v in content})
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in content):
+        raise MalformedError(f"a mapping without pairs, {_short(encoded)}")
+    try:
+        made = {decode(key): decode(value) for key, value in content}
+    except TypeError as error:
+        raise MalformedError(f"a key that is none, in {_short(encoded)}") from error
+    if len(made) != len(content):
+        raise MalformedError(f"a mapping with one key twice, {_short(encoded)}")
+    return _MAPPINGS[name](made)
 
 
-def loaded_type(name: str) -> type:
-    """The Variable type or box type of this name, if the program has imported it."""
+def to_float(text: Any) -> float:
+    """The number in the hexadecimal form of `float.hex`."""
+    try:
+        return float.fromhex(text)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise MalformedError(f"{_short(text)} where a hexadecimal float is expected") from error
+
+
+def _spec(entries: list[Any]) -> jax.sharding.PartitionSpec:
+    for entry in entries:
+        names = entry if isinstance(entry, tuple) else (entry,)
+        if not all(name is None or isinstance(name, str) for name in names):
+            raise MalformedError(f"a partition spec with {_short(entry)}")
+    return jax.sharding.PartitionSpec(*entries)
+
+
+def loaded_type(name: Any) -> type:
+    """The Variable type or box type of this name, if the program has imported it.
+
+    Modules and classes are looked into without asking them for attributes, as that may import.
+    """
+    if not isinstance(name, str) or not _TYPE.fullmatch(name):
+        raise MalformedError(f"{_short(name)} where the name of a type is expected")
     module, _, qualname = name.partition(":")
+    if module == registry.auto.__name__:
+        # These are made when somebody asks for them, and have no code.
+        return registry.auto.for_collection(urllib.parse.unquote(qualname))
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):
-        found = getattr(found, part, None)
+        if not isinstance(found, types.ModuleType | type):
+            break
+        found = vars(found).get(part)
     if isinstance(found, type) and issubclass(found, nnx.Variable | meta.AxisMetadata):
         return found
     raise NotCarriedError(f"type {name}, which the program has not imported")
@@ -136,10 +190,13 @@ def encode_fields(
 
 def decode_fields(encoded: Mapping[str, Any], var_type: type[nnx.Variable[Any]]) -> dict[str, Any]:
     """The inverse of `encode_fields`, for what it could hold."""
-    return {
-        name: getattr(var_type, name, None) if content == {"hook": name} else decode(content)
-        for name, content in encoded.items()
-    }
+    fields: dict[str, Any] = {}
+    for name, content in encoded.items():
+        if content == {"hook": name} and name in HOOKS:
+            fields[name] = getattr(var_type, name, None)
+        else:
+            fields[name] = decode(content)
+    return fields
 
 
 def encode_form(value: Any) -> Any:
@@ -161,6 +218,25 @@ def decode_form(form: Any, leaves: list[Any]) -> Any:
     Raises:
       NotCarriedError: the file could not hold the containers.
     """
-    if isinstance(form, dict) and "not carried" in form:
+    return jax.tree.map(lambda index: leaves[index], form_of(form))
+
+
+def form_of(form: Any) -> Any:
+    """The containers of a value, with a number at each leaf.
+
+    Raises:
+      NotCarriedError: the file could not hold the containers.
+      MalformedError: JSON that `encode_form` does not give.
+    """
+    if isinstance(form, dict) and form.keys() == {"not carried"}:
         raise NotCarriedError(f"its value is in {form['not carried']}, which no file holds")
-    return jax.tree.map(lambda index: leaves[index], decode(form))
+    made = decode(form)
+    numbers = jax.tree.leaves(made)
+    if any(type(number) is not int for number in numbers) or numbers != list(range(len(numbers))):
+        raise MalformedError(f"{_short(form)} where containers of numbered leaves are expected")
+    return made
+
+
+def _short(content: Any) -> str:
+    text = repr(content)
+    return text if len(text) <= 60 else f"{text[:59]}…"

@@ -7,9 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
-from jax.experimental import multihost_utils
 
 from bridge import _linen_side
 from bridge._errors import CheckpointError
@@ -17,11 +15,14 @@ from bridge._neutral import Key, Neutral
 from bridge._to_nnx import ToNNX
 
 from ._arrays import as_like, as_stored
-from ._json import NotCarriedError
+from ._failures import reported
+from ._json import MalformedError, NotCarriedError
 from ._match import Match, Options, error_of, match
+from ._processes import Agreement
 from ._source import Item, Source, open_checkpoint
 from ._stored import is_rng, tree_text
 from ._targets import Assignment, Tree, tree_of
+from ._verify import Verification
 
 
 @overload
@@ -33,6 +34,7 @@ def restore(
     allow_missing: bool = False,
     allow_unexpected: bool = False,
     within: Key | Sequence[Key] = (),
+    verify: bool = False,
 ) -> Any: ...
 @overload
 def restore(
@@ -44,6 +46,7 @@ def restore(
     allow_missing: bool = False,
     allow_unexpected: bool = False,
     within: Key | Sequence[Key] = (),
+    verify: bool = False,
 ) -> tuple[Any, dict[str, Any]]: ...
 def restore(
     path: str | os.PathLike[str],
@@ -54,6 +57,7 @@ def restore(
     allow_missing: bool = False,
     allow_unexpected: bool = False,
     within: Key | Sequence[Key] = (),
+    verify: bool = False,
 ) -> Any:
     """Restores a model from a checkpoint of this package, of orbax, or of `flax.serialization`.
 
@@ -76,6 +80,7 @@ def restore(
       allow_unexpected: whether what the target lacks is ignored.
       within: the keys of the model in a checkpoint of another writer that holds more, such as
         `'model'` or `['model', 'ema']`.
+      verify: whether every array that is read is compared with the digest that was saved with it.
 
     Returns:
       The model: new variables, a new State, or the module that was given. With `extra`, a pair of
@@ -83,8 +88,8 @@ def restore(
 
     Raises:
       CheckpointNotFoundError: there is no checkpoint at `path`.
-      CheckpointError: the checkpoint does not fit the target, or cannot be read; the error lists
-        every path, and no target is changed.
+      CheckpointError: the checkpoint does not fit the target, cannot be read, or is damaged; the
+        error lists every path, and no target is changed.
       ConversionError: `target` is none of the above.
 
     Example::
@@ -105,8 +110,11 @@ def restore(
     options = Options(rngs, allow_missing, allow_unexpected)
     targets = {name: tree_of(value, as_pytree=True) for name, value in (extra or {}).items()}
     main = None if target is None else tree_of(target)
-    with _Agreement(path):
+    check = Verification(verify)
+    failure = "nothing could be restored from"
+    with Agreement(path), reported(failure, path, "Nothing was changed in memory."):
         source = open_checkpoint(path, within)
+        check.begin(source)
         items = {name: _extra_item(source, name) for name in targets}
         matches = {
             name: match(source, items[name], own, options, f"{name}: ")
@@ -116,37 +124,17 @@ def restore(
         error = error_of(source, [*wholes, *matches.values()], _remedy(source, target))
         if error is not None:
             raise error
-        values = {n: _values(items[n], matches[n], own) for n, own in targets.items()}
+        values = {n: _values(items[n], matches[n], own, check) for n, own in targets.items()}
         if main is None:
-            model, assignments = _variables(source, rngs is not False), []
+            model, assignments = _variables(source, rngs is not False, check), []
         else:
-            model, assignments = main.filled(_values(source.variables, wholes[0], main))
+            own = _values(source.variables, wholes[0], main, check)
+            model, assignments = main.filled(own)
         filled = {name: targets[name].filled(values[name]) for name in targets}
-    _assign([*assignments, *(a for _, own in filled.values() for a in own)])
+    check.end()
+    with reported(failure, path, "Nothing was changed in memory."):
+        _assign([*assignments, *(a for _, own in filled.values() for a in own)])
     return model if extra is None else (model, {name: made for name, (made, _) in filled.items()})
-
-
-class _Agreement:
-    """A block that ends well on all processes, or with an error on all of them.
-
-    Without it one process would go on with the old model, and the others with the new one.
-    """
-
-    def __init__(self, path: str | os.PathLike[str]):
-        self._path = path
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: Any, traceback: Any) -> None:
-        if jax.process_count() == 1:
-            return
-        failed = multihost_utils.process_allgather(jnp.asarray(error is not None))
-        if error is None and failed.any():
-            raise CheckpointError(
-                f"processes {[i for i, bad in enumerate(failed) if bad]} could not restore",
-                self._path,
-                "Their errors tell why. Nothing was changed in memory.",
-            )
 
 
 def _extra_item(source: Source, name: str) -> Item:
@@ -154,7 +142,7 @@ def _extra_item(source: Source, name: str) -> Item:
     return source.extra.get(name, Item((), lambda wanted: {}))
 
 
-def _values(item: Item, found: Match, target: Tree) -> dict[Any, Any]:
+def _values(item: Item, found: Match, target: Tree, check: Verification) -> dict[Any, Any]:
     """Values of the target's leaves by path, each with the containers of the target's."""
     wanted = {
         stored.location: like
@@ -163,6 +151,7 @@ def _values(item: Item, found: Match, target: Tree) -> dict[Any, Any]:
         if stored.is_read
     }
     read = item.read(wanted)
+    check.add((s for entries in found.taken.values() for s, _ in entries), read)
     return {
         path: jax.tree.unflatten(
             jax.tree.structure(target.leaves[path].value),
@@ -172,7 +161,7 @@ def _values(item: Item, found: Match, target: Tree) -> dict[Any, Any]:
     }
 
 
-def _variables(source: Source, rngs: bool) -> Any:
+def _variables(source: Source, rngs: bool, check: Verification) -> Any:
     """Linen variables made of a checkpoint alone."""
     if source.layout == "nnx":
         raise CheckpointError(
@@ -183,13 +172,14 @@ def _variables(source: Source, rngs: bool) -> Any:
     records = [record for record in source.variables.records if rngs or not is_rng(record.path)]
     stored = {names: s for record in records for names, s in record.stored.items()}
     read = source.variables.read({s.location: None for s in stored.values() if s.is_read})
+    check.add(stored.values(), read)
     values = {names: as_stored(s, read.get(s.location)) for names, s in stored.items()}
     neutral: Neutral = {}
     unsupported: list[tuple[str, str]] = []
     for record in records:
         try:
             neutral[record.path[0], record.path[1:]] = record.leaf(values)
-        except NotCarriedError as error:
+        except (NotCarriedError, MalformedError) as error:
             unsupported.append((tree_text(record.path), str(error)))
     if unsupported:
         raise CheckpointError(
@@ -198,7 +188,13 @@ def _variables(source: Source, rngs: bool) -> Any:
             "Give a target, which has what is missing, or import the modules of these types.",
             unsupported=unsupported,
         )
-    return _linen_side.to_variables(neutral)
+    try:
+        return _linen_side.to_variables(neutral)
+    except Exception as error:
+        # Boxes check their fields, and paths may be in each other's way.
+        raise CheckpointError(
+            "no variables can be made of what is in the checkpoint", source.path, str(error)
+        ) from error
 
 
 def _assign(assignments: list[Assignment]) -> None:

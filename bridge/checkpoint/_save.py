@@ -2,26 +2,46 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
 
-import jax
+import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 
 from bridge._errors import CheckpointError
 from bridge._neutral import nest
 
-from ._files import NOTES, VARIABLES, absolute
+from . import _digests, _notes
+from ._failures import reported
+from ._files import NOTES, VARIABLES
 from ._json import NotCarriedError
-from ._source import VERSION
-from ._stored import Record, is_rng, record_of, tree_text
+from ._processes import Agreement, summed
+from ._publish import publishing
+from ._stored import Names, Record, is_rng, record_of, tree_text
 from ._targets import Tree, tree_of
 
 
+@dataclasses.dataclass
+class _Content:
+    """What is written of one tree.
+
+    Attributes:
+      records: its leaves.
+      arrays: their arrays by name.
+    """
+
+    records: list[Record]
+    arrays: dict[Names, Any]
+
+
 def save_args(
-    tree: Any, *, rngs: bool = True, extra: Mapping[str, Any] | None = None
+    tree: Any,
+    *,
+    rngs: bool = True,
+    extra: Mapping[str, Any] | None = None,
+    digests: bool = True,
 ) -> ocp.args.Composite:
     """What `save` writes, as arguments for orbax's own `CheckpointManager` and checkpointers.
 
@@ -29,6 +49,7 @@ def save_args(
       tree: as for `save`.
       rngs: as for `save`.
       extra: as for `save`.
+      digests: as for `save`.
 
     Returns:
       Arguments for `CheckpointManager.save(step, args=…)`. `restore` reads the step's directory.
@@ -44,30 +65,24 @@ def save_args(
       >>> sorted(checkpoint.save_args({'params': {'w': jnp.ones(2)}}))
       ['bridge', 'variables']
     """
-    trees = {VARIABLES: tree_of(tree)}
-    for name, value in (extra or {}).items():
-        if name in (NOTES, VARIABLES) or not name.isidentifier():
-            problem = f"an extra tree cannot be called {name!r}; it needs another identifier"
-            raise CheckpointError(problem, "", "The checkpoint's own trees have these names.")
-        trees[name] = tree_of(value, as_pytree=True)
-    unsupported: list[tuple[str, str]] = []
-    items: dict[str, Any] = {}
-    notes: dict[str, Any] = {}
-    for name, content in trees.items():
-        label = "" if name == VARIABLES else f"{name}: "
-        records, arrays = _recorded(content, rngs, label, unsupported)
-        notes[name] = [record.to_json() for record in records]
-        if arrays:
-            items[name] = ocp.args.PyTreeSave(nest(arrays))
-    if unsupported:
-        raise CheckpointError(
-            "these leaves cannot be stored in a checkpoint",
-            "",
-            "Remove them from the tree, or store arrays and numbers instead.",
-            unsupported=unsupported,
-        )
-    header = {"version": VERSION, "written_by": trees[VARIABLES].side, "items": notes}
-    return ocp.args.Composite(**items, **{NOTES: ocp.args.JsonSave(header)})
+    with Agreement("", "could not save"), reported("these values cannot be saved", ""):
+        side, contents = _contents(tree, rngs, extra or {})
+        arrays = [array for content in contents.values() for array in content.arrays.values()]
+        own = [_digests.own_part(array) for array in arrays] if digests else []
+    if digests:
+        # All processes are here: without the agreement one would wait for sums for ever.
+        texts = map(_digests.text_of, map(int, summed(np.asarray(own, np.uint64))))
+        for content in contents.values():
+            found = dict(zip(content.arrays, texts, strict=False))
+            content.records = [record.with_digests(found) for record in content.records]
+    records = {name: content.records for name, content in contents.items()}
+    items = {
+        name: ocp.args.PyTreeSave(nest(content.arrays))
+        for name, content in contents.items()
+        if content.arrays
+    }
+    notes = _notes.write(side, records, digest=digests)
+    return ocp.args.Composite(**items, **{NOTES: ocp.args.JsonSave(notes)})
 
 
 def save(
@@ -77,6 +92,7 @@ def save(
     rngs: bool = True,
     extra: Mapping[str, Any] | None = None,
     overwrite: bool = False,
+    digests: bool = True,
 ) -> None:
     """Saves a model: the same checkpoint, whichever side it is saved from.
 
@@ -85,18 +101,23 @@ def save(
     stored.
 
     Args:
-      path: the directory that the checkpoint becomes. It appears when all of it is written.
+      path: the directory that the checkpoint becomes, and those above it that are missing. It
+        appears when all of it is on the disk.
       tree: Linen variables, an NNX module (native, ToNNX or mixed) or an `nnx.State`, with arrays
         on any devices. A collection `nnx` is static and is not stored.
       rngs: False leaves out RNG state, that of the wrappers included.
       extra: other trees by name: an `nnx.Optimizer`, an optax state, a step, any pytree of arrays
         and numbers.
       overwrite: whether a checkpoint at `path` is replaced. The old one is there until the new one
-        is finished.
+        is finished, and they change places in one step. Nothing else is replaced: a directory that
+        holds anything but a checkpoint, a file, a link, the current directory.
+      digests: whether digests of the arrays are stored, with which `restore(…, verify=True)` finds
+        damage.
 
     Raises:
-      CheckpointError: there is a checkpoint already, or a leaf or key cannot be stored; the error
-        lists every one.
+      CheckpointError: there is something already, or a leaf or key cannot be stored (the error
+        lists every one), or the system does not let it be written. What was at `path` is there, and
+        nothing temporary is left.
       ConversionError: `tree` is none of the above.
 
     Example::
@@ -110,39 +131,37 @@ def save(
       >>> checkpoint.restore(path)['params']['kernel'].shape
       (2, 3)
     """
-    where = absolute(path)
-    args = save_args(tree, rngs=rngs, extra=extra)
-    exists = where.exists()
-    if exists and not overwrite:
+    with publishing(path, overwrite=overwrite) as new:
+        args = save_args(tree, rngs=rngs, extra=extra, digests=digests)
+        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+            checkpointer.save(new, args=args)
+
+
+def _contents(tree: Any, rngs: bool, extra: Mapping[str, Any]) -> tuple[str, dict[str, _Content]]:
+    """The side of a model, and what is written of each tree by its name."""
+    trees = {VARIABLES: tree_of(tree)}
+    for name, value in extra.items():
+        if name in (NOTES, VARIABLES) or not name.isidentifier():
+            problem = f"an extra tree cannot be called {name!r}; it needs another identifier"
+            raise CheckpointError(problem, "", "The checkpoint's own trees have these names.")
+        trees[name] = tree_of(value, as_pytree=True)
+    unsupported: list[tuple[str, str]] = []
+    contents = {
+        name: _recorded(content, rngs, "" if name == VARIABLES else f"{name}: ", unsupported)
+        for name, content in trees.items()
+    }
+    if unsupported:
         raise CheckpointError(
-            "there is something already at", where, "Pass overwrite=True to replace it."
+            "these leaves cannot be stored in a checkpoint",
+            "",
+            "Remove them from the tree, or store arrays and numbers instead.",
+            unsupported=unsupported,
         )
-    # Orbax's own `force` deletes first and writes then, and an interruption would leave nothing.
-    target = where.with_name(f"{where.name}.next") if exists else where
-    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-        checkpointer.save(target, args=args, force=exists)
-    if exists:
-        _replace(where, target)
+    return trees[VARIABLES].side, contents
 
 
-def _replace(where: Any, new: Any) -> None:
-    """Puts a finished directory in the place of another one."""
-    if jax.process_index() == 0:
-        old = where.with_name(f"{where.name}.previous")
-        if old.exists():
-            old.rmtree()
-        where.rename(old)
-        new.rename(where)
-        old.rmtree()
-    if jax.process_count() > 1:
-        multihost_utils.sync_global_devices(f"bridge.checkpoint {where}")
-
-
-def _recorded(
-    tree: Tree, rngs: bool, label: str, unsupported: list[tuple[str, str]]
-) -> tuple[list[Record], dict[Any, Any]]:
-    records: list[Record] = []
-    arrays: dict[Any, Any] = {}
+def _recorded(tree: Tree, rngs: bool, label: str, unsupported: list[tuple[str, str]]) -> _Content:
+    made = _Content([], {})
     in_collection = tree.side != "pytree"
     for path, leaf in tree.leaves.items():
         if not rngs and in_collection and is_rng(path):
@@ -152,6 +171,6 @@ def _recorded(
         except NotCarriedError as error:
             unsupported.append((label + tree_text(path), str(error)))
         else:
-            records.append(record)
-            arrays |= own
-    return records, arrays
+            made.records.append(record)
+            made.arrays |= own
+    return made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -16,16 +16,18 @@ import registry
 from bridge._errors import CheckpointError
 from bridge._neutral import Key, Path, nest
 
-from . import _arrays
-from ._files import NOTES, VARIABLES, Found, find
+from . import _arrays, _notes
+from ._failures import reason, reported
+from ._files import VARIABLES, Found, find
 from ._stored import Names, Record, Stored, describe, key_of, names_of, parts
 
-VERSION = 1
 # The fields of a Linen TrainState that hold no variables.
 _NOT_VARIABLES = frozenset({"opt_state", "step"})
 
 # Location -> the leaf whose place the value takes; values by location.
 Reader = Callable[[Mapping[tuple[Any, ...], Any]], Mapping[tuple[Any, ...], Any]]
+# Locations; what can be read, and why the rest cannot: see `_arrays.each`.
+Tries = Callable[[Sequence[tuple[Any, ...]]], Iterable[tuple[tuple[Any, ...], Any, str | None]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +36,13 @@ class Item:
 
     Attributes:
       records: its leaves.
-      read: reads arrays by location.
+      read: reads arrays by location, all of them or none.
+      each: reads arrays by location, those that can be read.
     """
 
     records: Sequence[Record]
     read: Reader
+    each: Tries = lambda locations: ()
 
     @property
     def stored(self) -> dict[Names, Stored]:
@@ -57,6 +61,8 @@ class Source:
       variables: the model's tree.
       extra: the other trees by name.
       written_by: the side that a checkpoint of the bridge was saved from.
+      is_intact: whether what it says of its leaves has the digest that was stored; None if none
+        was.
     """
 
     path: Any
@@ -65,6 +71,7 @@ class Source:
     variables: Item
     extra: Mapping[str, Item]
     written_by: str | None = None
+    is_intact: bool | None = None
 
     def names(self, path: Path) -> Names:
         """The names of a path's keys in this checkpoint."""
@@ -84,7 +91,8 @@ def open_checkpoint(path: str | os.PathLike[str], within: Key | Sequence[Key] = 
       CheckpointNotFoundError: there is no checkpoint.
       CheckpointError: it cannot be read.
     """
-    found = find(path)
+    with reported("no checkpoint can be read at", path):
+        found = find(path)
     keys = within if isinstance(within, list | tuple) else (within,)
     if found.format == "bridge" and keys:
         raise CheckpointError(
@@ -103,26 +111,21 @@ def open_checkpoint(path: str | os.PathLike[str], within: Key | Sequence[Key] = 
             "there is a checkpoint that cannot be read at",
             found.path,
             "It is damaged or incomplete; restore an earlier one. Nothing was changed in memory.",
-            unreadable=[(str(found.path), _arrays.first_line(error))],
+            unreadable=[(str(found.path), reason(error))],
         ) from error
 
 
 def _bridge_source(path: Any) -> Source:
-    notes = ocp.JsonCheckpointHandler().restore(path / NOTES, args=ocp.args.JsonRestore())
-    if notes["version"] > VERSION:
-        raise CheckpointError(
-            f"format version {notes['version']} is newer than this package's {VERSION}:",
-            path,
-            "Upgrade the package.",
-        )
+    notes = _notes.read(path)
     items: dict[str, Item] = {}
-    for name, records in notes["items"].items():
-        item = Item([Record.from_json(record) for record in records], lambda wanted: {})
+    for name, records in notes.items.items():
+        item = Item(records, lambda wanted: {})
         arrays = {names: stored for names, stored in item.stored.items() if stored.is_read}
-        read = functools.partial(_arrays.read, path / name, nest(arrays))
-        items[name] = dataclasses.replace(item, read=read)
+        own = path / name, nest(arrays)
+        read, each = (functools.partial(way, *own) for way in (_arrays.read, _arrays.each))
+        items[name] = dataclasses.replace(item, read=read, each=each)
     variables = items.pop(VARIABLES)
-    return Source(path, "orbax", "bridge", variables, items, notes["written_by"])
+    return Source(path, "orbax", "bridge", variables, items, notes.written_by, notes.is_intact)
 
 
 def _foreign_source(found: Found, within: Names) -> Source:

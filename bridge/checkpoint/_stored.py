@@ -34,6 +34,7 @@ class Stored:
       dtype: its dtype as text.
       content: a Python scalar itself, None if it is among the arrays; the implementation of keys.
       location: its keys in the tree of arrays.
+      digest: the digest of its array, None if the checkpoint has none.
     """
 
     kind: str
@@ -41,6 +42,7 @@ class Stored:
     dtype: str
     content: Any = None
     location: tuple[Any, ...] = ()
+    digest: str | None = None
 
     @property
     def is_python(self) -> bool:
@@ -79,21 +81,10 @@ class Record:
         record = {"path": _json.encode(self.path), "form": self.form, "leaves": leaves}
         if self.box is not None:
             record |= {"box": self.box, "fields": self.fields, "left_out": list(self.left_out)}
-        names = [list(names) for names in self.stored]
-        return {**record, "names": names}
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Record:
-        """The inverse of `to_json`."""
-        stored = {
-            tuple(names): Stored(kind, tuple(shape), dtype, content, tuple(names))
-            for names, (kind, shape, dtype, content) in zip(
-                record["names"], record["leaves"], strict=True
-            )
-        }
-        box, left_out = record.get("box"), tuple(record.get("left_out", ()))
-        path = _json.decode(record["path"])
-        return cls(path, stored, record["form"], box, record.get("fields", {}), left_out)
+        digests = [stored.digest for stored in self.stored.values()]
+        if any(digests):
+            record["digests"] = digests
+        return {**record, "names": [list(names) for names in self.stored]}
 
     @property
     def var_type(self) -> type[nnx.Variable[Any]]:
@@ -118,6 +109,14 @@ class Record:
             return Leaf(value)
         fields = _json.decode_fields(self.fields, self.var_type)
         return Leaf(value, _json.loaded_type(self.box), fields)
+
+    def with_digests(self, digests: Mapping[Names, str]) -> Record:
+        """The same with the digests of arrays by their names."""
+        stored = {
+            names: dataclasses.replace(entry, digest=digests.get(names))
+            for names, entry in self.stored.items()
+        }
+        return dataclasses.replace(self, stored=stored)
 
 
 def record_of(path: Path, leaf: Leaf, *, in_collection: bool) -> tuple[Record, dict[Names, Any]]:

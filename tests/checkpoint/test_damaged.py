@@ -12,8 +12,7 @@ from flax import nnx, serialization
 
 import bridge
 from bridge import checkpoint
-from bridge.checkpoint import CheckpointError, CheckpointNotFoundError
-from bridge.checkpoint._files import absolute
+from bridge.checkpoint import CheckpointError, CheckpointNotFoundError, _arrays
 from tests.models import snapshot
 from tests.strategies import exact
 
@@ -111,61 +110,48 @@ def test_an_interrupted_save_does_not_hide_the_previous_checkpoint(tmp_path, mon
     steps = tmp_path / "steps"
     checkpoint.save(steps / "1", VARIABLES)
 
-    class KilledError(BaseException):
-        """Stands for the end of the process: nothing may catch it."""
-
-    def killed(*args, **kwargs):
-        raise KilledError
+    def interrupt(*args, **kwargs):
+        raise KeyboardInterrupt
 
     # All files are written by then, and the directory has not got its name.
-    monkeypatch.setattr(ocp.CompositeCheckpointHandler, "finalize", killed)
-    with pytest.raises(KilledError):
-        checkpoint.save(steps / "2", {"params": {"w": jnp.ones(2)}})
-    with pytest.raises(KilledError):
-        checkpoint.save(steps / "1", {"params": {"w": jnp.ones(2)}}, overwrite=True)
+    monkeypatch.setattr(ocp.CompositeCheckpointHandler, "finalize", interrupt)
+    for name in "12":
+        with pytest.raises(KeyboardInterrupt):
+            checkpoint.save(steps / name, {"params": {"w": jnp.ones(2)}}, overwrite=True)
     monkeypatch.undo()
+    assert [child.name for child in steps.iterdir()] == ["1"]
+    assert exact(checkpoint.restore(steps / "1")) == exact(VARIABLES)
 
-    left = [child.name for child in steps.iterdir()]
-    assert any("2.orbax-checkpoint-tmp" in name for name in left)
-    assert "2" not in left
-    with pytest.raises(CheckpointNotFoundError) as caught:
-        checkpoint.restore(steps / "2")
+
+def test_what_orbax_left_of_an_interrupted_save_is_no_checkpoint(tmp_path):
+    checkpoint.save(tmp_path / "model", VARIABLES)
+    unfinished = tmp_path / "model.orbax-checkpoint-tmp"
+    (tmp_path / "model").rename(unfinished)
+    with pytest.raises(CheckpointNotFoundError, match=unfinished.name) as caught:
+        checkpoint.restore(tmp_path / "model")
     assert "interrupted" in str(caught.value)
     assert isinstance(caught.value, FileNotFoundError)
-    for name in left:
-        if "orbax-checkpoint-tmp" in name:
-            with pytest.raises(CheckpointError, match="unfinished"):
-                checkpoint.restore(steps / name)
-    assert exact(checkpoint.restore(steps / "1")) == exact(VARIABLES)
+    with pytest.raises(CheckpointError, match="unfinished"):
+        checkpoint.restore(unfinished)
     # What is left does not disturb the next save.
-    checkpoint.save(steps / "2", {"params": {"w": jnp.ones(2)}})
-    checkpoint.save(steps / "1", {"params": {"w": jnp.ones(2)}}, overwrite=True)
-    for step in "12":
-        assert exact(checkpoint.restore(steps / step)) == exact({"params": {"w": jnp.ones(2)}})
+    checkpoint.save(tmp_path / "model", VARIABLES)
+    assert exact(checkpoint.restore(tmp_path / "model")) == exact(VARIABLES)
 
 
-def test_a_replacement_that_was_interrupted_loses_neither_checkpoint(tmp_path, monkeypatch):
-    path = tmp_path / "model"
-    old, new = {"params": {"w": jnp.zeros(2)}}, {"params": {"w": jnp.ones(2)}}
-    checkpoint.save(path, old)
-    rename = type(absolute(path)).rename
+def test_one_failed_array_among_many_is_found_without_reading_each_alone(tmp_path, monkeypatch):
+    values = {f"x{i}": np.full(2, i) for i in range(200)}
+    checkpoint.save(tmp_path / "model", {"params": values})
+    calls = []
+    read = _arrays._read
 
-    def killed(self, target):
-        if self.name.endswith(".next"):
-            raise KeyboardInterrupt
-        return rename(self, target)
+    def failing(directory, tree, wanted):
+        calls.append(len(wanted))
+        if any(array_names[-1] == "x17" for array_names in wanted):
+            raise ValueError("damaged")
+        return read(directory, tree, wanted)
 
-    # The old one has left its place, and the new one is not there yet.
-    monkeypatch.setattr(type(absolute(path)), "rename", killed)
-    with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(path, new, overwrite=True)
-    monkeypatch.undo()
-    with pytest.raises(CheckpointNotFoundError, match=r"'model.next', 'model.previous'"):
-        checkpoint.restore(path)
-    assert exact(checkpoint.restore(tmp_path / "model.previous")) == exact(old)
-    assert exact(checkpoint.restore(tmp_path / "model.next")) == exact(new)
-    # What is left does not disturb the next saves.
-    checkpoint.save(path, old)
-    checkpoint.save(path, new, overwrite=True)
-    assert exact(checkpoint.restore(path)) == exact(new)
-    assert [child.name for child in tmp_path.iterdir()] == ["model"]
+    monkeypatch.setattr(_arrays, "_read", failing)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.restore(tmp_path / "model")
+    assert caught.value.unreadable == (("params/x17", "damaged"),)
+    assert len(calls) < 40

@@ -1,6 +1,9 @@
+import errno
 import json
+import os
 import pathlib
 import pickle
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +17,7 @@ from bridge import checkpoint
 from bridge._cli import _comparison, _renaming
 from bridge._cli._input_errors import InputError, ProgramError
 from bridge._neutral import Leaf
+from bridge.checkpoint import _notes, _publish
 from tests.models import assert_identical
 
 from . import mixed_models
@@ -376,14 +380,135 @@ def test_a_directory_of_other_things_is_never_replaced(capsys, made, tmp_path):
     assert (tmp_path / "thesis.txt").exists()
 
 
+@pytest.fixture
+def project(tmp_path, made, monkeypatch):
+    """A project with its sources, in which two checkpoints lie."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").write_text("x")
+    (tmp_path / "models.py").write_text("x")
+    shutil.copytree(made / "linen", tmp_path / "linen")
+    shutil.copy(made / "linen.msgpack", tmp_path / "x.msgpack")
+    shutil.copytree(made / "nnx", tmp_path / "step" / "nnx")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("source", "out", "options", "found"),
+    [
+        # One checkpoint in a directory does not make the directory one.
+        ("linen", ".", (), "the current directory"),
+        ("linen", "../{name}", (), "the current directory"),
+        ("linen", "{tmp}", (), "the current directory"),
+        ("linen", "..", (), "the current directory"),
+        ("linen", "/", (), "the current directory"),
+        ("linen", "src", (), "it holds 'train.py'"),
+        ("linen", "step", (), "it holds 'nnx'"),
+        ("linen", "models.py", (), "not a msgpack checkpoint"),
+        ("linen", "models.py", ("--format", "msgpack"), "not a msgpack checkpoint"),
+        ("linen", "x.msgpack", (), "a checkpoint that is a file"),
+        ("linen", "step/nnx", ("--format", "msgpack"), "a checkpoint directory"),
+        ("linen", "linen", (), "the checkpoint that is read"),
+        ("step/nnx", "step", (), "the checkpoint that is read"),
+        ("x.msgpack", "x.msgpack", ("--format", "msgpack"), "the checkpoint that is read"),
+        ("linen", "linked", (), "a symbolic link to"),
+        ("linen", "broken", (), "a symbolic link to"),
+    ],
+)
+def test_convert_replaces_nothing_but_a_checkpoint(capsys, project, source, out, options, found):
+    (project / "linked").symlink_to(project / "step" / "nnx")
+    (project / "broken").symlink_to(project / "nowhere")
+    before = _files(project)
+    out = out.format(tmp=project, name=project.name)
+    outcome = run(
+        capsys, "convert", source, out, "--to", "linen", "--overwrite", *options
+    )  # fmt: skip
+    assert outcome.code == 2
+    assert found in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert _files(project) == before
+
+
+def test_a_checkpoint_into_which_something_was_put_is_not_replaced(capsys, project):
+    (project / "step" / "nnx" / "notes.txt").write_text("x")
+    before = _files(project)
+    arguments = ("convert", "linen", "step/nnx", "--to", "linen", "--overwrite")
+    outcome = run(capsys, *arguments)
+    assert outcome.code == 2
+    assert "it holds 'notes.txt'" in outcome.err
+    assert _files(project) == before
+    (project / "step" / "nnx" / "notes.txt").unlink()
+    assert run(capsys, *arguments).code == 0
+    assert run(capsys, "diff", "linen", "step/nnx").code == 0
+
+
+@pytest.mark.parametrize("form", ["orbax", "msgpack", "bridge"])
+def test_a_conversion_that_cannot_be_put_in_place_loses_neither_checkpoint(
+    capsys, project, monkeypatch, form
+):
+    arguments = ("convert", "linen", "out", "--to", "linen", "--format", form)
+    assert run(capsys, *arguments).code == 0
+    before = _files(project)
+
+    def refuse(a, b):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(a), None, str(b))
+
+    monkeypatch.setattr(_publish, "exchange", refuse)
+    outcome = run(capsys, *arguments, "--overwrite")
+    assert outcome.code == 2
+    assert "Operation not permitted" in outcome.err
+    assert _files(project) == before
+
+
+def _files(folder):
+    """Every file and link by path, with its content."""
+    return {
+        path.relative_to(folder): os.readlink(path) if path.is_symlink() else path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def test_inspect_verifies_every_array(capsys, made, tmp_path):
+    path = tmp_path / "bridged"
+    shutil.copytree(made / "bridged", path)
+    text = run(capsys, "inspect", path, "--verify").out
+    assert "verified: all 6 arrays" in text
+    document = run(capsys, "inspect", path, "--verify", "--json").document
+    assert (document["verified"], document["damaged"]) == (6, [])
+    notes = path / "bridge" / "metadata"
+    content = json.loads(notes.read_text())
+    # As if the file of one array had changed.
+    record = next(r for r in content["items"]["variables"] if r["names"][0][-1] == "kernel")
+    record["digests"] = ["0" * 16]
+    del content["digest"]
+    content["digest"] = _notes._digest(content)
+    notes.write_text(json.dumps(content))
+    outcome = run(capsys, "inspect", path, "--verify", "--json")
+    assert outcome.code == 1
+    assert [entry["path"] for entry in outcome.document["damaged"]] == ["params/layers_0/kernel"]
+    outcome = run(capsys, "inspect", path, "--verify")
+    assert (outcome.code, "params/layers_0/kernel" in outcome.out) == (1, True)
+    assert run(capsys, "inspect", path).code == 0
+
+
+@pytest.mark.parametrize("name", ["linen", "linen.msgpack"])
+def test_what_has_no_digests_cannot_be_verified(capsys, made, name):
+    outcome = run(capsys, "inspect", made / name, "--verify")
+    assert outcome.code == 2
+    assert "there are no digests" in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
 def test_a_conversion_that_fails_while_it_writes_leaves_what_was_there(
     capsys, made, tmp_path, monkeypatch
 ):
     out = tmp_path / "out.msgpack"
-    out.write_bytes(b"before")
+    before = serialization.to_bytes({"params": {"w": np.ones(2)}})
+    out.write_bytes(before)
 
     def fail(tree):
-        raise OSError("no space left on device")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(serialization, "to_bytes", fail)
     outcome = run(
@@ -391,8 +516,9 @@ def test_a_conversion_that_fails_while_it_writes_leaves_what_was_there(
         "--format", "msgpack", "--overwrite",
     )  # fmt: skip
     assert outcome.code == 2
-    assert "no space left on device" in outcome.err
-    assert out.read_bytes() == b"before"
+    assert "No space left on device" in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert out.read_bytes() == before
     assert list(tmp_path.iterdir()) == [out]
 
 

@@ -93,7 +93,7 @@ STOPS = {"arrays": stop_before_arrays, "commit": stop_before_commit}
 def run_interrupted(process, folder, mesh, victim, where, second):
     """Saves a checkpoint, and then one that the victim stops in."""
     checkpoint.save(folder / "first", counted(mesh, 100))
-    restored = checkpoint.restore(folder / "first", counted(mesh, 0))
+    restored = checkpoint.restore(folder / "first", counted(mesh, 0), verify=True)
     assert int(restored["counter"]["step"]) == 100
     if process == victim:
         STOPS[where](folder / "stopped")

@@ -1,0 +1,367 @@
+"""Whatever goes wrong in a save: the old or the new checkpoint is there, and nothing else."""
+
+import concurrent.futures
+import errno
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+import bridge
+from bridge import checkpoint
+from bridge.checkpoint import CheckpointError, CheckpointNotFoundError, _leftovers, _publish
+from bridge.checkpoint._rename import NoExchangeError
+from tests.strategies import exact
+
+ROOT = Path(__file__).parents[2]
+VALUES = {name: {"params": {"w": np.full((3,), i)}} for i, name in enumerate(("old", "new"))}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Two checkpoints of few files: every file is some steps."""
+    folder = tmp_path_factory.mktemp("made")
+    for index, name in enumerate(VALUES):
+        checkpoint.save(folder / name, {"counter": {"step": index}})
+    return folder
+
+
+def contents(folder):
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def attempts(made, folder, fault, *, can_exchange=True, is_there=True):
+    """The outcome of each try to put the new checkpoint in the place of the old one."""
+    arguments = [folder, made / "old", made / "new", fault, can_exchange, is_there]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.checkpoint.faulty_steps", *map(str, arguments)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def found_at(made, path):
+    """Which checkpoint is at a path, whole."""
+    if not path.exists():
+        return None
+    found = contents(path)
+    return next((name for name in VALUES if found == contents(made / name)), "neither")
+
+
+SYSTEMS = [(True, True), (True, False), (False, True)]
+
+
+@pytest.mark.parametrize(("is_there", "can_exchange"), SYSTEMS)
+def test_a_kill_at_any_step_leaves_the_old_or_the_new_checkpoint(
+    made, tmp_path, can_exchange, is_there
+):
+    tries = attempts(made, tmp_path, "kill", can_exchange=can_exchange, is_there=is_there)
+    assert len(tries) > 12
+    seen = []
+    for entry in tries:
+        assert entry["outcome"] is None
+        place = Path(entry["place"])
+        found = found_at(made, place / "model")
+        if found is None and is_there:
+            # Between two renames, where the system cannot exchange names.
+            assert not can_exchange
+            with pytest.raises(CheckpointNotFoundError, match="Both are complete") as caught:
+                checkpoint.restore(place / "model")
+            (aside,) = _leftovers.places(place / "model")
+            assert str(aside) in str(caught.value)
+            assert found_at(made, aside / "old") == "old"
+            assert found_at(made, aside / "new") == "new"
+        seen.append(found)
+        # Nothing but hidden directories is left, and the next save removes them.
+        assert {child.name for child in place.iterdir() if child.name[0] != "."} <= {"model"}
+    first = "old" if is_there else None
+    assert seen[0] == first
+    assert seen[-1] == "new"
+    # The new one is there from one step on.
+    between = [found for found in seen if found not in (first, "new")]
+    assert set(between) == ({None} if is_there and not can_exchange else set())
+    assert [found == "new" for found in seen] == sorted(found == "new" for found in seen)
+
+
+@pytest.mark.parametrize(("is_there", "can_exchange"), SYSTEMS)
+def test_a_failure_of_any_step_is_one_error_and_leaves_nothing_behind(
+    made, tmp_path, can_exchange, is_there
+):
+    tries = attempts(made, tmp_path, "fail", can_exchange=can_exchange, is_there=is_there)
+    assert len(tries) > 12
+    failed = set()
+    for entry in tries:
+        place, outcome = Path(entry["place"]), entry["outcome"]
+        found = found_at(made, place / "model")
+        assert [child.name for child in place.iterdir()] == ["model"] * (found is not None)
+        if outcome["error"] is None:
+            # Deleting the old one is tried again.
+            assert found == "new"
+        else:
+            kind, text = outcome["error"]
+            assert kind == "BridgeError"
+            assert "Input/output error" in text
+            assert str(place / "model") in text
+            assert len(text.splitlines()) <= 3
+            assert found == ("old" if is_there else None)
+            failed.update(outcome["steps"])
+    assert {"fsync", "os.mkdir", "open", "renameat2"} <= failed
+
+
+def test_what_a_killed_save_left_is_removed_by_the_next_one(tmp_path):
+    path = tmp_path / "model"
+    # What nobody holds, a save that is still running, and what other people have made.
+    killed, running, unknown = (_leftovers.place_of(path, n) for n in range(3))
+    other = tmp_path / "model.next"
+    for place in (killed, running, unknown, other):
+        (place / "new.orbax-checkpoint-tmp").mkdir(parents=True)
+    checkpoint.save(killed / "old", VALUES["old"])
+    # What is left of an old one of which a part is deleted.
+    (killed / "replaced" / "variables").mkdir(parents=True)
+    # What was put into the old directory in the moment in which it was taken out.
+    (unknown / "old").mkdir()
+    (unknown / "old" / "notes.txt").write_text("x")
+    lock = _leftovers.lock(running)
+    checkpoint.save(path, VALUES["old"])
+    assert set(tmp_path.iterdir()) == {path, running, unknown, other}
+    os.close(lock)
+    checkpoint.save(path, VALUES["new"], overwrite=True)
+    assert set(tmp_path.iterdir()) == {path, unknown, other}
+
+
+FULL = """
+import sys
+import numpy as np
+from bridge import checkpoint
+from bridge.checkpoint import CheckpointError
+
+folder = sys.argv[1]
+if sys.argv[2] == "limit":
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10**5, 10**5))
+old, new = ({"params": {"w": np.random.default_rng(0).random(n)}} for n in (10, 10**6))
+checkpoint.save(f"{folder}/model", old)
+for path, options in (("model", {"overwrite": True}), ("other/one", {})):
+    try:
+        checkpoint.save(f"{folder}/{path}", new, **options)
+    except CheckpointError as error:
+        print(error)
+import os
+print(sorted(os.listdir(folder)))
+restored = checkpoint.restore(f"{folder}/model")
+np.testing.assert_array_equal(restored["params"]["w"], old["params"]["w"])
+"""
+
+
+def test_a_full_disk_is_one_error_of_one_line(tmp_path):
+    """On a disk of its own where this process may mount one, else with a limit for files."""
+    program = tmp_path / "program.py"
+    program.write_text(FULL)
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = [sys.executable, str(program), str(folder)]
+    mount = f"mount -t tmpfs -o size=1m tmpfs {folder}"
+    alone = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    can_mount = (
+        shutil.which("unshare")
+        and not subprocess.run([*alone, mount], capture_output=True, check=False).returncode
+    )
+    if can_mount:
+        command = [*alone, f'{mount} && exec "$@"', "sh", *command, "disk"]
+    else:
+        command = [*command, "limit"]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    reason = os.strerror(errno.ENOSPC if can_mount else errno.EFBIG)
+    *errors, left = done.stdout.splitlines()
+    assert len(errors) == 2
+    for line, path in zip(errors, ("model", "other/one"), strict=True):
+        assert line.startswith(f"no checkpoint could be saved at {folder}/{path}. {reason}")
+    assert left == "['model']"
+    # Orbax logs what it raises, with tracebacks.
+    assert "Traceback" not in done.stderr
+
+
+def test_of_two_saves_at_once_one_is_told_that_it_came_too_late(tmp_path):
+    together = threading.Barrier(2)
+
+    def write(number):
+        with _publish.publishing(tmp_path / "model", overwrite=False) as new:
+            new.mkdir()
+            (new / "number").write_text(str(number))
+            together.wait()
+        return number
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        futures = [pool.submit(write, number) for number in range(2)]
+    errors = [future.exception() for future in futures]
+    (winner,) = (number for number, error in enumerate(errors) if error is None)
+    assert isinstance(errors[1 - winner], CheckpointError)
+    assert "there is something already at" in str(errors[1 - winner])
+    assert [child.name for child in tmp_path.iterdir()] == ["model"]
+    assert (tmp_path / "model" / "number").read_text() == str(winner)
+
+
+def test_what_is_no_checkpoint_any_more_when_it_is_taken_out_is_put_back(tmp_path, monkeypatch):
+    """Between the last look and the exchange something can be put into a directory."""
+    path = tmp_path / "model"
+    checkpoint.save(path, VALUES["old"])
+    exchange = _publish.exchange
+
+    def exchange_late(a, b):
+        (path / "notes.txt").write_text("x") if b == path else None
+        monkeypatch.setattr(_publish, "exchange", exchange)
+        exchange(a, b)
+
+    monkeypatch.setattr(_publish, "exchange", exchange_late)
+    with pytest.raises(CheckpointError, match=r"it holds 'notes.txt'"):
+        checkpoint.save(path, VALUES["new"], overwrite=True)
+    assert (path / "notes.txt").read_text() == "x"
+    assert exact(checkpoint.restore(path)) == exact(VALUES["old"])
+    assert [child.name for child in tmp_path.iterdir()] == ["model"]
+
+
+def test_if_the_last_step_cannot_be_taken_back_the_error_says_where_both_are(tmp_path, monkeypatch):
+    path = tmp_path / "model"
+    checkpoint.save(path, VALUES["old"])
+
+    def refuse(a, b):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def cannot(a, b):
+        raise NoExchangeError(errno.ENOTSUP, "")
+
+    monkeypatch.setattr(_publish, "exchange", cannot)
+    monkeypatch.setattr(_publish, "move_to_free_name", refuse)
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.save(path, VALUES["new"], overwrite=True)
+    (aside,) = _leftovers.places(path)
+    for name, values in VALUES.items():
+        assert str(aside / name) in str(caught.value)
+        assert exact(checkpoint.restore(aside / name)) == exact(values)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interruption_by_the_user_leaves_nothing_behind(tmp_path, error):
+    checkpoint.save(tmp_path / "model", VALUES["old"])
+
+    def interrupted(path):
+        with _publish.publishing(path, overwrite=True) as new:
+            new.mkdir()
+            raise error
+
+    for path in ("model", "a/b/c"):
+        with pytest.raises(error):
+            interrupted(tmp_path / path)
+    assert [child.name for child in tmp_path.iterdir()] == ["model"]
+    assert exact(checkpoint.restore(tmp_path / "model")) == exact(VALUES["old"])
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda path: path.mkdir(), "an empty directory"),
+        (lambda path: path.write_text("x"), "a file"),
+        (lambda path: path.write_bytes(b""), "a file"),
+        (lambda path: path.symlink_to("elsewhere"), "a symbolic link"),
+        (os.mkfifo, "neither a directory nor a file"),
+        (lambda path: checkpoint.save(path / "1", VALUES["old"]), "it holds '1'"),
+    ],
+)
+def test_save_replaces_nothing_but_a_checkpoint(tmp_path, make, found):
+    path = tmp_path / "model"
+    make(path)
+    before = sorted(tmp_path.rglob("*"))
+    for overwrite in (False, True):
+        with pytest.raises(CheckpointError, match=found if overwrite else "overwrite=True"):
+            checkpoint.save(path, VALUES["new"], overwrite=overwrite)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_save_does_not_replace_the_current_directory(tmp_path, monkeypatch):
+    checkpoint.save(tmp_path / "model", VALUES["old"])
+    for directory in ("model", "model/variables"):
+        monkeypatch.chdir(tmp_path / directory)
+        for path in (tmp_path / "model", "." if directory == "model" else ".."):
+            with pytest.raises(CheckpointError, match="the current directory"):
+                checkpoint.save(path, VALUES["new"], overwrite=True)
+    assert exact(checkpoint.restore(tmp_path / "model")) == exact(VALUES["old"])
+
+
+@pytest.mark.parametrize("use_ocdbt", [True, False])
+@pytest.mark.parametrize("use_zarr3", [True, False])
+def test_save_replaces_what_orbax_wrote(tmp_path, use_ocdbt, use_zarr3):
+    tree = {"params": {"a": {"kernel": jnp.ones((2, 3)), "n": 3, "s": "text"}, "b": np.ones(2)}}
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=use_ocdbt, use_zarr3=use_zarr3)
+    with ocp.Checkpointer(handler) as orbax:
+        orbax.save(tmp_path / "tree", args=ocp.args.PyTreeSave(tree))
+    for name, args in (("one", ocp.args.StandardSave), ("two", checkpoint.save_args)):
+        options = ocp.CheckpointManagerOptions(best_fn=lambda metrics: metrics["loss"])
+        with ocp.CheckpointManager(tmp_path / name, options=options) as manager:
+            manager.save(0, args=args(VALUES["old"]), metrics={"loss": 1.0})
+        with pytest.raises(CheckpointError, match="it holds '0'"):
+            checkpoint.save(tmp_path / name, VALUES["new"], overwrite=True)
+    for name in ("tree", "one/0", "two/0"):
+        checkpoint.save(tmp_path / name, VALUES["new"], overwrite=True)
+        assert exact(checkpoint.restore(tmp_path / name)) == exact(VALUES["new"])
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("{tmp}/file/model", "Not a directory"),
+        ("{tmp}/file/above/model", "Not a directory"),
+        ("gs://bucket/model", "gcsfs"),
+        ("s3://bucket/model", "s3fs"),
+        ("unheard-of://bucket/model", "unheard-of://"),
+    ],
+)
+def test_a_path_that_cannot_be_is_an_error_of_one_line(tmp_path, path, reason):
+    (tmp_path / "file").write_text("x")
+    path = path.format(tmp=tmp_path)
+    for act in (
+        lambda: checkpoint.save(path, VALUES["new"]),
+        lambda: checkpoint.save(path, VALUES["new"], overwrite=True),
+        lambda: checkpoint.restore(path),
+        lambda: checkpoint.layout(path),
+        lambda: checkpoint.verify(path),
+    ):
+        with pytest.raises(bridge.BridgeError) as caught:
+            act()
+        assert len(str(caught.value).splitlines()) == 1
+        if not isinstance(caught.value, CheckpointNotFoundError):
+            assert reason in str(caught.value)
+    assert [child.name for child in tmp_path.iterdir()] == ["file"]
+
+
+def test_missing_directories_above_are_made_and_removed_again_if_the_save_fails(tmp_path):
+    checkpoint.save(tmp_path / "a" / "b" / "model", VALUES["new"])
+    with pytest.raises(CheckpointError):
+        checkpoint.save(tmp_path / "a" / "c" / "d" / "model", {"params": {"w": object()}})
+    assert [child.name for child in (tmp_path / "a").iterdir()] == ["b"]
