@@ -640,7 +640,7 @@ def test_a_conversion_error_is_what_a_user_would_catch():
         ({"kernel": nnx.Param(A)}, "nnx_to_linen"),
         (3, "found 3"),
     ],
-    ids=str,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_are_no_linen_variables_is_an_error_that_guesses_what_is_meant(found, hint):
     for take in (bridge.linen_to_nnx, lambda v: bridge.ToNNX.from_variables(nn.Dense(3), v)):
