@@ -16,11 +16,14 @@ class Layer(NamedTuple):
       axis: where they are stacked.
       number: which of them this is.
       total: how many there have to be, None if that is not known.
+      at: the position in the NNX path of the key that says which, or of the module whose leaves
+        are stacked.
     """
 
     axis: int
     number: int
     total: int | None
+    at: int = 0
 
 
 class Context(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from bridge._neutral import Address, Path
 
+from ._context import Context
 from ._pieces import Piece, Region, covers
 from ._rules import Problem
 from ._trees import LinenNode, NNXNode, shape_of
@@ -20,6 +21,38 @@ class MisShaped(NamedTuple):
     nnx: Path
     rule: str
     note: str
+
+
+class Pairing(NamedTuple):
+    """Two modules or leaves of other names that were put together without a rule.
+
+    Attributes:
+      linen: the Linen scope or leaf.
+      nnx: the NNX module or leaf.
+      context: which of several stacked layers they are.
+      how: how it is known.
+      proposal: the evidence, where it settles nothing by itself.
+      parent: the NNX module in which the two were found.
+    """
+
+    linen: LinenNode
+    nnx: NNXNode
+    context: Context
+    how: str
+    proposal: Evidence | None = None
+    parent: NNXNode | None = None
+
+
+class Evidence(NamedTuple):
+    """Why two things are proposed to be the same.
+
+    Attributes:
+      text: what speaks for it.
+      is_weak: whether only an order that a program need not keep speaks for it.
+    """
+
+    text: str
+    is_weak: bool = False
 
 
 class Ambiguous(NamedTuple):
@@ -41,6 +74,7 @@ class Correspondence:
       mis_shaped: leaves that do not fit together.
       ambiguous: modules with several candidates.
       problems: what is wrong with the rules.
+      pairings: what was put together under different names.
     """
 
     linen: LinenNode
@@ -49,6 +83,7 @@ class Correspondence:
     mis_shaped: list[MisShaped] = dataclasses.field(default_factory=list)
     ambiguous: list[Ambiguous] = dataclasses.field(default_factory=list)
     problems: list[Problem] = dataclasses.field(default_factory=list)
+    pairings: list[Pairing] = dataclasses.field(default_factory=list)
 
     def incomplete(self) -> tuple[list[Address], list[Path]]:
         """The leaves of each side that the pieces cover in part, or twice."""

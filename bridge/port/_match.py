@@ -7,22 +7,28 @@ from collections.abc import Mapping
 from bridge._matching import same_shape
 from bridge._neutral import Path
 
-from ._context import PLAIN, Context, Layer, Settled, layer_cut, without_axis
-from ._correspondence import Ambiguous, Correspondence, MisShaped
+from ._context import PLAIN, Context, Settled, layer_cut, without_axis
+from ._correspondence import Ambiguous, Correspondence, Evidence, MisShaped, Pairing
 from ._layers import NORMS, LayerRule, norm_leaves, rule_of
 from ._pieces import Cut, Piece, Region
+from ._places import Place, Proposer
 from ._rules import pairs_of
+from ._sequences import numbered_pairs
+from ._stacks import Stack, axes_of, is_list, list_pairs, on_axis, only_stacks, stack_pairs
 from ._structure import matches, only_pairs, open_modules, open_scopes
 from ._trees import InCollection, LinenNode, NNXNode, shape_of
 
 
-def correspondence(linen: LinenNode, nnx: NNXNode, rules: Mapping[str, str]) -> Correspondence:
+def correspondence(
+    linen: LinenNode, nnx: NNXNode, rules: Mapping[str, str], proposer: Proposer | None = None
+) -> Correspondence:
     """What belongs together in two trees.
 
     Args:
       linen: the Linen side.
       nnx: the NNX side.
       rules: the user's table.
+      proposer: decides what evidence does not settle; without one, that is ambiguous.
     """
     pairs, problems = pairs_of(rules, linen, nnx)
     found = Correspondence(linen, nnx, problems=problems)
@@ -34,7 +40,7 @@ def correspondence(linen: LinenNode, nnx: NNXNode, rules: Mapping[str, str]) -> 
     good = [pair for pair in pairs if pair.rule not in wrong]
     for pair in good:
         settled.add(pair.nnx, pair.linen, pair.context)
-    matcher = Matcher(found, names, settled)
+    matcher = Matcher(found, names, settled, proposer)
     # Before the rest: a norm that a rule names also takes the layer beside it.
     for pair in good:
         matcher.match(pair.nnx, pair.linen, pair.context, f"rule {pair.rule!r}")
@@ -49,12 +55,20 @@ class Matcher:
       found: where the result goes.
       classes: the names of the classes in the NNX model that are not Flax's own.
       settled: the nodes that are spoken for.
+      proposer: see `correspondence`.
     """
 
-    def __init__(self, found: Correspondence, classes: frozenset[str], settled: Settled):
+    def __init__(
+        self,
+        found: Correspondence,
+        classes: frozenset[str],
+        settled: Settled,
+        proposer: Proposer | None = None,
+    ):
         self._found = found
         self._classes = classes
         self._settled = settled
+        self._proposer = proposer
 
     def _pair(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
         self._settled.add(node, scope, context)
@@ -121,13 +135,8 @@ class Matcher:
             return
         if any(str(key) in found.children for key in node.children):
             self._pair(node, found, context, how)
-        elif context.linen is None and _is_list(node) and len(free) == len(node.children):
-            layers = [Layer(0, i, len(free)) for i in range(len(free))]
-            pairs = [
-                (node.children[key], found, context._replace(linen=layer))
-                for key, layer in zip(sorted(node.children), layers, strict=True)
-            ]
-            self._stacked(node, found, pairs)
+        elif context.linen is None and is_list(node) and len(free) == len(node.children):
+            self._stacked(node, found, list_pairs(node, found, context))
 
     def _stacked_nnx(self, node: NNXNode, scope: LinenNode, name: str, context: Context) -> None:
         """A stacked module whose layers Linen has one by one as `layers_0`, `layers_1` …."""
@@ -137,28 +146,16 @@ class Matcher:
                 return
             found.append(next_one)
         if found and context.nnx is None:
-            layers = [Layer(0, i, len(found)) for i in range(len(found))]
-            pairs = [
-                (node, each, context._replace(nnx=layer))
-                for each, layer in zip(found, layers, strict=True)
-            ]
-            self._stacked(node, found[0], pairs)
+            self._stacked(node, found[0], stack_pairs(node, found, context))
 
-    def _stacked(
-        self, node: NNXNode, scope: LinenNode, pairs: list[tuple[NNXNode, LinenNode, Context]]
-    ) -> None:
+    def _stacked(self, node: NNXNode, scope: LinenNode, pairs: Stack) -> None:
         """Pairs stacked layers if exactly one axis makes all shapes fit."""
-        ranks = [len(shape_of(n.value) or ()) for n in node.walk() if n.is_leaf]
-        ranks += [
-            len(shape_of(leaf.value) or ()) for s in scope.walk() for leaf in s.leaves.values()
-        ]
-        fits = [
-            axis for axis in range(max(ranks, default=0)) if self._fits(*_on_axis(pairs[0], axis))
-        ]
+        fits = self._axes(node, scope, pairs[0])
         if len(fits) == 1:
-            for one, each, context in pairs:
-                self._pair(one, each, _on_axis((one, each, context), fits[0])[2], f"axis {fits[0]}")
-            self._settled.add(node, scope, PLAIN)
+            self._stacked_on(node, scope, pairs, fits[0], None)
+        elif fits and self._proposer is not None:
+            text = f"stacked on axis {' and '.join(map(str, fits))} both fit; nn.scan's is 0"
+            self._stacked_on(node, scope, pairs, fits[0], Evidence(text, is_weak=True))
         elif fits:
             target = "a rule such as 'blocks.*' or 'blocks.*@1' says which"
             axes = " and ".join(map(str, fits))
@@ -166,6 +163,34 @@ class Matcher:
             self._found.ambiguous.append(
                 Ambiguous(node, (scope,), f"stacked on axis {axes} both fit; {target}")
             )
+
+    def _stacked_on(
+        self,
+        node: NNXNode,
+        scope: LinenNode,
+        pairs: Stack,
+        axis: int,
+        evidence: Evidence | None,
+    ) -> None:
+        for one, each, context in pairs:
+            there = on_axis((one, each, context), axis)[2]
+            pairing = Pairing(each, one, there, f"axis {axis}", evidence)
+            self._found.pairings.append(pairing)
+            self._pair(one, each, there, f"axis {axis}")
+        self._settled.add(node, scope, PLAIN)
+
+    def _axes(
+        self, node: NNXNode, scope: LinenNode, pair: tuple[NNXNode, LinenNode, Context]
+    ) -> list[int]:
+        """The axes on which the leaves may be stacked."""
+        ranks = [len(shape_of(n.value) or ()) for n in node.walk() if n.is_leaf]
+        ranks += [
+            len(shape_of(leaf.value) or ()) for s in scope.walk() for leaf in s.leaves.values()
+        ]
+        axes = range(max(ranks, default=0))
+        fits = [axis for axis in axes if self._fits(*on_axis(pair, axis))]
+        # What is inside of a layer may be ambiguous, and its shapes tell the axis all the same.
+        return fits or axes_of(pair, self._classes)
 
     def _fits(self, node: NNXNode, scope: LinenNode, context: Context) -> bool:
         """Whether two modules match without a problem, tried on the side."""
@@ -265,16 +290,12 @@ class Matcher:
         self._found.pieces.append(Piece(address, leaf.path, linen_region, nnx_region, label))
 
     def _by_structure(self, node: NNXNode, scope: LinenNode, context: Context) -> None:
+        place = Place(node, scope, context, self._settled, self._classes)
         for deep in (False, True):
-            while True:
-                pairs = only_pairs(self._candidates(node, scope, context, deep=deep))
-                if not pairs:
-                    break
-                # The norms first: with a norm goes the layer beside it.
-                pairs.sort(key=lambda pair: not isinstance(pair[0].item, NORMS))
-                for module, other in pairs:
-                    if all(self._settled.is_free(each, context) for each in (module, other)):
-                        self._pair(module, other, context, "by structure")
+            while self._settle(place, deep=deep):
+                pass
+        if self._proposer is not None:
+            self._propose(place, self._proposer)
         reported: list[Path] = []
         for module, scopes in self._candidates(node, scope, context, deep=True).items():
             inside = any(module.path[: len(path)] == path for path in reported)
@@ -283,6 +304,49 @@ class Matcher:
                 note = "same structure; a rule says which"
                 self._found.ambiguous.append(Ambiguous(module, tuple(scopes), note))
 
+    def _settle(self, place: Place, *, deep: bool) -> bool:
+        """Pairs what can only be one thing; returns whether there was any."""
+        node, scope, context, settled, _ = place
+        candidates = self._candidates(node, scope, context, deep=deep)
+        pairs, how = only_pairs(candidates), "by structure"
+        if not pairs:
+            pairs, how = numbered_pairs(candidates), "by number"
+            if pairs and self._proposer and not self._proposer.confirms(pairs, context):
+                pairs = []
+        if not pairs:
+            return self._settle_stack(place)
+        # The norms first: with a norm goes the layer beside it.
+        pairs.sort(key=lambda pair: not isinstance(pair[0].item, NORMS))
+        for module, other in pairs:
+            if all(settled.is_free(each, context) for each in (module, other)):
+                self._found.pairings.append(Pairing(other, module, context, how, parent=node))
+                self._pair(module, other, context, how)
+        return True
+
+    def _settle_stack(self, place: Place) -> bool:
+        """Pairs a list with a scope of stacked leaves, or the reverse, if it can be no other."""
+        stacks = only_stacks(place, self._classes)
+        for node, scope, pairs in stacks:
+            self._stacked(node, scope, pairs)
+        # What fits no axis as a whole stays open, and must not be tried for ever.
+        return any(not self._settled.is_free(node, PLAIN) for node, _, _ in stacks)
+
+    def _propose(self, place: Place, proposer: Proposer) -> None:
+        node, scope, context, settled, _ = place
+        while True:
+            candidates = self._candidates(node, scope, context, deep=True)
+            proposals = proposer.modules(place, candidates) or proposer.leaves(place)
+            before = len(self._found.pairings)
+            for module, other, evidence in proposals:
+                if all(settled.is_free(each, context) for each in (module, other)):
+                    pairing = Pairing(other, module, context, "as proposed", evidence, node)
+                    self._found.pairings.append(pairing)
+                    self._pair(module, other, context, "as proposed")
+            if len(self._found.pairings) == before:
+                return
+            while self._settle(place, deep=True):
+                pass
+
     def _candidates(
         self, node: NNXNode, scope: LinenNode, context: Context, *, deep: bool
     ) -> dict[NNXNode, list[LinenNode]]:
@@ -290,19 +354,6 @@ class Matcher:
         wanted = list(open_modules(node, self._settled, context, deep=deep))
         found = list(open_scopes(scope, self._settled, context, deep=deep))
         return matches(wanted, found, context, self._classes)
-
-
-def _on_axis(
-    pair: tuple[NNXNode, LinenNode, Context], axis: int
-) -> tuple[NNXNode, LinenNode, Context]:
-    node, scope, context = pair
-    linen = context.linen and context.linen._replace(axis=axis)
-    own = context.nnx and context.nnx._replace(axis=axis)
-    return node, scope, Context(linen, own)
-
-
-def _is_list(node: NNXNode) -> bool:
-    return all(isinstance(key, int) for key in node.children)
 
 
 def _label(rule: LayerRule | str | None, how: str) -> str:

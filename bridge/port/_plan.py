@@ -18,7 +18,7 @@ from ._correspondence import Correspondence
 from ._entries import Entries, Entry
 from ._match import correspondence
 from ._optimizer import OptimizerPort
-from ._report import summary, table
+from ._report import problem_texts, summary, table
 from ._trees import linen_text, linen_tree, nnx_text, nnx_tree
 from ._writing import linen_variables, write_nnx
 
@@ -61,10 +61,24 @@ class Plan:
         return tuple(entry for entry in self.entries if entry.is_problem)
 
     def __str__(self) -> str:
-        return table(self.entries, self._heading, self.left_alone)
+        return self.text()
+
+    def text(self, *, whole: bool = False) -> str:
+        """The plan as a table.
+
+        Args:
+          whole: whether each leaf has a row of its own. Else repeated blocks are folded into one
+            row, and a table of more than 150 lines is cut.
+        """
+        return table(self.entries, self._heading, self.left_alone, whole=whole)
 
     def __repr__(self) -> str:
-        return f"<Plan {summary(self.entries, self._heading)}>"
+        return f"<Plan {self.summary}>"
+
+    @property
+    def summary(self) -> str:
+        """How many entries there are of each kind, in one line."""
+        return summary(self.entries, self._heading)
 
     @property
     def _heading(self) -> str:
@@ -106,8 +120,9 @@ class Plan:
         if self.problems:
             raise PortError(
                 "the plan is not clean",
-                map(str, self.problems),
-                "Name the places in rules={'Linen path': 'nnx.path'}, or change one of the models.",
+                problem_texts(self.problems),
+                "Name the places in rules={'Linen path': 'nnx.path'}, which port.suggest proposes,"
+                " or change one of the models.",
             )
         if self.to_nnx:
             write_nnx(self._found)
@@ -207,6 +222,25 @@ def plan(source: Any, target: Any, rules: Mapping[str, str] | None = None) -> Pl
       >>> bool((plan.apply()(x) == linen.apply(variables, x)).all())
       True
     """
+    variables, model, to_nnx = sides_of(source, target)
+    linen, linen_left = linen_tree(_linen_side.from_variables(variables))
+    root, nnx_left = nnx_tree(model)
+    found = correspondence(linen, root, rules or {})
+    extra = ["nnx"] if "nnx" in variables else []
+    left_alone = (
+        *map(linen_text, linen_left),
+        *extra,
+        *(nnx_text(path) for _, path in nnx_left),
+    )
+    return Plan(found, variables, model, left_alone, to_nnx=to_nnx)
+
+
+def sides_of(source: Any, target: Any) -> tuple[Any, Any, bool]:
+    """(Linen variables, NNX model, whether the model is the target).
+
+    Raises:
+      ConversionError: not one of each kind.
+    """
     to_nnx = _is_nnx(target)
     if to_nnx == _is_nnx(source):
         raise ConversionError(
@@ -219,16 +253,7 @@ def plan(source: Any, target: Any, rules: Mapping[str, str] | None = None) -> Pl
             f"plan expected Linen variables, found the module {type(variables).__name__}; give what"
             " module.init returns, or jax.eval_shape(module.init, key, x) for their shapes"
         )
-    linen, linen_left = linen_tree(_linen_side.from_variables(variables))
-    root, nnx_left = nnx_tree(model)
-    found = correspondence(linen, root, rules or {})
-    extra = ["nnx"] if "nnx" in variables else []
-    left_alone = (
-        *map(linen_text, linen_left),
-        *extra,
-        *(nnx_text(path) for _, path in nnx_left),
-    )
-    return Plan(found, variables, model, left_alone, to_nnx=to_nnx)
+    return variables, model, to_nnx
 
 
 def _is_nnx(side: Any) -> bool:

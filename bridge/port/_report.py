@@ -2,45 +2,124 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import re
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from ._entries import Entry
+from ._numbers import folded, numbered
 
 _WIDTH = 120
+# Up to so many entries are shown one by one; beyond, so many that are alike are one.
+_FEW, _ENOUGH = 40, 4
+_MOST_LINES, _MOST_PROBLEMS = 150, 60
+_WHOLE = "print(plan.text(whole=True)) shows all"
 _COLUMNS = ("", "source", "target", "shape", "by")
 # What rich puts between and around five columns.
 _BETWEEN = 4 * 3 + 2
 _ORDER = ("rule", "ambiguous", "unsupported", "mis-shaped", "missing", "unexpected", "lossy")
 
 
-def table(entries: Sequence[Entry], heading: str, left_alone: Sequence[str]) -> str:
+def table(
+    entries: Sequence[Entry], heading: str, left_alone: Sequence[str], *, whole: bool = False
+) -> str:
     """The entries as a table of fixed width without colours, the problems first.
 
     Args:
       entries: what the plan says.
       heading: what is moved where.
       left_alone: the paths of what is no weight.
+      whole: whether to show every entry in a row of its own, however many there are.
     """
-    rows = [_row(entry) for entry in sorted(entries, key=_rank)]
+    ordered = sorted(entries, key=_rank)
+    rows = [_row(entry) for entry in (ordered if whole else folded_entries(ordered))]
     shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name, width in zip(_COLUMNS, _widths(rows), strict=True):
         shown.add_column(name, width=width, overflow="fold")
     for kind, source, target, *rest in rows:
         widths = [column.width or 0 for column in shown.columns[1:3]]
         shown.add_row(kind, _folded(source, widths[0]), _folded(target, widths[1]), *rest)
-    lines = [summary(entries, heading), _text(shown)]
+    body = _text(shown).split("\n")
+    if not whole and len(body) > _MOST_LINES:
+        left_out = len(body) - _MOST_LINES
+        body = [*body[:_MOST_LINES], f" ... {left_out} more lines; {_WHOLE}"]
+    lines = [summary(entries, heading), *body]
     if left_alone:
-        text = f"no weights, left alone: {', '.join(left_alone)}"
-        lines.append(textwrap.fill(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False))
+        names = left_alone if whole else folded(left_alone)
+        text = f"no weights, left alone: {', '.join(names)}"
+        note = textwrap.wrap(text, _WIDTH, subsequent_indent="  ", break_on_hyphens=False)
+        lines += note if whole or len(note) <= 10 else [*note[:10], f"  ...; {_WHOLE}"]
     return "\n".join(lines)
+
+
+def folded_entries(entries: Sequence[Entry]) -> list[Entry]:
+    """Fewer entries that say the same: repeated blocks as one, `blocks.{0..11}.fc.kernel`.
+
+    Few entries stay as they are.
+    """
+    if len(entries) <= _FEW:
+        return [_with_folded_paths(entry) for entry in entries]
+    alike: dict[Any, list[Entry]] = {}
+    for entry in entries:
+        forms = (tuple(numbered(path).pieces for path in side) for side in _sides(entry))
+        rule = numbered(entry.rule).pieces
+        shapes = (entry.source_shapes, entry.target_shapes)
+        alike.setdefault((entry.kind, rule, entry.note, shapes, *forms), []).append(entry)
+    return [each for group in alike.values() for each in _folded_group(group)]
+
+
+def problem_texts(entries: Sequence[Entry]) -> list[str]:
+    """The entries as lines of an error, folded, and the first of them if there are many."""
+    lines = [str(entry) for entry in folded_entries(entries)]
+    if len(lines) > _MOST_PROBLEMS:
+        left_out = len(lines) - _MOST_PROBLEMS
+        lines = [*lines[:_MOST_PROBLEMS], f"... {left_out} more; {_WHOLE}"]
+    return lines
+
+
+def _folded_group(group: list[Entry]) -> list[Entry]:
+    source, target = (
+        [folded(column) for column in zip(*sides, strict=True)]
+        for sides in zip(*map(_sides, group), strict=True)
+    )
+    # Where numbers do not run through all combinations, one text would say too much.
+    if len(group) < _ENOUGH or any(len(texts) != 1 for texts in (*source, *target)):
+        return [_with_folded_paths(entry) for entry in group]
+    one = dataclasses.replace(
+        group[0],
+        source=tuple(texts[0] for texts in source),
+        target=tuple(texts[0] for texts in target),
+    )
+    return [_with_folded_paths(one)]
+
+
+def _with_folded_paths(entry: Entry) -> Entry:
+    source, target = (
+        tuple(folded(side)) if len(side) > _ENOUGH else side for side in _sides(entry)
+    )
+    shapes = (
+        tuple(dict.fromkeys(own)) if len(side) > _ENOUGH else own
+        for side, own in (
+            (entry.source, entry.source_shapes),
+            (entry.target, entry.target_shapes),
+        )
+    )
+    one, other = shapes
+    return dataclasses.replace(
+        entry, source=source, target=target, source_shapes=one, target_shapes=other
+    )
+
+
+def _sides(entry: Entry) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    return entry.source, entry.target
 
 
 def summary(entries: Sequence[Entry], heading: str) -> str:

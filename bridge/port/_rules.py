@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from ._context import PLAIN, Context, Layer
+from ._names import did_you_mean
 from ._trees import LinenNode, NNXNode, linen_text, nnx_text
 
 _SEGMENT = re.compile(
@@ -69,7 +70,9 @@ def pairs_of(
             problems.append(Problem(str(key), str(value), note))
             continue
         if not targets:
-            problems.append(Problem(key, value, "matches no Linen path"))
+            names = ["/".join(map(str, scope.path)) for scope in scopes]
+            near = did_you_mean(key, names, is_pattern=True)
+            problems.append(Problem(key, value, f"matches no Linen path{near}"))
         for scope, target in targets:
             found.setdefault((scope, target), []).append((key, value))
     pairs: list[Pair] = []
@@ -77,7 +80,8 @@ def pairs_of(
         key, value = sources[0]
         resolved = _resolve(nnx, target)
         if not resolved:
-            note = f"the NNX model has no {target!r} for {_text(scope)}"
+            near = did_you_mean(target, (nnx_text(each.path) for each in nnx.walk() if each.path))
+            note = f"the NNX model has no {target!r} for {_text(scope)}{near}"
             problems.append(Problem(key, value, note))
         pairs += [Pair(scope, node, context, key) for node, context in resolved]
     return pairs, problems + _collisions(pairs, rules)
@@ -127,7 +131,7 @@ def _items(node: NNXNode, context: Context, axis: int) -> list[tuple[NNXNode, Co
         return []
     total = len(node.children)
     return [
-        (node.children[key], context._replace(linen=Layer(axis, number, total)))
+        (node.children[key], context._replace(linen=Layer(axis, number, total, len(node.path))))
         for number, key in enumerate(sorted(node.children))
     ]
 
@@ -137,7 +141,7 @@ def _named(node: NNXNode, context: Context, match: re.Match[str]) -> list[tuple[
     if child is None:
         return []
     if match["index"] is not None:
-        layer = Layer(int(match["axis"] or 0), int(match["index"]), None)
+        layer = Layer(int(match["axis"] or 0), int(match["index"]), None, len(node.path))
         context = context._replace(nnx=layer)
     return [(child, context)]
 

@@ -66,7 +66,7 @@ def matches(
         node: [
             scope
             for scope, other in scopes.items()
-            if signature and signature == other and _types_agree(node, scope, classes)
+            if signature and signature == other and types_agree(node, scope, classes)
         ]
         for node, signature in cores.items()
     }
@@ -227,6 +227,24 @@ def _norm_leaves(node: NNXNode, context: Context) -> Iterator[tuple[Path, str, s
         yield (*node.path, "norm"), collection, text, _shape(leaf, context)
 
 
+def nnx_shapes(node: NNXNode, context: Context) -> Counter[tuple[str, Any]]:
+    """How many leaves of each collection and shape an NNX module or leaf has in Linen's layout."""
+    if node.is_leaf:
+        collection = "params" if node.is_param else node.collection or ""
+        return Counter([(collection, _shape(node, context))])
+    return Counter((collection, shape) for _, collection, _, shape in _linen_form(node, context))
+
+
+def linen_shapes(node: LinenNode, context: Context) -> Counter[tuple[str, Any]]:
+    """As `nnx_shapes`, of a Linen scope or leaf."""
+    return Counter(
+        (collection, without_axis(shape_of(leaf.value), context.linen))
+        for each in node.walk()
+        for collection, leaf in each.leaves.items()
+        if collection != "cache"
+    )
+
+
 def is_adapter(node: NNXNode) -> bool:
     """Whether a leaf belongs to a LoRA adapter."""
     return node.is_variable and issubclass(node.item.var_type, nnx.LoRAParam)
@@ -236,7 +254,7 @@ def _shape(leaf: NNXNode, context: Context) -> Any:
     return without_axis(shape_of(leaf.value), context.nnx)
 
 
-def _types_agree(node: NNXNode, scope: LinenNode, classes: frozenset[str]) -> bool:
+def types_agree(node: NNXNode, scope: LinenNode, classes: frozenset[str]) -> bool:
     """Whether the class that an automatic name tells is one that the NNX module can be."""
     match = _AUTOMATIC.fullmatch(str(scope.path[-1])) if scope.path else None
     if node.is_linen and node.path and node.item is None:

@@ -59,23 +59,39 @@ def test_modules_of_other_names_are_found_by_structure_and_rules_settle_the_rest
     assert exact(back.apply()) == exact(variables)
 
 
-def test_two_modules_of_one_structure_are_ambiguous_and_nothing_is_written(variables, model):
+class Twins(nnx.Module):
+    def __init__(self, rngs):
+        self.left = nnx.Linear(4, 4, rngs=rngs)
+        self.right = nnx.Linear(4, 4, rngs=rngs)
+
+
+@pytest.fixture
+def twin_variables():
+    return random_values({"params": {"one": dense_shapes(), "other": dense_shapes()}})
+
+
+def dense_shapes():
+    return shapes_of(nn.Dense(4), jnp.ones((1, 4)))["params"]
+
+
+def test_two_modules_of_one_structure_are_ambiguous_and_nothing_is_written(twin_variables):
+    model = Twins(nnx.Rngs(0))
     before = exact(nnx.state(model))
-    plan = port.plan(variables, model)
+    plan = port.plan(twin_variables, model)
     assert not plan.ok
     assert {(e.kind, e.source, e.target) for e in plan.problems} == {
-        ("ambiguous", ("block_0", "block_1"), ("blocks.0",)),
-        ("ambiguous", ("block_0", "block_1"), ("blocks.1",)),
+        ("ambiguous", ("one", "other"), ("left",)),
+        ("ambiguous", ("one", "other"), ("right",)),
     }
     with pytest.raises(port.PortError) as raised:
         plan.apply()
     assert len(raised.value.problems) == 2
     assert exact(nnx.state(model)) == before
     # Of the reverse plan, the Linen side is the target.
-    ambiguous = port.plan(model, variables).problems
+    ambiguous = port.plan(model, twin_variables).problems
     assert {(e.source, e.target) for e in ambiguous} == {
-        (("blocks.0",), ("block_0", "block_1")),
-        (("blocks.1",), ("block_0", "block_1")),
+        (("left",), ("one", "other")),
+        (("right",), ("one", "other")),
     }
 
 
@@ -214,8 +230,10 @@ def test_a_block_with_a_missing_bias_names_that_bias_by_its_layer(variables, mod
 @pytest.mark.parametrize(
     ("rules", "note"),
     [
-        ({"blok": "blocks.0"}, "matches no Linen path"),
-        ({r"block_(\d+)": r"block.\1"}, "has no 'block.0'"),
+        ({"blok": "blocks.0"}, "matches no Linen path; did you mean 'block_0'?"),
+        ({r"blocks_(\d+)/Dense_0": r"x.\1"}, "no Linen path; did you mean 'block_0/Dense_0'?"),
+        ({"zzz": "head"}, "matches no Linen path"),
+        ({r"block_(\d+)": r"block.\1"}, "has no 'block.0' for block_0; did you mean 'blocks.0'?"),
         ({r"block_(\d+)": "blocks.0"}, "collides"),
         ({"block_0": "blocks.0", "block_.": "blocks.1"}, "collides"),
         ({"block_(": "blocks.0"}, "not a regular expression"),
@@ -457,7 +475,7 @@ def test_rules_reach_below_a_wrapper_inside_an_nnx_module_and_the_rest_goes_by_n
     (problem,) = (
         e for e in port.plan(variables, model, {"old/a": "encoder.x"}).problems if e.kind == "rule"
     )
-    assert problem.note == "the NNX model has no 'encoder.x' for old/a"
+    assert problem.note.startswith("the NNX model has no 'encoder.x' for old/a; did you")
 
 
 def test_a_layer_of_another_name_below_a_wrapper_is_found_by_structure():
@@ -740,9 +758,9 @@ def test_anything_but_one_of_each_kind_is_refused(variables, model, source, targ
         port.plan(source(variables, model), target(variables, model))
 
 
-def test_a_port_error_keeps_its_problems_through_pickling(variables, model):
+def test_a_port_error_keeps_its_problems_through_pickling(twin_variables):
     with pytest.raises(port.PortError) as raised:
-        port.plan(variables, model).apply()
+        port.plan(twin_variables, Twins(nnx.Rngs(0))).apply()
     error = pickle.loads(pickle.dumps(raised.value))
     assert str(error) == str(raised.value)
     assert error.problems == raised.value.problems

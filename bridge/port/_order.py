@@ -1,0 +1,192 @@
+"""In which order two models use their leaves.
+
+A trace tells it without running anything: the first equation of the jaxpr that computes with a
+leaf. A cast or a transposition alone is no use, as some models cast all of their parameters first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import linen as nn
+from flax import nnx
+from jax.extend import core as jex_core
+
+from bridge import _linen_side
+from bridge._errors import PortError
+from bridge._neutral import Address, Path
+
+from ._trees import value_of
+
+Order = dict[Any, int]
+# What passes a leaf on and computes nothing with it.
+_PASSING = frozenset(
+    {
+        "broadcast_in_dim",
+        "convert_element_type",
+        "copy",
+        "copy_p",
+        "reshape",
+        "sharding_constraint",
+        "squeeze",
+        "stop_gradient",
+        "transpose",
+    }
+)
+
+
+def of_nnx(model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[Path, int]:
+    """The order in which a call of an NNX model uses its Variables.
+
+    Args:
+      model: an NNX module, abstract or not; it is not changed.
+      inputs: arguments of the call, arrays or shapes.
+      kwargs: keyword arguments of the call.
+
+    Raises:
+      PortError: the call fails.
+    """
+    graphdef, state = nnx.split(model, graph=True)
+    flat = list(nnx.to_flat_state(state))
+
+    def call(values: Sequence[Any], *arguments: Any) -> Any:
+        pairs = zip(flat, values, strict=True)
+        new = [(path, leaf.replace(value)) for (path, leaf), value in pairs]
+        made = nnx.merge(graphdef, nnx.from_flat_state(new))(*arguments, **kwargs)
+        return [leaf for leaf in jax.tree.leaves(made) if isinstance(leaf, jax.Array)]
+
+    values = [_abstract(value_of(leaf)) for _, leaf in flat]
+    return _first_uses("NNX", call, [path for path, _ in flat], values, inputs)
+
+
+def of_linen(
+    module: nn.Module | Callable[..., Any], variables: Mapping[str, Any], inputs: Sequence[Any]
+) -> dict[Address, int]:
+    """The order in which `apply` of a Linen model uses its variables.
+
+    Args:
+      module: the module, or a function of the variables and the inputs that applies it.
+      variables: its variables, abstract or not.
+      inputs: arguments of the call, arrays or shapes.
+
+    Raises:
+      PortError: the call fails.
+    """
+    neutral = _linen_side.from_variables(variables)
+    static = {"nnx": variables["nnx"]} if "nnx" in variables else {}
+    # What has no arrays is no argument of a trace.
+    moving = {address: leaf for address, leaf in neutral.items() if hasattr(leaf.value, "shape")}
+
+    def call(values: Sequence[Any], *arguments: Any) -> Any:
+        filled = dict(neutral)
+        for (address, leaf), value in zip(moving.items(), values, strict=True):
+            filled[address] = leaf._replace(value=value)
+        built = {**_linen_side.to_variables(filled), **static}
+        if not isinstance(module, nn.Module):
+            return module(built, *arguments)
+        # Every stream that is not given is drawn from `params`.
+        rngs = {"params": jax.random.key(0)}
+        return module.apply(built, *arguments, rngs=rngs, mutable=True)[0]
+
+    values = [_abstract(leaf.value) for leaf in moving.values()]
+    return _first_uses("Linen", call, list(moving), values, inputs)
+
+
+def as_given(variables: Mapping[str, Any]) -> dict[Address, int]:
+    """The order in which `init` made variables, empty if they are sorted.
+
+    An `init` without `jax.jit` leaves each scope's variables in the order in which they were made.
+    After a `jax.jit`, or in a restored checkpoint, names are sorted and tell nothing.
+    """
+    addresses = list(_linen_side.from_variables(variables))
+    if addresses == sorted(addresses, key=lambda a: (a[0], tuple(map(str, a[1])))):
+        return {}
+    return {address: rank for rank, address in enumerate(addresses)}
+
+
+def as_declared(model: Any) -> dict[Path, int]:
+    """The order in which constructors set the attributes that lead to each Variable."""
+    ranked: list[tuple[tuple[int, ...], Path]] = []
+    items = dict(nnx.iter_graph(model, graph=True)) if isinstance(model, nnx.Pytree) else {}
+    positions: dict[Path, dict[str, int]] = {
+        path: {str(name): rank for rank, name in enumerate(vars(item))}
+        for path, item in items.items()
+        if isinstance(item, nnx.Pytree)
+    }
+    for path, item in items.items():
+        if isinstance(item, nnx.Variable):
+            steps = (
+                key if isinstance(key, int) else positions.get(path[:n], {}).get(str(key), 0)
+                for n, key in enumerate(path)
+            )
+            ranked.append((tuple(steps), path))
+    return {path: rank for rank, (_, path) in enumerate(sorted(ranked, key=lambda each: each[0]))}
+
+
+def _abstract(value: Any) -> Any:
+    return jax.ShapeDtypeStruct(value.shape, value.dtype) if hasattr(value, "shape") else value
+
+
+def _first_uses(
+    which: str,
+    call: Callable[..., Any],
+    keys: Sequence[Any],
+    values: Sequence[Any],
+    inputs: Sequence[Any],
+) -> Order:
+    try:
+        jaxpr = jax.make_jaxpr(call)(values, *inputs).jaxpr
+    except Exception as error:
+        text = (str(error).strip().splitlines() or [""])[0]
+        raise PortError(
+            f"the {which} model cannot be traced with these inputs",
+            [f"{type(error).__name__}: {text}"],
+            "Give the inputs of its __call__, or none; a Linen call with other arguments is"
+            " linen=lambda variables, x: module.apply(variables, x, train=False).",
+        ) from error
+    leaves = [key for key, value in zip(keys, values, strict=True) for _ in jax.tree.leaves(value)]
+    held = dict(zip(jaxpr.invars, leaves, strict=False))
+    order: Order = {}
+    for key in _uses(jaxpr, held):
+        order.setdefault(key, len(order))
+    return order
+
+
+def _uses(jaxpr: Any, held: dict[Any, Any]) -> Iterator[Any]:
+    """The keys of the leaves in the order of the equations that compute with them."""
+    for equation in jaxpr.eqns:
+        names = [held[v] if _is_in(v, held) else None for v in equation.invars]
+        present = [name for name in names if name is not None]
+        if not present:
+            continue
+        inner = list(_inner(equation))
+        if inner:
+            for sub, offset in inner:
+                # An equation's last operands are the inputs of what it runs.
+                own = names[offset:]
+                known = zip(sub.invars[len(sub.invars) - len(own) :], own, strict=False)
+                below = {v: name for v, name in known if name is not None}
+                yield from _uses(sub, below)
+                # A cast may be an equation of its own jaxpr.
+                passed = zip(equation.outvars, sub.outvars, strict=False)
+                held |= {out: below[v] for out, v in passed if _is_in(v, below)}
+            continue
+        if equation.primitive.name in _PASSING and len(set(present)) == 1:
+            held |= dict.fromkeys(equation.outvars, present[0])
+        else:
+            yield from present
+
+
+def _is_in(operand: Any, held: Mapping[Any, Any]) -> bool:
+    return not isinstance(operand, jex_core.Literal) and operand in held
+
+
+def _inner(equation: Any) -> Iterator[tuple[Any, int]]:
+    """(jaxpr, operands that are not its inputs) of what an equation runs."""
+    for value in equation.params.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            sub = getattr(each, "jaxpr", each)
+            if isinstance(sub, jex_core.Jaxpr):
+                yield sub, max(len(equation.invars) - len(sub.invars), 0)

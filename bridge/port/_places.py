@@ -1,0 +1,51 @@
+"""Where something is open, and what may decide it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from ._context import Context, Settled
+from ._correspondence import Evidence
+from ._trees import LinenNode, NNXNode
+
+Proposals = list[tuple[NNXNode, LinenNode, Evidence]]
+
+
+class Proposer(Protocol):
+    """What puts together, by evidence, what names and structure leave open."""
+
+    def confirms(self, pairs: Sequence[tuple[NNXNode, LinenNode]], context: Context) -> bool:
+        """Whether nothing speaks against pairs that have numbered names."""
+        ...
+
+    def modules(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
+        """Proposes pairs of modules below two nodes that belong together.
+
+        Args:
+          place: the two nodes, and what is open below them.
+          candidates: the scopes that each open NNX module could be.
+        """
+        ...
+
+    def leaves(self, place: Place) -> Proposals:
+        """Proposes pairs of leaves that lie directly below two nodes."""
+        ...
+
+
+class Place(NamedTuple):
+    """Two nodes that belong together, below which something is open.
+
+    Attributes:
+      nnx: the NNX node.
+      linen: the Linen node.
+      context: which of several stacked layers they are.
+      settled: the nodes that are spoken for.
+      classes: the names of the classes in the NNX model that are not Flax's own.
+    """
+
+    nnx: NNXNode
+    linen: LinenNode
+    context: Context
+    settled: Settled
+    classes: frozenset[str]

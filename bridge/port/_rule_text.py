@@ -1,0 +1,122 @@
+"""Pairs of paths as a table of rules: regular expressions where numbers run along."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from ._context import Context
+from ._correspondence import Pairing
+from ._numbers import Numbered, numbered
+from ._trees import NNXNode
+
+
+class Paths(NamedTuple):
+    """A Linen path and the NNX path that it is, each taken apart at its numbers."""
+
+    linen: Numbered
+    nnx: Numbered
+
+
+def paths_of(pairing: Pairing) -> tuple[str, str]:
+    """The two paths of a pairing as a rule writes them."""
+    return "/".join(map(str, pairing.linen.path)), _nnx_rule(pairing.nnx, pairing.context)
+
+
+def rules_of(
+    pairs: Iterable[tuple[str, str]], known: Iterable[tuple[str, str]], linen_paths: Iterable[str]
+) -> dict[str, str]:
+    """A short table that says what belongs together.
+
+    Args:
+      pairs: Linen and NNX paths as rules write them.
+      known: all such pairs; an expression may match what makes one of these, and nothing else.
+      linen_paths: all paths of the Linen side.
+    """
+    every: dict[str, set[str]] = {path: set() for path in linen_paths}
+    for linen, nnx in known:
+        every[linen].add(nnx)
+    families: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Paths]] = {}
+    for linen, nnx in dict.fromkeys(pairs):
+        paths = Paths(numbered(linen), numbered(nnx))
+        families.setdefault((paths.linen.pieces, paths.nnx.pieces), []).append(paths)
+    rules: dict[str, str] = {}
+    for family in families.values():
+        rules |= _rules_of_family(family, every)
+    return rules
+
+
+def python_text(text: str) -> str:
+    """A string as Python source, raw where that saves backslashes."""
+    if "\\" in text and '"' not in text and not text.endswith("\\"):
+        return f'r"{text}"'
+    return json.dumps(text, ensure_ascii=False)
+
+
+def toml_text(rules: Mapping[str, str]) -> str:
+    """Rules as the TOML table that `python -m bridge convert --rules` reads."""
+    lines = [f"{_toml_string(key)} = {_toml_string(value)}" for key, value in rules.items()]
+    return "\n".join(["[rules]", *lines]) + "\n"
+
+
+def _toml_string(text: str) -> str:
+    # A literal string has no escapes, so an expression stays as it is.
+    return json.dumps(text) if "'" in text or not text.isprintable() else f"'{text}'"
+
+
+def _nnx_rule(node: NNXNode, context: Context) -> str:
+    keys = [str(key) for key in node.path]
+    for layer, is_star in ((context.linen, True), (context.nnx, False)):
+        if layer is not None:
+            axis = f"@{layer.axis}" if layer.axis else ""
+            key = keys[layer.at]
+            keys[layer.at] = f"*{axis}" if is_star else f"{key}[{layer.number}{axis}]"
+    return ".".join(keys)
+
+
+def _rules_of_family(family: Sequence[Paths], every: Mapping[str, set[str]]) -> dict[str, str]:
+    """One expression for paths that differ in their numbers alone, or several if one is wrong."""
+    columns = list(zip(*(paths.linen.digits for paths in family), strict=True))
+    targets = list(zip(*(paths.nnx.digits for paths in family), strict=True))
+    varying = [n for n, column in enumerate(columns) if len({*column}) > 1]
+    same = {n: [v for v in varying if columns[v] == target] for n, target in enumerate(targets)}
+    moving = [n for n, target in enumerate(targets) if len({*target}) > 1]
+    used = {same[n][0] for n in moving if same[n]}
+    group = {column: number for number, column in enumerate(varying, start=1)}
+    linen, nnx = family[0]
+    key = _filled(
+        [re.escape(piece) for piece in linen.pieces],
+        [r"(\d+)" if n in group else digits for n, digits in enumerate(linen.digits)],
+    )
+    if all(same[n] for n in moving) and used == {*varying}:
+        fills = [
+            rf"\g<{group[same[n][0]]}>" if n in moving else digits
+            for n, digits in enumerate(nnx.digits)
+        ]
+        value = _filled([piece.replace("\\", "\\\\") for piece in nnx.pieces], fills)
+        # The shorter form is not possible before another digit.
+        value = re.sub(r"\\g<(\d)>(?!\d)", r"\\\1", value)
+        if _is_right(key, value, every):
+            return {key: value}
+    # The number that the target does not repeat tells the rules apart.
+    apart = next((v for v in varying if v not in used), varying[0])
+    parts: dict[str, list[Paths]] = {}
+    for paths in family:
+        parts.setdefault(paths.linen.digits[apart], []).append(paths)
+    rules: dict[str, str] = {}
+    for part in parts.values():
+        rules |= _rules_of_family(part, every)
+    return rules
+
+
+def _is_right(key: str, value: str, every: Mapping[str, set[str]]) -> bool:
+    """Whether all that a rule matches becomes what it should."""
+    pattern = re.compile(key)
+    hits = [(hit, targets) for path, targets in every.items() if (hit := pattern.fullmatch(path))]
+    return all(hit.expand(value) in targets for hit, targets in hits)
+
+
+def _filled(pieces: Sequence[str], between: Sequence[str]) -> str:
+    return "".join(piece + fill for piece, fill in zip(pieces, [*between, ""], strict=True))

@@ -1,0 +1,125 @@
+"""Layers that one side keeps stacked and the other one by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
+
+from ._context import PLAIN, Context, Layer
+from ._numbers import families, sequence
+from ._places import Place
+from ._sequences import counts_constructions
+from ._structure import matches, nnx_signature, open_modules, open_scopes
+from ._trees import LinenNode, NNXNode, shape_of
+
+Stack: TypeAlias = list[tuple[NNXNode, LinenNode, Context]]
+
+
+def list_pairs(node: NNXNode, scope: LinenNode, context: Context) -> Stack:
+    """The items of an NNX list, each with its layer of a scope of stacked leaves."""
+    total, at = len(node.children), len(node.path)
+    return [
+        (node.children[key], scope, context._replace(linen=Layer(0, number, total, at)))
+        for number, key in enumerate(sorted(node.children))
+    ]
+
+
+def stack_pairs(node: NNXNode, scopes: Sequence[LinenNode], context: Context) -> Stack:
+    """The layers of an NNX module of stacked leaves, each with its scope."""
+    total, at = len(scopes), len(node.path) - 1
+    return [
+        (node, scope, context._replace(nnx=Layer(0, number, total, at)))
+        for number, scope in enumerate(scopes)
+    ]
+
+
+def on_axis(
+    pair: tuple[NNXNode, LinenNode, Context], axis: int
+) -> tuple[NNXNode, LinenNode, Context]:
+    """A pair of a stack, stacked on another axis."""
+    node, scope, context = pair
+    linen = context.linen and context.linen._replace(axis=axis)
+    own = context.nnx and context.nnx._replace(axis=axis)
+    return node, scope, Context(linen, own)
+
+
+def is_list(node: NNXNode) -> bool:
+    """Whether all keys of a container are numbers."""
+    return all(isinstance(key, int) for key in node.children)
+
+
+def only_stacks(place: Place, classes: frozenset[str]) -> list[tuple[NNXNode, LinenNode, Stack]]:
+    """The stacks below two nodes that can be one thing only, whatever they are called.
+
+    Args:
+      place: the two nodes.
+      classes: the names of all classes in the NNX model.
+
+    Returns:
+      (NNX node, Linen scope, its pairs); of scopes one by one the first.
+    """
+    if place.context != PLAIN:
+        return []
+    found = [*_lists(place, classes), *_stacked_modules(place, classes)]
+    ours = Counter(id(node) for node, _, _ in found)
+    theirs = Counter(id(scope) for _, scope, _ in found)
+    return [each for each in found if ours[id(each[0])] == theirs[id(each[1])] == 1]
+
+
+def _lists(place: Place, classes: frozenset[str]) -> Iterator[tuple[NNXNode, LinenNode, Stack]]:
+    scopes = list(open_scopes(place.linen, place.settled, place.context, deep=True))
+    for node in _open_lists(place.nnx, place):
+        if len({frozenset(nnx_signature(i, PLAIN).items()) for i in node.children.values()}) > 1:
+            continue
+        for scope in scopes:
+            pairs = list_pairs(node, scope, place.context)
+            if axes_of(pairs[0], classes):
+                yield node, scope, pairs
+
+
+def _stacked_modules(
+    place: Place, classes: frozenset[str]
+) -> Iterator[tuple[NNXNode, LinenNode, Stack]]:
+    scopes = list(open_scopes(place.linen, place.settled, place.context, deep=False))
+    by_text = {"/".join(map(str, scope.path)): scope for scope in scopes}
+    for own in families(by_text).values():
+        members = [by_text[text] for text in own]
+        numbers = sequence(own)
+        # Linen scopes of one layer each; their numbers say which layer of the stack.
+        if not numbers or numbers != [*range(numbers[0], numbers[0] + len(numbers))]:
+            continue
+        if len(members) < 2 or counts_constructions(members):
+            continue
+        for node in open_modules(place.nnx, place.settled, place.context, deep=False):
+            pairs = stack_pairs(node, members, place.context)
+            if axes_of(pairs[0], classes):
+                yield node, members[0], pairs
+
+
+def _open_lists(node: NNXNode, place: Place) -> Iterator[NNXNode]:
+    """The lists below a module of which no item is spoken for."""
+    for child in node.children.values():
+        if child.is_leaf or not place.settled.is_free(child, place.context):
+            continue
+        items = child.children.values()
+        whole = all(place.settled.is_free(n, place.context) for n in child.walk())
+        is_whole_list = child.is_container and is_list(child) and len(items) > 1 and whole
+        if is_whole_list and not any(item.is_leaf for item in items):
+            yield child
+        elif not is_whole_list:
+            yield from _open_lists(child, place)
+
+
+def axes_of(pair: tuple[NNXNode, LinenNode, Context], classes: frozenset[str]) -> list[int]:
+    """The axes on which the shapes of all leaves say that they may be stacked."""
+    node, scope, _ = pair
+    values = [each.value for each in node.walk() if each.is_leaf]
+    values += [leaf.value for each in scope.walk() for leaf in each.leaves.values()]
+    rank = max((len(shape_of(value) or ()) for value in values), default=0)
+    return [axis for axis in range(rank) if _may_fit(on_axis(pair, axis), classes)]
+
+
+def _may_fit(pair: tuple[NNXNode, LinenNode, Context], classes: frozenset[str]) -> bool:
+    node, scope, context = pair
+    return any(matches([node], [scope], context, classes).values())

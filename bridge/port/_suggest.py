@@ -1,0 +1,246 @@
+"""`suggest`: the rules that a plan needs, with what speaks for each of them."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from flax import linen as nn
+from flax import nnx
+
+from bridge import _linen_side
+
+from . import _order
+from ._correspondence import Correspondence, Pairing
+from ._evidence import ByEvidence, Orders
+from ._match import correspondence
+from ._plan import Plan, plan, sides_of
+from ._rule_text import paths_of, python_text, rules_of, toml_text
+from ._trees import LinenNode, linen_tree, nnx_tree
+
+_SHOWN = 120
+_SETTLED = {
+    "by number": "numbers in the same order",
+    "axis": "stacked leaves, which fit one axis only",
+    "by structure": "the only ones of their structure",
+}
+
+
+class Proposal(NamedTuple):
+    """Rules for which one thing speaks.
+
+    Attributes:
+      rules: NNX paths by expressions for Linen paths, as `plan` takes them.
+      evidence: what speaks for them.
+      is_settled: whether `plan` does the same without the rules.
+      is_weak: whether only an order speaks for them that a program need not keep: that of a
+        constructor, of automatic numbers, or of calls that could be in any order.
+    """
+
+    rules: dict[str, str]
+    evidence: str
+    is_settled: bool = False
+    is_weak: bool = False
+
+
+class Suggestions:
+    """Rules for `plan`, to be read and then accepted.
+
+    Made by `suggest`. Nothing is applied until `rules` is given to `plan`.
+
+    Attributes:
+      proposals: the rules by what speaks for them, the settled ones first.
+      plan: the plan that the rules make; `plan.ok` says whether they are all that it needs.
+    """
+
+    def __init__(self, proposals: tuple[Proposal, ...], made: Plan, own: Mapping[str, str]):
+        self.proposals = proposals
+        self.plan = made
+        self._own = dict(own)
+
+    @property
+    def rules(self) -> dict[str, str]:
+        """The whole table, with the rules that `suggest` was given."""
+        found = dict(self._own)
+        for proposal in self.proposals:
+            found |= proposal.rules
+        return found
+
+    def __str__(self) -> str:
+        lines = ["rules = {"]
+        for heading, rules in self._sections():
+            lines += textwrap.wrap(heading, 96, initial_indent="    # ", subsequent_indent="    # ")
+            pairs = [f"    {python_text(a)}: {python_text(b)}," for a, b in rules.items()]
+            lines += pairs[:_SHOWN]
+            if len(pairs) > _SHOWN:
+                lines.append(f"    # ... {len(pairs) - _SHOWN} more; to_toml() has all of them")
+        lines.append("}")
+        state = "clean" if self.plan.ok else "not clean"
+        lines.append(f"# with these rules the plan is {state}: {self.plan.summary}")
+        return "\n".join(_capped(lines))
+
+    def __repr__(self) -> str:
+        return f"<Suggestions {len(self.rules)} rules, {self.plan.summary}>"
+
+    def to_toml(self) -> str:
+        """The table as TOML, as `python -m bridge convert --rules` reads it."""
+        return toml_text(self.rules)
+
+    def to_json(self) -> str:
+        """The rules and what speaks for them as JSON text.
+
+        Returns:
+          An object with `rules`, `ok` (whether the plan with them is clean), and `proposals` with
+          the fields of `Proposal`.
+        """
+        return json.dumps(
+            {
+                "ok": self.plan.ok,
+                "rules": self.rules,
+                "proposals": [each._asdict() for each in self.proposals],
+            },
+            indent=2,
+        )
+
+    def _sections(self) -> Iterator[tuple[str, dict[str, str]]]:
+        if self._own:
+            yield "given", self._own
+        for each in self.proposals:
+            kind = "settled" if each.is_settled else "weak" if each.is_weak else "proposed"
+            yield f"{kind}: {each.evidence}", each.rules
+
+
+def suggest(
+    source: Any,
+    target: Any,
+    *inputs: Any,
+    linen: nn.Module | Callable[..., Any] | None = None,
+    rules: Mapping[str, str] | None = None,
+    **kwargs: Any,
+) -> Suggestions:
+    r"""The rules that `plan` needs, with what speaks for each.
+
+    What is known: numbers in names, leaves that are stacked, shapes and layer classes, words that
+    names share, and the order in which the models use their parameters. Of the NNX model a trace
+    with `inputs` tells the order, else its constructor; of the Linen model a trace with `linen`,
+    else the order in which an `init` without `jax.jit` made the variables, or automatic numbers.
+    Neither model is run.
+
+    Args:
+      source: as for `plan`: Linen variables, or an NNX module.
+      target: the other of the two, abstract or not.
+      *inputs: arguments of the NNX model's call, arrays or `jax.ShapeDtypeStruct`s.
+      linen: the Linen module, which is traced with the same inputs; or a function of the variables
+        and the inputs, for another call: `lambda v, x: net.apply(v, x, train=False)`.
+      rules: rules that are certain already.
+      **kwargs: keyword arguments of the NNX model's call.
+
+    Returns:
+      The suggestions: `print` shows them as Python source, `to_toml` as a file for
+      `python -m bridge convert --rules`, and `plan(source, target, suggestions.rules)` accepts
+      them. Two modules that evidence cannot tell apart get no rule.
+
+    Raises:
+      PortError: a model cannot be traced with these inputs.
+      ConversionError: not one of each kind.
+
+    Example::
+
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import linen as nn, nnx
+      >>> from bridge import port
+      >>> linen = nn.Sequential([nn.Dense(3), nn.Dense(3), nn.Dense(3)])
+      >>> variables = linen.init(jax.random.key(0), jnp.ones((1, 3)))
+      >>> class Native(nnx.Module):
+      ...     def __init__(self, rngs):
+      ...         self.fc = nnx.List([nnx.Linear(3, 3, rngs=rngs) for _ in range(2)])
+      ...         self.head = nnx.Linear(3, 3, rngs=rngs)
+      ...
+      ...     def __call__(self, x):
+      ...         return self.head(self.fc[1](self.fc[0](x)))
+      >>> found = port.suggest(variables, Native(nnx.Rngs(0)), jnp.ones((1, 3)), linen=linen)
+      >>> found.rules
+      {'layers_0': 'fc.0', 'layers_1': 'fc.1', 'layers_2': 'head'}
+      >>> found.proposals[0].evidence
+      'the order of calls in both models'
+      >>> port.plan(variables, Native(nnx.Rngs(0)), found.rules).ok
+      True
+    """
+    variables, model, _ = sides_of(source, target)
+    own = dict(rules or {})
+    scopes, _ = linen_tree(_linen_side.from_variables(variables))
+    nodes, _ = nnx_tree(model)
+    orders = _orders(variables, model, inputs, kwargs, linen)
+    first = correspondence(scopes, nodes, own, ByEvidence(orders))
+    # What is clear in one block helps in the others, which may come before it.
+    found = correspondence(scopes, nodes, own, ByEvidence(orders, first.pairings))
+    proposals = _proposals(found, scopes)
+    table = {**own, **{k: v for each in proposals for k, v in each.rules.items()}}
+    made = plan(source, target, table)
+    return Suggestions(proposals, made, own)
+
+
+def _orders(
+    variables: Mapping[str, Any],
+    model: Any,
+    inputs: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    linen: nn.Module | Callable[..., Any] | None,
+) -> Orders:
+    traces_nnx = bool(inputs or kwargs) and isinstance(model, nnx.Module)
+    if traces_nnx:
+        own, text = _order.of_nnx(model, inputs, kwargs), "the order of calls in the NNX model"
+    else:
+        own, text = _order.as_declared(model), "the order of the NNX constructor"
+    if linen is not None and inputs:
+        other, told = _order.of_linen(linen, variables, inputs), "that of the Linen model"
+    else:
+        other, told = _order.as_given(variables), "the order in which init made the variables"
+    return Orders(own, other, text, told, traces_nnx, linen is not None and bool(inputs))
+
+
+def _proposals(found: Correspondence, scopes: LinenNode) -> tuple[Proposal, ...]:
+    """The pairings as rules, those that `plan` makes by itself first."""
+    every = ["/".join(map(str, scope.path)) for scope in scopes.walk()]
+    known = [paths_of(pairing) for pairing in found.pairings]
+    groups: dict[tuple[bool, str, bool], list[tuple[str, str]]] = {}
+    for pairing in _needed(found.pairings):
+        if pairing.proposal is not None:
+            key = (False, pairing.proposal.text, pairing.proposal.is_weak)
+        else:
+            name = pairing.how.split(" ")[0] if pairing.how.startswith("axis") else pairing.how
+            key = (True, _SETTLED[name], False)
+        groups.setdefault(key, []).append(paths_of(pairing))
+    ordered = sorted(groups.items(), key=lambda each: (not each[0][0], each[0][2]))
+    return tuple(
+        Proposal(rules_of(pairs, known, every), evidence, is_settled, is_weak)
+        for (is_settled, evidence, is_weak), pairs in ordered
+    )
+
+
+def _needed(pairings: list[Pairing]) -> list[Pairing]:
+    """Without the only ones of their structure, but for those around something with a rule.
+
+    A module inside of which a rule names something is not compared as a whole any more.
+    """
+    kept = [pairing for pairing in pairings if pairing.how != "by structure"]
+    around = {
+        (pairing.linen.path[:n], pairing.nnx.path[:m])
+        for pairing in kept
+        for n in range(len(pairing.linen.path))
+        for m in range(len(pairing.nnx.path))
+    }
+    return [
+        pairing
+        for pairing in pairings
+        if pairing.how != "by structure" or (pairing.linen.path, pairing.nnx.path) in around
+    ]
+
+
+def _capped(lines: list[str], most: int = 180) -> list[str]:
+    if len(lines) <= most:
+        return lines
+    left_out = len(lines) - most
+    return [*lines[: most - 2], f"    # ... {left_out} more lines; to_toml() has all", *lines[-2:]]

@@ -1,0 +1,249 @@
+"""Rules that are proposed, and what a plan settles by itself."""
+
+import json
+import tomllib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+import bridge
+from bridge import port
+from tests.port.architectures import ARCHITECTURES
+from tests.port.cases import random_values
+from tests.port.models import shapes_of
+
+X = jnp.asarray(np.random.default_rng(3).normal(size=(2, 4)), jnp.float32)
+
+
+def filled(variables, architecture, rules):
+    """The NNX model with the values that a plan with these rules moves."""
+    model = architecture.native(nnx.Rngs(0))
+    model.eval()
+    plan = port.plan(variables, model, rules)
+    assert plan.ok, str(plan)
+    return plan.apply()
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_first_plan_with_the_suggestions_is_clean_and_computes_what_linen_computes(name):
+    architecture = ARCHITECTURES[name]
+    variables = random_values(architecture.shapes())
+    abstract = nnx.eval_shape(lambda: architecture.native(nnx.Rngs(0)))
+    # Not one of them is clear without.
+    assert not port.plan(variables, abstract).ok
+    suggestions = port.suggest(variables, abstract, *architecture.inputs, linen=architecture.apply)
+    assert suggestions.plan.ok
+    assert not any(each.is_weak for each in suggestions.proposals)
+    assert len(str(suggestions).splitlines()) < 40
+    model = filled(variables, architecture, suggestions.rules)
+    expected = architecture.apply(variables, *architecture.inputs)
+    np.testing.assert_allclose(model(*architecture.inputs), expected, rtol=1e-4, atol=1e-4)
+    # The text is Python source and the file is TOML, of the same table.
+    scope = {}
+    exec(str(suggestions), scope)
+    assert scope["rules"] == suggestions.rules
+    assert tomllib.loads(suggestions.to_toml())["rules"] == suggestions.rules
+    assert json.loads(suggestions.to_json())["rules"] == suggestions.rules
+
+
+def dense(count):
+    return {f"layer_{n}": shapes_of(nn.Dense(4), X)["params"] for n in range(count)}
+
+
+class Layers(nnx.Module):
+    def __init__(self, count, *others):
+        self.layers = nnx.List([nnx.Linear(4, 4, rngs=nnx.Rngs(0)) for _ in range(count)])
+        for name in others:
+            setattr(self, name, nnx.Linear(4, 4, rngs=nnx.Rngs(0)))
+
+
+def moved(plan):
+    """Which Linen scope became which NNX module."""
+    return {e.target[0].rpartition(".")[0]: e.source[0].split("/")[1] for e in plan.entries}
+
+
+def test_numbers_in_the_same_order_are_settled_by_the_plan_and_ten_follows_nine():
+    variables = random_values({"params": dense(12)})
+    plan = port.plan(variables, nnx.eval_shape(lambda: Layers(12)))
+    assert plan.ok
+    assert moved(plan) == {f"layers.{n}": f"layer_{n}" for n in range(12)}
+    found = port.suggest(variables, nnx.eval_shape(lambda: Layers(12)))
+    assert found.rules == {r"layer_(\d+)": r"layers.\1"}
+    assert [each.is_settled for each in found.proposals] == [True]
+
+
+class Pair(nnx.Module):
+    def __init__(self, rngs):
+        self.fc1, self.fc2 = (nnx.Linear(4, 4, rngs=rngs) for _ in range(2))
+
+    def __call__(self, x):
+        return self.fc2(nnx.relu(self.fc1(x)))
+
+
+class Nested(nn.Module):
+    """The outer layer is constructed first and called last."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(4)(nn.relu(nn.Dense(4)(x)))
+
+
+class Sequence(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(4)(x))
+        return nn.Dense(4)(x)
+
+
+@pytest.mark.parametrize("linen", [Nested(), Sequence()])
+def test_the_order_in_which_init_makes_variables_serves_without_a_linen_module(linen):
+    variables = linen.init(jax.random.key(0), X)
+    model = Pair(nnx.Rngs(0))
+    port.plan(variables, model, port.suggest(variables, model, X).rules).apply()
+    np.testing.assert_array_equal(model(X), linen.apply(variables, X))
+
+
+@pytest.mark.parametrize("linen", [Nested(), Sequence()])
+def test_automatic_numbers_of_layers_are_not_settled_as_they_count_constructions(linen):
+    variables = random_values(shapes_of(linen, X))
+    model = Pair(nnx.Rngs(0))
+    plan = port.plan(variables, model)
+    assert {entry.kind for entry in plan.problems} == {"ambiguous"}
+    # Numbers alone are a weak proposal, and a trace of both models is not.
+    (weak,) = port.suggest(variables, model, X).proposals
+    assert weak.is_weak
+    assert "count constructions, not calls" in weak.evidence
+    (proposal,) = port.suggest(variables, model, X, linen=linen).proposals
+    assert (proposal.is_weak, proposal.is_settled) == (False, False)
+    port.plan(variables, model, proposal.rules).apply()
+    np.testing.assert_array_equal(model(X), linen.apply(variables, X))
+
+
+def test_numbers_that_a_trace_contradicts_are_not_used():
+    class Linen(nn.Module):
+        def setup(self):
+            self.layers = [nn.Dense(4), nn.Dense(4)]
+
+        def __call__(self, x):
+            return self.layers[0](nn.relu(self.layers[1](x)))
+
+    variables = random_values(shapes_of(Linen(), X))
+    model = Pair(nnx.Rngs(0))
+    rules = port.suggest(variables, model, X, linen=Linen()).rules
+    assert rules == {"layers_0": "fc2", "layers_1": "fc1"}
+    port.plan(variables, model, rules).apply()
+    np.testing.assert_array_equal(model(X), Linen().apply(variables, X))
+
+
+@pytest.mark.parametrize("others", [("head",), ("head", "tail")])
+def test_what_nothing_tells_apart_gets_no_rule(others):
+    names = {name: shapes_of(nn.Dense(4), X)["params"] for name in ("alpha", "beta")}
+    variables = random_values({"params": {**dense(2), **names}})
+    found = port.suggest(variables, Layers(2, *others))
+    assert not found.plan.ok
+    assert not {"alpha", "beta"} & found.rules.keys()
+
+
+def test_stacked_leaves_of_another_name_are_settled_if_they_can_be_one_list_only():
+    one = random_values(shapes_of(nn.Dense(4), X))["params"]
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf + n for n in range(3)]), one)
+    variables = {"params": {"h": stacked}}
+    found = port.suggest(variables, Layers(3))
+    assert found.rules == {"h": "layers.*"}
+    plan = port.plan(variables, Layers(3))
+    assert plan.ok
+    for n, layer in enumerate(plan.apply().layers):
+        np.testing.assert_array_equal(layer.kernel[...], one["kernel"] + n)
+    # Two that could be exchanged are not.
+    twice = {"params": {"h": stacked, "g": stacked}}
+    assert "ambiguous" not in {e.kind for e in port.plan(twice, Layers(3)).entries}
+    assert not port.plan(twice, Layers(3)).ok
+
+
+def test_layers_one_by_one_fill_a_stack_of_another_name():
+    class Native(nnx.Module):
+        def __init__(self):
+            make = nnx.vmap(lambda rngs: nnx.Linear(4, 4, rngs=rngs))
+            self.blocks = make(nnx.Rngs(0).split(3))
+
+    variables = random_values({"params": dense(3)})
+    found = port.suggest(variables, Native())
+    assert found.rules == {r"layer_(\d+)": r"blocks[\1]"}
+    model = port.plan(variables, Native()).apply()
+    for n in range(3):
+        np.testing.assert_array_equal(
+            model.blocks.kernel[n], variables["params"][f"layer_{n}"]["kernel"]
+        )
+
+
+def test_stacks_that_fit_two_axes_are_proposed_on_the_axis_of_scan_and_never_settled():
+    variables = {"params": {"h": {"kernel": jnp.arange(64.0).reshape(4, 4, 4)}}}
+
+    class Native(nnx.Module):
+        def __init__(self):
+            rngs = nnx.Rngs(0)
+            self.layers = nnx.List([nnx.Linear(4, 4, use_bias=False, rngs=rngs) for _ in range(4)])
+
+    assert not port.plan(variables, Native()).ok
+    (proposal,) = port.suggest(variables, Native()).proposals
+    assert (proposal.rules, proposal.is_weak) == ({"h": "layers.*"}, True)
+    assert port.plan(variables, Native(), proposal.rules).ok
+
+
+def test_a_plan_of_fifty_ambiguous_layers_is_short_and_the_whole_can_be_had():
+    others = {name: shapes_of(nn.Dense(4), X)["params"] for name in ("one", "two")}
+    variables = random_values({"params": {**dense(50), **others}})
+    plan = port.plan(variables, nnx.eval_shape(lambda: Layers(50, "left", "right")))
+    assert len(plan.problems) == 52
+    assert len(str(plan).splitlines()) < 20
+    assert "layer_{0..49}" in str(plan)
+    assert "layers.{0..49}" in str(plan)
+    assert len(plan.text(whole=True).splitlines()) > 52
+    with pytest.raises(port.PortError) as raised:
+        plan.apply()
+    assert len(str(raised.value).splitlines()) < 20
+
+
+def test_a_long_table_of_different_problems_is_cut_and_says_how_to_see_all():
+    widths = {f"n{'x' * n}": {"kernel": np.zeros((n + 1, 2), np.float32)} for n in range(250)}
+    plan = port.plan({"params": widths}, nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+    assert len(str(plan).splitlines()) < 200
+    assert "more lines; print(plan.text(whole=True)) shows all" in str(plan)
+    with pytest.raises(port.PortError, match="more; print") as raised:
+        plan.apply()
+    assert len(str(raised.value).splitlines()) < 200
+
+
+def test_a_model_that_cannot_be_traced_is_named_with_the_remedy():
+    variables = random_values(shapes_of(Sequence(), X))
+    with pytest.raises(bridge.PortError, match="the NNX model cannot be traced"):
+        port.suggest(variables, Pair(nnx.Rngs(0)), jnp.ones((2, 3)))
+    with pytest.raises(bridge.PortError, match="the Linen model cannot be traced") as raised:
+        port.suggest(variables, Pair(nnx.Rngs(0)), X, linen=lambda v, x: nn.Dense(3).apply(v, x))
+    assert "linen=lambda variables, x" in str(raised.value)
+
+
+def test_rules_that_are_given_stay_and_either_side_may_be_the_source():
+    variables = random_values(shapes_of(Sequence(), X))
+    model = Pair(nnx.Rngs(0))
+    found = port.suggest(model, variables, X, rules={"Dense_1": "fc1"})
+    assert found.rules == {"Dense_1": "fc1", "Dense_0": "fc2"} or found.rules == {"Dense_1": "fc1"}
+    assert found.plan.ok
+    assert not found.plan.to_nnx
+
+
+def test_a_parameter_cast_before_its_use_counts_where_it_is_used():
+    class Cast(nnx.Module):
+        def __init__(self, rngs):
+            self.first, self.second = (nnx.Linear(4, 4, rngs=rngs) for _ in range(2))
+
+        def __call__(self, x):
+            late, early = (m.kernel[...].astype(jnp.bfloat16) for m in (self.first, self.second))
+            return (x.astype(jnp.bfloat16) @ early) @ late
+
+    order = port._order.of_nnx(Cast(nnx.Rngs(0)), (X,), {})
+    assert order["second", "kernel"] < order["first", "kernel"]
