@@ -5,12 +5,17 @@ the parsed arguments to the exit code; what a command needs is imported only whe
 """
 
 import argparse
+import importlib.metadata
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from bridge import _cli, _demo
 
 _COMMANDS = (_demo.add_command, *_cli.COMMANDS)
+
+# What shells report for a program that Ctrl-C ended.
+_INTERRUPTED = 130
 
 _EPILOG = """\
 exit codes:
@@ -18,6 +23,7 @@ exit codes:
   1  a check failed, or what was compared differs
   2  wrong usage, or input that cannot be used
   3  an optional dependency is missing
+  130  interrupted
 
 examples:
   python -m bridge demo
@@ -45,11 +51,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show versions and exit")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for add_command in _COMMANDS:
         add_command(commands)
     arguments = parser.parse_args(argv)
-    return arguments.run(arguments)
+    try:
+        return arguments.run(arguments)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"{parser.prog}: interrupted\n")
+        return _INTERRUPTED
+
+
+class _Version(argparse.Action):
+    """Prints the versions that a report of a fault should have."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        names = ("linen-nnx-bridge", "flax", "jax")
+        sys.stdout.write(", ".join(f"{name} {_version(name)}" for name in names) + "\n")
+        parser.exit()
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "(not installed)"
 
 
 if __name__ == "__main__":

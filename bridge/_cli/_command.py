@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import os
 import sys
@@ -11,6 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from bridge._errors import BridgeError
+
+from ._places import user_place
+from ._stdout import for_document
 
 OK = 0
 FAILED = 1
@@ -55,7 +59,8 @@ def new_parser(
 
     def guarded(arguments: argparse.Namespace) -> int:
         try:
-            code = run(arguments)
+            with for_document() if arguments.json else contextlib.nullcontext():
+                code = run(arguments)
             sys.stdout.flush()
         except BrokenPipeError:
             # The reader has seen enough, as `| head` does. Python would complain once more when it
@@ -67,6 +72,13 @@ def new_parser(
                 traceback.print_exception(error)
             else:
                 sys.stderr.write(f"{parser.prog}: {error}\n")
+            return UNUSABLE
+        except SystemExit as error:
+            # A program that a command runs may call `sys.exit`; its code is not one of ours.
+            if arguments.traceback:
+                traceback.print_exception(error)
+            where = user_place(error)
+            sys.stderr.write(f"{parser.prog}: {where} called sys.exit({error.code!r})\n")
             return UNUSABLE
         return code
 

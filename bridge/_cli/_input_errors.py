@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import traceback
-
 from bridge._errors import BridgeError
+
+from ._places import user_place
 
 
 class InputError(BridgeError, ValueError):
@@ -35,7 +35,7 @@ class ProgramError(BridgeError, RuntimeError):
         what: what was running.
         kind: the error's type.
         text: the first line of its message.
-        place: the file and line that raised it.
+        place: the file and line of the program that the error comes from.
     """
 
     def __init__(self, what: str, kind: str, text: str, place: str):
@@ -54,9 +54,7 @@ class ProgramError(BridgeError, RuntimeError):
     @classmethod
     def of(cls, what: str, error: Exception) -> ProgramError:
         """The error for one that a program raised."""
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{place.filename}, line {place.lineno}"
-        return cls(what, type(error).__name__, first_line(error), where)
+        return cls(what, type(error).__name__, first_line(error), user_place(error))
 
 
 def first_line(error: Exception) -> str:

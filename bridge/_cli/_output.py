@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TextIO
 
 from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.progress import Progress
 from rich.table import Table
+
+from ._fit import fitted
+from ._stdout import document_stream
 
 BAR_WIDTH = 30
 PATIENCE = 1.0
@@ -28,23 +32,32 @@ def show(*renderables: RenderableType) -> None:
     needs, so that a line of a table is one line for `grep` and `awk`, without control sequences or
     blanks at its end.
     """
-    console = Console(**_LITERAL)
+    console = _console()
     for renderable in renderables:
-        if console.is_terminal:
-            console.print(renderable, soft_wrap=isinstance(renderable, str))
+        if not console.is_terminal:
+            _write(_plain(renderable), sys.stdout)
+        elif isinstance(renderable, str):
+            console.print(renderable, soft_wrap=True)
         else:
-            _write(_plain(renderable))
+            table = isinstance(renderable, Table)
+            console.print(fitted(renderable, console) if table else renderable)
 
 
 def show_json(document: Mapping[str, Any]) -> None:
-    """Writes one JSON document to stdout."""
-    _write(json.dumps(document, indent=2, allow_nan=False) + "\n")
+    """Writes one JSON document to stdout, where nothing else is written."""
+    _write(json.dumps(document, indent=2, allow_nan=False) + "\n", document_stream())
+
+
+def _console(**options: Any) -> Console:
+    """A console that has neither colours nor bold where `NO_COLOR` is set."""
+    plain = {"color_system": None} if os.environ.get("NO_COLOR") else {}
+    return Console(**_LITERAL, **plain, **options)
 
 
 def new_table(*headings: str, right: tuple[str, ...] = ()) -> Table:
     """A table without lines between its cells, which pipes well.
 
-    In a narrow terminal the first column and the numbers, which are on the right, stay whole.
+    In a narrow terminal its cells are wrapped; numbers, which are on the right, stay whole.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for index, heading in enumerate(headings):
@@ -55,19 +68,6 @@ def new_table(*headings: str, right: tuple[str, ...] = ()) -> Table:
             no_wrap=is_number or index == 0,
             overflow="fold",
         )
-    return table
-
-
-def fitting(tables: Iterable[Table]) -> Table:
-    """The first of several tables that is no wider than the terminal, else the last.
-
-    A pipe has no width, so it gets the first.
-    """
-    console = Console(**_LITERAL)
-    table = Table()
-    for table in tables:
-        if not console.is_terminal or _natural_width(table) <= console.width:
-            break
     return table
 
 
@@ -116,7 +116,7 @@ def working(what: str) -> Iterator[Progress]:
     The caller adds tasks with a total where there is one; without any it turns. It is gone when the
     work is done.
     """
-    console = Console(stderr=True)
+    console = _console(stderr=True)
     progress = Progress(console=console, transient=True)
     progress.add_task(what, total=None)
     if not console.is_terminal:
@@ -148,7 +148,8 @@ def _natural_width(renderable: RenderableType) -> int:
     return Measurement.get(console, console.options, renderable).maximum
 
 
-def _write(text: str) -> None:
-    """To stdout, whatever its encoding: a name that it cannot show is escaped."""
-    encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-    sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding))
+def _write(text: str, stream: TextIO) -> None:
+    """To a stream of any encoding: a name that it cannot show is escaped."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+    stream.flush()

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ._output import bar, byte_text, fitting, is_unicode, new_table, share_text
+from ._output import bar, byte_text, is_unicode, new_table, share_text
 
 LABELS = {
     "linen": "Linen",
@@ -21,15 +21,12 @@ _STYLES = {"linen": "yellow", "nnx": "green", "wrapped-linen": "magenta", "wrapp
 
 
 _NUMBERS = ("own", "parameters", "bytes")
-# What a narrow terminal does without, in this order; `--json` and `--html` have all of it.
-_DISPENSABLE = ("own", "bytes", "NNX counterpart", "class", "source")
 
 
 def renderables(document: Mapping[str, Any]) -> Iterator[RenderableType]:
     """The table of modules, the migrated shares and the notes."""
     rows = list(_rows(document["modules"]))
-    dropped = (_DISPENSABLE[:count] for count in range(len(_DISPENSABLE) + 1))
-    yield fitting(_table(rows, without) for without in dropped)
+    yield _table(rows)
     yield ""
     yield from _shares(document["migrated"])
     for note in document["notes"]:
@@ -38,11 +35,10 @@ def renderables(document: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield check_text(document["check"])
 
 
-def _table(rows: Sequence[Mapping[str, str | Text]], without: Sequence[str]) -> Table:
-    headings = [heading for heading in rows[0] if heading not in without]
-    table = new_table(*headings, right=_NUMBERS)
+def _table(rows: Sequence[Mapping[str, str | Text]]) -> Table:
+    table = new_table(*rows[0], right=_NUMBERS)
     for row in rows:
-        table.add_row(*(row[heading] for heading in headings))
+        table.add_row(*row.values())
     return table
 
 

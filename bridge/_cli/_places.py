@@ -1,0 +1,35 @@
+"""The line of the user's program that an error comes from."""
+
+from __future__ import annotations
+
+import pathlib
+import sysconfig
+import traceback
+
+_OURS = pathlib.Path(__file__).parents[1]
+_INSTALLED = tuple(
+    pathlib.Path(path).resolve() for path in {*sysconfig.get_paths().values()} if path
+)
+
+
+def user_place(error: BaseException) -> str:
+    """File and line of the innermost call in the user's own program, else of the error.
+
+    Flax, JAX and this package raise most errors, and the line to change is none of theirs.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if _is_users(frame.filename)]
+    if not frames:
+        return "the program"
+    place = (own or frames)[-1]
+    return f"{place.filename}, line {place.lineno}"
+
+
+def _is_users(filename: str) -> bool:
+    if filename.startswith("<"):
+        return False
+    path = pathlib.Path(filename).resolve()
+    if path.is_relative_to(_OURS):
+        # The demo is a program that is run, as a user's.
+        return path.is_relative_to(_OURS / "_demo")
+    return not any(path.is_relative_to(installed) for installed in _INSTALLED)

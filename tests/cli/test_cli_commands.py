@@ -1,0 +1,104 @@
+"""What all commands have in common: streams, exit codes, messages."""
+
+import os
+import sys
+
+import pytest
+
+from .command_line import run, start
+
+NOISY = """\
+import atexit, os, sys
+import jax, jax.numpy as jnp
+from flax import linen as nn
+print("imported")
+os.system("echo from a child")
+os.write(1, b"from C")
+class Loud(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        print("called")
+        sys.stdout.write("written")
+        return nn.Dense(3)(x)
+def make():
+    return Loud(), jnp.ones((1, 2))
+"""
+
+EXITING = """\
+import sys
+import jax.numpy as jnp
+from flax import linen as nn
+def make():
+    sys.exit(3)
+class Exits(nn.Module):
+    def __call__(self, x):
+        sys.exit(0)
+def late():
+    return Exits(), jnp.ones(2)
+class Fails(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x) + jnp.ones(5)
+def wrong():
+    return Fails(), jnp.ones((1, 2))
+def interrupted():
+    raise KeyboardInterrupt
+"""
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch):
+    (tmp_path / "noisy_program.py").write_text(NOISY)
+    (tmp_path / "exiting_program.py").write_text(EXITING)
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    for name in ("noisy_program", "exiting_program"):
+        sys.modules.pop(name, None)
+
+
+def test_json_is_one_document_on_stdout_whatever_the_program_prints(programs):
+    outcome = start(
+        "report",
+        "noisy_program.py:make",
+        "--json",
+        cwd=programs,
+        env={**os.environ, "XLA_FLAGS": ""},
+    )
+    assert outcome.code == 0, outcome.err
+    assert outcome.document["schema"] == "linen-nnx-bridge/report"
+    for text in ("imported", "from a child", "from C", "called", "written"):
+        assert text in outcome.err
+
+
+def test_json_is_one_document_where_stdout_is_an_object(capsys, programs):
+    outcome = run(capsys, "report", "noisy_program.py:make", "--json")
+    assert outcome.document["schema"] == "linen-nnx-bridge/report"
+    assert "called" in outcome.err
+
+
+@pytest.mark.parametrize(("name", "code"), [("make", 3), ("late", 0)])
+def test_a_program_that_calls_exit_does_not_choose_our_exit_code(capsys, programs, name, code):
+    outcome = run(capsys, "report", f"exiting_program.py:{name}")
+    assert outcome.code == 2
+    line = EXITING.splitlines().index(f"    {'    ' * (name == 'late')}sys.exit({code})") + 1
+    assert outcome.err.endswith(f"exiting_program.py, line {line} called sys.exit({code})\n")
+
+
+def test_a_message_points_at_the_line_of_the_program_and_not_at_flax(capsys, programs):
+    outcome = run(capsys, "report", "exiting_program.py:wrong")
+    assert outcome.code == 2
+    line = EXITING.splitlines().index("        return nn.Dense(3)(x) + jnp.ones(5)") + 1
+    assert f"exiting_program.py, line {line};" in outcome.err
+    assert "site-packages" not in outcome.err
+
+
+def test_an_interrupted_command_ends_with_one_line_and_130(capsys, programs):
+    outcome = run(capsys, "report", "exiting_program.py:interrupted")
+    assert (outcome.code, outcome.err) == (130, "python -m bridge: interrupted\n")
+
+
+def test_versions_are_shown(capsys):
+    outcome = run(capsys, "--version")
+    assert outcome.code == 0
+    assert {word for word in ("linen-nnx-bridge", "flax", "jax") if word in outcome.out}
+    assert len(outcome.out.splitlines()) == 1
