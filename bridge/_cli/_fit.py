@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -39,10 +40,7 @@ def fitted(table: Table, console: Console) -> Table:
     Cells are wrapped between the parts of paths. If the columns do not fit beside each other even
     so, each row is a block with a line for each column.
     """
-    columns = [
-        _Column(str(c.header), [_text(cell) for cell in c.cells], c.justify == "right")
-        for c in table.columns
-    ]
+    columns = _columns(table)
     available = console.width - _GAP * (len(columns) - 1)
     if sum(column.natural for column in columns) <= available:
         return table
@@ -61,6 +59,34 @@ def fitted(table: Table, console: Console) -> Table:
         cells = zip(row, widths, strict=True)
         new.add_row(*(Text("\n".join(_lines(c.plain, w)), c.style) for c, w in cells))
     return new
+
+
+def lines_of(table: Table) -> list[str] | None:
+    """A table as lines as wide as its content; None if a cell has several lines or wide characters.
+
+    Rich would write the same, in 20 times the time: a second or two for 1,000 rows.
+    """
+    columns = _columns(table)
+    texts = [[column.heading, *(cell.plain for cell in column.cells)] for column in columns]
+    if not all(text.isprintable() and cell_len(text) == len(text) for own in texts for text in own):
+        return None
+    widths = [column.natural for column in columns]
+    return [
+        (" " * _GAP)
+        .join(
+            text.rjust(width) if column.is_number else text.ljust(width)
+            for text, width, column in zip(row, widths, columns, strict=True)
+        )
+        .rstrip()
+        for row in zip(*texts, strict=True)
+    ]
+
+
+def _columns(table: Table) -> list[_Column]:
+    return [
+        _Column(str(c.header), [_text(cell) for cell in c.cells], c.justify == "right")
+        for c in table.columns
+    ]
 
 
 def _widths(columns: Sequence[_Column], available: int) -> list[int] | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -44,7 +46,8 @@ def tree(target: str, inputs: tuple[Any, ...] | None = None, *, concrete: bool =
         if concrete:
             run()
         else:
-            jax.eval_shape(run)
+            with _short_sharding_errors():
+                jax.eval_shape(run)
         return made[0]
 
 
@@ -77,7 +80,29 @@ def abstract(target: str, inputs: tuple[Any, ...] | None, *, to_nnx: bool) -> An
             model, variables = _initialised(sample, target)
             return model if to_nnx else variables
 
-        return nnx.eval_shape(run) if to_nnx else jax.eval_shape(run)
+        with _short_sharding_errors():
+            return nnx.eval_shape(run) if to_nnx else jax.eval_shape(run)
+
+
+@contextlib.contextmanager
+def _short_sharding_errors() -> Iterator[None]:
+    """Lets `tracer.sharding` raise without a list of equations, in this block.
+
+    In jax 0.10.2 the message of that AttributeError walks through the whole trace, and flax 0.12.8
+    asks for the attribute at each key that a stream gives: the time grows with the square of the
+    model, to a minute for 200 blocks. No option of JAX turns the list off. The error stays the
+    same, and only a process of the command line does this.
+    """
+    before = jax.core.Tracer.sharding
+
+    def sharding(tracer: Any) -> Any:
+        raise AttributeError(f"a tracer of {type(tracer).__name__} has no sharding")
+
+    setattr(jax.core.Tracer, "sharding", property(sharding))  # noqa: B010
+    try:
+        yield
+    finally:
+        setattr(jax.core.Tracer, "sharding", before)  # noqa: B010
 
 
 def _initialised(sample: Sample, target: str) -> tuple[Any, Any]:

@@ -15,7 +15,7 @@ from rich.measure import Measurement
 from rich.progress import Progress
 from rich.table import Table
 
-from ._fit import fitted
+from ._fit import fitted, lines_of
 from ._stdout import document_stream
 
 BAR_WIDTH = 30
@@ -135,6 +135,8 @@ def working(what: str) -> Iterator[Progress]:
 def _plain(renderable: RenderableType) -> str:
     if isinstance(renderable, str):
         return renderable + "\n"
+    if isinstance(renderable, Table) and (lines := lines_of(renderable)) is not None:
+        return "".join(f"{line}\n" for line in lines)
     console = Console(
         width=_natural_width(renderable), color_system=None, force_terminal=False, **_LITERAL
     )

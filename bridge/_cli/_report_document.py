@@ -41,7 +41,8 @@
     }
 
 `counterpart` is about Linen classes: `exists` is true for one that Flax ships and that has an NNX
-class (`name`), false for one that Flax ships and that has none, and null otherwise.
+class (`name`; for a part of a layer, such as the gates of an LSTM cell, the class of the layer's
+counterpart), false for one that Flax ships and that has none, and null otherwise.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._nodes import Migrated, Node, Size
-from ._source import counterpart_of, import_path, source_of
+from ._source import counterpart_of, import_path, is_part, source_of
 
 SCHEMA = "linen-nnx-bridge/report"
 VERSION = 1
@@ -105,8 +106,13 @@ def notes_of(root: Node) -> list[str]:
     return notes
 
 
-def _modules(node: Node, above: tuple[str, ...], depth: int) -> list[dict[str, Any]]:
+def _modules(
+    node: Node, above: tuple[str, ...], depth: int, around: type | None = None
+) -> list[dict[str, Any]]:
+    """The entries of a module and those below; `around` is the counterpart of the layer above."""
     counterpart = None if node.kind.is_native else counterpart_of(node.cls)
+    if counterpart is False and around is not None and is_part(node.cls):
+        counterpart = around
     entry = {
         "path": "/".join(node.path),
         "name": "/".join(node.path[len(above) :]),
@@ -122,7 +128,8 @@ def _modules(node: Node, above: tuple[str, ...], depth: int) -> list[dict[str, A
             "name": import_path(counterpart) if isinstance(counterpart, type) else None,
         },
     }
-    below = (_modules(child, node.path, depth + 1) for child in node.children)
+    inner = counterpart if isinstance(counterpart, type) else None
+    below = (_modules(child, node.path, depth + 1, inner) for child in node.children)
     return [entry, *(row for rows in below for row in rows)]
 
 

@@ -50,6 +50,11 @@ def counterpart_of(cls: type | None) -> type | bool | None:
     return False if _is_flax_linen(cls) else None
 
 
+def is_part(cls: type | None) -> bool:
+    """Whether a class is a part of Flax's own layers that programs cannot name."""
+    return cls is not None and _is_flax_linen(cls) and getattr(nn, cls.__name__, None) is not cls
+
+
 def import_path(cls: type) -> str:
     """The path to import a class by; for Flax's the public one."""
     for package in _PUBLIC:

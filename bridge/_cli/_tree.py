@@ -150,6 +150,8 @@ class _LinenPart:
         leaves: its variables.
         graphdefs: the GraphDef of each `ToLinen` by path.
         record: what was seen of it.
+        own: the values of each module's own parameters.
+        below: the paths of each module's submodules.
     """
 
     module: nn.Module
@@ -157,6 +159,8 @@ class _LinenPart:
     leaves: Neutral
     graphdefs: dict[Path, StaticGraphDef]
     record: LinenRecord | None
+    own: dict[Path | None, list[Any]]
+    below: dict[Path | None, list[Path]]
 
     @classmethod
     def of(
@@ -177,7 +181,16 @@ class _LinenPart:
             classes.update((p, ToLinen) for p in by_path if p)
         else:
             classes.update((p, c) for p, c in record.classes.items() if p)
-        return cls(module, classes, leaves, by_path, record)
+        active = registry.current()
+        # Once for all modules: for each module again, it would take the square of their number.
+        own: dict[Path | None, list[Any]] = {}
+        for (collection, path), leaf in leaves.items():
+            if issubclass(active.type_from_name(collection), nnx.Param):
+                own.setdefault(_owner(path, classes), []).append(leaf.value)
+        below: dict[Path | None, list[Path]] = {}
+        for path in filter(None, classes):
+            below.setdefault(_owner(path, classes), []).append(path)
+        return cls(module, classes, leaves, by_path, record, own, below)
 
     def node(self, at: Path, observed: Observed, kind: Kind, below: Path = ()) -> Node:
         """The node of the module at path `below`; `at` is where the whole part is in the model."""
@@ -185,20 +198,14 @@ class _LinenPart:
         found = self.classes[below]
         if below in self.graphdefs or (isinstance(found, type) and issubclass(found, NNX_WRAPPERS)):
             return _nnx_node(self._merged(below), path, observed, Kind.WRAPPED_NNX)
-        active = registry.current()
-        own = [
-            leaf.value
-            for (collection, p), leaf in self.leaves.items()
-            if issubclass(active.type_from_name(collection), nnx.Param)
-            and _owner(p, self.classes) == below
-        ]
-        children = [p for p in self.classes if p and _owner(p, self.classes) == below]
         return Node(
             _text(path),
             found,
             kind,
-            _size(own),
-            tuple(self.node(at, observed, Kind.LINEN, child) for child in children),
+            _size(self.own.get(below, ())),
+            tuple(
+                self.node(at, observed, Kind.LINEN, child) for child in self.below.get(below, ())
+            ),
         )
 
     def _merged(self, below: Path) -> nnx.Module:

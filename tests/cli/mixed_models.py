@@ -267,3 +267,32 @@ def make_nnx_pair():
     return nnx.Sequential(
         nnx.Linear(WIDTH, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
     )
+
+
+def make_lstm():
+    return nn.RNN(nn.OptimizedLSTMCell(3)), jnp.ones((1, 2, 4))
+
+
+def make_normed_local():
+    layer = nn.ConvLocal(3, (2,), name="layer_instance")
+    return {"model": nn.WeightNorm(layer), "inputs": (jnp.ones((1, 4, 2)),)}
+
+
+class Tower(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(200):
+            x = nn.Sequential([nn.LayerNorm(), nn.Dense(4), nn.Dense(4)])(x)
+        return x
+
+
+def make_linen_tower():
+    return Tower(), jnp.ones((1, 4))
+
+
+def make_nnx_tower():
+    rngs = nnx.Rngs(0)
+    layers = [
+        nnx.Sequential(nnx.LayerNorm(4, rngs=rngs), nnx.Linear(4, 4, rngs=rngs)) for _ in range(200)
+    ]
+    return nnx.Sequential(*layers)

@@ -5,6 +5,7 @@ import math
 import pathlib
 import re
 import sys
+import time
 
 import flax
 import jax
@@ -220,6 +221,25 @@ def test_counterparts_are_told_for_the_layers_of_flax(report):
         "again": {"exists": None, "name": None},
         "x": {"exists": False, "name": None},
     }
+
+
+def test_the_parts_of_a_layer_have_the_counterpart_of_the_layer(report):
+    found = by_path(report("make_lstm"))
+    assert found["cell/hi"]["class"] == "DenseParams"
+    assert {found[path]["counterpart"]["name"] for path in ("cell", "cell/hi", "cell/io")} == {
+        "flax.nnx.OptimizedLSTMCell"
+    }
+    # A layer that has none of its own still has none inside of one that has.
+    normed = by_path(report("make_normed_local"))
+    assert normed["layer_instance"]["counterpart"] == {"exists": False, "name": None}
+
+
+def test_the_time_of_a_report_does_not_grow_with_the_square_of_the_model(capsys):
+    before = time.process_time()
+    for maker in ("make_linen_tower", "make_nnx_tower"):
+        assert run(capsys, "report", f"{TARGETS}:{maker}").code == 0
+    # About 2 s; before, more than 30.
+    assert time.process_time() - before < 8
 
 
 def test_every_layer_of_linen_has_a_counterpart_or_is_known_to_have_none():
