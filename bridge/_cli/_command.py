@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import math
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
 from typing import Any
 
-from bridge._errors import BridgeError
+from bridge._errors import BridgeError, CheckpointError
 
 from ._places import user_place
 from ._stdout import for_document
@@ -21,6 +23,9 @@ FAILED = 1
 """A check failed, or two things that were compared differ."""
 UNUSABLE = 2
 """Wrong usage, or input that cannot be read."""
+MISSING_EXTRA = 3
+"""An optional dependency is missing."""
+_EXTRA_LIBRARIES = ("safetensors",)
 
 
 def new_parser(
@@ -72,7 +77,7 @@ def new_parser(
                 traceback.print_exception(error)
             else:
                 sys.stderr.write(f"{parser.prog}: {error}\n")
-            return UNUSABLE
+            return MISSING_EXTRA if _lacks_extra(error) else UNUSABLE
         except SystemExit as error:
             # A program that a command runs may call `sys.exit`; its code is not one of ours.
             if arguments.traceback:
@@ -107,6 +112,53 @@ def add_input(parser: argparse.ArgumentParser) -> None:
         help="a sample input of the model, such as 8,28,28,1 or 8,16:int32, float32 by default;"
         " once for each input, instead of those that TARGET gives",
     )
+
+
+def add_kwarg(parser: argparse.ArgumentParser) -> None:
+    """Adds the option for keyword arguments of a model's call."""
+    parser.add_argument(
+        "--kwarg",
+        action="append",
+        dest="kwargs",
+        type=_kwarg,
+        default=[],
+        metavar="NAME=VALUE",
+        help="a keyword argument of the model's call, such as train=False; a Python literal, or"
+        " text; once for each",
+    )
+
+
+def add_filter(parser: argparse.ArgumentParser) -> None:
+    """Adds the option that leaves out leaves."""
+    parser.add_argument(
+        "--filter",
+        type=_expression,
+        metavar="REGEX",
+        help="only leaves in whose path the expression is found, such as params/.*/bias$",
+    )
+
+
+def _lacks_extra(error: BaseException) -> bool:
+    cause = error.__cause__
+    is_import = isinstance(error, CheckpointError) and isinstance(cause, ImportError)
+    return is_import and getattr(cause, "name", None) in _EXTRA_LIBRARIES
+
+
+def _expression(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text} is not a regular expression: {error}") from None
+
+
+def _kwarg(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise argparse.ArgumentTypeError(f"{text} is not NAME=VALUE, such as train=False")
+    try:
+        return name, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        return name, value
 
 
 def number(text: str, expected: str, fits: Callable[[float], bool]) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -25,7 +25,10 @@ class Difference:
         shapes: its shape in either, None if it is not one array.
         dtypes: its dtype in either, None likewise.
         max_abs: the largest absolute difference of two elements; None where shapes differ or the
-            elements are no numbers, infinity where only one of them is NaN or infinite.
+            elements are no numbers, infinity where only one of them is infinite. Elements of
+            which only one is NaN have no difference; `nan` counts them.
+        max_rel: the largest of |a - b| / |b|, likewise; infinity where only b is zero.
+        nan: how many elements are NaN in the first one alone, and in the second alone.
     """
 
     name: str
@@ -33,6 +36,18 @@ class Difference:
     shapes: tuple[tuple[int, ...] | None, tuple[int, ...] | None]
     dtypes: tuple[str | None, str | None]
     max_abs: float | None
+    max_rel: float | None = None
+    nan: tuple[int, int] = (0, 0)
+
+
+class _Distance(NamedTuple):
+    absolute: float | None
+    relative: float | None = None
+    nan: tuple[int, int] = (0, 0)
+
+    @property
+    def is_zero(self) -> bool:
+        return self.absolute in (None, 0.0) and not any(self.nan)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +101,7 @@ def _difference(name: str, a: Leaf, b: Leaf, rtol: float, atol: float) -> Differ
     flat_a, tree_a = jax.tree.flatten(a.value)
     flat_b, tree_b = jax.tree.flatten(b.value)
     what: list[str] = []
-    max_abs: float | None = None
+    distances: list[_Distance] = []
     if tree_a != tree_b:
         what.append("structure")
     else:
@@ -95,41 +110,62 @@ def _difference(name: str, a: Leaf, b: Leaf, rtol: float, atol: float) -> Differ
             what.append("shape")
         else:
             compared = [_values(x, y, rtol, atol) for x, y in pairs]
-            numbers = [distance for _, distance in compared if distance is not None]
-            max_abs = max(numbers, default=None)
+            distances = [distance for _, distance in compared]
             if not all(same for same, _ in compared):
                 what.append("values")
         if any(dtype_of(x) != dtype_of(y) for x, y in pairs):
             what.append("dtype")
     shapes = shape_of(a.value), shape_of(b.value)
-    return Difference(name, tuple(what), shapes, (dtype_of(a.value), dtype_of(b.value)), max_abs)
+    dtypes = dtype_of(a.value), dtype_of(b.value)
+    max_abs, max_rel = (
+        max((each for each in own if each is not None), default=None)
+        for own in ([d.absolute for d in distances], [d.relative for d in distances])
+    )
+    nan = sum(d.nan[0] for d in distances), sum(d.nan[1] for d in distances)
+    return Difference(name, tuple(what), shapes, dtypes, max_abs, max_rel, nan)
 
 
-def _values(x: Any, y: Any, rtol: float, atol: float) -> tuple[bool, float | None]:
-    """Whether two values of one shape are the same, and their largest distance."""
+def _values(x: Any, y: Any, rtol: float, atol: float) -> tuple[bool, _Distance]:
+    """Whether two values of one shape are the same, and how far they are from each other."""
     if isinstance(x, str) or isinstance(y, str):
-        return x == y, None
+        return x == y, _Distance(None)
     x, y = np.asarray(to_bits(x)), np.asarray(to_bits(y))
     if x.size == 0:
-        return True, 0.0
+        return True, _Distance(0.0, 0.0)
     distance = _distance(x, y)
     if not (rtol or atol):
-        return distance == 0.0, distance
+        return distance.is_zero, distance
     wide_x, wide_y = _wide(x), _wide(y)
     return bool(np.isclose(wide_x, wide_y, rtol=rtol, atol=atol, equal_nan=True).all()), distance
 
 
-def _distance(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> float:
+def _distance(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> _Distance:
     if x.dtype.kind in "biu" and y.dtype.kind in "biu":
         # Large integers are not all floats, and unsigned ones wrap around.
         apart = x != y
-        pairs = zip(x[apart].tolist(), y[apart].tolist(), strict=True)
-        return float(max((abs(int(a) - int(b)) for a, b in pairs), default=0))
+        pairs = [
+            (int(a), int(b)) for a, b in zip(x[apart].tolist(), y[apart].tolist(), strict=True)
+        ]
+        relative = (abs(a - b) / abs(b) if b else np.inf for a, b in pairs)
+        return _Distance(
+            float(max((abs(a - b) for a, b in pairs), default=0)), float(max(relative, default=0))
+        )
     x, y = _wide(x), _wide(y)
-    same = (x == y) | (np.isnan(x) & np.isnan(y))
-    with np.errstate(invalid="ignore"):
+    nan_x, nan_y = np.isnan(x), np.isnan(y)
+    same = (x == y) | nan_x | nan_y
+    with np.errstate(invalid="ignore", divide="ignore"):
         distances = np.where(same, 0.0, np.abs(x - y))
-    return float(np.where(np.isnan(distances), np.inf, distances).max())
+        relative = np.where(same, 0.0, distances / np.abs(y))
+    if not (~nan_x & ~nan_y).any():
+        both = bool((nan_x & nan_y).all())
+        return _Distance(0.0 if both else None, 0.0 if both else None, _only(nan_x, nan_y))
+    # Of two infinities of other signs, and of numbers beside one.
+    distances, relative = (np.where(np.isnan(d), np.inf, d) for d in (distances, relative))
+    return _Distance(float(distances.max()), float(relative.max()), _only(nan_x, nan_y))
+
+
+def _only(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[int, int]:
+    return int((x & ~y).sum()), int((y & ~x).sum())
 
 
 def _wide(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

@@ -59,16 +59,19 @@ def against_model(contents: Contents, model: Any, rules: Rules, *, to_nnx: bool)
         rules: the table.
         to_nnx: which of the two `model` is.
     """
-    neutral = _with_collections(contents, rules)
-    variables = to_variables(neutral)
-    source = variables if to_nnx else linen_to_nnx(variables)
-    plan = port.plan(source, model, rules.paths)
+    plan = port.plan(source_of(contents, rules, to_nnx=to_nnx), model, rules.paths)
 
     def make() -> Any:
         made = plan.apply()
         return _concrete(nnx.state(made, graph=True)) if to_nnx else made
 
     return Conversion((), plan, make)
+
+
+def source_of(contents: Contents, rules: Rules, *, to_nnx: bool) -> Any:
+    """A checkpoint as the source of a plan: Linen variables, or an NNX State."""
+    variables = to_variables(_with_collections(contents, rules))
+    return variables if to_nnx else linen_to_nnx(variables)
 
 
 def by_rules(contents: Contents, rules: Rules, *, to_nnx: bool) -> Conversion:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from . import _command
@@ -29,8 +30,12 @@ is changed.
 
 A rule holds for the path that it matches and all below it, in both directions.
 
-RNG state is left out, and so is what is beside the model, such as an optimizer's state. Metadata
-boxes are kept by --format bridge alone.
+RNG state is left out, and so is what is beside the model, such as an optimizer's state and step;
+the command names it. Metadata boxes are kept by --format bridge alone.
+
+--suggest prints the rules that --model needs instead, as Python and as TOML, with what speaks for
+each. With --input the model is traced to see the order of its calls, and with --source-model the
+one that wrote CHECKPOINT too.
 
 --overwrite replaces a checkpoint and nothing else: OUT may not hold any other file, and not be a
 link, the current directory, CHECKPOINT, or a directory above one of these. The old one is there
@@ -48,10 +53,12 @@ examples:
   python -m bridge convert linen_checkpoint nnx_checkpoint --to nnx --model models.py:make_nnx
   python -m bridge convert nnx_checkpoint model.msgpack --to linen --format msgpack \\
       --model models.py:make_linen --input 1,28,28,1
+  python -m bridge convert linen_checkpoint --to nnx --model models.py:make_nnx --suggest
+  python -m bridge convert linen_checkpoint model.npz --to linen --format npz
 
 The JSON document is {"schema": "linen-nnx-bridge/convert", "version": 1, "written": bool,
-"ok": bool, "entries": [{"kind": str, "source": [str], "target": [str]}]}; with --model it has all
-that bridge.port.Plan.to_json gives.
+"left_out": [str], "ok": bool, "entries": [{"kind": str, "source": [str], "target": [str]}]}; with
+--model it has all that bridge.port.Plan.to_json gives.
 """
 
 SCHEMA = "linen-nnx-bridge/convert"
@@ -69,7 +76,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         _run,
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a directory or file")
-    parser.add_argument("out", metavar="OUT", type=pathlib.Path, help="what is written")
+    parser.add_argument("out", metavar="OUT", type=pathlib.Path, nargs="?", help="what is written")
     parser.add_argument("--to", choices=("linen", "nnx"), required=True, help="the layout of OUT")
     parser.add_argument(
         "--rules", metavar="FILE", type=pathlib.Path, help="the table of paths, TOML or JSON"
@@ -79,13 +86,24 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="TARGET",
         help="the model that reads OUT, package.module:name or file.py:name; see report --help",
     )
+    parser.add_argument(
+        "--suggest",
+        action="store_true",
+        help="print the rules that --model needs, with what speaks for each, and write nothing",
+    )
+    parser.add_argument(
+        "--source-model",
+        metavar="TARGET",
+        help="the model that wrote CHECKPOINT, which --suggest traces beside --model",
+    )
     _command.add_input(parser)
+    _command.add_kwarg(parser)
     parser.add_argument(
         "--format",
-        choices=("orbax", "msgpack", "bridge"),
+        choices=("orbax", "msgpack", "bridge", "safetensors", "npz"),
         default="orbax",
         help="orbax and msgpack: what a program of that library writes itself; bridge: what"
-        " programs of both read (default: %(default)s)",
+        " programs of both read; safetensors and npz: arrays by name (default: %(default)s)",
     )
     _command.add_within(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the plan and write nothing")
@@ -95,6 +113,9 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     from . import _conversion_plan, _leaves, _model, _output, _rules_file, _target, _write
 
+    _check_usage(arguments)
+    if arguments.suggest:
+        return _suggest(arguments)
     to_nnx = arguments.to == "nnx"
     inputs = _target.parse_inputs(arguments.inputs)
     rules = _rules_file.load(arguments.rules) if arguments.rules else _rules_file.Rules()
@@ -107,7 +128,8 @@ def _run(arguments: argparse.Namespace) -> int:
         if arguments.model is None:
             conversion = _conversion_plan.by_rules(contents, rules, to_nnx=to_nnx)
         else:
-            model = _model.abstract(arguments.model, inputs, to_nnx=to_nnx)
+            kwargs = dict(arguments.kwargs)
+            model = _model.abstract(arguments.model, inputs, kwargs, to_nnx=to_nnx)
             conversion = _conversion_plan.against_model(contents, model, rules, to_nnx=to_nnx)
     writes = conversion.ok and not arguments.dry_run
     if writes:
@@ -121,13 +143,44 @@ def _run(arguments: argparse.Namespace) -> int:
             )
     if arguments.json:
         header = {"schema": SCHEMA, "version": VERSION, "written": writes}
+        header["left_out"] = list(contents.left_out)
         _output.show_json({**header, **conversion.to_json()})
     else:
-        _output.show(*_renderables(conversion, arguments, writes))
+        _output.show(*_renderables(conversion, arguments, contents.left_out, writes))
     return _command.OK if conversion.ok else _command.FAILED
 
 
-def _renderables(conversion: Any, arguments: argparse.Namespace, writes: bool) -> Iterator[Any]:
+def _check_usage(arguments: argparse.Namespace) -> None:
+    from ._input_errors import InputError
+
+    if arguments.suggest and arguments.model is None:
+        raise InputError(
+            "--suggest", "no --model", "the model that needs the rules", "give --model"
+        )
+    if arguments.out is None and not arguments.suggest:
+        raise InputError("OUT", "nothing", "what is to be written", "give a path")
+
+
+def _suggest(arguments: argparse.Namespace) -> int:
+    """Prints the rules that a model needs."""
+    from . import _leaves, _output, _rules_file, _suggestions
+
+    rules = _rules_file.load(arguments.rules) if arguments.rules else _rules_file.Rules()
+    with _output.working(f"reading {arguments.checkpoint}"):
+        contents = _leaves.read(arguments.checkpoint, arguments.within)
+        found = _suggestions.suggestions(contents, rules, arguments)
+    if arguments.json:
+        told = json.loads(found.to_json())
+        header = {"schema": f"{SCHEMA}-suggestions", "version": VERSION}
+        _output.show_json({**header, **told})
+    else:
+        _output.show(str(found), "", "# for --rules:", found.to_toml().rstrip())
+    return _command.OK if found.plan.ok else _command.FAILED
+
+
+def _renderables(
+    conversion: Any, arguments: argparse.Namespace, left_out: Sequence[str], writes: bool
+) -> Iterator[Any]:
     from rich.text import Text
 
     from ._output import new_table
@@ -140,6 +193,8 @@ def _renderables(conversion: Any, arguments: argparse.Namespace, writes: bool) -
             table.add_row(Text(source), Text(target))
         yield table
     yield ""
+    if left_out:
+        yield f"left out, as it is no weight: {', '.join(left_out)}"
     if writes:
         yield f"written: {arguments.out} (layout {arguments.to}, {arguments.format})"
     elif conversion.ok:

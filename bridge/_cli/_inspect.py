@@ -10,8 +10,8 @@ from typing import Any
 from . import _command
 
 _DESCRIPTION = """\
-Tells the layout of a checkpoint, and lists its leaves. No array is read, but from a msgpack file,
-which has no index. With --verify all arrays are read and compared with the digests that
+Tells the layout of a checkpoint, and lists its leaves. No array is read, but from a single file.
+With --stats all arrays are read, and with --verify they are compared with the digests that
 bridge.checkpoint saved with them.
 
 layouts:
@@ -22,6 +22,10 @@ layouts:
 formats:
   orbax    a directory that orbax wrote
   msgpack  a file that flax.serialization wrote
+  safetensors, npz  a file of arrays by name; the keys of a path are joined by / or by dots
+
+A file of parameters alone, such as to_bytes(state.params), is read as Linen's. "latest" in the
+place of a step is the newest one of a CheckpointManager or of flax.training.checkpoints.
 """
 
 _EPILOG = """\
@@ -35,13 +39,16 @@ examples:
   python -m bridge inspect checkpoints/manager/100 --within model
   python -m bridge inspect model.msgpack --json > leaves.json
   python -m bridge inspect checkpoints/model --verify
+  python -m bridge inspect checkpoints/manager/latest --within model --summary
+  python -m bridge inspect model.msgpack --stats --filter 'kernel$'
 
 The JSON document is {"schema": "linen-nnx-bridge/checkpoint", "version": 1, "checkpoint": str,
 "layout": str, "format": str, "written_by": "linen" | "nnx" | null, "extra": [str],
-"collections": [{"name": str | null, "leaves": int, "elements": int, "bytes": int}],
-"total": {"leaves": int, "elements": int, "bytes": int},
+"collections": [{"name": str | null, "leaves": int, "elements": int, "bytes": int,
+"nan": int, "infinite": int}], "total": likewise without the name (the last two with --stats),
 "leaves": [{"collection": str | null, "path": str, "shape": [int] | null, "dtype": str | null,
-"bytes": int | null, "box": str | null}],
+"bytes": int | null, "box": str | null, "statistics": {"min": number | null, "max": likewise,
+"mean": likewise, "std": likewise, "nan": int, "infinite": int} | null (with --stats)}],
 "verified": int | null, "damaged": [{"path": str, "reason": str}]}; "verified" is the number of
 arrays that have their digests, null without --verify and if any is damaged.
 """
@@ -62,6 +69,15 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a directory or file")
     _command.add_within(parser)
+    _command.add_filter(parser)
+    parser.add_argument(
+        "--summary", action="store_true", help="only what the collections hold, not each leaf"
+    )
+    parser.add_argument(
+        "--stats",
+        action="store_true",
+        help="read the arrays: smallest, largest, mean, deviation, and counts of NaN and infinity",
+    )
     parser.add_argument("--verify", action="store_true", help="compare every array with its digest")
 
 
@@ -72,9 +88,10 @@ def _run(arguments: argparse.Namespace) -> int:
 
     with _output.working(f"reading {arguments.checkpoint}"):
         layout = checkpoint.layout(arguments.checkpoint, within=arguments.within)
+        statistics = _statistics(arguments) if arguments.stats else {}
         verified, damaged = _verify(arguments.checkpoint) if arguments.verify else (None, [])
     document = {
-        **_document(arguments.checkpoint, layout),
+        **_document(arguments, layout, statistics),
         "verified": verified,
         "damaged": [{"path": path, "reason": reason} for path, reason in damaged],
     }
@@ -97,8 +114,24 @@ def _verify(path: str) -> tuple[int | None, tuple[tuple[str, str], ...]]:
         return None, error.unreadable
 
 
-def _document(path: str, layout: Any) -> dict[str, Any]:
-    leaves = [_leaf(leaf) for leaf in layout.leaves]
+def _statistics(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Figures of each leaf by its path."""
+    from . import _leaves
+    from ._statistics import statistics_of
+
+    contents = _leaves.read(arguments.checkpoint, arguments.within)
+    return {
+        "/".join(text for text in (collection, *path) if text): statistics_of(leaf.value)
+        for (collection, path), leaf in contents.by_address().items()
+    }
+
+
+def _document(
+    arguments: argparse.Namespace, layout: Any, statistics: Mapping[str, Any]
+) -> dict[str, Any]:
+    leaves = [_leaf(leaf, statistics) for leaf in layout.leaves]
+    if arguments.filter is not None:
+        leaves = [leaf for leaf in leaves if arguments.filter.search(_full_path(leaf))]
     # In a state by path, what is beside the model cannot be told from it.
     extra = () if layout.layout == "nnx" else layout.extra
     collections: dict[str | None, list[dict[str, Any]]] = {}
@@ -107,22 +140,26 @@ def _document(path: str, layout: Any) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "version": VERSION,
-        "checkpoint": path,
+        "checkpoint": arguments.checkpoint,
         "layout": layout.layout,
         "format": layout.format,
         "written_by": layout.written_by,
         "extra": list(extra),
         "collections": [{"name": name, **_sum(own)} for name, own in collections.items()],
         "total": _sum(leaves),
-        "leaves": leaves,
+        "leaves": [] if arguments.summary else leaves,
     }
 
 
-def _leaf(leaf: Any) -> dict[str, Any]:
+def _full_path(leaf: Mapping[str, Any]) -> str:
+    return "/".join(text for text in (leaf["collection"], leaf["path"]) if text)
+
+
+def _leaf(leaf: Any, statistics: Mapping[str, Any]) -> dict[str, Any]:
     from ._leaves import item_bytes
 
     width = item_bytes(leaf.dtype)
-    return {
+    entry = {
         "collection": leaf.collection,
         "path": "/".join(map(str, leaf.path)),
         "shape": None if leaf.shape is None else list(leaf.shape),
@@ -130,14 +167,27 @@ def _leaf(leaf: Any) -> dict[str, Any]:
         "bytes": None if leaf.shape is None or width is None else width * math.prod(leaf.shape),
         "box": leaf.box,
     }
+    if not statistics:
+        return entry
+    full = _full_path(entry)
+    # In an NNX state that orbax wrote, a Variable is a mapping with one key.
+    found = statistics.get(full, statistics.get(full.removesuffix("/value")))
+    return {**entry, "statistics": found}
 
 
-def _sum(leaves: list[dict[str, Any]]) -> dict[str, int]:
+def _sum(leaves: list[dict[str, Any]]) -> dict[str, Any]:
+    figures = [leaf["statistics"] for leaf in leaves if leaf.get("statistics") is not None]
+    names = ("nan", "infinite") if figures else ()
     return {
         "leaves": len(leaves),
         "elements": sum(math.prod(leaf["shape"]) for leaf in leaves if leaf["shape"] is not None),
         "bytes": sum(leaf["bytes"] or 0 for leaf in leaves),
+        **{name: sum(each[name] for each in figures) for name in names},
     }
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:.4g}"
 
 
 def _renderables(document: Mapping[str, Any]) -> Iterator[Any]:
@@ -148,20 +198,25 @@ def _renderables(document: Mapping[str, Any]) -> Iterator[Any]:
     written = f", saved from {document['written_by']}" if document["written_by"] else ""
     yield f"{document['checkpoint']}: layout {document['layout']}, {document['format']}{written}"
     yield ""
-    table = new_table("collection", "path", "shape", "dtype", "bytes", "box", right=("bytes",))
+    has_figures = "nan" in document["total"]
+    figures = ("min", "max", "mean", "std", "nan", "infinite") if has_figures else ()
+    columns = ("collection", "path", "shape", "dtype", "bytes", "box", *figures)
+    table = new_table(*columns, right=("bytes", *figures))
     for leaf in document["leaves"]:
         size = "" if leaf["bytes"] is None else byte_text(leaf["bytes"])
         cells = (leaf["collection"] or "", leaf["path"], shape_text(leaf["shape"]))
-        table.add_row(*map(Text, (*cells, leaf["dtype"] or "", size, leaf["box"] or "")))
-    yield table
-    yield ""
-    headings = ("leaves", "elements", "bytes")
-    totals = new_table("collection", *headings, right=headings)
+        own = leaf.get("statistics") or {}
+        numbers = (_number(own.get(name)) for name in figures)
+        table.add_row(*map(Text, (*cells, leaf["dtype"] or "", size, leaf["box"] or "", *numbers)))
+    if document["leaves"]:
+        yield table
+        yield ""
+    counts = ("leaves", "elements", *(("nan", "infinite") if has_figures else ()))
+    totals = new_table("collection", *counts, "bytes", right=(*counts, "bytes"))
     for entry in (*document["collections"], {"name": "total", **document["total"]}):
         totals.add_row(
             Text(entry["name"] or "(none)"),
-            f"{entry['leaves']:,}",
-            f"{entry['elements']:,}",
+            *(f"{entry.get(name, 0):,}" for name in counts),
             byte_text(entry["bytes"]),
         )
     yield totals

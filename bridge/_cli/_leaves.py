@@ -11,7 +11,8 @@ import numpy as np
 from flax import nnx
 
 import registry
-from bridge import _linen_side, checkpoint
+from bridge import _linen_side, checkpoint, nnx_to_linen
+from bridge._errors import path_text
 from bridge._neutral import Address, Leaf, Neutral, Path, nest, place
 from bridge.checkpoint import Layout
 
@@ -35,6 +36,19 @@ class Contents:
     def has_collections(self) -> bool:
         """Whether it tells collections; an NNX state that orbax wrote does not."""
         return self.layout.layout != "nnx"
+
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What is no weight: RNG state, and trees beside the model, such as `opt_state`."""
+        rngs = self.leaves.keys() - self.without_rngs().leaves.keys()
+        # In a state by path, what is beside the model cannot be told from it.
+        extra = self.layout.extra if self.has_collections else ()
+        return *extra, *sorted(path_text(*address) for address in rngs)
+
+    @property
+    def is_linen(self) -> bool:
+        """Whether its paths are those of a Linen model."""
+        return self.layout.layout == "linen" or self.layout.written_by == "linen"
 
     def without_rngs(self) -> Contents:
         """The same without the state of RNG streams."""
@@ -81,6 +95,13 @@ def read(path: str, within: Sequence[str] = ()) -> Contents:
         # Orbax writes each Variable of a State as a mapping.
         leaves = {p[:-1]: leaf for p, leaf in leaves.items()}
     return Contents(layout, {(NO_COLLECTION, p): leaf for p, leaf in leaves.items()})
+
+
+def of_state(layout: Layout, state: nnx.State) -> Contents:
+    """What a checkpoint of some layout holds once its paths are those of an NNX state."""
+    neutral = _linen_side.from_variables(nnx_to_linen(state))
+    leaves = {address: leaf for address, leaf in neutral.items() if not leaf.is_empty}
+    return Contents(dataclasses.replace(layout, layout="bridge", written_by="nnx"), leaves)
 
 
 def dtype_of(value: Any) -> str | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -21,12 +22,19 @@ from ._target import Sample, imported, sample_of
 from ._tree import tree_of
 
 
-def tree(target: str, inputs: tuple[Any, ...] | None = None, *, concrete: bool = False) -> Node:
+def tree(
+    target: str,
+    inputs: tuple[Any, ...] | None = None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    concrete: bool = False,
+) -> Node:
     """Makes the model and looks at it.
 
     Args:
         target: `package.module:name` or `path/to/file.py:name`, see `_target`.
         inputs: sample inputs instead of those that come with the model.
+        kwargs: keyword inputs beside those that come with the model.
         concrete: run it with real arrays instead of abstract ones.
 
     Raises:
@@ -38,8 +46,8 @@ def tree(target: str, inputs: tuple[Any, ...] | None = None, *, concrete: bool =
 
         def run() -> None:
             with observing() as observed:
-                sample = sample_of(make(), inputs, target)
-                model, variables = _initialised(sample, target)
+                given = sample_of(make(), inputs, target, kwargs)
+                model, variables = _initialised(given, target)
                 # Within the trace, as what is traced must not leave it.
                 made.append(tree_of(model, observed, variables))
 
@@ -51,12 +59,19 @@ def tree(target: str, inputs: tuple[Any, ...] | None = None, *, concrete: bool =
         return made[0]
 
 
-def abstract(target: str, inputs: tuple[Any, ...] | None, *, to_nnx: bool) -> Any:
+def abstract(
+    target: str,
+    inputs: tuple[Any, ...] | None,
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    to_nnx: bool,
+) -> Any:
     """What the model of a TARGET needs: shapes and dtypes, without values.
 
     Args:
         target: see `tree`.
         inputs: see `tree`.
+        kwargs: see `tree`.
         to_nnx: which of the two it has to be.
 
     Returns:
@@ -69,19 +84,52 @@ def abstract(target: str, inputs: tuple[Any, ...] | None, *, to_nnx: bool) -> An
     with imported(target) as make:
 
         def run() -> Any:
-            sample = sample_of(make(), inputs, target)
-            if isinstance(sample.model, nnx.Module) != to_nnx:
+            given = sample_of(make(), inputs, target, kwargs)
+            if isinstance(given.model, nnx.Module) != to_nnx:
                 raise InputError(
                     "--model",
-                    f"{type(sample.model).__name__}, which is {'Linen' if to_nnx else 'NNX'}",
+                    f"{type(given.model).__name__}, which is {'Linen' if to_nnx else 'NNX'}",
                     f"an {'NNX' if to_nnx else 'Linen'} model, as --to says",
                     "--model is the model that reads OUT",
                 )
-            model, variables = _initialised(sample, target)
+            model, variables = _initialised(given, target)
             return model if to_nnx else variables
 
         with _short_sharding_errors():
             return nnx.eval_shape(run) if to_nnx else jax.eval_shape(run)
+
+
+def called(target: str, inputs: tuple[Any, ...] | None, kwargs: Mapping[str, Any]) -> Sample:
+    """The model of a TARGET with the shapes of its sample inputs; an NNX model has no values.
+
+    Args:
+        target: see `tree`.
+        inputs: see `tree`.
+        kwargs: keyword inputs; those that the model does not take are left out.
+
+    Raises:
+        InputError: TARGET gives no model.
+        ProgramError: making it raises.
+    """
+    found: list[Sample] = []
+
+    def run() -> None:
+        given = sample_of(make(), inputs, target)
+        function = getattr(type(given.model), given.method or "__call__")
+        shapes = jax.tree.map(_shape, given.inputs)
+        own = {**given.kwargs, **taken(function, kwargs)}
+        found.append(dataclasses.replace(given, inputs=shapes, kwargs=own))
+
+    with imported(target) as make, _short_sharding_errors():
+        jax.eval_shape(run)
+    return found[0]
+
+
+def taken(function: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The keyword arguments that a function takes."""
+    parameters = inspect.signature(function).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    return {name: value for name, value in kwargs.items() if takes_all or name in parameters}
 
 
 @contextlib.contextmanager
@@ -138,6 +186,10 @@ def _check_inputs(function: Any, model: nn.Module, args: Any, kwargs: Any, targe
             f"those of {type(model).__name__}, which makes its submodules when it sees them",
             "return (module, *inputs), or pass --input 1,28,28,1",
         ) from error
+
+
+def _shape(value: Any) -> Any:
+    return jax.ShapeDtypeStruct(value.shape, value.dtype) if hasattr(value, "shape") else value
 
 
 def _array(value: Any) -> Any:

@@ -13,16 +13,16 @@ _INSTALLED = tuple(
 
 
 def user_place(error: BaseException) -> str:
-    """File and line of the innermost call in the user's own program, else of the error.
+    """File and line of the innermost call in the user's own program.
 
     Flax, JAX and this package raise most errors, and the line to change is none of theirs.
+
+    Returns:
+        The place, or words that stand for one if the program's code was not running.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_users(frame.filename)]
-    if not frames:
-        return "the program"
-    place = (own or frames)[-1]
-    return f"{place.filename}, line {place.lineno}"
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else "no line of the program"
 
 
 def _is_users(filename: str) -> bool:

@@ -52,6 +52,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("target", metavar="TARGET", help="package.module:name or file.py:name")
     _command.add_input(parser)
+    _command.add_kwarg(parser)
     parser.add_argument(
         "--html", metavar="FILE", type=pathlib.Path, help="also write one self-contained page"
     )
@@ -89,7 +90,8 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     inputs = _target.parse_inputs(arguments.inputs)
     with _output.working(f"tracing {arguments.target}"):
-        root = _model.tree(arguments.target, inputs, concrete=arguments.concrete)
+        kwargs = dict(arguments.kwargs)
+        root = _model.tree(arguments.target, inputs, kwargs, concrete=arguments.concrete)
     document = _report_document.document_of(arguments.target, root)
     if arguments.check:
         if any(node.is_empty for _, node in root.walk()):

@@ -77,12 +77,18 @@ def imported(target: str) -> Iterator[Callable[[], Any]]:
         sys.path[:] = before
 
 
-def sample_of(made: Any, inputs: tuple[Any, ...] | None, target: str) -> Sample:
+def sample_of(
+    made: Any,
+    inputs: tuple[Any, ...] | None,
+    target: str,
+    kwargs: Mapping[str, Any] | None = None,
+) -> Sample:
     """The documented forms of what a TARGET gives, as one.
 
     Args:
         made: what it gave.
         inputs: inputs from the command line, which replace those that came with the model.
+        kwargs: keyword inputs from the command line, which are added to the model's.
         target: the TARGET, for the error.
 
     Raises:
@@ -114,7 +120,7 @@ def sample_of(made: Any, inputs: tuple[Any, ...] | None, target: str) -> Sample:
         )
     if inputs is not None:
         sample = dataclasses.replace(sample, inputs=inputs)
-    return sample
+    return dataclasses.replace(sample, kwargs={**sample.kwargs, **(kwargs or {})})
 
 
 def parse_inputs(texts: Sequence[str] | None) -> tuple[jax.ShapeDtypeStruct, ...] | None:

@@ -7,13 +7,15 @@ import pathlib
 from typing import Any
 
 import orbax.checkpoint as ocp
-from flax import nnx, serialization
+from flax import nnx
 from flax.core import meta
 
 from bridge import checkpoint
-from bridge.checkpoint import _publish, _refusals
+from bridge.checkpoint import _publish, _refusals, _single_files
 
 from ._input_errors import InputError
+
+FILES = _single_files.FORMATS
 
 
 def check_free(out: pathlib.Path, source: str, form: str, *, overwrite: bool) -> None:
@@ -29,29 +31,30 @@ def check_free(out: pathlib.Path, source: str, form: str, *, overwrite: bool) ->
         return
     if not overwrite:
         raise InputError("OUT", f"something at {out}", "nothing there", "pass --overwrite")
-    _refusals.check_replaceable(out, is_file=form == "msgpack", sources=[source])
+    _refusals.check_replaceable(out, is_file=form in FILES, sources=[source])
 
 
 def write(out: pathlib.Path, source: str, tree: Any, form: str, *, overwrite: bool) -> None:
     """Writes a tree, in the place of the checkpoint that is there.
 
     Args:
-        out: a directory, or a file for msgpack.
+        out: a directory, or a file for the formats of one file.
         source: the checkpoint that was read, which is not replaced.
         tree: Linen variables or an NNX State.
-        form: `orbax` or `msgpack` for the tree as programs without the bridge write it, with bare
-            values; `bridge` for a checkpoint of `bridge.checkpoint`, which keeps boxes.
+        form: `orbax`, `msgpack`, `safetensors` or `npz` for the tree as programs without the
+            bridge write it, with bare values; `bridge` for a checkpoint of `bridge.checkpoint`,
+            which keeps boxes.
         overwrite: whether a checkpoint is replaced.
 
     Raises:
         CheckpointError: what is at `out` is not replaced, or writing fails; it is unchanged.
     """
-    is_file = form == "msgpack"
+    is_file = form in FILES
     with _publish.publishing(out, overwrite=overwrite, is_file=is_file, sources=[source]) as new:
         if form == "bridge":
             checkpoint.save(new, tree)
         elif is_file:
-            new.write_bytes(serialization.to_bytes(_bare(tree)))
+            _single_files.write(new, _bare(tree), form)
         else:
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
                 # Programs save the State itself, as Flax's guide on checkpoints does.

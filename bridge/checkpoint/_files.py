@@ -13,7 +13,8 @@ from etils import epath
 
 from bridge._errors import CheckpointError, CheckpointNotFoundError, mapping_error
 
-from . import _leftovers
+from . import _leftovers, _single_files
+from ._latest import latest_step
 
 # The items that a checkpoint of the bridge always has and may have.
 NOTES = "bridge"
@@ -26,7 +27,7 @@ class Found(NamedTuple):
 
     Attributes:
       path: the directory or file.
-      format: `bridge`, `orbax` or `msgpack`.
+      format: `bridge`, `orbax`, or one of a single file: `msgpack`, `safetensors`, `npz`.
     """
 
     path: Any
@@ -62,19 +63,27 @@ def find(path: str | os.PathLike[str]) -> Found:
     """The checkpoint at a path.
 
     Args:
-      path: a directory or file; a step of a `CheckpointManager` that has one item will do.
+      path: a directory or file; a step of a `CheckpointManager` that has one item will do, and
+        `latest` in the place of a step.
 
     Raises:
       CheckpointNotFoundError: there is none; the error names what is there instead.
       CheckpointError: it was never finished.
     """
-    where = absolute(path)
+    where = latest_step(absolute(path))
     if where.is_dir() and not ocp.utils.is_checkpoint_finalized(where):
         raise CheckpointError(
             "there is an unfinished save at", where, "Restore a checkpoint that was finished."
         )
     if where.is_file():
-        return Found(where, "msgpack")
+        form = _single_files.form_of(where)
+        if form is None:
+            raise CheckpointNotFoundError(
+                "there is a file that is not a checkpoint at",
+                where,
+                "It is neither msgpack of flax.serialization nor safetensors nor npz.",
+            )
+        return Found(where, form)
     if not where.is_dir():
         raise _nothing_at(where)
     if (where / NOTES).is_dir():

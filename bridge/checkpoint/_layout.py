@@ -37,7 +37,7 @@ class Layout:
     Attributes:
       layout: `bridge` for a checkpoint of this package; else `linen` for variables by collection,
         `nnx` for a state by path.
-      format: `orbax` or `msgpack`.
+      format: `orbax`, `msgpack`, `safetensors` or `npz`.
       leaves: the leaves of the model.
       extra: the names of the other trees.
       written_by: the side that a checkpoint of this package was saved from, `linen` or `nnx`.
@@ -51,7 +51,7 @@ class Layout:
 
 
 def layout(path: str | os.PathLike[str], *, within: Key | Sequence[Key] = ()) -> Layout:
-    """What a checkpoint holds. Arrays are not read, but from a msgpack file, which has no index.
+    """What a checkpoint holds. Arrays are not read, but from a single file.
 
     Args:
       path: as for `restore`.

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flax import serialization
+
+from . import _single_files
 
 _ITEMS_FILE = "_CHECKPOINT_METADATA"
 _TREE_FILE = "_METADATA"
@@ -35,8 +36,8 @@ def check_is_checkpoint(path: Path) -> None:
     """Finds out whether a checkpoint is at a path, and nothing but it.
 
     A directory is one if a file in it has the form of the index that orbax writes, and every file
-    in it is one that this index calls for. A file is one if all of it is a msgpack mapping that
-    holds arrays, as `flax.serialization` writes it.
+    in it is one that this index calls for. A file is one if all of it is msgpack, safetensors or
+    npz that holds arrays.
 
     Args:
       path: a path that exists.
@@ -47,7 +48,7 @@ def check_is_checkpoint(path: Path) -> None:
     if path.is_symlink():
         raise NotACheckpointError(f"a symbolic link to {os.readlink(path)}")
     if path.is_file():
-        _check_msgpack(path)
+        _check_file(path)
     elif not path.is_dir():
         raise NotACheckpointError("neither a directory nor a file")
     elif (path / _TREE_FILE).is_file():
@@ -103,15 +104,16 @@ def _check_document(path: Path) -> None:
     _json_of(path / files[0])
 
 
-def _check_msgpack(path: Path) -> None:
+def _check_file(path: Path) -> None:
     try:
-        content = serialization.msgpack_restore(path.read_bytes())
+        form = _single_files.form_of(path)
+        content = _single_files.read(path, form) if form else None
     except OSError:
         raise
     except Exception as error:
-        raise NotACheckpointError("a file that is not a msgpack checkpoint") from error
+        raise NotACheckpointError("a file that is not a checkpoint") from error
     if not isinstance(content, dict) or not any(_has_array(value) for value in content.values()):
-        raise NotACheckpointError("a file that is not a msgpack checkpoint")
+        raise NotACheckpointError("a file that is not a checkpoint")
 
 
 def _has_array(value: Any) -> bool:

@@ -10,15 +10,15 @@ from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
-from flax import serialization
 
 import registry
 from bridge._errors import CheckpointError
 from bridge._neutral import Key, Path, nest
 
-from . import _arrays, _notes
+from . import _arrays, _notes, _single_files
 from ._failures import reason, reported
 from ._files import VARIABLES, Found, find
+from ._params_alone import is_params_alone
 from ._stored import Names, Record, Stored, describe, key_of, names_of, parts
 
 # The fields of a Linen TrainState that hold no variables.
@@ -56,7 +56,7 @@ class Source:
 
     Attributes:
       path: where it is.
-      format: `orbax` or `msgpack`.
+      format: `orbax`, `msgpack`, `safetensors` or `npz`.
       layout: `bridge`, `linen` or `nnx`.
       variables: the model's tree.
       extra: the other trees by name.
@@ -129,8 +129,8 @@ def _bridge_source(path: Any) -> Source:
 
 
 def _foreign_source(found: Found, within: Names) -> Source:
-    if found.format == "msgpack":
-        content = serialization.msgpack_restore(found.path.read_bytes())
+    if found.format in _single_files.FORMATS:
+        content = _single_files.read(found.path, found.format)
         values = dict(parts(content))
         entries = {p: _located(describe(value), p) for p, value in values.items()}
         read: Reader = functools.partial(_from_memory, values)
@@ -147,17 +147,21 @@ def _foreign_source(found: Found, within: Names) -> Source:
     named = {tuple(map(str, location)): stored for location, stored in entries.items()}
     main = {n[len(within) :]: s for n, s in named.items() if n[: len(within)] == within}
     layout = _layout({names[0] for names in main if names})
-    if layout == "linen":
+    if layout == "nnx" and is_params_alone(main, found.format, within):
+        layout, main = "linen", {("params", *names): s for names, s in main.items()}
+        tops_of_model = {names[1] for names in main} if not within else set(within[:1])
+    elif layout == "linen":
         main = {n: s for n, s in main.items() if len(n) > 1 and n[0] not in _NOT_VARIABLES}
-    # The names above the model's leaves; of an NNX state any of its own may be asked for.
-    own = {names[0] for names in main} if layout == "linen" and not within else set(within[:1])
-    tops = {names[0] for names in named if names} - own
+        tops_of_model = {names[0] for names in main} if not within else set(within[:1])
+    else:
+        # Of an NNX state any of its own may be asked for.
+        tops_of_model = set(within[:1])
+    tops = {names[0] for names in named if names} - tops_of_model
     extra = {
         top: Item(_records({n[1:]: s for n, s in named.items() if n[0] == top}), read)
         for top in sorted(tops)
     }
-    format_ = "msgpack" if found.format == "msgpack" else "orbax"
-    return Source(found.path, format_, layout, Item(_records(main), read), extra)
+    return Source(found.path, found.format, layout, Item(_records(main), read), extra)
 
 
 def _layout(tops: set[str]) -> str:

@@ -232,7 +232,10 @@ def test_a_mismatch_with_another_writers_checkpoint_lists_paths(linen_path):
     [
         ({"batch_stats": {"mean": 1.0}, "step": 3}, "linen", ("step",)),
         ({"params": {"w": 1.0}, "ema": {"w": 1.0}, "seed": 3}, "linen", ("seed",)),
-        ({"Dense_0": {"kernel": 1.0}, "scale": 2.0}, "nnx", ("Dense_0", "scale")),
+        # Parameters alone, as to_bytes(state.params) writes them.
+        ({"Dense_0": {"kernel": 1.0}, "scale": 2.0}, "linen", ()),
+        ({"layers": {"0": {"kernel": 1.0}}, "scale": 2.0}, "nnx", ("layers", "scale")),
+        ({"norm": {"scale": 1.0, "mean": 2.0, "var": 3.0}}, "nnx", ("norm",)),
     ],
 )
 def test_the_first_keys_tell_whose_checkpoint_it_is(tmp_path, tree, layout, extra):

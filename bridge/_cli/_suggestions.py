@@ -1,0 +1,72 @@
+"""The rules that a model needs for a checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+from bridge import port
+
+from . import _model, _target
+from ._conversion_plan import source_of
+from ._input_errors import InputError
+from ._leaves import Contents
+from ._rules_file import Rules
+
+
+def suggestions(
+    contents: Contents, rules: Rules, arguments: argparse.Namespace
+) -> port.Suggestions:
+    """The rules that `--model` needs.
+
+    Args:
+        contents: the checkpoint.
+        rules: rules that are certain already.
+        arguments: those of `convert`.
+
+    Raises:
+        InputError: a TARGET gives no model of the right library.
+        PortError: a model cannot be traced.
+    """
+    to_nnx = arguments.to == "nnx"
+    kwargs = dict(arguments.kwargs)
+    inputs = _target.parse_inputs(arguments.inputs)
+    native = _model.called(arguments.model, inputs, kwargs)
+    # What only the other model takes is for that one.
+    own = {name: value for name, value in kwargs.items() if name in native.kwargs}
+    model = _model.abstract(arguments.model, inputs, own, to_nnx=to_nnx)
+    source = source_of(contents, rules, to_nnx=to_nnx)
+    if not to_nnx:
+        return port.suggest(source, model, rules=rules.paths)
+    linen = None
+    if arguments.source_model is not None:
+        linen = _linen_call(arguments.source_model, native.inputs, kwargs)
+    return port.suggest(
+        source, model, *native.inputs, linen=linen, rules=rules.paths, **native.kwargs
+    )
+
+
+def _linen_call(target: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A function that applies the Linen model of a TARGET to variables and inputs."""
+    sample = _model.called(target, inputs, kwargs)
+    if not isinstance(sample.model, nn.Module):
+        raise InputError(
+            "--source-model",
+            f"{type(sample.model).__name__}, which is NNX",
+            "the Linen model that wrote CHECKPOINT",
+            "leave it out, or name another one",
+        )
+    module = sample.model
+
+    def apply(variables: Any, *arguments: Any) -> Any:
+        # Every stream that is not given is drawn from `params`.
+        rngs = {"params": jax.random.key(0)}
+        method = sample.method or "__call__"
+        return module.apply(
+            variables, *arguments, rngs=rngs, mutable=True, method=method, **sample.kwargs
+        )
+
+    return apply

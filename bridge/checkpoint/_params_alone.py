@@ -1,0 +1,37 @@
+"""Whether a tree without collections is the parameters of a Linen model, or an NNX state."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from ._stored import Names
+
+# A class name and a number, as Linen names what has no name.
+_AUTOMATIC = re.compile(r"_*[A-Z]\w*_\d+")
+
+
+def is_params_alone(leaves: Collection[Names], form: str, within: Names) -> bool:
+    """Whether leaves are the parameters alone, as `to_bytes(state.params)` writes them.
+
+    An NNX state has what parameters do not: items of a list, whose keys are numbers; the key
+    `value` of each Variable; statistics and streams. Without any such sign, a single file or a tree
+    called `params` is taken for parameters. A directory of orbax is only if Linen made its names.
+
+    Args:
+      leaves: the names of every leaf below the tree.
+      form: the format of the checkpoint.
+      within: the keys that lead to the tree.
+    """
+    keys = {key for names in leaves for key in names}
+    last = {names[-1] for names in leaves if names}
+    is_state = (
+        any(key.isdecimal() for key in keys)
+        or last <= {"value"}
+        or bool(last & {"mean", "var"})
+        or any((*names[:-1], "count") in leaves for names in leaves if names[-1:] == ("key",))
+    )
+    if is_state or not keys or () in leaves:
+        return False
+    is_named_params = within[-1:] == ("params",)
+    return form != "orbax" or is_named_params or any(map(_AUTOMATIC.fullmatch, keys))

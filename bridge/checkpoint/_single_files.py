@@ -1,0 +1,136 @@
+"""Checkpoints that are one file: msgpack of `flax.serialization`, safetensors, and npz.
+
+safetensors and npz hold arrays by name. A name is a path: its keys are joined by `/` if any name
+has one, else by dots. npz has no bfloat16; programs write its bytes as they are, and so does this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import serialization
+
+from bridge._errors import CheckpointError
+from bridge._neutral import nest
+
+from ._stored import parts
+
+FORMATS = ("msgpack", "safetensors", "npz")
+_SEPARATORS = {"safetensors": ".", "npz": "/"}
+# What NumPy calls the bytes of a type that it does not know.
+_BFLOAT16_BYTES = np.dtype("V2")
+_HEADER_LENGTH = 8
+
+
+def form_of(path: Any) -> str | None:
+    """Which of the formats a file has, by how it begins; None for any other file."""
+    with path.open("rb") as file:
+        head = file.read(16)
+    if head[:4] == b"PK\x03\x04":
+        return "npz"
+    if head[_HEADER_LENGTH : _HEADER_LENGTH + 1] == b"{" and head[6:8] == b"\0\0":
+        return "safetensors"
+    return "msgpack" if _begins_as_state(head) else None
+
+
+def read(path: Any, form: str) -> Any:
+    """The tree in a file.
+
+    Raises:
+      CheckpointError: the library that the format takes is not installed.
+    """
+    if form == "msgpack":
+        return serialization.msgpack_restore(path.read_bytes())
+    if form == "npz":
+        with np.load(path, allow_pickle=False) as arrays:
+            return _nested({name: _known(arrays[name]) for name in arrays.files})
+    with _safetensors(path).safe_open(path, framework="numpy") as file:
+        return _nested({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+
+
+def write(path: Path, tree: Mapping[str, Any], form: str) -> None:
+    """Writes nested dicts of arrays as one file; the inverse of `read`.
+
+    Raises:
+      CheckpointError: the format cannot hold the tree, or its library is not installed.
+    """
+    if form == "msgpack":
+        path.write_bytes(serialization.to_bytes(tree))
+        return
+    named = _named(path, tree, form)
+    if form == "npz":
+        with path.open("wb") as file:
+            np.savez(file, **named)
+        return
+    _safetensors(path)
+    from safetensors.numpy import save_file
+
+    save_file(named, path)
+
+
+def _named(path: Path, tree: Mapping[str, Any], form: str) -> dict[str, Any]:
+    separator = _SEPARATORS[form]
+    named: dict[str, Any] = {}
+    problems: list[tuple[str, str]] = []
+    for keys, value in parts(tree):
+        texts = list(map(str, keys))
+        name = "/".join(texts)
+        if any("/" in text or (separator == "." and "." in text) for text in texts):
+            problems.append((name, f"{form} joins keys by {separator!r}, and this one has it"))
+            continue
+        array = np.ascontiguousarray(np.asarray(value))
+        if array.dtype == jnp.bfloat16 and form == "npz":
+            array = array.view(_BFLOAT16_BYTES)
+        elif array.dtype.kind not in "biufc" and array.dtype != jnp.bfloat16:
+            problems.append((name, f"{form} cannot hold {array.dtype}"))
+            continue
+        named[separator.join(texts)] = array
+    if problems:
+        raise CheckpointError(
+            f"a {form} file cannot hold these leaves, for",
+            path,
+            "Choose another format.",
+            unsupported=problems,
+        )
+    return named
+
+
+def _nested(named: Mapping[str, Any]) -> dict[str, Any]:
+    separator = "/" if any("/" in name for name in named) else "."
+    return nest({tuple(name.split(separator)): value for name, value in named.items()})
+
+
+def _known(array: Any) -> Any:
+    return array.view(jnp.bfloat16) if array.dtype == _BFLOAT16_BYTES else array
+
+
+def _safetensors(path: Any) -> Any:
+    try:
+        import safetensors
+    except ImportError as error:
+        raise CheckpointError(
+            "the library safetensors is not installed, which is needed for",
+            path,
+            "pip install 'linen-nnx-bridge[safetensors]'",
+        ) from error
+    return safetensors
+
+
+def _begins_as_state(head: bytes) -> bool:
+    """Whether bytes begin as msgpack of a mapping from texts, as a state dict is."""
+    if not head:
+        return False
+    if head[0] == 0x80:
+        return len(head) == 1
+    if 0x81 <= head[0] <= 0x8F:
+        key = head[1:2]
+    elif head[0] in (0xDE, 0xDF):
+        key = head[3:4] if head[0] == 0xDE else head[5:6]
+    else:
+        return False
+    # A file that ends here was cut off.
+    return not key or 0xA0 <= key[0] <= 0xBF or key[0] in (0xD9, 0xDA, 0xDB)

@@ -1,0 +1,261 @@
+"""Checkpoints of other programs, and what diff, inspect and convert tell of them."""
+
+import json
+import pickle
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+import pytest
+from flax import linen as nn
+from flax import nnx, serialization
+from flax.training import checkpoints
+from flax.training.train_state import TrainState
+
+from bridge import checkpoint
+from tests.strategies import exact
+
+from .command_line import run
+
+MODELS = """\
+import jax.numpy as jnp
+from flax import linen as nn, nnx
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        assert train is False
+        return nn.Dense(3)(nn.relu(nn.Dense(3)(x)))
+def make_linen():
+    return Linen()
+class Native(nnx.Module):
+    def __init__(self, rngs):
+        self.fc1, self.fc2 = (nnx.Linear(3, 3, rngs=rngs) for _ in range(2))
+    def __call__(self, x):
+        return self.fc2(nnx.relu(self.fc1(x)))
+def make_nnx():
+    return Native(nnx.Rngs(0)), jnp.ones((1, 3))
+def make_lstm():
+    return nnx.OptimizedLSTMCell(4, 3, rngs=nnx.Rngs(0))
+"""
+
+
+def layers(seed=0):
+    rng = np.random.default_rng(seed)
+    sizes = {"kernel": (3, 3), "bias": (3,)}
+    return {
+        f"Dense_{n}": {k: rng.normal(size=s).astype(np.float32) for k, s in sizes.items()}
+        for n in range(2)
+    }
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "port_models.py").write_text(MODELS)
+    yield tmp_path
+    sys.modules.pop("port_models", None)
+
+
+def train_state(params):
+    return TrainState.create(apply_fn=None, params=params, tx=optax.adam(1e-3))
+
+
+def test_a_file_of_bare_params_is_read_as_linen_params_and_so_are_those_of_a_train_state(
+    capsys, place
+):
+    params = layers()
+    (place / "params").write_bytes(serialization.to_bytes(params))
+    (place / "state").write_bytes(serialization.to_bytes(train_state(params)))
+    expected = exact({"params": params})
+    for arguments in (["params"], ["state"], ["state", "--within", "params"]):
+        document = run(capsys, "inspect", *arguments, "--json").document
+        assert document["layout"] == "linen"
+        assert {leaf["collection"] for leaf in document["leaves"]} == {"params"}
+        assert document["total"]["leaves"] == 4
+    assert exact(jax.tree.map(np.asarray, checkpoint.restore(place / "params"))) == expected
+    assert run(capsys, "diff", "params", "state").code == 0
+    # A state by path has items of lists, or statistics, and stays one.
+    state = nnx.to_pure_dict(nnx.state(nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))))
+    (place / "nnx").write_bytes(serialization.to_bytes(state))
+    assert run(capsys, "inspect", "nnx", "--json").document["layout"] == "nnx"
+
+
+def test_convert_says_what_it_leaves_out(capsys, place):
+    (place / "state").write_bytes(serialization.to_bytes(train_state(layers())))
+    outcome = run(capsys, "convert", "state", "out", "--to", "nnx")
+    assert outcome.code == 0
+    assert "left out, as it is no weight: opt_state, step" in outcome.out
+    again = run(capsys, "convert", "state", "x", "--to", "nnx", "--dry-run", "--json").document
+    assert again["left_out"] == ["opt_state", "step"]
+    (place / "params").write_bytes(serialization.to_bytes(layers()))
+    assert "left out" not in run(capsys, "convert", "params", "o2", "--to", "nnx").out
+
+
+@pytest.mark.parametrize("name", ["program.py", "weights.pkl", "notes.txt", "empty", "archive.zip"])
+def test_a_file_of_another_kind_is_not_a_checkpoint_and_not_damaged(capsys, place, name):
+    content = {
+        "program.py": b"import jax\n",
+        "weights.pkl": pickle.dumps({"params": [1.0]}),
+        "notes.txt": b"\xc3\x84",
+        "empty": b"",
+        "archive.zip": b"PK\x05\x06" + b"\0" * 18,
+    }
+    (place / name).write_bytes(content[name])
+    outcome = run(capsys, "inspect", name)
+    assert outcome.code == 2
+    assert "not a checkpoint" in outcome.err
+    assert "damaged" not in outcome.err
+
+
+def test_a_file_that_was_cut_off_is_damaged(capsys, place):
+    (place / "params").write_bytes(serialization.to_bytes(layers())[:-5])
+    outcome = run(capsys, "inspect", "params")
+    assert outcome.code == 2
+    assert "damaged or incomplete" in outcome.err
+
+
+def test_latest_is_the_newest_step(capsys, place):
+    manager = ocp.CheckpointManager(place / "manager")
+    for step in (9, 10):
+        params = {"params": {"w": np.full(2, step, np.float32)}}
+        manager.save(step, args=ocp.args.StandardSave(params))
+    manager.wait_until_finished()
+    manager.close()
+    for step in (9, 100):
+        (place / "training").mkdir(exist_ok=True)
+        state = {"params": {"w": np.full(2, step, np.float32)}}
+        (place / "training" / f"checkpoint_{step}").write_bytes(serialization.to_bytes(state))
+    assert run(capsys, "diff", "manager/latest", "manager/10").code == 0
+    assert run(capsys, "diff", "training/latest", "training/checkpoint_100").code == 0
+    assert checkpoints.latest_checkpoint(place / "training").endswith("checkpoint_100")
+    (place / "nothing").mkdir()
+    outcome = run(capsys, "inspect", "nothing/latest")
+    assert (outcome.code, "there are no steps in" in outcome.err) == (2, True)
+
+
+@pytest.mark.parametrize("form", ["safetensors", "npz"])
+def test_arrays_by_name_go_out_and_come_in_bitwise(capsys, place, form):
+    variables = {"params": layers(), "batch_stats": {"n": {"mean": np.arange(3, dtype=np.int32)}}}
+    variables["params"]["half"] = jnp.linspace(0, 1, 4).astype(jnp.bfloat16)
+    checkpoint.save(place / "source", variables)
+    arguments = ("--to", "linen", "--format", form)
+    assert run(capsys, "convert", "source", "file", *arguments).code == 0
+    assert run(capsys, "inspect", "file", "--json").document["format"] == form
+    assert exact(jax.tree.map(np.asarray, checkpoint.restore(place / "file"))) == exact(
+        jax.tree.map(np.asarray, variables)
+    )
+    # Another run replaces it, and nothing else.
+    assert run(capsys, "convert", "source", "file", *arguments).code == 2
+    assert run(capsys, "convert", "source", "file", *arguments, "--overwrite").code == 0
+    if form == "npz":
+        with np.load(place / "file") as arrays:
+            assert "params/Dense_0/kernel" in arrays.files
+    else:
+        from safetensors import safe_open
+
+        with safe_open(place / "file", framework="numpy") as file:
+            assert "params.Dense_0.kernel" in set(file.keys())
+
+
+@pytest.mark.parametrize(
+    ("form", "params"),
+    [("safetensors", {"a.b": np.ones(2)}), ("npz", {"w": jnp.ones(2, jnp.float8_e4m3fn)})],
+)
+def test_what_a_format_cannot_hold_is_refused_and_nothing_is_written(capsys, place, form, params):
+    checkpoint.save(place / "source", {"params": params})
+    outcome = run(capsys, "convert", "source", "file", "--to", "linen", "--format", form)
+    assert outcome.code == 2
+    assert "cannot hold these leaves" in outcome.err
+    assert not (place / "file").exists()
+
+
+def test_a_missing_library_is_exit_code_three_with_the_command_that_installs_it(
+    capsys, place, monkeypatch
+):
+    checkpoint.save(place / "source", {"params": layers()})
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    arguments = ("--to", "linen", "--format", "safetensors")
+    outcome = run(capsys, "convert", "source", "file", *arguments)
+    assert outcome.code == 3
+    assert "pip install 'linen-nnx-bridge[safetensors]'" in outcome.err
+
+
+def test_inspect_filters_sums_up_and_counts_what_is_not_finite(capsys, place):
+    params = {"a": {"kernel": np.asarray([1.0, np.nan, np.inf, 3.0], np.float32)}}
+    params["b"] = {"kernel": np.asarray([2, 4], np.int32), "bias": np.zeros(2, np.float32)}
+    (place / "params").write_bytes(serialization.to_bytes({"params": params}))
+    document = run(capsys, "inspect", "params", "--stats", "--filter", "kernel$", "--json").document
+    assert [leaf["path"] for leaf in document["leaves"]] == ["a/kernel", "b/kernel"]
+    assert document["leaves"][0]["statistics"] == {
+        "min": 1.0,
+        "max": 3.0,
+        "mean": 2.0,
+        "std": 1.0,
+        "nan": 1,
+        "infinite": 1,
+    }
+    assert (document["total"]["nan"], document["total"]["infinite"]) == (1, 1)
+    text = run(capsys, "inspect", "params", "--summary").out
+    assert "kernel" not in text
+    assert "total" in text
+    assert run(capsys, "inspect", "params", "--filter", "(").code == 2
+
+
+def test_diff_tells_relative_differences_and_nan_against_a_number(capsys, place):
+    for name, value in (("a", [1.0, 2.0, np.nan]), ("b", [1.0, 4.0, 5.0])):
+        params = {"w": np.asarray(value, np.float32), "same": np.asarray([np.nan])}
+        checkpoint.save(place / name, {"params": params})
+    outcome = run(capsys, "diff", "a", "b", "--json")
+    assert outcome.code == 1
+    (changed,) = outcome.document["changed"]
+    assert changed["max_abs_difference"] == 2.0
+    assert changed["max_relative_difference"] == 0.5
+    assert changed["nan_in_one"] == [1, 0]
+    assert "1 in a only" in run(capsys, "diff", "a", "b").out
+    assert run(capsys, "diff", "a", "b", "--filter", "same").code == 0
+
+
+def test_suggestions_are_rules_that_convert_and_diff_take(capsys, place):
+    (place / "params").write_bytes(serialization.to_bytes(layers()))
+    common = ("--to", "nnx", "--model", "port_models.py:make_nnx")
+    weak = run(capsys, "convert", "params", *common, "--suggest", "--json").document
+    assert weak["ok"]
+    assert [each["is_weak"] for each in weak["proposals"]] == [True]
+    traced = ("--source-model", "port_models.py:make_linen", "--kwarg", "train=False")
+    outcome = run(capsys, "convert", "params", *common, "--suggest", *traced)
+    assert outcome.code == 0, outcome.err
+    assert '"Dense_1": "fc1"' in outcome.out
+    (place / "rules.toml").write_text(outcome.out.partition("# for --rules:\n")[2])
+    converted = run(capsys, "convert", "params", "out", *common, "--rules", "rules.toml")
+    assert converted.code == 0, converted.out + converted.err
+    # They differ by their names, and not once the rules are known.
+    assert run(capsys, "diff", "params", "out").code == 1
+    assert run(capsys, "diff", "params", "out", "--rules", "rules.toml").code == 0
+    assert run(capsys, "diff", "out", "params", "--rules", "rules.toml").code == 0
+    assert run(capsys, "diff", "out", "out", "--rules", "rules.toml").code == 2
+    assert run(capsys, "convert", "params", *common).code == 2
+    assert run(capsys, "convert", "params", "--to", "nnx", "--suggest").code == 2
+
+
+def test_diff_against_a_model_sees_through_fused_gates(capsys, place):
+    cell = nn.OptimizedLSTMCell(3)
+    carry = (jnp.zeros((1, 3)), jnp.zeros((1, 3)))
+    variables = cell.init(jax.random.key(0), carry, jnp.ones((1, 4)))
+    checkpoint.save(place / "linen", variables)
+    model = ("--model", "port_models.py:make_lstm")
+    assert run(capsys, "convert", "linen", "native", "--to", "nnx", *model).code == 0
+    outcome = run(capsys, "diff", "linen", "native", *model, "--json")
+    assert (outcome.code, outcome.document["equal"]) == (0, 3)
+    assert run(capsys, "diff", "linen", "native").code == 1
+
+
+def test_keyword_arguments_of_the_call_can_be_given(capsys, place):
+    target = ("report", "port_models.py:make_linen", "--input", "1,3")
+    assert run(capsys, *target).code == 2
+    outcome = run(capsys, *target, "--kwarg", "train=False", "--json")
+    assert outcome.document["migrated"]["parameters"]["total"] == 24
+    assert run(capsys, *target, "--kwarg", "train").code == 2
+    assert json.loads(outcome.out)
