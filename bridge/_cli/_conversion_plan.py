@@ -16,8 +16,9 @@ from bridge._errors import path_text
 from bridge._linen_side import to_variables
 from bridge._neutral import Address, Neutral, Path
 from bridge._nnx_side import address_of
+from bridge.checkpoint import _renaming
 
-from . import _renaming
+from . import _collections
 from ._input_errors import InputError
 from ._leaves import Contents
 from ._rules_file import Rules
@@ -117,7 +118,7 @@ def _with_collections(contents: Contents, rules: Rules) -> Neutral:
     if contents.has_collections:
         return dict(contents.without_rngs().leaves)
     leaves = {path: leaf for (_, path), leaf in contents.leaves.items()}
-    found = _renaming.collections_of(leaves, rules.collections)
+    found = _collections.collections_of(leaves, rules.collections)
     return {(found[path], path): leaf for path, leaf in leaves.items()}
 
 

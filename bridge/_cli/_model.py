@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
+from jax.core import Tracer
 
 from bridge import lazy_init
 
@@ -141,16 +142,16 @@ def _short_sharding_errors() -> Iterator[None]:
     model, to a minute for 200 blocks. No option of JAX turns the list off. The error stays the
     same, and only a process of the command line does this.
     """
-    before = jax.core.Tracer.sharding
+    before = Tracer.sharding
 
     def sharding(tracer: Any) -> Any:
         raise AttributeError(f"a tracer of {type(tracer).__name__} has no sharding")
 
-    setattr(jax.core.Tracer, "sharding", property(sharding))  # noqa: B010
+    setattr(Tracer, "sharding", property(sharding))  # noqa: B010
     try:
         yield
     finally:
-        setattr(jax.core.Tracer, "sharding", before)  # noqa: B010
+        setattr(Tracer, "sharding", before)  # noqa: B010
 
 
 def _initialised(sample: Sample, target: str) -> tuple[Any, Any]:

@@ -19,6 +19,7 @@ from ._failures import reported
 from ._json import MalformedError, NotCarriedError
 from ._match import Match, Options, error_of, match
 from ._processes import Agreement
+from ._renaming import for_target
 from ._source import Item, Source, open_checkpoint
 from ._stored import is_rng, tree_text
 from ._targets import Assignment, Tree, tree_of
@@ -35,6 +36,7 @@ def restore(
     allow_unexpected: bool = False,
     within: Key | Sequence[Key] = (),
     verify: bool = False,
+    rules: Mapping[str, str] | None = None,
 ) -> Any: ...
 @overload
 def restore(
@@ -47,6 +49,7 @@ def restore(
     allow_unexpected: bool = False,
     within: Key | Sequence[Key] = (),
     verify: bool = False,
+    rules: Mapping[str, str] | None = None,
 ) -> tuple[Any, dict[str, Any]]: ...
 def restore(
     path: str | os.PathLike[str],
@@ -58,6 +61,7 @@ def restore(
     allow_unexpected: bool = False,
     within: Key | Sequence[Key] = (),
     verify: bool = False,
+    rules: Mapping[str, str] | None = None,
 ) -> Any:
     """Restores a model from a checkpoint of this package, of orbax, or of `flax.serialization`.
 
@@ -80,6 +84,9 @@ def restore(
       allow_unexpected: whether what the target lacks is ignored.
       within: the keys of the model in a checkpoint of another writer that holds more, such as
         `'model'` or `['model', 'ema']`.
+      rules: NNX paths by regular expressions for Linen paths, as `bridge.port.plan` takes them, for
+        a checkpoint and a target of the two libraries whose names differ. Paths are renamed and
+        nothing more: fused and stacked layers take `bridge.port`.
       verify: whether every array that is read is compared with the digest that was saved with it.
 
     Returns:
@@ -91,6 +98,7 @@ def restore(
       CheckpointError: the checkpoint does not fit the target, cannot be read, or is damaged; the
         error lists every path, and no target is changed.
       ConversionError: `target` is none of the above.
+      RulesError: a rule matches nothing, or cannot be followed.
 
     Example::
 
@@ -115,6 +123,8 @@ def restore(
     with Agreement(path), reported(failure, path, "Nothing was changed in memory."):
         source = open_checkpoint(path, within)
         check.begin(source)
+        if rules:
+            source = for_target(source, main, rules)
         items = {name: _extra_item(source, name) for name in targets}
         matches = {
             name: match(source, items[name], own, options, f"{name}: ")

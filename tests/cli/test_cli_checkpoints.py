@@ -14,10 +14,10 @@ from flax import linen as nn
 from flax import nnx, serialization
 
 from bridge import checkpoint
-from bridge._cli import _comparison, _renaming
+from bridge._cli import _comparison
 from bridge._cli._input_errors import InputError, ProgramError
 from bridge._neutral import Leaf
-from bridge.checkpoint import _notes, _publish
+from bridge.checkpoint import _notes, _publish, _renaming
 from tests.models import assert_identical
 
 from . import mixed_models

@@ -8,19 +8,42 @@ that is literal but for its groups.
 
 from __future__ import annotations
 
+import dataclasses
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from bridge._errors import BridgeError
 from bridge._neutral import Path
 
-from ._input_errors import InputError
+from ._source import Item, Source
+from ._stored import Names
+from ._targets import Tree
 
 _STACKED = re.compile(r"\*|\[")
 _GROUP = re.compile(r"\((?P<inner>[^()?][^()]*)\)")
 _REFERENCE = re.compile(r"\\(?P<number>\d)")
 # What a regular expression must not hold outside of its groups to be a text.
 _SPECIAL = re.compile(r"[.^$*+?{}\[\]|()]")
+
+
+class RulesError(BridgeError, ValueError):
+    """A table of rules cannot be followed.
+
+    Attributes:
+        found: what is in it.
+        expected: what is needed.
+        remedy: what to do.
+    """
+
+    def __init__(self, found: str, expected: str, remedy: str):
+        self.found = found
+        self.expected = expected
+        self.remedy = remedy
+        super().__init__(found, expected, remedy)
+
+    def __str__(self) -> str:
+        return f"rules: found {self.found}, expected {self.expected}; {self.remedy}"
 
 
 class Rule(NamedTuple):
@@ -41,7 +64,7 @@ def to_nnx(table: Mapping[str, str]) -> list[Rule]:
     """Rules that take Linen paths to NNX paths.
 
     Raises:
-        InputError: a rule is about stacked layers, which takes the model's shapes.
+        RulesError: a rule is about stacked layers, which takes the model's shapes.
     """
     _refuse_stacked(table)
     return [Rule(re.compile(key), value.replace(".", "/"), key) for key, value in table.items()]
@@ -51,7 +74,7 @@ def to_linen(table: Mapping[str, str]) -> list[Rule]:
     """Rules that take NNX paths to Linen paths; the inverse of `to_nnx`.
 
     Raises:
-        InputError: a rule is about stacked layers, or cannot be read backwards.
+        RulesError: a rule is about stacked layers, or cannot be read backwards.
     """
     _refuse_stacked(table)
     rules, problems = [], []
@@ -76,11 +99,10 @@ def to_linen(table: Mapping[str, str]) -> list[Rule]:
             pattern += f"({groups[int(number) - 1]}){re.escape(rest)}"
         rules.append(Rule(re.compile(pattern), template, key))
     if problems:
-        raise InputError(
-            "--rules",
+        raise RulesError(
             f"{problems}, which cannot be read backwards",
             "expressions that are literal but for groups, each used once in the value",
-            "write the paths out, or give --model",
+            "write the paths out, or give convert a --model",
         )
     return rules
 
@@ -89,7 +111,7 @@ def rename(paths: Iterable[Path], rules: list[Rule]) -> dict[Path, Path]:
     """The new path by old path.
 
     Raises:
-        InputError: a rule matches nothing.
+        RulesError: a rule matches nothing.
     """
     unused = {rule.name for rule in rules}
     renamed: dict[Path, Path] = {}
@@ -104,42 +126,13 @@ def rename(paths: Iterable[Path], rules: list[Rule]) -> dict[Path, Path]:
                 new = hits[0][1].expand(hits[0][0].template)
                 renamed[path] = (*(new.split("/") if new else ()), *path[length:])
     if unused:
-        raise _unmatched(unused)
+        raise unmatched(unused)
     return renamed
 
 
-def collections_of(paths: Iterable[Path], table: Mapping[str, str]) -> dict[Path, str]:
-    """The collection of each NNX path, which tells none itself.
-
-    Raises:
-        InputError: a path that no expression matches, or an expression that matches none.
-    """
-    patterns = [(re.compile(pattern), pattern) for pattern in table]
-    found: dict[Path, str] = {}
-    unused, unknown = set(table), []
-    for path in paths:
-        text = ".".join(map(str, path))
-        hit = next((key for pattern, key in patterns if pattern.fullmatch(text)), None)
-        if hit is None:
-            unknown.append(text)
-        else:
-            unused.discard(hit)
-            found[path] = table[hit]
-    if unused:
-        raise _unmatched(unused)
-    if unknown:
-        raise InputError(
-            "CHECKPOINT",
-            f"an NNX state, which does not tell the collections of {', '.join(sorted(unknown))}",
-            "an entry for each of them in the table [collections] of --rules",
-            '".*" = "params" as the last entry takes all others',
-        )
-    return found
-
-
-def _unmatched(patterns: Iterable[str]) -> InputError:
-    return InputError(
-        "--rules",
+def unmatched(patterns: Iterable[str]) -> RulesError:
+    """The error for expressions that match nothing."""
+    return RulesError(
         f"{sorted(patterns)}, which match no path of the checkpoint",
         "entries that match something",
         "python -m bridge inspect shows the paths",
@@ -149,13 +142,59 @@ def _unmatched(patterns: Iterable[str]) -> InputError:
 def _refuse_stacked(table: Mapping[str, str]) -> None:
     stacked = [key for key, value in table.items() if _STACKED.search(value)]
     if stacked:
-        raise InputError(
-            "--rules",
+        raise RulesError(
             f"stacked layers in the rules for {stacked}",
             "paths alone where there is no model",
-            "give --model",
+            "give convert a --model, or use bridge.port",
         )
 
 
 def _unescaped(piece: str) -> str:
     return re.sub(r"\\(\W)", r"\1", piece).replace("\\", r"\\")
+
+
+def renamed_item(
+    item: Item, names_of: Callable[[Path], Names], renamed: Mapping[Path, Path]
+) -> Item:
+    """A tree of a checkpoint whose leaves are at other paths; its arrays are where they were."""
+    records = []
+    for record in item.records:
+        path = renamed[record.path]
+        old, new = len(names_of(record.path)), names_of(path)
+        stored = {(*new, *names[old:]): each for names, each in record.stored.items()}
+        records.append(dataclasses.replace(record, path=path, stored=stored))
+    return dataclasses.replace(item, records=records)
+
+
+def for_target(source: Source, target: Tree | None, table: Mapping[str, str]) -> Source:
+    """A checkpoint whose model's paths are those of a target of the other side.
+
+    Raises:
+        RulesError: a rule cannot be followed, both sides are of one library, or two leaves get one
+            path.
+    """
+    if target is None:
+        raise RulesError("no target", "one of the other library", "give it, or leave rules out")
+    is_linen = source.layout == "linen" or source.written_by == "linen"
+    to_other = target.side == "nnx"
+    if is_linen != to_other:
+        kind = "Linen" if is_linen else "NNX"
+        raise RulesError(
+            f"a checkpoint and a target that are both of {kind}",
+            "a table from the paths of the one to those of the other",
+            "leave rules out",
+        )
+    rules = to_nnx(table) if to_other else to_linen(table)
+    first = 0 if source.layout == "nnx" else 1
+    paths = {record.path: record.path[first:] for record in source.variables.records}
+    new = rename(dict.fromkeys(paths.values()), rules)
+    renamed = {old: (*old[:first], *_keys(new[path])) for old, path in paths.items()}
+    if len(set(renamed.values())) != len(renamed):
+        raise RulesError("one new path for several leaves", "another for each", "correct the table")
+    item = renamed_item(source.variables, source.names, renamed)
+    return dataclasses.replace(source, variables=item)
+
+
+def _keys(path: Path) -> Path:
+    """Keys as NNX has them: those of an `nnx.List` are integers."""
+    return tuple(int(key) if str(key).isdecimal() else key for key in path)

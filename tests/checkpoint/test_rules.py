@@ -1,0 +1,70 @@
+"""Restoring under rules, into a target whose names are others."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx, serialization
+
+from bridge import checkpoint
+from tests.port.cases import random_values
+from tests.port.models import shapes_of
+from tests.strategies import exact
+
+X = jnp.ones((2, 4))
+RULES = {r"Dense_(\d+)": r"layers.\1"}
+
+
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(4)(x))
+        return nn.Dense(4)(x)
+
+
+class Native(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([nnx.Linear(4, 4, rngs=rngs) for _ in range(2)])
+
+    def __call__(self, x):
+        return self.layers[1](nnx.relu(self.layers[0](x)))
+
+
+@pytest.fixture
+def variables():
+    return random_values(shapes_of(Linen(), X))
+
+
+@pytest.mark.parametrize("form", ["bridge", "variables", "params"])
+def test_a_linen_checkpoint_goes_into_an_nnx_model_of_other_names_and_back(
+    tmp_path, variables, form
+):
+    path = tmp_path / "checkpoint"
+    if form == "bridge":
+        checkpoint.save(path, variables)
+    else:
+        tree = variables if form == "variables" else variables["params"]
+        path.write_bytes(serialization.to_bytes(tree))
+    model = checkpoint.restore(path, Native(nnx.Rngs(0)), rules=RULES)
+    np.testing.assert_array_equal(model(X), Linen().apply(variables, X))
+    checkpoint.save(tmp_path / "back", model)
+    back = checkpoint.restore(tmp_path / "back", shapes_of(Linen(), X), rules=RULES)
+    assert exact(back) == exact(variables)
+
+
+def test_rules_that_cannot_be_followed_change_nothing(tmp_path, variables):
+    checkpoint.save(tmp_path / "linen", variables)
+    model = Native(nnx.Rngs(0))
+    before = exact(nnx.state(model))
+    for rules, text in (
+        ({"Conv_0": "layers.0"}, "match no path"),
+        ({r"Dense_\d": "layers.0"}, "one new path for several leaves"),
+        ({"h": "layers.*"}, "stacked layers"),
+    ):
+        with pytest.raises(checkpoint.RulesError, match=text):
+            checkpoint.restore(tmp_path / "linen", model, rules=rules)
+    with pytest.raises(checkpoint.RulesError, match="both of Linen"):
+        checkpoint.restore(tmp_path / "linen", variables, rules=RULES)
+    with pytest.raises(checkpoint.RulesError, match="no target"):
+        checkpoint.restore(tmp_path / "linen", rules=RULES)
+    assert exact(nnx.state(model)) == before
