@@ -3,12 +3,13 @@
 Only argparse is imported here, so that `--help` is quick and works without rich.
 """
 
-from . import _convert, _diff, _inspect, _report
+from . import _convert, _diff, _inspect, _parity, _report
 
 COMMANDS = (
     _report.add_command,
     _inspect.add_command,
     _convert.add_command,
     _diff.add_command,
+    _parity.add_command,
 )
 """What adds each command to the subparsers, in the order of `--help`."""

@@ -120,7 +120,7 @@ def add_kwarg(parser: argparse.ArgumentParser) -> None:
         "--kwarg",
         action="append",
         dest="kwargs",
-        type=_kwarg,
+        type=kwarg,
         default=[],
         metavar="NAME=VALUE",
         help="a keyword argument of the model's call, such as train=False; a Python literal, or"
@@ -151,7 +151,12 @@ def _expression(text: str) -> re.Pattern[str]:
         raise argparse.ArgumentTypeError(f"{text} is not a regular expression: {error}") from None
 
 
-def _kwarg(text: str) -> tuple[str, Any]:
+def kwarg(text: str) -> tuple[str, Any]:
+    """A keyword argument that an option is given, for a `type` of argparse.
+
+    Raises:
+        ArgumentTypeError: not `NAME=VALUE`.
+    """
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"{text} is not NAME=VALUE, such as train=False")

@@ -6,7 +6,8 @@ is passed if it has no default. What comes out is one of
 
 - an NNX module or a Linen module;
 - `(module, *inputs)`, with sample inputs for its `__call__`;
-- `{"model": module, "inputs": (…), "kwargs": {…}, "method": "name"}`, all but the first optional.
+- `{"model": module, "inputs": (…), "kwargs": {…}, "method": "name", "variables": {…}}`, all but the
+  first optional.
 
 Inputs may be arrays or `jax.ShapeDtypeStruct`s.
 """
@@ -45,12 +46,14 @@ class Sample:
         inputs: sample inputs.
         kwargs: sample keyword inputs.
         method: the method that they are for, None for `__call__`.
+        variables: a Linen model's variables, which `parity` runs it with.
     """
 
     model: nnx.Module | nn.Module
     inputs: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     method: str | None = None
+    variables: Mapping[str, Any] | None = None
 
 
 @contextlib.contextmanager
@@ -106,7 +109,7 @@ def sample_of(
             raise InputError(
                 target,
                 f"a dict with {', '.join(wrong)}",
-                "the keys model, inputs (a tuple), kwargs and method",
+                "the keys model, inputs (a tuple), kwargs, method and variables",
                 "leave out the others",
             )
         fields["inputs"] = tuple(fields.get("inputs", ()))

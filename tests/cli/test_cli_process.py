@@ -57,7 +57,7 @@ def workspace(tmp_path_factory):
 
 def examples():
     """Every command in the help of every command but the demo, which takes long."""
-    for command in ("report", "inspect", "convert", "diff"):
+    for command in ("report", "inspect", "convert", "diff", "parity"):
         text = _help(command)
         joined = re.sub(r"\\\n\s*", "", text[text.index("examples:") :])
         yield from re.findall(r"^  (python -m bridge .*)$", joined, re.MULTILINE)
@@ -74,7 +74,13 @@ EXAMPLES = list(examples())
 
 
 def test_every_command_has_examples():
-    assert {example.split()[3] for example in EXAMPLES} == {"report", "inspect", "convert", "diff"}
+    assert {example.split()[3] for example in EXAMPLES} == {
+        "report",
+        "inspect",
+        "convert",
+        "diff",
+        "parity",
+    }
     assert len(EXAMPLES) >= 12
 
 

@@ -1,0 +1,126 @@
+"""The report of `bridge.parity.check` on two TARGETs."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax import nnx
+
+from bridge import parity, port
+from bridge._errors import BridgeError
+
+from . import _rules_file, _target
+from ._input_errors import InputError, ProgramError
+
+
+def compared(arguments: argparse.Namespace) -> Any:
+    """Makes both models and compares them.
+
+    Raises:
+        InputError: a TARGET gives no model, or no inputs are known.
+        ProgramError: making or running a model raises.
+        PortError: with `--port`, the values of A do not fit B.
+    """
+    given = _target.parse_inputs(arguments.inputs)
+    rules = _rules_file.load(arguments.rules).paths if arguments.rules else None
+    common = dict(arguments.kwargs)
+    with _target.imported(arguments.a) as make_a, _target.imported(arguments.b) as make_b:
+        a = _target.sample_of(make_a(), given, arguments.a)
+        b = _target.sample_of(make_b(), given, arguments.b)
+        inputs = _values(a.inputs or b.inputs, arguments.seed)
+        if not inputs and not (a.kwargs or common):
+            raise InputError(
+                arguments.a, "no inputs", "inputs for both models", "pass --input 1,28,28,1"
+            )
+        a_kwargs = {**a.kwargs, **common, **dict(arguments.a_kwarg)}
+        b_kwargs = {**b.kwargs, **common, **dict(arguments.b_kwarg)}
+        method = arguments.method or a.method
+        options: dict[str, Any] = {
+            "rules": rules,
+            "method": method,
+            "a_kwargs": a_kwargs,
+            "b_kwargs": b_kwargs,
+            "train": arguments.train,
+            "layers": arguments.layers,
+            "gradients": arguments.gradients,
+            "steps": arguments.steps,
+            "dtypes": arguments.dtypes,
+            "jit": arguments.jit,
+        }
+        if arguments.tolerance:
+            options["tolerances"] = {_dtype(name): rtol for name, rtol in arguments.tolerance}
+        if arguments.sections:
+            options["sections"] = arguments.sections
+        if arguments.axis_size:
+            options["axis_sizes"] = dict(arguments.axis_size)
+        with _running(f"{arguments.a} and {arguments.b}, run with their inputs,"):
+            reference = _side(a, inputs, a_kwargs, method, arguments.seed)
+            other = _side(b, inputs, b_kwargs, method, arguments.seed)
+            if arguments.port:
+                other = _ported(reference, other, rules)
+            return parity.check(reference, other, *inputs, **options)
+
+
+@contextlib.contextmanager
+def _running(what: str) -> Iterator[None]:
+    try:
+        yield
+    except BridgeError:
+        raise
+    except Exception as error:
+        raise ProgramError.of(what, error) from error
+
+
+def _side(sample: Any, inputs: Any, kwargs: Any, method: str | None, seed: int) -> Any:
+    """A model as `parity.check` takes it."""
+    if not isinstance(sample.model, nn.Module):
+        return sample.model
+    if sample.variables is not None:
+        return sample.model, sample.variables
+    function = getattr(type(sample.model), method or "__call__")
+    key = jax.random.key(seed)
+    return sample.model, sample.model.init(key, *inputs, method=function, **kwargs)
+
+
+def _ported(a: Any, b: Any, rules: Any) -> Any:
+    """B with the values of A."""
+    if isinstance(a, tuple) == isinstance(b, tuple):
+        raise InputError(
+            "--port",
+            "two models of one library",
+            "a Linen model and an NNX model",
+            "let TARGETs return models with the same values",
+        )
+    moved = port.plan(a[1], b, rules) if isinstance(a, tuple) else port.plan(a, b[1], rules)
+    made = moved.apply()
+    return made if isinstance(made, nnx.Module) else (b[0], made)
+
+
+def _values(inputs: Any, seed: int) -> tuple[Any, ...]:
+    """Inputs with values: random ones where only shapes are given."""
+    rng = np.random.default_rng(seed)
+
+    def value(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        is_number = jnp.issubdtype(leaf.dtype, jnp.inexact)
+        drawn = rng.normal(size=leaf.shape) if is_number else rng.integers(0, 2, leaf.shape)
+        return jnp.asarray(drawn, leaf.dtype)
+
+    return tuple(jax.tree.map(value, tuple(inputs)))
+
+
+def _dtype(name: str) -> Any:
+    try:
+        return jnp.dtype(name)
+    except TypeError as error:
+        raise InputError(
+            "--tolerance", f"{name!r}, which is no dtype", "float32=1e-4", "name a dtype"
+        ) from error

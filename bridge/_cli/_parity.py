@@ -1,0 +1,134 @@
+"""`python -m bridge parity`: whether two models do the same, and the first layer that does not."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import pathlib
+from typing import Any
+
+from . import _command
+
+_DESCRIPTION = """\
+Compares two models with the same weights, as bridge.parity.check does: weights, outputs, the output
+of every layer, gradients, updated state and partition specs. It names the first layer that differs.
+
+A and B are TARGETs, as in report: package.module:name or path/to/file.py:name. Here they are made
+with values. A Linen model's variables are those under the key "variables" of the dict that TARGET
+returns, else what its init gives for --seed. With --port, B gets the values of A by bridge.port
+first, with --rules for what has another name.
+
+Inputs are those that A gives, or --input: random numbers of that shape, 0 or 1 for integers.
+"""
+
+_EPILOG = """\
+exit codes:
+  0  the models do the same
+  1  they differ
+  2  wrong usage, or a TARGET that gives no model or that fails
+
+examples:
+  python -m bridge parity models.py:make_linen models.py:make_nnx --input 2,4 --port
+  python -m bridge parity models.py:make_linen models.py:make_nnx --input 2,4 --port --no-gradients
+  python -m bridge parity models.py:make_nnx models.py:make_nnx --input 2,4 --json > parity.json
+
+The JSON document is {"schema": "linen-nnx-bridge/parity", "version": 1, ...} with all that
+bridge.parity.Report.to_json gives.
+"""
+
+SCHEMA = "linen-nnx-bridge/parity"
+VERSION = 1
+
+
+def add_command(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the command `parity` to the subparsers of `python -m bridge`."""
+    parser = _command.new_parser(
+        commands,
+        "parity",
+        "compare two models layer by layer",
+        _DESCRIPTION,
+        _EPILOG,
+        _run,
+    )
+    parser.add_argument("a", metavar="A", help="the reference, package.module:name or file.py:name")
+    parser.add_argument("b", metavar="B", help="the model that is compared with it")
+    _command.add_input(parser)
+    _command.add_kwarg(parser)
+    for side in "ab":
+        parser.add_argument(
+            f"--{side}-kwarg",
+            action="append",
+            type=_command.kwarg,
+            default=[],
+            metavar="NAME=VALUE",
+            help=f"a keyword argument of {side.upper()} alone",
+        )
+    parser.add_argument("--method", metavar="NAME", help="what is called (default: __call__)")
+    parser.add_argument(
+        "--rules", metavar="FILE", type=pathlib.Path, help="a table of paths as convert takes it"
+    )
+    parser.add_argument(
+        "--port", action="store_true", help="give B the values of A before they are compared"
+    )
+    parser.add_argument("--train", action="store_true", help="run both models as in training")
+    parser.add_argument(
+        "--sections", metavar="NAMES", type=_names, help="what is compared, joined by commas"
+    )
+    parser.add_argument("--steps", type=int, default=0, metavar="N", help="optimizer steps too")
+    parser.add_argument(
+        "--tolerance",
+        action="append",
+        type=_tolerance,
+        default=[],
+        metavar="DTYPE=RTOL",
+        help="how far values of a dtype may differ, such as float32=1e-4; once for each",
+    )
+    parser.add_argument(
+        "--axis-size",
+        action="append",
+        type=_axis_size,
+        default=[],
+        metavar="NAME=N",
+        help="the size of a named axis that the models reduce over; once for each",
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of values and inputs")
+    for name, what in (
+        ("layers", "the outputs of layers"),
+        ("gradients", "gradients"),
+        ("dtypes", "another dtype as a difference"),
+        ("jit", "compilation"),
+    ):
+        parser.add_argument(
+            f"--no-{name}", dest=name, action="store_false", help=f"leave out {what}"
+        )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    import json
+
+    from . import _compared, _output
+
+    with _output.working(f"comparing {arguments.a} and {arguments.b}"):
+        report = _compared.compared(arguments)
+    if arguments.json:
+        told = json.loads(report.to_json())
+        _output.show_json({"schema": SCHEMA, "version": VERSION, **told})
+    else:
+        _output.show(str(report))
+    return _command.OK if report.ok else _command.FAILED
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
+def _tolerance(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    return name, _command.number(value, "a number from 0 on", lambda x: 0 <= x < math.inf)
+
+
+def _axis_size(text: str) -> tuple[str, int]:
+    name, _, value = text.partition("=")
+    if not name or not value.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not NAME=N, such as batch=8")
+    return name, int(value)

@@ -1,0 +1,87 @@
+"""`python -m bridge parity`."""
+
+import sys
+
+import pytest
+
+from .command_line import run
+
+MODELS = """\
+import jax, jax.numpy as jnp
+from flax import linen as nn, nnx
+class Linen(nn.Module):
+    @nn.compact
+    def __call__(self, x, scale=1.0):
+        return scale * nn.Dense(3)(nn.relu(nn.Dense(5)(x)))
+def linen():
+    return Linen()
+def with_variables():
+    model, x = Linen(), jnp.ones((2, 4))
+    return {"model": model, "inputs": (x,), "variables": model.init(jax.random.key(7), x)}
+class Native(nnx.Module):
+    activation = staticmethod(nnx.relu)
+    def __init__(self, rngs):
+        self.up, self.down = nnx.Linear(4, 5, rngs=rngs), nnx.Linear(5, 3, rngs=rngs)
+    def __call__(self, x, scale=1.0):
+        return scale * self.down(self.activation(self.up(x)))
+class Wrong(Native):
+    activation = staticmethod(nnx.gelu)
+class Fails(Native):
+    def __call__(self, x):
+        raise ZeroDivisionError("asked to fail")
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "parity_models.py").write_text(MODELS)
+    yield tmp_path
+    sys.modules.pop("parity_models", None)
+
+
+def parity(capsys, a, b, *options):
+    targets = [f"parity_models.py:{name}" for name in (a, b)]
+    return run(capsys, "parity", *targets, *options)
+
+
+QUICK = ("--input", "2,4", "--no-gradients")
+
+
+def test_two_models_with_the_same_values_do_the_same(capsys):
+    outcome = parity(capsys, "linen", "Native", *QUICK, "--port", "--json")
+    assert outcome.code == 0, outcome.out + outcome.err
+    assert outcome.document["schema"] == "linen-nnx-bridge/parity"
+    assert outcome.document["ok"] is True
+
+
+def test_models_that_differ_are_exit_code_one(capsys):
+    outcome = parity(capsys, "linen", "Wrong", *QUICK, "--port")
+    assert outcome.code == 1
+    # Their initial values are others too.
+    assert parity(capsys, "linen", "Native", *QUICK, "--json").document["ok"] is False
+
+
+def test_variables_keyword_arguments_and_tolerances_can_be_given(capsys):
+    same = ("with_variables", "with_variables", "--no-gradients", "--no-layers")
+    assert parity(capsys, *same).code == 0
+    assert parity(capsys, *same, "--kwarg", "scale=2.0").code == 0
+    assert parity(capsys, *same, "--b-kwarg", "scale=1.001").code == 1
+    close = ("--b-kwarg", "scale=1.001", "--tolerance", "float32=0.1")
+    assert parity(capsys, *same, *close).code == 0
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "options", "message"),
+    [
+        ("linen", "Fails", (*QUICK,), "ZeroDivisionError: asked to fail"),
+        ("linen", "Native", (), "no inputs"),
+        ("Native", "Native", (*QUICK, "--port"), "two models of one library"),
+        ("linen", "Native", (*QUICK, "--tolerance", "floaty=1"), "which is no dtype"),
+    ],
+)
+def test_what_cannot_be_compared_is_a_short_message(capsys, a, b, options, message):
+    outcome = parity(capsys, a, b, *options)
+    assert outcome.code == 2
+    assert message in outcome.err
+    assert len(outcome.err.splitlines()) <= 4
