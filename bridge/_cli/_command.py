@@ -82,7 +82,7 @@ def new_parser(
             # A program that a command runs may call `sys.exit`; its code is not one of ours.
             if arguments.traceback:
                 traceback.print_exception(error)
-            where = user_place(error)
+            where = user_place(error) or "the program"
             sys.stderr.write(f"{parser.prog}: {where} called sys.exit({error.code!r})\n")
             return UNUSABLE
         return code

@@ -35,10 +35,11 @@ class ProgramError(BridgeError, RuntimeError):
         what: what was running.
         kind: the error's type.
         text: the first line of its message.
-        place: the file and line of the program that the error comes from.
+        place: the file and line of the program that the error comes from, None if it is none of
+            the program's.
     """
 
-    def __init__(self, what: str, kind: str, text: str, place: str):
+    def __init__(self, what: str, kind: str, text: str, place: str | None):
         self.what = what
         self.kind = kind
         self.text = text
@@ -46,10 +47,8 @@ class ProgramError(BridgeError, RuntimeError):
         super().__init__(what, kind, text, place)
 
     def __str__(self) -> str:
-        return (
-            f"{self.what} raised {self.kind}: {self.text}\n"
-            f"({self.place}; --traceback shows all of it)"
-        )
+        where = "" if self.place is None else f"{self.place}; "
+        return f"{self.what} raised {self.kind}: {self.text}\n({where}--traceback shows all of it)"
 
     @classmethod
     def of(cls, what: str, error: Exception) -> ProgramError:

@@ -12,17 +12,17 @@ _INSTALLED = tuple(
 )
 
 
-def user_place(error: BaseException) -> str:
+def user_place(error: BaseException) -> str | None:
     """File and line of the innermost call in the user's own program.
 
     Flax, JAX and this package raise most errors, and the line to change is none of theirs.
 
     Returns:
-        The place, or words that stand for one if the program's code was not running.
+        The place, None if no code of the program was running.
     """
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if _is_users(frame.filename)]
-    return f"{own[-1].filename}, line {own[-1].lineno}" if own else "no line of the program"
+    return f"{own[-1].filename}, line {own[-1].lineno}" if own else None
 
 
 def _is_users(filename: str) -> bool:

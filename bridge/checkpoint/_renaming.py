@@ -102,7 +102,7 @@ def to_linen(table: Mapping[str, str]) -> list[Rule]:
         raise RulesError(
             f"{problems}, which cannot be read backwards",
             "expressions that are literal but for groups, each used once in the value",
-            "write the paths out, or give convert a --model",
+            "write the paths out, or give --model to convert",
         )
     return rules
 
@@ -145,7 +145,7 @@ def _refuse_stacked(table: Mapping[str, str]) -> None:
         raise RulesError(
             f"stacked layers in the rules for {stacked}",
             "paths alone where there is no model",
-            "give convert a --model, or use bridge.port",
+            "give --model to convert, or use bridge.port",
         )
 
 

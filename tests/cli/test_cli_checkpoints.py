@@ -600,7 +600,7 @@ def test_rules_are_read_backwards():
 
 @pytest.mark.parametrize("key", [r"a\d", "a|b", "a.b", "(?:a)", "(a)(b)", "a+"])
 def test_what_is_no_text_cannot_be_read_backwards(key):
-    with pytest.raises(InputError, match="cannot be read backwards"):
+    with pytest.raises(checkpoint.RulesError, match="cannot be read backwards"):
         _renaming.to_linen({key: r"x.\1" if "(a)" in key else "x"})
 
 
