@@ -37,6 +37,6 @@ def bound_state(module: nn.Module) -> BoundState:
     variables = {collection: tree for collection, tree in module.variables.items() if tree}
     if not variables:
         return BoundState(free, {}, None)
-    rngs: Mapping[str, Any] = scope.rngs
+    rngs: Any = scope.rngs
     keys = {name: rng.as_jax_rng() for name, rng in rngs.items()}
     return BoundState(free, variables, keys or None)

@@ -166,8 +166,10 @@ def laid_over(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, Any]:
     merged = dict(old)
     for key, value in new.items():
         below = merged.get(key)
-        is_tree = isinstance(below, Mapping) and isinstance(value, Mapping)
-        merged[key] = laid_over(below, value) if is_tree else value
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            merged[key] = laid_over(below, value)
+        else:
+            merged[key] = value
     return merged
 
 
