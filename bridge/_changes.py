@@ -82,7 +82,11 @@ class Changes:
         if is_same and not self._reshaped():
             return None
         _drop_sown(self._module)
-        made, _ = _graphdef.split(self._module, self._found.graphdef.recipe)
+        known = self._found.graphdef
+        origin = known.recipe
+        if origin is not None and origin.constructed is None:
+            origin = origin._replace(constructed=known)
+        made, _ = _graphdef.split(self._module, origin)
         originals = {
             slot.address: slot.metadata
             for i, slot in enumerate(self._found.graphdef.slots)

@@ -26,6 +26,7 @@ class Code(NamedTuple):
     Attributes:
       code: a weak reference to the code object.
       names: the names of globals and attributes.
+      global_names: those of globals.
       imports: the modules that it imports when it runs, without the dots before their names.
       read: names of globals and of closure cells that are used for more than a method that only
         writes, such as `append`.
@@ -33,6 +34,7 @@ class Code(NamedTuple):
 
     code: weakref.ref[types.CodeType]
     names: tuple[str, ...]
+    global_names: tuple[str, ...]
     imports: tuple[str, ...]
     read: frozenset[str]
 
@@ -52,11 +54,12 @@ def uses(code: types.CodeType) -> Code:
         return found
     every = list(_nested(code))
     names = dict.fromkeys(name for c in every for name in c.co_names)
+    global_names = dict.fromkeys(name for c in every for name in _loaded(c))
     imports = dict.fromkeys(name for c in every for name in _imported(c))
     read = frozenset(name for c in every for name in _read(c))
     key = id(code)
     ref = weakref.ref(code, lambda ref: _forget(key, ref))
-    made = Code(ref, tuple(names), tuple(imports), read)
+    made = Code(ref, tuple(names), tuple(global_names), tuple(imports), read)
     _known[key] = made
     return made
 
@@ -87,6 +90,14 @@ def _nested(code: types.CodeType) -> Iterator[types.CodeType]:
             yield from _nested(constant)
 
 
+# An attribute may have the name of a global that the code does not use.
+_LOADS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+
+
+def _loaded(code: types.CodeType) -> Iterator[str]:
+    return (i.argval for i in dis.get_instructions(code) if i.opname in _LOADS_GLOBAL)
+
+
 def _imported(code: types.CodeType) -> Iterator[str]:
     return (i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME")
 
@@ -99,7 +110,7 @@ def _read(code: types.CodeType) -> Iterator[str]:
         loads_cell = now.argval in cells and now.opname.startswith("LOAD")
         # A nested function takes the cell itself; what it does with it, its own code tells.
         passes_cell = now.opname in ("LOAD_CLOSURE", "LOAD_FAST")
-        loads_name = now.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        loads_name = now.opname in _LOADS_GLOBAL
         if loads_name or (loads_cell and not passes_cell):
             is_method = after is not None and after.opname in ("LOAD_METHOD", "LOAD_ATTR")
             if not (is_method and after is not None and after.argval in _WRITES):

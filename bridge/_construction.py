@@ -22,6 +22,7 @@ from ._lazy_init import run_initializing
 from ._merged import method_of
 from ._nodes import Nodes, nodes_below
 from ._once import Once
+from ._structure import is_equal, structure
 from ._template import Template
 from ._walk import identity
 
@@ -69,12 +70,28 @@ class Recipe(NamedTuple):
         options = (self.skip_rng, self.eager_sharding)
         return contents((self.nnx_class, self.args, kwargs, *options), calls=calls)
 
-    def made(self, graphdef: StaticGraphDef) -> bool:
-        """Whether a GraphDef may be that of the module this constructs."""
+    def made(self, graphdef: StaticGraphDef, rebuilt: Callable[[], StaticGraphDef]) -> bool:
+        """Whether a GraphDef is that of the module this constructs, or what calls made of it.
+
+        Args:
+          graphdef: the GraphDef.
+          rebuilt: makes the GraphDef of a new module; it is asked only if calls have changed the
+            definition, and the constructor does not tell whether it is the same one.
+        """
         origin = graphdef.recipe
         if origin is None or isinstance(self.nnx_class, Existing):
             return True
-        return origin.is_complete and origin.is_still(self.contents())
+        now = self.contents()
+        if origin.is_still(now):
+            return True
+        is_equal = origin.is_equal(now)
+        if origin.constructed is None or (origin.is_complete and now.is_complete and not is_equal):
+            return False
+        # The caller may have made an equal configuration, for instance. What only a call creates is
+        # not in a new definition.
+        new, old = structure(rebuilt()), structure(origin.constructed)
+        has_all = new.keys() <= old.keys() if is_equal else new.keys() == old.keys()
+        return has_all and all(_is_same(new[path], old[path]) for path in new)
 
     def construct(
         self, streams: Mapping[str, Any], where: str, *, is_abstract: bool = False
@@ -113,6 +130,10 @@ class Recipe(NamedTuple):
             ) from error
         mark_arrays_as_data(nodes.objects)
         return module, nodes
+
+
+def _is_same(a: Any, b: Any) -> bool:
+    return is_equal(a, b) or contents(a).key == contents(b).key
 
 
 class Call(NamedTuple):

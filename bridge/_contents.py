@@ -46,15 +46,21 @@ class Origin(NamedTuple):
       key: as in `Contents`.
       identities: as in `Contents`.
       is_complete: as in `Contents`.
+      constructed: the GraphDef of the module before a call gave it another one, None if none did.
     """
 
     key: tuple[Any, ...]
     identities: tuple[int, ...]
     is_complete: bool
+    constructed: Any = None
 
     def is_still(self, now: Contents) -> bool:
         """Whether the constructor and its arguments are the same objects and hold the same."""
-        return self.is_complete and self == now.origin
+        return self.is_equal(now) and self.identities == now.identities
+
+    def is_equal(self, now: Contents) -> bool:
+        """Whether the constructor and its arguments hold the same, in other objects perhaps."""
+        return self.is_complete and now.is_complete and self.key == now.key
 
 
 def contents(value: Any, *, calls: bool = False, ordered: bool = True) -> Contents:

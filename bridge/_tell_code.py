@@ -118,7 +118,7 @@ def _globals(function: types.FunctionType, used: Code) -> list[tuple[str, Any]]:
     own = function.__globals__
     found = [
         (name, _used(own[name], used.names))
-        for name in used.names
+        for name in used.global_names
         if name in own and used.reads(name, own[name])
     ]
     for name in used.imports:

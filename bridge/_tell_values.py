@@ -31,6 +31,8 @@ _VALUES = (
     jax.ShapeDtypeStruct,
 )
 _FROZEN = (tuple, str, bytes, int, float, complex, frozenset)
+# A set may hold itself, by way of an object that is in it.
+_DEEPEST_SET = 20
 # What they hold decides nothing.
 _TOOLS = (logging.Logger, type(threading.Lock()), type(threading.RLock()))
 
@@ -51,18 +53,16 @@ def set_(walk: Walk, value: Any) -> None:
     """The keys of a set's items, which have no order."""
     keys = []
     for item in value:
-        inner = walk.inner()
-        if inner.depth > 20:
+        inner = walk.inner(item) if walk.depth < _DEEPEST_SET else None
+        if inner is None or not inner.is_complete:
             walk.unknown(value)
             return
-        inner.run(item)
-        walk.is_complete &= inner.is_complete
         keys.append(tuple(inner.key))
     walk.header(type(value), frozenset(keys))
 
 
 def float_(walk: Walk, value: Any) -> None:
-    # A text tells signed zeros apart, and has NaN equal itwalk.
+    # A text tells signed zeros apart, and has NaN equal itself.
     walk.header(float, value.hex())
 
 

@@ -221,15 +221,17 @@ class ToLinen(PlainFields, metaclass=WithOptions):
     def _run(self, nnx_method: Any, args: Any, kwargs: Any) -> Any:
         variables = _linen_scope.read(self)
         graphdef = _linen_scope.stored_graphdef(self)
-        if graphdef is not None and not self._recipe.made(graphdef):
+        rebuilt = functools.partial(
+            self._rebuilt, variables, _construction.Call(nnx_method, args, kwargs)
+        )
+        if graphdef is not None and not self._recipe.made(graphdef, rebuilt):
             # Made with other arguments: one model for training and one for evaluation, say.
             graphdef = None
         # As with Linen's own `param`, a call creates what is not there where it may.
         is_init = self.is_initializing()
         may_create = is_init or (self.is_mutable_collection("params") and not has_leaf(variables))
         if graphdef is None and not is_init:
-            call = _construction.Call(nnx_method, args, kwargs)
-            graphdef = self._rebuilt(variables, call)
+            graphdef = rebuilt()
         if graphdef is not None:
             found = Found(graphdef, variables)
             compared = comparison(found, rng=may_create)

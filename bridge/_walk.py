@@ -56,6 +56,8 @@ class Walk:
       calls: as for `contents`.
       ordered: as for `contents`.
       depth: in how many sets.
+      most_values: how many values may be met, besides atoms.
+      most_parts: how many parts the key may have.
 
     Attributes:
       known: keys of arrays that nobody can write into, by id.
@@ -66,7 +68,15 @@ class Walk:
       is_complete: as in `Contents`.
     """
 
-    def __init__(self, *, calls: bool, ordered: bool, depth: int = 0):
+    def __init__(
+        self,
+        *,
+        calls: bool,
+        ordered: bool,
+        depth: int = 0,
+        most_values: int = MOST_VALUES,
+        most_parts: int = MOST_PARTS,
+    ):
         self.calls = calls
         self.ordered = ordered
         self.known: dict[int, Any] = {}
@@ -77,6 +87,8 @@ class Walk:
         self.identities: list[int] = []
         self.is_complete = True
         self.bytes_left = MOST_BYTES
+        self._most_values = most_values
+        self._most_parts = most_parts
 
     def run(self, value: Any) -> None:
         """Looks at a value and at everything in it."""
@@ -89,7 +101,7 @@ class Walk:
             if kind in ATOMS:
                 key += (kind, value)
                 continue
-            if len(objects) > MOST_VALUES or len(key) + len(pending) > MOST_PARTS:
+            if len(objects) > self._most_values or len(key) + len(pending) > self._most_parts:
                 self.unknown(value)
                 return
             if kind is tuple:
@@ -126,9 +138,27 @@ class Walk:
         if number is not None:
             self.identities.append(number)
 
-    def inner(self) -> Walk:
-        """Another look, at an item that has no place in an order."""
-        return Walk(calls=self.calls, ordered=self.ordered, depth=self.depth + 1)
+    def inner(self, value: Any) -> Walk:
+        """Another look, at an item that has no place in an order.
+
+        It does not know what this one has met, so an item may be met once for each way to it. All
+        looks together therefore have one allowance.
+        """
+        values = self._most_values - len(self.objects)
+        parts = self._most_parts - len(self.key) - len(self.pending)
+        inner = Walk(
+            calls=self.calls,
+            ordered=self.ordered,
+            depth=self.depth + 1,
+            most_values=values,
+            most_parts=parts,
+        )
+        inner.bytes_left = self.bytes_left
+        inner.run(value)
+        self._most_values -= values - inner._most_values + len(inner.objects)
+        self._most_parts -= parts - inner._most_parts + len(inner.key)
+        self.bytes_left = inner.bytes_left
+        return inner
 
 
 Teller: TypeAlias = Callable[[Walk, Any], None]
