@@ -117,6 +117,8 @@ def _put_child(node: Any, key: Any, item: Any) -> bool:
         if index == len(node):
             node.append(nnx.data(item) if isinstance(node, nnx.List) else item)
             return True
+        if not 0 <= index < len(node):
+            return False
         key = index
     child = _child(node, key)
     if child is not _ABSENT and child is not None:

@@ -116,7 +116,11 @@ class Changes:
         following = self._found.graphdef.blueprint.build(values, hijax).module
         known = slots.addresses
         attach(following, {a: leaf_of(x) for a, x in self._after.items() if a not in known})
-        return reshaped + differences(structure(self._graphdef), structure(flatten(following)[0]))
+        # The caller's variables keep these, and the next call would find them.
+        there = {(collection, *map(str, path)) for collection, path in self._after}
+        left = [path for c, path in self.removed if (c, *map(str, path)) not in there]
+        now = structure(self._graphdef)
+        return reshaped + left + differences(now, structure(flatten(following)[0]))
 
     def _reshaped(self) -> list[Path]:
         """Parameters and statistics that have another shape now than the definition says."""

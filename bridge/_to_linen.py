@@ -316,13 +316,14 @@ class ToLinen(PlainFields, metaclass=WithOptions):
         updates = merged.updates()
         kept = {a: self._leaf(item) for a, item in updates.items() if self._may_update(a, item)}
         graphdef = self._new_definition(found, merged, kept)
-        if kept:
-            places = {address: found.placed(address) for address in kept}
-            self._write(kept, found.leaves, places)
         if graphdef is not None:
+            # Before the updates: a leaf may be gone to make room for a subtree.
             gone = merged.removed() - graphdef.slots.addresses
             _linen_scope.remove(self, map(found.placed, gone))
             _linen_scope.store_graphdef(self, graphdef)
+        if kept:
+            places = {address: found.placed(address) for address in kept}
+            self._write(kept, found.leaves, places)
 
     @nn.nowrap
     def _new_definition(

@@ -169,16 +169,18 @@ def add(parent, value):
 
 
 def remove(root, at, x):
-    place = chosen(root, at, lambda v: not isinstance(v, nnx.Intermediate))
-    if place is None:
-        return
-    parent, key, _ = place
-    if isinstance(parent, nnx.List):
-        del parent[int(key)]
-    elif isinstance(parent, nnx.Pytree):
-        delattr(parent, key)
-    else:
-        del parent[key]
+    # Flax 0.12.8 moves the items of an `nnx.List` with `del`, and leaves the last one behind.
+    found = [
+        place
+        for place in places(root)
+        if not isinstance(place[2], nnx.Intermediate) and not isinstance(place[0], nnx.List)
+    ]
+    if found:
+        parent, key, _ = found[at % len(found)]
+        if isinstance(parent, nnx.Pytree):
+            delattr(parent, key)
+        else:
+            del parent[key]
 
 
 def count(root, at, x):

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import threading
 import types
 import warnings
 import weakref
@@ -595,3 +596,39 @@ def test_initializers_over_arrays_leave_no_array_behind():
         use()
     gc.collect()
     assert len(jax.live_arrays()) == before
+
+
+class CountsCalls(nnx.Module):
+    """Counts in a Python attribute; its constructor takes anything."""
+
+    def __init__(self, config):
+        self.config = config
+        self.calls = 0
+
+    def __call__(self):
+        self.calls += 1
+        return self.calls * self.config.step
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        lambda step: types.SimpleNamespace(step=step),
+        # Nothing tells what a thread-local object holds.
+        lambda step: types.SimpleNamespace(step=step, local=LOCAL),
+    ],
+    ids=["equal objects", "untold objects"],
+)
+def test_a_changed_definition_stays_with_a_constructor_that_makes_the_same(config):
+    variables = {}
+    for expected in (2, 4, 6):
+        model = bridge.ToLinen(CountsCalls, (config(2),))
+        output, updates = model.apply(variables, mutable=["nnx"])
+        assert output == expected
+        variables = {**variables, **updates}
+    # Another configuration makes another module, which has not been called.
+    other = bridge.ToLinen(CountsCalls, (config(5),))
+    assert other.apply(variables, mutable=["nnx"])[0] == 5
+
+
+LOCAL = threading.local()

@@ -350,3 +350,34 @@ def test_a_wrapper_s_hash_and_equality_follow_what_its_configuration_holds():
     sub = type("Sub", (bridge.ToLinen,), {})
     assert sub(Observing, args=(config,)) == sub(Observing, args=(Config(1),))
     assert sub(Observing, args=(config,)) != model
+
+
+class Knot:
+    """Holds sets of others."""
+
+    def __init__(self, others):
+        self.others = others
+
+
+def test_sets_that_share_what_they_hold_are_looked_at_with_one_allowance():
+    # Each item of a set is looked at by itself, so there are 2 ** 18 ways to the last knot.
+    knot = Knot(frozenset())
+    for _ in range(18):
+        knot = Knot(frozenset({knot, (knot, 0)}))
+    told = contents(knot)
+    assert not told.is_complete
+    assert contents(Knot(frozenset({1, "a"}))).is_complete
+
+
+changes = threading.local()
+
+
+def test_an_attribute_is_not_taken_for_a_global_of_its_name():
+    def takes_attribute(config):
+        return config.changes
+
+    def reads_global(config):
+        return changes
+
+    assert contents(takes_attribute).is_complete
+    assert not contents(reads_global).is_complete
