@@ -43,7 +43,8 @@ def called(
 ) -> tuple[Callable[..., Any], nn.Module, dict[str, Any]]:
     """(the function of a Linen module to call, whose method it is, its keyword arguments)."""
     if isinstance(method, At):
-        return method, method.target or module, {**kwargs, **method.kwargs}
+        target = module if method.target is None else method.target
+        return method, target, {**kwargs, **method.kwargs}
     return function_of(module, method), module, kwargs
 
 

@@ -181,7 +181,9 @@ def found_at(owner: Any, path: Path, name: str) -> Any:
 
 def run_at(path: Path, method: str, owner: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Calls a method of a submodule through its ToNNX, so that updates are kept."""
-    target = bound_at(owner, path) if path and owner.to_nnx__modes else None
+    target = None
+    if owner.to_nnx__modes:
+        target = bound_at(owner, path) if path else owner.to_nnx__module
     # A call of the wrapper has a `method` itself.
     own = {"method": kwargs.pop("method")} if "method" in kwargs else {}
     return owner(*args, method=At(path, method, target, own), **kwargs)

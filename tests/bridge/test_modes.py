@@ -614,3 +614,58 @@ def test_an_argument_that_says_nothing_clear_fills_nothing():
     assert_identical(model(X), X)
     with pytest.raises(ValueError, match="deterministic"):
         model(X, train="perhaps")
+
+
+class Named(nn.Module):
+    def setup(self):
+        self.norm = nn.BatchNorm(momentum=0.5)
+
+    def __call__(self, x, train=False):
+        return self.encode(x, train)
+
+    def encode(self, x, train=False):
+        return self.norm(x, use_running_average=not train)
+
+    def required(self, x, /, train):
+        return self.encode(x, train)
+
+    def opposite(self, x, *, deterministic=True):
+        return self.encode(x, not deterministic)
+
+
+@pytest.mark.parametrize("said", [True, False, None])
+@pytest.mark.parametrize("train", [True, False])
+@pytest.mark.parametrize("name", ["encode", "required", "opposite"])
+def test_a_named_method_obeys_the_modes_as_a_call_of_it_in_pure_linen(name, train, said):
+    module = Named()
+    variables = module.init(KEY, X, True)
+
+    def argument(value):
+        return {"deterministic": not value} if name == "opposite" else {"train": value}
+
+    now = argument(train if said is None else said)
+    expected, updates = module.apply(variables, X, **now, method=name, mutable=["batch_stats"])
+    own = {} if said is None else argument(said)
+    own |= {"mutable": ["batch_stats"]} if said else {}
+    for run in (
+        lambda model: getattr(model, name)(X, **own),
+        lambda model: model(X, method=name, **own),
+        lambda model: getattr(nnx.view(model, deterministic=not train), name)(X, **own),
+    ):
+        model = bridge.ToNNX.from_variables(module, variables)
+        (model.train if train else model.eval)()
+        assert_identical(run(model), expected)
+        assert_identical(model.linen_variables()["batch_stats"], updates["batch_stats"])
+
+
+def test_a_named_method_creates_in_training_what_it_creates_in_linen():
+    class Grows(nn.Module):
+        @nn.compact
+        def encode(self, x, train=False):
+            return nn.Dense(2)(x) if train else x
+
+    model = bridge.ToNNX(Grows(), KEY)
+    model.train()
+    bridge.lazy_init(model.encode, X)
+    expected = Grows().init(KEY, X, train=True, method="encode")
+    assert_identical(model.linen_variables(), expected)
