@@ -20,6 +20,7 @@ from ._neutral import as_dicts
 from ._parts import below, bound_at, has_modules, has_variables, names_at
 
 Path = tuple[Any, ...]
+_NO_TREE = (nnx.Variable, list, tuple)
 
 
 class Submodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[misc]
@@ -51,7 +52,8 @@ class Submodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[misc]
 
     def __setitem__(self, key: Any, value: Any) -> None:
         value = as_dicts(value)
-        for leaf in jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, nnx.Variable)):
+        # Linen keeps the variables of a list under the names of its items.
+        for leaf in jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, _NO_TREE)):
             if not isinstance(leaf, nnx.Variable):
                 raise InvalidModuleError(
                     f"{_text(self._owner, self._path)}[{key!r}]",
@@ -114,7 +116,8 @@ class Submodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[misc]
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(type(self), name):
             raise AttributeError(f"{name!r} belongs to dict; set the variable as an item")
-        self[name] = value
+        if not assign_parts(self._owner, self._path, name, value):
+            self[name] = value
 
     def __delattr__(self, name: str) -> None:
         if name not in self._dict:
@@ -177,6 +180,91 @@ def found_at(owner: Any, path: Path, name: str) -> Any:
     if not is_made and not has_variables(owner):
         raise AttributeError(f"{_text(owner, path)}.{name} is created by lazy_init")
     return _as_parts(owner, value)
+
+
+def assign_parts(owner: Any, path: Path, name: str, value: Any) -> bool:
+    """Gives the submodules of a list, tuple or dict the variables of other ones.
+
+    Linen keeps these variables under the name of each item (`blocks_0`), so an attribute of the
+    name of the list (`blocks`) would be read by nobody.
+
+    Args:
+      owner: the ToNNX.
+      path: where the module with the list is, empty for the wrapped one itself.
+      name: the attribute.
+      value: what was assigned.
+
+    Returns:
+      Whether that was it; if not, nothing has happened.
+
+    Raises:
+      InvalidModuleError: the items of `value` are not those of the list.
+    """
+    if isinstance(value, Submodule) or not _has_variables(value):
+        return False
+    here = names_at(owner, path)
+    own = found_at(owner, path, name) if name in (here.found or ()) else None
+    if isinstance(own, Submodule) or not has_submodules(own):
+        if isinstance(value, Mapping) or not has_submodules(value):
+            return False
+        raise _misfit(owner, path, name, value, "an nnx.Variable, a dict of them or a submodule")
+    pairs = _pairs(own, value)
+    if pairs is None:
+        raise _misfit(owner, path, name, value, f"submodules, or dicts of Variables, as in {own!r}")
+    for part, variables in pairs:
+        part.clear()
+        part.update(variables)
+    return True
+
+
+def _has_variables(value: Any) -> bool:
+    """Whether a list, tuple or dict has submodules or Variables in it."""
+    if isinstance(value, Mapping):
+        return isinstance(value, Submodule) or any(map(_has_variables, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_variables, value))
+    return isinstance(value, nnx.Variable)
+
+
+def has_submodules(value: Any) -> bool:
+    if isinstance(value, Submodule):
+        return True
+    items = value.values() if isinstance(value, Mapping) else value
+    return isinstance(value, Mapping | list | tuple) and any(map(has_submodules, items))
+
+
+def _pairs(own: Any, value: Any) -> list[tuple[Submodule, Mapping[Any, Any]]] | None:
+    """Each submodule with what was assigned to it; None if something has no counterpart."""
+    if isinstance(own, Submodule):
+        is_tree = isinstance(value, Mapping) and all(
+            isinstance(leaf, nnx.Variable)
+            for leaf in jax.tree.leaves(as_dicts(value), is_leaf=lambda x: isinstance(x, _NO_TREE))
+        )
+        # A copy, as these may be the same submodules in another order.
+        return [(own, as_dicts(value))] if is_tree else None
+    if isinstance(own, Mapping):
+        is_alike = isinstance(value, Mapping) and own.keys() == value.keys()
+        items = [(own[key], value[key]) for key in own] if is_alike else None
+    elif isinstance(own, list | tuple):
+        is_alike = isinstance(value, list | tuple) and len(own) == len(value)
+        items = list(zip(own, value, strict=True)) if is_alike else None
+    else:
+        # What is no submodule is made by the model's own code, and cannot be another.
+        is_alike = own is value or (isinstance(own, bool | int | float | str) and own == value)
+        return [] if is_alike else None
+    found = [_pairs(*item) for item in items or ()]
+    if items is None or None in found:
+        return None
+    return [pair for pairs in found for pair in pairs or ()]
+
+
+def _misfit(owner: Any, path: Path, name: str, value: Any, expected: str) -> InvalidModuleError:
+    return InvalidModuleError(
+        _text(owner, (*path, name)),
+        value,
+        expected,
+        "assign to each submodule by its own name, such as model.blocks_0",
+    )
 
 
 def run_at(path: Path, method: str, owner: Any, /, *args: Any, **kwargs: Any) -> Any:

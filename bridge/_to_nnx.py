@@ -41,9 +41,9 @@ from ._flax_internals import (
 from ._lazy_init import lazy_init
 from ._linen_bound import bound_state
 from ._linen_methods import called, check_module, field_names, linen_attribute
-from ._neutral import Neutral, Path
+from ._neutral import Neutral, Path, as_dicts
 from ._own_leaves import graphdefs_in, with_graphdefs
-from ._submodule import Submodule
+from ._submodule import Submodule, assign_parts, has_submodules
 
 _INIT_MUTABLE = DenyList("intermediates")
 _NO_VARIABLES = (
@@ -400,6 +400,10 @@ class ToNNX(nnx.Module):
         if isinstance(value, Submodule):
             # One of another model, perhaps; the Variables are shared, and the dict is not.
             value = value.copy()
+        elif isinstance(value, list | tuple | Mapping) and not _linen_variables.is_own_name(name):
+            if assign_parts(self, (), name, value):
+                return
+            value = as_dicts(value) if has_submodules(value) else value
         # What nnx.data and nnx.static return says how to store it, so it is meant as it is.
         is_marked = isinstance(value, dataclasses.Field)
         is_linen = not is_marked and not _linen_variables.is_own_name(name)

@@ -237,6 +237,76 @@ def test_a_submodule_of_one_model_is_assigned_to_another(initialised):
     assert_identical(nnx.merge(*nnx.split(b))(X), b(X))
 
 
+class Parts(nn.Module):
+    """Submodules in a list, a dict and a nested tuple, here and one level below."""
+
+    depth: int = 1
+
+    def setup(self):
+        self.blocks = [nn.Dense(4), nn.Dense(4)]
+        self.heads = {"a": nn.Dense(4), "b": (nn.Dense(4), nn.relu)}
+        self.below = Parts(self.depth - 1) if self.depth else None
+
+    def __call__(self, x):
+        for layer in (*self.blocks, self.heads["a"], *self.heads["b"]):
+            x = layer(x)
+        return self.below(x) if self.below else x
+
+
+@pytest.mark.parametrize("as_dicts", [False, True])
+@pytest.mark.parametrize("initialised", [False, True])
+@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("name", ["blocks", "heads"])
+def test_submodules_in_a_list_or_dict_are_assigned_to_another_model(
+    depth, name, initialised, as_dicts
+):
+    module = Parts()
+    a, b = wrapped(module), bridge.ToNNX(module, jax.random.key(8))
+    if initialised:
+        b.lazy_init(X)
+    source, target = (a.below, b.below) if depth else (a, b)
+    parts = getattr(source, name)
+    # A mapped tree has plain dicts in it.
+    setattr(target, name, jax.tree.map(lambda x: x, parts) if as_dicts else parts)
+    b.lazy_init(X)
+    theirs = flatten_dict(a.linen_variables()["params"])
+    own = flatten_dict(module.init(jax.random.key(8), X)["params"])
+    for path in own:
+        if len(path) == 2 + depth and path[-2].startswith(name):
+            own[path] = theirs[path]
+    expected = {"params": unflatten_dict(own)}
+    assert_identical(b.linen_variables(), expected)
+    assert_identical(b(X), module.apply(expected, X))
+
+
+def test_submodules_in_a_list_are_put_in_another_order():
+    module = Parts()
+    model = wrapped(module)
+    params = model.linen_variables()["params"]
+    model.blocks = model.blocks[::-1]
+    changed = {**params, "blocks_0": params["blocks_1"], "blocks_1": params["blocks_0"]}
+    assert_identical(model(X), module.apply({"params": changed}, X))
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_what_does_not_fit_the_submodules_of_a_list_or_dict_is_refused(depth):
+    a, b = wrapped(Parts()), wrapped(Parts())
+    source, target = (a.below, b.below) if depth else (a, b)
+    before = snapshot(b)
+    for name, value in {
+        "blocks": source.blocks[:1],
+        "heads": {"a": source.heads["a"]},
+        "others": source.blocks,
+    }.items():
+        with pytest.raises(bridge.InvalidModuleError, match=name):
+            setattr(target, name, value)
+    with pytest.raises(bridge.InvalidModuleError, match="blocks"):
+        target.blocks = [source.blocks[0], [nnx.Param(1)]]
+    with pytest.raises(bridge.InvalidModuleError, match="heads"):
+        target.heads = {**source.heads, "b": (source.heads["b"][0], nn.tanh)}
+    assert snapshot(b) == before
+
+
 CALLS: dict[str, Any] = {
     "enc": lambda m: m.enc(X),
     "enc.twice": lambda m: m.enc.twice(X),
