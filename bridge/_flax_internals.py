@@ -382,6 +382,16 @@ def children(module: nn.Module) -> Mapping[str, Any]:
     return module._state.children
 
 
+def is_made_in_call(module: nn.Module) -> bool:
+    """Whether a Linen module above is inside of its compact method, or of `setup`."""
+    above = module.parent
+    while isinstance(above, nn.Module):
+        if above._state.in_compact_method or above._state.in_setup:
+            return True
+        above = above.parent
+    return False
+
+
 class _Packed(NamedTuple):
     args: Sequence[Any]
     kwargs: Mapping[str, Any]

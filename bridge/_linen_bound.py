@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 from flax import linen as nn
 
+from ._flax_internals import is_made_in_call
+
 
 class BoundState(NamedTuple):
     """A Linen module without its scope, and what the scope held for it.
@@ -26,7 +28,8 @@ def bound_state(module: nn.Module) -> BoundState:
     """Takes a Linen module out of its scope.
 
     A module that is made while another one is being called is adopted by that one, and has a scope
-    without variables; one that `bind` returned, and a submodule of it, has some.
+    without variables, whose keys are those of the call. One that `bind` returned, and a submodule
+    of it, has keys of its own, though it may have no variables, as a Dropout.
     """
     scope = module.scope
     if scope is None and not isinstance(module.parent, nn.Module):
@@ -35,7 +38,7 @@ def bound_state(module: nn.Module) -> BoundState:
     if scope is None or scope.invalid:
         return BoundState(free, {}, None)
     variables = {collection: tree for collection, tree in module.variables.items() if tree}
-    if not variables:
+    if not variables and is_made_in_call(module):
         return BoundState(free, {}, None)
     rngs: Any = scope.rngs
     keys = {name: rng.as_jax_rng() for name, rng in rngs.items()}

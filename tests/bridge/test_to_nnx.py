@@ -771,6 +771,38 @@ def test_a_submodule_of_a_bound_module_brings_its_own_variables():
     assert_identical(encoder(X), nn.Dense(2).apply(encoder.linen_variables(), X))
 
 
+def test_a_bound_module_without_variables_brings_its_keys():
+    class Drops(nn.Module):
+        def setup(self):
+            self.drop = nn.Dropout(0.5)
+
+        def __call__(self, x):
+            return self.drop(x, deterministic=False)
+
+    key = jax.random.key(3)
+    bound = Drops().bind({}, rngs={"dropout": key})
+    scope = bound.drop.scope
+    for module, own in ((bound, key), (bound.drop, scope.rngs["dropout"].as_jax_rng())):
+        arguments = {} if module is bound else {"deterministic": False}
+        model = bridge.ToNNX(module)
+        assert_identical(model.to_nnx__rngs.dropout.key[...], own)
+        free = module.clone(parent=None, name=None)
+        drawn = {"dropout": nnx.Rngs(dropout=own).dropout()}
+        assert_identical(model(X, **arguments), free.apply({}, X, **arguments, rngs=drawn))
+
+
+def test_a_module_that_is_made_in_a_call_does_not_take_the_keys_of_the_call():
+    class Outer(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            made.append(bridge.ToNNX(nn.Dropout(0.5, deterministic=False)))
+            return x
+
+    made = []
+    Outer().apply({}, X, rngs={"dropout": KEY})
+    assert made[0].to_nnx__rngs is None
+
+
 def test_given_variables_win_over_those_that_a_module_is_bound_to():
     module = nn.Dense(2)
     first, second = (module.init(jax.random.key(i), X) for i in range(2))
