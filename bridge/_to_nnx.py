@@ -407,9 +407,12 @@ class ToNNX(nnx.Module):
         # What nnx.data and nnx.static return says how to store it, so it is meant as it is.
         is_marked = isinstance(value, dataclasses.Field)
         is_linen = not is_marked and not _linen_variables.is_own_name(name)
+        is_tree = isinstance(value, dict | nnx.Variable)
+        # Linen variables may have the name of a mode; they are no answer to train() and eval().
+        is_mode = is_linen and not is_tree and name in _modes.MODE_FIELDS
         is_linen = is_linen and name not in vars(self)
         is_linen = is_linen and name not in ("name", "parent")
-        if is_linen and (
+        if (is_mode or (is_linen and name in _modes.TRAINING)) and (
             modes := _modes.with_mode(self.to_nnx__module, self.to_nnx__modes, name, value)
         ):
             self.to_nnx__modes = modes

@@ -453,3 +453,43 @@ def test_a_failing_write_in_evaluation_changes_nothing():
     with pytest.raises(bridge.ImmutableCollectionError, match="'batch_stats'"):
         model(X)
     assert snapshot(model) == before
+
+
+@pytest.mark.parametrize("name", ["deterministic", "use_running_average"])
+def test_a_submodule_or_parameter_with_the_name_of_a_mode_stays(name):
+    class Part(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(4, name=name)(x)
+
+    class Whole(nn.Module):
+        @nn.compact
+        def __call__(self, x, train=False):
+            scale = self.param(name, nn.initializers.ones, (1, 4))
+            x = Part(name="part")(x) * scale
+            return -x if train else x
+
+    for module in (Part(), Whole()):
+        variables = module.init(KEY, X)
+        model = wrapped(module, X)
+        trains = {"train": True} if isinstance(module, Whole) else {}
+        for set_mode, arguments in ((model.eval, {}), (model.train, trains)):
+            set_mode()
+            assert_identical(model.linen_variables(), variables)
+            assert_identical(model(X), module.apply(variables, X, **arguments))
+        view = nnx.view(model, deterministic=True, use_running_average=True)
+        assert_identical(view(X), module.apply(variables, X))
+
+
+@pytest.mark.parametrize("name", ["deterministic", "use_running_average"])
+def test_variables_are_put_at_the_name_of_a_mode(name):
+    class Part(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(4, name=name)(x)
+
+    model = bridge.ToNNX(Part())
+    model.train()
+    params = nn.Dense(4).init(KEY, X)["params"]
+    setattr(model, name, {key: nnx.Param(value) for key, value in params.items()})
+    assert_identical(model(X), nn.Dense(4).apply({"params": params}, X))
