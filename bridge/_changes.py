@@ -19,7 +19,7 @@ from ._graphdef import StaticGraphDef
 from ._neutral import Address, Path
 from ._nodes import nodes_below
 from ._slots import Slots
-from ._structure import differences, is_equal, structure
+from ._structure import differences, differences_but_modes, is_equal, structure
 
 
 class Changes:
@@ -98,7 +98,8 @@ class Changes:
         """Where the next call would find another module than this one, were it given the leaves.
 
         Leaves alone do not tell the class of a new submodule, a static attribute, or that something
-        is gone.
+        is gone. A mode that the call has set, as `self.eval()` does, is no state to be lost: every
+        call starts in the mode of the definition.
 
         Args:
           leaf_of: Variable or bare array -> the leaf in Linen variables.
@@ -109,7 +110,7 @@ class Changes:
         slots = self._found.graphdef.slots
         if not slots.addresses <= self._after.keys():
             now, before = structure(self._graphdef), structure(self._before)
-            return list(dict.fromkeys([*reshaped, *differences(now, before)]))
+            return list(dict.fromkeys([*reshaped, *differences_but_modes(now, before)]))
         values = [_raw(self._after[slot.address]) for slot in slots]
         # The references are those of this module: new ones would be equations in a program.
         hijax = slots.special.difference(slots.references)
@@ -119,8 +120,8 @@ class Changes:
         # The caller's variables keep these, and the next call would find them.
         there = {(collection, *map(str, path)) for collection, path in self._after}
         left = [path for c, path in self.removed if (c, *map(str, path)) not in there]
-        now = structure(self._graphdef)
-        return reshaped + left + differences(now, structure(flatten(following)[0]))
+        now, then = structure(self._graphdef), structure(flatten(following)[0])
+        return reshaped + left + differences_but_modes(now, then)
 
     def _reshaped(self) -> list[Path]:
         """Parameters and statistics that have another shape now than the definition says."""

@@ -8,6 +8,7 @@ from typing import Any
 from flax import nnx
 
 from ._flax_internals import REQUIRED_METADATA
+from ._modes import MODE_FIELDS
 from ._neutral import Path
 
 # What NNX notes about an object's attributes follows from the attributes.
@@ -38,6 +39,11 @@ def differences(a: dict[Path, Any], b: dict[Path, Any]) -> list[Path]:
     ]
 
 
+def differences_but_modes(a: dict[Path, Any], b: dict[Path, Any]) -> list[Path]:
+    """The same without the modes, which a call sets for itself: `self.eval()`, for instance."""
+    return [p for p in differences(a, b) if not (_is_mode(p, a) and _is_mode(p, b))]
+
+
 def is_equal(a: Any, b: Any) -> bool:
     """Whether two values are the same or equal; what cannot be compared is not."""
     if a is b:
@@ -47,6 +53,12 @@ def is_equal(a: Any, b: Any) -> bool:
     except Exception:
         # Arrays, for instance, of which a shape or a value has become another.
         return False
+
+
+def _is_mode(path: Path, found: dict[Path, Any]) -> bool:
+    """Whether nothing but a mode is at a path; one that is not there says nothing else."""
+    is_static = isinstance(found.get(path), nnx.graphlib.Static | None)
+    return is_static and bool(path) and path[-1] in MODE_FIELDS
 
 
 def _note(

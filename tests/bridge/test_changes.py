@@ -259,6 +259,52 @@ def test_what_only_the_definition_tells_is_said_once_or_raises():
         bridge.ToLinen(Rebuilding, strict=True).apply(variables, jnp.float32(1), mutable=STATE)
 
 
+class Normed(nnx.Module):
+    """Sets its mode in its methods, as NNX guides do."""
+
+    def __init__(self):
+        self.norm = nnx.BatchNorm(1, rngs=nnx.Rngs(0))
+        self.dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.norm(x)
+
+    def predict(self, x):
+        self.eval()
+        return self(self.dropout(x))
+
+    def frozen(self, x):
+        self.norm.use_running_average = True
+        return self(x)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("strict", [None, True])
+@pytest.mark.parametrize("method", ["predict", "frozen"])
+def test_a_mode_that_a_call_sets_holds_for_that_call_and_is_no_lost_update(method, strict):
+    module = bridge.ToLinen(Normed, strict=strict)
+    x = jnp.array([[1.0], [3.0]])
+    variables = module.init(KEY, x)
+    assert_identical(module.apply(variables, x, nnx_method=method), getattr(Normed(), method)(x))
+    _, updates = module.apply(variables, x, nnx_method=method, mutable=["batch_stats"])
+    native = Normed()
+    native(x)
+    _, updates = module.apply({**variables, **updates}, x, mutable=["batch_stats"])
+    assert_identical(updates["batch_stats"]["norm"]["mean"], native.norm.mean[...])
+
+
+def test_a_mode_that_a_call_sets_is_kept_with_the_definition():
+    module, native = bridge.ToLinen(Normed, strict=True), Normed()
+    x = jnp.array([[1.0], [3.0]])
+    variables = module.init(KEY, x)
+    mutable = ["nnx", "batch_stats"]
+    for method in ("__call__", "predict", "__call__"):
+        y, updates = module.apply(variables, x, nnx_method=method, mutable=mutable)
+        variables = {**variables, **updates}
+        assert_identical(y, getattr(native, method)(x))
+    assert_identical(variables["batch_stats"]["norm"]["mean"], native.norm.mean[...])
+
+
 def test_replaced_variables_are_carried_by_a_scan():
     class Cell(nn.Module):
         @nn.compact
