@@ -33,8 +33,9 @@ class Attached(NamedTuple):
 def attach(module: Any, unknown: Mapping[Address, Any]) -> dict[Address, Attached]:
     """Puts leaves into a module where nothing is yet: no attribute, or None.
 
-    A parameter is put nowhere: one that the definition lacks is ignored, as Linen ignores it, and
-    in the place of a None it would give a bias to a layer that was made without one.
+    A parameter is put nowhere: the definition has those that a call creates, too. Any other is
+    ignored, as Linen ignores it, and in the place of a None it would give a bias to a layer that
+    was made without one.
 
     Args:
       module: a module of its own; it is changed.

@@ -17,6 +17,7 @@ from ._constructor import Existing, takes_rngs, thaw
 from ._contents import Contents, Origin, contents
 from ._errors import MissingRngError
 from ._flax_internals import detached, mark_arrays_as_data
+from ._found import Found
 from ._graphdef import StaticGraphDef
 from ._lazy_init import run_initializing
 from ._merged import method_of
@@ -160,6 +161,39 @@ def rebuild(
         return recipe.nnx_class.graphdef
     graphdef, needs_call = _remembered(recipe, names, None, where)
     return _remembered(recipe, names, call, where)[0] if needs_call and call else graphdef
+
+
+def found_for(
+    recipe: Recipe,
+    names: tuple[str, ...],
+    call: Call,
+    variables: Mapping[str, Any],
+    where: str,
+) -> Found:
+    """Variables that came without a definition, against the one that fits them.
+
+    A parameter that the constructor does not make may be one that the call makes. So may any
+    parameter of a checkpoint that is for another model, so the call is traced: nothing but what it
+    creates may hold a parameter, and a layer without a bias stays one. State that the call creates
+    has to be there too, as with the definition that `init` stores.
+
+    Args:
+      recipe: the constructor.
+      names: the RNG streams that the constructor gets.
+      call: the call at hand.
+      variables: nested mappings by collection, without `nnx`.
+      where: the wrapper, for errors.
+    """
+    found = Found(rebuild(recipe, names, call, where), variables)
+    left = {address for address in found.unknown if address[0] == "params"}
+    if not left or isinstance(recipe.nnx_class, Existing):
+        return found
+    try:
+        called = Found(_remembered(recipe, names, call, where)[0], variables)
+    except Exception:
+        # The inputs' values decide what the call does. The parameters are reported as unknown.
+        return found
+    return called if left - called.unknown.keys() else found
 
 
 def _remembered(

@@ -221,19 +221,19 @@ class ToLinen(PlainFields, metaclass=WithOptions):
     def _run(self, nnx_method: Any, args: Any, kwargs: Any) -> Any:
         variables = _linen_scope.read(self)
         graphdef = _linen_scope.stored_graphdef(self)
-        rebuilt = functools.partial(
-            self._rebuilt, variables, _construction.Call(nnx_method, args, kwargs)
-        )
+        call = _construction.Call(nnx_method, args, kwargs)
+        rebuilt = functools.partial(self._rebuilt, variables, call)
         if graphdef is not None and not self._recipe.made(graphdef, rebuilt):
             # Made with other arguments: one model for training and one for evaluation, say.
             graphdef = None
         # As with Linen's own `param`, a call creates what is not there where it may.
         is_init = self.is_initializing()
         may_create = is_init or (self.is_mutable_collection("params") and not has_leaf(variables))
-        if graphdef is None and not is_init:
-            graphdef = rebuilt()
-        if graphdef is not None:
-            found = Found(graphdef, variables)
+        found = None if graphdef is None else Found(graphdef, variables)
+        if found is None and not is_init:
+            names = self._stream_names(variables)
+            found = _construction.found_for(self._recipe, names, call, variables, self._where)
+        if found is not None:
             compared = comparison(found, rng=may_create)
             if not (may_create and compared.missing):
                 self._check(compared)
@@ -288,11 +288,16 @@ class ToLinen(PlainFields, metaclass=WithOptions):
 
     @nn.nowrap
     def _rebuilt(
-        self, variables: Mapping[str, Any], call: _construction.Call | None
+        self, variables: Mapping[str, Any], call: _construction.Call | None = None
     ) -> StaticGraphDef:
+        names = self._stream_names(variables)
+        return _construction.rebuild(self._recipe, names, call, self._where)
+
+    @nn.nowrap
+    def _stream_names(self, variables: Mapping[str, Any]) -> tuple[str, ...]:
+        """The RNG streams that a constructor gets which is only traced."""
         stored = (stream_of(address, leaf) for address, leaf in by_address(variables).items())
-        names = {*self._rngs, "default", *filter(None, stored)} - {"params"}
-        return _construction.rebuild(self._recipe, tuple(sorted(names)), call, self._where)
+        return tuple(sorted({*self._rngs, "default", *filter(None, stored)} - {"params"}))
 
     @nn.nowrap
     def _apply(self, found: Found, method: Any, args: Any, kwargs: Any) -> Any:
@@ -484,7 +489,7 @@ class ToLinen(PlainFields, metaclass=WithOptions):
     def _attribute(self, name: str) -> Any:
         """An attribute of the bound NNX module, `_MISSING` if there is none."""
         variables = _linen_scope.read(self)
-        graphdef = _linen_scope.stored_graphdef(self) or self._rebuilt(variables, None)
+        graphdef = _linen_scope.stored_graphdef(self) or self._rebuilt(variables)
         found = Found(graphdef, variables)
         if not comparison(found).fits:
             return _MISSING
@@ -494,7 +499,7 @@ class ToLinen(PlainFields, metaclass=WithOptions):
     @nn.nowrap
     def _constant(self, name: str) -> Any:
         """A property of the class that needs no variables, `_MISSING` if it does need them."""
-        graphdef = self._rebuilt({}, None)
+        graphdef = self._rebuilt({})
         module = graphdef.blueprint.build(slot_avals(graphdef)).module
         try:
             value = getattr(module, name, _MISSING)

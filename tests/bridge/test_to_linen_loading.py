@@ -12,7 +12,7 @@ from flax import linen as nn
 from flax import nnx, serialization
 
 import bridge
-from tests.models import assert_close
+from tests.models import assert_close, assert_identical
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(7), (4, 3))
@@ -371,6 +371,100 @@ def test_a_nested_parent_works_without_the_definition():
     expected = Outer().apply(variables, X, mutable=["batch_stats"])
     found = Outer().apply(without_definition(variables), X, mutable=["batch_stats"])
     jax.tree.map(np.testing.assert_array_equal, found, expected)
+
+
+class Lazy(nnx.Module):
+    """Creates its weight when it sees an input."""
+
+    def __call__(self, x):
+        if not hasattr(self, "weight"):
+            self.weight = nnx.Param(jnp.ones(x.shape))
+        return x * self.weight
+
+
+class LazyLayer(nnx.Module):
+    """Creates a layer, and with its method `count` some state too."""
+
+    def __init__(self):
+        self.layer = nnx.data(None)
+        self.weight = nnx.data(None)
+
+    def __call__(self, x):
+        if self.layer is None:
+            self.layer = nnx.Linear(x.shape[-1], 1, rngs=nnx.Rngs(0))
+        return self.layer(x)
+
+    def count(self, x):
+        if self.weight is None:
+            self.weight = nnx.Param(jnp.ones(x.shape))
+            self.calls = nnx.BatchStat(jnp.zeros(()))
+        self.calls[...] += 1
+        return x * self.weight + self.calls
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_parameter_that_only_the_call_creates_has_the_given_value():
+    x = jnp.ones(2)
+    native = Lazy()
+    native.weight = nnx.Param(jnp.full(2, 10.0))
+    module = bridge.ToLinen(Lazy, strict=True)
+    params = {"weight": jnp.full(2, 10.0)}
+    assert_identical(module.apply({"params": params}, x), native(x))
+    assert_identical(module.apply({"params": params}, x, mutable=True)[0], native(x))
+    gradient = jax.grad(lambda p: module.apply({"params": p}, x).sum())(params)
+    wanted = nnx.grad(lambda module: module(x).sum())(native)
+    assert_identical(gradient["weight"], wanted.weight[...])
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_layer_that_only_the_call_creates_has_the_given_parameters():
+    x = jnp.ones((1, 2))
+    native = LazyLayer()
+    native(x)
+    native.layer.kernel[...] = jnp.array([[2.0], [3.0]])
+    params = {"layer": {"kernel": native.layer.kernel[...], "bias": native.layer.bias[...]}}
+    module = bridge.ToLinen(LazyLayer, strict=True)
+    assert_identical(module.apply({"params": params}, x), native(x))
+    del params["layer"]["bias"]
+    with pytest.raises(bridge.MismatchError, match="layer/bias"):
+        module.apply({"params": params}, x)
+
+
+def test_state_that_the_call_creates_beside_a_parameter_is_missed_by_name():
+    x = jnp.ones(2)
+    native = LazyLayer()
+    native.count(x)
+    native.weight[...] = jnp.full(2, 10.0)
+    module = bridge.ToLinen(LazyLayer)
+    variables = {"params": {"weight": native.weight[...]}}
+    with pytest.raises(bridge.MismatchError, match="batch_stats/calls"):
+        module.apply(variables, x, nnx_method="count", mutable=True)
+    variables["batch_stats"] = {"calls": native.calls[...]}
+    y, updates = module.apply(variables, x, nnx_method="count", mutable=True)
+    assert_identical(y, native.count(x))
+    assert_identical(updates["batch_stats"]["calls"], native.calls[...])
+
+
+def test_a_parameter_that_no_call_creates_gives_no_bias_to_a_layer_without_one():
+    x = jnp.ones((1, 2))
+    module = bridge.to_linen(nnx.Linear, 2, 1, use_bias=False)
+    native = nnx.Linear(2, 1, use_bias=False, rngs=nnx.Rngs(0))
+    params = {"kernel": native.kernel[...], "bias": jnp.ones(1)}
+    with pytest.warns(bridge.BridgeWarning, match="params/bias"):
+        assert_identical(module.apply({"params": params}, x), native(x))
+
+
+def test_a_given_parameter_that_the_call_makes_anew_is_not_dropped_in_silence():
+    class OfValues(nnx.Module):
+        def __call__(self, x):
+            if x[0] > 0:
+                self.weight = nnx.Param(jnp.ones(x.shape))
+            return x
+
+    with pytest.warns(bridge.BridgeWarning, match="params/weight"):
+        bridge.ToLinen(OfValues).apply(
+            {"params": {"weight": jnp.ones(2)}}, jnp.ones(2), mutable=True
+        )
 
 
 def test_the_definition_is_rebuilt_under_jit_grad_and_vmap():
