@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -13,16 +14,20 @@ import registry
 
 from . import _eager_sharding, _graphdef
 from ._arrays import Arrays, is_array
-from ._constructor import Existing, takes_rngs, thaw
+from ._blueprint import flatten
+from ._constructor import Existing, arrays_in, takes_rngs, thaw
 from ._contents import Contents, Origin, contents
 from ._errors import MissingRngError
 from ._flax_internals import detached, mark_arrays_as_data
 from ._found import Found
-from ._graphdef import StaticGraphDef
+from ._graphdef import Given, StaticGraphDef
 from ._lazy_init import run_initializing
 from ._merged import method_of
+from ._neutral import Address
 from ._nodes import Nodes, nodes_below
 from ._once import Once
+from ._own_leaves import ARRAYS
+from ._slots import Slots
 from ._structure import is_equal, structure
 from ._template import Template
 from ._walk import identity
@@ -94,9 +99,21 @@ class Recipe(NamedTuple):
         has_all = new.keys() <= old.keys() if is_equal else new.keys() == old.keys()
         return has_all and all(_is_same(new[path], old[path]) for path in new)
 
+    def arguments(self) -> tuple[Any, Any]:
+        """The constructor's arguments as they were given, in containers of their own."""
+        kwargs = {name: thaw(value) for name, value in self.kwargs.items()}
+        return tuple(map(thaw, self.args)), kwargs
+
+    def kept(self, graphdef: StaticGraphDef) -> dict[Address, Any]:
+        """The arrays among the arguments that a module keeps as they are, by address."""
+        if not graphdef.given:
+            return {}
+        arrays = dict(arrays_in((self.arguments(), _bound(self.nnx_class))))
+        return {(ARRAYS, path): arrays[p] for path, p in graphdef.given if p in arrays}
+
     def construct(
         self, streams: Mapping[str, Any], where: str, *, is_abstract: bool = False
-    ) -> tuple[Any, Nodes]:
+    ) -> Constructed:
         """The NNX module and what it consists of.
 
         Args:
@@ -107,13 +124,16 @@ class Recipe(NamedTuple):
         Raises:
           MissingRngError: the constructor draws from a stream that is not there.
         """
+        arguments: list[Any] = []
 
         def construct() -> Any:
-            kwargs = {name: thaw(value) for name, value in self.kwargs.items()}
+            arguments[:] = self.arguments()
+            args, kwargs = arguments
+            kwargs = dict(kwargs)
             if not self.skip_rng and "rngs" not in kwargs and takes_rngs(self.nnx_class):
                 kwargs["rngs"] = nnx.Rngs(**streams)
             with detached():
-                return self.nnx_class(*map(thaw, self.args), **kwargs)
+                return self.nnx_class(*args, **kwargs)
 
         try:
             module, nodes = _eager_sharding.constructed(
@@ -130,7 +150,42 @@ class Recipe(NamedTuple):
                 f"pass a key, or {{{wanted!r}: key}}, to init",
             ) from error
         mark_arrays_as_data(nodes.objects)
-        return module, nodes
+        return Constructed(
+            module, nodes, _given(module, (tuple(arguments), _bound(self.nnx_class)))
+        )
+
+
+class Constructed(NamedTuple):
+    """A module that was just constructed.
+
+    Attributes:
+      module: the module.
+      nodes: what it consists of.
+      given: which of its bare arrays are arguments of the constructor.
+    """
+
+    module: Any
+    nodes: Nodes
+    given: Given
+
+
+def _bound(nnx_class: Callable[..., Any]) -> Any:
+    """The arguments that a partial has already."""
+    is_partial = isinstance(nnx_class, functools.partial)
+    return (nnx_class.args, nnx_class.keywords) if is_partial else ()
+
+
+def _given(module: Any, arguments: Any) -> Given:
+    """Which bare arrays of a module are among its constructor's arguments, by identity."""
+    places = {id(array): place for place, array in arrays_in(arguments)}
+    if not places:
+        return ()
+    graphdef, leaves = flatten(module)
+    return tuple(
+        (slot.path, places[id(leaf)])
+        for slot, leaf in zip(Slots(graphdef, registry.current()), leaves, strict=True)
+        if slot.var_type is None and id(leaf) in places
+    )
 
 
 def _is_same(a: Any, b: Any) -> bool:
@@ -184,16 +239,20 @@ def found_for(
       variables: nested mappings by collection, without `nnx`.
       where: the wrapper, for errors.
     """
-    found = Found(rebuild(recipe, names, call, where), variables)
+    found = _found(recipe, rebuild(recipe, names, call, where), variables)
     left = {address for address in found.unknown if address[0] == "params"}
     if not left or isinstance(recipe.nnx_class, Existing):
         return found
     try:
-        called = Found(_remembered(recipe, names, call, where)[0], variables)
+        called = _found(recipe, _remembered(recipe, names, call, where)[0], variables)
     except Exception:
         # The inputs' values decide what the call does. The parameters are reported as unknown.
         return found
     return called if left - called.unknown.keys() else found
+
+
+def _found(recipe: Recipe, graphdef: StaticGraphDef, variables: Mapping[str, Any]) -> Found:
+    return Found(graphdef, variables, recipe.kept(graphdef))
 
 
 def _remembered(
@@ -252,12 +311,12 @@ def _abstract(
 
     def construct(inputs: list[Any]) -> Any:
         streams = {name: jax.random.key(0) for name in names}
-        module, nodes = recipe.construct(streams, where, is_abstract=True)
+        module, nodes, kept = recipe.construct(streams, where, is_abstract=True)
         if call is not None:
             args, kwargs = given.tree(inputs)
             run_initializing(module, method_of(module, call.method), args, kwargs, nodes)
         kinds = set(map(type, nodes_below(module).objects))
-        graphdef, state = _graphdef.split(module, recipe.origin)
+        graphdef, state = _graphdef.split(module, recipe.origin, kept)
         made.append((graphdef, any(hasattr(kind, "linen_variables") for kind in kinds)))
         return [x.get_raw_value() if isinstance(x, nnx.Variable) else x for x in state]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 from flax import linen as nn
 from flax import nnx
@@ -103,6 +104,33 @@ def thaw(value: Any) -> Any:
     return value.value if isinstance(value, Argument) else value
 
 
+def arrays_in(value: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """The arrays in constructor arguments, and where: which item of which item.
+
+    They are looked for in containers and in the attributes of plain objects, such as a
+    configuration. Not in modules: what a module holds is its state.
+    """
+    seen: dict[int, Any] = {}
+    pending: list[tuple[tuple[int, ...], Any]] = [((), value)]
+    while pending:
+        place, value = pending.pop()
+        if isinstance(value, jax.Array | np.ndarray):
+            if not isinstance(value, jax.Ref):
+                yield place, value
+            continue
+        if id(value) in seen or isinstance(value, _CLOSED):
+            continue
+        # What is met is kept, so that its id stays its own.
+        seen[id(value)] = value
+        if isinstance(value, Mapping):
+            below = list(value.values())
+        elif isinstance(value, list | tuple):
+            below = list(value)
+        else:
+            below = list(getattr(value, "__dict__", {}).values())
+        pending += [((*place, i), item) for i, item in enumerate(below)]
+
+
 # Of these Linen's search for modules looks at no part.
 _OPAQUE = (
     Argument,
@@ -119,6 +147,19 @@ _OPAQUE = (
     bytes,
     np.dtype,
     np.generic,
+)
+
+
+# What is in these is code, or the state of a module.
+_CLOSED = (
+    nnx.Pytree,
+    nnx.Variable,
+    nn.Module,
+    type,
+    types.FunctionType,
+    types.MethodType,
+    types.ModuleType,
+    functools.partial,
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -26,13 +27,21 @@ class Found:
     Args:
       graphdef: the definition of the module that the variables are for.
       variables: nested mappings by collection, without `nnx`.
+      arguments: the arrays that the constructor is given and the module keeps as they are, by
+        address. Variables come before them: a call may have put another array in their place.
 
     Attributes:
       graphdef: that definition.
     """
 
-    def __init__(self, graphdef: StaticGraphDef, variables: Mapping[str, Any]):
+    def __init__(
+        self,
+        graphdef: StaticGraphDef,
+        variables: Mapping[str, Any],
+        arguments: Mapping[Address, Any] = MappingProxyType({}),
+    ):
         self.graphdef = graphdef
+        self._arguments = arguments
         self._given: Mapping[Address, Any] = by_address(variables)
 
     @classmethod
@@ -86,11 +95,11 @@ class Found:
         leaves = self._given
         wanted = self.graphdef.slots.addresses
         if wanted.issuperset(leaves):
-            return leaves, {}
+            return ({**self._arguments, **leaves} if self._arguments else leaves), {}
         by_text = {_text(address): address for address in wanted if address not in leaves}
         known = {a: by_text[_text(a)] for a in leaves if a not in wanted and _text(a) in by_text}
         matched = {known.get(address, address): leaf for address, leaf in leaves.items()}
-        return matched, {address: found for found, address in known.items()}
+        return {**self._arguments, **matched}, {address: found for found, address in known.items()}
 
 
 def comparison(found: Found, *, rng: bool = False) -> Comparison:

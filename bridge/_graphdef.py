@@ -7,7 +7,7 @@ import itertools
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from flax import nnx, serialization
@@ -17,8 +17,11 @@ import registry
 from ._blueprint import Blueprint, flatten
 from ._contents import contents
 from ._flax_internals import DATA_ATTRIBUTES, OBJECT_STATES, attributes_dict
-from ._neutral import Address
+from ._neutral import Address, Path
 from ._slots import Slots
+
+# The path of a bare array in the module, and where it is among the constructor's arguments.
+Given: TypeAlias = tuple[tuple[Path, tuple[int, ...]], ...]
 
 
 @jax.tree_util.register_static
@@ -29,7 +32,7 @@ class StaticGraphDef(nnx.GraphDef[Any]):
     are one object as long as somebody holds it (see `intern`), so both cost nothing.
     """
 
-    __slots__ = ("__weakref__", "_avals", "_blueprint", "_hash", "_recipe", "_slots")
+    __slots__ = ("__weakref__", "_avals", "_blueprint", "_given", "_hash", "_recipe", "_slots")
 
     def __hash__(self) -> int:
         if not hasattr(self, "_hash"):
@@ -45,6 +48,8 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         avals = (self.avals, other.avals if isinstance(other, StaticGraphDef) else None)
         if None not in avals and avals[0] != avals[1]:
             return False
+        if self.given != (other.given if isinstance(other, StaticGraphDef) else ()):
+            return False
         # Python takes 1, 1.0 and True for one value, and 0.0 and -0.0; no program does.
         is_strict = isinstance(other, StaticGraphDef)
         return _is_equal(self, other) and not (is_strict and not _hold_the_same(self, other))
@@ -55,12 +60,17 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         return f"{type(self).__name__}({name}, nodes={len(self.nodes)}, leaves={self.num_leaves})"
 
     def __reduce__(self) -> Any:
-        return _restore, (self.nodes, self.attributes, self.num_leaves, self.avals)
+        return _restore, (self.nodes, self.attributes, self.num_leaves, self.avals, self.given)
 
     @property
     def avals(self) -> tuple[Any, ...] | None:
         """Shape and dtype of every leaf at its creation, None if they are not known."""
         return getattr(self, "_avals", None)
+
+    @property
+    def given(self) -> Given:
+        """Which bare arrays are arguments of the constructor."""
+        return getattr(self, "_given", ())
 
     @property
     def recipe(self) -> Any:
@@ -91,7 +101,10 @@ _lock = threading.Lock()
 
 
 def intern(
-    graphdef: nnx.GraphDef[Any], avals: tuple[Any, ...] | None = None, recipe: Any = None
+    graphdef: nnx.GraphDef[Any],
+    avals: tuple[Any, ...] | None = None,
+    recipe: Any = None,
+    given: Given = (),
 ) -> StaticGraphDef:
     """The one `StaticGraphDef` that equals a GraphDef.
 
@@ -99,6 +112,7 @@ def intern(
       graphdef: any GraphDef in graph mode.
       avals: shape and dtype of its leaves.
       recipe: what the module was constructed from, hashable.
+      given: which bare arrays are arguments of the constructor.
 
     Returns:
       The same object for equal arguments, unless they hold something that cannot be hashed, or
@@ -107,21 +121,22 @@ def intern(
     if isinstance(graphdef, StaticGraphDef):
         return graphdef
     plain = StaticGraphDef(graphdef.nodes, graphdef.attributes, graphdef.num_leaves)
-    static = with_facts(plain, avals, recipe)
+    static = with_facts(plain, avals, recipe, given)
     try:
         known = avals and tuple(map(_aval_key, avals))
-        key = hash((static, known, recipe))
+        key = hash((static, known, recipe, given))
     except TypeError:
         return static
     with _lock:
         found = _interned.setdefault(key, static)
         if recipe is not None:
             # What comes back from a pickle does not know its recipe.
-            _interned.setdefault(hash((static, known, None)), found)
+            _interned.setdefault(hash((static, known, None, given)), found)
     # The key is a hash, which others may share.
     is_same = found is static or (
         _is_equal(found, static)
         and found.avals == avals
+        and found.given == given
         and recipe in (None, found.recipe)
         and _hold_the_same(found, static, identities=True)
     )
@@ -129,11 +144,12 @@ def intern(
 
 
 def with_facts(
-    graphdef: StaticGraphDef, avals: tuple[Any, ...] | None, recipe: Any
+    graphdef: StaticGraphDef, avals: tuple[Any, ...] | None, recipe: Any, given: Given
 ) -> StaticGraphDef:
     """Notes in a GraphDef that was just made what is known of it."""
     object.__setattr__(graphdef, "_avals", avals)
     object.__setattr__(graphdef, "_recipe", recipe)
+    object.__setattr__(graphdef, "_given", given)
     return graphdef
 
 
@@ -191,13 +207,23 @@ _ATOMS = frozenset({int, bool, str, bytes, type(None), type, *OBJECT_STATES})
 _STATIC = nnx.graphlib.Static
 
 
-def split(module: nnx.Pytree, recipe: Any = None) -> tuple[StaticGraphDef, list[Any]]:
+def split(
+    module: nnx.Pytree, recipe: Any = None, given: Given = ()
+) -> tuple[StaticGraphDef, list[Any]]:
     """A module's GraphDef and its leaves (Variables and bare arrays) in order."""
     graphdef, leaves = flatten(module)
     avals = tuple(
         _aval(leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf) for leaf in leaves
     )
-    return intern(graphdef, avals, recipe), leaves
+    return intern(graphdef, avals, recipe, given), leaves
+
+
+def with_given(graphdef: StaticGraphDef, given: Given) -> StaticGraphDef:
+    """The GraphDef with other bare arrays noted as arguments of the constructor."""
+    if graphdef.given == given:
+        return graphdef
+    plain = nnx.GraphDef(graphdef.nodes, graphdef.attributes, graphdef.num_leaves)
+    return intern(plain, graphdef.avals, graphdef.recipe, given)
 
 
 def with_metadata(
@@ -220,7 +246,7 @@ def with_metadata(
         reference = nnx.graphlib.ArrayRefDef(next(unused), None) if metadata["ref"] else None
         nodes.append(dataclasses.replace(node, metadata=metadata, array_refdef=reference))
     changed = nnx.GraphDef(nodes, graphdef.attributes, graphdef.num_leaves)
-    return intern(changed, graphdef.avals, graphdef.recipe)
+    return intern(changed, graphdef.avals, graphdef.recipe, graphdef.given)
 
 
 def _aval(value: Any) -> Any:
@@ -237,9 +263,13 @@ def _aval_key(aval: Any) -> Any:
 
 
 def _restore(
-    nodes: Any, attributes: Any, num_leaves: int, avals: tuple[Any, ...] | None
+    nodes: Any,
+    attributes: Any,
+    num_leaves: int,
+    avals: tuple[Any, ...] | None,
+    given: Given = (),
 ) -> StaticGraphDef:
-    return intern(nnx.GraphDef(nodes, attributes, num_leaves), avals)
+    return intern(nnx.GraphDef(nodes, attributes, num_leaves), avals, None, given)
 
 
 # A GraphDef is code, not data: a checkpoint holds an empty dict in its place, and restoring into

@@ -49,6 +49,7 @@ class Template:
     def __init__(self, graphdef: StaticGraphDef, objects: list[Any]):
         places = {id(value): i for i, value in enumerate(objects)}
         self._avals = graphdef.avals
+        self._given = graphdef.given
         self._num_leaves = graphdef.num_leaves
         self._nodes = [_node(node, places) for node in graphdef.nodes]
         self._attributes = [_attribute(item, places) for item in graphdef.attributes]
@@ -66,12 +67,13 @@ class Template:
     def fill(self, objects: list[Any], recipe: Any) -> StaticGraphDef:
         """The GraphDef with these objects in the places of those that it was made with."""
         made = self._filled(objects) if self._whole is None else self._whole
-        return with_facts(made, self._avals, recipe)
+        return with_facts(made, self._avals, recipe, self._given)
 
     def _filled(self, objects: list[Any]) -> StaticGraphDef:
         nodes = [p.fill(objects) if isinstance(p, _Hole) else p for p in self._nodes]
         attributes = [p.fill(objects) if isinstance(p, _Hole) else p for p in self._attributes]
-        return with_facts(StaticGraphDef(nodes, attributes, self._num_leaves), self._avals, None)
+        made = StaticGraphDef(nodes, attributes, self._num_leaves)
+        return with_facts(made, self._avals, None, self._given)
 
 
 class _Hole:

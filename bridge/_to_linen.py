@@ -37,7 +37,7 @@ from ._merged import Merged, method_of
 from ._neutral import Address, by_address, has_leaf, nest
 from ._nnx_attributes import attribute, bound_method
 from ._once import Once
-from ._own_leaves import GRAPHDEF, STATIC, with_graphdefs
+from ._own_leaves import ARRAYS, GRAPHDEF, STATIC, with_graphdefs
 from ._rngs import fold_path, stream_for, stream_of
 from ._slots import Slot
 from ._subclassing import GivenArgs, GivenKwargs, WithOptions, frozen
@@ -73,6 +73,11 @@ class ToLinen(PlainFields, metaclass=WithOptions):
     leaves tell (a Python attribute, the class of a submodule, a parameter that it creates or
     removes), `nnx` has to be one of them: the new definition is in it, and what was removed is gone
     from the returned collections.
+
+    An array among the constructor's arguments that the module keeps as it is, such as
+    `self.table = table`, is configuration and no state: it is not in the variables, and each call
+    uses the argument that it is given, with its gradient. It becomes state in `nnx_arrays` when a
+    call puts another array in its place. What the constructor computes is state from `init` on.
 
     Example::
 
@@ -229,7 +234,7 @@ class ToLinen(PlainFields, metaclass=WithOptions):
         # As with Linen's own `param`, a call creates what is not there where it may.
         is_init = self.is_initializing()
         may_create = is_init or (self.is_mutable_collection("params") and not has_leaf(variables))
-        found = None if graphdef is None else Found(graphdef, variables)
+        found = None if graphdef is None else self._found(graphdef, variables)
         if found is None and not is_init:
             names = self._stream_names(variables)
             found = _construction.found_for(self._recipe, names, call, variables, self._where)
@@ -242,7 +247,11 @@ class ToLinen(PlainFields, metaclass=WithOptions):
         if is_init:
             return output
         # This is a call, and what it changes belongs to the result.
-        return self._apply(Found(graphdef, _linen_scope.read(self)), nnx_method, args, kwargs)
+        return self._apply(self._found(graphdef, _linen_scope.read(self)), nnx_method, args, kwargs)
+
+    @nn.nowrap
+    def _found(self, graphdef: StaticGraphDef, variables: Mapping[str, Any]) -> Found:
+        return Found(graphdef, variables, self._recipe.kept(graphdef))
 
     @nn.nowrap
     def _check(self, compared: Comparison) -> None:
@@ -255,17 +264,21 @@ class ToLinen(PlainFields, metaclass=WithOptions):
     ) -> tuple[Any, StaticGraphDef]:
         """Constructs the module, and writes it and what the call creates: (output, definition)."""
         _linen_scope.store_graphdef(self, None)
-        module, nodes = self._recipe.construct(self._streams(), self._where)
+        recipe = self._recipe
+        module, nodes, given = recipe.construct(self._streams(), self._where)
         leaves = by_address(variables)
         if leaves:
             graphdef, constructed = _graphdef.split(module)
-            found = Found(graphdef, variables)
+            graphdef = _graphdef.with_given(graphdef, given)
+            found = self._found(graphdef, variables)
             self._check(dataclasses.replace(comparison(found), missing=()))
             overlay(constructed, found)
         find = functools.partial(method_of, method=method)
         module, output = initialized(module, find, args, kwargs, nodes)
-        graphdef, made = _graphdef.split(module, self._recipe.origin)
-        new = self._as_linen(graphdef, made)
+        graphdef, made = _graphdef.split(module, recipe.origin, given)
+        # An argument is no state: each call is given its own.
+        arguments = {(ARRAYS, path) for path, _ in given}
+        new = {a: x for a, x in self._as_linen(graphdef, made).items() if a not in arguments}
         self._check_kept(new, leaves)
         self._write(new, leaves, {})
         _linen_scope.store_graphdef(self, graphdef)
@@ -342,6 +355,12 @@ class ToLinen(PlainFields, metaclass=WithOptions):
         graphdef = merged.definition()
         if graphdef is None:
             return None
+        addresses, updates = graphdef.slots.addresses, merged.updates()
+        given = ((ARRAYS, path) for path, _ in found.graphdef.given)
+        still = {a for a in given if a in addresses and a not in updates}
+        graphdef = _graphdef.with_given(
+            graphdef, tuple(item for item in found.graphdef.given if (ARRAYS, item[0]) in still)
+        )
         is_mutable = functools.cache(self.is_mutable_collection)
         needed = {s.address for s in graphdef.slots if self.rng_state or not s.is_rng}
         touched = {STATIC, *(collection for collection, _ in merged.removed())}
@@ -490,7 +509,7 @@ class ToLinen(PlainFields, metaclass=WithOptions):
         """An attribute of the bound NNX module, `_MISSING` if there is none."""
         variables = _linen_scope.read(self)
         graphdef = _linen_scope.stored_graphdef(self) or self._rebuilt(variables)
-        found = Found(graphdef, variables)
+        found = self._found(graphdef, variables)
         if not comparison(found).fits:
             return _MISSING
         module = Merged(found, lambda slot: None).module

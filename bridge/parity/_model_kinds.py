@@ -14,6 +14,7 @@ from flax import linen as nn
 from flax import nnx
 
 from bridge import _linen_side, _modes, _nnx_side
+from bridge._construction import Recipe
 from bridge._errors import BridgeError, ConversionError, InvalidModuleError, MissingRngError
 from bridge._flax_internals import overridden
 from bridge._found import Found
@@ -55,7 +56,10 @@ class LinenModel(Model):
         stored = self._static.get("nnx", {}).get("graphdef")
         if self.is_linen or not isinstance(stored, nnx.GraphDef):
             return variables if self.is_linen else nnx.State(nest(_nnx_side.to_leaves(self.values)))
-        return Merged(Found(intern(stored), variables), lambda slot: None).module
+        graphdef, wrapper = intern(stored), self.module
+        recipe = Recipe(wrapper.nnx_class, wrapper.args, wrapper.kwargs, wrapper.skip_rng)
+        found = Found(graphdef, variables, recipe.kept(graphdef))
+        return Merged(found, lambda slot: None).module
 
     def modes_of(self, request: Request) -> Mapping[str, Any]:
         """None, if an argument says whether this is training."""

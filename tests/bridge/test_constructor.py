@@ -1,11 +1,14 @@
 """How a ToLinen keeps a constructor's arguments."""
 
 import functools
+import pickle
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax import nnx
 from flax.core import FrozenDict
 
@@ -258,3 +261,99 @@ def test_a_traced_argument_does_not_outlive_its_trace():
     with jax.checking_leaks():
         y = jax.jit(lambda value: bridge.to_linen(Holding, value).apply(variables))(jnp.ones(2))
     np.testing.assert_array_equal(y, [1.0, 1.0])
+
+
+class Scale(nnx.Module):
+    """Keeps an argument as it is."""
+
+    def __init__(self, by):
+        self.by = by
+        self.w = nnx.Param(jnp.ones(()))
+
+    def __call__(self, x):
+        return x * self.w[...] * self.by
+
+    def double(self, x):
+        self.by = self.by * 2
+        return x * self.by
+
+
+class Config:
+    def __init__(self, by):
+        self.by = {"scale": [by]}
+
+
+class Configured(Scale):
+    def __init__(self, config):
+        super().__init__(config.by["scale"][0])
+
+
+class Scaling(nn.Module):
+    """Makes a wrapper in a call, with what the call was given."""
+
+    make: Any
+
+    @nn.compact
+    def __call__(self, x, by):
+        return self.make(by)(x)
+
+
+WAYS = {
+    "positional": lambda by: bridge.to_linen(Scale, by),
+    "keyword": lambda by: bridge.to_linen(Scale, by=by),
+    "strict": lambda by: bridge.ToLinen(Scale, args=(by,), strict=True),
+    "partial": lambda by: bridge.to_linen(functools.partial(Scale, by)),
+    "configuration": lambda by: bridge.to_linen(Configured, Config(by)),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", [jnp.array, np.array, float])
+def test_each_call_uses_its_own_array_argument(way, kind):
+    """Regression: an array froze at the value that it had at `init`, and had no gradient."""
+    model = Scaling(WAYS[way])
+    variables = model.init(KEY, jnp.array(3.0), kind(2.0))
+    assert set(variables) == {"params", "nnx"}
+    for by in (2.0, 5.0):
+        np.testing.assert_array_equal(model.apply(variables, 3.0, kind(by)), 3.0 * by)
+        np.testing.assert_array_equal(jax.jit(model.apply)(variables, 3.0, kind(by)), 3.0 * by)
+    gradient = jax.grad(lambda by: model.apply(variables, 3.0, by))
+    np.testing.assert_array_equal(gradient(jnp.array(2.0)), 3.0)
+    mapped = jax.vmap(lambda by: model.apply(variables, 3.0, by))
+    np.testing.assert_array_equal(mapped(jnp.arange(3.0)), [0.0, 3.0, 6.0])
+
+
+@pytest.mark.parametrize("with_graphdef", [True, False])
+def test_an_array_argument_that_a_call_replaced_is_state_from_then_on(with_graphdef):
+    model = bridge.to_linen(Scale, jnp.array(2.0))
+    variables = model.init(KEY, 3.0)
+    if not with_graphdef:
+        del variables["nnx"]
+    native = Scale(jnp.array(2.0))
+    for _ in range(2):
+        y, updates = model.apply(variables, 3.0, nnx_method="double", mutable=["nnx_arrays"])
+        np.testing.assert_array_equal(y, native.double(3.0))
+        variables = {**variables, **updates}
+        np.testing.assert_array_equal(model.apply(variables, 3.0), native(3.0))
+
+
+def test_an_array_argument_is_given_to_a_definition_that_came_from_a_pickle():
+    model = bridge.to_linen(Scale, jnp.array(2.0))
+    variables = model.init(KEY, 3.0)
+    variables["nnx"] = pickle.loads(pickle.dumps(variables["nnx"]))
+    np.testing.assert_array_equal(model.apply(variables, 3.0), 6.0)
+
+
+def test_an_array_argument_stays_one_in_a_changed_definition():
+    class Counting(Scale):
+        def __call__(self, x):
+            self.calls = getattr(self, "calls", 0) + 1
+            return super().__call__(x)
+
+    model = Scaling(lambda by: bridge.to_linen(Counting, by))
+    by = jnp.array(2.0)
+    variables = model.init(KEY, 3.0, by)
+    _, updates = model.apply(variables, 3.0, by, mutable=["nnx"])
+    assert set(updates) == {"nnx"}
+    y, updates = model.apply({**variables, **updates}, 3.0, jnp.array(5.0), mutable=["nnx"])
+    np.testing.assert_array_equal(y, 15.0)
