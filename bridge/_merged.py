@@ -22,6 +22,7 @@ from ._errors import InvalidMethodError, MissingRngError
 from ._flax_internals import mark_tabulated
 from ._found import Found, slot_avals
 from ._graphdef import StaticGraphDef
+from ._lent_streams import lend
 from ._neutral import Address, Path
 from ._slots import Slot
 
@@ -36,6 +37,7 @@ class Merged:
       is_mutable: whether updates of a collection are kept. Where they are not, Variables are plain
         ones: neither references, whose updates nothing tells from a read, nor hijax Variables,
         which cannot be differentiated.
+      streams: the names of the streams that the call has keys of.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class Merged:
         found: Found,
         seed: Callable[[Slot], Any],
         is_mutable: Callable[[str], bool] = lambda collection: True,
+        streams: Sequence[str] = (),
     ):
         self._found = found
         graphdef = found.graphdef
@@ -59,7 +62,7 @@ class Merged:
         for i in slots.references:
             if i not in self._plain:
                 leaves[i] = jax.new_ref(leaves[i])
-        self.module, _, self._objects = graphdef.blueprint.build(leaves, self._plain)
+        self.module, variables, self._objects = graphdef.blueprint.build(leaves, self._plain)
         unknown = found.unknown
         self._attached = attach(self.module, unknown) if unknown else {}
         for address, (item, _) in self._attached.items():
@@ -72,6 +75,9 @@ class Merged:
         self._before = before
         self._definition = definition
         self._read: set[Address] = set()
+        self._drawn: set[Address] = set()
+        held = list(zip(variables, slots, strict=True)) if streams else []
+        self._lent = lend(self._objects, held, streams, seed)
         self.changes: Changes | None = None
 
     def call(
@@ -113,6 +119,7 @@ class Merged:
         reads.stop()
         self._read = reads.read | {a for a, (_, is_linen) in self._attached.items() if is_linen}
         _lift(imposed)
+        self._drawn = {lent.address for lent in self._lent if lent.take_back()}
         self.changes = changes = Changes(
             self._found, self.module, self._before, self._definition, self._plain
         )
@@ -153,7 +160,7 @@ class Merged:
 
     def drawn(self) -> set[Address]:
         """The seeded leaves of the streams that the call drew from."""
-        return self._seeded & (self.changes.updates.keys() if self.changes else set())
+        return self._drawn | self._seeded & (self.changes.updates.keys() if self.changes else set())
 
     def refused(self) -> list[Address]:
         """The leaves that have no place in the module."""

@@ -317,7 +317,10 @@ class ToLinen(PlainFields, metaclass=WithOptions):
         keys: dict[str, Any] = {}
         streams: dict[Address, str] = {}
         merged = Merged(
-            found, functools.partial(self._seed, keys, streams), self.is_mutable_collection
+            found,
+            functools.partial(self._seed, keys, streams),
+            self.is_mutable_collection,
+            [name for name in self._rngs if name != "params"],
         )
         self._report_unknown(merged.refused() if self.strict else ())
         # The state at init is the state as constructed, and what the call creates.

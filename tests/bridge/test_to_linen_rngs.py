@@ -1,11 +1,14 @@
 """`ToLinen`: where the keys of a call come from."""
 
+import copy
+
 import flax
 import jax
 import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 from flax import nnx
+from flax.core.scope import LazyRng
 
 import bridge
 from tests.models import assert_close
@@ -399,3 +402,87 @@ def test_named_streams_are_found_without_the_definition(boxed):
     del variables["nnx"]
     found, _ = model.apply(variables, mutable=["RngCount"])
     assert same(found, expected)
+
+
+class MaskOf(nnx.Module):
+    """The mask of a Linen layer in an NNX module."""
+
+    def __init__(self, *, rngs):
+        self.inner = bridge.ToNNX(nn.Dropout(0.5, deterministic=False), rngs=rngs)
+
+    def __call__(self, x=X):
+        return self.inner(x)
+
+
+class KeyOf(nn.Module):
+    """The key that Linen gives to a module at the root."""
+
+    stream: str
+
+    def __call__(self):
+        return self.make_rng(self.stream)
+
+
+def stream_of_call(name, key, *path):
+    """The native stream that a call's key is at a path in an NNX module at the root."""
+    drawn = KeyOf(name).apply({}, rngs={name: key})
+    folded = LazyRng.create(drawn, *(f"\0{part}" for part in (*path, name))).as_jax_rng()
+    return nnx.Rngs(**{name: folded})
+
+
+def forms_of(model, *inputs):
+    """Variables of one model that differ in the streams and in the definition that they hold."""
+    for init_keys in (KEY, keys(params=3), keys(params=0, dropout=1), keys(params=0, noise=1)):
+        variables = model.init(init_keys, *inputs)
+        yield variables
+        yield copy.deepcopy(variables)
+        yield jax.tree.map(lambda leaf: leaf, variables)
+        yield {name: tree for name, tree in variables.items() if name != "nnx"}
+    yield {}
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_stream_of_a_call_is_the_same_whatever_streams_init_has_stored(jit):
+    model = bridge.to_linen(Noise, "noise")
+    native = Noise("noise", rngs=stream_of_call("noise", jax.random.key(5), "rngs"))()
+
+    def apply(variables):
+        return model.apply(variables, rngs=keys(aside=4, noise=5))
+
+    for variables in forms_of(model):
+        assert same((jax.jit(apply) if jit else apply)(variables), native)
+
+
+def test_a_wrapped_linen_layer_draws_from_a_call_s_key_whatever_streams_init_has_stored():
+    model = bridge.to_linen(MaskOf)
+    rngs = stream_of_call("dropout", jax.random.key(5), "inner", "to_nnx__rngs")
+    native = nn.Dropout(0.5, deterministic=False).apply({}, X, rngs={"dropout": rngs.dropout()})
+    for variables in forms_of(model, X):
+        assert same(model.apply(variables, X, rngs=keys(aside=4, dropout=5)), native)
+        y, updates = model.apply(variables, X, rngs=keys(aside=4, dropout=5), mutable=True)
+        assert same(y, native)
+        if "nnx" in variables:
+            assert jax.tree.structure(updates["RngKey"]) == jax.tree.structure(variables["RngKey"])
+
+
+def test_a_wrapper_around_a_mixture_draws_from_a_call_s_key_as_linen_does():
+    model = bridge.to_linen(MaskOf)
+    expected = model.apply({}, X, rngs=keys(dropout=5))
+    for rngs in (KEY, nnx.Rngs(0), nnx.Rngs(params=0, dropout=4)):
+        wrapped = bridge.ToNNX(model, rngs=rngs).lazy_init(X)
+        assert same(wrapped(X, rngs=keys(dropout=5)), expected)
+
+
+def test_only_the_streams_that_a_call_draws_from_move_on_in_a_wrapper_around_it():
+    for drawn, counts in ((True, 1), (False, 0)):
+
+        class Sometimes(MaskOf):
+            def __call__(self, x=X, drawn=drawn):
+                return self.inner(x) if drawn else x
+
+        wrapped = bridge.ToNNX(
+            bridge.ToLinen(Sometimes, rng_state=False), rngs=nnx.Rngs(params=0, dropout=1, noise=2)
+        ).lazy_init(X)
+        wrapped(X)
+        assert int(wrapped.to_nnx__rngs.dropout.count[...]) == counts
+        assert int(wrapped.to_nnx__rngs.noise.count[...]) == 0
