@@ -248,15 +248,24 @@ def fold_path(key: Any, path: tuple[Any, ...]) -> Any:
     return folded if is_key(folded) else jax.random.wrap_key_data(folded)
 
 
-def stream_for(tag: Any, rngs: Mapping[str, Any]) -> str | None:
+def stream_for(tag: Any, rngs: Mapping[str, Any], *, is_stored: bool = True) -> str | None:
     """Which of the call's streams seeds a stream of this tag.
 
     A module built from `nnx.Rngs(key)` has one stream, `default`, that stands for all.
+
+    Args:
+      tag: the stream's name when it was made.
+      rngs: the call's keys.
+      is_stored: whether the variables have the stream, which `params` does not replace then.
     """
-    if tag in rngs:
+    names = set(rngs)
+    # Those that are iterated over include what another stream serves.
+    if tag in rngs or tag in names:
         return tag
-    others = sorted(name for name in rngs if name != "params")
-    return others[0] if tag == "default" and others else None
+    others = sorted(names - {"params"})
+    if tag == _DEFAULT and others:
+        return others[0]
+    return "params" if "params" in names and not is_stored else None
 
 
 def stream_of(address: tuple[str, tuple[Any, ...]], leaf: Any) -> str | None:

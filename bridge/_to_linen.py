@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 import jax
@@ -318,7 +318,7 @@ class ToLinen(PlainFields, metaclass=WithOptions):
         streams: dict[Address, str] = {}
         merged = Merged(
             found,
-            functools.partial(self._seed, keys, streams),
+            functools.partial(self._seed, keys, streams, found.leaves),
             self.is_mutable_collection,
             [name for name in self._rngs if name != "params"],
         )
@@ -387,15 +387,23 @@ class ToLinen(PlainFields, metaclass=WithOptions):
         return keys
 
     @nn.nowrap
-    def _seed(self, keys: dict[str, Any], streams: dict[Address, str], slot: Slot) -> Any:
+    def _seed(
+        self,
+        keys: dict[str, Any],
+        streams: dict[Address, str],
+        stored: Container[Address],
+        slot: Slot,
+    ) -> Any:
         """The key that this call's `rngs` give to a stream: another for each stream and call.
 
         Args:
           keys: what was drawn from the scope so far, by its streams; is added to.
           streams: the scope's stream behind each leaf; is added to.
+          stored: the leaves that the variables have.
           slot: a leaf of the stream.
         """
-        name = stream_for(slot.metadata.get("tag"), self._rngs)
+        is_stored = slot.address in stored
+        name = stream_for(slot.metadata.get("tag"), self._rngs, is_stored=is_stored)
         if name is None or self.is_initializing():
             return None
         streams[slot.address] = name

@@ -486,3 +486,44 @@ def test_only_the_streams_that_a_call_draws_from_move_on_in_a_wrapper_around_it(
         wrapped(X)
         assert int(wrapped.to_nnx__rngs.dropout.count[...]) == counts
         assert int(wrapped.to_nnx__rngs.noise.count[...]) == 0
+
+
+class DropoutInLinen(nn.Module):
+    """An NNX layer in a Linen module, or Linen's own layer."""
+
+    is_native: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        if self.is_native:
+            return nn.Dropout(0.5, deterministic=False)(x)
+        return bridge.ToLinen(nnx.Dropout, args=(0.5,), rng_state=False)(x)
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize("stream", ["params", "dropout"])
+def test_params_serves_a_module_without_rng_state_as_it_serves_linen_s_own(is_native, stream):
+    model = DropoutInLinen(is_native)
+    variables = model.init(KEY, X)
+    first, second = (model.apply(variables, X, rngs=keys(**{stream: seed})) for seed in (1, 2))
+    assert not same(first, second)
+
+
+@pytest.mark.parametrize("is_native", [True, False])
+@pytest.mark.parametrize(
+    ("seeds", "drawn"),
+    [
+        ({"default": 0}, "default"),
+        ({"default": 0, "params": 1}, "default"),
+        ({"params": 1}, "params"),
+        ({"params": 1, "dropout": 2}, "dropout"),
+    ],
+)
+def test_a_wrapper_s_streams_serve_a_module_without_rng_state_as_they_serve_linen_s_own(
+    is_native, seeds, drawn
+):
+    model = bridge.ToNNX(DropoutInLinen(is_native), rngs=nnx.Rngs(**seeds)).lazy_init(X)
+    before = {name: int(model.to_nnx__rngs[name].count[...]) for name in seeds}
+    assert not same(model(X), model(X))
+    after = {name: int(model.to_nnx__rngs[name].count[...]) for name in seeds}
+    assert after == {**before, drawn: before[drawn] + 2}
