@@ -12,7 +12,7 @@ from flax.core import meta
 
 import registry
 
-from . import _eager_sharding, _graphdef
+from . import _eager_sharding, _graphdef, _modes
 from ._arrays import Arrays, is_array
 from ._blueprint import flatten
 from ._constructor import Existing, arrays_in, takes_rngs, thaw
@@ -22,7 +22,7 @@ from ._flax_internals import detached, mark_arrays_as_data
 from ._found import Found
 from ._graphdef import Given, StaticGraphDef
 from ._lazy_init import run_initializing
-from ._merged import method_of
+from ._merged import method_in_modes
 from ._neutral import Address
 from ._nodes import Nodes, nodes_below
 from ._once import Once
@@ -294,12 +294,12 @@ def _settings() -> tuple[Any, ...]:
 
 
 def _shapes(call: Call | None) -> Any:
-    """A call's method and inputs, arrays as shapes and dtypes."""
+    """What tells calls apart: method, modes and inputs, arrays as shapes and dtypes."""
     if call is None:
         return None
     leaves, tree = jax.tree.flatten((call.args, call.kwargs))
     avals = [(x.shape, x.dtype) if is_array(x) else x for x in leaves]
-    return call.method, tree, avals
+    return call.method, dict(_modes.in_force()), tree, avals
 
 
 def _abstract(
@@ -314,7 +314,7 @@ def _abstract(
         module, nodes, kept = recipe.construct(streams, where, is_abstract=True)
         if call is not None:
             args, kwargs = given.tree(inputs)
-            run_initializing(module, method_of(module, call.method), args, kwargs, nodes)
+            run_initializing(module, method_in_modes(module, call.method), args, kwargs, nodes)
         kinds = set(map(type, nodes_below(module).objects))
         graphdef, state = _graphdef.split(module, recipe.origin, kept)
         made.append((graphdef, any(hasattr(kind, "linen_variables") for kind in kinds)))

@@ -24,6 +24,7 @@ from ._found import Found, slot_avals
 from ._graphdef import StaticGraphDef
 from ._lent_streams import lend
 from ._neutral import Address, Path
+from ._nodes import nodes_below
 from ._slots import Slot
 
 
@@ -218,6 +219,24 @@ def _lift(imposed: Sequence[tuple[nnx.Pytree, str, Any, Any]]) -> None:
             del vars(node)[name]
         else:
             vars(node)[name] = before
+
+
+def method_in_modes(module: Any, method: Any) -> Callable[..., Any]:
+    """`method_of`, which sets the modes in force on the module while it runs."""
+    function = method_of(module, method)
+    if not _modes.in_force():
+        return function
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        before = [(node, dict(vars(node))) for node in nodes_below(module).objects]
+        _modes.set_on(module)
+        imposed = _imposed(before)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _lift(imposed)
+
+    return run
 
 
 def method_of(module: Any, method: Any) -> Callable[..., Any]:

@@ -119,6 +119,11 @@ def applied(modes: Mapping[str, Any]) -> Iterator[None]:
         _in_force.reset(token)
 
 
+def in_force() -> Mapping[str, Any]:
+    """The modes that the ToNNX set whose Linen module is being called."""
+    return _in_force.get()
+
+
 def set_on(module: nnx.Pytree) -> None:
     """Sets the modes in force on an NNX module that a Linen module wraps, as NNX itself does."""
     own = {name: value for name, value in _in_force.get().items() if name in MODE_FIELDS}

@@ -33,7 +33,7 @@ from ._given import check_arguments, check_instance
 from ._graphdef import StaticGraphDef
 from ._lazy_init import initialized, run_initializing
 from ._matching import Comparison
-from ._merged import Merged, method_of
+from ._merged import Merged, method_in_modes
 from ._neutral import Address, by_address, has_leaf, nest
 from ._nnx_attributes import attribute, bound_method
 from ._once import Once
@@ -273,7 +273,7 @@ class ToLinen(PlainFields, metaclass=WithOptions):
             found = self._found(graphdef, variables)
             self._check(dataclasses.replace(comparison(found), missing=()))
             overlay(constructed, found)
-        find = functools.partial(method_of, method=method)
+        find = functools.partial(method_in_modes, method=method)
         module, output = initialized(module, find, args, kwargs, nodes)
         graphdef, made = _graphdef.split(module, recipe.origin, given)
         # An argument is no state: each call is given its own.

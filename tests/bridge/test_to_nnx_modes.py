@@ -493,3 +493,56 @@ def test_variables_are_put_at_the_name_of_a_mode(name):
     params = nn.Dense(4).init(KEY, X)["params"]
     setattr(model, name, {key: nnx.Param(value) for key, value in params.items()})
     assert_identical(model(X), nn.Dense(4).apply({"params": params}, X))
+
+
+class Learns(nn.Module):
+    """Creates and negates in training only; the mode is open."""
+
+    deterministic: bool | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        deterministic = nn.merge_param("deterministic", self.deterministic, None)
+        return x if deterministic else nn.Dense(4, use_bias=False, name="dense")(x)
+
+
+class HoldsLinen(nnx.Module):
+    def __init__(self, rngs):
+        self.learns = bridge.ToNNX(Learns(), rngs=rngs)
+
+    def __call__(self, x):
+        return self.learns(x)
+
+
+class LinenAboveNNX(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return bridge.ToLinen(HoldsLinen, name="middle")(x)
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_modes_reach_linen_in_nnx_in_linen_at_initialisation(train):
+    model = bridge.ToNNX(LinenAboveNNX(), KEY)
+    (model.train if train else model.eval)()
+    model.lazy_init(X)
+    variables = model.linen_variables()
+    params = variables.get("params", {}).get("middle", {}).get("learns", {})
+    shapes = jax.eval_shape(Learns(deterministic=not train).init, KEY, X).get("params", {})
+    assert jax.tree.map(jnp.shape, params) == jax.tree.map(jnp.shape, shapes)
+    for now in (train, False):
+        (model.train if now else model.eval)()
+        expected = Learns(deterministic=not now).apply({"params": params}, X)
+        assert_identical(model(X), expected)
+
+
+def test_modes_reach_linen_in_nnx_in_linen_whose_definition_is_not_there():
+    params = Learns(deterministic=False).init(KEY, X)["params"]
+    variables = {"params": {"middle": {"learns": params}}}
+    for train in (False, True):
+        model = bridge.ToNNX.from_variables(LinenAboveNNX(), variables if train else {})
+        # What was in force in another call is no part of the model.
+        with pytest.raises(ValueError, match="deterministic"):
+            model(X)
+        (model.train if train else model.eval)()
+        expected = Learns(deterministic=not train).apply({"params": params}, X)
+        assert_identical(model(X), expected)
