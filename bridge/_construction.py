@@ -17,8 +17,8 @@ from ._arrays import Arrays, is_array
 from ._blueprint import flatten
 from ._constructor import Existing, arrays_in, takes_rngs, thaw
 from ._contents import Contents, Origin, contents
-from ._errors import MissingRngError
-from ._flax_internals import detached, mark_arrays_as_data
+from ._errors import MismatchError, MissingRngError
+from ._flax_internals import detached, mark_arrays_as_data, partially_evaluate, trace_of
 from ._found import Found
 from ._graphdef import Given, StaticGraphDef
 from ._lazy_init import run_initializing
@@ -308,20 +308,54 @@ def _abstract(
     """(the GraphDef, whether only a call would tell all variables)."""
     given = Arrays((call.args, call.kwargs) if call else ())
     made: list[tuple[StaticGraphDef, bool]] = []
+    is_whole: list[bool] = []
 
-    def construct(inputs: list[Any]) -> Any:
-        streams = {name: jax.random.key(0) for name in names}
+    def construct(key: Any, *inputs: Any) -> None:
+        streams = dict.fromkeys(names, key)
         module, nodes, kept = recipe.construct(streams, where, is_abstract=True)
         if call is not None:
-            args, kwargs = given.tree(inputs)
+            args, kwargs = given.tree(list(inputs))
             run_initializing(module, method_in_modes(module, call.method), args, kwargs, nodes)
         kinds = set(map(type, nodes_below(module).objects))
-        graphdef, state = _graphdef.split(module, recipe.origin, kept)
+        graphdef, _ = _graphdef.split(module, recipe.origin, kept)
         made.append((graphdef, any(hasattr(kind, "linen_variables") for kind in kinds)))
-        return [x.get_raw_value() if isinstance(x, nnx.Variable) else x for x in state]
+        is_whole.append(not _holds_value_of(trace_of(key), graphdef))
 
-    jax.eval_shape(construct, given.avals)
-    return made[0]
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    problem: Exception | None = None
+    for run in (jax.eval_shape, _with_numbers, partially_evaluate):
+        try:
+            run(construct, key, *given.avals)
+        except _NO_NUMBER as error:
+            problem = error
+        else:
+            if is_whole[-1]:
+                return made[-1]
+    raise MismatchError(
+        f"{where}, whose definition depends on a key or an input",
+        missing=[("nnx/graphdef", "the definition, which init has put into collection `nnx`")],
+    ) from problem
+
+
+# What JAX raises where a program needs the number behind a tracer.
+_NO_NUMBER = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.UnexpectedTracerError,
+)
+
+
+def _with_numbers(function: Callable[..., Any], *inputs: Any) -> None:
+    """Computes what does not depend on the inputs, also where a program is being traced."""
+    with jax.ensure_compile_time_eval():
+        partially_evaluate(function, *inputs)
+
+
+def _holds_value_of(trace: Any, graphdef: StaticGraphDef) -> bool:
+    """Whether a static attribute holds a value of a trace: in a function's cell, for example."""
+    found = contents(_graphdef.static_parts(graphdef))
+    # What can be told completely holds no value of any trace.
+    return not found.is_complete and any(trace_of(value) is trace for value in found.objects)
 
 
 def _aval_text(value: Any) -> Any:

@@ -671,6 +671,11 @@ def run_linen(
     return output, updates, used_streams(counters)
 
 
+def trace_of(value: Any) -> Any:
+    """The trace that a value belongs to, None if it is a number."""
+    return value._trace if isinstance(value, jax.core.Tracer) else None
+
+
 def partially_evaluate(function: Callable[..., Any], *inputs: jax.ShapeDtypeStruct) -> Any:
     """Runs only what does not depend on the abstract inputs, as Linen's own `lazy_init` does.
 

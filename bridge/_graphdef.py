@@ -167,7 +167,7 @@ def _hold_the_same(a: StaticGraphDef, b: StaticGraphDef, *, identities: bool = F
       b: another one.
       identities: whether objects that can be written into must be the same ones.
     """
-    pairs: list[tuple[Any, Any]] = [(_static(a), _static(b))]
+    pairs: list[tuple[Any, Any]] = [(static_parts(a), static_parts(b))]
     differing: list[tuple[Any, Any]] = []
     while pairs:
         mine, theirs = pairs.pop()
@@ -196,7 +196,8 @@ def _hold_the_same(a: StaticGraphDef, b: StaticGraphDef, *, identities: bool = F
     return found.key == wanted.key and (not identities or found.identities == wanted.identities)
 
 
-def _static(graphdef: StaticGraphDef) -> tuple[Any, ...]:
+def static_parts(graphdef: StaticGraphDef) -> tuple[Any, ...]:
+    """Its metadata and static attributes."""
     metadata = [getattr(node, "metadata", None) for node in graphdef.nodes]
     held = [kind.value for _, kind in graphdef.attributes if isinstance(kind, _STATIC)]
     return *metadata, *held

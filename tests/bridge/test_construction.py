@@ -632,3 +632,57 @@ def test_a_changed_definition_stays_with_a_constructor_that_makes_the_same(confi
 
 
 LOCAL = threading.local()
+
+
+class Tower(nnx.Module):
+    """Computes numbers in its constructor, as models with a rate for each layer do."""
+
+    def __init__(self, depth, *, rngs):
+        self.rates = [float(rate) for rate in jnp.linspace(0.0, 0.5, depth)]
+        self.layers = nnx.List([nnx.Linear(3, 3, rngs=rngs) for _ in range(depth)])
+
+    def __call__(self, x):
+        for rate, layer in zip(self.rates, self.layers, strict=True):
+            x = x + (1 - rate) * layer(x)
+        return x
+
+
+class Closing(nnx.Module):
+    """Keeps a function with an array that its constructor has computed."""
+
+    def __init__(self, size, *, rngs):
+        scale = jnp.sqrt(size)
+        self.act = lambda x: x / scale
+        self.scale = nnx.Param(jnp.ones((1, 3)))
+
+    def __call__(self, x):
+        return self.act(x * self.scale[...])
+
+
+class Drawing(nnx.Module):
+    """Draws a Python number in its constructor."""
+
+    def __init__(self, *, rngs):
+        self.factor = float(rngs.params.uniform(()))
+        self.scale = nnx.Param(jnp.ones((1, 3)))
+
+    def __call__(self, x):
+        return self.factor * x * self.scale[...]
+
+
+@pytest.mark.parametrize(("cls", "argument"), [(Tower, 3), (Closing, 4.0)])
+@pytest.mark.parametrize("run", [lambda f: f, jax.jit])
+def test_a_constructor_that_computes_numbers_needs_no_stored_definition(cls, argument, run):
+    """Regression: JAX's own errors on tracers."""
+    model = bridge.to_linen(cls, argument)
+    given = params(model)
+    expected = native(cls, argument)
+    np.testing.assert_allclose(run(model.apply)(given, X), expected, rtol=1e-5)
+
+
+def test_a_constructor_that_draws_its_definition_says_that_the_definition_is_needed():
+    model = bridge.to_linen(Drawing)
+    variables = model.init(KEY, X)
+    np.testing.assert_array_equal(model.apply(variables, X), native(Drawing))
+    with pytest.raises(bridge.BridgeError, match="collection `nnx`"):
+        model.apply({"params": variables["params"]}, X)
