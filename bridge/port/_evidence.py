@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,12 +13,11 @@ from ._correspondence import Evidence, Pairing
 from ._names import likeness
 from ._numbers import families
 from ._places import Place, Proposals
-from ._sequences import counts_constructions, groups
+from ._sequences import counts_constructions, groups, is_automatic
 from ._structure import is_adapter, linen_shapes, nnx_shapes, open_modules, open_scopes, types_agree
 from ._trees import LinenNode, NNXNode, nnx_text
 
 _Pairs = list[tuple[NNXNode, LinenNode]]
-_AUTOMATIC = re.compile(r"_*[A-Z]\w*_\d+")
 _CONSTRUCTIONS = "automatic numbers count constructions, not calls"
 # How much of two modules has to be alike before they are proposed to be the same.
 _ENOUGH = 0.5
@@ -137,7 +135,7 @@ class ByEvidence:
         by_name = _by_name(place, nodes, scopes)
         # Names that a program chose say more than an order: query, key and value may be computed in
         # any. Automatic ones say less: they number the constructions.
-        names_count = any(not _is_automatic(scope) for _, scope in by_name)
+        names_count = any(not is_automatic(scope, scopes) for _, scope in by_name)
         if by_order is not None:
             named = {id(node): scope for node, scope in by_name}
             agree = all(named.get(id(node), scope) is scope for node, scope in by_order)
@@ -148,7 +146,7 @@ class ByEvidence:
             text = "their names"
             if by_order is not None:
                 text += "; the order of calls differs"
-            elif any(_is_automatic(scope) for _, scope in by_name):
+            elif any(is_automatic(scope, scopes) for _, scope in by_name):
                 text += f"; {_CONSTRUCTIONS}"
             return _proposals(by_name, Evidence(text, text != "their names"))
         found = self._by_numbers(nodes, scopes) or self._by_rank(nodes, scopes)
@@ -299,10 +297,6 @@ def _outermost(candidates: dict[NNXNode, list[LinenNode]]) -> dict[NNXNode, list
 
 def _proposals(pairs: _Pairs, evidence: Evidence) -> Proposals:
     return [(node, scope, evidence) for node, scope in pairs]
-
-
-def _is_automatic(scope: LinenNode) -> bool:
-    return bool(scope.path) and _AUTOMATIC.fullmatch(str(scope.path[-1])) is not None
 
 
 def _share(ours: Counter[Any], theirs: Counter[Any]) -> float:

@@ -6,12 +6,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ._layers import is_linen_layer
 from ._numbers import sequence
 from ._trees import LinenNode, NNXNode, nnx_text
 
 # Classes begin with a capital; `layers_0` is an item of a list that `setup` has made.
-_CLASS_NAME = re.compile(r"(?P<name>_*[A-Z]\w*)_\d+")
+_CLASS_NAME = re.compile(r"_*[A-Z]\w*_\d+")
 
 
 def numbered_pairs(
@@ -21,9 +20,8 @@ def numbered_pairs(
 
     On each side there is one sequence, such as `layer_0 ... layer_49` and `layers.0 ... layers.49`;
     all of one fit all of the other and nothing else; and the numbers go up by the same steps. The
-    number of an automatic name such as `Dense_1` counts constructions, and `Dense(4)(Dense(4)(x))`
-    constructs the second layer first: such numbers settle nothing, unless they count blocks of the
-    program's own and NNX has them in a list.
+    number of an automatic name such as `Dense_1` counts constructions, and `Block()(Block()(x))`
+    constructs the second block first: such numbers settle nothing.
     """
     found: list[tuple[NNXNode, LinenNode]] = []
     for nodes, scopes in groups(candidates):
@@ -33,11 +31,7 @@ def numbered_pairs(
         theirs = sequence(["/".join(map(str, scope.path)) for scope in scopes])
         if ours is None or theirs is None or _steps(ours) != _steps(theirs):
             continue
-        if counts_constructions(scopes) and not (
-            _in_list(nodes)
-            and not any(_names_layer(scope) for scope in scopes)
-            and not _made_in_another_order(scopes, theirs)
-        ):
+        if counts_constructions(scopes):
             continue
         one = sorted(zip(ours, nodes, strict=True), key=_number)
         other = sorted(zip(theirs, scopes, strict=True), key=_number)
@@ -69,28 +63,13 @@ def counts_constructions(scopes: Sequence[LinenNode]) -> bool:
     return any(_CLASS_NAME.fullmatch(key) for column in varying for key in column)
 
 
-def _names_layer(scope: LinenNode) -> bool:
-    """Whether the automatic name of a layer of Flax's is on a path."""
-    found = (_CLASS_NAME.fullmatch(str(key)) for key in scope.path)
-    return any(is_linen_layer(match["name"]) for match in found if match)
-
-
-def _made_in_another_order(scopes: Sequence[LinenNode], numbers: Sequence[int]) -> bool:
-    """Whether the order in which `init` made variables is known, and is not that of the numbers."""
-    parents = {id(scope.parent): scope.parent for scope in scopes}
-    if len(parents) != 1:
+def is_automatic(scope: LinenNode, others: Sequence[LinenNode]) -> bool:
+    """Whether an automatic name tells a scope from others."""
+    if not scope.path:
         return False
-    (parent,) = parents.values()
-    by_name = {str(scope.path[-1]): n for scope, n in zip(scopes, numbers, strict=True)}
-    given = [name for name in (parent.children if parent else ()) if name in by_name]
-    # Sorted names are those of a checkpoint, or of a jitted `init`, and tell nothing.
-    return given != sorted(given) and given != sorted(given, key=lambda name: by_name[name])
-
-
-def _in_list(nodes: Sequence[NNXNode]) -> bool:
-    keys = zip(*(node.path for node in nodes), strict=False)
-    varying = [column for column in keys if len({*column}) > 1]
-    return len(varying) == 1 and all(isinstance(key, int) for key in varying[0])
+    keys = zip(scope.path, *(other.path for other in others), strict=False)
+    told = [column[0] for column in keys if len({*column}) > 1]
+    return any(_CLASS_NAME.fullmatch(str(key)) for key in (*told, scope.path[-1]))
 
 
 def _number(pair: tuple[int, Any]) -> int:

@@ -123,6 +123,71 @@ def test_automatic_numbers_of_layers_are_not_settled_as_they_count_constructions
     np.testing.assert_array_equal(model(X), linen.apply(variables, X))
 
 
+class OwnBlock(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return x + nn.Dense(4, name="down")(nn.relu(nn.Dense(5, name="up")(x)))
+
+
+class NestedBlocks(nn.Module):
+    """OwnBlock_0 is constructed first and called last."""
+
+    @nn.compact
+    def __call__(self, x):
+        return OwnBlock()(OwnBlock()(x))
+
+
+class SequenceOfBlocks(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(2):
+            x = OwnBlock()(x)
+        return x
+
+
+class NativeBlock(nnx.Module):
+    def __init__(self, rngs):
+        self.up = nnx.Linear(4, 5, rngs=rngs)
+        self.down = nnx.Linear(5, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return x + self.down(nnx.relu(self.up(x)))
+
+
+class NativeBlocks(nnx.Module):
+    def __init__(self, rngs, *, is_reversed=False):
+        self.blocks = nnx.List([NativeBlock(rngs) for _ in range(2)])
+        self.is_reversed = is_reversed
+
+    def __call__(self, x):
+        for block in reversed(self.blocks) if self.is_reversed else self.blocks:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize("linen", [NestedBlocks(), SequenceOfBlocks()])
+def test_automatic_numbers_of_own_blocks_are_not_settled_in_any_order_of_the_dict(
+    linen, is_reversed
+):
+    # As `init` made them without `jax.jit`, sorted, and sorted the other way.
+    made = linen.init(jax.random.key(0), X)
+    names = sorted(made["params"])
+    orders = (list(made["params"]), names, names[::-1])
+    model = NativeBlocks(nnx.Rngs(0), is_reversed=is_reversed)
+    for order in orders:
+        variables = {"params": {name: made["params"][name] for name in order}}
+        plan = port.plan(variables, model)
+        assert {entry.kind for entry in plan.problems} == {"ambiguous"}
+        assert not any(each.is_settled for each in port.suggest(variables, model).proposals)
+        for found in (port.suggest(variables, model), port.suggest(variables, model, X)):
+            assert [each.is_weak for each in found.proposals] == [True]
+        (proposal,) = port.suggest(variables, model, X, linen=linen).proposals
+        assert (proposal.is_weak, proposal.is_settled) == (False, False)
+        port.plan(variables, model, proposal.rules).apply()
+        np.testing.assert_array_equal(model(X), linen.apply(variables, X))
+
+
 def test_numbers_that_a_trace_contradicts_are_not_used():
     class Linen(nn.Module):
         def setup(self):
