@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from bridge._neutral import Address, Path
@@ -12,12 +12,14 @@ from ._context import Context
 from ._correspondence import Evidence, Pairing
 from ._names import likeness
 from ._numbers import families
+from ._order import Order, bit_of
 from ._places import Place, Proposals
 from ._sequences import counts_constructions, groups, is_automatic
 from ._structure import is_adapter, linen_shapes, nnx_shapes, open_modules, open_scopes, types_agree
 from ._trees import LinenNode, NNXNode, nnx_text
 
 _Pairs = list[tuple[NNXNode, LinenNode]]
+_ANY_ORDER = "some of the calls do not use each other's results, so any order would do"
 _CONSTRUCTIONS = "automatic numbers count constructions, not calls"
 # How much of two modules has to be alike before they are proposed to be the same.
 _ENOUGH = 0.5
@@ -27,16 +29,16 @@ class Orders(NamedTuple):
     """In which order the two models use their leaves.
 
     Attributes:
-      nnx: a rank for NNX paths.
-      linen: a rank for Linen addresses, empty if nothing tells one.
+      nnx: the order of NNX paths.
+      linen: the order of Linen addresses, empty if nothing tells one.
       nnx_text: how the order of the NNX model is known.
       linen_text: how that of the Linen model is.
       nnx_is_traced: whether a trace showed the order of the NNX model.
       linen_is_traced: whether one showed that of the Linen model.
     """
 
-    nnx: Mapping[Path, int]
-    linen: Mapping[Address, int]
+    nnx: Order
+    linen: Order
     nnx_text: str
     linen_text: str
     nnx_is_traced: bool
@@ -51,6 +53,22 @@ class Orders(NamedTuple):
     @property
     def are_traced(self) -> bool:
         return self.nnx_is_traced and self.linen_is_traced
+
+    def told(self, pairs: Sequence[tuple[NNXNode, LinenNode]]) -> list[bool]:
+        """Of each pair, whether the results that calls use of each other's leave no other one.
+
+        Calls that use no results of each other could be in any order, so theirs tells nothing.
+        """
+        ours = [_bits(self.nnx, _paths(node)) for node, _ in pairs]
+        theirs = [_bits(self.linen, _addresses(scope)) for _, scope in pairs]
+        before, others = (
+            [[_precedes(a, b) for b in each] for a in each] for each in (ours, theirs)
+        )
+        if before != others:
+            return [False] * len(pairs)
+        # In the partial order of the calls a place with counts of its own is like no other.
+        places = [(sum(before[n]), sum(row[n] for row in before)) for n in range(len(pairs))]
+        return [places.count(place) == 1 for place in places]
 
 
 class ByEvidence:
@@ -79,7 +97,13 @@ class ByEvidence:
         if any(None in rank for rank in ranks):
             return True
         theirs = [rank for _, rank in sorted(ranks, key=lambda each: each[0] or 0)]
-        return theirs == sorted(theirs, key=lambda rank: rank or 0)
+        if theirs == sorted(theirs, key=lambda rank: rank or 0):
+            return True
+        # Calls that could be in any order contradict nothing.
+        if not self._orders.are_traced:
+            return False
+        nodes, scopes = [node for node, _ in pairs], [scope for _, scope in pairs]
+        return not any(self._orders.told(self._by_order(nodes, scopes) or []))
 
     def modules(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
         """See `Proposer`."""
@@ -141,10 +165,12 @@ class ByEvidence:
             agree = all(named.get(id(node), scope) is scope for node, scope in by_order)
             if agree or not names_count:
                 text = self._orders.text + (" and names" if agree and names_count else "")
-                return _proposals(by_order, Evidence(text, not self._orders.are_traced))
+                return self._ordered(by_order, text, by_name if agree and names_count else [])
         if by_name:
             text = "their names"
-            if by_order is not None:
+            if by_order is not None and not (
+                self._orders.are_traced and not any(self._orders.told(by_order))
+            ):
                 text += "; the order of calls differs"
             elif any(is_automatic(scope, scopes) for _, scope in by_name):
                 text += f"; {_CONSTRUCTIONS}"
@@ -193,6 +219,21 @@ class ByEvidence:
         text = f"{self._orders.nnx_text} and the numbers of the Linen names"
         return _proposals(pairs, Evidence(text, is_weak=True))
 
+    def _ordered(self, pairs: _Pairs, text: str, named: _Pairs) -> Proposals:
+        """Proposals by the order of calls, weak where it could be another and no name tells."""
+        if not self._orders.are_traced:
+            return _proposals(pairs, Evidence(text, is_weak=True))
+        names = {
+            id(node) for node, scope in named if not is_automatic(scope, [s for _, s in pairs])
+        }
+        proposals: Proposals = []
+        for pair, is_told in zip(pairs, self._orders.told(pairs), strict=True):
+            if is_told or id(pair[0]) in names:
+                proposals.append((*pair, Evidence(text)))
+            else:
+                proposals.append((*pair, Evidence(f"{text}; {_ANY_ORDER}", is_weak=True)))
+        return proposals
+
     def _by_order(self, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> _Pairs | None:
         """The pairs in the order of both models; None if that is not known of all."""
         ours = [(self._nnx_rank(node), n) for n, node in enumerate(nodes)]
@@ -237,13 +278,35 @@ class ByEvidence:
         return []
 
     def _nnx_rank(self, node: NNXNode) -> int | None:
-        ranks = [self._orders.nnx.get(each.path) for each in node.walk() if each.is_leaf]
+        ranks = [self._orders.nnx.ranks.get(path) for path in _paths(node)]
         return min((rank for rank in ranks if rank is not None), default=None)
 
     def _linen_rank(self, scope: LinenNode) -> int | None:
-        addresses = [(c, each.path) for each in scope.walk() for c in each.leaves]
-        ranks = [self._orders.linen.get(address) for address in addresses]
+        ranks = [self._orders.linen.ranks.get(address) for address in _addresses(scope)]
         return min((rank for rank in ranks if rank is not None), default=None)
+
+
+def _paths(node: NNXNode) -> list[Path]:
+    return [each.path for each in node.walk() if each.is_leaf]
+
+
+def _addresses(scope: LinenNode) -> list[Address]:
+    return [(collection, each.path) for each in scope.walk() for collection in each.leaves]
+
+
+def _precedes(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether a module uses a result of another's, and not the reverse, from their `_bits`."""
+    return bool(other[1] & one[0]) and not one[1] & other[0]
+
+
+def _bits(order: Order, keys: Sequence[Any]) -> tuple[int, int]:
+    """(the ranks of leaves, those of what their first uses need), as bits."""
+    used, needed = 0, 0
+    for key in keys:
+        if key in order.ranks:
+            used |= bit_of(order.ranks[key])
+            needed |= order.after.get(key, 0)
+    return used, needed
 
 
 def _by_name(place: Place, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> _Pairs:

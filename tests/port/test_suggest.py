@@ -188,6 +188,42 @@ def test_automatic_numbers_of_own_blocks_are_not_settled_in_any_order_of_the_dic
         np.testing.assert_array_equal(model(X), linen.apply(variables, X))
 
 
+class Parallel(nn.Module):
+    names: tuple[str, str]
+
+    @nn.compact
+    def __call__(self, x):
+        value, gate = (nn.Dense(4, name=name) for name in self.names)
+        return value(x) * nn.sigmoid(gate(x))
+
+
+class NativeParallel(nnx.Module):
+    """The same two calls, in the other order or in one program of their own."""
+
+    def __init__(self, rngs, *, is_jitted=False):
+        self.gate, self.main = (nnx.Linear(4, 4, rngs=rngs) for _ in range(2))
+        self.is_jitted = is_jitted
+
+    def __call__(self, x):
+        call = nnx.jit(lambda layer, x: layer(x)) if self.is_jitted else lambda layer, x: layer(x)
+        gate = nnx.sigmoid(call(self.gate, x))
+        return call(self.main, x) * gate
+
+
+@pytest.mark.parametrize("is_jitted", [False, True])
+def test_an_order_of_calls_that_use_no_results_of_each_other_is_weak(is_jitted):
+    model = NativeParallel(nnx.Rngs(0), is_jitted=is_jitted)
+    linen = Parallel(("value", "mask"))
+    found = port.suggest(random_values(shapes_of(linen, X)), model, X, linen=linen)
+    assert {each.is_weak for each in found.proposals} == {True}
+    assert "any order would do" in str(found)
+    # Names that tell them apart need no order.
+    linen = Parallel(("main_value", "gate_value"))
+    found = port.suggest(random_values(shapes_of(linen, X)), model, X, linen=linen)
+    assert found.rules == {"main_value": "main", "gate_value": "gate"}
+    assert {each.is_weak for each in found.proposals} == {False}
+
+
 def test_numbers_that_a_trace_contradicts_are_not_used():
     class Linen(nn.Module):
         def setup(self):
@@ -311,4 +347,4 @@ def test_a_parameter_cast_before_its_use_counts_where_it_is_used():
             return (x.astype(jnp.bfloat16) @ early) @ late
 
     order = port._order.of_nnx(Cast(nnx.Rngs(0)), (X,), {})
-    assert order["second", "kernel"] < order["first", "kernel"]
+    assert order.ranks["second", "kernel"] < order.ranks["first", "kernel"]
