@@ -11,7 +11,9 @@ from flax import nnx
 from flax.core import meta
 
 from bridge import checkpoint
+from bridge._errors import CheckpointError
 from bridge.checkpoint import _publish, _refusals, _single_files
+from bridge.checkpoint._stored import parts
 
 from ._input_errors import InputError
 
@@ -47,7 +49,8 @@ def write(out: pathlib.Path, source: str, tree: Any, form: str, *, overwrite: bo
         overwrite: whether a checkpoint is replaced.
 
     Raises:
-        CheckpointError: what is at `out` is not replaced, or writing fails; it is unchanged.
+        CheckpointError: what is at `out` is not replaced, the format cannot hold the tree, or
+            writing fails; what was there is unchanged.
     """
     is_file = form in FILES
     with _publish.publishing(out, overwrite=overwrite, is_file=is_file, sources=[source]) as new:
@@ -56,9 +59,34 @@ def write(out: pathlib.Path, source: str, tree: Any, form: str, *, overwrite: bo
         elif is_file:
             _single_files.write(new, _bare(tree), form)
         else:
+            _check_names(out, tree)
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
                 # Programs save the State itself, as Flax's guide on checkpoints does.
                 checkpointer.save(new, args=ocp.args.PyTreeSave(_unboxed(tree)))
+
+
+def _check_names(out: pathlib.Path, tree: Any) -> None:
+    """Raises an error for two leaves that orbax would write to one place.
+
+    Plain orbax joins the keys of a path by dots, so that `a.b` and `b` in `a` are one.
+    """
+    by_name: dict[str, list[str]] = {}
+    for keys, _ in parts(_unboxed(tree)):
+        texts = list(map(str, keys))
+        by_name.setdefault(".".join(texts), []).append("/".join(texts))
+    problems = [
+        (path, f"orbax joins keys by '.', and so {name!r} is the name of {len(paths)} leaves")
+        for name, paths in by_name.items()
+        if len(paths) > 1
+        for path in paths
+    ]
+    if problems:
+        raise CheckpointError(
+            "the format orbax cannot hold these leaves, for",
+            out,
+            "Choose --format bridge or msgpack.",
+            unsupported=problems,
+        )
 
 
 def _bare(tree: Any) -> Any:

@@ -162,7 +162,12 @@ def test_arrays_by_name_go_out_and_come_in_bitwise(capsys, place, form):
 
 @pytest.mark.parametrize(
     ("form", "params"),
-    [("safetensors", {"a.b": np.ones(2)}), ("npz", {"w": jnp.ones(2, jnp.float8_e4m3fn)})],
+    [
+        ("safetensors", {"a.b": np.ones(2)}),
+        ("npz", {"w": jnp.ones(2, jnp.float8_e4m3fn)}),
+        # Orbax joins keys by dots, and wrote one leaf over the other.
+        ("orbax", {"a.b": np.ones(2), "a": {"b": np.zeros(2)}}),
+    ],
 )
 def test_what_a_format_cannot_hold_is_refused_and_nothing_is_written(capsys, place, form, params):
     checkpoint.save(place / "source", {"params": params})
@@ -170,6 +175,13 @@ def test_what_a_format_cannot_hold_is_refused_and_nothing_is_written(capsys, pla
     assert outcome.code == 2
     assert "cannot hold these leaves" in outcome.err
     assert not (place / "file").exists()
+
+
+def test_a_dot_in_a_name_that_no_other_leaf_has_too_goes_out_as_orbax(capsys, place):
+    variables = {"params": {"a.b": np.ones(2), "a": {"c": np.zeros(2)}}}
+    checkpoint.save(place / "source", variables)
+    assert run(capsys, "convert", "source", "out", "--to", "linen").code == 0
+    assert exact(checkpoint.restore(place / "out")) == exact(variables)
 
 
 def test_a_missing_library_is_exit_code_three_with_the_command_that_installs_it(
