@@ -54,6 +54,8 @@ def own_part(value: Any) -> int:
 def whole(value: Any) -> int:
     """The digest of an array that this process has whole."""
     array = np.asarray(value)
+    # A checkpoint stores values in the machine's byte order.
+    array = array.astype(array.dtype.newbyteorder("="), copy=False)
     return _sum(array, [0] * array.ndim)
 
 

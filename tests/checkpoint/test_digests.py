@@ -55,6 +55,14 @@ def digest_in_python(array):
     return total & MASK
 
 
+@pytest.mark.parametrize("dtype", [">f4", ">i2", ">c16", "<f8"])
+def test_a_digest_is_that_of_the_values_in_either_byte_order(tmp_path, dtype):
+    array = np.arange(6).reshape(2, 3).astype(dtype)
+    assert _digests.whole(array) == digest_in_python(array.astype(dtype[1:]))
+    checkpoint.save(tmp_path / "checkpoint", {"params": {"w": array}})
+    checkpoint.verify(tmp_path / "checkpoint")
+
+
 @pytest.mark.parametrize("dtype", ["int8", "bool", "bfloat16", "float32", "float64", "complex128"])
 @pytest.mark.parametrize("shape", [(3,), (2, 3, 1), (4097,), (2, 9000), (1, 0)])
 def test_a_digest_is_what_its_definition_says(dtype, shape):
