@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bridge._neutral import Leaf
+from bridge._neutral import Leaf, Path
 from bridge._typed_keys import to_bits
 
 from ._leaves import dtype_of, shape_of
@@ -20,7 +20,7 @@ class Difference:
     """A leaf that is in both and is not the same.
 
     Attributes:
-        name: its path.
+        path: its path.
         what: which of `structure`, `shape`, `dtype`, `values` differ.
         shapes: its shape in either, None if it is not one array.
         dtypes: its dtype in either, None likewise.
@@ -31,7 +31,7 @@ class Difference:
         nan: how many elements are NaN in the first one alone, and in the second alone.
     """
 
-    name: str
+    path: Path
     what: tuple[str, ...]
     shapes: tuple[tuple[int, ...] | None, tuple[int, ...] | None]
     dtypes: tuple[str | None, str | None]
@@ -54,8 +54,8 @@ class _Distance(NamedTuple):
 class Comparison:
     """What is in one set of leaves, in the other, and in both."""
 
-    only_a: tuple[str, ...]
-    only_b: tuple[str, ...]
+    only_a: tuple[Path, ...]
+    only_b: tuple[Path, ...]
     changed: tuple[Difference, ...]
     equal: int
 
@@ -66,24 +66,24 @@ class Comparison:
 
 
 def compare(
-    a: Mapping[str, Leaf],
-    b: Mapping[str, Leaf],
+    a: Mapping[Path, Leaf],
+    b: Mapping[Path, Leaf],
     *,
     rtol: float = 0.0,
     atol: float = 0.0,
     ignore_dtype: bool = False,
 ) -> Comparison:
-    """Compares leaves by name.
+    """Compares leaves by path.
 
     Args:
-        a: leaves by name.
-        b: leaves by name.
+        a: leaves by path, keys as text.
+        b: likewise.
         rtol: values are the same if they differ by at most `atol + rtol * |b|`; NaN is the same as
             NaN.
         atol: see `rtol`.
         ignore_dtype: whether the same values in another dtype are the same.
     """
-    pairs = [(name, _difference(name, a[name], b[name], rtol, atol)) for name in a if name in b]
+    pairs = [(path, _difference(path, a[path], b[path], rtol, atol)) for path in a if path in b]
     changed = [
         difference
         for _, difference in pairs
@@ -97,7 +97,7 @@ def compare(
     )
 
 
-def _difference(name: str, a: Leaf, b: Leaf, rtol: float, atol: float) -> Difference:
+def _difference(path: Path, a: Leaf, b: Leaf, rtol: float, atol: float) -> Difference:
     flat_a, tree_a = jax.tree.flatten(a.value)
     flat_b, tree_b = jax.tree.flatten(b.value)
     what: list[str] = []
@@ -122,7 +122,7 @@ def _difference(name: str, a: Leaf, b: Leaf, rtol: float, atol: float) -> Differ
         for own in ([d.absolute for d in distances], [d.relative for d in distances])
     )
     nan = sum(d.nan[0] for d in distances), sum(d.nan[1] for d in distances)
-    return Difference(name, tuple(what), shapes, dtypes, max_abs, max_rel, nan)
+    return Difference(path, tuple(what), shapes, dtypes, max_abs, max_rel, nan)
 
 
 def _values(x: Any, y: Any, rtol: float, atol: float) -> tuple[bool, _Distance]:

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bridge._errors import path_text
+from bridge._neutral import Leaf, Path
 
 from . import _command
 
@@ -100,7 +100,9 @@ def _run(arguments: argparse.Namespace) -> int:
             contents = _in_one_layout(contents, rules, arguments)
         a, b = _named(contents, rngs=arguments.rngs)
         if arguments.filter is not None:
-            a, b = ({n: v for n, v in x.items() if arguments.filter.search(n)} for x in (a, b))
+            a, b = (
+                {p: v for p, v in x.items() if arguments.filter.search(_text(p))} for x in (a, b)
+            )
         comparison = _comparison.compare(
             a,
             b,
@@ -141,24 +143,28 @@ def _in_one_layout(contents: Any, rules: Any, arguments: argparse.Namespace) -> 
     return renamed
 
 
-def _named(contents: Any, *, rngs: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The leaves of both checkpoints by one text, which means the same in both."""
+def _named(contents: Any, *, rngs: bool) -> tuple[dict[Path, Leaf], dict[Path, Leaf]]:
+    """The leaves of both checkpoints by one path, which means the same in both."""
     both = [content if rngs else content.without_rngs() for content in contents]
     if all(content.has_collections for content in both):
-        a, b = ({path_text(*at): v for at, v in x.by_address().items()} for x in both)
+        a, b = ({(c, *path): v for (c, path), v in x.by_address().items()} for x in both)
     else:
-        a, b = ({"/".join(p): v for p, v in x.by_path().items()} for x in both)
+        a, b = (x.by_path() for x in both)
     return _without_value(a, b), _without_value(b, a)
 
 
-def _without_value(leaves: dict[str, Any], others: dict[str, Any]) -> dict[str, Any]:
+def _without_value(leaves: dict[Path, Leaf], others: dict[Path, Leaf]) -> dict[Path, Leaf]:
     """Orbax and msgpack write a Variable or a box as a mapping with the key `value`."""
-    own: dict[str, Any] = {}
-    for name, leaf in leaves.items():
-        shorter = name.removesuffix("/value")
-        is_inside = name not in others and shorter in others and shorter not in leaves
-        own[shorter if is_inside else name] = leaf
+    own: dict[Path, Leaf] = {}
+    for path, leaf in leaves.items():
+        shorter = path[:-1] if path[-1:] == ("value",) else path
+        is_inside = path not in others and shorter in others and shorter not in leaves
+        own[shorter if is_inside else path] = leaf
     return own
+
+
+def _text(path: Path) -> str:
+    return "/".join(map(str, path))
 
 
 def _document(paths: tuple[str, str], layouts: Any, comparison: Any) -> dict[str, Any]:
@@ -173,11 +179,11 @@ def _document(paths: tuple[str, str], layouts: Any, comparison: Any) -> dict[str
         "a": sides[0],
         "b": sides[1],
         "equal": comparison.equal,
-        "only_in_a": list(comparison.only_a),
-        "only_in_b": list(comparison.only_b),
+        "only_in_a": list(map(_text, comparison.only_a)),
+        "only_in_b": list(map(_text, comparison.only_b)),
         "changed": [
             {
-                "path": difference.name,
+                "path": _text(difference.path),
                 "what": list(difference.what),
                 "shapes": [None if s is None else list(s) for s in difference.shapes],
                 "dtypes": list(difference.dtypes),

@@ -217,7 +217,7 @@ def test_values_within_the_tolerance_do_not_differ(capsys, tmp_path):
     ],
 )
 def test_values_of_every_sort_are_compared(a, b, options, what, max_abs):
-    comparison = _comparison.compare({"w": Leaf(a)}, {"w": Leaf(b)}, **options)
+    comparison = _comparison.compare({("w",): Leaf(a)}, {("w",): Leaf(b)}, **options)
     if not what:
         assert comparison.is_same
         assert comparison.equal == 1
@@ -237,9 +237,9 @@ def test_a_box_that_msgpack_wrote_as_a_mapping_is_the_same_leaf(capsys, tmp_path
 
 
 def test_another_dtype_can_be_ignored():
-    a, b = {"w": Leaf(np.float32(1))}, {"w": Leaf(np.float16(1))}
+    a, b = {("w",): Leaf(np.float32(1))}, {("w",): Leaf(np.float16(1))}
     assert _comparison.compare(a, b, ignore_dtype=True).is_same
-    assert not _comparison.compare(a, {"w": Leaf(np.float16(2))}, ignore_dtype=True).is_same
+    assert not _comparison.compare(a, {("w",): Leaf(np.float16(2))}, ignore_dtype=True).is_same
 
 
 def test_an_nnx_state_is_compared_by_path_and_rng_state_only_if_asked_for(capsys, tmp_path):

@@ -271,3 +271,20 @@ def test_keyword_arguments_of_the_call_can_be_given(capsys, place):
     assert outcome.document["migrated"]["parameters"]["total"] == 24
     assert run(capsys, *target, "--kwarg", "train").code == 2
     assert json.loads(outcome.out)
+
+
+@pytest.mark.parametrize("name", ["a/b", "a/b/value"])
+def test_a_leaf_with_a_slash_in_its_name_is_not_the_leaf_of_that_path(capsys, place, name):
+    for directory, value in (("one", 1), ("two", 5)):
+        params = {name: np.full(2, value), "a": {"b": np.zeros(2)}}
+        checkpoint.save(place / directory, {"params": params})
+    difference = run(capsys, "diff", "one", "two", "--json")
+    assert difference.code == 1
+    (changed,) = difference.document["changed"]
+    assert (changed["path"], changed["max_abs_difference"]) == (f"params/{name}", 4.0)
+    assert difference.document["equal"] == 1
+    # Two leaves of one text are not each other.
+    checkpoint.save(place / "flat", {"params": {"c/d": np.ones(2)}})
+    checkpoint.save(place / "deep", {"params": {"c": {"d": np.ones(2)}}})
+    document = run(capsys, "diff", "flat", "deep", "--json").document
+    assert (document["only_in_a"], document["only_in_b"]) == (["params/c/d"], ["params/c/d"])
