@@ -64,8 +64,10 @@ def to_nnx(table: Mapping[str, str]) -> list[Rule]:
     """Rules that take Linen paths to NNX paths.
 
     Raises:
-        RulesError: a rule is about stacked layers, which takes the model's shapes.
+        RulesError: a rule cannot be read, or is about stacked layers, which takes the model's
+            shapes.
     """
+    _check_readable(table)
     _refuse_stacked(table)
     return [Rule(re.compile(key), value.replace(".", "/"), key) for key, value in table.items()]
 
@@ -74,8 +76,9 @@ def to_linen(table: Mapping[str, str]) -> list[Rule]:
     """Rules that take NNX paths to Linen paths; the inverse of `to_nnx`.
 
     Raises:
-        RulesError: a rule is about stacked layers, or cannot be read backwards.
+        RulesError: a rule cannot be read, is about stacked layers, or cannot be read backwards.
     """
+    _check_readable(table)
     _refuse_stacked(table)
     rules, problems = [], []
     for key, value in table.items():
@@ -137,6 +140,22 @@ def unmatched(patterns: Iterable[str]) -> RulesError:
         "entries that match something",
         "python -m bridge inspect shows the paths",
     )
+
+
+def _check_readable(table: Mapping[str, str]) -> None:
+    problems: list[str] = []
+    for key, value in table.items():
+        try:
+            # The references of a value are read even if nothing is found.
+            re.compile(key).sub(value.replace(".", "/"), "")
+        except (re.error, TypeError, AttributeError, IndexError) as error:
+            problems.append(f"{key!r}: {value!r} ({error})")
+    if problems:
+        raise RulesError(
+            f"{'; '.join(problems)}",
+            "regular expressions for Linen paths, and NNX paths with groups such as \\1",
+            "correct the table",
+        )
 
 
 def _refuse_stacked(table: Mapping[str, str]) -> None:

@@ -60,6 +60,9 @@ def test_rules_that_cannot_be_followed_change_nothing(tmp_path, variables):
         ({"Conv_0": "layers.0"}, "match no path"),
         ({r"Dense_\d": "layers.0"}, "one new path for several leaves"),
         ({"h": "layers.*"}, "stacked layers"),
+        ({"(": "a"}, r"'\(': 'a' \(missing"),
+        ({r"Dense_(\d)": r"layers.\2"}, "invalid group reference"),
+        ({"Dense_0": 1}, "'Dense_0': 1"),
     ):
         with pytest.raises(checkpoint.RulesError, match=text):
             checkpoint.restore(tmp_path / "linen", model, rules=rules)
