@@ -44,6 +44,7 @@ def read(directory: Any, tree: Any, wanted: Wanted) -> dict[tuple[Any, ...], Any
     try:
         return _read(directory, tree, wanted)
     except Exception as error:
+        _check_shardings(directory, wanted, error)
         # Orbax reports the first array that fails, and not always which one.
         tried = {location: why for location, _, why in each(directory, tree, list(wanted))}
         failed = {location: why for location, why in tried.items() if why}
@@ -55,6 +56,27 @@ def read(directory: Any, tree: Any, wanted: Wanted) -> dict[tuple[Any, ...], Any
             " changed in memory.",
             unreadable=[("/".join(map(str, where)), why) for where, why in failed.items()],
         ) from error
+
+
+def _check_shardings(directory: Any, wanted: Wanted, cause: Exception) -> None:
+    """Raises an error for shardings that do not divide the shapes they are for."""
+    problems: list[tuple[str, str]] = []
+    for location, like in wanted.items():
+        sharding = sharding_of(like)
+        if sharding is None:
+            continue
+        try:
+            sharding.shard_shape(like.shape)
+        except ValueError as error:
+            problems.append(("/".join(map(str, location)), reason(error)))
+    if problems:
+        raise CheckpointError(
+            "the target's shardings do not divide these arrays of",
+            directory,
+            "Give shardings whose axes divide the shapes. The files are not at fault, and nothing"
+            " was changed.",
+            unreadable=problems,
+        ) from cause
 
 
 def each(

@@ -148,3 +148,18 @@ def test_a_model_trained_on_one_mesh_goes_on_on_another(row, grid, tmp_path):
     restored = checkpoint.restore(tmp_path / "one", abstract)
     assert restored.body.kernel[...].sharding.is_equivalent_to(sharding, 2)
     np.testing.assert_array_equal(restored.body.kernel[...], kernel)
+
+
+def test_a_sharding_that_does_not_divide_a_shape_is_at_fault_and_not_the_files(tmp_path):
+    checkpoint.save(tmp_path / "checkpoint", {"params": {"w": jnp.asarray(X), "b": jnp.ones(3)}})
+    mesh = jax.make_mesh((3,), ("data",), axis_types=AXES, devices=jax.devices()[:3])
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    target = {
+        "w": jax.ShapeDtypeStruct((8, 8), jnp.float32, sharding=sharding),
+        "b": jax.ShapeDtypeStruct((3,), jnp.float32, sharding=sharding),
+    }
+    with pytest.raises(bridge.CheckpointError, match="the target's shardings") as raised:
+        checkpoint.restore(tmp_path / "checkpoint", {"params": target})
+    assert "params/w" in str(raised.value)
+    assert "params/b" not in str(raised.value)
+    assert "damaged" not in str(raised.value)
