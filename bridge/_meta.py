@@ -103,7 +103,11 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A], Generic[A]):
         return self.replace(metadata=metadata)
 
     def get_partition_spec(self) -> jax.sharding.PartitionSpec:
-        """The partition spec, from metadata alone: logical names stay, no mesh is needed."""
+        """The partition spec, from metadata alone: logical names stay, no mesh is needed.
+
+        The Variable's own `sharding_rules` are not applied, nor are those of Linen's own boxes:
+        `nn.logical_to_mesh` would take the mesh axes for names without a rule, and drop them.
+        """
         sharding = self.metadata.get("out_sharding")
         while not isinstance(sharding, tuple | list | jax.sharding.PartitionSpec | None):
             # A NamedSharding holds a spec; a Format holds a sharding.
