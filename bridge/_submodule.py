@@ -37,8 +37,10 @@ class Submodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[misc]
 
     # Only C code, such as that of `json`, reads what a dict itself holds: here what there was when
     # the view was made. All else is looked up in the model.
-    __slots__ = ("_owner", "_path")
-    __hash__ = None  # type: ignore[assignment]
+    __slots__ = ("__weakref__", "_owner", "_path")
+    # `jax.jit` and `jax.checkpoint` find traces by a weak reference to the function, and its hash:
+    # that of the view itself, as the model may have changed since another one was traced.
+    __hash__ = object.__hash__
     fromkeys: Any = dict.fromkeys
 
     def __init__(self, owner: Any, path: Path):

@@ -495,3 +495,29 @@ def test_a_submodule_can_be_given_to_another_wrapper():
     for name, value in model.enc.items():
         setattr(direct, name, value)
     assert_identical(direct(X), model.enc(X))
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.checkpoint])
+def test_jax_transforms_take_a_submodule_as_a_function(transform):
+    class Adds(nn.Module):
+        @nn.compact
+        def __call__(self, x, train=False):
+            # Small integers, so that the sums are exact.
+            return (-x if train else x) + self.param("bias", nn.initializers.ones, (1, 4))
+
+    class Above(nn.Module):
+        def setup(self):
+            self.part = Adds()
+
+        def __call__(self, x):
+            return self.part(x)
+
+    x = jnp.arange(8.0).reshape(2, 4)
+    model = bridge.ToNNX(Above(), KEY).lazy_init(x)
+    kept = []
+    for train in (False, True):
+        (model.train if train else model.eval)()
+        model.part.bias[...] = jnp.full((1, 4), 2.0 + train)
+        variables = {"params": model.linen_variables()["params"]["part"]}
+        kept.append(transform(model.part))
+        assert_identical(kept[-1](x), Adds().apply(variables, x, train=train))
