@@ -162,10 +162,17 @@ def _overlap(a: Address, b: Address) -> bool:
 
 
 def as_arrays(neutral: Neutral) -> Neutral:
-    """The NumPy arrays of a restored checkpoint as JAX arrays: Variables are written into."""
+    """The NumPy arrays of a restored checkpoint as JAX arrays: Variables are written into.
+
+    One whose dtype JAX would cut, such as int64 without `jax_enable_x64`, stays a NumPy array.
+    """
 
     def convert(value: Any) -> Any:
-        return jax.numpy.asarray(value) if isinstance(value, np.ndarray | np.generic) else value
+        if not isinstance(value, np.ndarray | np.generic):
+            return value
+        if jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
+            return np.array(value)
+        return jax.numpy.asarray(value)
 
     return {
         address: leaf._replace(value=jax.tree.map(convert, leaf.value))

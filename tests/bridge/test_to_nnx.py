@@ -5,6 +5,7 @@ import copy
 import flax.nnx.bridge as peer
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import errors as flax_errors
 from flax import linen as nn
@@ -820,3 +821,24 @@ def test_a_module_that_is_bound_to_nothing_has_no_variables_to_bring():
     made = []
     assert_identical(Outer().init_with_output(KEY, X)[0], nn.Dense(2).init_with_output(KEY, X)[0])
     assert not bridge.ToNNX(nn.Dense(2).bind({})).linen_variables()
+
+
+@pytest.mark.parametrize("dtype", [np.int64, np.uint64, np.float64, np.int32, np.float32])
+def test_numpy_arrays_keep_their_dtype_and_values(dtype):
+    class Reads(nn.Module):
+        @nn.compact
+        def __call__(self):
+            return self.variable("counter", "n", lambda: 0).value
+
+    limit = np.iinfo(dtype).max if np.issubdtype(dtype, np.integer) else np.finfo(dtype).max
+    for value in (np.array([limit, 5], dtype), dtype(limit)):
+        variables = {"counter": {"n": value}}
+        model = bridge.ToNNX.from_variables(Reads(), variables)
+        for found in (model(), model.linen_variables()["counter"]["n"], model.n[...]):
+            assert found.dtype == dtype
+            np.testing.assert_array_equal(np.asarray(found), value)
+        np.testing.assert_array_equal(Reads().apply(variables), model())
+        # The model owns its state.
+        model.n[...] = np.zeros_like(value)
+        np.testing.assert_array_equal(model(), np.zeros_like(value))
+        np.testing.assert_array_equal(variables["counter"]["n"].ravel()[0], dtype(limit))
