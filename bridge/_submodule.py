@@ -40,7 +40,7 @@ class Submodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[misc]
     __slots__ = ("__weakref__", "_owner", "_path")
     # `jax.jit` and `jax.checkpoint` find traces by a weak reference to the function, and its hash:
     # that of the view itself, as the model may have changed since another one was traced.
-    __hash__ = object.__hash__
+    __hash__ = object.__hash__  # type: ignore[assignment]
     fromkeys: Any = dict.fromkeys
 
     def __init__(self, owner: Any, path: Path):
