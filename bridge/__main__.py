@@ -6,6 +6,7 @@ the parsed arguments to the exit code; what a command needs is imported only whe
 
 import argparse
 import importlib.metadata
+import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -55,7 +56,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     for add_command in _COMMANDS:
         add_command(commands)
-    arguments = parser.parse_args(argv)
+    arguments, rest = parser.parse_known_args(argv)
+    # argparse takes an optional positional for missing where an option comes before it.
+    late = getattr(arguments, "late", None)
+    is_free = late is not None and getattr(arguments, late) is None
+    if is_free and len(rest) == 1 and not rest[0].startswith("-"):
+        setattr(arguments, late, pathlib.Path(rest.pop()))
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
     try:
         return arguments.run(arguments)
     except KeyboardInterrupt:

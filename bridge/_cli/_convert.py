@@ -77,6 +77,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a directory or file")
     parser.add_argument("out", metavar="OUT", type=pathlib.Path, nargs="?", help="what is written")
+    parser.set_defaults(late="out")
     parser.add_argument("--to", choices=("linen", "nnx"), required=True, help="the layout of OUT")
     parser.add_argument(
         "--rules", metavar="FILE", type=pathlib.Path, help="the table of paths, TOML or JSON"

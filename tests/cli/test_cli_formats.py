@@ -184,6 +184,17 @@ def test_a_dot_in_a_name_that_no_other_leaf_has_too_goes_out_as_orbax(capsys, pl
     assert exact(checkpoint.restore(place / "out")) == exact(variables)
 
 
+def test_options_of_convert_may_stand_between_the_two_paths(capsys, place):
+    checkpoint.save(place / "source", {"params": layers()})
+    assert run(capsys, "convert", "source", "--to", "linen", "out", "--format", "npz").code == 0
+    assert (place / "out").is_file()
+    for extra in (("other",), ("--no-such-option",)):
+        outcome = run(capsys, "convert", "source", "--to", "linen", "new", *extra)
+        assert outcome.code == 2
+        assert "unrecognized arguments" in outcome.err
+        assert not (place / "new").exists()
+
+
 def test_a_missing_library_is_exit_code_three_with_the_command_that_installs_it(
     capsys, place, monkeypatch
 ):
