@@ -20,6 +20,7 @@ from ._flax_internals import (
     trace_state,
     variable_in_trace,
 )
+from ._ties import Tie, tie
 
 
 def flatten(module: Any) -> tuple[nnx.GraphDef[Any], list[Any]]:
@@ -31,7 +32,7 @@ def flatten(module: Any) -> tuple[nnx.GraphDef[Any], list[Any]]:
     indices = nnx.graphlib.RefMap()
     graphdef, state = nnx.graphlib.flatten(module, ref_index=indices, graph=True)
     _put_back_references(graphdef, indices)
-    return graphdef, list(state.leaves)
+    return tie(graphdef, indices), list(state.leaves)
 
 
 def _put_back_references(graphdef: nnx.GraphDef[Any], indices: Any) -> None:
@@ -88,13 +89,15 @@ class Blueprint:
         """
         build = _Build(leaves, plain)
         module = self._root.build(build)
+        for attributes, name, part in build.tied:
+            attributes[name] = part.bound(build.by_index)
         return Built(module, build.variables, build.objects)
 
 
 class _Build:
     """One module in the making, and its nodes so far by their index in the GraphDef."""
 
-    __slots__ = ("by_index", "leaves", "objects", "plain", "trace", "variables")
+    __slots__ = ("by_index", "leaves", "objects", "plain", "tied", "trace", "variables")
 
     def __init__(self, leaves: Iterable[Any], plain: Container[int] = ()):
         self.leaves = iter(leaves)
@@ -103,6 +106,8 @@ class _Build:
         self.by_index: dict[int, Any] = {}
         self.variables: list[nnx.Variable[Any] | None] = []
         self.objects: list[nnx.Pytree] = []
+        # They may refer to nodes that are made later.
+        self.tied: list[tuple[dict[str, Any], str, Tie]] = []
 
 
 class _Part(Protocol):
@@ -143,6 +148,10 @@ class _Constant:
 
     def build(self, build: _Build) -> Any:
         return self.value
+
+
+class _Tied(_Constant):
+    """A static attribute that refers to nodes of the module."""
 
 
 class _Containers:
@@ -193,6 +202,7 @@ class _Object:
         # The integer keys of `nnx.List` are attributes as well.
         named = [(str(key), part) for key, part in parts]
         self._static = {name: p.value for name, p in named if isinstance(p, _Constant)}
+        self._tied = [(name, p.value) for name, p in named if isinstance(p, _Tied)]
         self._parts = [(name, p) for name, p in named if not isinstance(p, _Constant)]
 
     def build(self, build: _Build) -> Any:
@@ -203,6 +213,8 @@ class _Object:
         attributes.update(self._static)
         for name, part in self._parts:
             attributes[name] = part.build(build)
+        for name, tied in self._tied:
+            build.tied.append((attributes, name, tied))
         return made
 
 
@@ -262,6 +274,8 @@ def _node(definition: Any, nodes: Iterator[Any], attributes: Iterator[Any]) -> _
 def _static_part(value: Any) -> _Part:
     if type(value) in OBJECT_STATES:
         return _ObjectState(value)
+    if type(value) is Tie:
+        return _Tied(value)
     return (_Constant if _copied(value) is value else _Containers)(value)
 
 

@@ -1,0 +1,148 @@
+"""Attributes that refer to their own module, such as a bound method, follow a merged module."""
+
+import functools
+import gc
+import pickle
+import weakref
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+import bridge
+from tests.models import assert_identical
+
+KEY = jax.random.key(0)
+X = jnp.array(2.0)
+
+
+class Block(nnx.Module):
+    """Chooses in its constructor what it computes with."""
+
+    def __init__(self, forward):
+        self.scale = nnx.Param(jnp.ones(()))
+        self.forward = forward(self)
+        self.calls = nnx.BatchStat(jnp.zeros(()))
+
+    def step(self, x, factor=1.0):
+        self.calls[...] += 1
+        return factor * self.scale * x + self.calls
+
+    def __call__(self, x):
+        return self.forward(x)
+
+
+class Holder(nnx.Module):
+    """Stores a method of a submodule that comes after it."""
+
+    def __init__(self, forward):
+        block = Block(forward)
+        self.a_first = block.step
+        self.block = block
+
+    def __call__(self, x):
+        return self.a_first(x) + self.block(x)
+
+
+def with_default(block):
+    def step(x, *, owner=block):
+        return owner.step(x)
+
+    return step
+
+
+def scaled(module, scale):
+    # `nnx.grad` would split the module, after which the attribute calls the original one.
+    (module if isinstance(module, Block) else module.block).scale[...] = scale
+    return module
+
+
+FORWARDS = {
+    "method": lambda block: block.step,
+    "lambda": lambda block: lambda x: block.step(x) + 1,
+    "array": lambda block: functools.partial(lambda y, x: block.step(x) + y, jnp.ones(())),
+    "partial": lambda block: functools.partial(block.step, factor=3.0),
+    "argument": lambda block: functools.partial(Block.step, block),
+    "default": with_default,
+    "checkpoint": lambda block: jax.checkpoint(lambda x: x * block.scale),
+    "variable": lambda block: functools.partial(jnp.multiply, block.scale),
+    "nested": lambda block: functools.partial(
+        lambda steps, x: steps["a"][0](x), {"a": [block.step]}
+    ),
+}
+
+
+@pytest.mark.parametrize("cls", [Block, Holder])
+@pytest.mark.parametrize("forward", FORWARDS.values(), ids=FORWARDS)
+@pytest.mark.parametrize("with_definition", [True, False])
+def test_an_attribute_that_refers_to_its_module_computes_with_the_given_variables(
+    cls, forward, with_definition
+):
+    native = scaled(cls(forward), jnp.array(10.0))
+    block = native if cls is Block else native.block
+    module = bridge.ToLinen(cls, args=(forward,), strict=True)
+    variables = module.init(KEY, X)
+    params = {"scale": jnp.array(10.0)}
+    variables["params"] = params if cls is Block else {"block": params}
+    if not with_definition:
+        del variables["nnx"]
+    mutable = ["batch_stats"]
+    gradient = jax.grad(lambda p: module.apply({**variables, "params": p}, X, mutable=mutable)[0])
+    found = gradient(variables["params"])
+    wanted = jax.grad(lambda scale: scaled(cls(forward), scale)(X))(jnp.array(10.0))
+    assert_identical((found if cls is Block else found["block"])["scale"], wanted)
+    for _ in range(2):
+        y, updates = module.apply(variables, X, mutable=mutable)
+        variables = {**variables, **updates}
+        assert_identical(y, native(X))
+    stats = variables["batch_stats"] if cls is Block else variables["batch_stats"]["block"]
+    assert_identical(stats["calls"], block.calls[...])
+
+
+@pytest.mark.parametrize("forward", [FORWARDS["method"], FORWARDS["array"]])
+def test_a_definition_with_such_an_attribute_is_an_argument_of_jit(forward):
+    module = bridge.ToLinen(Block, args=(forward,))
+    variables = module.init(KEY, X)
+    apply = jax.jit(functools.partial(module.apply, mutable=True))
+    assert float(apply(variables, X)[0]) == float(Block(forward)(X))
+    apply(variables, X)
+    assert apply._cache_size() == 1
+
+
+def test_a_definition_with_a_bound_method_can_be_pickled_and_holds_no_module():
+    made = []
+
+    def forward(block):
+        made.append(weakref.ref(block))
+        return block.step
+
+    module = bridge.ToLinen(Block, args=(forward,))
+    variables = module.init(KEY, X)
+    gc.collect()
+    assert [ref() for ref in made] == [None] * len(made) != []
+    again = pickle.loads(pickle.dumps(variables["nnx"]))
+    assert_identical(
+        module.apply({**variables, "nnx": again}, X, mutable=True)[0], Block(forward)(X)
+    )
+
+
+def recursive(block):
+    def down(n, x):
+        return block.step(x) if n == 0 else down(n - 1, x)
+
+    return functools.partial(down, 1)
+
+
+REFUSED = {
+    "jit": lambda block: jax.jit(block.step),
+    "nnx.jit": lambda block: nnx.jit(lambda x: block.step(x) + 1),
+    "recursive": recursive,
+    "cache": lambda block: functools.lru_cache(block.step),
+}
+
+
+@pytest.mark.parametrize("forward", REFUSED.values(), ids=REFUSED)
+def test_what_cannot_follow_a_merged_module_is_refused_by_its_name(forward):
+    with pytest.raises(bridge.InvalidModuleError, match=r"'forward'.*make it a method"):
+        bridge.ToLinen.from_module(Block(forward))
