@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 from flax.core import meta
 
@@ -79,8 +80,10 @@ class Found:
         """What the Variables are to hold, in the order of the slots; None for absent RNG state."""
         leaves = self.leaves
         return [
-            None if slot.is_rng and slot.address not in leaves else unboxed(leaves[slot.address])
-            for slot in self.graphdef.slots
+            None
+            if slot.is_rng and slot.address not in leaves
+            else unboxed(leaves[slot.address], aval)
+            for slot, aval in zip(self.graphdef.slots, slot_avals(self.graphdef), strict=True)
         ]
 
     @property
@@ -137,8 +140,13 @@ def slot_avals(graphdef: StaticGraphDef) -> tuple[Any, ...]:
     return graphdef.avals or (None,) * len(graphdef.slots)
 
 
-def unboxed(leaf: Any) -> Any:
-    """The value of a leaf as a Variable can hold it."""
+def unboxed(leaf: Any, aval: Any = None) -> Any:
+    """The value of a leaf as a Variable can hold it.
+
+    Args:
+      leaf: a leaf of Linen variables.
+      aval: shape and dtype that it had when the module was made, None if they are not known.
+    """
     if isinstance(leaf, jax.Array):
         return leaf
     # A box of Linen's constrains what it gives out, which JAX refuses for Explicit axes.
@@ -146,7 +154,19 @@ def unboxed(leaf: Any) -> Any:
     value = leaf.unbox() if is_constrained else _inside(leaf)
     # A restored checkpoint holds NumPy arrays and scalars, into which a Variable would write.
     is_foreign = hasattr(value, "dtype") and not isinstance(value, jax.Array | jax.ShapeDtypeStruct)
+    if is_foreign and _is_wide(value, aval):
+        # A write in place would go unnoticed, so it is refused.
+        kept = value.copy()
+        if isinstance(kept, np.ndarray):
+            kept.setflags(write=False)
+        return kept
     return jax.numpy.asarray(value) if is_foreign else value
+
+
+def _is_wide(value: Any, aval: Any) -> bool:
+    """Whether a value is of a dtype that JAX does not have, and was so when the module was made."""
+    was = getattr(aval, "dtype", None)
+    return value.dtype == was and jax.dtypes.canonicalize_dtype(was) != was
 
 
 class _Anything:
