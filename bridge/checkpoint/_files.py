@@ -75,6 +75,13 @@ def find(path: str | os.PathLike[str]) -> Found:
         raise CheckpointError(
             "there is an unfinished save at", where, "Restore a checkpoint that was finished."
         )
+    if not is_remote(where) and _is_special(Path(os.fspath(where))):
+        # Opening a named pipe would wait for a writer.
+        raise CheckpointNotFoundError(
+            "there is something that is not a checkpoint at",
+            where,
+            "It is neither a directory nor a file.",
+        )
     if where.is_file():
         form = _single_files.form_of(where)
         if form is None:
@@ -98,6 +105,11 @@ def find(path: str | os.PathLike[str]) -> Found:
             "there are several trees in", where, f"Give the path of one of them: {items}."
         )
     raise _nothing_at(where)
+
+
+def _is_special(path: Path) -> bool:
+    """Whether there is something that is neither a directory nor a file."""
+    return path.exists() and not (path.is_dir() or path.is_file())
 
 
 def _nothing_at(where: Any) -> CheckpointNotFoundError:

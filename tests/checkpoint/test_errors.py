@@ -1,5 +1,6 @@
 """A checkpoint that does not fit: every problem in one error, and nothing changed."""
 
+import os
 import pickle
 
 import jax
@@ -227,3 +228,12 @@ def test_the_path_comes_first(tmp_path, tree):
         with pytest.raises(bridge.ConversionError, match="expected a path"):
             read(tree)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_named_pipe_is_no_checkpoint_and_is_not_waited_for(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(CheckpointError, match="not a checkpoint"):
+        checkpoint.restore(pipe)
+    with pytest.raises(CheckpointError, match="neither a directory nor a file"):
+        checkpoint.save(pipe, {"params": {"w": jnp.ones(2)}}, overwrite=True)
