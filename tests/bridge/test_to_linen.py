@@ -864,7 +864,7 @@ def test_a_module_in_a_field_of_a_subclass_is_a_submodule():
 
 
 def test_linen_knows_the_signature_of_a_call():
-    def call(self, *args, nnx_method=None, **kwargs):
+    def call(self, /, *args, nnx_method=None, **kwargs):
         raise NotImplementedError
 
     found = inspect.signature(bridge.ToLinen.__call__).parameters.values()
