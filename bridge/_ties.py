@@ -45,8 +45,9 @@ class Tie:
         self.parts = parts
 
     def __eq__(self, other: object) -> bool:
-        is_alike = type(other) is Tie and self.make == other.make
-        return is_alike and _is_same(self.parts, other.parts)
+        if not isinstance(other, Tie) or self.make != other.make:
+            return False
+        return _is_same(self.parts, other.parts)
 
     def __hash__(self) -> int:
         # Nothing of the values that functions close over: they may be arrays or lists.
