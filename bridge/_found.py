@@ -151,7 +151,7 @@ def unboxed(leaf: Any, aval: Any = None) -> Any:
         return leaf
     # A box of Linen's constrains what it gives out, which JAX refuses for Explicit axes.
     is_constrained = isinstance(leaf, meta.AxisMetadata) and not any_explicit()
-    value = leaf.unbox() if is_constrained else _inside(leaf)
+    value: Any = leaf.unbox() if is_constrained else _inside(leaf)
     # A restored checkpoint holds NumPy arrays and scalars, into which a Variable would write.
     is_foreign = hasattr(value, "dtype") and not isinstance(value, jax.Array | jax.ShapeDtypeStruct)
     if is_foreign and _is_wide(value, aval):
