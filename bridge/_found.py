@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -151,12 +152,12 @@ def unboxed(leaf: Any, aval: Any = None) -> Any:
         return leaf
     # A box of Linen's constrains what it gives out, which JAX refuses for Explicit axes.
     is_constrained = isinstance(leaf, meta.AxisMetadata) and not any_explicit()
-    value: Any = leaf.unbox() if is_constrained else _inside(leaf)
+    value = leaf.unbox() if is_constrained else _inside(leaf)
     # A restored checkpoint holds NumPy arrays and scalars, into which a Variable would write.
     is_foreign = hasattr(value, "dtype") and not isinstance(value, jax.Array | jax.ShapeDtypeStruct)
     if is_foreign and _is_wide(value, aval):
         # A write in place would go unnoticed, so it is refused.
-        kept = value.copy()
+        kept = copy.copy(value)
         if isinstance(kept, np.ndarray):
             kept.setflags(write=False)
         return kept
