@@ -95,7 +95,16 @@ class Snapshot:
         return {**kept, **new}
 
     def _list(self, before: list[Any], now: list[Any]) -> list[Any]:
-        kept = [self._combined(old, new) for old, new in zip(before, now, strict=False)]
+        # Where state has left its place, a None may hold another item's state now, and no new one.
+        is_moved = len(now) < len(before) or any(
+            old is not new and type(old) is not dict and _holds_state(old, ())
+            for old, new in zip(before, now, strict=False)
+        )
+        kept = (
+            list(before)
+            if is_moved
+            else [self._combined(old, new) for old, new in zip(before, now, strict=False)]
+        )
         new = [item for item in now[len(before) :] if self._is_new(item)]
         return kept + before[len(kept) :] + new
 
@@ -154,14 +163,12 @@ def _fill(node: Any, contents: Any) -> None:
 def _holds_state(value: Any, known: Collection[int]) -> bool:
     """Whether there are Variables or arrays in a value, besides those whose ids are known.
 
-    Empty and sown Variables do not count.
+    Sown Variables do not count.
     """
     if isinstance(value, jax.Array):
         return id(value) not in known
     if isinstance(value, nnx.Variable):
-        held = value.get_raw_value()
-        is_empty = not isinstance(held, jax.Array) and isinstance(held, Mapping) and not held
-        return not is_empty and not _is_sown(value) and id(value) not in known
+        return not _is_sown(value) and id(value) not in known
     nodes = nodes_below(value)
     if any(_holds_state(variable, known) for variable in nodes.variables):
         return True
