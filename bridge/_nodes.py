@@ -11,7 +11,7 @@ from flax import nnx
 from ._flax_internals import DATA_ATTRIBUTES, OBJECT_STATES
 
 # Most attributes are of these types, and none of them holds anything.
-_ATOMS = frozenset(
+ATOMS = frozenset(
     {int, float, complex, bool, str, bytes, type(None), types.FunctionType, type(Ellipsis)}
 ) | {*OBJECT_STATES, DATA_ATTRIBUTES}
 _NOTHING, _OBJECT, _VARIABLE, _OTHER = object(), object(), object(), object()
@@ -71,7 +71,7 @@ def nodes_below(root: Any) -> Nodes:
 @functools.lru_cache(maxsize=4096)
 def _kind(node_type: type) -> object:
     """What a type's class hierarchy says of its objects; whether it is registered may change."""
-    if node_type in _ATOMS or issubclass(node_type, type):
+    if node_type in ATOMS or issubclass(node_type, type):
         return _NOTHING
     if issubclass(node_type, nnx.Variable):
         return _VARIABLE

@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 
 from ._flax_internals import DATA_ATTRIBUTES, assign_raw_value, raw_value
-from ._nodes import Nodes, nodes_below
+from ._nodes import ATOMS, Nodes, nodes_below
 
 _IS_DATA = "_pytree__nodes"
 # What a wrapper notes about variables that it created.
@@ -37,7 +37,9 @@ class Snapshot:
         }
         for _, contents in self._contents.values():
             items = contents if isinstance(contents, list) else contents.values()
-            self._known.update(id(item) for item in items if isinstance(item, jax.Array))
+            self._known.update(
+                id(x) for x in items if type(x) not in ATOMS and isinstance(x, jax.Array)
+            )
 
     def restore(self) -> None:
         """Puts everything back."""
@@ -183,8 +185,11 @@ def _items(node: Any) -> Mapping[Any, Any]:
 
 
 def _is_sown(value: Any) -> bool:
+    # Cheap test first: a failing `isinstance(value, nnx.Variable)` is slow.
+    if type(value) in ATOMS or not isinstance(value, nnx.Variable):
+        return False
     # Perturbations derive from it, and Linen's init makes them too.
-    return isinstance(value, nnx.Variable) and value.var_type is nnx.Intermediate
+    return value.var_type is nnx.Intermediate
 
 
 def _taken(value: Any) -> Any:

@@ -108,8 +108,8 @@ def test_init_runs_little_python_besides_construction_and_call():
 
     # The second time what is kept by constructor and definition is there.
     held = ours(), native()
-    # 1.124 on Flax 0.12.8.
-    assert programs.python_calls(ours) <= 1.15 * programs.python_calls(native)
+    # 1.192 on Flax 0.12.8: the whole state is kept before the call, and looked at after it.
+    assert programs.python_calls(ours) <= 1.22 * programs.python_calls(native)
     del held
 
 
