@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dis
+import os
 import sys
+import sysconfig
 import types
 import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-# Python, JAX, Flax, NumPy and this package are taken as they are. What their code does depends on
-# its arguments and on JAX's and Flax's settings, which `_construction` adds to its keys.
+# Python, JAX, Flax, NumPy, this package and whatever else is installed are taken as they are. What
+# their code does depends on its arguments and on JAX's and Flax's settings, which `_construction`
+# adds to its keys. Through an installed package everything that is imported may be reached, much
+# of it nothing that can be told, and then no two looks at a constructor would be equal.
 _FOUNDATION = frozenset(
     {"jax", "jaxlib", "flax", "flaxlib", "numpy", "ml_dtypes", "bridge", "registry"}
 ) | (sys.stdlib_module_names - {"__main__"})
@@ -68,12 +72,22 @@ class _Foundation(dict[Any, bool]):
     """A dict, as its look-up is no call of Python."""
 
     def __missing__(self, module: Any) -> bool:
-        found = type(module) is str and module.partition(".")[0] in _FOUNDATION
+        package = module.partition(".")[0] if type(module) is str else ""
+        found = package in _FOUNDATION or _is_installed(package)
         self[module] = found
         return found
 
 
-# Whether a module's name is that of Python, JAX, Flax, NumPy or this package.
+_INSTALLED = tuple({os.path.join(sysconfig.get_path(k), "") for k in ("purelib", "platlib")})
+
+
+def _is_installed(package: str) -> bool:
+    loaded = sys.modules.get(package)
+    places = [getattr(loaded, "__file__", None), *getattr(loaded, "__path__", ())]
+    return any(place.startswith(_INSTALLED) for place in places if place)
+
+
+# Whether a module's name is that of Python, JAX, Flax, NumPy, this or another installed package.
 IS_FOUNDATION = _Foundation()
 
 

@@ -123,7 +123,7 @@ def test_every_keyword_is_a_sample_input(init):
 
     class Sees(nn.Module):
         @nn.compact
-        def __call__(this, here, **given):  # noqa: N805
+        def __call__(this, here, /, **given):  # noqa: N805
             seen.append(given)
             return this.param("w", nn.initializers.ones, ())
 
@@ -135,7 +135,7 @@ def test_every_keyword_is_a_sample_input(init):
 def test_a_mismatch_is_found_whatever_the_keywords_are_called():
     class Scales(nn.Module):
         @nn.compact
-        def __call__(this, here, **given):  # noqa: N805
+        def __call__(this, here, /, **given):  # noqa: N805
             return here @ this.param("w", nn.initializers.ones, (here.shape[-1],))
 
     model = bridge.ToNNX(Scales(), KEY).lazy_init(X)

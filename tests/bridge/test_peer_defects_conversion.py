@@ -149,9 +149,9 @@ def check_19_two_libraries(bridge):
 
 
 def check_19_automatic_types_pickle(bridge):
-    attributes = bridge.variables.linen_vars_to_nnx_attrs(
-        {"peer_defect_counts": {"n": jnp.ones(2)}}
-    )
+    # A name of its own for each package: Flax knows the types that this one makes.
+    collection = f"peer_defect_counts_of_{bridge.__name__.replace('.', '_')}"
+    attributes = bridge.variables.linen_vars_to_nnx_attrs({collection: {"n": jnp.ones(2)}})
     restored = pickle.loads(pickle.dumps(attributes["n"]))
     assert type(restored) is type(attributes["n"])
 
