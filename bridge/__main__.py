@@ -59,8 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments, rest = parser.parse_known_args(argv)
     # argparse takes an optional positional for missing where an option comes before it.
     late = getattr(arguments, "late", None)
-    is_free = late is not None and getattr(arguments, late) is None
-    if is_free and len(rest) == 1 and not rest[0].startswith("-"):
+    is_one = len(rest) == 1 and not rest[0].startswith("-")
+    if is_one and late is not None and getattr(arguments, late) is None:
         setattr(arguments, late, pathlib.Path(rest.pop()))
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")

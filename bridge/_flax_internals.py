@@ -26,6 +26,7 @@ from flax.nnx.bridge import module as bridge_module
 from flax.nnx.pytreelib import PytreeState
 from flax.nnx.tracers import TraceState
 from flax.typing import HashableMapping
+from jax.core import Tracer
 
 from ._errors import MissingRngError
 from ._rngs import Draws, LazyKeys, used_streams
@@ -673,7 +674,7 @@ def run_linen(
 
 def trace_of(value: Any) -> Any:
     """The trace that a value belongs to, None if it is a number."""
-    return value._trace if isinstance(value, jax.core.Tracer) else None
+    return value._trace if isinstance(value, Tracer) else None
 
 
 def partially_evaluate(function: Callable[..., Any], *inputs: jax.ShapeDtypeStruct) -> Any:
