@@ -41,10 +41,10 @@ def read(directory: Any, tree: Any, wanted: Wanted) -> dict[tuple[Any, ...], Any
     """
     if not wanted:
         return {}
+    _check_shardings(directory, wanted)
     try:
         return _read(directory, tree, wanted)
     except Exception as error:
-        _check_shardings(directory, wanted, error)
         # Orbax reports the first array that fails, and not always which one.
         tried = {location: why for location, _, why in each(directory, tree, list(wanted))}
         failed = {location: why for location, why in tried.items() if why}
@@ -58,7 +58,7 @@ def read(directory: Any, tree: Any, wanted: Wanted) -> dict[tuple[Any, ...], Any
         ) from error
 
 
-def _check_shardings(directory: Any, wanted: Wanted, cause: Exception) -> None:
+def _check_shardings(directory: Any, wanted: Wanted) -> None:
     """Raises an error for shardings that do not divide the shapes they are for."""
     problems: list[tuple[str, str]] = []
     for location, like in wanted.items():
@@ -76,7 +76,7 @@ def _check_shardings(directory: Any, wanted: Wanted, cause: Exception) -> None:
             "Give shardings whose axes divide the shapes. The files are not at fault, and nothing"
             " was changed.",
             unreadable=problems,
-        ) from cause
+        )
 
 
 def each(
