@@ -11,8 +11,10 @@ from ._flax_internals import REQUIRED_METADATA
 from ._modes import MODE_FIELDS
 from ._neutral import Path
 
+# What `bridge.parity` notes on modules while it observes a call: it is not the model's.
+OBSERVED_PLACE = "_parity_place"
 # What NNX notes about an object's attributes follows from the attributes.
-_NOTES = frozenset({"_pytree__nodes", "_pytree__state"})
+_NOTES = frozenset({"_pytree__nodes", "_pytree__state", OBSERVED_PLACE})
 
 
 def structure(graphdef: nnx.GraphDef[Any]) -> dict[Path, Any]:

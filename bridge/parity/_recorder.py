@@ -17,6 +17,7 @@ from flax import nnx
 from jax.core import Tracer
 
 from bridge._neutral import Path
+from bridge._structure import OBSERVED_PLACE
 from bridge._to_linen import ToLinen
 from bridge._to_nnx import ToNNX
 
@@ -26,7 +27,7 @@ from ._fields import fields_of
 
 # Static, so that it goes where a module's definition goes: through split and merge, into the copies
 # that transforms call.
-_MARK = "_parity_place"
+_MARK = OBSERVED_PLACE
 
 
 class _Place:
