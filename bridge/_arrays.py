@@ -41,3 +41,23 @@ class Arrays:
 def is_array(value: Any) -> bool:
     """Whether a leaf is an array, concrete, traced or abstract."""
     return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def taken(value: Any) -> Any:
+    """A value that stays as it is now: with containers of its own."""
+    return value if isinstance(value, jax.Array) else jax.tree.map(_itself, value)
+
+
+def is_taken(value: Any, before: Any) -> bool:
+    """Whether a value is still what it was when it was taken; leaves are compared by identity."""
+    if value is before:
+        return True
+    if isinstance(value, jax.Array) or isinstance(before, jax.Array):
+        return False
+    leaves, tree = jax.tree.flatten(value)
+    leaves_before, tree_before = jax.tree.flatten(before)
+    return tree == tree_before and all(x is y for x, y in zip(leaves, leaves_before, strict=True))
+
+
+def _itself(leaf: Any) -> Any:
+    return leaf

@@ -11,6 +11,7 @@ from flax import nnx
 import registry
 
 from . import _graphdef
+from ._arrays import is_taken
 from ._attaching import attach
 from ._blueprint import flatten
 from ._flax_internals import mark_arrays_as_data
@@ -146,14 +147,7 @@ def _raw(item: Any) -> Any:
 
 def _holds(item: Any, before: Any) -> bool:
     """Whether a leaf holds what it did; a reference is always taken to be written into."""
-    value = _raw(item)
-    if value is before:
-        return True
-    if isinstance(value, jax.Array) or isinstance(before, jax.Array):
-        return False
-    leaves, tree = jax.tree.flatten(value)
-    leaves_before, tree_before = jax.tree.flatten(before)
-    return tree == tree_before and all(x is y for x, y in zip(leaves, leaves_before, strict=True))
+    return is_taken(_raw(item), before)
 
 
 def _drop_sown(module: Any) -> None:

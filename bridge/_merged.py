@@ -15,6 +15,7 @@ from flax import nnx
 import registry
 
 from . import _modes
+from ._arrays import taken
 from ._attaching import Reads, attach
 from ._blueprint import flatten
 from ._changes import Changes
@@ -59,7 +60,7 @@ class Merged:
         before = {slot.address: value for slot, value in zip(slots, values, strict=True)}
         self._plain = {i for i in slots.special if not is_mutable(slots[i].address[0])}
         # A call may write into a list or dict that a Variable holds.
-        leaves = [x if isinstance(x, jax.Array) else jax.tree.map(_itself, x) for x in values]
+        leaves = list(map(taken, values))
         for i in slots.references:
             if i not in self._plain:
                 leaves[i] = jax.new_ref(leaves[i])
@@ -250,10 +251,6 @@ def method_of(module: Any, method: Any) -> Callable[..., Any]:
         public = [n for n in own - set(dir(nnx.Module)) if not n.startswith("_")]
         raise InvalidMethodError(type(module), method, public or ["__call__"])
     return found
-
-
-def _itself(leaf: Any) -> Any:
-    return leaf
 
 
 def _is_sown(address: Address, active: registry.Registry) -> bool:

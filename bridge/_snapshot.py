@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from ._arrays import is_taken, taken
 from ._flax_internals import DATA_ATTRIBUTES, assign_raw_value, raw_value
 from ._nodes import ATOMS, Nodes, nodes_below
 
@@ -27,7 +28,7 @@ class Snapshot:
     """
 
     def __init__(self, nodes: Nodes):
-        self._variables = [(v, _taken(raw_value(v)), v.get_metadata()) for v in nodes.variables]
+        self._variables = [(v, taken(raw_value(v)), v.get_metadata()) for v in nodes.variables]
         # What is among these was there before, wherever it is now.
         self._known = {id(variable) for variable in nodes.variables}
         self._contents = {
@@ -69,8 +70,8 @@ class Snapshot:
 
     def _restore_variables(self, moved: Collection[int]) -> None:
         for variable, value, metadata in self._variables:
-            if id(variable) not in moved and not _is_taken(raw_value(variable), value):
-                assign_raw_value(variable, _taken(value))
+            if id(variable) not in moved and not is_taken(raw_value(variable), value):
+                assign_raw_value(variable, taken(value))
             if variable.get_metadata() != metadata:
                 variable.set_metadata(metadata)
 
@@ -190,23 +191,3 @@ def _is_sown(value: Any) -> bool:
         return False
     # Perturbations derive from it, and Linen's init makes them too.
     return value.var_type is nnx.Intermediate
-
-
-def _taken(value: Any) -> Any:
-    """A value that stays as it is now: with containers of its own."""
-    return value if isinstance(value, jax.Array) else jax.tree.map(_itself, value)
-
-
-def _itself(leaf: Any) -> Any:
-    return leaf
-
-
-def _is_taken(value: Any, taken: Any) -> bool:
-    """Whether a value is still what it was when it was taken."""
-    if value is taken:
-        return True
-    if isinstance(value, jax.Array) or isinstance(taken, jax.Array):
-        return False
-    leaves, tree = jax.tree.flatten(value)
-    leaves_before, tree_before = jax.tree.flatten(taken)
-    return tree == tree_before and all(x is y for x, y in zip(leaves, leaves_before, strict=True))
