@@ -170,13 +170,13 @@ class BoundModule:
         return [address for address in self._refused if not _is_sown(address, active)]
 
     def unused(self) -> list[Address]:
-        """The leaves that the definition lacks, and that the call neither read nor changed.
+        """The leaves that the definition lacks, and that the call neither used nor removed.
 
         One that has no place is among them, though the call may have made another in its stead.
         """
         active = registry.current()
         updates = self.changes.updates if self.changes else {}
-        used = (self._read | updates.keys()).difference(self._refused)
+        used = (self._read | updates.keys() | self.removed()).difference(self._refused)
         return [a for a in self._found.unknown if a not in used and not _is_sown(a, active)]
 
     def _rng_value(

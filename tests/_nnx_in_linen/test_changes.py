@@ -72,6 +72,8 @@ def test_generated_changes_come_back_and_the_next_calls_are_the_native_ones(chil
         assert leaves(variables) == state(native)
 
 
+# The second call puts another Variable in the place of one that only the first call created.
+@example(children=(("cache", 0), ("cache", 0)), changes=(("share", 3), ("replace_variable", 1)))
 @given(children=changing_models.modules, changes=changing_models.changes())
 @GENERATED
 def test_a_generated_change_that_leaves_alone_do_not_tell_is_never_lost_without_an_error(
