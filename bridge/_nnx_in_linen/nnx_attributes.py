@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 from flax import linen as nn
 from flax import nnx
+
+from . import scope_variables
+from .arguments import Existing
+from .bound_module import BoundModule
+from .creation import rebuilt
+from .matched_variables import comparison, slot_avals
+from .wrapper_scope import WrapperScope
 
 
 class Submodule:
@@ -51,6 +60,49 @@ def attribute(owner: Any, path: tuple[Any, ...], value: Any) -> Any:
     if isinstance(value, types.MethodType):
         return functools.partial(owner.run_nnx_method, _method_at(path))
     return value
+
+
+MISSING = object()
+
+
+def nnx_attribute(scope: WrapperScope, name: str) -> Any:
+    """What the NNX module of a ToLinen answers to a name, `MISSING` if it has none."""
+    linen = scope.linen
+    cls = linen.nnx_class
+    cls = cls.module_type if isinstance(cls, Existing) else getattr(cls, "func", cls)
+    if callable(getattr(cls, name, None)):
+        return bound_method(linen, name)
+    found = MISSING if linen.scope is None else _of_variables(scope, name)
+    if found is MISSING and inspect.getattr_static(cls, name, None) is not None:
+        return _of_class(scope, name)
+    return found
+
+
+def _of_variables(scope: WrapperScope, name: str) -> Any:
+    """An attribute of the module made of the variables that there are."""
+    variables = scope_variables.read(scope.linen)
+    graphdef = scope_variables.stored_graphdef(scope.linen) or rebuilt(scope, variables)
+    found = scope.matched(graphdef, variables)
+    if not comparison(found).fits:
+        return MISSING
+    module = BoundModule(found, lambda slot: None).module
+    return attribute(scope.linen, (name,), getattr(module, name, MISSING))
+
+
+def _of_class(scope: WrapperScope, name: str) -> Any:
+    """A property of the class that needs no variables, `MISSING` if it does need them."""
+    graphdef = rebuilt(scope, {})
+    module = graphdef.blueprint.build(slot_avals(graphdef)).module
+    try:
+        value = getattr(module, name, MISSING)
+    except Exception:
+        # It computes with a value, and there are only shapes.
+        return MISSING
+    is_abstract = any(
+        isinstance(leaf, nnx.Pytree | nnx.Variable | jax.ShapeDtypeStruct)
+        for leaf in jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, nnx.Variable))
+    )
+    return MISSING if is_abstract else value
 
 
 def bound_method(owner: nn.Module, name: str) -> types.MethodType:

@@ -1,0 +1,126 @@
+"""Finds or makes the definition of a ToLinen's module, and creates its variables at `init`."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+import registry
+from bridge._conversion.neutral import Address, by_address, has_leaf
+from bridge._conversion.own_leaves import ARRAYS
+from bridge._errors import MismatchError, path_text
+from bridge._graphdefs import static_graphdef
+from bridge._graphdefs.static_graphdef import StaticGraphDef
+from bridge._initialization.lazy_init import initialized
+
+from . import construction, scope_variables
+from .bound_module import method_in_modes
+from .matched_variables import MatchedVariables, comparison, overlay
+from .nnx_call import NNXCall
+from .wrapper_scope import WrapperScope
+
+
+def call_or_create(scope: WrapperScope, method: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a method of the module, whose variables are created first if they may and must be.
+
+    Args:
+      scope: the wrapper in its scope.
+      method: a name or a function of the NNX module, None for a call.
+      args: the method's positional arguments.
+      kwargs: the method's keyword arguments.
+
+    Returns:
+      The method's output.
+    """
+    linen = scope.linen
+    variables = scope_variables.read(linen)
+    # As with Linen's own `param`, a call creates what is not there where it may.
+    is_init = linen.is_initializing()
+    may_create = is_init or (linen.is_mutable_collection("params") and not has_leaf(variables))
+    found = _found(scope, variables, construction.Call(method, args, kwargs))
+    if found is not None:
+        compared = comparison(found, rng=may_create)
+        if not (may_create and compared.missing):
+            scope.check(compared)
+            return _called(scope, found, method, args, kwargs)
+    output, graphdef = _create(scope, variables, method, args, kwargs)
+    if is_init:
+        return output
+    # This is a call, and what it changes belongs to the result.
+    found = scope.matched(graphdef, scope_variables.read(linen))
+    return _called(scope, found, method, args, kwargs)
+
+
+def rebuilt(scope: WrapperScope, variables: Mapping[str, Any], call: Any = None) -> StaticGraphDef:
+    """The GraphDef that the constructor makes, for variables that came without it."""
+    return construction.rebuild(scope.recipe, scope.stream_names(variables), call, scope.where)
+
+
+def _called(
+    scope: WrapperScope, found: MatchedVariables, method: Any, args: Any, kwargs: Any
+) -> Any:
+    call = NNXCall(scope, found)
+    output = call.run(method, args, kwargs)
+    call.commit()
+    return output
+
+
+def _found(
+    scope: WrapperScope, variables: Mapping[str, Any], call: construction.Call
+) -> MatchedVariables | None:
+    """The variables against their definition, None if an `init` has to make that."""
+    graphdef = scope_variables.stored_graphdef(scope.linen)
+    make = functools.partial(rebuilt, scope, variables, call)
+    # It may have been made with other arguments: one model for training and one for evaluation.
+    if graphdef is not None and scope.recipe.made(graphdef, make):
+        return scope.matched(graphdef, variables)
+    if scope.linen.is_initializing():
+        return None
+    names = scope.stream_names(variables)
+    return construction.found_for(scope.recipe, names, call, variables, scope.where)
+
+
+def _create(
+    scope: WrapperScope, variables: Mapping[str, Any], method: Any, args: Any, kwargs: Any
+) -> tuple[Any, StaticGraphDef]:
+    """Constructs the module, and writes it and what the call creates: (output, definition)."""
+    scope_variables.store_graphdef(scope.linen, None)
+    recipe = scope.recipe
+    module, nodes, given = recipe.construct(scope.constructor_keys(), scope.where)
+    leaves = by_address(variables)
+    if leaves:
+        graphdef, constructed = static_graphdef.split(module)
+        found = scope.matched(static_graphdef.with_given(graphdef, given), variables)
+        scope.check(dataclasses.replace(comparison(found), missing=()))
+        overlay(constructed, found)
+    find = functools.partial(method_in_modes, method=method)
+    module, output = initialized(module, find, args, kwargs, nodes)
+    graphdef, made = static_graphdef.split(module, recipe.origin, given)
+    # An argument is no state: each call is given its own.
+    arguments = {(ARRAYS, path) for path, _ in given}
+    new = {a: x for a, x in scope.as_linen(graphdef, made).items() if a not in arguments}
+    _check_kept(scope, new, leaves)
+    scope.write(new, leaves, {})
+    scope_variables.store_graphdef(scope.linen, graphdef)
+    return output, graphdef
+
+
+def _check_kept(
+    scope: WrapperScope, made: Mapping[Address, Any], found: Mapping[Address, Any]
+) -> None:
+    """Raises for variables that a lifted transform would leave behind, as Linen does."""
+    is_mutable = functools.cache(scope.linen.is_mutable_collection)
+    active = registry.current()
+    lost = [
+        (path_text(*address), "its collection among those that the transform lifts")
+        for address in made
+        if not is_mutable(address[0])
+        and address not in found
+        and not issubclass(active.type_from_name(address[0]), nnx.RngState | nnx.Intermediate)
+    ]
+    if lost:
+        raise MismatchError(scope.where, missing=lost)

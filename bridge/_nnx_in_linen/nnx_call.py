@@ -1,0 +1,124 @@
+"""One call of the NNX module in a ToLinen: what it is run with, and what is kept of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from bridge._conversion.neutral import Address
+from bridge._conversion.own_leaves import ARRAYS, STATIC
+from bridge._errors import untold_change_text
+from bridge._graphdefs import static_graphdef
+from bridge._graphdefs.leaves import GraphDefLeaf
+from bridge._graphdefs.static_graphdef import StaticGraphDef
+from bridge._initialization.lazy_init import run_initializing
+from bridge._randomness.streams import fold_path, stream_for
+
+from . import scope_variables
+from .bound_module import BoundModule
+from .matched_variables import MatchedVariables
+from .wrapper_scope import WrapperScope
+
+
+class NNXCall:
+    """A call that is prepared, run, and committed; no variable changes before it is committed.
+
+    Args:
+      scope: the wrapper in its scope.
+      found: the variables and the module's definition.
+    """
+
+    def __init__(self, scope: WrapperScope, found: MatchedVariables):
+        self._scope = scope
+        self._found = found
+        # What was drawn from the scope, and the scope's stream behind each leaf.
+        self._keys: dict[str, Any] = {}
+        self._streams: dict[Address, str] = {}
+        self._bound = BoundModule(
+            found,
+            self._seed,
+            scope.linen.is_mutable_collection,
+            [name for name in scope.rngs if name != "params"],
+        )
+        scope.report_unknown(self._bound.refused() if scope.linen.strict else ())
+
+    def run(self, method: Any, args: Any, kwargs: Any) -> Any:
+        """Calls a method of the module, and returns its output."""
+        scope = self._scope
+        # The state at init is the state as constructed, and what the call creates.
+        run = run_initializing if scope.linen.is_initializing() else None
+        output = self._bound.call(method, args, kwargs, scope.where, run)
+        self._give_back_keys()
+        scope.report_unknown(self._bound.unused())
+        return output
+
+    def commit(self) -> None:
+        """Writes what the call has changed, all of it or none.
+
+        Raises:
+          LostUpdateError: something cannot be written, and `strict` is True.
+        """
+        scope, found = self._scope, self._found
+        updates = self._bound.updates()
+        kept = {a: scope.leaf(item) for a, item in updates.items() if scope.may_update(a, item)}
+        graphdef = self._new_definition(updates, kept)
+        if graphdef is not None:
+            # Before the updates: a leaf may be gone to make room for a subtree.
+            gone = self._bound.removed() - graphdef.slots.addresses
+            scope_variables.remove(scope.linen, map(found.placed, gone))
+            scope_variables.store_graphdef(scope.linen, graphdef)
+        if kept:
+            places = {address: found.placed(address) for address in kept}
+            scope.write(kept, found.leaves, places)
+
+    def _new_definition(
+        self, updates: Mapping[Address, Any], kept: Mapping[Address, Any]
+    ) -> StaticGraphDef | None:
+        """The GraphDef to be stored: None if it is the old one, or if it cannot be.
+
+        It cannot where its collection is not mutable, or another one whose leaves come or go with
+        it: a definition and the leaves that it needs have to stay together.
+        """
+        graphdef = self._bound.definition()
+        if graphdef is None:
+            return None
+        scope, found = self._scope, self._found
+        addresses = graphdef.slots.addresses
+        given = ((ARRAYS, path) for path, _ in found.graphdef.given)
+        still = {a for a in given if a in addresses and a not in updates}
+        graphdef = static_graphdef.with_given(
+            graphdef, tuple(item for item in found.graphdef.given if (ARRAYS, item[0]) in still)
+        )
+        is_mutable = functools.cache(scope.linen.is_mutable_collection)
+        needed = {s.address for s in graphdef.slots if scope.linen.rng_state or not s.is_rng}
+        touched = {STATIC, *(collection for collection, _ in self._bound.removed())}
+        if needed <= found.leaves.keys() | kept.keys() and all(map(is_mutable, touched)):
+            return graphdef
+        if untold := self._bound.untold(scope.leaf):
+            places = ["/".join(map(str, path)) for path in untold]
+            scope.report_lost(tuple(places), untold_change_text(scope.where, places))
+        return None
+
+    def _seed(self, leaf: GraphDefLeaf) -> Any:
+        """The key that this call's `rngs` give to a stream: another for each stream and call."""
+        linen, rngs = self._scope.linen, self._scope.rngs
+        is_stored = leaf.address in self._found.leaves
+        name = stream_for(leaf.metadata.get("tag"), rngs, is_stored=is_stored)
+        if name is None or linen.is_initializing():
+            return None
+        self._streams[leaf.address] = name
+        if name not in self._keys:
+            self._keys[name] = linen.make_rng(name)
+        return fold_path(self._keys[name], leaf.path[:-1])
+
+    def _give_back_keys(self) -> None:
+        """Undoes the draws from streams of the scope whose keys the call has not used.
+
+        The module has to have its keys before it is called. A `ToNNX` around it moves the streams
+        on that were drawn from, and one that is deterministic is to leave them alone.
+        """
+        scope = self._scope.linen.scope
+        counters: Any = scope.rng_counters if scope is not None else {}
+        for name in self._keys.keys() - {self._streams[a] for a in self._bound.drawn()}:
+            counters[name] -= 1
