@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 # Until there is a public way to lower an initialisation without running it.
-from bridge._sharded import _Init
+from bridge._sharding.init_sharded import _Init
 
 from .scale_models import FORMS, RULES, Shape
 
