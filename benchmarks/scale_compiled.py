@@ -11,7 +11,7 @@ from typing import Any
 import jax
 
 # Until there is a public way to lower an initialisation without running it.
-from bridge._sharding.init_sharded import _Init
+from bridge._sharding.sharded_program import ShardedProgram
 
 from .scale_models import FORMS, RULES, Shape
 
@@ -70,7 +70,7 @@ def compiled(form: str, shape: Shape, mesh: Any) -> Compiled:
     build, inputs = FORMS[form](shape)
     key = jax.random.key(0)
     start = time.perf_counter()
-    lowered = _Init(build, mesh, inputs, {}, RULES, key, None).lower()
+    lowered = ShardedProgram(build, mesh, inputs, {}, RULES, key, None).lower()
     lower_seconds = time.perf_counter() - start
     is_abstract = isinstance(mesh, jax.sharding.AbstractMesh)
     weights = [rows * columns for rows, columns, _ in shape.weights.values()]

@@ -18,7 +18,8 @@ from flax import nnx
 
 from bridge._conversion.neutral import Path
 from bridge._linen_in_nnx.to_nnx import ToNNX
-from bridge._nnx_in_linen.construction import Call, Recipe
+from bridge._nnx_in_linen.rebuilding import Call
+from bridge._nnx_in_linen.recipe import Recipe
 from bridge._nnx_in_linen.to_linen import ToLinen
 
 # Programs that move over from `flax.nnx.bridge` have its wrappers in places, which keep the same

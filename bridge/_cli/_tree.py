@@ -21,7 +21,7 @@ from bridge._conversion.linen_attributes import held_variables
 from bridge._conversion.neutral import Address, Neutral, Path, walk
 from bridge._graphdefs.static_graphdef import StaticGraphDef, intern
 from bridge._linen_in_nnx.to_nnx import ToNNX
-from bridge._nnx_in_linen import construction
+from bridge._nnx_in_linen import rebuilding
 from bridge._nnx_in_linen.bound_module import BoundModule
 from bridge._nnx_in_linen.matched_variables import MatchedVariables, slot_avals
 from bridge._nnx_in_linen.to_linen import ToLinen
@@ -230,7 +230,7 @@ class _LinenPart:
             recipe, call = self.record.calls[below]
         else:
             recipe, call = recipe_of(self.module), None
-        return construction.rebuild(recipe, ("default",), call, recipe.name)
+        return rebuilding.rebuild(recipe, ("default",), call, recipe.name)
 
 
 def _below_any(path: Path, others: Iterable[Path]) -> bool:

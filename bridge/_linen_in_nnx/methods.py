@@ -15,7 +15,8 @@ from bridge._errors import InvalidMethodError, InvalidModuleError
 from bridge._flax.linen_modules import unbound_function
 
 from .parts import has_modules, is_own, names_at
-from .submodule import At, found_at, run_at
+from .submodule import found_at
+from .submodule_call import At, run_at
 
 
 class Answer:

@@ -16,11 +16,10 @@ from jax.core import Tracer
 
 from bridge._conversion.linen_holder import name_of
 from bridge._conversion.neutral import as_dicts
-from bridge._errors import InvalidMethodError, InvalidModuleError
-from bridge._flax.interceptors import call_method
-from bridge._flax.linen_modules import children
+from bridge._errors import InvalidModuleError
 
-from .parts import below, bound_at, has_modules, has_variables, names_at
+from .parts import bound_at, has_modules, has_variables, names_at
+from .submodule_call import run_at
 
 Path = tuple[Any, ...]
 _NO_TREE = (nnx.Variable, list, tuple)
@@ -270,47 +269,6 @@ def _misfit(owner: Any, path: Path, name: str, value: Any, expected: str) -> Inv
         expected,
         "assign to each submodule by its own name, such as model.blocks_0",
     )
-
-
-def run_at(path: Path, method: str, owner: Any, /, *args: Any, **kwargs: Any) -> Any:
-    """Calls a method of a submodule through its ToNNX, so that updates are kept."""
-    target = None
-    if owner.to_nnx__modes:
-        target = bound_at(owner, path) if path else owner.to_nnx__module
-    # A call of the wrapper has a `method` itself.
-    own = {"method": kwargs.pop("method")} if "method" in kwargs else {}
-    return owner(*args, method=At(path, method, target, own), **kwargs)
-
-
-class At:
-    """A method of a submodule, as a function of the whole Linen module.
-
-    Args:
-      path: the names of the submodule and those above it.
-      name: the method.
-      target: the submodule as it was found before the call, None if that is not known.
-      kwargs: keyword arguments of the method that its call through the wrapper cannot have.
-
-    Attributes:
-      target: the same.
-      kwargs: the same.
-    """
-
-    def __init__(self, path: Path, name: str, target: nn.Module | None, kwargs: Mapping[str, Any]):
-        self.target = target
-        self.kwargs = kwargs
-        self._path = path
-        self._name = name
-        if target is not None:
-            # What `inspect.signature` looks at.
-            self.__wrapped__ = getattr(type(target), name)
-
-    def __call__(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:
-        found = below(module, self._path)
-        if found is None:
-            known = [n for n, child in children(module).items() if isinstance(child, nn.Module)]
-            raise InvalidMethodError.of_part(type(module), ".".join(self._path), known)
-        return call_method(getattr(type(found), self._name), found, args, kwargs)
 
 
 def _dict_for_writing(owner: Any, path: Path) -> dict[Any, Any]:

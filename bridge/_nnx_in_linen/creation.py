@@ -17,7 +17,7 @@ from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 from bridge._initialization.lazy_init import initialized
 
-from . import construction, scope_variables
+from . import rebuilding, scope_variables
 from .bound_module import method_in_modes
 from .matched_variables import MatchedVariables, comparison, overlay
 from .nnx_call import NNXCall
@@ -41,7 +41,7 @@ def call_or_create(scope: WrapperScope, method: Any, args: Any, kwargs: Any) -> 
     # As with Linen's own `param`, a call creates what is not there where it may.
     is_init = linen.is_initializing()
     may_create = is_init or (linen.is_mutable_collection("params") and not has_leaf(variables))
-    found = _found(scope, variables, construction.Call(method, args, kwargs))
+    found = _found(scope, variables, rebuilding.Call(method, args, kwargs))
     if found is not None:
         compared = comparison(found, rng=may_create)
         if not (may_create and compared.missing):
@@ -57,7 +57,7 @@ def call_or_create(scope: WrapperScope, method: Any, args: Any, kwargs: Any) -> 
 
 def rebuilt(scope: WrapperScope, variables: Mapping[str, Any], call: Any = None) -> StaticGraphDef:
     """The GraphDef that the constructor makes, for variables that came without it."""
-    return construction.rebuild(scope.recipe, scope.stream_names(variables), call, scope.where)
+    return rebuilding.rebuild(scope.recipe, scope.stream_names(variables), call, scope.where)
 
 
 def _called(
@@ -70,7 +70,7 @@ def _called(
 
 
 def _found(
-    scope: WrapperScope, variables: Mapping[str, Any], call: construction.Call
+    scope: WrapperScope, variables: Mapping[str, Any], call: rebuilding.Call
 ) -> MatchedVariables | None:
     """The variables against their definition, None if an `init` has to make that."""
     graphdef = scope_variables.stored_graphdef(scope.linen)
@@ -81,7 +81,7 @@ def _found(
     if scope.linen.is_initializing():
         return None
     names = scope.stream_names(variables)
-    return construction.found_for(scope.recipe, names, call, variables, scope.where)
+    return rebuilding.found_for(scope.recipe, names, call, variables, scope.where)
 
 
 def _create(

@@ -25,8 +25,8 @@ from bridge._graphdefs.static_graphdef import StaticGraphDef
 from bridge._randomness.streams import stream_of
 
 from . import scope_variables
-from .construction import Recipe
 from .matched_variables import MatchedVariables
+from .recipe import Recipe
 from .subclassing import frozen
 
 _warned: BoundedCache[bool] = BoundedCache(maxsize=4096)

@@ -22,8 +22,8 @@ from bridge._graphdefs.static_graphdef import intern
 from bridge._linen_in_nnx.methods import function_of
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._nnx_in_linen.bound_module import BoundModule, method_of
-from bridge._nnx_in_linen.construction import Recipe
 from bridge._nnx_in_linen.matched_variables import MatchedVariables
+from bridge._nnx_in_linen.recipe import Recipe
 from bridge._nnx_in_linen.to_linen import ToLinen
 
 from ._dropout import remedy

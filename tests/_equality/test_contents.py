@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 import bridge
 from bridge._equality.contents import contents
-from bridge._nnx_in_linen import construction
+from bridge._nnx_in_linen import rebuilding
 
 KEY = jax.random.key(0)
 
@@ -212,7 +212,7 @@ def test_the_module_is_that_of_its_argument_as_it_is_at_the_call(description, ch
         expected = Observing(argument, rngs=nnx.Rngs(0))()
         assert model.apply(variables) == expected
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(construction, "_abstract", None)
+            patch.setattr(rebuilding, "_abstract", None)
             assert model.apply(variables) == expected
 
 

@@ -26,7 +26,8 @@ TOOLS = {"_cli", "_demo", "checkpoint", "parity", "port", "rewrite"}
 def functions_of(owner):
     for value in vars(owner).values():
         if inspect.isfunction(function := getattr(value, "__func__", value)):
-            yield function
+            # Linen wraps the methods of its modules.
+            yield inspect.unwrap(function)
         elif inspect.isclass(value) and value.__module__.startswith("bridge"):
             yield from functions_of(value)
 

@@ -19,7 +19,7 @@ from flax import linen as nn
 from flax import nnx
 
 import bridge
-from bridge._nnx_in_linen import construction
+from bridge._nnx_in_linen import rebuilding
 from tests.garbage_collection import earlier_objects_left_out
 
 KEY = jax.random.key(0)
@@ -61,14 +61,14 @@ def native(cls, *args, **kwargs):
 def rebuilds():
     """Notes every time a constructor is traced for variables without a GraphDef."""
     noted = []
-    real = construction._abstract
+    real = rebuilding._abstract
 
     def counted(recipe, *args):
         noted.append(recipe.name)
         return real(recipe, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(construction, "_abstract", counted)
+        patch.setattr(rebuilding, "_abstract", counted)
         yield noted
 
 

@@ -1,8 +1,7 @@
-"""Constructs the NNX module of a ToLinen, for real or abstractly."""
+"""The definition of a module whose variables came without it; nothing is computed for it."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,187 +13,24 @@ import registry
 from bridge import _train_eval
 from bridge._conversion.arrays import Arrays, is_array
 from bridge._conversion.linen_holder import LinenHolder
-from bridge._conversion.neutral import Address
-from bridge._conversion.own_leaves import ARRAYS
 from bridge._equality.bounded_cache import BoundedCache
-from bridge._equality.contents import Contents, Origin, contents
+from bridge._equality.contents import contents
 from bridge._equality.walk import identity
-from bridge._errors import MismatchError, MissingRngError
-from bridge._flax.graphdef_builder import flatten
-from bridge._flax.linen_modules import detached
-from bridge._flax.nodes import Nodes, nodes_below
-from bridge._flax.objects import mark_arrays_as_data
+from bridge._errors import MismatchError
+from bridge._flax.nodes import nodes_below
 from bridge._flax.traces import partially_evaluate, trace_of
 from bridge._graphdefs import static_graphdef
-from bridge._graphdefs.leaves import GraphDefLeaves
-from bridge._graphdefs.static_graphdef import Given, StaticGraphDef
-from bridge._graphdefs.structure import is_equal, structure
+from bridge._graphdefs.static_graphdef import StaticGraphDef
 from bridge._graphdefs.template import Template
 from bridge._initialization.lazy_init import run_initializing
-from bridge._sharding import eager
 
-from .arguments import Existing, arrays_in, takes_rngs, thaw
+from .arguments import Existing
 from .bound_module import method_in_modes
 from .matched_variables import MatchedVariables
+from .recipe import Recipe
 
 # Constructors are traced once for each set of arguments, not at each call without a GraphDef.
 _rebuilt: BoundedCache[tuple[Template, bool]] = BoundedCache(maxsize=256)
-
-
-class Recipe(NamedTuple):
-    """A constructor and its arguments, hashable.
-
-    Attributes:
-      nnx_class: the NNX module's class.
-      args: positional arguments, frozen.
-      kwargs: keyword arguments, frozen.
-      skip_rng: whether `rngs` must not be passed.
-      eager_sharding: whether annotated Variables are sharded when they are made, None for what
-        Flax is set to.
-    """
-
-    nnx_class: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    skip_rng: bool
-    eager_sharding: bool | None = None
-
-    @property
-    def name(self) -> str:
-        """What the class is called in messages."""
-        target = getattr(self.nnx_class, "func", self.nnx_class)
-        return getattr(target, "__name__", None) or repr(target)
-
-    @property
-    def origin(self) -> Origin:
-        """What a GraphDef keeps of the constructor and its arguments, as they are now."""
-        return self.contents().origin
-
-    def contents(self, *, calls: bool = False) -> Contents:
-        """What the constructor and its arguments hold at this moment.
-
-        Args:
-          calls: whether what only calls of the module use counts as well.
-        """
-        # Empty in most cases, and told faster.
-        kwargs = self.kwargs or None
-        options = (self.skip_rng, self.eager_sharding)
-        return contents((self.nnx_class, self.args, kwargs, *options), calls=calls)
-
-    def made(self, graphdef: StaticGraphDef, rebuilt: Callable[[], StaticGraphDef]) -> bool:
-        """Whether a GraphDef is that of the module this constructs, or what calls made of it.
-
-        Args:
-          graphdef: the GraphDef.
-          rebuilt: makes the GraphDef of a new module; it is asked only if calls have changed the
-            definition, and the constructor does not tell whether it is the same one.
-        """
-        origin = graphdef.recipe
-        if origin is None or isinstance(self.nnx_class, Existing):
-            return True
-        now = self.contents()
-        if origin.is_still(now):
-            return True
-        is_equal = origin.is_equal(now)
-        if origin.constructed is None or (origin.is_complete and now.is_complete and not is_equal):
-            return False
-        # The caller may have made an equal configuration, for instance. What only a call creates is
-        # not in a new definition.
-        new, old = structure(rebuilt()), structure(origin.constructed)
-        has_all = new.keys() <= old.keys() if is_equal else new.keys() == old.keys()
-        return has_all and all(_is_same(new[path], old[path]) for path in new)
-
-    def arguments(self) -> tuple[Any, Any]:
-        """The constructor's arguments as they were given, in containers of their own."""
-        kwargs = {name: thaw(value) for name, value in self.kwargs.items()}
-        return tuple(map(thaw, self.args)), kwargs
-
-    def kept(self, graphdef: StaticGraphDef) -> dict[Address, Any]:
-        """The arrays among the arguments that a module keeps as they are, by address."""
-        if not graphdef.given:
-            return {}
-        arrays = dict(arrays_in((self.arguments(), _bound(self.nnx_class))))
-        return {(ARRAYS, path): arrays[p] for path, p in graphdef.given if p in arrays}
-
-    def construct(
-        self, streams: Mapping[str, Any], where: str, *, is_abstract: bool = False
-    ) -> Constructed:
-        """The NNX module and what it consists of.
-
-        Args:
-          streams: keys by the stream names of `nnx.Rngs`.
-          where: the wrapper, for the error.
-          is_abstract: whether only shapes and metadata count; then nothing is sharded.
-
-        Raises:
-          MissingRngError: the constructor draws from a stream that is not there.
-        """
-        arguments: list[Any] = []
-
-        def construct() -> Any:
-            arguments[:] = self.arguments()
-            args, kwargs = arguments
-            kwargs = dict(kwargs)
-            if not self.skip_rng and "rngs" not in kwargs and takes_rngs(self.nnx_class):
-                kwargs["rngs"] = nnx.Rngs(**streams)
-            with detached():
-                return self.nnx_class(*args, **kwargs)
-
-        try:
-            module, nodes = eager.constructed(
-                construct, self.eager_sharding, where, is_abstract=is_abstract
-            )
-        except (AttributeError, KeyError) as error:
-            if "No RngStream named" not in str(error):
-                raise
-            wanted = str(error).split("'")[1]
-            raise MissingRngError(
-                f"the constructor of {where}",
-                [wanted],
-                streams,
-                f"pass a key, or {{{wanted!r}: key}}, to init",
-            ) from error
-        mark_arrays_as_data(nodes.objects)
-        return Constructed(
-            module, nodes, _given(module, (tuple(arguments), _bound(self.nnx_class)))
-        )
-
-
-class Constructed(NamedTuple):
-    """A module that was just constructed.
-
-    Attributes:
-      module: the module.
-      nodes: what it consists of.
-      given: which of its bare arrays are arguments of the constructor.
-    """
-
-    module: Any
-    nodes: Nodes
-    given: Given
-
-
-def _bound(nnx_class: Callable[..., Any]) -> Any:
-    """The arguments that a partial has already."""
-    is_partial = isinstance(nnx_class, functools.partial)
-    return (nnx_class.args, nnx_class.keywords) if is_partial else ()
-
-
-def _given(module: Any, arguments: Any) -> Given:
-    """Which bare arrays of a module are among its constructor's arguments, by identity."""
-    places = {id(array): place for place, array in arrays_in(arguments)}
-    if not places:
-        return ()
-    graphdef, leaves = flatten(module)
-    return tuple(
-        (slot.path, places[id(leaf)])
-        for slot, leaf in zip(GraphDefLeaves(graphdef, registry.current()), leaves, strict=True)
-        if slot.var_type is None and id(leaf) in places
-    )
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    return is_equal(a, b) or contents(a).key == contents(b).key
 
 
 class Call(NamedTuple):

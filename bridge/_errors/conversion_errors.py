@@ -1,0 +1,53 @@
+"""What conversion and sharding raise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from registry import BridgeError as BridgeError
+
+from .texts import bullets, shown
+
+
+class ConversionError(BridgeError, ValueError, TypeError):
+    """What was given to a conversion is neither variables nor a State."""
+
+
+class InvalidMeshError(BridgeError, TypeError):
+    """What was given as a mesh is none.
+
+    Attributes:
+      found: the refused object.
+    """
+
+    def __init__(self, where: str, found: object, expected: str):
+        self.found = found
+        super().__init__(
+            f"{where} expected {expected}, found {shown(found)}; make one with jax.make_mesh"
+        )
+
+
+class ShardingError(BridgeError, ValueError):
+    """Partition specs that do not fit the mesh; one error holds every leaf.
+
+    Attributes:
+      problems: (path, shape and spec, what is wrong) of each leaf.
+      mesh: sizes of the mesh's axes by name.
+    """
+
+    def __init__(
+        self, where: str, problems: Iterable[tuple[str, str, str]], mesh: Mapping[str, int]
+    ):
+        self.problems = tuple(problems)
+        self.mesh = dict(mesh)
+        super().__init__(
+            f"{where} cannot be sharded over the mesh {self.mesh}:"
+            + bullets(f"{path} {what}: {wrong}" for path, what, wrong in self.problems)
+            + "\nMap logical names to mesh axes with rules=, and give a dimension that cannot be"
+            " divided no axis."
+        )
+
+
+def mapping_error(found: object, expected: str, remedy: str = "") -> ConversionError:
+    """The error for an argument that is no mapping where one is needed, or another mapping."""
+    return ConversionError(f"expected {expected}, found {shown(found)}{remedy and f'; {remedy}'}")

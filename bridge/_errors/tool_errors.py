@@ -1,0 +1,99 @@
+"""What checkpoints, ports and comparisons raise."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from registry import BridgeError as BridgeError
+
+from .texts import bullets, listed, misfits
+
+
+class CheckpointError(BridgeError, ValueError):
+    """A checkpoint and what is to be saved or restored do not fit; one error holds every problem.
+
+    Attributes:
+      path: where the checkpoint is.
+      missing: (path in the tree, expected) of what the target needs and the checkpoint lacks.
+      mis_shaped: (path in the tree, expected, found) of what has another shape.
+      mis_typed: (path in the tree, expected, found) of what has another dtype or PRNG.
+      unexpected: paths in the tree that the target does not have.
+      unreadable: (path in the tree or file, reason) of what is damaged.
+      unsupported: (path in the tree, reason) of what a checkpoint cannot hold.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        path: object,
+        remedy: str,
+        *,
+        missing: Iterable[tuple[str, str]] = (),
+        mis_shaped: Iterable[tuple[str, str, str]] = (),
+        mis_typed: Iterable[tuple[str, str, str]] = (),
+        unexpected: Iterable[str] = (),
+        unreadable: Iterable[tuple[str, str]] = (),
+        unsupported: Iterable[tuple[str, str]] = (),
+    ):
+        self.path = str(path)
+        self.missing = tuple(missing)
+        self.mis_shaped = tuple(mis_shaped)
+        self.mis_typed = tuple(mis_typed)
+        self.unexpected = tuple(unexpected)
+        self.unreadable = tuple(unreadable)
+        self.unsupported = tuple(unsupported)
+        lines = misfits(self.missing, self.mis_shaped + self.mis_typed)
+        lines += [f"{name}: not in the target" for name in self.unexpected]
+        lines += [f"{name}: {reason}" for name, reason in self.unreadable + self.unsupported]
+        problems = f":{bullets(lines)}\n" if lines else ". "
+        subject = f"{where} {self.path}".rstrip()
+        Exception.__init__(self, f"{subject}{problems}{remedy}".rstrip())
+
+
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+    """There is no checkpoint where one is looked for."""
+
+
+class ParityError(BridgeError, AssertionError):
+    """Two models that should do the same do not.
+
+    Attributes:
+      report: what was compared, and what differs.
+    """
+
+    def __init__(self, report: object):
+        self.report = report
+        super().__init__(str(report))
+
+
+class InvalidSectionsError(BridgeError, ValueError):
+    """What was to be compared is not among the comparisons.
+
+    Attributes:
+      unknown: the names that are none.
+    """
+
+    def __init__(self, unknown: Iterable[str], known: Iterable[str], remedy: str = ""):
+        self.unknown = tuple(unknown)
+        text = f"parity.check has no sections {listed(self.unknown)}; there are {listed(known)}"
+        super().__init__(f"{text}. {remedy}" if remedy else text)
+
+
+class PortError(BridgeError, ValueError):
+    """Values cannot be moved between Linen variables and a native NNX model.
+
+    Attributes:
+      where: what was to be done.
+      problems: every reason against it, one line each.
+    """
+
+    def __init__(self, where: str, problems: Iterable[str], remedy: str = ""):
+        self.where = where
+        self.problems = tuple(problems)
+        self.remedy = remedy
+        text = f"{where}; nothing was written:{bullets(self.problems)}"
+        super().__init__(f"{text}\n{remedy}" if remedy else text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.where, self.problems, self.remedy)

@@ -1,0 +1,57 @@
+"""What is said once without an error, and from where the caller sees it."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Iterable
+
+from registry import BridgeError as BridgeError
+
+from .texts import bullets
+
+
+class BridgeWarning(UserWarning):
+    """Something the program does is probably not what its author means."""
+
+
+def warn(text: str) -> None:
+    """Warns at the line of the caller's own program, however deep in Flax and JAX this is."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(_INSIDE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(text, BridgeWarning, stacklevel=level)
+
+
+_INSIDE = ("bridge.", "flax.", "jax.", "contextlib", "functools")
+
+
+def unknown_paths_text(where: str, paths: Iterable[str]) -> str:
+    """The warning about variables that a module does not have."""
+    return (
+        f"these variables are not in {where} and are ignored:{bullets(paths)}\nRemove them, or"
+        f" pass"
+        " strict=True to make this an error."
+    )
+
+
+def lost_update_text(where: str, collection: str, is_rng: bool) -> str:
+    """The warning about an update in a collection that is not mutable."""
+    effect = (
+        "the next call draws the same key" if is_rng else "the next call starts from the old values"
+    )
+    return (
+        f"{where} updated collection {collection!r}, which is not mutable, so the update is"
+        f" dropped and"
+        f" {effect}; keep it with apply(…, mutable=[{collection!r}])"
+    )
+
+
+def untold_change_text(where: str, places: Iterable[str]) -> str:
+    """The warning about a change of a module that no leaf of its variables tells."""
+    return (
+        f"{where} changed in this call what its variables do not tell ({', '.join(places)}: an"
+        " attribute, a submodule, a container, or a parameter's shape or place), and the next call"
+        " starts from the old definition; keep it with apply(…, mutable=['nnx', …]), next to the"
+        " collections that the call updates"
+    )

@@ -1,0 +1,213 @@
+"""What the two wrappers raise."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from flax import errors as flax_errors
+
+from registry import BridgeError as BridgeError
+
+from .texts import bullets, listed, misfits, shown
+
+
+class InvalidModuleError(BridgeError, TypeError):
+    """What was given to a wrapper cannot be wrapped by it.
+
+    Attributes:
+      found: the refused object.
+    """
+
+    def __init__(self, wrapper: str, found: object, expected: str, remedy: str):
+        self.found = found
+        super().__init__(f"{wrapper} expected {expected}, found {shown(found)}; {remedy}")
+
+
+class InvalidMethodError(BridgeError, TypeError, AttributeError):
+    """A `method` names nothing that can be called.
+
+    Attributes:
+      method: what was asked for.
+    """
+
+    def __init__(self, owner: type, method: object, available: Iterable[str]):
+        self.method = method
+        super().__init__(
+            f"{owner.__name__} has no method {method!r} that can be called; its methods are"
+            f" {listed(sorted(available))}"
+        )
+
+    @classmethod
+    def of_part(cls, owner: type, path: str, available: Iterable[str]) -> InvalidMethodError:
+        """The error for a submodule that does not exist outside of a call.
+
+        Args:
+          owner: the class of the Linen module.
+          path: the submodule.
+          available: the names of those that can be called.
+        """
+        error = cls(owner, path, available)
+        text = (
+            f"{path} of {owner.__name__} cannot be called: it is made in an nn.compact method while"
+            f" that one runs. Submodules that can be called: {listed(sorted(available))}. Make it"
+            " in setup, call the whole model with capture_intermediates=True to see what it"
+            " returns, or pass a function of the Linen module as method="
+        )
+        error.args = (text,)
+        return error
+
+
+class InvalidRngsError(BridgeError, TypeError, flax_errors.InvalidRngError):
+    """`rngs` is not something that keys can be drawn from.
+
+    Attributes:
+      found: the refused object.
+    """
+
+    def __init__(
+        self, found: object, where: str, expected: str = "an nnx.Rngs, a key", remedy: str = ""
+    ):
+        self.found = found
+        Exception.__init__(
+            self,
+            f"{where} expected rngs as {expected}, or a dict of keys by stream name such as"
+            f" {{'dropout': jax.random.key(0)}}; found {shown(found)}{remedy and f'; {remedy}'}",
+        )
+
+
+class InvalidFilterError(BridgeError, TypeError, flax_errors.InvalidFilterError):
+    """`mutable` is not something that says which collections are meant.
+
+    Attributes:
+      found: the refused object.
+    """
+
+    def __init__(self, found: object, where: str):
+        self.found = found
+        Exception.__init__(
+            self,
+            f"{where} expected mutable as a collection's name, a list of names such as"
+            f" ['batch_stats'], True, False or a DenyList of names; found {shown(found)}",
+        )
+
+
+class MissingRngError(BridgeError, flax_errors.InvalidRngError):
+    """A key is drawn from a stream that exists nowhere.
+
+    Attributes:
+      streams: the streams that were asked for.
+    """
+
+    def __init__(self, where: str, streams: Iterable[str], available: Iterable[str], remedy: str):
+        self.streams = tuple(streams)
+        Exception.__init__(
+            self,
+            f"{where} draws from the RNG streams {listed(self.streams)}, the streams that exist are"
+            f" {listed(sorted(available))}; {remedy}",
+        )
+
+
+class NotInitializedError(BridgeError, ValueError, flax_errors.ScopeCollectionNotFound):
+    """A wrapped Linen module was called before its variables were created."""
+
+    def __init__(self, module: object):
+        name = type(module).__name__
+        Exception.__init__(
+            self,
+            f"ToNNX({name}) was called, and it has no variables yet; create them from sample"
+            f" inputs with"
+            " bridge.lazy_init(model, *inputs), or take existing ones with"
+            f" ToNNX.from_variables({name}(…), variables)",
+        )
+
+
+class MismatchError(
+    BridgeError,
+    ValueError,
+    flax_errors.ScopeParamShapeError,
+    flax_errors.ScopeParamNotFoundError,
+    flax_errors.ScopeVariableNotFoundError,
+    flax_errors.ScopeCollectionNotFound,
+):
+    """Variables and module do not fit; one error holds every problem.
+
+    Attributes:
+      missing: (path, expected) of what the module needs and the variables lack.
+      mis_shaped: (path, expected, found) of what has another shape.
+      unknown: paths that the module does not have.
+    """
+
+    def __init__(
+        self,
+        where: str,
+        missing: Iterable[tuple[str, str]] = (),
+        mis_shaped: Iterable[tuple[str, str, str]] = (),
+        unknown: Iterable[str] = (),
+    ):
+        self.missing = tuple(missing)
+        self.mis_shaped = tuple(mis_shaped)
+        self.unknown = tuple(unknown)
+        lines = misfits(self.missing, self.mis_shaped)
+        lines += [f"{path}: not in the module" for path in self.unknown]
+        remedy = "Give variables that came from this module with these arguments."
+        if {path for path, _ in self.missing} & {f"params/{path}" for path in self.unknown}:
+            remedy = "These seem to be parameters alone; give them as {'params': …}."
+        Exception.__init__(self, f"the variables do not fit {where}:{bullets(lines)}\n{remedy}")
+
+
+class ReservedNameError(BridgeError, ValueError):
+    """A variable or submodule has a name that the wrapper keeps for itself."""
+
+
+class ImmutableCollectionError(BridgeError, flax_errors.ModifyScopeVariableError):
+    """A wrapped Linen module writes to a collection that the call may not update.
+
+    Attributes:
+      collection: the collection's name, None if Flax's message does not tell it.
+    """
+
+    def __init__(self, module: object, collection: str | None, detail: str, inside_linen: bool):
+        self.collection = collection
+        names = f"[{collection!r}]" if collection else "[…]"
+        remedy = (
+            f"Allow it for this call with model(…, mutable={names}), for good with"
+            f" ToNNX(…, mutable={names}), or for training with model.train()."
+        )
+        if inside_linen:
+            remedy = f"Allow it at the Linen module around it: apply(…, mutable={names})."
+        Exception.__init__(
+            self,
+            f"a call of ToNNX({type(module).__name__}) may not update collection {collection!r}:"
+            f" {detail}\n{remedy}",
+        )
+
+    @classmethod
+    def from_flax(
+        cls, module: object, error: Exception, inside_linen: bool
+    ) -> ImmutableCollectionError:
+        """The error for Flax's, which keeps the collection only in its text."""
+        match = re.search(r'because collection "([^"]*)"', str(error))
+        return cls(module, match.group(1) if match else None, str(error), inside_linen)
+
+
+class UnboundAxisError(BridgeError, NameError):
+    """A model reduces over a named axis, such as `BatchNorm(axis_name='batch')`, outside of it.
+
+    Attributes:
+      axis: the axis's name.
+    """
+
+    def __init__(self, where: str, axis: str):
+        self.axis = axis
+        super().__init__(
+            f"{where} uses the named axis {axis!r}, which nothing binds; give its size:"
+            f" axis_sizes={{{axis!r}: 1}}"
+        )
+
+
+class LostUpdateError(BridgeError, ValueError, flax_errors.ModifyScopeVariableError):
+    """Strict mode: a call updates a collection that it may not update."""
+
+    def __init__(self, text: str):
+        Exception.__init__(self, text)

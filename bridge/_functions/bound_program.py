@@ -1,0 +1,177 @@
+"""A compiled program, and the modules that are bound to it."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import operator
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+from flax import nnx
+
+import registry
+from bridge._errors import InvalidModuleError
+from bridge._flax.graphdef_builder import GraphDefBuilder, flatten
+from bridge._flax.nodes import nodes_below
+from bridge._flax.variables import RawValues
+
+
+class BoundProgram:
+    """Modules as they were found, and how to see that they are no longer so.
+
+    Args:
+      modules: the modules.
+      leaves: their Variables and bare arrays, in the order of their GraphDef.
+      program: what is compiled for this structure.
+
+    Attributes:
+      raw: the values of their Variables.
+      arrays: their bare arrays.
+    """
+
+    def __init__(self, modules: tuple[Any, ...], leaves: list[Any], program: Program):
+        self.program = program
+        self.raw = RawValues(leaf for leaf in leaves if isinstance(leaf, nnx.Variable))
+        self.arrays = [leaf for leaf in leaves if not isinstance(leaf, nnx.Variable)]
+        self._registry = registry.current()
+        nodes = nodes_below(modules)
+        # What may be replaced: the attributes of objects, and the items of containers.
+        self._dicts = [*map(vars, nodes.objects), *(n for n in nodes.others if isinstance(n, dict))]
+        self._keys = list(_chained(self._dicts))
+        # Views, which follow their dicts.
+        self._views = [node.values() for node in self._dicts]
+        self._values = list(_chained(self._views))
+        self._lists = [node for node in nodes.others if isinstance(node, list)]
+        self._items = [list(node) for node in self._lists]
+
+    def values(self) -> list[Any] | None:
+        """The values of the Variables; None if a module was changed since it was bound.
+
+        That is, unless every module still has these attributes, and in them these objects. All of
+        it is in loops of the interpreter's own: this is paid at each call.
+        """
+        is_current = (
+            list(_chained(self._dicts)) == self._keys
+            and all(map(operator.is_, _chained(self._views), self._values))
+            and (not self._lists or self._has_same_items())
+            and self._registry is registry.current()
+        )
+        return self.raw.get() if is_current else None
+
+    def _has_same_items(self) -> bool:
+        return all(
+            len(now) == len(then) and all(map(operator.is_, now, then))
+            for now, then in zip(self._lists, self._items, strict=True)
+        )
+
+
+class Program:
+    """The compiled function for one structure of the modules.
+
+    Args:
+      fun: the function.
+      graphdef: the structure.
+      bare: which of its leaves are in no Variable.
+      size: how many leaves there are.
+      static_argnames: as for `jax.jit`.
+      donate: whether changed Variables' arrays are donated.
+
+    Attributes:
+      run: called with the Variables' values, the bare arrays and the remaining arguments, it
+        returns the function's output and the new values of Variables by their index. Raises
+        StructureChangedError if the function changes more than that.
+      runs_under_nnx_jit: whether a call was found to change more than values.
+    """
+
+    def __init__(
+        self,
+        fun: Callable[..., Any],
+        graphdef: nnx.GraphDef[Any],
+        bare: frozenset[int],
+        size: int,
+        static_argnames: str | Iterable[str] | None,
+        donate: bool,
+    ):
+        self.runs_under_nnx_jit = False
+        self._fun = fun
+        self._graphdef = graphdef
+        self._order = sorted(range(size), key=lambda i: (i in bare, i))
+        self._donated: frozenset[int] | None = None
+        self._jitted = jax.jit(self._traced, static_argnames=static_argnames, donate_argnums=0)
+        # No function of Python stands before the compiled one, unless there is something to do.
+        self.run: Callable[..., tuple[Any, dict[int, Any]]] = (
+            self._run_donating if donate else functools.partial(self._jitted, {})
+        )
+
+    def _run_donating(
+        self, values: list[Any], arrays: list[Any], /, *args: Any, **kwargs: Any
+    ) -> tuple[Any, dict[int, Any]]:
+        if self._donated is None:
+            _, changed = self._jitted.eval_shape({}, values, arrays, *args, **kwargs)
+            self._donated = frozenset(changed)
+        donated = {i: values[i] for i in self._donated}
+        kept = [None if i in donated else value for i, value in enumerate(values)]
+        return self._jitted(donated, kept, arrays, *args, **kwargs)
+
+    def _traced(
+        self,
+        donated: dict[int, Any],
+        values: list[Any],
+        arrays: list[Any],
+        /,
+        *args: Any,
+        **kwargs: Any,
+    ) -> tuple[Any, dict[int, Any]]:
+        _check_bound((args, kwargs))
+        before = [donated.get(i, value) for i, value in enumerate(values)]
+        leaves: list[Any] = [None] * len(self._order)
+        for i, value in zip(self._order, [*before, *arrays], strict=True):
+            leaves[i] = value
+        built = GraphDefBuilder(self._graphdef).build(leaves)
+        modules = built.module
+        output = self._fun(*modules, *args, **kwargs)
+        if _returns_state(output, built.variables):
+            # A program returns arrays, out of which JAX would make copies.
+            raise StructureChangedError
+        graphdef, after = flatten(modules)
+        if graphdef != self._graphdef or any(
+            after[i] is not leaves[i] for i in self._order[len(values) :]
+        ):
+            raise StructureChangedError
+        new = [after[i].get_raw_value() for i in self._order[: len(values)]]
+        # What is donated has to come back, changed or not.
+        return output, {
+            i: value for i, value in enumerate(new) if i in donated or value is not before[i]
+        }
+
+
+_chained = itertools.chain.from_iterable
+
+
+class StructureChangedError(Exception):
+    """Ends the trace of a function that changes more than the values of Variables."""
+
+
+KINDS = nnx.Pytree, nnx.Variable
+
+
+def _check_bound(arguments: Any) -> None:
+    """Raises for a module among the arguments: what the call changes in it would be lost."""
+    # A State is a value, as it is for `jax.jit`.
+    for leaf in jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, (*KINDS, nnx.State))):
+        if isinstance(leaf, KINDS):
+            raise InvalidModuleError(
+                "a function compiled by jit_partial",
+                leaf,
+                "arrays and pytrees of arrays",
+                "bind what has a state: jit_partial(fun, model, optimizer)",
+            )
+
+
+def _returns_state(output: Any, bound: Iterable[Any]) -> bool:
+    """Whether an output holds a module or a bound Variable, also as a part of a State."""
+    own = {id(variable) for variable in bound if variable is not None}
+    leaves = jax.tree.leaves(output, is_leaf=lambda x: isinstance(x, KINDS))
+    return any(isinstance(leaf, nnx.Pytree) or id(leaf) in own for leaf in leaves)
