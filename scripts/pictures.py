@@ -30,7 +30,7 @@ VARIABLES = [
     (0.83, "kernel", "params/Dense_0/kernel"),
     (0.53, "bias", "params/Dense_0/bias"),
 ]
-# What a bar says, the row of the benchmarks, ours and Flax's subject, and what both are compared with.
+# A bar's text, the benchmark's row, our subject and Flax's, and the native one.
 BARS = [
     ("ToLinen, eager call", "eager call", "ToLinen", "flax ToLinen", "NNX"),
     ("ToLinen, trace and lower", "trace and lower", "ToLinen", "flax ToLinen", "NNX"),

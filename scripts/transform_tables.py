@@ -1,4 +1,4 @@
-"""Print the tables of transforms and states as Markdown, or write them into the guide on transforms.
+"""Print the tables of transforms and states as Markdown, or write them into their guide.
 
 ``python scripts/transform_tables.py`` prints them, ``python scripts/transform_tables.py write``
 puts them into the guide. They are made from ``CELLS`` in ``tests/transforms/linen_states.py`` and
