@@ -47,7 +47,7 @@ LONG_FILES = (
     "tests/transforms/test_linen_functions.py",
     "tests/transforms/test_linen_classes.py",
     "tests/transforms/test_nnx_calls.py",
-    "tests/bridge/test_demo.py",
+    "tests/_demo/test_demo.py",
 )
 MAPPINGS = pathlib.Path("/proc/self/maps")
 

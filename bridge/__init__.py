@@ -33,8 +33,10 @@ from registry import register_variable_name_type_pair as register_variable_name_
 
 from . import variables as variables
 from . import wrappers as wrappers
-from ._conversion import linen_to_nnx as linen_to_nnx
-from ._conversion import nnx_to_linen as nnx_to_linen
+from ._conversion.convert import linen_to_nnx as linen_to_nnx
+from ._conversion.convert import nnx_to_linen as nnx_to_linen
+from ._conversion.nnx_meta import NNXMeta as NNXMeta
+from ._conversion.nnx_meta import with_partitioning as with_partitioning
 from ._errors import BridgeError as BridgeError
 from ._errors import BridgeWarning as BridgeWarning
 from ._errors import CheckpointError as CheckpointError
@@ -56,18 +58,16 @@ from ._errors import PortError as PortError
 from ._errors import ReservedNameError as ReservedNameError
 from ._errors import ShardingError as ShardingError
 from ._errors import UnboundAxisError as UnboundAxisError
-from ._functional import Functional as Functional
-from ._functional import functional as functional
-from ._jit_partial import jit_partial as jit_partial
-from ._lazy_init import lazy_init as lazy_init
-from ._meta import NNXMeta as NNXMeta
-from ._meta import with_partitioning as with_partitioning
-from ._sharded import abstract as abstract
-from ._sharded import init_sharded as init_sharded
-from ._to_linen import ToLinen as ToLinen
-from ._to_linen import to_linen as to_linen
-from ._to_linen_class import to_linen_class as to_linen_class
-from ._to_nnx import ToNNX as ToNNX
+from ._functions.functional import Functional as Functional
+from ._functions.functional import functional as functional
+from ._functions.jit_partial import jit_partial as jit_partial
+from ._initialization.lazy_init import lazy_init as lazy_init
+from ._linen_in_nnx.to_nnx import ToNNX as ToNNX
+from ._nnx_in_linen.to_linen import ToLinen as ToLinen
+from ._nnx_in_linen.to_linen import to_linen as to_linen
+from ._nnx_in_linen.to_linen_class import to_linen_class as to_linen_class
+from ._sharding.init_sharded import abstract as abstract
+from ._sharding.init_sharded import init_sharded as init_sharded
 
 if _typing.TYPE_CHECKING:
     from . import checkpoint as checkpoint

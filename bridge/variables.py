@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ._conversion import linen_to_nnx, nnx_to_linen, state_to_linen, to_linen_var, to_nnx_var
-from ._meta import NNXMeta, with_partitioning
-from ._neutral import as_dicts, walk
+from ._conversion.convert import (
+    linen_to_nnx,
+    nnx_to_linen,
+    state_to_linen,
+    to_linen_var,
+    to_nnx_var,
+)
+from ._conversion.neutral import as_dicts, walk
+from ._conversion.nnx_meta import NNXMeta, with_partitioning
 
 __all__ = [
     "NNXMeta",

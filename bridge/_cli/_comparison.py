@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bridge._neutral import Leaf, Path
-from bridge._typed_keys import to_bits
+from bridge._conversion.neutral import Leaf, Path
+from bridge._randomness.typed_keys import to_bits
 
 from ._leaves import dtype_of, shape_of
 

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bridge._neutral import Leaf, Path
+from bridge._conversion.neutral import Leaf, Path
 
 from . import _command
 

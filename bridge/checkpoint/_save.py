@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import orbax.checkpoint as ocp
 
+from bridge._conversion.neutral import nest
 from bridge._errors import CheckpointError
-from bridge._neutral import nest
 
 from . import _digests, _notes
 from ._failures import reported

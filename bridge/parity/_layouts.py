@@ -11,9 +11,9 @@ import numpy as np
 from flax import nnx
 
 from bridge import port
-from bridge._conversion import linen_to_nnx
+from bridge._conversion.convert import linen_to_nnx
+from bridge._conversion.neutral import Address, Path
 from bridge._errors import PortError, path_text
-from bridge._neutral import Address, Path
 
 from ._models import Model
 from ._numbers import is_array
@@ -142,7 +142,7 @@ def _layer_paths(pairs: Sequence[tuple[Names, Names]]) -> dict[Names, Names]:
     for path in sorted(below_a, key=len, reverse=True):
         found = by_values.get(frozenset(below_a[path]), [])
         if path and found:
-            # Once taken by an inner layer it is no layer around it.
+            # Once it is taken by an inner layer it is no layer around it.
             paths[path] = found.pop(found.index(max(found, key=len)))
     return paths
 

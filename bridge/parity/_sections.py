@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 import registry
-from bridge._neutral import Neutral
+from bridge._conversion.neutral import Neutral
 
 from ._layouts import Layouts, Values, as_text, by_text
 from ._models import Model, is_of

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from bridge._neutral import Address, Path
+from bridge._conversion.neutral import Address, Path
 
 from ._context import Context
 from ._correspondence import Evidence, Pairing

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bridge._matching import same_shape
-from bridge._neutral import Path
+from bridge._conversion.matching import same_shape
+from bridge._conversion.neutral import Path
 
 from ._context import PLAIN, Context, Settled, layer_cut, without_axis
 from ._correspondence import Ambiguous, Correspondence, Evidence, MisShaped, Pairing

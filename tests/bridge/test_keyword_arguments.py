@@ -19,6 +19,10 @@ KEY = jax.random.key(0)
 OPTIONS = {"rngs", "method", "mutable", "capture_intermediates"}
 
 
+# No call of a model goes through their functions.
+TOOLS = {"_cli", "_demo", "checkpoint", "parity", "port", "rewrite"}
+
+
 def functions_of(owner):
     for value in vars(owner).values():
         if inspect.isfunction(function := getattr(value, "__func__", value)):
@@ -38,8 +42,8 @@ def names_within(code):
 def all_names():
     """The names of all arguments of all functions of the package, and a few that others use."""
     found = {"self", "cls", "name", "parent", "scope", "fun", "fn", "f", "orig_method", "x_"}
-    for info in pkgutil.iter_modules(bridge.__path__, "bridge."):
-        if info.name != "bridge.__main__" and not info.ispkg:
+    for info in pkgutil.walk_packages(bridge.__path__, "bridge."):
+        if info.name != "bridge.__main__" and info.name.split(".")[1] not in TOOLS:
             for function in functions_of(importlib.import_module(info.name)):
                 found.update(names_within(function.__code__))
     return {name for name in found if name.isidentifier() and not name.startswith("__")}

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 import bridge
 import registry
 from bridge import checkpoint
-from bridge._flax_internals import variable_from_metadata
+from bridge._flax.variables import variable_from_metadata
 from tests.strategies import (
     Documented,
     Sealed,

@@ -15,7 +15,7 @@ from flax import nnx
 import bridge
 from bridge import port
 
-WIDTH = 4
+WIDTH = 8
 BLOCKS = 2
 TOKENS = jnp.asarray([[1, 2, 3], [4, 0, 5]])
 IMAGES = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 4, 2)), jnp.float32)

@@ -20,9 +20,9 @@ HALF = {"dtype": jnp.bfloat16}
 LAYER_FAULTS = {
     "embed in bf16": (GPT_, {"embed": HALF}, "embed", "dtype"),
     "fc of block 1 in bf16": (GPT_, {"block 1": {"fc": HALF}}, "blocks_1/fc", "dtype"),
-    "fc of block 0 in f16": (
+    "fc of block 0 in bf16": (
         GPT_,
-        {"block 0": {"fc": {"dtype": jnp.float16}}},
+        {"block 0": {"fc": HALF}},
         "blocks_0/fc",
         "dtype",
     ),

@@ -1,0 +1,115 @@
+"""Linen variables <-> NNX State, in both directions, without any module in sight."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from flax import nnx
+
+import registry
+from bridge._errors import mapping_error
+
+from . import linen_leaves, nnx_leaves
+from .neutral import Path, nest, walk
+from .nnx_meta import NNXMeta
+
+
+def linen_to_nnx(variables: Mapping[str, Any]) -> nnx.State[Any, Any]:
+    """The State that holds what Linen variables hold.
+
+    A leaf of collection `c` at path `p` becomes a Variable of `c`'s type at `p`. Where two
+    collections meet at one path, or one's leaf lies above another's subtree, `params` keeps the
+    place and the other leaf goes below its collection's name; the way back is exact either way.
+
+    Args:
+      variables: `{collection: {name: array, abstract array, pytree, box or mapping}}`, a dict or a
+        FrozenDict. A collection `nnx` is static and is left out.
+
+    Returns:
+      A State with a Variable for every leaf; an empty mapping becomes a Variable whose value is
+      `{}`.
+
+    Raises:
+      ConversionError: not variables.
+      UnsupportedBoxError: a metadata box cannot be carried.
+
+    Example::
+
+      >>> import jax.numpy as jnp
+      >>> import bridge
+      >>> state = bridge.linen_to_nnx({'params': {'Dense_0': {'kernel': jnp.ones((2, 3))}}})
+      >>> type(state['Dense_0']['kernel']).__name__, state['Dense_0']['kernel'].shape
+      ('Param', (2, 3))
+    """
+    linen_leaves.check_variables(variables)
+    return nnx.State(nest(nnx_leaves.to_leaves(linen_leaves.from_variables(variables))))
+
+
+def nnx_to_linen(state_or_module: nnx.State[Any, Any] | nnx.Pytree | Mapping[Any, Any]) -> Any:
+    """The Linen variables that hold what a State or an NNX module holds; inverse of `linen_to_nnx`.
+
+    Args:
+      state_or_module: a State, nested dicts of Variables, or a module (all of its state, RNG
+        included).
+
+    Returns:
+      Variables by collection: a dict, or a FrozenDict if Flax's `flax_return_frozendict` is on.
+      A Variable whose metadata says something comes in an `NNXMeta`, or in the Linen box that it
+      came from. Arrays that are in no Variable are in the collection `nnx_arrays`.
+
+    Raises:
+      ConversionError: neither a State nor a module, or Linen variables already.
+      RegistrationConflictError: two unregistered Variable types have the same name.
+
+    Example::
+
+      >>> from flax import nnx
+      >>> import bridge
+      >>> variables = bridge.nnx_to_linen(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))
+      >>> variables['params']['kernel'].shape
+      (2, 3)
+    """
+    expected = "an nnx.State or an NNX module"
+    if isinstance(state_or_module, nnx.Pytree):
+        state_or_module = nnx.state(state_or_module, graph=True)
+    if not isinstance(state_or_module, Mapping):
+        raise mapping_error(state_or_module, expected)
+    items = walk(state_or_module)
+    has_variables = any(isinstance(item, nnx.Variable) for _, item in items)
+    if items and not has_variables and not isinstance(state_or_module, nnx.State):
+        remedy = "if these are Linen variables, bridge.linen_to_nnx makes a State of them"
+        raise mapping_error(state_or_module, expected, remedy)
+    return state_to_linen(items)
+
+
+def state_to_linen(items: Iterable[tuple[Path, Any]]) -> Any:
+    """The Linen variables that hold the (path, Variable or bare array) of a State."""
+    return linen_leaves.to_variables(nnx_leaves.from_leaves(items))
+
+
+def to_linen_var(variable: nnx.Variable[Any]) -> Any:
+    """A Variable as a leaf of Linen variables: its value, or a metadata box around it.
+
+    Args:
+      variable: any Variable.
+
+    Returns:
+      The value if the metadata says nothing; the Linen box it came from; else an `NNXMeta`.
+    """
+    leaf = nnx_leaves.to_leaf(variable, registry.current())
+    if leaf.box is NNXMeta:
+        return NNXMeta(variable.var_type, leaf.value, dict(leaf.fields))
+    return linen_leaves.from_leaf("", leaf, registry.current())
+
+
+def to_nnx_var(collection: str, value: Any) -> nnx.Variable[Any]:
+    """A leaf of Linen variables as a Variable; the inverse of `to_linen_var`.
+
+    Args:
+      collection: the leaf's collection, which tells the Variable type.
+      value: an array, any pytree, or a metadata box.
+    """
+    active = registry.current()
+    leaf = linen_leaves.to_leaf(collection, (), value, active)
+    return nnx_leaves.from_leaf(active.type_from_name(collection), leaf)

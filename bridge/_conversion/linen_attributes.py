@@ -1,0 +1,216 @@
+"""The Linen variables that a ToNNX holds as attributes: reading, adding and updating them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+
+import registry
+from bridge._errors import ReservedNameError
+from bridge._flax.variables import assign_raw_value
+
+from . import linen_leaves, nnx_leaves
+from .neutral import Address, Leaf, Neutral, Path, laid_over, nest
+
+OWN_PREFIX = "to_nnx__"
+# The collections that hold no state to be carried from call to call.
+_NOT_STATE = frozenset({"params", "intermediates", "perturbations"})
+
+
+class Held(NamedTuple):
+    """A Linen variable inside a wrapper."""
+
+    path: Path
+    variable: nnx.Variable[Any]
+    leaf: Leaf
+
+
+def held_variables(wrapper: nnx.Module) -> dict[Address, Held]:
+    """Every Linen variable of a wrapper by (collection, path).
+
+    Plain attributes and what NNX's tools leave on a module are no Variables and are passed over.
+    """
+    active = registry.current()
+    found: list[tuple[Path, nnx.Variable[Any]]] = []
+    for name, value in vars(wrapper).items():
+        if not is_own_name(name):
+            _find_variables((name,), value, found)
+    return {
+        nnx_leaves.address_of(path, variable, active): Held(
+            path, variable, nnx_leaves.to_leaf(variable, active, boxed_as_is=True)
+        )
+        for path, variable in found
+    }
+
+
+def is_own_name(name: str) -> bool:
+    """Whether an attribute belongs to the wrapper or to NNX rather than to the Linen module."""
+    return name.startswith((OWN_PREFIX, "_pytree__")) or name == "__captures__"
+
+
+def to_linen(held: Mapping[Address, Held], *, boxed: bool = True) -> dict[str, Any]:
+    """Nested dicts for `module.apply`, made anew so that Linen may write into them.
+
+    Args:
+      held: the variables.
+      boxed: whether values come in their metadata boxes, as Linen itself has them.
+    """
+    active = registry.current()
+    return nest(
+        {
+            (collection, *path): linen_leaves.from_leaf(
+                collection, entry.leaf if boxed else Leaf(entry.leaf.value), active
+            )
+            for (collection, path), entry in held.items()
+        }
+    )
+
+
+def state_collections(held: Mapping[Address, Held]) -> tuple[str, ...]:
+    """The collections that training updates, among those that exist."""
+    return tuple(sorted({collection for collection, _ in held} - _NOT_STATE))
+
+
+def store(
+    wrapper: nnx.Module,
+    changed: Neutral,
+    held: Mapping[Address, Held],
+    *,
+    update: bool = True,
+    whole: Collection[str] = (),
+    boxed: bool = True,
+    then: Callable[[], None] = lambda: None,
+) -> None:
+    """Puts leaves into a wrapper: all of them, or none if anything raises.
+
+    Args:
+      wrapper: the module that holds the variables.
+      changed: leaves; those with a Variable go into it, unless the value is the same object, and
+        the others get a Variable.
+      held: the Variables that are there.
+      update: whether Variables that are there are touched. If not, a leaf that has no place beside
+        them is left out.
+      whole: the collections of which `changed` holds every leaf. A variable of theirs that is not
+        among them is gone, such as one whose value was an array and is a dict now.
+      boxed: whether a leaf without a metadata box says that its Variable has lost its metadata.
+      then: what else belongs to the change; if it raises, nothing has happened.
+
+    Raises:
+      ReservedNameError: a name starts with the wrapper's own prefix.
+      TraceContextError: a Variable or the wrapper belongs to another trace.
+    """
+    new, gone = _difference(changed, held, update, whole)
+    occupied = [entry.path for a, entry in held.items() if a not in gone] if new else []
+    leaves = nnx_leaves.to_leaves(new, occupied, all_variables=True)
+    for path in leaves:
+        if is_own_name(str(path[0])):
+            raise ReservedNameError(
+                f"the Linen name {str(path[0])!r} cannot live in a ToNNX: names that start with"
+                " to_nnx__ hold the wrapper's own state; rename the variable or the submodule"
+            )
+    attributes = dict(vars(wrapper))
+    written: list[tuple[nnx.Variable[Any], Any, dict[str, Any]]] = []
+    try:
+        for address in held.keys() & changed.keys() if update else ():
+            entry, leaf = held[address], changed[address]
+            before = entry.variable.get_metadata()
+            # Linen writes into mappings, so an empty one is another each time.
+            is_same = leaf.value is entry.leaf.value or (leaf.is_empty and entry.leaf.is_empty)
+            if not is_same:
+                assign_raw_value(entry.variable, leaf.value)
+                written.append((entry.variable, entry.leaf.value, before))
+            if (boxed or leaf.box is not None) and leaf[1:] != entry.leaf[1:]:
+                entry.variable.set_metadata(nnx_leaves.metadata_with(entry.variable, leaf))
+        for address in gone:
+            _remove(wrapper, held[address].path)
+        for name, value in nest(leaves).items():
+            setattr(wrapper, name, nnx.data(_merged(vars(wrapper).get(name), value)))
+        then()
+    except BaseException:
+        for variable, value, metadata in written:
+            assign_raw_value(variable, value)
+            variable.set_metadata(metadata)
+        vars(wrapper).clear()
+        vars(wrapper).update(attributes)
+        raise
+
+
+def _difference(
+    changed: Neutral, held: Mapping[Address, Held], update: bool, whole: Collection[str]
+) -> tuple[Neutral, list[Address]]:
+    """The leaves that have no Variable, and the addresses of Variables that make room for them."""
+    new = {address: leaf for address, leaf in changed.items() if address not in held}
+    if update:
+        return new, [a for a in held if a[0] in whole and a not in changed]
+    if not new:
+        return new, []
+    # An empty mapping has room for leaves; all else that exists stays.
+    empty = {a for a, entry in held.items() if entry.leaf.is_empty}
+    kept = held.keys() - empty
+    new = {a: leaf for a, leaf in new.items() if not any(_overlap(a, b) for b in kept)}
+    return new, [a for a in empty if any(_overlap(a, b) for b in new)]
+
+
+def _overlap(a: Address, b: Address) -> bool:
+    """Whether one of two addresses is above the other, or the same."""
+    length = min(len(a[1]), len(b[1]))
+    return a[0] == b[0] and a[1][:length] == b[1][:length]
+
+
+def as_arrays(neutral: Neutral) -> Neutral:
+    """The NumPy arrays of a restored checkpoint as JAX arrays: Variables are written into.
+
+    One whose dtype JAX would cut, such as int64 without `jax_enable_x64`, stays a NumPy array.
+    """
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, np.ndarray | np.generic):
+            return value
+        if jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
+            return np.array(value)
+        return jax.numpy.asarray(value)
+
+    return {
+        address: leaf._replace(value=jax.tree.map(convert, leaf.value))
+        for address, leaf in neutral.items()
+    }
+
+
+# Not a generator, which would be one for each level: a ToNNX reads its variables at each call.
+def _find_variables(path: Path, value: Any, found: list[tuple[Path, nnx.Variable[Any]]]) -> None:
+    # Asked first, as `isinstance(…, nnx.Variable)` takes its time to say no.
+    if isinstance(value, dict):
+        for key, child in value.items():
+            _find_variables((*path, key), child, found)
+    elif isinstance(value, nnx.Variable):
+        found.append((path, value))
+
+
+def _merged(old: Any, new: Any) -> Any:
+    """`new` laid over copies of the dicts in `old`: a call that fails must leave no trace."""
+    is_tree = isinstance(old, dict) and isinstance(new, dict)
+    return laid_over(old, new) if is_tree else new
+
+
+def _remove(wrapper: nnx.Module, path: Path) -> None:
+    name, *below = path
+    left = _without(vars(wrapper)[name], below) if below else {}
+    if left:
+        setattr(wrapper, name, nnx.data(left))
+    else:
+        delattr(wrapper, name)
+
+
+def _without(tree: Mapping[Any, Any], path: Sequence[Any]) -> dict[Any, Any]:
+    """A copy of nested dicts without a leaf, and without the dicts that it leaves empty."""
+    key, *below = path
+    left = dict(tree)
+    if below and (child := _without(left[key], below)):
+        left[key] = child
+    else:
+        del left[key]
+    return left

@@ -1,0 +1,125 @@
+"""Linen variables <-> the neutral form."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from flax import config, nnx
+from flax import linen as nn
+from flax.core import freeze, meta
+
+import registry
+from bridge._errors import ConversionError, mapping_error, path_text
+
+from .neutral import Leaf, Neutral, Path, nest, walk
+from .nnx_meta import NNXMeta
+from .own_leaves import is_static
+
+EXPECTED = "Linen variables, that is {collection: {name: array, box or mapping}}"
+# What Linen calls a submodule by itself.
+_SUBMODULE = re.compile(r"[A-Z]\w*_\d+")
+
+
+def from_variables(variables: Mapping[str, Any]) -> Neutral:
+    """The leaves of Linen variables.
+
+    Args:
+      variables: collections by name, dicts or FrozenDicts, with arrays, abstract arrays, any
+        pytrees or metadata boxes at the leaves.
+
+    Returns:
+      Every leaf and every empty mapping by (collection, path). The GraphDefs in collection `nnx`
+      are static and are not among them.
+
+    Raises:
+      ConversionError: not a mapping of mappings.
+      UnsupportedBoxError: a box cannot be carried.
+    """
+    _check(variables)
+    active = registry.current()
+    return {
+        (collection, path): to_leaf(collection, path, value, active)
+        for collection, tree in variables.items()
+        for path, value in walk(tree, empty=True)
+        if not is_static(collection, path, value)
+    }
+
+
+def to_variables(neutral: Neutral) -> Any:
+    """The inverse of `from_variables`.
+
+    Args:
+      neutral: leaves by (collection, path).
+
+    Returns:
+      A dict, or a FrozenDict if Flax's `flax_return_frozendict` is on.
+    """
+    active = registry.current()
+    flat = {
+        (collection, *path): from_leaf(collection, leaf, active)
+        for (collection, path), leaf in neutral.items()
+    }
+    nested = nest(flat)
+    return freeze(nested) if config.flax_return_frozendict else nested
+
+
+def to_leaf(collection: str, path: Path, value: Any, active: registry.Registry) -> Leaf:
+    """One leaf of Linen variables in the neutral form."""
+    if type(value) is NNXMeta:
+        expected = active.type_from_name(collection)
+        if value.var_type is not expected and active.name_from_type(value.var_type) != collection:
+            raise ConversionError(
+                f"{path_text(collection, path)} holds an NNXMeta of {value.var_type.__name__},"
+                f" and the"
+                f" Variable type of collection {collection!r} is {expected.__name__}; put the"
+                f" leaf in collection"
+                f" {active.name_from_type(value.var_type)!r}, or register the pair"
+            )
+        return Leaf(value.value, NNXMeta, value.metadata)
+    if isinstance(value, meta.AxisMetadata):
+        inner, fields = active.codec_for(type(value)).to_fields(value)
+        return Leaf(inner, type(value), fields)
+    return Leaf(value)
+
+
+def from_leaf(collection: str, leaf: Leaf, active: registry.Registry) -> Any:
+    """The inverse of `to_leaf`."""
+    if leaf.box is None:
+        # An empty mapping is made anew, as Linen may write into it.
+        return {} if leaf.is_empty else leaf.value
+    if leaf.box is NNXMeta:
+        return NNXMeta(active.type_from_name(collection), leaf.value, dict(leaf.fields))
+    return active.codec_for(leaf.box).from_fields(leaf.value, leaf.fields)
+
+
+def check_variables(variables: Any) -> None:
+    """Raises ConversionError for what a user gave as variables and is none; says what it may be.
+
+    `from_variables` itself looks at the collections alone: it runs in calls.
+    """
+    _check(variables)
+    names = [name for name in variables if _SUBMODULE.fullmatch(name)]
+    if names and "params" not in variables:
+        raise mapping_error(variables, EXPECTED, _PARAMS_ALONE)
+    if any(isinstance(leaf, nnx.Variable) for _, leaf in walk(variables)):
+        raise mapping_error(variables, EXPECTED, _IS_NNX)
+
+
+def _check(variables: Any) -> None:
+    if isinstance(variables, nnx.Pytree):
+        raise mapping_error(variables, EXPECTED, _IS_NNX)
+    if isinstance(variables, nn.Module):
+        raise mapping_error(variables, EXPECTED, "give what the module's init returns")
+    if not isinstance(variables, Mapping):
+        raise mapping_error(variables, EXPECTED)
+    for collection, tree in variables.items():
+        if not isinstance(collection, str) or not isinstance(tree, Mapping):
+            is_nnx = isinstance(tree, nnx.Variable | nnx.Pytree)
+            remedy = _IS_NNX if is_nnx else "" if "params" in variables else _PARAMS_ALONE
+            raise mapping_error(variables, EXPECTED, remedy)
+
+
+_IS_NNX = "it is NNX, of which bridge.nnx_to_linen makes variables"
+_PARAMS_ALONE = "give parameters alone as {'params': …}"

@@ -1,0 +1,100 @@
+"""Whether variables fit a module: everything that does not, at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from bridge._errors import MismatchError, path_text
+
+from .neutral import Address
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """What a module needs against what the variables hold.
+
+    Attributes:
+      missing: needed and not there.
+      mis_shaped: there with another shape.
+      unknown: there and not needed.
+    """
+
+    missing: tuple[Address, ...]
+    mis_shaped: tuple[Address, ...]
+    unknown: tuple[Address, ...]
+    expected: Mapping[Address, Any]
+    found: Mapping[Address, Any]
+
+    @property
+    def fits(self) -> bool:
+        return not self.missing and not self.mis_shaped
+
+    def error(self, where: str) -> MismatchError:
+        """The error that lists every problem, the unknown paths too."""
+        return MismatchError(
+            where,
+            [(path_text(*a), shape_text(self.expected[a])) for a in self.missing],
+            [
+                (path_text(*a), shape_text(self.expected[a]), shape_text(self.found[a]))
+                for a in self.mis_shaped
+            ],
+            self.unknown_paths(),
+        )
+
+    def unknown_paths(self) -> list[str]:
+        return [path_text(*address) for address in self.unknown]
+
+
+def compare(expected: Mapping[Address, Any], found: Mapping[Address, Any]) -> Comparison:
+    """Compares what a module needs with what there is.
+
+    Args:
+      expected: an array, abstract array or pytree by address.
+      found: the same. Only the structure and the shapes are compared: as in Linen, a dtype may
+        differ.
+
+    Returns:
+      All differences, in the order of `expected`, then of `found`.
+    """
+    return Comparison(
+        missing=tuple(a for a in expected if a not in found),
+        mis_shaped=tuple(
+            a for a in expected if a in found and not same_shape(expected[a], found[a])
+        ),
+        unknown=tuple(a for a in found if a not in expected),
+        expected=expected,
+        found=found,
+    )
+
+
+def same_shape(a: Any, b: Any) -> bool:
+    """Whether two leaves have the same tree structure and the same shapes."""
+    if hasattr(a, "shape") and hasattr(b, "shape"):
+        return tuple(a.shape) == tuple(b.shape)
+    leaves_a, tree_a = jax.tree.flatten(a)
+    leaves_b, tree_b = jax.tree.flatten(b)
+    return tree_a == tree_b and all(
+        np.shape(x) == np.shape(y) for x, y in zip(leaves_a, leaves_b, strict=True)
+    )
+
+
+def shape_text(value: Any) -> str:
+    """Shape and dtype of a leaf, for a message."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype}{list(value.shape)}"
+    leaves = jax.tree.leaves(value)
+    return f"{type(value).__name__} of {inputs_text(leaves)}"
+
+
+def inputs_text(inputs: Iterable[Any]) -> str:
+    """Shapes and dtypes of call arguments, for a message."""
+    shown = [
+        shape_text(x) if hasattr(x, "shape") else type(x).__name__
+        for x in jax.tree.leaves(list(inputs))
+    ]
+    return f"({', '.join(shown)})"

@@ -1,0 +1,222 @@
+"""The neutral form: every leaf of a model by (collection, path).
+
+Whatever passes the boundary becomes ``{(collection, path): Leaf(value, box type, fields)}``. A leaf
+is anything that is neither a mapping nor a metadata box, so the tuples that `sow` makes stay whole;
+an empty mapping is a leaf as well, so that empty collections survive.
+
+NNX has no collections: there a leaf lives at its path alone. `place` decides where leaves go whose
+paths collide, and `unplace` undoes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
+
+from bridge._errors import ConversionError
+
+Key: TypeAlias = Any
+Path: TypeAlias = tuple[Key, ...]
+Address: TypeAlias = tuple[str, Path]
+
+NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
+
+
+class Leaf(NamedTuple):
+    """One value on its way across the boundary.
+
+    Attributes:
+      value: an array, an abstract array or any pytree that is no mapping.
+      box: the type of the metadata box around it, None for a bare value.
+      fields: what the box says besides the value, in the names of Variable metadata.
+    """
+
+    value: Any
+    box: type | None = None
+    fields: Mapping[str, Any] = NO_FIELDS
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether this stands for an empty collection or an empty subtree."""
+        return self.box is None and isinstance(self.value, Mapping)
+
+
+Neutral: TypeAlias = dict[Address, Leaf]
+
+
+class _Taken(dict[Key, "_Taken"]):
+    """Paths as a tree; a node without children is a leaf."""
+
+    def is_free(self, path: Path) -> bool:
+        """Whether a leaf at `path` neither meets, nor covers, nor lies below another leaf."""
+        node = self
+        for key in path:
+            if key not in node:
+                return node is self or bool(node)
+            node = node[key]
+        # The root is no place for a leaf.
+        return False
+
+    def meeting_point(self, path: Path) -> int:
+        """The index of the key at which a path that is not free meets a leaf or a subtree."""
+        node = self
+        for index, key in enumerate(path):
+            node = node[key]
+            if not node:
+                return index
+        return max(len(path) - 1, 0)
+
+    def take(self, path: Path) -> None:
+        node = self
+        for key in path:
+            node = node.setdefault(key, _Taken())
+
+
+class Displaced(NamedTuple):
+    """Says that a collection's name was put into a leaf's path.
+
+    Attributes:
+      length: how many keys of the path come after it. The tree may be part of another one by now,
+        so they are counted from the end.
+    """
+
+    length: int
+
+
+def place(
+    addresses: Iterable[Address], occupied: Iterable[Path] = ()
+) -> dict[Address, tuple[Path, Displaced | None]]:
+    """Where leaves go in a tree that has no collections.
+
+    A leaf stays at its path unless that collides with another one: the same path, or one of the two
+    above the other. Then `params` keeps the place, or the first collection in alphabetical order,
+    and the other leaf goes below its collection's name, at the point where the two meet. The order
+    of the leaves does not matter.
+
+    Args:
+      addresses: (collection, path) of every leaf.
+      occupied: paths of leaves that are there already.
+
+    Returns:
+      (path in the tree, None or how to find the leaf's own path in it) by address.
+    """
+    taken = _Taken()
+    for path in occupied:
+        taken.take(path)
+    placed: dict[Address, tuple[Path, Displaced | None]] = {}
+    colliding: list[Address] = []
+    by_collection: dict[str, list[Path]] = {}
+    for collection, path in addresses:
+        by_collection.setdefault(collection, []).append(path)
+    for collection in sorted(by_collection, key=lambda c: (c != "params", c)):
+        for path in by_collection[collection]:
+            if taken.is_free(path):
+                taken.take(path)
+                placed[collection, path] = path, None
+            else:
+                colliding.append((collection, path))
+    for collection, path in sorted(colliding, key=lambda a: (a[0], *map(str, a[1]))):
+        # At the point where it collides, so that part of a tree is placed as it is by itself.
+        index = taken.meeting_point(path)
+        # A leaf of the collection's own name may bar the way below it.
+        heads = (collection + "_" * n for n in itertools.count())
+        targets = ((*path[:index], head, *path[index:]) for head in heads)
+        target = next(target for target in targets if taken.is_free(target))
+        taken.take(target)
+        placed[collection, path] = target, Displaced(len(path) - index)
+    return placed
+
+
+def unplace(path: Path, displaced: Displaced | None) -> Path:
+    """The path that a leaf had before `place`; the inverse of it."""
+    if displaced is None:
+        return path
+    own = len(path) - displaced.length
+    return path[: own - 1] + path[own:]
+
+
+def nest(flat: Mapping[Path, Any]) -> dict[Key, Any]:
+    """Nested dicts from leaves by non-empty path.
+
+    Raises:
+      ConversionError: a leaf lies above another one.
+    """
+    nested: dict[Key, Any] = {}
+    own: set[int] = {id(nested)}
+    for path, value in flat.items():
+        node = nested
+        for key in path[:-1]:
+            if key not in node:
+                node[key] = {}
+                own.add(id(node[key]))
+            node = node[key]
+            if id(node) not in own:
+                raise ConversionError(f"there is a leaf above {'/'.join(map(str, path))}")
+        if path[-1] in node:
+            raise ConversionError(f"there is another leaf at or below {'/'.join(map(str, path))}")
+        node[path[-1]] = value
+    return nested
+
+
+def laid_over(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Nested mappings with others laid over them, in dicts of their own; `new` wins at a leaf."""
+    merged = dict(old)
+    for key, value in new.items():
+        below = merged.get(key)
+        if isinstance(below, Mapping) and isinstance(value, Mapping):
+            merged[key] = laid_over(below, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+def walk(tree: Mapping[Any, Any], *, empty: bool = False) -> list[tuple[Path, Any]]:
+    """(path, leaf) of nested mappings, such as a State or a collection.
+
+    Args:
+      tree: the mappings.
+      empty: whether an empty mapping is a leaf, `{}`.
+    """
+    found: list[tuple[Path, Any]] = []
+    _walk(tree, (), empty, found)
+    return found
+
+
+def by_address(variables: Mapping[str, Any]) -> dict[Address, Any]:
+    """Every leaf of Linen variables, boxes included, by (collection, path)."""
+    return {
+        (collection, path): leaf
+        for collection, tree in variables.items()
+        for path, leaf in walk(tree)
+    }
+
+
+def has_leaf(tree: Mapping[Any, Any]) -> bool:
+    """Whether nested mappings hold anything; the first leaf ends the search."""
+    return any(not isinstance(x, Mapping) or has_leaf(x) for x in tree.values())
+
+
+# Not a generator, which would be one for each level: a ToLinen walks at each call. Nor a function
+# inside of `walk`: one that calls itself is garbage only a collection finds, and holds the leaves.
+def _walk(tree: Mapping[Any, Any], path: Path, empty: bool, found: list[tuple[Path, Any]]) -> None:
+    if empty and not tree:
+        found.append((path, {}))
+    for key, value in tree.items():
+        if _is_mapping(type(value)):
+            _walk(value, (*path, key), empty, found)
+        else:
+            found.append(((*path, key), value))
+
+
+# An abstract class takes longer to answer, and a leaf is asked at each call.
+@functools.lru_cache(maxsize=1024)
+def _is_mapping(kind: type) -> bool:
+    return issubclass(kind, Mapping)
+
+
+def as_dicts(tree: Any) -> Any:
+    """Nested mappings as nested dicts of their own; the leaves stay the same objects."""
+    return {k: as_dicts(v) for k, v in tree.items()} if isinstance(tree, Mapping) else tree

@@ -1,0 +1,184 @@
+"""NNX Variables <-> the neutral form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeAlias
+
+import jax
+from flax import linen as nn
+from flax import nnx
+
+import registry
+from bridge._errors import ConversionError, path_text
+from bridge._flax.variables import REQUIRED_METADATA, class_hooks, raw_value, variable_from_metadata
+
+from .neutral import Address, Displaced, Leaf, Neutral, Path, place, unplace
+from .nnx_meta import NNXMeta
+from .own_leaves import ARRAYS
+
+BOX_KEY = "linen_meta_type"
+# How far a Variable is from its Linen path; only on those whose paths collide.
+DISPLACED_KEY = "linen_displaced"
+# Which fields an NNXMeta had that somebody made by hand; one that was made of a Variable has them
+# all.
+FIELDS_KEY = "linen_fields"
+
+FlatItem: TypeAlias = tuple[Path, Any]
+
+
+def from_leaves(items: Iterable[FlatItem]) -> Neutral:
+    """The leaves of a State or a module.
+
+    Args:
+      items: (path, Variable or bare array).
+
+    Returns:
+      Every leaf by (collection, path).
+
+    Raises:
+      ConversionError: a module among the leaves, or two Variables for one place.
+      RegistrationConflictError: two unregistered Variable types have the same name.
+    """
+    active = registry.current()
+    neutral: Neutral = {}
+    for path, item in items:
+        if isinstance(item, nnx.Pytree | nn.Module):
+            raise ConversionError(
+                f"{'/'.join(map(str, path))} is a {type(item).__name__} module and not a Variable;"
+                " give the module itself, or its state with nnx.state"
+            )
+        address = address_of(path, item, active)
+        if address in neutral:
+            raise ConversionError(
+                f"two Variables would be {path_text(*address)} in Linen; rename one of them"
+            )
+        leaf = to_leaf(item, active)
+        if leaf.box is None and address == (ARRAYS, path) and not _is_bare(item, leaf):
+            # A bare value in this collection would come back without its Variable.
+            leaf = Leaf(leaf.value, NNXMeta, _own_metadata(item))
+        neutral[address] = leaf
+    return neutral
+
+
+def to_leaves(
+    neutral: Neutral, occupied: Iterable[Path] = (), *, all_variables: bool = False
+) -> dict[Path, Any]:
+    """The inverse of `from_leaves`: Variables (and bare arrays) by path.
+
+    Args:
+      neutral: leaves by (collection, path).
+      occupied: paths of leaves that are in the tree already.
+      all_variables: whether arrays that were in no Variable get one, as in a ToNNX: what it holds
+        is Linen's, and an attribute of another kind is not.
+    """
+    active = registry.current()
+    leaves: dict[Path, Any] = {}
+    for (collection, path), (target, displaced) in place(neutral, occupied).items():
+        leaf = neutral[collection, path]
+        is_array = collection == ARRAYS and leaf.box is None and not leaf.is_empty
+        if is_array and displaced is None and not all_variables:
+            leaves[target] = leaf.value
+        else:
+            leaves[target] = from_leaf(active.type_from_name(collection), leaf, displaced)
+    return leaves
+
+
+def address_of(path: Path, item: Any, active: registry.Registry) -> Address:
+    """The (collection, path) of a Variable or bare array."""
+    if not isinstance(item, nnx.Variable):
+        return ARRAYS, path
+    collection = active.name_from_type(item.var_type)
+    return collection, unplace(path, item.get_metadata(DISPLACED_KEY, None))
+
+
+def to_leaf(item: Any, active: registry.Registry, *, boxed_as_is: bool = False) -> Leaf:
+    """A Variable or bare array in the neutral form.
+
+    Args:
+      item: the Variable or array.
+      active: the registry in force.
+      boxed_as_is: whether a Variable that came out of a Linen box goes back into a box of that type
+        even if it has metadata by now that the box cannot hold. Without it such a Variable gets an
+        `NNXMeta`, which loses nothing.
+    """
+    if not isinstance(item, nnx.Variable):
+        return Leaf(item)
+    value = raw_value(item)
+    metadata = _own_metadata(item)
+    own = metadata.pop(FIELDS_KEY, None)
+    if own is not None:
+        implied = REQUIRED_METADATA | class_hooks(item.var_type)
+        fields = {k: v for k, v in metadata.items() if k in own or k not in implied}
+        return Leaf(value, NNXMeta, fields)
+    box_type = metadata.get(BOX_KEY)
+    if box_type is not None:
+        names = active.codec_for(box_type).names
+        extra = REQUIRED_METADATA | {BOX_KEY}
+        fields = {k: v for k, v in metadata.items() if k not in extra}
+        if (
+            boxed_as_is
+            or names is None
+            or says_nothing({k: fields[k] for k in fields if k not in names})
+        ):
+            return Leaf(value, box_type, fields)
+    elif not _needs_box(item.var_type, value, metadata):
+        return Leaf(value)
+    return Leaf(value, NNXMeta, metadata)
+
+
+def from_leaf(
+    var_type: type[nnx.Variable[Any]], leaf: Leaf, displaced: Displaced | None = None
+) -> nnx.Variable[Any]:
+    """The Variable of a leaf; the inverse of `to_leaf`.
+
+    An annotated value is not sharded here: it may be abstract, and there may be no mesh.
+    """
+    metadata = dict(leaf.fields)
+    if leaf.box is None:
+        metadata["eager_sharding"] = nnx.using_eager_sharding()
+    elif leaf.box is not NNXMeta:
+        metadata[BOX_KEY] = leaf.box
+    elif not metadata.keys() >= REQUIRED_METADATA or not (
+        _needs_box(var_type, leaf.value, metadata)
+        or registry.current().name_from_type(var_type) == ARRAYS
+    ):
+        metadata[FIELDS_KEY] = tuple(sorted(metadata))
+    if displaced is not None:
+        metadata[DISPLACED_KEY] = displaced
+    return variable_from_metadata(var_type, leaf.value, metadata)
+
+
+def _is_bare(item: Any, leaf: Leaf) -> bool:
+    """Whether an item comes back as what it is from a bare value in the collection of arrays."""
+    return not isinstance(item, nnx.Variable) or leaf.is_empty
+
+
+def metadata_with(variable: nnx.Variable[Any], leaf: Leaf) -> dict[str, Any]:
+    """The metadata of a Variable that gets another leaf; what says how it holds a value stays."""
+    before = variable.get_metadata()
+    new = from_leaf(variable.var_type, leaf, before.get(DISPLACED_KEY)).get_metadata()
+    return {**new, **{key: before[key] for key in REQUIRED_METADATA}}
+
+
+def _own_metadata(variable: nnx.Variable[Any]) -> dict[str, Any]:
+    metadata = variable.get_metadata()
+    metadata.pop(DISPLACED_KEY, None)
+    return metadata
+
+
+def _needs_box(var_type: type[Any], value: Any, metadata: Mapping[str, Any]) -> bool:
+    """Whether a Variable is more than its value; a mapping would be taken for a subtree."""
+    if not metadata.keys() <= REQUIRED_METADATA:
+        hooks = {hook: getattr(var_type, hook) for hook in class_hooks(var_type)}
+        told = {k: v for k, v in metadata.items() if k not in hooks or v is not hooks[k]}
+        if not says_nothing(told):
+            return True
+    return not isinstance(value, jax.Array) and isinstance(value, Mapping) and bool(value)
+
+
+def says_nothing(metadata: Mapping[str, Any]) -> bool:
+    """Whether metadata holds no more than what every Variable has."""
+    return all(
+        key in REQUIRED_METADATA or value is None or value == () for key, value in metadata.items()
+    )

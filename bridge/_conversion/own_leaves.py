@@ -1,0 +1,65 @@
+"""Which leaves of Linen variables are the bridge's own, and which belong to the user's modules.
+
+A collection of the user's may have any name, so a collection's name alone decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+from .neutral import Path, laid_over, nest, walk
+
+# The collection that holds GraphDefs, and the name that a ToLinen gives to its own.
+STATIC = "nnx"
+GRAPHDEF = "graphdef"
+# The collection of an NNX module's arrays that are in no Variable: their type says nothing, as it
+# changes under tracing. In it a Variable is one of the user's.
+ARRAYS = "nnx_arrays"
+
+
+def is_static(collection: str, path: Path, leaf: Any) -> bool:
+    """Whether a leaf of Linen variables is a GraphDef, or what a checkpoint has in its place.
+
+    A GraphDef is code, not data, and comes back from a file as an empty mapping or as None.
+    """
+    if collection != STATIC:
+        return False
+    if isinstance(leaf, Mapping):
+        return not leaf
+    return isinstance(leaf, nnx.GraphDef) or (leaf is None and path[-1:] == (GRAPHDEF,))
+
+
+def graphdefs_in(variables: Mapping[str, Any]) -> tuple[tuple[Path, nnx.GraphDef[Any]], ...]:
+    """The GraphDefs in Linen variables by path, hashable."""
+    found = walk(variables.get(STATIC, {}))
+    return tuple((path, leaf) for path, leaf in found if isinstance(leaf, nnx.GraphDef))
+
+
+def with_graphdefs(
+    variables: Mapping[str, Any], graphdefs: tuple[tuple[Path, nnx.GraphDef[Any]], ...]
+) -> dict[str, Any]:
+    """Linen variables and the GraphDefs that `graphdefs_in` found in others."""
+    if not graphdefs:
+        return dict(variables)
+    return laid_over(variables, {STATIC: nest(dict(graphdefs))})
+
+
+def with_static(variables: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+    """Linen variables, and what is static in the variables `source`."""
+    static = {
+        (STATIC, *path): leaf
+        for path, leaf in (walk(source[STATIC], empty=True) if STATIC in source else ())
+        if is_static(STATIC, path, leaf)
+    }
+    return laid_over(variables, nest(static))
+
+
+def without_static(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What is the user's in the collection `nnx`."""
+    if all(isinstance(leaf, nnx.GraphDef) for leaf in tree.values()):
+        # As it nearly always is.
+        return {}
+    return nest({p: leaf for p, leaf in walk(tree) if not is_static(STATIC, p, leaf)})

@@ -1,0 +1,160 @@
+"""The keys of one call of a Linen module, drawn when the module asks for them.
+
+A wrapped Linen module draws from NNX streams. A key is drawn once in a call, and only if a module
+asks for it, so a call that needs no randomness leaves every counter alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
+from typing import Any
+
+import jax
+from flax import nnx
+from flax.core.scope import LazyRng
+
+DEFAULT = "default"
+# The streams that Linen's own layers ask for, besides `params`.
+_STANDARD = ("dropout",)
+
+
+class CallKeys:
+    """The keys that one call may draw, by Linen's stream names.
+
+    A key is computed when it is looked up, and the stream moves on when the call is over, if the
+    key was used: a lifted transform takes all keys along, whether its body needs them or not.
+
+    Where there is a source `default`, it serves every stream that has none of its own, with one
+    draw each in the order in which they are first asked for, as `nnx.Rngs` does.
+
+    Args:
+      sources: a key, or a stream to draw it from, by name.
+      plain: streams whose own key is used instead of a key drawn from them.
+    """
+
+    def __init__(self, sources: Mapping[str, Any], plain: Collection[str] = ()):
+        self._sources = dict(sources)
+        self._plain = plain
+        self._keys: dict[str, Any] = {}
+        # By stream that `default` serves: which of its draws in this call.
+        self._served: dict[str, int] = {}
+        self.initializers = 0
+        # The streams that initial values were drawn from.
+        self.initial: set[str] = set()
+
+    @functools.cached_property
+    def names(self) -> tuple[str, ...]:
+        """The streams that exist, and those of Linen's own layers that `default` serves."""
+        served = [name for name in _STANDARD if name not in self._sources and self.serves(name)]
+        # Last, so that a lifted transform, which takes all along, draws for the others first.
+        last = [DEFAULT] if DEFAULT in self._sources else []
+        return (*(name for name in self._sources if name != DEFAULT), *served, *last)
+
+    def has(self, name: object) -> bool:
+        """Whether there is a stream of this very name."""
+        return name in self._sources
+
+    def serves(self, name: object) -> bool:
+        """Whether there is a key for this name, of its own or from `default`."""
+        return name in self._sources or DEFAULT in self._sources
+
+    def key(self, name: str) -> Any:
+        """The key of a stream; the same one however often it is asked for."""
+        if name not in self._keys:
+            self._keys[name] = self._draw(name)
+        return self._keys[name]
+
+    def _draw(self, name: str) -> Any:
+        source = self._sources.get(name)
+        is_stream = isinstance(source, nnx.RngStream)
+        if source is not None and not is_stream:
+            return source
+        if is_stream and name in self._plain:
+            return source.key[...]
+        if is_stream and name != DEFAULT:
+            return jax.random.fold_in(source.key[...], source.count[...])
+        nth = self._served.setdefault(name, len(self._served))
+        default = self._sources[DEFAULT]
+        if isinstance(default, nnx.RngStream):
+            return jax.random.fold_in(default.key[...], default.count[...] + nth)
+        return jax.random.fold_in(default, nth)
+
+    def commit(self, used: Set[str]) -> None:
+        """Moves the streams on whose keys were used, as drawing from them would have done.
+
+        Raises:
+          TraceContextError: a stream belongs to another trace.
+        """
+        for name in used - self._served.keys() - set(self._plain):
+            self._advance(name, 1)
+        # A later draw may have been used where an earlier one was not, and no key may come again.
+        self._advance(
+            DEFAULT, max((self._served[n] + 1 for n in used & self._served.keys()), default=0)
+        )
+
+    def _advance(self, name: str, count: int) -> None:
+        source = self._sources.get(name)
+        if isinstance(source, nnx.RngStream) and count:
+            source.count[...] += count
+
+
+class LazyKeys(Mapping[str, LazyRng]):
+    """What a Linen scope keeps as its `rngs`; a key is computed on look-up.
+
+    Args:
+      draws: the keys.
+      suffix: the path that Linen folds into them.
+    """
+
+    def __init__(self, draws: CallKeys, suffix: tuple[Any, ...] = ()):
+        self._draws = draws
+        self._suffix = suffix
+
+    @property
+    def draws(self) -> CallKeys:
+        """The keys themselves, common to all scopes of a call."""
+        return self._draws
+
+    def below(self, name: str | None) -> LazyKeys:
+        """The keys of the child scope of this name."""
+        return LazyKeys(self._draws, (*self._suffix, name))
+
+    def copy(self) -> LazyKeys:
+        """The same keys; Linen copies what it is about to replace."""
+        return self
+
+    def __getitem__(self, name: str) -> LazyRng:
+        if not self._draws.serves(name):
+            raise KeyError(name)
+        return LazyRng(self._draws.key(name), self._suffix)
+
+    def __contains__(self, name: object) -> bool:
+        # As in Linen and in `nnx.Rngs`, a stream that another one stands in for is not there.
+        return self._draws.has(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._draws.names)
+
+    def __len__(self) -> int:
+        return len(self._draws.names)
+
+
+def used_streams(counters: Mapping[Any, Any]) -> set[str]:
+    """The streams that were asked for a key, from the counters of a Linen scope and its children.
+
+    A lifted transform shares the counters with its body, which is why they tell more than the scope
+    itself could.
+    """
+    used: set[str] = set()
+    for name, count in counters.items():
+        if isinstance(count, Mapping):
+            used |= used_streams(count)
+        elif count:
+            used.add(name)
+    return used
+
+
+def folded_in(key: Any, names: Iterable[str]) -> Any:
+    """A key with names folded in, as Linen derives the keys of a submodule from its path."""
+    return LazyRng.create(key, *names).as_jax_rng()

@@ -1,0 +1,293 @@
+"""A GraphDef taken apart once, so that its module can be made again at little cost.
+
+`nnx.merge` walks through the definition for every module that it makes. A `ToLinen` makes one at
+each call, so here the walk is done once and what it finds is kept.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Container, Iterable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+import jax
+from flax import nnx
+
+from .objects import OBJECT_STATES, StaticObjectState, object_state_in_trace
+from .self_references import Tie, tie
+from .variables import trace_state, variable_in_trace
+
+
+def flatten(module: Any) -> tuple[nnx.GraphDef[Any], list[Any]]:
+    """A module's GraphDef and its leaves (Variables and bare arrays) in its order.
+
+    `nnx.split` would sort the leaves into a nested State, out of which they would have to be taken
+    again.
+    """
+    indices = nnx.graphlib.RefMap()
+    graphdef, state = nnx.graphlib.flatten(module, ref_index=indices, graph=True)
+    _put_back_references(graphdef, indices)
+    return tie(graphdef, indices), list(state.leaves)
+
+
+def _put_back_references(graphdef: nnx.GraphDef[Any], indices: Any) -> None:
+    """Gives Variables the references back that others hold too.
+
+    Flax 0.12.8 takes such a reference out of every Variable but the first.
+    """
+    shared = [
+        (node.index, node.array_refdef.index)
+        for node in graphdef.nodes
+        if isinstance(node, nnx.graphlib.VariableDef)
+        and isinstance(node.array_refdef, nnx.graphlib.NodeRef)
+    ]
+    if shared:
+        nodes = {index: node for node, index in indices.items()}
+        for index, reference in shared:
+            nodes[index].set_raw_value(nodes[reference])
+
+
+class Built(NamedTuple):
+    """A module made of a GraphDef and leaves.
+
+    Attributes:
+      module: the module, or whatever the root of the GraphDef is.
+      variables: the Variable that holds a leaf, for each of them; None for a bare array.
+      objects: the modules and other NNX objects in it.
+    """
+
+    module: Any
+    variables: list[nnx.Variable[Any] | None]
+    objects: list[nnx.Pytree]
+
+
+class GraphDefBuilder:
+    """What is known of the modules of a GraphDef before their leaves are.
+
+    Args:
+      graphdef: a GraphDef in graph mode.
+    """
+
+    def __init__(self, graphdef: nnx.GraphDef[Any]):
+        nodes = iter(graphdef.nodes)
+        attributes: Iterator[Any] = iter(graphdef.attributes)
+        first = next(nodes, None)
+        self._root: _Part = _Leaf() if first is None else _node(first, nodes, attributes)
+
+    def build(self, leaves: Iterable[Any], plain: Container[int] = ()) -> Built:
+        """Makes the module; the inverse of `flatten`.
+
+        Args:
+          leaves: Variables, or their values, and bare arrays, in the order of the GraphDef.
+          plain: the indices of leaves whose Variables are to be plain ones, whatever the GraphDef
+            says: neither references nor hijax Variables.
+        """
+        build = _Build(leaves, plain)
+        module = self._root.build(build)
+        for attributes, name, part in build.tied:
+            attributes[name] = part.bound(build.by_index)
+        return Built(module, build.variables, build.objects)
+
+
+class _Build:
+    """One module in the making, and its nodes so far by their index in the GraphDef."""
+
+    __slots__ = ("by_index", "leaves", "objects", "plain", "tied", "trace", "variables")
+
+    def __init__(self, leaves: Iterable[Any], plain: Container[int] = ()):
+        self.leaves = iter(leaves)
+        self.plain = plain
+        self.trace = trace_state()
+        self.by_index: dict[int, Any] = {}
+        self.variables: list[nnx.Variable[Any] | None] = []
+        self.objects: list[nnx.Pytree] = []
+        # They may refer to nodes that are made later.
+        self.tied: list[tuple[dict[str, Any], str, Tie]] = []
+
+
+class _Part(Protocol):
+    """Something in a module that can be made."""
+
+    def build(self, build: _Build) -> Any: ...
+
+
+class _Leaf:
+    """A bare array, or a reference, which others may share."""
+
+    def __init__(self, index: int | None = None):
+        self._index = index
+
+    def build(self, build: _Build) -> Any:
+        leaf = next(build.leaves)
+        build.variables.append(None)
+        if self._index is not None:
+            build.by_index[self._index] = leaf
+        return leaf
+
+
+class _Again:
+    """A node that was met before."""
+
+    def __init__(self, index: int):
+        self._index = index
+
+    def build(self, build: _Build) -> Any:
+        return build.by_index[self._index]
+
+
+class _Constant:
+    """A static attribute or item."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+    def build(self, build: _Build) -> Any:
+        return self.value
+
+
+class _Tied(_Constant):
+    """A static attribute that refers to nodes of the module."""
+
+
+class _Containers:
+    """A static attribute or item that a call could write into: a list, a dict or a set."""
+
+    def __init__(self, value: Any):
+        self._value = value
+
+    def build(self, build: _Build) -> Any:
+        return _copied(self._value)
+
+
+class _Variable:
+    """A Variable around its value."""
+
+    def __init__(self, definition: Any):
+        self._type = definition.type
+        self._metadata = dict(definition.metadata)
+        self._is_special = self._metadata["hijax"] or self._metadata["ref"]
+        self._index = definition.index
+        reference = definition.array_refdef
+        self._reference: Any = None if reference is None else reference.index
+        self._has_leaf = not isinstance(reference, nnx.graphlib.NodeRef)
+
+    def build(self, build: _Build) -> Any:
+        nodes = build.by_index
+        value = next(build.leaves) if self._has_leaf else nodes[self._reference]
+        if self._reference is not None:
+            nodes[self._reference] = value
+        # Asked first, as `isinstance(…, nnx.Variable)` takes its time to say no.
+        if isinstance(value, jax.Array) or not isinstance(value, nnx.Variable):
+            metadata = self._metadata
+            if self._is_special and len(build.variables) in build.plain:
+                metadata = {**metadata, "hijax": False, "ref": False}
+            value = variable_in_trace(self._type, value, metadata, build.trace)
+        nodes[self._index] = value
+        if self._has_leaf:
+            build.variables.append(value)
+        return value
+
+
+class _Object:
+    """A module, or another object with attributes, which may refer to itself."""
+
+    def __init__(self, definition: Any, parts: list[tuple[Any, _Part]]):
+        self._type = definition.type
+        self._index = definition.index
+        # The integer keys of `nnx.List` are attributes as well.
+        named = [(str(key), part) for key, part in parts]
+        self._static = {name: p.value for name, p in named if isinstance(p, _Constant)}
+        self._tied = [(name, p.value) for name, p in named if isinstance(p, _Tied)]
+        self._parts = [(name, p) for name, p in named if not isinstance(p, _Constant)]
+
+    def build(self, build: _Build) -> Any:
+        made = object.__new__(self._type)
+        build.by_index[self._index] = made
+        build.objects.append(made)
+        attributes = vars(made)
+        attributes.update(self._static)
+        for name, part in self._parts:
+            attributes[name] = part.build(build)
+        for name, tied in self._tied:
+            build.tied.append((attributes, name, tied))
+        return made
+
+
+class _ObjectState:
+    """What an NNX object keeps for NNX itself."""
+
+    def __init__(self, state: Any):
+        self._noted = StaticObjectState.of(state)
+
+    def build(self, build: _Build) -> Any:
+        return object_state_in_trace(self._noted, build.trace)
+
+
+class _Registered:
+    """A node of a type that Flax or JAX was told of: a container, an object of another library."""
+
+    def __init__(self, definition: Any, parts: list[tuple[Any, _Part]]):
+        self._metadata = definition.metadata
+        self._index = definition.index
+        self._parts = parts
+        self._impl: Any = nnx.graphlib.get_node_impl_for_type(definition.type)
+
+    def build(self, build: _Build) -> Any:
+        if not isinstance(self._impl, nnx.graphlib.GraphNodeImpl):
+            return self._impl.unflatten(self._children(build), self._metadata)
+        made = self._impl.create_empty(self._metadata)
+        build.by_index[self._index] = made
+        self._impl.init(made, self._children(build))
+        return made
+
+    def _children(self, build: _Build) -> list[tuple[Any, Any]]:
+        return [(key, part.build(build)) for key, part in self._parts]
+
+
+def _node(definition: Any, nodes: Iterator[Any], attributes: Iterator[Any]) -> _Part:
+    """The part of a node, and of everything below it."""
+    if isinstance(definition, nnx.graphlib.VariableDef):
+        return _Variable(definition)
+    if not isinstance(definition, nnx.graphlib.NodeDef):
+        return _reference(definition)
+    parts: list[tuple[Any, _Part]] = []
+    for _ in range(definition.num_attributes):
+        key, kind = next(attributes)
+        if isinstance(kind, nnx.graphlib.Static):
+            parts.append((key, _static_part(kind.value)))
+        elif isinstance(kind, nnx.graphlib.NodeAttr):
+            parts.append((key, _node(next(nodes), nodes, attributes)))
+        else:
+            parts.append((key, _Leaf()))
+    if isinstance(definition.type, type) and issubclass(definition.type, nnx.Pytree):
+        return _Object(definition, parts)
+    registered = _Registered(definition, parts)
+    made = None if parts else registered.build(_Build(()))
+    return _ObjectState(made) if type(made) in OBJECT_STATES else registered
+
+
+def _static_part(value: Any) -> _Part:
+    if type(value) in OBJECT_STATES:
+        return _ObjectState(value)
+    if type(value) is Tie:
+        return _Tied(value)
+    return (_Constant if _copied(value) is value else _Containers)(value)
+
+
+def _copied(value: Any) -> Any:
+    """A value with lists, dicts and sets of its own; the value itself if there are none in it."""
+    kind = type(value)
+    if kind is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if kind is list or kind is set:
+        return kind(map(_copied, value))
+    if kind is tuple:
+        items = tuple(map(_copied, value))
+        return value if all(map(operator.is_, items, value)) else items
+    return value
+
+
+def _reference(definition: Any) -> _Part:
+    """An array reference, or any node that was met before."""
+    is_new = isinstance(definition, nnx.graphlib.ArrayRefDef)
+    return (_Leaf if is_new else _Again)(definition.index)

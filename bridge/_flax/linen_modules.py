@@ -1,0 +1,177 @@
+"""Linen modules: the stack of those that are being called, their submodules, their fields."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self, TypeVar
+
+from flax import linen as nn
+from flax.core import Scope
+from flax.linen import module as linen_module
+from flax.nnx.bridge import module as bridge_module
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@contextlib.contextmanager
+def detached() -> Iterator[None]:
+    """Linen modules made in this block do not attach themselves to the module that is being called.
+
+    `parent=None` says the same for one module, but the constructors that run here are the user's.
+    """
+    stack = linen_module._context.module_stack
+    stack.append(None)
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+@contextlib.contextmanager
+def capturing(intermediates: bool | Callable[[nn.Module, str], bool]) -> Iterator[None]:
+    """Says what `capture_intermediates` says; `nn.apply` does it too, but makes its own scope."""
+    if intermediates is True:
+        intermediates = linen_module.capture_call_intermediates
+    stack = linen_module._context.capture_stack
+    stack.append(intermediates)
+    try:
+        yield
+    finally:
+        stack.pop()
+
+
+def outer_mutable() -> Any:
+    """The `mutable` of the Linen or bridge module that is being called, None outside of any."""
+    bridge_parent = bridge_module.current_module()
+    if bridge_parent is not None and bridge_parent.scope is not None:
+        return bridge_parent.scope.mutable
+    stack = linen_module._context.module_stack
+    parent = stack[-1] if stack else None
+    if parent is not None and parent.scope is not None:
+        return parent.scope.mutable
+    return None
+
+
+def unbound_function(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The function behind a method that may be bound to a Linen module."""
+    return linen_module._get_unbound_fn(method)
+
+
+def children(module: nn.Module) -> Mapping[str, Any]:
+    """The submodules of a bound Linen module by name, beside names that are no submodules.
+
+    They exist once `setup` has run, which Linen does when an attribute is asked for that is not
+    there; asking for one that nobody has would go through the model's own `__getattr__`.
+    """
+    module._try_setup()
+    return module._state.children
+
+
+def is_made_in_call(module: nn.Module) -> bool:
+    """Whether a Linen module above is inside of its compact method, or of `setup`."""
+    above = module.parent
+    while isinstance(above, nn.Module):
+        if above._state.in_compact_method or above._state.in_setup:
+            return True
+        above = above.parent
+    return False
+
+
+def registered_names(module: nn.Module) -> frozenset[str]:
+    """What a bound Linen module has registered itself; `variables` does not tell whose they are."""
+    return frozenset(module._state.children)
+
+
+def remove_variable(module: nn.Module, collection: str, path: Sequence[Any]) -> None:
+    """Removes a leaf from a mutable collection of a bound Linen module, with what it leaves empty.
+
+    `put_variable` merges, and `variables` may be a copy.
+    """
+    scope: Any = module.scope
+    tree = scope._mutable_collection(collection)
+    parents: list[tuple[Any, Any]] = []
+    for key in path:
+        if not isinstance(tree, dict) or key not in tree:
+            return
+        parents.append((tree, key))
+        tree = tree[key]
+    del parents[-1][0][parents[-1][1]]
+    for (parent, key), (below, _) in zip(parents[-2::-1], parents[:0:-1], strict=True):
+        if not below:
+            del parent[key]
+
+
+def shares_scope(module: nn.Module) -> bool:
+    """Whether a module that is being called has the scope of this one, as of `nn.share_scope`."""
+    scope: Any = module.scope
+    return any(
+        other is not None
+        and other is not module
+        and other.scope is not None
+        and (other.scope is scope or _is_same_place(other.scope, scope))
+        for other in linen_module._context.module_stack
+    )
+
+
+def _is_same_place(a: Scope, b: Scope) -> bool:
+    return a.root is b.root and a.path == b.path
+
+
+@contextlib.contextmanager
+def overridden(module: nn.Module, fields: Mapping[str, Any]) -> Iterator[None]:
+    """Other values for fields of a bound Linen module during one method call.
+
+    `clone` makes another module with another scope; this one has to keep its place in the tree. The
+    instance is the one that Linen made for this very call, so nobody else sees it.
+    """
+    before = {name: getattr(module, name) for name in fields}
+    for name, value in fields.items():
+        object.__setattr__(module, name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            object.__setattr__(module, name, value)
+
+
+class PlainFields(nn.Module):
+    """A Linen module some of whose fields hold no module.
+
+    Linen searches every field for modules, three times at each `apply`, and a dataclass field that
+    is to be an argument of the constructor cannot be kept out of that.
+
+    Attributes:
+      _plain_fields: names of the fields that are not searched, of the class or of an instance.
+    """
+
+    # Annotated it must be a ClassVar: a field would be an argument of the constructor itself.
+    _plain_fields: ClassVar[frozenset[str]] = frozenset()
+
+    # Else Linen takes it for a method of the model, and every call of it for one of the model's.
+    @nn.nowrap
+    def _register_submodules(self, name: str, val: Any) -> None:
+        if name not in self._plain_fields:
+            super()._register_submodules(name, val)
+
+    @nn.nowrap
+    def clone(self, *, _deep_clone: Any = False, **options: Any) -> Self:
+        # What is deep about it is a search for modules.
+        is_plain = _are_all_fields(type(self), self._plain_fields)
+        return super().clone(_deep_clone=False if is_plain else _deep_clone, **options)
+
+
+@functools.lru_cache(maxsize=1024)
+def _are_all_fields(module_type: type[nn.Module], names: frozenset[str]) -> bool:
+    own = {field.name for field in dataclasses.fields(module_type) if field.init}
+    return own <= names | {"parent", "name"}
+
+
+def with_signature(function: F) -> F:
+    """A function that knows its signature, which Linen else works out at each call of a method."""
+    signed: Any = function
+    signed.__signature__ = inspect.signature(function)
+    return signed

@@ -1,0 +1,78 @@
+"""Every node below a module: modules, Variables and the containers between them, each once."""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any, NamedTuple
+
+from flax import nnx
+
+from .objects import DATA_ATTRIBUTES, OBJECT_STATES
+
+# Most attributes are of these types, and none of them holds anything.
+ATOMS = frozenset(
+    {int, float, complex, bool, str, bytes, type(None), types.FunctionType, type(Ellipsis)}
+) | {*OBJECT_STATES, DATA_ATTRIBUTES}
+_NOTHING, _OBJECT, _VARIABLE, _OTHER = object(), object(), object(), object()
+
+
+class Nodes(NamedTuple):
+    """The nodes of a module, itself included, in no particular order.
+
+    Attributes:
+      objects: the modules and other NNX objects.
+      variables: the Variables.
+      others: containers, and what else Flax or JAX knows as a node.
+    """
+
+    objects: list[nnx.Pytree]
+    variables: list[nnx.Variable[Any]]
+    others: list[Any]
+
+
+def nodes_below(root: Any) -> Nodes:
+    """The nodes of a module.
+
+    `nnx.iter_graph` yields static attributes as well, and takes every node apart and sorts it,
+    which is a good part of what an initialisation costs.
+
+    Args:
+      root: a module, or a container of modules.
+    """
+    found = Nodes([], [], [])
+    seen: set[int] = set()
+    pending = [root]
+    while pending:
+        node = pending.pop()
+        kind = _kind(type(node))
+        if kind is _NOTHING or id(node) in seen:
+            continue
+        # What is found is kept alive, so that its id stays its own.
+        if kind is _OBJECT:
+            found.objects.append(node)
+            pending.extend(vars(node).values())
+        elif kind is _VARIABLE:
+            found.variables.append(node)
+        else:
+            impl: Any = nnx.graphlib.get_node_impl(node)
+            if impl is not None:
+                found.others.append(node)
+                pending.extend(impl.node_dict(node).values())
+            elif isinstance(node, nnx.Variable):
+                # A hijax one, whose type is another.
+                found.variables.append(node)
+            else:
+                continue
+        seen.add(id(node))
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def _kind(node_type: type) -> object:
+    """What a type's class hierarchy says of its objects; whether it is registered may change."""
+    if node_type in ATOMS or issubclass(node_type, type):
+        return _NOTHING
+    if issubclass(node_type, nnx.Variable):
+        return _VARIABLE
+    return _OBJECT if issubclass(node_type, nnx.Pytree) else _OTHER

@@ -1,0 +1,160 @@
+"""A Linen scope that draws keys on demand, and a Linen module run in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flax import linen as nn
+from flax.core import Scope
+from flax.core.scope import LazyRng, union_filters
+
+from bridge._errors import MissingRngError
+
+from .call_keys import CallKeys, LazyKeys, used_streams
+from .interceptors import call_method
+from .linen_modules import capturing
+
+
+class StreamScope(Scope):
+    """A Linen scope whose keys are drawn when a module asks for them.
+
+    Flax's scope wants every key at the start and hands all of them to every child, which would
+    advance each RNG stream in each call. `make_rng`, `push` and `rewound` are public, but a child
+    shares its parent's variables through an attribute that is not.
+    """
+
+    rngs: Any
+
+    def __init__(self, variables: Any, streams: LazyKeys, counters: dict[Any, Any], **options: Any):
+        super().__init__(variables, **options)
+        self.rngs = streams
+        self.rng_counters = counters
+        for name in streams:
+            counters.setdefault(name, 0)
+
+    def make_rng(self, name: str = "params") -> Any:
+        draws = self.rngs.draws if isinstance(self.rngs, LazyKeys) else None
+        is_served = draws is not None and draws.serves(name)
+        if not is_served and not self.has_rng(name):
+            if not self.has_rng("params"):
+                raise MissingRngError(
+                    f"the Linen module at {self.path_text}",
+                    [name],
+                    self.rngs,
+                    f"pass rngs= with a stream {name!r}, params or default to ToNNX or to the call",
+                )
+            name = "params"
+        if draws is not None and draws.initializers:
+            draws.initial.add(name)
+        if not is_served:
+            return super().make_rng(name)
+        # Flax's would turn to `params` for a stream that `default` serves.
+        self._check_valid()
+        self._validate_trace_level()
+        self.rng_counters[name] = self.rng_counters.get(name, 0) + 1
+        return LazyRng.create(self.rngs[name], self.rng_counters[name]).as_jax_rng()
+
+    def param(self, name: str, init_fn: Any, *init_args: Any, **options: Any) -> Any:
+        return super().param(name, self._initializer(init_fn), *init_args, **options)
+
+    def variable(
+        self, col: str, name: str, init_fn: Any = None, *init_args: Any, **options: Any
+    ) -> Any:
+        return super().variable(col, name, self._initializer(init_fn), *init_args, **options)
+
+    def _initializer(self, init_fn: Any) -> Any:
+        """Tells keys of initial values from those that a forward pass draws."""
+        if init_fn is None or not isinstance(self.rngs, LazyKeys):
+            return init_fn
+        draws = self.rngs.draws
+
+        def initialize(*args: Any, **kwargs: Any) -> Any:
+            draws.initializers += 1
+            try:
+                return init_fn(*args, **kwargs)
+            finally:
+                draws.initializers -= 1
+
+        return initialize
+
+    def push(self, name: str | None = None, prefix: str = "", reuse: bool = False) -> Scope:
+        if not isinstance(self.rngs, LazyKeys):
+            # A lifted transform has put keys of its own in the place of these.
+            return super().push(name, prefix, reuse)
+        child = self._without_keys(lambda: super(StreamScope, self).push(name, prefix, reuse))
+        return self._adopt(child, self.rngs.below(child.name))
+
+    def rewound(self, rewind_rngs: bool = False) -> Scope:
+        if not isinstance(self.rngs, LazyKeys):
+            return super().rewound(rewind_rngs)
+        plain = self._without_keys(lambda: super(StreamScope, self).rewound(rewind_rngs))
+        return self._adopt(plain, self.rngs)
+
+    def _without_keys(self, make: Callable[[], Scope]) -> Scope:
+        """Flax would compute all keys to pass them on."""
+        own, self.rngs = self.rngs, {}
+        try:
+            return make()
+        finally:
+            self.rngs = own
+
+    @staticmethod
+    def _adopt(plain: Scope, streams: LazyKeys) -> StreamScope:
+        """A scope that Flax has just made, as one of these; a copy would be a second one."""
+        adopted: Any = plain
+        adopted.__class__ = StreamScope
+        adopted.rngs = streams
+        for name in streams:
+            adopted.rng_counters.setdefault(name, 0)
+        return adopted
+
+
+def run_linen(
+    module: nn.Module,
+    function: Callable[..., Any],
+    variables: dict[str, Any],
+    draws: CallKeys,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    mutable: Any,
+    initializing: bool,
+    capture_intermediates: Any,
+    fields: Mapping[str, Any],
+    modes: Mapping[str, Any],
+) -> tuple[Any, Mapping[str, Any], set[str]]:
+    """`module.apply`, or `module.init_with_output` if `initializing`, with keys drawn on demand.
+
+    `nn.apply` and `flax.core.apply` make a scope of their own that holds every key, and neither can
+    initialise a module some of whose variables exist.
+
+    Args:
+      module: the Linen module.
+      function: its unbound method.
+      variables: nested dicts, which Linen writes into.
+      draws: where keys come from.
+      args: the method's positional arguments.
+      kwargs: the method's keyword arguments.
+      mutable: the collections that may be updated.
+      initializing: whether variables are created.
+      capture_intermediates: as for `apply`.
+      fields: other values for fields of the module.
+      modes: what else the program depends on; `nn.jit` looks at a scope's flags, and not at
+        interceptors, to tell whether it has compiled this before.
+
+    Returns:
+      (output, variables of the mutable collections, RNG streams that were used).
+    """
+    if capture_intermediates:
+        mutable = union_filters(mutable, "intermediates")
+    flags: dict[str, Any] = {"initializing": True} if initializing else {}
+    if modes:
+        flags["bridge_modes"] = tuple(sorted(modes.items()))
+    counters: dict[Any, Any] = {}
+    scope = StreamScope(variables, LazyKeys(draws), counters, mutable=mutable, flags=flags)
+    with scope.temporary(), capturing(capture_intermediates):
+        bound = module.clone(parent=scope, _deep_clone=True, **fields)
+        output = call_method(function, bound, args, kwargs)
+    updates = scope.mutable_variables() if mutable is not False else {}
+    return output, updates, used_streams(counters)

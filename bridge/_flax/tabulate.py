@@ -1,0 +1,68 @@
+"""How a wrapper and what it makes inside of a call show in `nnx.tabulate`."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from flax import nnx
+
+_TABULATE_ID = "_nnx_tabulate_id"
+
+
+class _NewTabulateId(int):
+    """An id that `nnx.tabulate` has just put on an object, whose Variables it asks for next."""
+
+
+def as_tabulated(name: str, value: Any) -> Any:
+    """An attribute's value, marked if it is what `nnx.tabulate` 0.12.8 sets on an object.
+
+    It shows names and shapes for the Variables that an object itself has, and only counts for those
+    in a dict of it; a native model has an object for each dict that a ToNNX has. Nothing in its
+    interface says how an object is to be shown.
+    """
+    return _NewTabulateId(value) if name == _TABULATE_ID else value
+
+
+def unmark_tabulated(node: nnx.Pytree) -> bool:
+    """Whether `as_tabulated` has marked an object's id; it is a plain id afterwards."""
+    value = vars(node).get(_TABULATE_ID)
+    is_marked = type(value) is _NewTabulateId
+    if is_marked:
+        object.__setattr__(node, _TABULATE_ID, int(value))
+    return is_marked
+
+
+def without_dicts(attributes: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Attributes with the items of dicts in the place of the dicts, for this one look at them."""
+    for name, value in attributes:
+        if type(value) is dict:
+            yield from without_dicts((f"{name}/{key}", item) for key, item in value.items())
+        else:
+            yield name, value
+
+
+_tabulate_id: contextvars.ContextVar[int | None] = contextvars.ContextVar("id", default=None)
+
+
+@contextlib.contextmanager
+def tabulated_as(node: nnx.Pytree) -> Iterator[None]:
+    """Objects that are made inside of a node count as that node for `nnx.tabulate`.
+
+    It patches the methods of every class in a model, and the patched ones look for an id that it
+    put on the objects it found; those that a wrapped module makes while it is called have none.
+    """
+    token = _tabulate_id.set(vars(node).get(_TABULATE_ID, _tabulate_id.get()))
+    try:
+        yield
+    finally:
+        _tabulate_id.reset(token)
+
+
+def mark_tabulated(nodes: Sequence[nnx.Pytree]) -> None:
+    """Gives objects the id of the node they are made inside of, if `nnx.tabulate` runs."""
+    own = _tabulate_id.get()
+    for node in nodes if own is not None else ():
+        object.__setattr__(node, _TABULATE_ID, own)

@@ -1,0 +1,1 @@
+"""NNX modules as functions: `functional` and `jit_partial`."""

@@ -1,0 +1,280 @@
+"""The GraphDef as Linen variables hold it: static, hashed once, knowing where its leaves are."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import threading
+import weakref
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+import jax
+from flax import nnx, serialization
+
+import registry
+from bridge._conversion.neutral import Address, Path
+from bridge._equality.contents import contents
+from bridge._flax.graphdef_builder import GraphDefBuilder, flatten
+from bridge._flax.objects import DATA_ATTRIBUTES, OBJECT_STATES, attributes_dict
+
+from .leaves import GraphDefLeaves
+
+# The path of a bare array in the module, and where it is among the constructor's arguments.
+Given: TypeAlias = tuple[tuple[Path, tuple[int, ...]], ...]
+
+
+@jax.tree_util.register_static
+class StaticGraphDef(nnx.GraphDef[Any]):
+    """A GraphDef whose hash is computed once and which is first compared by identity.
+
+    `jax.jit` hashes and compares the static parts of its arguments at every call. Equal GraphDefs
+    are one object as long as somebody holds it (see `intern`), so both cost nothing.
+    """
+
+    __slots__ = ("__weakref__", "_avals", "_blueprint", "_given", "_hash", "_recipe", "_slots")
+
+    def __hash__(self) -> int:
+        if not hasattr(self, "_hash"):
+            object.__setattr__(self, "_hash", super().__hash__())
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, nnx.GraphDef):
+            return NotImplemented
+        # A wrapped Linen module has shapes that its GraphDef does not tell.
+        avals = (self.avals, other.avals if isinstance(other, StaticGraphDef) else None)
+        if None not in avals and avals[0] != avals[1]:
+            return False
+        if self.given != (other.given if isinstance(other, StaticGraphDef) else ()):
+            return False
+        # Python takes 1, 1.0 and True for one value, and 0.0 and -0.0; no program does.
+        is_strict = isinstance(other, StaticGraphDef)
+        return _is_equal(self, other) and not (is_strict and not _hold_the_same(self, other))
+
+    def __repr__(self) -> str:
+        # A model's variables are printed often, and the full definition is pages long.
+        name = getattr(self.nodes[0], "type", type(None)).__name__ if self.nodes else None
+        return f"{type(self).__name__}({name}, nodes={len(self.nodes)}, leaves={self.num_leaves})"
+
+    def __reduce__(self) -> Any:
+        return _restore, (self.nodes, self.attributes, self.num_leaves, self.avals, self.given)
+
+    @property
+    def avals(self) -> tuple[Any, ...] | None:
+        """Shape and dtype of every leaf at its creation, None if they are not known."""
+        return getattr(self, "_avals", None)
+
+    @property
+    def given(self) -> Given:
+        """Which bare arrays are arguments of the constructor."""
+        return getattr(self, "_given", ())
+
+    @property
+    def recipe(self) -> Any:
+        """What the module was constructed from, None if that is not known."""
+        return getattr(self, "_recipe", None)
+
+    @property
+    def blueprint(self) -> GraphDefBuilder:
+        """What makes its modules."""
+        if not hasattr(self, "_blueprint"):
+            object.__setattr__(self, "_blueprint", GraphDefBuilder(self))
+        return self._blueprint
+
+    @property
+    def slots(self) -> GraphDefLeaves:
+        """Where every leaf comes from, in the order of the leaves."""
+        active = registry.current()
+        slots = getattr(self, "_slots", None)
+        if slots is None or slots.registry is not active:
+            # A scoped registry may name other collections.
+            slots = GraphDefLeaves(self, active)
+            object.__setattr__(self, "_slots", slots)
+        return slots
+
+
+_interned: weakref.WeakValueDictionary[int, StaticGraphDef] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+
+
+def intern(
+    graphdef: nnx.GraphDef[Any],
+    avals: tuple[Any, ...] | None = None,
+    recipe: Any = None,
+    given: Given = (),
+) -> StaticGraphDef:
+    """The one `StaticGraphDef` that equals a GraphDef.
+
+    Args:
+      graphdef: any GraphDef in graph mode.
+      avals: shape and dtype of its leaves.
+      recipe: what the module was constructed from, hashable.
+      given: which bare arrays are arguments of the constructor.
+
+    Returns:
+      The same object for equal arguments, unless they hold something that cannot be hashed, or
+      objects of their own that can be written into; without a recipe, one that was made with any.
+    """
+    if isinstance(graphdef, StaticGraphDef):
+        return graphdef
+    plain = StaticGraphDef(graphdef.nodes, graphdef.attributes, graphdef.num_leaves)
+    static = with_facts(plain, avals, recipe, given)
+    try:
+        known = avals and tuple(map(_aval_key, avals))
+        key = hash((static, known, recipe, given))
+    except TypeError:
+        return static
+    with _lock:
+        found = _interned.setdefault(key, static)
+        if recipe is not None:
+            # What comes back from a pickle does not know its recipe.
+            _interned.setdefault(hash((static, known, None, given)), found)
+    # The key is a hash, which others may share.
+    is_same = found is static or (
+        _is_equal(found, static)
+        and found.avals == avals
+        and found.given == given
+        and recipe in (None, found.recipe)
+        and _hold_the_same(found, static, identities=True)
+    )
+    return found if is_same else static
+
+
+def with_facts(
+    graphdef: StaticGraphDef, avals: tuple[Any, ...] | None, recipe: Any, given: Given
+) -> StaticGraphDef:
+    """Notes in a GraphDef that was just made what is known of it."""
+    object.__setattr__(graphdef, "_avals", avals)
+    object.__setattr__(graphdef, "_recipe", recipe)
+    object.__setattr__(graphdef, "_given", given)
+    return graphdef
+
+
+def _is_equal(a: nnx.GraphDef[Any], b: nnx.GraphDef[Any]) -> bool:
+    """As Flax compares them."""
+    mine = a.num_leaves, a.nodes, a.attributes
+    return mine == (b.num_leaves, b.nodes, b.attributes)
+
+
+def _hold_the_same(a: StaticGraphDef, b: StaticGraphDef, *, identities: bool = False) -> bool:
+    """Whether static attributes of equal GraphDefs are the same to every program.
+
+    Args:
+      a: a GraphDef.
+      b: another one.
+      identities: whether objects that can be written into must be the same ones.
+    """
+    pairs: list[tuple[Any, Any]] = [(static_parts(a), static_parts(b))]
+    differing: list[tuple[Any, Any]] = []
+    while pairs:
+        mine, theirs = pairs.pop()
+        kind = type(mine)
+        if mine is theirs:
+            continue
+        if kind is not type(theirs):
+            return False
+        if kind is DATA_ATTRIBUTES:
+            pairs.append((attributes_dict(mine), attributes_dict(theirs)))
+        elif kind is dict and len(mine) == len(theirs):
+            # Equal ones have equal keys, which are names.
+            pairs += zip(mine.values(), map(theirs.get, mine), strict=True)
+        elif kind is nnx.graphlib.IndexesPytreeDef:
+            pairs += [(mine.key_index, theirs.key_index), (mine.treedef, theirs.treedef)]
+        elif kind is jax.tree_util.PyTreeDef:
+            pairs += [(mine.node_data(), theirs.node_data())]
+            pairs += zip(mine.children(), theirs.children(), strict=True)
+        elif kind is tuple:
+            pairs += zip(mine, theirs, strict=True)
+        elif kind not in _ATOMS:
+            differing.append((mine, theirs))
+    if not differing:
+        return True
+    found, wanted = (contents(side) for side in zip(*differing, strict=True))
+    return found.key == wanted.key and (not identities or found.identities == wanted.identities)
+
+
+def static_parts(graphdef: StaticGraphDef) -> tuple[Any, ...]:
+    """Its metadata and static attributes."""
+    metadata = [getattr(node, "metadata", None) for node in graphdef.nodes]
+    held = [kind.value for _, kind in graphdef.attributes if isinstance(kind, _STATIC)]
+    return *metadata, *held
+
+
+# Equal ones of one type are the same.
+_ATOMS = frozenset({int, bool, str, bytes, type(None), type, *OBJECT_STATES})
+_STATIC = nnx.graphlib.Static
+
+
+def split(
+    module: nnx.Pytree, recipe: Any = None, given: Given = ()
+) -> tuple[StaticGraphDef, list[Any]]:
+    """A module's GraphDef and its leaves (Variables and bare arrays) in order."""
+    graphdef, leaves = flatten(module)
+    avals = tuple(
+        _aval(leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf) for leaf in leaves
+    )
+    return intern(graphdef, avals, recipe, given), leaves
+
+
+def with_given(graphdef: StaticGraphDef, given: Given) -> StaticGraphDef:
+    """The GraphDef with other bare arrays noted as arguments of the constructor."""
+    if graphdef.given == given:
+        return graphdef
+    plain = nnx.GraphDef(graphdef.nodes, graphdef.attributes, graphdef.num_leaves)
+    return intern(plain, graphdef.avals, graphdef.recipe, given)
+
+
+def with_metadata(
+    graphdef: StaticGraphDef, originals: Mapping[Address, Mapping[str, Any]]
+) -> StaticGraphDef:
+    """The GraphDef with other metadata for the Variables at some addresses.
+
+    A Variable that holds a reference by that metadata gets one.
+    """
+    slots = graphdef.slots
+    # A slot has the very metadata of its node.
+    wanted = {id(s.metadata): originals[s.address] for s in slots if s.address in originals}
+    unused = itertools.count(len(graphdef.nodes) + graphdef.num_leaves)
+    nodes: list[Any] = []
+    for node in graphdef.nodes:
+        metadata = wanted.get(id(getattr(node, "metadata", None)))
+        if metadata is None:
+            nodes.append(node)
+            continue
+        reference = nnx.graphlib.ArrayRefDef(next(unused), None) if metadata["ref"] else None
+        nodes.append(dataclasses.replace(node, metadata=metadata, array_refdef=reference))
+    changed = nnx.GraphDef(nodes, graphdef.attributes, graphdef.num_leaves)
+    return intern(changed, graphdef.avals, graphdef.recipe, graphdef.given)
+
+
+def _aval(value: Any) -> Any:
+    if isinstance(value, jax.Array):
+        return jax.ShapeDtypeStruct(value.shape, value.dtype)
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if hasattr(x, "shape") else None, value
+    )
+
+
+def _aval_key(aval: Any) -> Any:
+    """Equal for equal avals; a pytree of them need not be hashable."""
+    return (aval.shape, aval.dtype) if isinstance(aval, jax.ShapeDtypeStruct) else str(aval)
+
+
+def _restore(
+    nodes: Any,
+    attributes: Any,
+    num_leaves: int,
+    avals: tuple[Any, ...] | None,
+    given: Given = (),
+) -> StaticGraphDef:
+    return intern(nnx.GraphDef(nodes, attributes, num_leaves), avals, None, given)
+
+
+# A GraphDef is code, not data: a checkpoint holds an empty dict in its place, and restoring into
+# variables that have one keeps it.
+serialization.register_serialization_state(
+    StaticGraphDef, lambda graphdef: {}, lambda graphdef, state: graphdef
+)

@@ -1,0 +1,235 @@
+"""`lazy_init`: creates the variables of wrapped Linen modules from sample inputs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import jax
+from flax import nnx
+
+from bridge._conversion import linen_attributes
+from bridge._conversion.arrays import Arrays
+from bridge._errors import InvalidModuleError
+from bridge._flax.graphdef_builder import GraphDefBuilder, flatten
+from bridge._flax.nodes import Nodes, nodes_below
+from bridge._flax.objects import set_initializing
+from bridge._flax.traces import partially_evaluate, unbound_axis
+from bridge._flax.variables import assign_raw_value, raw_value
+
+from .snapshot import Snapshot, drop_sown
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def lazy_init(fn: F, /, *args: Any, **kwargs: Any) -> F:
+    """Runs a method of an NNX module once, so that every `ToNNX` in it creates its variables.
+
+    Variables that exist keep their values, native state included, so the model is as if native
+    construction had made it; a wrapper's RNG stream has moved on if initial values were drawn from
+    it. A second call only adds what is missing.
+
+    Args:
+      fn: an NNX module, or a method of one.
+      *args: sample inputs: arrays, or `jax.ShapeDtypeStruct`s, with which no forward pass is
+        computed.
+      **kwargs: keyword inputs; a ToNNX takes `method=` and `rngs=` here as in a call.
+
+    Returns:
+      `fn`.
+
+    Raises:
+      InvalidModuleError: `fn` is neither a callable NNX module nor a method of one.
+      LazyInitError: an input is abstract and a variable depends on its values.
+
+    Example::
+
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import linen as nn, nnx
+      >>> import bridge
+      >>> model = bridge.ToNNX(nn.Dense(3), rngs=nnx.Rngs(0))
+      >>> bridge.lazy_init(model, jax.ShapeDtypeStruct((1, 2), jnp.float32)).kernel.shape
+      (2, 3)
+
+    Source: flax/nnx/bridge/wrappers.py:lazy_init @ 0.12.8
+    """
+    module = _owner(fn)
+    if any(_is_abstract(x) for x in jax.tree.leaves((args, kwargs))):
+        _init_abstractly(module, fn, args, kwargs)
+    else:
+        run_initializing(module, fn, args, kwargs)
+    return fn
+
+
+def run_initializing(
+    module: nnx.Module,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    nodes: Nodes | None = None,
+) -> Any:
+    """Calls `fn` while every ToNNX in `module` creates its variables; undoes its other effects.
+
+    Args:
+      module: the module.
+      fn: the module itself or a method.
+      args: positional arguments of the call.
+      kwargs: keyword arguments of the call.
+      nodes: `nodes_below(module)`, if that is known.
+
+    Returns:
+      What `fn` returned.
+    """
+    nodes = nodes or nodes_below(module)
+    snapshot = Snapshot(nodes)
+    # Initial values were drawn from them, as in native construction: if they were put back, the
+    # first call would draw the same keys again.
+    moved = {id(count) for node in nodes.objects for count in _stream_counts(node)}
+    set_initializing(nodes.objects, True)
+    try:
+        output = fn(*args, **kwargs)
+        snapshot.keep_created(moved)
+    except BaseException:
+        snapshot.restore()
+        raise
+    finally:
+        # The call may have put in more of them.
+        after = nodes_below(module)
+        set_initializing([*nodes.objects, *after.objects], False)
+    drop_sown(after)
+    return output
+
+
+def initialized(
+    module: nnx.Module,
+    method: Callable[[Any], Callable[..., Any]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    nodes: Nodes,
+) -> tuple[nnx.Module, Any]:
+    """`run_initializing`, also for a call that needs a mesh axis or `vmap` axis nobody has bound.
+
+    A native `nnx.BatchNorm(axis_name=…)` does not know, as Linen's does, that it is initialised,
+    and takes its mean over the axis.
+
+    Args:
+      module: the module.
+      method: module -> the method to call.
+      args: positional arguments of the call.
+      kwargs: keyword arguments of the call.
+      nodes: `nodes_below(module)`.
+
+    Returns:
+      (the initialised module, what the method returned). The module is another one if an axis was
+      missing.
+    """
+    axes: list[str] = []
+    while True:
+        try:
+            if not axes:
+                return module, run_initializing(module, method(module), args, kwargs, nodes)
+            return _initialized_over(axes, module, method, args, kwargs)
+        except NameError as error:
+            axis = unbound_axis(error)
+            if axis is None or axis in axes:
+                raise
+            axes.append(axis)
+
+
+def _initialized_over(
+    axes: Sequence[str],
+    module: nnx.Module,
+    method: Callable[[Any], Callable[..., Any]],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> tuple[nnx.Module, Any]:
+    """Initialises a copy of a module below axes of size 1."""
+    graphdef, leaves = flatten(module)
+    given = Arrays(list(map(_raw, leaves)))
+    made: list[tuple[nnx.GraphDef[Any], Arrays]] = []
+
+    def initialize(values: list[Any]) -> list[Any]:
+        # Variables belong to the trace they are made in.
+        copy = GraphDefBuilder(graphdef).build(given.tree(values)).module
+        output = run_initializing(copy, method(copy), args, kwargs)
+        graphdef_made, leaves_made = flatten(copy)
+        result = Arrays((list(map(_raw, leaves_made)), output))
+        made.append((graphdef_made, result))
+        return result.values
+
+    run: Callable[..., Any] = initialize
+    for axis in axes:
+        run = jax.vmap(run, in_axes=None, axis_name=axis, axis_size=1)
+    values = [x[(0,) * len(axes)] for x in run(given.values)]
+    graphdef_made, result = made[-1]
+    leaves_made, output = result.tree(values)
+    return GraphDefBuilder(graphdef_made).build(leaves_made).module, output
+
+
+def _raw(leaf: Any) -> Any:
+    return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
+
+
+def _init_abstractly(
+    module: nnx.Module, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Initialises a copy with the inputs unknown, then moves the variables into the model."""
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    abstract = {i: leaf for i, leaf in enumerate(leaves) if _is_abstract(leaf)}
+    graphdef, state = nnx.split(module, graph=True)
+    made: list[nnx.GraphDef[Any]] = []
+
+    def initialize(*inputs: Any) -> Any:
+        # Variables belong to the trace they are made in.
+        copy = nnx.merge(graphdef, state, copy=True)
+        known = dict(zip(abstract, inputs, strict=True))
+        full_args, full_kwargs = tree.unflatten(
+            [known.get(i, leaf) for i, leaf in enumerate(leaves)]
+        )
+        method = copy if fn is module else functools.partial(_function(fn), copy)
+        run_initializing(copy, method, full_args, full_kwargs)
+        made_graphdef, made_state = nnx.split(copy, graph=True)
+        made.append(made_graphdef)
+        return made_state
+
+    made_state = partially_evaluate(initialize, *abstract.values())
+    made_nodes = dict(nnx.iter_graph(nnx.merge(made[0], made_state), graph=True))
+    for path, node in nnx.iter_graph(module, graph=True):
+        if isinstance(node, nnx.Pytree) and type(made_nodes.get(path)) is type(node):
+            _adopt(node, made_nodes[path])
+
+
+def _adopt(node: Any, made: Any) -> None:
+    """Takes over the Linen variables of an initialised copy that the original lacks."""
+    if isinstance(node, nnx.Module) and hasattr(type(node), "linen_variables"):
+        for count, made_count in zip(_stream_counts(node), _stream_counts(made), strict=True):
+            assign_raw_value(count, raw_value(made_count))
+        new = {a: entry.leaf for a, entry in linen_attributes.held_variables(made).items()}
+        linen_attributes.store(node, new, linen_attributes.held_variables(node), update=False)
+
+
+def _stream_counts(node: Any) -> list[nnx.Variable[Any]]:
+    """The counts of the streams that a wrapper draws from, none for another node."""
+    streams = vars(node).get("to_nnx__rngs") if isinstance(node, nnx.Module) else None
+    return [] if streams is None else [streams[name].count for name in streams]
+
+
+def _owner(fn: Any) -> nnx.Module:
+    owner = fn if isinstance(fn, nnx.Module) else getattr(fn, "__self__", None)
+    if isinstance(owner, nnx.Module) and callable(fn):
+        return owner
+    raise InvalidModuleError(
+        "lazy_init",
+        fn,
+        "a callable NNX module or a method of one",
+        "pass the model, or model.method, and then the sample inputs",
+    )
+
+
+def _function(method: Any) -> Callable[..., Any]:
+    return method.__func__
+
+
+def _is_abstract(leaf: Any) -> bool:
+    return isinstance(leaf, jax.ShapeDtypeStruct)

@@ -1,0 +1,194 @@
+"""The whole state of a model before an initialisation, to be put back afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+from bridge._conversion.arrays import is_taken, taken
+from bridge._flax.nodes import ATOMS, Nodes, nodes_below
+from bridge._flax.objects import DATA_ATTRIBUTES
+from bridge._flax.variables import assign_raw_value, raw_value
+
+_IS_DATA = "_pytree__nodes"
+# What a wrapper notes about variables that it created.
+_NOTED = frozenset({"to_nnx__graphdefs"})
+
+
+class Snapshot:
+    """Every attribute, item and value of a model.
+
+    Objects, dicts and lists are put back to what they held, Variables to their values, so it does
+    not matter how a call has changed them.
+
+    Args:
+      nodes: the nodes of the model.
+    """
+
+    def __init__(self, nodes: Nodes):
+        self._variables = [(v, taken(raw_value(v)), v.get_metadata()) for v in nodes.variables]
+        # What is among these was there before, wherever it is now.
+        self._known = {id(variable) for variable in nodes.variables}
+        self._contents = {
+            id(node): (node, contents)
+            for node in (*nodes.objects, *nodes.others)
+            if (contents := _contents(node)) is not None
+        }
+        for _, contents in self._contents.values():
+            items = contents if isinstance(contents, list) else contents.values()
+            self._known.update(
+                id(x) for x in items if type(x) not in ATOMS and isinstance(x, jax.Array)
+            )
+
+    def restore(self) -> None:
+        """Puts everything back."""
+        for node, contents in self._contents.values():
+            _fill(node, contents)
+        self._restore_variables(())
+
+    def keep_created(self, moved: Collection[int]) -> None:
+        """Puts back what was there, and keeps the state that is new.
+
+        State is new where there was nothing, or something without state: an attribute, an item of a
+        dict, an item at the end of a list, a None. An object that has got state so keeps its other
+        new attributes, and the flags that it set: it may note in them that it has built its
+        variables. What was sown is the output of the call and is not kept.
+
+        Args:
+          moved: the ids of Variables that keep their values.
+        """
+        for node, contents in list(self._contents.values()):
+            if isinstance(node, dict):
+                _fill(node, self._dict(contents, dict(node)))
+            elif isinstance(node, list):
+                _fill(node, self._list(contents, list(node)))
+            else:
+                _fill(node, self._attributes(node, contents, dict(vars(node))))
+        self._restore_variables(moved)
+
+    def _restore_variables(self, moved: Collection[int]) -> None:
+        for variable, value, metadata in self._variables:
+            if id(variable) not in moved and not is_taken(raw_value(variable), value):
+                assign_raw_value(variable, taken(value))
+            if variable.get_metadata() != metadata:
+                variable.set_metadata(metadata)
+
+    def _combined(self, before: Any, now: Any) -> Any:
+        """What stays where there was something before."""
+        if now is before:
+            return before
+        if type(before) is dict and type(now) is dict:
+            contents = self._contents.get(id(before))
+            combined = self._dict(dict(before) if contents is None else contents[1], now)
+            if combined.keys() != before.keys() or any(
+                combined[key] is not before[key] for key in combined
+            ):
+                return combined
+            return before
+        return now if self._is_new(now) and not _holds_state(before, ()) else before
+
+    def _is_new(self, value: Any) -> bool:
+        return _holds_state(value, self._known)
+
+    def _dict(self, before: Mapping[Any, Any], now: Mapping[Any, Any]) -> dict[Any, Any]:
+        kept = {k: self._combined(old, now[k]) if k in now else old for k, old in before.items()}
+        new = {k: v for k, v in now.items() if k not in before and self._is_new(v)}
+        return {**kept, **new}
+
+    def _list(self, before: list[Any], now: list[Any]) -> list[Any]:
+        # Where state has left its place, a None may hold another item's state now, and no new one.
+        is_moved = len(now) < len(before) or any(
+            old is not new and type(old) is not dict and _holds_state(old, ())
+            for old, new in zip(before, now, strict=False)
+        )
+        kept = (
+            list(before)
+            if is_moved
+            else [self._combined(old, new) for old, new in zip(before, now, strict=False)]
+        )
+        new = [item for item in now[len(before) :] if self._is_new(item)]
+        return kept + before[len(kept) :] + new
+
+    def _attributes(
+        self, node: Any, before: Mapping[str, Any], now: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        kept = self._dict({k: v for k, v in before.items() if k != _IS_DATA}, now)
+        made = {k for k, v in kept.items() if k not in before or v is not before[k]}
+        if made:
+            new = {k: v for k, v in now.items() if k not in before and not _is_sown(v)}
+            flags = {
+                k: now[k]
+                for k, old in before.items()
+                if isinstance(old, bool) and isinstance(now.get(k), bool)
+            }
+            kept |= new | flags
+            made |= new.keys()
+        kept |= {k: now[k] for k in _NOTED if k in now}
+        if isinstance(node, nnx.List):
+            kept["_length"] = sum(name.isdecimal() for name in kept)
+        if _IS_DATA in before:
+            is_data = dict(now.get(_IS_DATA, {}))
+            others = {k: v for k, v in dict(before[_IS_DATA]).items() if k not in made}
+            kept[_IS_DATA] = DATA_ATTRIBUTES(
+                {**{k: v for k, v in is_data.items() if k in made}, **others}
+            )
+        return kept
+
+
+def drop_sown(nodes: Nodes) -> None:
+    """Removes what native modules sowed: initialisation is not a call whose output counts."""
+    for node in nodes.objects:
+        for name, value in list(vars(node).items()):
+            if _is_sown(value):
+                delattr(node, name)
+
+
+def _contents(node: Any) -> Any:
+    """What a node holds that can be changed in place, None if nothing can."""
+    if isinstance(node, dict | list):
+        return node.copy()
+    attributes = getattr(node, "__dict__", None)
+    return None if attributes is None else dict(attributes)
+
+
+def _fill(node: Any, contents: Any) -> None:
+    """Makes a node hold these contents and no others."""
+    held = node if isinstance(node, dict | list) else vars(node)
+    held.clear()
+    if isinstance(held, list):
+        held.extend(contents)
+    else:
+        held.update(contents)
+
+
+def _holds_state(value: Any, known: Collection[int]) -> bool:
+    """Whether there are Variables or arrays in a value, besides those whose ids are known.
+
+    Sown Variables do not count.
+    """
+    if isinstance(value, jax.Array):
+        return id(value) not in known
+    if isinstance(value, nnx.Variable):
+        return not _is_sown(value) and id(value) not in known
+    nodes = nodes_below(value)
+    if any(_holds_state(variable, known) for variable in nodes.variables):
+        return True
+    held = [*map(vars, nodes.objects), *(_items(node) for node in nodes.others)]
+    arrays = (x for items in held for x in items.values() if isinstance(x, jax.Array))
+    return any(id(x) not in known for x in arrays)
+
+
+def _items(node: Any) -> Mapping[Any, Any]:
+    impl: Any = nnx.graphlib.get_node_impl(node)
+    return impl.node_dict(node)
+
+
+def _is_sown(value: Any) -> bool:
+    # Cheap test first: a failing `isinstance(value, nnx.Variable)` is slow.
+    if type(value) in ATOMS or not isinstance(value, nnx.Variable):
+        return False
+    # Perturbations derive from it, and Linen's init makes them too.
+    return value.var_type is nnx.Intermediate

@@ -1,0 +1,1 @@
+"""`ToNNX`, and what only it needs."""

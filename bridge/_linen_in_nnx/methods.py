@@ -1,0 +1,92 @@
+"""Which attributes and methods of a Linen module a ToNNX answers for."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flax import linen as nn
+from flax import nnx
+
+from bridge._errors import InvalidMethodError, InvalidModuleError
+from bridge._flax.linen_modules import unbound_function
+
+from .parts import has_modules, is_own, names_at
+from .submodule import At, found_at, run_at
+
+
+class Answer:
+    """An attribute of the Linen module; a class of its own, since None is a value too."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+def linen_attribute(wrapper: Any, module: nn.Module, name: str) -> Answer | None:
+    """A field, a method, another class attribute, or what was made in `setup`."""
+    if name in field_names(module) and name not in ("parent", "name"):
+        value = getattr(module, name)
+        if not has_modules(value):
+            return Answer(value)
+    elif is_own(type(module), name):
+        if inspect.isfunction(inspect.getattr_static(type(module), name)):
+            return Answer(types.MethodType(functools.partial(run_at, (), name), wrapper))
+    elif name not in (names_at(wrapper, ()).found or ()):
+        return None
+    return Answer(found_at(wrapper, (), name))
+
+
+def called(
+    module: nn.Module, method: Callable[..., Any] | str | None, kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], nn.Module, dict[str, Any]]:
+    """(the function of a Linen module to call, whose method it is, its keyword arguments)."""
+    if isinstance(method, At):
+        target = module if method.target is None else method.target
+        return method, target, {**kwargs, **method.kwargs}
+    return function_of(module, method), module, kwargs
+
+
+def function_of(module: nn.Module, method: Callable[..., Any] | str | None) -> Callable[..., Any]:
+    """The unbound function to call, for what `Module.apply` accepts as `method`."""
+    if isinstance(method, str):
+        found = getattr(type(module), method, None)
+        if not callable(found):
+            raise InvalidMethodError(type(module), method, _method_names(module))
+        return found
+    if method is None:
+        method = type(module).__call__
+    if not callable(method):
+        raise InvalidMethodError(type(module), method, _method_names(module))
+    return unbound_function(method)
+
+
+def _method_names(module: nn.Module) -> set[str]:
+    own = {n for n in dir(type(module)) if inspect.isfunction(getattr(type(module), n, None))}
+    own -= set(dir(nn.Module)) | set(field_names(module))
+    return {n for n in own if not n.startswith("_")} | {"__call__"}
+
+
+def field_names(module: nn.Module) -> Mapping[str, Any]:
+    """The dataclass fields of a Linen module."""
+    return type(module).__dataclass_fields__
+
+
+def check_module(module: Any) -> None:
+    """Raises InvalidModuleError for what is no Linen module instance."""
+    if isinstance(module, nn.Module):
+        return
+    expected = "a Linen module instance"
+    if isinstance(module, type) and issubclass(module, nn.Module):
+        remedy = f"make an instance of it: ToNNX({module.__name__}(…))"
+    elif isinstance(module, nnx.Module) or (
+        isinstance(module, type) and issubclass(module, nnx.Module)
+    ):
+        remedy = (
+            "it is NNX already, so use it as it is (ToLinen is the wrapper for the other direction)"
+        )
+    else:
+        remedy = "pass an instance of a subclass of flax.linen.Module"
+    raise InvalidModuleError("ToNNX", module, expected, remedy)

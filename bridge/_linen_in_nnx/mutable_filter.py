@@ -1,0 +1,29 @@
+"""What `mutable` may be: True, False, a collection, several of them, or all but some."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from flax.core.scope import DenyList
+
+from bridge._errors import InvalidFilterError
+
+
+def checked(mutable: Any, where: str) -> Any:
+    """A filter of collections that cannot change any more.
+
+    Args:
+      mutable: names, a bool or a `DenyList`; None where it may be left out.
+      where: who was given it, for the error.
+
+    Raises:
+      InvalidFilterError: it is none of these.
+    """
+    if mutable is None or isinstance(mutable, bool | str):
+        return mutable
+    denied = mutable.deny if isinstance(mutable, DenyList) else mutable
+    is_named = isinstance(denied, Collection) and all(isinstance(name, str) for name in denied)
+    if not is_named and not (isinstance(mutable, DenyList) and isinstance(denied, bool | DenyList)):
+        raise InvalidFilterError(mutable, where)
+    return mutable if isinstance(mutable, DenyList) else tuple(mutable)

@@ -1,0 +1,359 @@
+"""What `model.encoder` is on a ToNNX: the dict of its Variables, and the submodule itself."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from typing import Any
+
+import jax
+from flax import errors as flax_errors
+from flax import linen as nn
+from flax import nnx
+from jax.core import Tracer
+
+from bridge._conversion.neutral import as_dicts
+from bridge._errors import InvalidMethodError, InvalidModuleError
+from bridge._flax.interceptors import call_method
+from bridge._flax.linen_modules import children
+
+from .parts import below, bound_at, has_modules, has_variables, names_at
+
+Path = tuple[Any, ...]
+_NO_TREE = (nnx.Variable, list, tuple)
+
+
+class Submodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[misc]
+    """The variables of a Linen submodule in a ToNNX by name, and its methods and fields.
+
+    It is a view that looks the variables up each time, so it is never out of date, and writes reach
+    the model. A submodule that was made in `setup`, or is a field of the Linen module, can be
+    called, and so can its methods: `model.encoder(x)`, `model.encoder.attend(x)`.
+
+    Args:
+      owner: the ToNNX.
+      path: where the submodule is in it.
+    """
+
+    # Only C code, such as that of `json`, reads what a dict itself holds: here what there was when
+    # the view was made. All else is looked up in the model.
+    __slots__ = ("__weakref__", "_owner", "_path")
+    # `jax.jit` and `jax.checkpoint` find traces by a weak reference to the function, and its hash:
+    # that of the view itself, as the model may have changed since another one was traced.
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    fromkeys: Any = dict.fromkeys
+
+    def __init__(self, owner: Any, path: Path):
+        object.__setattr__(self, "_owner", owner)
+        object.__setattr__(self, "_path", path)
+        dict.__init__(self, self._dict)
+
+    def __getitem__(self, key: Any) -> Any:
+        value = self._dict[key]
+        return Submodule(self._owner, (*self._path, key)) if type(value) is dict else value
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        value = as_dicts(value)
+        # Linen keeps the variables of a list under the names of its items.
+        for leaf in jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, _NO_TREE)):
+            if not isinstance(leaf, nnx.Variable):
+                raise InvalidModuleError(
+                    f"{_text(self._owner, self._path)}[{key!r}]",
+                    leaf,
+                    "an nnx.Variable, or a dict of them",
+                    "write into the Variable that is there, with [...] = value, or assign another"
+                    " one, such as nnx.Param(value)",
+                )
+        _dict_for_writing(self._owner, self._path)[key] = value
+
+    def __delitem__(self, key: Any) -> None:
+        del self._dict[key]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._dict)
+
+    def __reversed__(self) -> Iterator[Any]:
+        return reversed(self._dict)
+
+    def __len__(self) -> int:
+        return len(self._dict)
+
+    def __repr__(self) -> str:
+        return repr(self._dict)
+
+    def __eq__(self, other: object) -> bool:
+        return as_dicts(self) == (as_dicts(other) if isinstance(other, Submodule) else other)
+
+    # The one of `dict` would compare what this one itself holds.
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __or__(self, other: Any) -> Any:
+        return {**self, **other} if isinstance(other, Mapping) else NotImplemented
+
+    def __ror__(self, other: Any) -> Any:
+        return {**other, **self} if isinstance(other, Mapping) else NotImplemented
+
+    def __ior__(self, other: Any) -> Any:
+        self.update(other)
+        return self
+
+    def copy(self) -> dict[Any, Any]:
+        """A plain dict of the same Variables, which belongs to no model."""
+        return as_dicts(self._dict)
+
+    __copy__ = copy
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return dict, (as_dicts(self._dict),)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return run_at(self._path, "__call__", self._owner, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self[name] if name in self._dict else attribute(self._owner, self._path, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if hasattr(type(self), name):
+            raise AttributeError(f"{name!r} belongs to dict; set the variable as an item")
+        if not assign_parts(self._owner, self._path, name, value):
+            self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        if name not in self._dict:
+            raise AttributeError(f"{_text(self._owner, self._path)} has no variable {name!r}")
+        del self[name]
+
+    def __dir__(self) -> list[str]:
+        known = names_at(self._owner, self._path).found or ()
+        return sorted({*dir(dict), *known, *map(str, self._dict)})
+
+    @property
+    def _dict(self) -> dict[Any, Any]:
+        """The dict in the model; an empty one if the submodule has no variables."""
+        found: Any = vars(self._owner)
+        for key in self._path:
+            found = found.get(key) if type(found) is dict else None
+        return found if type(found) is dict else {}
+
+
+def attribute(owner: Any, path: Path, name: str) -> Any:
+    """An attribute of a Linen module in a ToNNX, as the bound Linen module has it.
+
+    Args:
+      owner: the ToNNX.
+      path: where the module is, empty for the wrapped one itself.
+      name: the attribute.
+
+    Returns:
+      Submodules as `Submodule`s, methods so that a call goes through the wrapper, anything else as
+      it is.
+
+    Raises:
+      AttributeError: there is none.
+    """
+    known = names_at(owner, path)
+    if known.found is None or name not in known.found:
+        raise AttributeError(_not_found(owner, path, name, known.found))
+    return found_at(owner, path, name)
+
+
+def found_at(owner: Any, path: Path, name: str) -> Any:
+    """`attribute` of a name that is there."""
+    known = names_at(owner, path)
+    module = bound_at(owner, path)
+    if name in known.submodules and name not in vars(module):
+        return Submodule(owner, (*path, name))
+    static = inspect.getattr_static(type(module), name, None)
+    if name in vars(module):
+        value = getattr(module, name)
+    elif inspect.isfunction(static):
+        return types.MethodType(functools.partial(run_at, path, name), owner)
+    else:
+        get = getattr(type(static), "__get__", None)
+        try:
+            value = static if get is None else get(static, module, type(module))
+        except flax_errors.DescriptorAttributeError as error:
+            # Linen says that something in a property is missing, and the cause says what.
+            raise error.__cause__ or error from None
+    is_made = not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
+    if not is_made and not has_variables(owner):
+        raise AttributeError(f"{_text(owner, path)}.{name} is created by lazy_init")
+    return _as_parts(owner, value)
+
+
+def assign_parts(owner: Any, path: Path, name: str, value: Any) -> bool:
+    """Gives the submodules of a list, tuple or dict the variables of other ones.
+
+    Linen keeps these variables under the name of each item (`blocks_0`), so an attribute of the
+    name of the list (`blocks`) would be read by nobody.
+
+    Args:
+      owner: the ToNNX.
+      path: where the module with the list is, empty for the wrapped one itself.
+      name: the attribute.
+      value: what was assigned.
+
+    Returns:
+      Whether that was it; if not, nothing has happened.
+
+    Raises:
+      InvalidModuleError: the items of `value` are not those of the list.
+    """
+    if isinstance(value, Submodule) or not _has_variables(value):
+        return False
+    here = names_at(owner, path)
+    own = found_at(owner, path, name) if name in (here.found or ()) else None
+    if isinstance(own, Submodule) or not has_submodules(own):
+        if isinstance(value, Mapping) or not has_submodules(value):
+            return False
+        raise _misfit(owner, path, name, value, "an nnx.Variable, a dict of them or a submodule")
+    pairs = _pairs(own, value)
+    if pairs is None:
+        raise _misfit(owner, path, name, value, f"submodules, or dicts of Variables, as in {own!r}")
+    for part, variables in pairs:
+        part.clear()
+        part.update(variables)
+    return True
+
+
+def _has_variables(value: Any) -> bool:
+    """Whether a list, tuple or dict has submodules or Variables in it."""
+    if isinstance(value, Mapping):
+        return isinstance(value, Submodule) or any(map(_has_variables, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_has_variables, value))
+    return isinstance(value, nnx.Variable)
+
+
+def has_submodules(value: Any) -> bool:
+    if isinstance(value, Submodule):
+        return True
+    items = value.values() if isinstance(value, Mapping) else value
+    return isinstance(value, Mapping | list | tuple) and any(map(has_submodules, items))
+
+
+def _pairs(own: Any, value: Any) -> list[tuple[Submodule, Mapping[Any, Any]]] | None:
+    """Each submodule with what was assigned to it; None if something has no counterpart."""
+    if isinstance(own, Submodule):
+        is_tree = isinstance(value, Mapping) and all(
+            isinstance(leaf, nnx.Variable)
+            for leaf in jax.tree.leaves(as_dicts(value), is_leaf=lambda x: isinstance(x, _NO_TREE))
+        )
+        # A copy, as these may be the same submodules in another order.
+        return [(own, as_dicts(value))] if is_tree else None
+    if isinstance(own, Mapping):
+        is_alike = isinstance(value, Mapping) and own.keys() == value.keys()
+        items = [(own[key], value[key]) for key in own] if is_alike else None
+    elif isinstance(own, list | tuple):
+        is_alike = isinstance(value, list | tuple) and len(own) == len(value)
+        items = list(zip(own, value, strict=True)) if is_alike else None
+    else:
+        # What is no submodule is made by the model's own code, and cannot be another.
+        is_alike = own is value or (isinstance(own, bool | int | float | str) and own == value)
+        return [] if is_alike else None
+    found = [_pairs(*item) for item in items or ()]
+    if items is None or None in found:
+        return None
+    return [pair for pairs in found for pair in pairs or ()]
+
+
+def _misfit(owner: Any, path: Path, name: str, value: Any, expected: str) -> InvalidModuleError:
+    return InvalidModuleError(
+        _text(owner, (*path, name)),
+        value,
+        expected,
+        "assign to each submodule by its own name, such as model.blocks_0",
+    )
+
+
+def run_at(path: Path, method: str, owner: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a method of a submodule through its ToNNX, so that updates are kept."""
+    target = None
+    if owner.to_nnx__modes:
+        target = bound_at(owner, path) if path else owner.to_nnx__module
+    # A call of the wrapper has a `method` itself.
+    own = {"method": kwargs.pop("method")} if "method" in kwargs else {}
+    return owner(*args, method=At(path, method, target, own), **kwargs)
+
+
+class At:
+    """A method of a submodule, as a function of the whole Linen module.
+
+    Args:
+      path: the names of the submodule and those above it.
+      name: the method.
+      target: the submodule as it was found before the call, None if that is not known.
+      kwargs: keyword arguments of the method that its call through the wrapper cannot have.
+
+    Attributes:
+      target: the same.
+      kwargs: the same.
+    """
+
+    def __init__(self, path: Path, name: str, target: nn.Module | None, kwargs: Mapping[str, Any]):
+        self.target = target
+        self.kwargs = kwargs
+        self._path = path
+        self._name = name
+        if target is not None:
+            # What `inspect.signature` looks at.
+            self.__wrapped__ = getattr(type(target), name)
+
+    def __call__(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:
+        found = below(module, self._path)
+        if found is None:
+            known = [n for n, child in children(module).items() if isinstance(child, nn.Module)]
+            raise InvalidMethodError.of_part(type(module), ".".join(self._path), known)
+        return call_method(getattr(type(found), self._name), found, args, kwargs)
+
+
+def _dict_for_writing(owner: Any, path: Path) -> dict[Any, Any]:
+    if type(vars(owner).get(path[0])) is not dict:
+        setattr(owner, path[0], nnx.data({}))
+    found = vars(owner)[path[0]]
+    for key in path[1:]:
+        found = found.setdefault(key, {})
+    return found
+
+
+def _as_parts(owner: Any, value: Any) -> Any:
+    """A value with the bound Linen modules in it as Submodules."""
+    if isinstance(value, nn.Module):
+        return Submodule(owner, value.path)
+    if not has_modules(value):
+        return value
+    if isinstance(value, Mapping):
+        # A FrozenDict would make FrozenDicts of Submodules.
+        return {key: _as_parts(owner, item) for key, item in value.items()}
+    items = [_as_parts(owner, item) for item in value]
+    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+
+
+def _text(owner: Any, path: Path) -> str:
+    return ".".join((f"ToNNX({type(owner.to_nnx__module).__name__})", *map(str, path)))
+
+
+def _not_found(owner: Any, path: Path, name: str, known: frozenset[str] | None) -> str:
+    text = f"{_text(owner, path)} has no variable, field or method {name!r}"
+    if known is None:
+        text += "; outside of a call only the variables are known of what nn.compact makes"
+    return text
+
+
+def _flatten(submodule: Submodule) -> tuple[Any, tuple[Any, ...]]:
+    own = submodule.copy()
+    keys = tuple(sorted(own))
+    return [(jax.tree_util.DictKey(key), own[key]) for key in keys], keys
+
+
+def _unflatten(keys: tuple[Any, ...], values: Iterable[Any]) -> Any:
+    # A mapped tree belongs to no model, so it is a plain dict.
+    return dict(zip(keys, values, strict=True))
+
+
+jax.tree_util.register_pytree_with_keys(Submodule, _flatten, _unflatten)

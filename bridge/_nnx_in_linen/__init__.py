@@ -1,0 +1,1 @@
+"""`ToLinen` and `to_linen_class`, and what only they need."""

@@ -1,0 +1,191 @@
+"""Which Linen variables belong to which leaf of a GraphDef."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from flax.core import meta
+
+import registry
+from bridge._conversion.matching import Comparison, compare
+from bridge._conversion.neutral import Address, Path, by_address
+from bridge._conversion.nnx_meta import NNXMeta
+from bridge._flax.variables import assign_raw_value
+from bridge._graphdefs.static_graphdef import StaticGraphDef
+from bridge._sharding.explicit_axes import any_explicit
+
+
+class MatchedVariables:
+    """The Linen variables of one scope, against the slots of a GraphDef.
+
+    Args:
+      graphdef: the definition of the module that the variables are for.
+      variables: nested mappings by collection, without `nnx`.
+      arguments: the arrays that the constructor is given and the module keeps as they are, by
+        address. Variables come before them: a call may have put another array in their place.
+
+    Attributes:
+      graphdef: that definition.
+    """
+
+    def __init__(
+        self,
+        graphdef: StaticGraphDef,
+        variables: Mapping[str, Any],
+        arguments: Mapping[Address, Any] = MappingProxyType({}),
+    ):
+        self.graphdef = graphdef
+        self._arguments = arguments
+        self._given: Mapping[Address, Any] = by_address(variables)
+
+    @classmethod
+    def of_leaves(cls, graphdef: StaticGraphDef, leaves: Mapping[Address, Any]) -> MatchedVariables:
+        """The same of leaves by address, which may be anything."""
+        found = cls(graphdef, {})
+        found._given = leaves
+        return found
+
+    @property
+    def leaves(self) -> Mapping[Address, Any]:
+        """The leaves as they are, boxes included, by the address that the module knows them by."""
+        return self._matched[0]
+
+    def placed(self, address: Address) -> Address:
+        """Where a leaf is in the variables, or is to be: with keys that fit those beside it.
+
+        Integers come back as strings from a msgpack file.
+        """
+        moved = self._matched[1]
+        if address in moved or address in self._given:
+            return moved.get(address, address)
+        collection, path = address
+        own: Path = ()
+        below = [given for other, given in self._given if other == collection]
+        for key in path:
+            beside = {given[len(own)] for given in below if len(given) > len(own)}
+            is_text = any(isinstance(k, str) and k.isdecimal() for k in beside)
+            own = (*own, str(key) if is_text and isinstance(key, int) else key)
+            below = [given for given in below if given[: len(own)] == own]
+        return collection, own
+
+    @property
+    def values(self) -> list[Any]:
+        """What the Variables are to hold, in the order of the slots; None for absent RNG state."""
+        leaves = self.leaves
+        return [
+            None
+            if slot.is_rng and slot.address not in leaves
+            else unboxed(leaves[slot.address], aval)
+            for slot, aval in zip(self.graphdef.slots, slot_avals(self.graphdef), strict=True)
+        ]
+
+    @property
+    def unknown(self) -> dict[Address, Any]:
+        """The leaves that no slot is for."""
+        known = self.graphdef.slots.addresses
+        return {address: leaf for address, leaf in self.leaves.items() if address not in known}
+
+    @functools.cached_property
+    def _matched(self) -> tuple[Mapping[Address, Any], Mapping[Address, Address]]:
+        """The leaves by their slots' paths, or by the text of their paths, and where they are."""
+        leaves = self._given
+        wanted = self.graphdef.slots.addresses
+        if wanted.issuperset(leaves):
+            return ({**self._arguments, **leaves} if self._arguments else leaves), {}
+        by_text = {_text(address): address for address in wanted if address not in leaves}
+        known = {a: by_text[_text(a)] for a in leaves if a not in wanted and _text(a) in by_text}
+        matched = {known.get(address, address): leaf for address, leaf in leaves.items()}
+        return {**self._arguments, **matched}, {address: found for found, address in known.items()}
+
+
+def comparison(found: MatchedVariables, *, rng: bool = False) -> Comparison:
+    """What a GraphDef needs against what was found.
+
+    Args:
+      found: the variables and the definition.
+      rng: whether RNG state has to be there.
+
+    Returns:
+      The comparison. Only parameters and batch statistics are held to their shapes; a cache may
+      grow.
+    """
+    expected: dict[Address, Any] = {}
+    leaves = {address: _inside(leaf) for address, leaf in found.leaves.items()}
+    for slot, aval in zip(found.graphdef.slots, slot_avals(found.graphdef), strict=True):
+        if slot.is_rng and not rng:
+            leaves.pop(slot.address, None)
+        elif aval is None or (slot.address in leaves and not slot.has_fixed_shape):
+            expected[slot.address] = leaves.get(slot.address, _Anything())
+        else:
+            expected[slot.address] = aval
+    return compare(expected, leaves)
+
+
+def overlay(module_leaves: list[Any], found: MatchedVariables) -> None:
+    """Puts the values that exist into a module that was just constructed."""
+    for leaf, slot in zip(module_leaves, found.graphdef.slots, strict=True):
+        if slot.address in found.leaves and isinstance(leaf, nnx.Variable):
+            assign_raw_value(leaf, unboxed(found.leaves[slot.address]))
+
+
+def slot_avals(graphdef: StaticGraphDef) -> tuple[Any, ...]:
+    """Shape and dtype of every slot, None where they are not known."""
+    return graphdef.avals or (None,) * len(graphdef.slots)
+
+
+def unboxed(leaf: Any, aval: Any = None) -> Any:
+    """The value of a leaf as a Variable can hold it.
+
+    Args:
+      leaf: a leaf of Linen variables.
+      aval: shape and dtype that it had when the module was made, None if they are not known.
+    """
+    if isinstance(leaf, jax.Array):
+        return leaf
+    # A box of Linen's constrains what it gives out, which JAX refuses for Explicit axes.
+    is_constrained = isinstance(leaf, meta.AxisMetadata) and not any_explicit()
+    value = leaf.unbox() if is_constrained else _inside(leaf)
+    # A restored checkpoint holds NumPy arrays and scalars, into which a Variable would write.
+    is_foreign = hasattr(value, "dtype") and not isinstance(value, jax.Array | jax.ShapeDtypeStruct)
+    if is_foreign and _is_wide(value, aval):
+        # A write in place would go unnoticed, so it is refused.
+        kept = copy.copy(value)
+        if isinstance(kept, np.ndarray):
+            kept.setflags(write=False)
+        return kept
+    return jax.numpy.asarray(value) if is_foreign else value
+
+
+def _is_wide(value: Any, aval: Any) -> bool:
+    """Whether a value is of a dtype that JAX does not have, and was so when the module was made."""
+    was = getattr(aval, "dtype", None)
+    return value.dtype == was and jax.dtypes.canonicalize_dtype(was) != was
+
+
+class _Anything:
+    """Stands for a leaf whose shape is not known."""
+
+    shape = ()
+    dtype = "a leaf"
+
+
+def _inside(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array):
+        return leaf
+    # unbox may put a sharding constraint on the value, which is an equation in the program.
+    if isinstance(leaf, NNXMeta | meta.Partitioned):
+        return leaf.value
+    if isinstance(leaf, meta.AxisMetadata):
+        return registry.current().codec_for(type(leaf)).to_fields(leaf)[0]
+    return leaf
+
+
+def _text(address: Address) -> tuple[str, ...]:
+    return address[0], *map(str, address[1])

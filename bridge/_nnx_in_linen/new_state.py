@@ -1,0 +1,159 @@
+"""Gives a module the state that only a call creates, and that its definition lacks."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from flax import nnx
+
+import registry
+from bridge._conversion import linen_leaves, nnx_leaves
+from bridge._conversion.neutral import Address, Path
+from bridge._conversion.own_leaves import ARRAYS
+
+_ABSENT = object()
+
+
+class Attached(NamedTuple):
+    """A leaf that has found a place in a module.
+
+    Attributes:
+      item: its Variable, or the bare array.
+      is_linen: whether it belongs to a wrapped Linen module, which reads all of its variables.
+    """
+
+    item: Any
+    is_linen: bool
+
+
+def attach(module: Any, unknown: Mapping[Address, Any]) -> dict[Address, Attached]:
+    """Puts leaves into a module where nothing is yet: no attribute, or None.
+
+    A parameter is put nowhere: the definition has those that a call creates, too. Any other is
+    ignored, as Linen ignores it, and in the place of a None it would give a bias to a layer that
+    was made without one.
+
+    Args:
+      module: a module of its own; it is changed.
+      unknown: leaves of Linen variables by address.
+
+    Returns:
+      Each leaf that has found a place.
+    """
+    active = registry.current()
+    attached: dict[Address, Attached] = {}
+    # Items of a list in their order, whatever mapping they come from.
+    for address in sorted(unknown, key=_list_order):
+        collection, path = address
+        if collection == "params" or not path:
+            continue
+        neutral = linen_leaves.to_leaf(collection, path, unknown[address], active)
+        if collection == ARRAYS and neutral.box is None:
+            item = neutral.value
+        else:
+            item = nnx_leaves.from_leaf(active.type_from_name(collection), neutral)
+        owner = _put(module, path, item)
+        if owner is not None:
+            attached[address] = Attached(item, _is_wrapper(owner))
+    return attached
+
+
+class Reads:
+    """Which Variables are read, found out through their get hooks.
+
+    Args:
+      variables: Variables by address; they have the hooks until `stop`.
+    """
+
+    def __init__(self, variables: Mapping[Address, nnx.Variable[Any]]):
+        self.read: set[Address] = set()
+        self._hooks: list[tuple[nnx.Variable[Any], Any]] = []
+        for address, variable in variables.items():
+            own = variable.get_metadata("on_get_value", None)
+            self._hooks.append((variable, own))
+            hook = functools.partial(_note_read, self.read, address, own)
+            variable.set_metadata(on_get_value=hook)
+
+    def stop(self) -> None:
+        """Gives the Variables the hooks that they had."""
+        for variable, own in self._hooks:
+            if own is None:
+                variable.del_metadata("on_get_value")
+            else:
+                variable.set_metadata(on_get_value=own)
+        self._hooks.clear()
+
+
+def _note_read(read: set[Address], address: Address, own: Any, variable: Any, value: Any) -> Any:
+    read.add(address)
+    return value if own is None else own(variable, value)
+
+
+def _put(module: Any, path: Path, item: Any) -> Any:
+    """Puts an item at a path below a module, if that is free and there is something to hold it.
+
+    Returns:
+      The NNX object that has it now, None if there is no place for it.
+    """
+    node = owner = module
+    for position, key in enumerate(path[:-1]):
+        child = _child(node, key)
+        if child is _ABSENT and (isinstance(node, dict) or _is_wrapper(node)):
+            # Elsewhere a missing level may be a module, which only the call makes.
+            for name in reversed(path[position + 1 :]):
+                item = {name: item}
+            return owner if _put_child(node, key, item) else None
+        node = child
+        owner = node if isinstance(node, nnx.Pytree) else owner
+    return owner if _put_child(node, path[-1], item) else None
+
+
+def _put_child(node: Any, key: Any, item: Any) -> bool:
+    if isinstance(node, nnx.List | list):
+        index = int(key) if str(key).isdecimal() else -1
+        if index == len(node):
+            node.append(nnx.data(item) if isinstance(node, nnx.List) else item)
+            return True
+        if not 0 <= index < len(node):
+            return False
+        key = index
+    child = _child(node, key)
+    if child is not _ABSENT and child is not None:
+        return False
+    if isinstance(node, nnx.Pytree) and isinstance(key, str | int):
+        if inspect.getattr_static(type(node), str(key), None) is not None:
+            return False
+        # Marked, for a None was static.
+        setattr(node, str(key), nnx.data(item))
+        return True
+    if isinstance(node, dict | list):
+        node[key] = item
+        return True
+    return False
+
+
+def _child(node: Any, key: Any) -> Any:
+    """What is below a node; keys are compared as text, as files keep them."""
+    if isinstance(node, nnx.Pytree):
+        return vars(node).get(str(key), _ABSENT)
+    if isinstance(node, Mapping):
+        found = node.get(key, _ABSENT)
+        return found if found is not _ABSENT else _by_text(node, node, key)
+    if isinstance(node, list | tuple):
+        return _by_text(dict(enumerate(node)), range(len(node)), key)
+    return _ABSENT
+
+
+def _by_text(items: Mapping[Any, Any], keys: Iterable[Any], key: Any) -> Any:
+    return next((items[k] for k in keys if str(k) == str(key)), _ABSENT)
+
+
+def _is_wrapper(node: Any) -> bool:
+    return hasattr(type(node), "linen_variables")
+
+
+def _list_order(address: Address) -> list[Any]:
+    return [(0, int(k), "") if str(k).isdecimal() else (1, 0, str(k)) for k in address[1]]

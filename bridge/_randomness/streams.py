@@ -1,0 +1,133 @@
+"""Which streams and keys an `rngs` argument means, and which stream of a module is whose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+from flax.core import meta
+
+from bridge._errors import InvalidRngsError
+from bridge._flax.call_keys import DEFAULT, folded_in
+
+from .typed_keys import is_key
+
+
+def sources(rngs: Any, where: str) -> dict[str, Any]:
+    """The streams or keys of an `rngs` argument, by Linen's names.
+
+    Args:
+      rngs: an `nnx.Rngs`, a stream, a key, a mapping of these by name, or None.
+      where: who was given it, for the error.
+
+    Returns:
+      A stream or key by name; `default` serves as `params` where there is none.
+
+    Raises:
+      InvalidRngsError: `rngs` is none of these.
+    """
+    if rngs is None:
+        found: dict[str, Any] = {}
+    elif isinstance(rngs, nnx.Rngs):
+        # Not items(): nnx.tabulate traces every public method of every node, and a generator cannot
+        # be.
+        found = {name: rngs[name] for name in rngs}
+    elif isinstance(rngs, Mapping) and all(
+        isinstance(k, str) and _is_source(v) for k, v in rngs.items()
+    ):
+        found = dict(rngs)
+    elif _is_source(rngs):
+        found = {"params": rngs}
+    else:
+        raise InvalidRngsError(rngs, where, remedy=_several_keys(rngs))
+    if "default" in found and "params" not in found:
+        found["params"] = found.pop("default")
+    return found
+
+
+def owned(rngs: Any, where: str) -> tuple[nnx.Rngs | None, frozenset[str]]:
+    """The streams that a wrapper keeps, from its `rngs` argument.
+
+    Args:
+      rngs: an `nnx.Rngs`, which is forked, a key, a mapping of keys by name, or None.
+      where: who was given it, for the error.
+
+    Returns:
+      (streams, names of the streams made of plain keys). The first draw of a stream is a key
+      derived from its own, but Linen's `init` starts from the very key it is given.
+
+    Raises:
+      InvalidRngsError: `rngs` is none of these.
+    """
+    if rngs is None:
+        return None, frozenset()
+    if isinstance(rngs, nnx.Rngs):
+        return rngs.fork(), frozenset()
+    streams = sources(rngs, where)
+    plain = frozenset(name for name, key in streams.items() if not isinstance(key, nnx.RngStream))
+    return nnx.Rngs(**{n: s if n in plain else s.fork() for n, s in streams.items()}), plain
+
+
+def _is_source(value: Any) -> bool:
+    return isinstance(value, nnx.RngStream) or is_one_key(value)
+
+
+def is_one_key(value: Any) -> bool:
+    """Whether a value is a single key, a typed one or its bits."""
+    return isinstance(value, jax.Array) and _key_dimensions(value) == 0
+
+
+def _key_dimensions(value: jax.Array) -> int:
+    """How many dimensions an array of keys has, -1 if it is none."""
+    if is_key(value):
+        return value.ndim
+    return value.ndim - 1 if value.dtype == jax.numpy.uint32 else -1
+
+
+def _several_keys(rngs: Any) -> str:
+    """What to do where several keys were given for one."""
+    keys = rngs.values() if isinstance(rngs, Mapping) else [rngs]
+    if not any(isinstance(key, jax.Array) and _key_dimensions(key) > 0 for key in keys):
+        return ""
+    return (
+        "that is an array of keys, as jax.random.split returns it; pass one of them, or make the"
+        " wrapper inside of the function that jax.vmap or nnx.vmap maps over them"
+    )
+
+
+def fold_path(key: Any, path: tuple[Any, ...]) -> Any:
+    """A typed key for the stream at a path below a ToLinen, another one for every path."""
+    # Linen hashes the names without a separator, and a/ba is not ab/a.
+    folded = folded_in(key, [f"\0{name}" for name in path])
+    return folded if is_key(folded) else jax.random.wrap_key_data(folded)
+
+
+def stream_for(tag: Any, rngs: Mapping[str, Any], *, is_stored: bool = True) -> str | None:
+    """Which of the call's streams seeds a stream of this tag.
+
+    A module built from `nnx.Rngs(key)` has one stream, `default`, that stands for all.
+
+    Args:
+      tag: the stream's name when it was made.
+      rngs: the call's keys.
+      is_stored: whether the variables have the stream, which `params` does not replace then.
+    """
+    names = set(rngs)
+    # Those that are iterated over include what another stream serves.
+    if tag in rngs or tag in names:
+        return tag
+    others = sorted(names - {"params"})
+    if tag == DEFAULT and others:
+        return others[0]
+    return "params" if "params" in names and not is_stored else None
+
+
+def stream_of(address: tuple[str, tuple[Any, ...]], leaf: Any) -> str | None:
+    """The stream that a leaf is the key of: its tag, or the name it has in an `nnx.Rngs`."""
+    collection, path = address
+    if collection != nnx.RngKey.__name__:
+        return None
+    metadata = getattr(leaf, "metadata", None) if isinstance(leaf, meta.AxisMetadata) else None
+    return (metadata or {}).get("tag") or (str(path[-2]) if len(path) > 1 else None)

@@ -1,0 +1,105 @@
+"""Shards annotated leaves over the mesh in force when a wrapper creates them or takes them in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flax import nnx
+from flax.core import meta
+
+import registry
+from bridge._conversion import linen_leaves
+from bridge._conversion.neutral import Neutral
+from bridge._conversion.nnx_meta import NNXMeta
+from bridge._flax.graphdef_builder import flatten
+from bridge._flax.nodes import Nodes, nodes_below
+from bridge._flax.variables import LATER, assign_raw_value, mark_eager_sharding, raw_value
+from bridge._graphdefs.leaves import GraphDefLeaves
+
+from . import explicit_axes
+
+
+def is_eager(option: bool | None) -> bool:
+    """Whether annotated leaves are sharded at once, by a wrapper's `eager_sharding`."""
+    return nnx.using_eager_sharding() if option is None else option
+
+
+def in_shards(leaves: Neutral, option: bool | None, where: str) -> Neutral:
+    """Leaves that are new in a wrapper, sharded over the mesh in force as its option says.
+
+    Args:
+      leaves: the leaves.
+      option: the wrapper's `eager_sharding`, None for what Flax does natively.
+      where: the wrapper, for the error.
+
+    Raises:
+      ShardingError: an annotation does not fit the mesh.
+    """
+    if not is_eager(option):
+        return leaves
+    annotated = {
+        address: leaf
+        for address, leaf in leaves.items()
+        # An `NNXMeta` keeps what its Variable said about itself.
+        if leaf.box is not None and (option or leaf.fields.get("eager_sharding") is not False)
+    }
+    if not annotated:
+        return leaves
+    tree = linen_leaves.to_variables(annotated)
+    placed = explicit_axes.sharded(tree, where, strict=option is True)
+    return {**leaves, **linen_leaves.from_variables(placed)}
+
+
+def constructed(
+    construct: Callable[[], Any], option: bool | None, where: str, *, is_abstract: bool
+) -> tuple[Any, Nodes]:
+    """An NNX module and what it consists of, its annotated Variables in their shards.
+
+    Flax shards a Variable in its constructor, and raises for names that are no axes of the mesh and
+    where there is none. A module that Flax refuses for that is constructed a second time, and then
+    the Variables that do fit are sharded.
+
+    Args:
+      construct: makes the module, each time another one.
+      option: the wrapper's `eager_sharding`, None for what Flax does natively.
+      where: the wrapper, for errors.
+      is_abstract: whether only shapes and metadata count; then nothing is sharded.
+    """
+    has_flax_mesh = meta.get_global_mesh() is not None
+    # Without any mesh the choice True is an error, which Flax words.
+    is_native = has_flax_mesh or (option is True and explicit_axes.in_force().empty)
+    if not is_eager(option) or (is_native and not is_abstract):
+        try:
+            with nnx.use_eager_sharding(is_eager(option)):
+                module = construct()
+            return module, nodes_below(module)
+        except (ValueError, AssertionError):
+            if option is not None or not is_eager(option):
+                raise
+    with nnx.use_eager_sharding(LATER):
+        module = construct()
+    nodes = nodes_below(module)
+    if not is_abstract:
+        _put_in_shards(module, where, strict=option is True)
+    mark_eager_sharding(nodes.variables)
+    return module, nodes
+
+
+def _put_in_shards(module: Any, where: str, *, strict: bool) -> None:
+    """Shards the Variables of a module that were made with `LATER`."""
+    graphdef, leaves = flatten(module)
+    slots = GraphDefLeaves(graphdef, registry.current())
+    late: dict[str, nnx.Variable[Any]] = {
+        "/".join(map(str, slot.path)): item
+        for slot, item in zip(slots, leaves, strict=True)
+        if isinstance(item, nnx.Variable) and item.eager_sharding is LATER
+    }
+    boxes = {
+        path: NNXMeta(item.var_type, raw_value(item), item.get_metadata())
+        for path, item in late.items()
+        if item.get_metadata("out_sharding", None)
+    }
+    if boxes:
+        for path, box in explicit_axes.sharded(boxes, where, strict=strict).items():
+            assign_raw_value(late[path], box.value)

@@ -1,0 +1,169 @@
+"""Linen modules where the mesh in force has Explicit axes.
+
+Linen constrains the value of an annotated box each time it is read, which Flax does for Auto axes
+alone: with Explicit ones, the default of `jax.make_mesh`, the sharding is part of an array's type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, overload
+
+import jax
+from jax.core import Tracer
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from bridge._conversion.arrays import Arrays
+from bridge._errors import ShardingError
+
+from .specs import Mesh as AnyMesh
+from .specs import axes_of, fitting, shardings
+
+# With it in force, Flax finds nothing to shard over and constrains nothing.
+NO_MESH = AbstractMesh((), ())
+
+
+def any_explicit() -> bool:
+    """Whether the mesh in force has an Explicit axis."""
+    return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
+
+
+@overload
+def all_auto(mesh: Mesh) -> Mesh: ...
+@overload
+def all_auto(mesh: AbstractMesh) -> AbstractMesh: ...
+def all_auto(mesh: AnyMesh) -> AnyMesh:
+    """The same mesh with all axes Auto."""
+    types = (AxisType.Auto,) * len(mesh.axis_names)
+    if isinstance(mesh, Mesh):
+        return Mesh(mesh.devices, mesh.axis_names, axis_types=types)
+    return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=types)
+
+
+def created(init: Callable[..., Any], *inputs: Any, eager: bool) -> Any:
+    """What `init(*inputs)` returns, computed with all axes Auto, in its annotated sharding.
+
+    Args:
+      init: a function that returns Linen variables.
+      *inputs: its arguments; nothing that `init` closes over may be an array of this mesh.
+      eager: whether the annotations count; if not, all leaves are replicated.
+
+    Returns:
+      The variables. A leaf whose annotation does not fit the mesh is replicated, as it is where it
+      has none.
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    given = Arrays(inputs)
+    run = lambda *values: init(*given.tree(list(values)))  # noqa: E731
+    with jax.sharding.use_abstract_mesh(all_auto(mesh)):
+        shapes = jax.eval_shape(run, *given.avals)
+    treedef = jax.tree.structure(shapes)
+    specs = fitting(shapes, mesh) if eager else [PartitionSpec()] * treedef.num_leaves
+    explicit = [_restricted(spec, mesh, AxisType.Explicit) for spec in specs]
+    run = jax.sharding.auto_axes(run, out_sharding=treedef.unflatten(explicit))
+
+    # Outside of a program, constraining the Auto axes would take the Explicit ones away.
+    @jax.jit
+    def constrained(*values: Any) -> list[Any]:
+        return [
+            _constrained(value, _restricted(spec, mesh, AxisType.Auto))
+            for value, spec in zip(jax.tree.leaves(run(*values)), specs, strict=True)
+        ]
+
+    return treedef.unflatten(constrained(*given.values))
+
+
+def sharded(tree: Any, where: str, *, strict: bool) -> Any:
+    """A tree of Variables or Linen variables with every array in its annotated sharding.
+
+    Args:
+      tree: the arrays, with or without boxes.
+      where: what the tree belongs to, for the error.
+      strict: whether every annotation has to speak of the mesh in force. If not, a leaf whose names
+        are no axes of it is left as it is, and without a mesh all are.
+
+    Raises:
+      ShardingError: an annotation does not fit the mesh; strict: there is no mesh in force.
+    """
+    mesh = in_force()
+    if mesh.empty and not strict:
+        return tree
+    concrete = _concrete(mesh)
+    leaves, treedef = jax.tree.flatten(tree)
+    placed: list[Any] = []
+    for value, sharding in zip(leaves, _wanted(tree, leaves, mesh, where, strict), strict=True):
+        if isinstance(value, jax.ShapeDtypeStruct):
+            placed.append(value)
+            continue
+        if concrete is not None and not isinstance(value, Tracer):
+            # A constraint outside of a program would take one type of axes from the other.
+            annotated = NamedSharding(concrete, sharding.spec)
+            placed.append(jax.device_put(value, annotated) if any(sharding.spec) else value)
+            continue
+        explicit = _restricted(sharding.spec, mesh, AxisType.Explicit)
+        typed = jax.sharding.reshard(value, explicit) if any(explicit) else value
+        placed.append(_constrained(typed, _restricted(sharding.spec, mesh, AxisType.Auto), mesh))
+    return treedef.unflatten(placed)
+
+
+def _wanted(
+    tree: Any, leaves: list[Any], mesh: AnyMesh, where: str, strict: bool
+) -> list[NamedSharding]:
+    is_traced = any(isinstance(value, Tracer) for value in leaves)
+    # In a program JAX divides over Auto axes whatever it can, as natively.
+    uneven = is_traced and not strict and AxisType.Explicit not in mesh.axis_types
+    return shardings(tree, mesh, None, where, foreign=not strict, uneven=uneven)
+
+
+def misfit(tree: Any, where: str, *, strict: bool) -> ShardingError | None:
+    """The error that `sharded` would raise for a tree of these shapes, None if it would not."""
+    mesh = in_force()
+    try:
+        if strict or not mesh.empty:
+            shardings(tree, mesh, None, where, foreign=not strict)
+    except ShardingError as error:
+        return error
+    return None
+
+
+def in_force() -> AnyMesh:
+    """The mesh of `jax.set_mesh`, or of `with mesh:`, which Flax does not see; it may be empty."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not mesh.empty:
+        return mesh
+    try:
+        # JAX has no public question for it, and this is what looks there.
+        with jax.ensure_compile_time_eval():
+            found = jax.lax.with_sharding_constraint(jax.numpy.zeros(()), PartitionSpec())
+    except (RuntimeError, ValueError):
+        return mesh
+    return found.sharding.mesh
+
+
+def _concrete(mesh: AnyMesh) -> Mesh | None:
+    """The mesh with its devices, None inside of a program."""
+    if isinstance(mesh, Mesh):
+        return mesh
+    try:
+        found = jax.sharding.get_mesh()
+    except ValueError:
+        return None
+    return None if found.empty else found
+
+
+def _constrained(value: Any, spec: PartitionSpec, mesh: Any = None) -> Any:
+    if not any(spec):
+        return value
+    return jax.lax.with_sharding_constraint(value, NamedSharding(mesh, spec) if mesh else spec)
+
+
+def _restricted(spec: PartitionSpec, mesh: Any, kind: AxisType) -> PartitionSpec:
+    """The part of a spec that speaks of axes of one type."""
+    types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+
+    def entries() -> Iterator[Any]:
+        for entry in spec:
+            kept = tuple(name for name in axes_of(entry) if types[name] == kind)
+            yield kept or None
+
+    return PartitionSpec(*entries())

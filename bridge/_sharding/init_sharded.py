@@ -1,0 +1,308 @@
+"""`init_sharded`: creates a mixed model directly in its shards."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jax
+from flax import linen as nn
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding
+
+from bridge._conversion.arrays import Arrays
+from bridge._errors import InvalidMeshError, InvalidModuleError, InvalidRngsError, mapping_error
+from bridge._initialization.lazy_init import lazy_init
+from bridge._randomness.streams import is_one_key
+
+from .explicit_axes import NO_MESH, all_auto
+from .specs import Mesh, Rules, shardings
+
+
+def init_sharded(
+    build: nn.Module | nnx.Module | Callable[..., nnx.Module],
+    mesh: jax.sharding.Mesh,
+    *inputs: Any,
+    rules: Rules | Mapping[str, Any] = None,
+    rngs: Any = None,
+    method: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """A model with every array created in its shards, by one program under `jax.jit`.
+
+    Shapes and partition specs come first, from an abstract run; then one jitted program with
+    `out_shardings` makes the values, so that no device ever holds more than its shards.
+
+    Example::
+
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import linen as nn
+      >>> import bridge
+      >>> kernel_init = nn.with_partitioning(nn.initializers.lecun_normal(), ("data", "model"))
+      >>> module = nn.Dense(16, kernel_init=kernel_init)
+      >>> mesh = jax.make_mesh((1, 1), ("data", "model"), devices=jax.devices()[:1])
+      >>> model = bridge.init_sharded(
+      ...     lambda: bridge.ToNNX(module, jax.random.key(0)), mesh, jnp.ones((1, 8))
+      ... )
+      >>> model.kernel.sharding.spec == jax.sharding.PartitionSpec("data", "model")
+      True
+
+    Args:
+      build: what makes the model: a Linen module (a `ToLinen` too), whose variables are returned;
+        or a function or class that returns an NNX module, called with `rngs=` if `rngs` are given
+        and without arguments otherwise; or an NNX module that is cheap by itself, such as a
+        `ToNNX` without variables, which is left as it is.
+      mesh: the mesh, its axes Auto or Explicit.
+      *inputs: sample inputs: arrays, or `jax.ShapeDtypeStruct`s, with which no forward pass is
+        traced. A native NNX model needs none.
+      rules: (logical name, mesh axis) pairs, as for `nn.logical_axis_rules`, or a dict of them; by
+        default those in force.
+      rngs: a key, or a dict of keys by stream. A Linen module needs it.
+      method: the Linen module's method that is initialised, `__call__` by default; a method's name
+        of the NNX model.
+      **kwargs: keyword inputs.
+
+    Returns:
+      The Linen variables, or the NNX module. Values are those of an initialisation without a mesh.
+
+    Raises:
+      ShardingError: leaves whose axis names the mesh lacks, or whose dimensions cannot be divided.
+      InvalidModuleError: `build` is none of the above, or returns something else.
+      InvalidRngsError: `rngs` is none of the above.
+      InvalidMeshError: `mesh` is none, or has no devices.
+      ConversionError: `rules` are none.
+    """
+    if not isinstance(mesh, jax.sharding.Mesh):
+        raise InvalidMeshError("init_sharded", mesh, "a jax.sharding.Mesh, whose devices are there")
+    return _Init(build, mesh, inputs, kwargs, rules, rngs, method).run()
+
+
+def abstract(
+    build: nn.Module | nnx.Module | Callable[..., nnx.Module],
+    mesh: Mesh,
+    *inputs: Any,
+    rules: Rules | Mapping[str, Any] = None,
+    rngs: Any = None,
+    method: Any = None,
+    **kwargs: Any,
+) -> Any:
+    """What `init_sharded` returns, with `jax.ShapeDtypeStruct`s in the place of arrays.
+
+    It is what a restore into shards wants as its target. No array is made, so `mesh` may be a
+    `jax.sharding.AbstractMesh`.
+
+    Example::
+
+      >>> import jax
+      >>> from flax import nnx
+      >>> import bridge
+      >>> mesh = jax.sharding.AbstractMesh((2, 4), ("data", "model"))
+      >>> model = bridge.abstract(lambda: nnx.Linear(8, 16, rngs=nnx.Rngs(0)), mesh)
+      >>> model.kernel.shape, model.kernel.sharding.spec == jax.sharding.PartitionSpec()
+      ((8, 16), True)
+
+    Args:
+      build: as for `init_sharded`, and so are the others.
+      mesh: the mesh, abstract or not.
+      *inputs: sample inputs.
+      rules: logical axis rules.
+      rngs: a key, or a dict of keys by stream.
+      method: what is initialised.
+      **kwargs: keyword inputs.
+
+    Returns:
+      Linen variables or an NNX module whose leaves have a shape, a dtype and a sharding.
+
+    Raises:
+      ShardingError: as `init_sharded`.
+      InvalidModuleError: as `init_sharded`.
+      InvalidRngsError: as `init_sharded`.
+      InvalidMeshError: `mesh` is none.
+    """
+    if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+        raise InvalidMeshError("abstract", mesh, "a jax.sharding.Mesh or AbstractMesh")
+    return _Init(build, mesh, inputs, kwargs, rules, rngs, method).abstract()
+
+
+class _Init:
+    """One initialisation: how the model is made, and where its leaves belong."""
+
+    def __init__(
+        self,
+        build: Any,
+        mesh: Mesh,
+        inputs: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        rules: Rules | Mapping[str, Any],
+        rngs: Any,
+        method: Any,
+    ):
+        self._mesh, self._method = mesh, method
+        self._rules = _pairs(rules)
+        self._inner_mesh = mesh
+        self._linen: Any = build if isinstance(build, nn.Module) else None
+        self._state: Any = None
+        if isinstance(build, nnx.Module):
+            self._given, self._state = nnx.split(build)
+        elif self._linen is None and not _is_constructor(build):
+            raise InvalidModuleError(
+                "init_sharded",
+                build,
+                "a Linen module, or a function that returns an NNX module",
+                "give a Linen class as an instance, and an NNX model as `lambda: Model(…)`",
+            )
+        self._build = build
+        name = build if isinstance(build, type) else type(build)
+        self._where = getattr(build, "__qualname__", name.__name__)
+        _check_rngs(rngs, self._where, needed=self._linen is not None)
+        inputs = (inputs, dict(kwargs))
+        self._inputs = Arrays(inputs)
+        self._is_abstract = any(isinstance(x, jax.ShapeDtypeStruct) for x in self._inputs.values)
+        # What is abstract is no argument of a program.
+        arrays = [] if self._is_abstract else self._inputs.values
+        self._arguments = (arrays, rngs, self._state)
+
+    def run(self) -> Any:
+        """The model."""
+        tree, shards = self._plan()
+        with self._context():
+            leaves = self.jitted(shards)(*self._arguments)
+        leaves = [
+            jax.device_put(leaf, NamedSharding(self._mesh, shard.spec))
+            for leaf, shard in zip(leaves, shards, strict=True)
+        ]
+        return self._model(jax.tree.unflatten(jax.tree.structure(tree), leaves))
+
+    def abstract(self) -> Any:
+        """The model's shapes and shardings."""
+        tree, shards = self._plan()
+        leaves = [
+            jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=shard)
+            for leaf, shard in zip(jax.tree.leaves(tree), shards, strict=True)
+        ]
+        return self._model(jax.tree.unflatten(jax.tree.structure(tree), leaves))
+
+    def lower(self) -> Any:
+        """The jitted program, lowered and not compiled; nothing is allocated."""
+        _, shards = self._plan()
+        # An abstract mesh has no devices, which would tell the platform.
+        is_abstract = isinstance(self._mesh, jax.sharding.AbstractMesh)
+        platforms = (jax.default_backend(),) if is_abstract else None
+        with self._context():
+            return self.jitted(shards).trace(*self._arguments).lower(lowering_platforms=platforms)
+
+    def jitted(self, shards: list[NamedSharding]) -> Any:
+        """The program that makes the leaves."""
+        out = [NamedSharding(self._inner_mesh, shard.spec) for shard in shards]
+        return jax.jit(lambda *a: jax.tree.leaves(self._make(*a)), out_shardings=out)
+
+    def _plan(self) -> tuple[Any, list[NamedSharding]]:
+        """The tree of abstract leaves, and the shardings of its leaves in order."""
+        try:
+            tree = self._shapes()
+        except ValueError as error:
+            # Flax stops at the first leaf that does not fit the mesh; without one it has none to
+            # look at.
+            with self._context(NO_MESH), nnx.use_eager_sharding(False):
+                try:
+                    tree = jax.eval_shape(self._make, *self._arguments)
+                except Exception:
+                    raise error from None
+            shardings(tree, self._mesh, self._rules, self._where)
+            raise
+        return tree, shardings(tree, self._mesh, self._rules, self._where)
+
+    def _shapes(self) -> Any:
+        """The tree of abstract leaves, and from then on the mesh that the model is made in.
+
+        With all axes Auto the compiler splits a value before it exists, where NNX in a mesh with
+        Explicit axes makes the whole of it on every device and then reshards. Linen knows no
+        Explicit axes, and NNX none of each type. A model that speaks of its Explicit axes when it
+        is made is made with them.
+        """
+        self._inner_mesh = all_auto(self._mesh)
+        try:
+            with self._context():
+                return jax.eval_shape(self._make, *self._arguments)
+        except Exception:
+            if self._linen is not None or set(self._mesh.axis_types) != {AxisType.Explicit}:
+                raise
+        self._inner_mesh = self._mesh
+        with self._context():
+            return jax.eval_shape(self._make, *self._arguments)
+
+    def _make(self, arrays: list[Any], rngs: Any, state: Any) -> Any:
+        """The Linen variables, or the State of the NNX model."""
+        inputs, kwargs = self._inputs.tree(arrays if arrays else self._inputs.values)
+        if self._linen is not None:
+            return self._variables(rngs, inputs, kwargs)
+        model = self._nnx_module(rngs, state)
+        if inputs or kwargs:
+            lazy_init(getattr(model, self._method) if self._method else model, *inputs, **kwargs)
+        self._graphdef, made = nnx.split(model)
+        return made
+
+    def _variables(self, rngs: Any, inputs: Any, kwargs: Any) -> Any:
+        init = self._linen.lazy_init if self._is_abstract else self._linen.init
+        options = {} if self._method is None else {"method": self._method}
+        return init(rngs, *inputs, **options, **kwargs)
+
+    def _nnx_module(self, rngs: Any, state: Any) -> nnx.Module:
+        if state is not None:
+            return nnx.merge(self._given, state)
+        if rngs is None:
+            model = self._build()
+        else:
+            streams = nnx.Rngs(**rngs) if isinstance(rngs, Mapping) else nnx.Rngs(rngs)
+            model = self._build(rngs=streams)
+        if not isinstance(model, nnx.Module):
+            raise InvalidModuleError(
+                self._where, model, "to return an NNX module", "return the model itself"
+            )
+        return model
+
+    def _model(self, tree: Any) -> Any:
+        return tree if self._linen is not None else nnx.merge(self._graphdef, tree)
+
+    @contextlib.contextmanager
+    def _context(self, mesh: Mesh | None = None) -> Iterator[None]:
+        """The mesh and the rules in force."""
+        mesh = self._inner_mesh if mesh is None else mesh
+        with contextlib.ExitStack() as stack:
+            if isinstance(mesh, jax.sharding.Mesh):
+                stack.enter_context(jax.set_mesh(mesh))
+            else:
+                stack.enter_context(jax.sharding.use_abstract_mesh(mesh))
+            if self._rules is not None:
+                stack.enter_context(nn.logical_axis_rules(self._rules))
+            yield
+
+
+def _is_constructor(build: Any) -> bool:
+    is_linen = isinstance(build, type) and issubclass(build, nn.Module)
+    return callable(build) and not is_linen
+
+
+def _pairs(rules: Any) -> Rules:
+    """The rules as pairs, None for those in force."""
+    if rules is None:
+        return None
+    pairs = rules.items() if isinstance(rules, Mapping) else rules
+    if not isinstance(pairs, Iterable) or isinstance(pairs, str):
+        raise mapping_error(rules, _RULES)
+    pairs = tuple(pairs)
+    if not all(isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs):
+        raise mapping_error(rules, _RULES)
+    return tuple((name, axis) for name, axis in pairs)
+
+
+_RULES = "rules as (logical name, mesh axis) pairs or a dict, such as {'embed': 'data'}"
+
+
+def _check_rngs(rngs: Any, where: str, *, needed: bool) -> None:
+    if rngs is None and not needed:
+        return
+    keys = list(rngs.values()) if isinstance(rngs, Mapping) else [rngs]
+    if not keys or not all(map(is_one_key, keys)):
+        raise InvalidRngsError(rngs, f"init_sharded of {where}", "a key")

@@ -1,0 +1,611 @@
+import errno
+import json
+import os
+import pathlib
+import pickle
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from flax import linen as nn
+from flax import nnx, serialization
+
+from bridge import checkpoint
+from bridge._cli import _comparison
+from bridge._cli._input_errors import InputError, ProgramError
+from bridge._conversion.neutral import Leaf
+from bridge.checkpoint import _notes, _publish, _renaming
+from tests.models import assert_identical
+
+from . import mixed_models
+from .command_line import run
+
+ROOT = pathlib.Path(mixed_models.__file__).parents[2]
+RULES = r"""
+[rules]
+'layers_(\d+)' = 'layers.\1'
+"""
+BACK = f"""{RULES}
+[collections]
+'.*\\.(mean|var)' = "batch_stats"
+".*" = "params"
+"""
+LINEN_MODEL = "tests._cli.mixed_models:make_linen_pair"
+NNX_MODEL = "tests._cli.mixed_models:make_nnx_pair"
+
+
+@pytest.fixture(scope="module")
+def variables():
+    """Distinct values in every leaf, so that none can stand for another."""
+    module, x = mixed_models.make_linen_pair()
+    shapes = jax.eval_shape(module.init, jax.random.key(0), x)
+    leaves, tree = jax.tree.flatten(shapes)
+    values = [np.arange(leaf.size) + 100.0 * i for i, leaf in enumerate(leaves)]
+    arrays = [
+        jnp.asarray(v.reshape(leaf.shape), leaf.dtype)
+        for v, leaf in zip(values, leaves, strict=True)
+    ]
+    return jax.tree.unflatten(tree, arrays)
+
+
+@pytest.fixture(scope="module")
+def state(variables):
+    """The same values in the NNX model, put there by hand."""
+    model = mixed_models.make_nnx_pair()
+    for index, collections in ((0, ("params",)), (1, ("params", "batch_stats"))):
+        for collection in collections:
+            for name, value in variables[collection][f"layers_{index}"].items():
+                getattr(model.layers[index], name).set_value(value)
+    return nnx.state(model, nnx.Not(nnx.RngState))
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory, variables, state):
+    """One checkpoint of each kind with the same values, and rules."""
+    place = tmp_path_factory.mktemp("checkpoints")
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+        orbax.save(place / "linen", args=ocp.args.PyTreeSave(variables))
+        orbax.save(place / "nnx", args=ocp.args.PyTreeSave(state))
+        orbax.save(place / "inside", args=ocp.args.PyTreeSave({"model": variables, "step": 3}))
+    (place / "linen.msgpack").write_bytes(serialization.to_bytes(variables))
+    checkpoint.save(place / "bridged", variables)
+    (place / "rules.toml").write_text(RULES)
+    (place / "back.toml").write_text(BACK)
+    (place / "rules.json").write_text(json.dumps({r"layers_(\d+)": r"layers.\1"}))
+    return place
+
+
+@pytest.fixture(autouse=True)
+def _in_the_repository(monkeypatch):
+    monkeypatch.chdir(ROOT)
+
+
+@pytest.mark.parametrize(
+    ("name", "layout", "form", "written_by"),
+    [
+        ("linen", "linen", "orbax", None),
+        ("linen.msgpack", "linen", "msgpack", None),
+        ("nnx", "nnx", "orbax", None),
+        ("bridged", "bridge", "orbax", "linen"),
+    ],
+)
+def test_inspect_tells_layout_format_and_leaves(capsys, made, name, layout, form, written_by):
+    document = run(capsys, "inspect", made / name, "--json").document
+    assert (document["layout"], document["format"]) == (layout, form)
+    assert document["written_by"] == written_by
+    assert document["total"] == {"leaves": 6, "elements": 4 * 3 + 5 * 3, "bytes": 4 * 27}
+    if layout == "nnx":
+        assert [c["name"] for c in document["collections"]] == [None]
+    else:
+        found = {(leaf["collection"], leaf["path"]): leaf for leaf in document["leaves"]}
+        assert found["params", "layers_0/kernel"] == {
+            "collection": "params",
+            "path": "layers_0/kernel",
+            "shape": [4, 3],
+            "dtype": "float32",
+            "bytes": 48,
+            "box": None,
+        }
+        assert {c["name"]: c["elements"] for c in document["collections"]} == {
+            "params": 21,
+            "batch_stats": 6,
+        }
+
+
+def test_inspect_shows_a_table_that_can_be_cut(capsys, made):
+    outcome = run(capsys, "inspect", made / "linen.msgpack")
+    assert outcome.code == 0
+    heading, table, totals = outcome.out.split("\n\n")
+    assert heading.endswith("linen.msgpack: layout linen, msgpack")
+    rows = [line.split() for line in table.splitlines()]
+    assert ["params", "layers_0/kernel", "4x3", "float32", "48", "B"] in rows
+    assert totals.splitlines()[-1].split() == ["total", "6", "27", "108", "B"]
+
+
+def test_inspect_finds_a_model_within_a_larger_checkpoint(capsys, made):
+    document = run(capsys, "inspect", made / "inside", "--within", "model", "--json").document
+    assert document["layout"] == "linen"
+    assert document["total"]["leaves"] == 6
+    assert document["extra"] == ["step"]
+
+
+def test_inspect_shows_boxes_and_keys(capsys, tmp_path):
+    boxed = {
+        "params": {"w": nn.Partitioned(jnp.ones((2, 3), jnp.bfloat16), names=("a", None))},
+        "RngKey": {"key": jax.random.key(0)},
+    }
+    checkpoint.save(tmp_path / "boxed", boxed)
+    leaves = run(capsys, "inspect", tmp_path / "boxed", "--json").document["leaves"]
+    by_path = {leaf["path"]: leaf for leaf in leaves}
+    assert by_path["w"]["box"] == "flax.core.meta.Partitioned"
+    assert by_path["w"]["bytes"] == 2 * 3 * 2
+    assert by_path["key"]["bytes"] is None
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [("linen", "linen.msgpack"), ("linen.msgpack", "bridged"), ("bridged", "linen")],
+)
+def test_the_same_values_in_other_formats_do_not_differ(capsys, made, a, b):
+    outcome = run(capsys, "diff", made / a, made / b, "--json")
+    assert outcome.code == 0, outcome.err
+    assert outcome.document["same"]
+    assert outcome.document["equal"] == 6
+
+
+def test_diff_lists_every_difference_and_exits_with_one(capsys, made, tmp_path, variables):
+    changed = jax.tree.map(lambda leaf: leaf, variables)
+    changed["params"]["layers_0"]["kernel"] = variables["params"]["layers_0"]["kernel"] + 0.25
+    changed["params"]["layers_0"]["bias"] = jnp.zeros((4,))
+    changed["params"]["layers_1"]["bias"] = variables["params"]["layers_1"]["bias"].astype(
+        jnp.bfloat16
+    )
+    changed["params"]["new"] = jnp.zeros(())
+    del changed["batch_stats"]["layers_1"]["mean"]
+    checkpoint.save(tmp_path / "changed", changed)
+    outcome = run(capsys, "diff", made / "linen", tmp_path / "changed", "--json")
+    assert outcome.code == 1
+    document = outcome.document
+    assert not document["same"]
+    assert document["only_in_a"] == ["batch_stats/layers_1/mean"]
+    assert document["only_in_b"] == ["params/new"]
+    found = {entry["path"]: entry for entry in document["changed"]}
+    kernel = found["params/layers_0/kernel"]
+    assert (kernel["what"], kernel["max_abs_difference"]) == (["values"], 0.25)
+    bias = found["params/layers_0/bias"]
+    assert (bias["what"], bias["shapes"]) == (["shape"], [[3], [4]])
+    assert bias["max_abs_difference"] is None
+    other = found["params/layers_1/bias"]
+    assert other["dtypes"] == ["float32", "bfloat16"]
+    assert document["equal"] == 2
+    text = run(capsys, "diff", made / "linen", tmp_path / "changed").out
+    assert "values" in text
+    assert "2 leaves are the same, 5 differ" in text
+
+
+def test_values_within_the_tolerance_do_not_differ(capsys, tmp_path):
+    for name, value in (("a", 1.0), ("b", 1.001)):
+        checkpoint.save(tmp_path / name, {"params": {"w": jnp.full((2,), value)}})
+    paths = tmp_path / "a", tmp_path / "b"
+    codes = [
+        run(capsys, "diff", *paths, *options).code
+        for options in ((), ("--atol", "1e-4"), ("--atol", "2e-3"), ("--rtol", "2e-3"))
+    ]
+    assert codes == [1, 1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "options", "what", "max_abs"),
+    [
+        (np.nan, np.nan, {}, (), 0.0),
+        (np.nan, 1.0, {}, ("values",), None),
+        (np.inf, np.inf, {}, (), 0.0),
+        (np.inf, -np.inf, {}, ("values",), np.inf),
+        (np.int64(2**60), np.int64(2**60 + 1), {}, ("values",), 1.0),
+        (np.uint8(0), np.uint8(255), {}, ("values",), 255.0),
+        (np.float32(1), np.float16(1), {}, ("dtype",), 0.0),
+        (np.bool_(True), np.bool_(False), {}, ("values",), 1.0),
+        (1 + 1j, 1 - 1j, {}, ("values",), 2.0),
+        ("x", "y", {}, ("values",), None),
+        ((1.0, 2.0), (1.0,), {}, ("structure",), None),
+        (np.zeros((0, 2)), np.zeros((0, 2)), {}, (), 0.0),
+        (1.0, 1.5, {"atol": 1.0}, (), 0.5),
+        (np.int32(5), np.int32(6), {"atol": 1.0}, (), 1.0),
+    ],
+)
+def test_values_of_every_sort_are_compared(a, b, options, what, max_abs):
+    comparison = _comparison.compare({("w",): Leaf(a)}, {("w",): Leaf(b)}, **options)
+    if not what:
+        assert comparison.is_same
+        assert comparison.equal == 1
+    else:
+        (difference,) = comparison.changed
+        assert difference.what == what
+        assert difference.max_abs == max_abs
+
+
+def test_a_box_that_msgpack_wrote_as_a_mapping_is_the_same_leaf(capsys, tmp_path):
+    boxed = {"params": {"w": nn.Partitioned(jnp.ones((2, 3)), names=("a", None))}}
+    checkpoint.save(tmp_path / "boxed", boxed)
+    (tmp_path / "boxed.msgpack").write_bytes(serialization.to_bytes(boxed))
+    for pair in (("boxed", "boxed.msgpack"), ("boxed.msgpack", "boxed")):
+        outcome = run(capsys, "diff", *(tmp_path / name for name in pair), "--json")
+        assert (outcome.code, outcome.document["equal"]) == (0, 1)
+
+
+def test_another_dtype_can_be_ignored():
+    a, b = {("w",): Leaf(np.float32(1))}, {("w",): Leaf(np.float16(1))}
+    assert _comparison.compare(a, b, ignore_dtype=True).is_same
+    assert not _comparison.compare(a, {("w",): Leaf(np.float16(2))}, ignore_dtype=True).is_same
+
+
+def test_an_nnx_state_is_compared_by_path_and_rng_state_only_if_asked_for(capsys, tmp_path):
+    model = nnx.Dropout(0.5, rngs=nnx.Rngs(0))
+    model.linear = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
+    plain = nnx.state(model, nnx.Param)
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+        orbax.save(tmp_path / "plain", args=ocp.args.PyTreeSave(plain))
+    checkpoint.save(tmp_path / "bridged", model)
+    paths = tmp_path / "plain", tmp_path / "bridged"
+    same = run(capsys, "diff", *paths, "--json")
+    assert (same.code, same.document["equal"]) == (0, 2)
+    document = run(capsys, "diff", *paths, "--json", "--rngs").document
+    assert document["only_in_b"] == ["rngs/count", "rngs/key"]
+
+
+@pytest.mark.parametrize("rules", ["rules.toml", "rules.json"])
+@pytest.mark.parametrize("source", ["linen", "linen.msgpack", "bridged"])
+def test_paths_are_renamed_by_rules(capsys, made, tmp_path, source, rules, state):
+    out = tmp_path / "out"
+    arguments = ("convert", made / source, out, "--to", "nnx", "--rules", made / rules)
+    dry = run(capsys, *arguments, "--dry-run", "--json")
+    assert dry.code == 0, dry.err
+    moved = {entry["source"][0]: entry["target"][0] for entry in dry.document["entries"]}
+    assert moved["batch_stats/layers_1/var"] == "layers.1.var"
+    assert not dry.document["written"]
+    assert not out.exists()
+    outcome = run(capsys, *arguments)
+    assert outcome.code == 0, outcome.err
+    assert f"written: {out} (layout nnx, orbax)" in outcome.out
+    assert_identical(_restored_natively(out, state), state)
+
+
+def test_a_conversion_against_a_model_is_what_that_model_restores(capsys, made, tmp_path, state):
+    out = tmp_path / "out"
+    arguments = ("convert", made / "linen.msgpack", out, "--to", "nnx", "--model", NNX_MODEL)
+    dry = run(capsys, *arguments, "--dry-run")
+    assert dry.code == 0, dry.err
+    assert "Linen -> NNX: 6 matched" in dry.out
+    assert "nothing was written (--dry-run)" in dry.out
+    assert not out.exists()
+    assert run(capsys, *arguments).code == 0
+    assert_identical(_restored_natively(out, state), state)
+
+
+@pytest.mark.parametrize("model", [(), ("--model", LINEN_MODEL)])
+def test_an_nnx_state_becomes_linen_variables(capsys, made, tmp_path, variables, model):
+    out = tmp_path / "out.msgpack"
+    outcome = run(
+        capsys, "convert", made / "nnx", out, "--to", "linen", "--rules", made / "back.toml",
+        "--format", "msgpack", *model,
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    like = jax.tree.map(jnp.zeros_like, variables)
+    restored = serialization.from_bytes(like, out.read_bytes())
+    assert_identical(jax.tree.map(jnp.asarray, restored), variables)
+
+
+def test_there_and_back_again_loses_nothing(capsys, made, tmp_path):
+    there, back = tmp_path / "there", tmp_path / "back"
+    rules = ("--rules", made / "rules.toml")
+    first = ("convert", made / "linen", there, "--to", "nnx", "--format", "bridge", *rules)
+    assert run(capsys, *first).code == 0
+    assert run(capsys, "convert", there, back, "--to", "linen", *rules).code == 0
+    assert run(capsys, "inspect", back, "--json").document["layout"] == "linen"
+    assert run(capsys, "diff", made / "linen", back).code == 0
+
+
+def test_rng_state_is_left_out(capsys, tmp_path):
+    model = mixed_models.make_nnx_pair()
+    checkpoint.save(tmp_path / "model", model)
+    arguments = ("convert", tmp_path / "model", tmp_path / "out", "--to", "linen")
+    outcome = run(capsys, *arguments)
+    assert outcome.code == 0, outcome.err
+    names = {
+        c["name"] for c in run(capsys, "inspect", arguments[2], "--json").document["collections"]
+    }
+    assert names == {"params", "batch_stats"}
+
+
+def test_an_nnx_state_can_be_a_msgpack_file(capsys, made, tmp_path):
+    out = tmp_path / "state.msgpack"
+    arguments = ("convert", made / "linen", out, "--to", "nnx", "--rules", made / "rules.toml")
+    assert run(capsys, *arguments, "--format", "msgpack").code == 0
+    found = run(capsys, "inspect", out, "--json").document
+    assert (found["layout"], found["format"]) == ("nnx", "msgpack")
+    assert run(capsys, "diff", out, made / "nnx").code == 0
+
+
+def test_the_bridge_format_keeps_boxes(capsys, tmp_path):
+    boxed = {"params": {"a": nn.Partitioned(jnp.ones((2, 3)), names=("x", None))}}
+    checkpoint.save(tmp_path / "boxed", boxed)
+    (tmp_path / "rules.toml").write_text('"a" = "b"')
+    outcome = run(
+        capsys, "convert", tmp_path / "boxed", tmp_path / "out", "--to", "nnx",
+        "--rules", tmp_path / "rules.toml", "--format", "bridge",
+    )  # fmt: skip
+    assert outcome.code == 0, outcome.err
+    restored = checkpoint.restore(tmp_path / "out")["params"]["b"]
+    assert restored.names == ("x", None)
+    np.testing.assert_array_equal(restored.value, np.ones((2, 3)))
+
+
+def test_what_does_not_fit_the_model_is_told_and_nothing_is_written(capsys, made, tmp_path):
+    out = tmp_path / "out"
+    (tmp_path / "wrong.toml").write_text('"layers_0" = "nowhere"')
+    outcome = run(
+        capsys, "convert", made / "linen", out, "--to", "nnx", "--model", NNX_MODEL,
+        "--rules", tmp_path / "wrong.toml",
+    )  # fmt: skip
+    assert outcome.code == 1
+    assert "nowhere" in outcome.out
+    assert "nothing was written: the checkpoint does not fit the model" in outcome.out
+    assert list(tmp_path.iterdir()) == [tmp_path / "wrong.toml"]
+
+
+def test_what_is_there_is_replaced_only_if_that_is_asked_for(capsys, made, tmp_path):
+    out = tmp_path / "out"
+    checkpoint.save(out, {"params": {"other": jnp.zeros(1)}})
+    arguments = ("convert", made / "linen", out, "--to", "nnx", "--rules", made / "rules.toml")
+    refused = run(capsys, *arguments)
+    assert refused.code == 2
+    assert "pass --overwrite" in refused.err
+    assert run(capsys, "inspect", out, "--json").document["total"]["leaves"] == 1
+    assert run(capsys, *arguments, "--overwrite").code == 0
+    assert run(capsys, "diff", out, made / "nnx").code == 0
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_directory_of_other_things_is_never_replaced(capsys, made, tmp_path):
+    (tmp_path / "thesis.txt").write_text("x")
+    outcome = run(
+        capsys, "convert", made / "linen", tmp_path, "--to", "nnx", "--rules",
+        made / "rules.toml", "--overwrite",
+    )  # fmt: skip
+    assert outcome.code == 2
+    assert "a directory that is no checkpoint" in outcome.err
+    assert (tmp_path / "thesis.txt").exists()
+
+
+@pytest.fixture
+def project(tmp_path, made, monkeypatch):
+    """A project with its sources, in which two checkpoints lie."""
+    (tmp_path / "src").mkdir()
+    (tmp_path / "src" / "train.py").write_text("x")
+    (tmp_path / "models.py").write_text("x")
+    shutil.copytree(made / "linen", tmp_path / "linen")
+    shutil.copy(made / "linen.msgpack", tmp_path / "x.msgpack")
+    shutil.copytree(made / "nnx", tmp_path / "step" / "nnx")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("source", "out", "options", "found"),
+    [
+        # One checkpoint in a directory does not make the directory one.
+        ("linen", ".", (), "the current directory"),
+        ("linen", "../{name}", (), "the current directory"),
+        ("linen", "{tmp}", (), "the current directory"),
+        ("linen", "..", (), "the current directory"),
+        ("linen", "/", (), "the current directory"),
+        ("linen", "src", (), "it holds 'train.py'"),
+        ("linen", "step", (), "it holds 'nnx'"),
+        ("linen", "models.py", (), "not a checkpoint"),
+        ("linen", "models.py", ("--format", "msgpack"), "not a checkpoint"),
+        ("linen", "x.msgpack", (), "a checkpoint that is a file"),
+        ("linen", "step/nnx", ("--format", "msgpack"), "a checkpoint directory"),
+        ("linen", "linen", (), "the checkpoint that is read"),
+        ("step/nnx", "step", (), "the checkpoint that is read"),
+        ("x.msgpack", "x.msgpack", ("--format", "msgpack"), "the checkpoint that is read"),
+        ("linen", "linked", (), "a symbolic link to"),
+        ("linen", "broken", (), "a symbolic link to"),
+    ],
+)
+def test_convert_replaces_nothing_but_a_checkpoint(capsys, project, source, out, options, found):
+    (project / "linked").symlink_to(project / "step" / "nnx")
+    (project / "broken").symlink_to(project / "nowhere")
+    before = _files(project)
+    out = out.format(tmp=project, name=project.name)
+    outcome = run(
+        capsys, "convert", source, out, "--to", "linen", "--overwrite", *options
+    )  # fmt: skip
+    assert outcome.code == 2
+    assert found in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert _files(project) == before
+
+
+def test_a_checkpoint_into_which_something_was_put_is_not_replaced(capsys, project):
+    (project / "step" / "nnx" / "notes.txt").write_text("x")
+    before = _files(project)
+    arguments = ("convert", "linen", "step/nnx", "--to", "linen", "--overwrite")
+    outcome = run(capsys, *arguments)
+    assert outcome.code == 2
+    assert "it holds 'notes.txt'" in outcome.err
+    assert _files(project) == before
+    (project / "step" / "nnx" / "notes.txt").unlink()
+    assert run(capsys, *arguments).code == 0
+    assert run(capsys, "diff", "linen", "step/nnx").code == 0
+
+
+@pytest.mark.parametrize("form", ["orbax", "msgpack", "bridge"])
+def test_a_conversion_that_cannot_be_put_in_place_loses_neither_checkpoint(
+    capsys, project, monkeypatch, form
+):
+    arguments = ("convert", "linen", "out", "--to", "linen", "--format", form)
+    assert run(capsys, *arguments).code == 0
+    before = _files(project)
+
+    def refuse(a, b):
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(a), None, str(b))
+
+    monkeypatch.setattr(_publish, "exchange", refuse)
+    outcome = run(capsys, *arguments, "--overwrite")
+    assert outcome.code == 2
+    assert "Operation not permitted" in outcome.err
+    assert _files(project) == before
+
+
+def _files(folder):
+    """Every file and link by path, with its content."""
+    return {
+        path.relative_to(folder): os.readlink(path) if path.is_symlink() else path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_symlink() or path.is_file()
+    }
+
+
+def test_inspect_verifies_every_array(capsys, made, tmp_path):
+    path = tmp_path / "bridged"
+    shutil.copytree(made / "bridged", path)
+    text = run(capsys, "inspect", path, "--verify").out
+    assert "verified: all 6 arrays" in text
+    document = run(capsys, "inspect", path, "--verify", "--json").document
+    assert (document["verified"], document["damaged"]) == (6, [])
+    notes = path / "bridge" / "metadata"
+    content = json.loads(notes.read_text())
+    # As if the file of one array had changed.
+    record = next(r for r in content["items"]["variables"] if r["names"][0][-1] == "kernel")
+    record["digests"] = ["0" * 16]
+    del content["digest"]
+    content["digest"] = _notes._digest(content)
+    notes.write_text(json.dumps(content))
+    outcome = run(capsys, "inspect", path, "--verify", "--json")
+    assert outcome.code == 1
+    assert [entry["path"] for entry in outcome.document["damaged"]] == ["params/layers_0/kernel"]
+    outcome = run(capsys, "inspect", path, "--verify")
+    assert (outcome.code, "params/layers_0/kernel" in outcome.out) == (1, True)
+    assert run(capsys, "inspect", path).code == 0
+
+
+@pytest.mark.parametrize("name", ["linen", "linen.msgpack"])
+def test_what_has_no_digests_cannot_be_verified(capsys, made, name):
+    outcome = run(capsys, "inspect", made / name, "--verify")
+    assert outcome.code == 2
+    assert "there are no digests" in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_a_conversion_that_fails_while_it_writes_leaves_what_was_there(
+    capsys, made, tmp_path, monkeypatch
+):
+    out = tmp_path / "out.msgpack"
+    before = serialization.to_bytes({"params": {"w": np.ones(2)}})
+    out.write_bytes(before)
+
+    def fail(tree):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(serialization, "to_bytes", fail)
+    outcome = run(
+        capsys, "convert", made / "linen", out, "--to", "nnx", "--rules", made / "rules.toml",
+        "--format", "msgpack", "--overwrite",
+    )  # fmt: skip
+    assert outcome.code == 2
+    assert "No space left on device" in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert out.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_errors_can_be_pickled():
+    for error in (
+        InputError("--rules", "found", "expected", "remedy"),
+        ProgramError("make", "ValueError", "text", "file, line 3"),
+    ):
+        copied = pickle.loads(pickle.dumps(error))
+        assert type(copied) is type(error)
+        assert str(copied) == str(error)
+        assert vars(copied) == vars(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "table", "message"),
+    [
+        ("absent", ("--to", "nnx"), None, "there is no checkpoint at"),
+        ("linen", ("--to", "nnx", "--rules", "absent.toml"), None, "absent.toml"),
+        ("linen", ("--to", "nnx"), "x = [", "cannot be parsed"),
+        ("linen", ("--to", "nnx"), "x = 1", "other values in 'rules'"),
+        ("linen", ("--to", "nnx"), "[rules]\n[more]", "'more'"),
+        ("linen", ("--to", "nnx"), "'(' = 'a'", "regular expressions"),
+        ("linen", ("--to", "nnx"), "'absent' = 'a'", "match no path"),
+        ("linen", ("--to", "nnx"), r"'layers_\d' = 'one'", "one new path for"),
+        ("linen", ("--to", "nnx"), "'layers_0' = 'blocks.*'", "give --model"),
+        ("bridged", ("--to", "linen"), r"'layers_\d+' = 'a'", "cannot be read backwards"),
+        ("nnx", ("--to", "linen"), None, "does not tell the collections of layers.0.bias"),
+        ("nnx", ("--to", "linen"), "[collections]\n'x' = 'params'", "match no path"),
+        ("linen", ("--to", "linen", "--model", NNX_MODEL), None, "which is NNX"),
+        ("linen", ("--to", "nnx", "--model", LINEN_MODEL), None, "which is Linen"),
+    ],
+)
+def test_what_cannot_be_converted_is_a_short_message(
+    capsys, made, tmp_path, name, options, table, message
+):
+    if table is not None:
+        (tmp_path / "table.toml").write_text(table)
+        options = (*options, "--rules", tmp_path / "table.toml")
+    outcome = run(capsys, "convert", made / name, tmp_path / "out", *options)
+    assert outcome.code == 2, outcome
+    assert message in outcome.err
+    assert "Traceback" not in outcome.err
+    assert not (tmp_path / "out").exists()
+
+
+PATHS = [
+    ("block_3", "Dense_0", "kernel"),
+    ("block_12", "Dense_0", "kernel"),
+    ("block_12", "Dense_1", "kernel"),
+    ("head", "kernel"),
+    ("a.b", "kernel"),
+    ("x", "y", "w"),
+]
+TABLE = {
+    r"block_(\d+)/Dense_(\d)": r"blocks.\1.dense.\2",
+    r"block_(\d+)": r"blocks.\1",
+    "head": "out.linear",
+    r"a\.b": "ab",
+    r"(x)/(y)": r"\2.\1",
+}
+
+
+def test_the_longest_path_that_a_rule_matches_is_renamed():
+    table = {"block_3": "b", r"block_(\d+)/Dense_(\d)": r"blocks.\1.dense.\2"}
+    renamed = _renaming.rename(PATHS, _renaming.to_nnx(table))
+    assert renamed[PATHS[0]] == ("blocks", "3", "dense", "0", "kernel")
+    assert renamed[PATHS[2]] == ("blocks", "12", "dense", "1", "kernel")
+    assert renamed[PATHS[3]] == PATHS[3]
+
+
+def test_rules_are_read_backwards():
+    table = {key: value for key, value in TABLE.items() if key != r"block_(\d+)"}
+    there = _renaming.rename(PATHS, _renaming.to_nnx(table))
+    assert there[("x", "y", "w")] == ("y", "x", "w")
+    back = _renaming.rename(there.values(), _renaming.to_linen(table))
+    assert {path: back[there[path]] for path in PATHS} == {path: path for path in PATHS}
+
+
+@pytest.mark.parametrize("key", [r"a\d", "a|b", "a.b", "(?:a)", "(a)(b)", "a+"])
+def test_what_is_no_text_cannot_be_read_backwards(key):
+    with pytest.raises(checkpoint.RulesError, match="cannot be read backwards"):
+        _renaming.to_linen({key: r"x.\1" if "(a)" in key else "x"})
+
+
+def _restored_natively(path, like):
+    """The State as a program without the bridge restores it."""
+    abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
+    with ocp.StandardCheckpointer() as orbax:
+        return orbax.restore(path.absolute(), abstract)

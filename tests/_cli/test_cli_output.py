@@ -1,0 +1,174 @@
+import io
+import re
+import sys
+
+import jax.numpy as jnp
+import pytest
+from rich.text import Text
+
+from bridge import __main__, checkpoint
+from bridge._cli import _output, _report_document
+
+from .command_line import run
+
+
+@pytest.mark.parametrize(
+    ("share", "filled", "text"),
+    [
+        (0.0, 0, "0.0%"),
+        (1e-6, 1, "<0.1%"),
+        (0.5, 15, "50.0%"),
+        (1 - 1e-6, 29, ">99.9%"),
+        (1.0, 30, "100.0%"),
+    ],
+)
+def test_a_bar_is_full_or_empty_only_if_the_share_is(capsys, share, filled, text):
+    drawn = _output.bar(share)
+    assert len(drawn) == 30
+    assert drawn.count(drawn[0] if filled else "x") in (filled, 30)
+    assert sum(cell in "█#" for cell in drawn) == filled
+    assert _output.share_text(share) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536, "1.5 KiB"),
+        (5 * 2**30, "5.0 GiB"),
+        (3 * 2**70, "3145728.0 PiB"),
+    ],
+)
+def test_bytes_are_written_for_people(count, text):
+    assert _output.byte_text(count) == text
+
+
+def test_a_pipe_gets_whole_lines_without_control_sequences_or_blanks_at_the_end(
+    capsys, monkeypatch
+):
+    monkeypatch.setenv("COLUMNS", "20")
+    table = _output.new_table("path", "size", "box", right=("size",))
+    table.add_row(Text("a/" * 200 + "[red]:smile:"), "1", "")
+    table.add_row(Text("b"), "22", "x")
+    _output.show(table, "[bold]a line " + "y" * 300)
+    lines = capsys.readouterr().out.splitlines()
+    width = len("a/" * 200 + "[red]:smile:") + 2
+    assert lines == [
+        "path".ljust(width) + "size  box",
+        ("a/" * 200 + "[red]:smile:").ljust(width) + "   1",
+        "b".ljust(width) + "  22  x",
+        "[bold]a line " + "y" * 300,
+    ]
+
+
+def test_a_terminal_gets_its_width_and_names_as_they_are(monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", stream)
+    for name, value in (("COLUMNS", "40"), ("TERM", "xterm"), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    table = _output.new_table("path", "source")
+    table.add_row("layers/[0]/kernel", "w" * 60)
+    _output.show(table, "[bold]:smile: " + "y" * 60)
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue()).splitlines()
+    assert max(map(len, shown[:-1])) <= 40
+    assert shown[1].startswith("layers/[0]/kernel  www")
+    assert shown[2].split() == ["w" * 21]
+    assert "[bold]:smile: " + "y" * 60 in "".join(shown)
+
+
+def test_a_stream_that_cannot_show_a_name_gets_it_escaped(monkeypatch):
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    _output.show(_output.bar(0.5), "Ω")
+    sys.stdout.flush()
+    assert raw.getvalue() == b"#" * 15 + b"." * 15 + b"\n\\u03a9\n"
+
+
+def test_a_display_appears_on_stderr_only_in_a_terminal_and_only_for_long_work(monkeypatch):
+    shown = {}
+    for is_terminal, patience in ((False, 0.0), (True, 60.0), (True, 0.0)):
+        stream = io.StringIO()
+        monkeypatch.setattr(stream, "isatty", lambda value=is_terminal: value)
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(_output, "PATIENCE", patience)
+        monkeypatch.setenv("TERM", "xterm")
+        with _output.working("reading") as progress:
+            while patience == 0.0 and is_terminal and not progress.live.is_started:
+                pass
+            progress.refresh()
+        shown[is_terminal, patience] = "reading" in stream.getvalue()
+    assert shown == {(False, 0.0): False, (True, 60.0): False, (True, 0.0): True}
+
+
+@pytest.mark.parametrize("command", ["report", "inspect", "convert", "diff", "parity"])
+def test_help_shows_examples_and_exit_codes(capsys, command):
+    outcome = run(capsys, command, "--help")
+    assert outcome.code == 0
+    assert "exit codes:" in outcome.out
+    assert f"  python -m bridge {command} " in outcome.out
+    assert max(map(len, outcome.out.splitlines())) <= 100
+    assert command in run(capsys, "--help").out
+
+
+@pytest.mark.parametrize("command", ["inspect", "convert", "diff"])
+def test_help_describes_the_json_document(capsys, monkeypatch, tmp_path, command):
+    monkeypatch.chdir(tmp_path)
+    for name, value in (("a", 1.0), ("b", 2.0)):
+        checkpoint.save(tmp_path / name, {"params": {"w": jnp.full(2, value)}})
+    arguments = {
+        "inspect": ["a", "--stats"],
+        "convert": ["a", "out", "--to", "nnx", "--dry-run"],
+        "diff": ["a", "b"],
+    }
+    document = run(capsys, command, *arguments[command], "--json").document
+    described = run(capsys, command, "--help").out.partition("The JSON document is")[2]
+    # Nothing is damaged here.
+    told = keys(document) | ({"reason"} if command == "inspect" else set())
+    assert told == set(re.findall(r'"(\w+)":', described))
+
+
+def test_the_docstring_describes_the_json_document_of_the_report(capsys):
+    target = "tests._cli.mixed_models:make_with_inputs"
+    arguments = ("--json", "--check", "--min-migrated", "0")
+    document = run(capsys, "report", target, *arguments).document
+    assert keys(document) == set(re.findall(r'"(\w+)":', _report_document.__doc__ or ""))
+
+
+def keys(document):
+    """Every key at any depth."""
+    if isinstance(document, list):
+        return set().union(*map(keys, document))
+    if isinstance(document, dict):
+        return set(document) | set().union(*map(keys, document.values()))
+    return set()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report"],
+        ["report", "m:f", "--by", "layers"],
+        ["inspect"],
+        ["convert", "a", "b"],
+        ["convert", "a", "b", "--to", "haiku"],
+        ["diff", "a"],
+        ["diff", "a", "b", "--atol", "-1"],
+        ["diff", "a", "b", "--rtol", "nan"],
+        ["diff", "a", "b", "--rtol", "small"],
+        ["report", "m:f", "--check", "--min-migrated", "most"],
+    ],
+)
+def test_wrong_usage_is_exit_code_two(capsys, arguments):
+    outcome = run(capsys, *arguments)
+    assert outcome.code == 2
+    assert f"usage: python -m bridge {arguments[0]}" in outcome.err
+
+
+def test_help_needs_no_rich(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "rich", None)
+    with pytest.raises(SystemExit) as exit_info:
+        __main__.main(["report", "--help"])
+    assert exit_info.value.code == 0
