@@ -14,9 +14,9 @@ from bridge._errors import ReservedNameError
 from bridge._flax.variables import assign_raw_value
 
 from . import linen_leaves, nnx_leaves
+from .linen_holder import OWN_PREFIX, LinenHolder
 from .neutral import Address, Leaf, Neutral, Path, laid_over, nest
 
-OWN_PREFIX = "to_nnx__"
 # The collections that hold no state to be carried from call to call.
 _NOT_STATE = frozenset({"params", "intermediates", "perturbations"})
 
@@ -29,7 +29,7 @@ class Held(NamedTuple):
     leaf: Leaf
 
 
-def held_variables(wrapper: nnx.Module) -> dict[Address, Held]:
+def held_variables(wrapper: LinenHolder) -> dict[Address, Held]:
     """Every Linen variable of a wrapper by (collection, path).
 
     Plain attributes and what NNX's tools leave on a module are no Variables and are passed over.
@@ -76,7 +76,7 @@ def state_collections(held: Mapping[Address, Held]) -> tuple[str, ...]:
 
 
 def store(
-    wrapper: nnx.Module,
+    wrapper: LinenHolder,
     changed: Neutral,
     held: Mapping[Address, Held],
     *,
@@ -196,7 +196,7 @@ def _merged(old: Any, new: Any) -> Any:
     return laid_over(old, new) if is_tree else new
 
 
-def _remove(wrapper: nnx.Module, path: Path) -> None:
+def _remove(wrapper: LinenHolder, path: Path) -> None:
     name, *below = path
     left = _without(vars(wrapper)[name], below) if below else {}
     if left:

@@ -7,12 +7,21 @@ each call, so here the walk is done once and what it finds is kept.
 from __future__ import annotations
 
 import operator
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable
 from typing import Any, NamedTuple, Protocol
 
 import jax
 from flax import nnx
 
+from .graphdef_nodes import (
+    ArrayLeaf,
+    ContainerNode,
+    GraphDefNode,
+    MetBefore,
+    StaticItem,
+    VariableNode,
+    decode,
+)
 from .objects import OBJECT_STATES, StaticObjectState, object_state_in_trace
 from .self_references import Tie, tie
 from .variables import trace_state, variable_in_trace
@@ -69,10 +78,7 @@ class GraphDefBuilder:
     """
 
     def __init__(self, graphdef: nnx.GraphDef[Any]):
-        nodes = iter(graphdef.nodes)
-        attributes: Iterator[Any] = iter(graphdef.attributes)
-        first = next(nodes, None)
-        self._root: _Part = _Leaf() if first is None else _node(first, nodes, attributes)
+        self._root = _part(decode(graphdef))
 
     def build(self, leaves: Iterable[Any], plain: Container[int] = ()) -> Built:
         """Makes the module; the inverse of `flatten`.
@@ -162,14 +168,13 @@ class _Containers:
 class _Variable:
     """A Variable around its value."""
 
-    def __init__(self, definition: Any):
-        self._type = definition.type
-        self._metadata = dict(definition.metadata)
+    def __init__(self, node: VariableNode):
+        self._type = node.type
+        self._metadata = dict(node.metadata)
         self._is_special = self._metadata["hijax"] or self._metadata["ref"]
-        self._index = definition.index
-        reference = definition.array_refdef
-        self._reference: Any = None if reference is None else reference.index
-        self._has_leaf = not isinstance(reference, nnx.graphlib.NodeRef)
+        self._index = node.index
+        self._reference: Any = node.reference
+        self._has_leaf = node.has_leaf
 
     def build(self, build: _Build) -> Any:
         nodes = build.by_index
@@ -191,9 +196,9 @@ class _Variable:
 class _Object:
     """A module, or another object with attributes, which may refer to itself."""
 
-    def __init__(self, definition: Any, parts: list[tuple[Any, _Part]]):
-        self._type = definition.type
-        self._index = definition.index
+    def __init__(self, node: ContainerNode, parts: list[tuple[Any, _Part]]):
+        self._type = node.type
+        self._index: Any = node.index
         # The integer keys of `nnx.List` are attributes as well.
         named = [(str(key), part) for key, part in parts]
         self._static = {name: p.value for name, p in named if isinstance(p, _Constant)}
@@ -226,11 +231,11 @@ class _ObjectState:
 class _Registered:
     """A node of a type that Flax or JAX was told of: a container, an object of another library."""
 
-    def __init__(self, definition: Any, parts: list[tuple[Any, _Part]]):
-        self._metadata = definition.metadata
-        self._index = definition.index
+    def __init__(self, node: ContainerNode, parts: list[tuple[Any, _Part]]):
+        self._metadata = node.metadata
+        self._index: Any = node.index
         self._parts = parts
-        self._impl: Any = nnx.graphlib.get_node_impl_for_type(definition.type)
+        self._impl: Any = nnx.graphlib.get_node_impl_for_type(node.type)
 
     def build(self, build: _Build) -> Any:
         if not isinstance(self._impl, nnx.graphlib.GraphNodeImpl):
@@ -244,24 +249,20 @@ class _Registered:
         return [(key, part.build(build)) for key, part in self._parts]
 
 
-def _node(definition: Any, nodes: Iterator[Any], attributes: Iterator[Any]) -> _Part:
-    """The part of a node, and of everything below it."""
-    if isinstance(definition, nnx.graphlib.VariableDef):
-        return _Variable(definition)
-    if not isinstance(definition, nnx.graphlib.NodeDef):
-        return _reference(definition)
-    parts: list[tuple[Any, _Part]] = []
-    for _ in range(definition.num_attributes):
-        key, kind = next(attributes)
-        if isinstance(kind, nnx.graphlib.Static):
-            parts.append((key, _static_part(kind.value)))
-        elif isinstance(kind, nnx.graphlib.NodeAttr):
-            parts.append((key, _node(next(nodes), nodes, attributes)))
-        else:
-            parts.append((key, _Leaf()))
-    if isinstance(definition.type, type) and issubclass(definition.type, nnx.Pytree):
-        return _Object(definition, parts)
-    registered = _Registered(definition, parts)
+def _part(node: GraphDefNode) -> _Part:
+    """What makes a node, and everything below it."""
+    if isinstance(node, VariableNode):
+        return _Variable(node)
+    if isinstance(node, ArrayLeaf):
+        return _Leaf(node.index)
+    if isinstance(node, StaticItem):
+        return _static_part(node.value)
+    if isinstance(node, MetBefore):
+        return _Again(node.index)
+    parts = [(key, _part(child)) for key, child in node.children]
+    if isinstance(node.type, type) and issubclass(node.type, nnx.Pytree):
+        return _Object(node, parts)
+    registered = _Registered(node, parts)
     made = None if parts else registered.build(_Build(()))
     return _ObjectState(made) if type(made) in OBJECT_STATES else registered
 
@@ -285,9 +286,3 @@ def _copied(value: Any) -> Any:
         items = tuple(map(_copied, value))
         return value if all(map(operator.is_, items, value)) else items
     return value
-
-
-def _reference(definition: Any) -> _Part:
-    """An array reference, or any node that was met before."""
-    is_new = isinstance(definition, nnx.graphlib.ArrayRefDef)
-    return (_Leaf if is_new else _Again)(definition.index)

@@ -11,6 +11,14 @@ import registry
 from bridge._conversion.neutral import Address, Path, unplace
 from bridge._conversion.nnx_leaves import DISPLACED_KEY
 from bridge._conversion.own_leaves import ARRAYS
+from bridge._flax.graphdef_nodes import (
+    ArrayLeaf,
+    ContainerNode,
+    GraphDefNode,
+    VariableNode,
+    decode,
+    variable_nodes,
+)
 
 
 class GraphDefLeaf(NamedTuple):
@@ -38,30 +46,30 @@ class GraphDefLeaf(NamedTuple):
 
     @classmethod
     def of_variable(
-        cls, definition: Any, path: Path, active: registry.Registry, *, is_shared: bool
+        cls, node: VariableNode, path: Path, active: registry.Registry, *, is_shared: bool
     ) -> GraphDefLeaf:
-        """The slot of a Variable by its definition, and whether others hold its reference too."""
-        displaced = definition.metadata.get(DISPLACED_KEY)
-        is_reference = definition.array_refdef is not None
+        """The leaf of a Variable, and whether others hold its reference too."""
+        displaced = node.metadata.get(DISPLACED_KEY)
+        is_reference = node.reference is not None
         return cls(
             path,
-            (active.name_from_type(definition.type), unplace(path, displaced)),
-            definition.type,
-            definition.metadata,
+            (active.name_from_type(node.type), unplace(path, displaced)),
+            node.type,
+            node.metadata,
             is_reference,
-            not is_shared and (is_reference or definition.metadata["hijax"]),
-            issubclass(definition.type, nnx.RngState),
-            issubclass(definition.type, nnx.Param | nnx.BatchStat),
+            not is_shared and (is_reference or node.metadata["hijax"]),
+            issubclass(node.type, nnx.RngState),
+            issubclass(node.type, nnx.Param | nnx.BatchStat),
         )
 
     @classmethod
     def of_array(cls, path: Path) -> GraphDefLeaf:
-        """The slot of a bare array."""
+        """The leaf of a bare array."""
         return cls(path, (ARRAYS, path), None, None, False, False, False, False)
 
 
 class GraphDefLeaves(Sequence[GraphDefLeaf]):
-    """The slots of a GraphDef under one registry, in the order of its leaves.
+    """The leaves of a GraphDef under one registry, in the order of its leaves.
 
     Args:
       graphdef: a GraphDef in graph mode.
@@ -69,60 +77,39 @@ class GraphDefLeaves(Sequence[GraphDefLeaf]):
 
     Attributes:
       registry: that registry.
-      addresses: the addresses of all slots.
+      addresses: the addresses of all leaves.
       rng: the indices of those that are RNG state.
       references: the indices of those whose Variable holds an array reference.
       special: the indices of those whose Variable does, of its own, or is a hijax one.
     """
 
     def __init__(self, graphdef: nnx.GraphDef[Any], active: registry.Registry):
-        self._slots = tuple(_slots(graphdef, active))
+        tree = decode(graphdef)
+        shared = {node.reference for node in variable_nodes(tree) if not node.has_leaf}
+        self._leaves = tuple(_leaves(tree, (), active, shared))
         self.registry = active
-        self.addresses = frozenset(slot.address for slot in self._slots)
-        self.rng = [i for i, slot in enumerate(self._slots) if slot.is_rng]
-        self.references = [i for i, slot in enumerate(self._slots) if slot.is_reference]
-        self.special = frozenset(i for i, slot in enumerate(self._slots) if slot.is_special)
+        self.addresses = frozenset(slot.address for slot in self._leaves)
+        self.rng = [i for i, slot in enumerate(self._leaves) if slot.is_rng]
+        self.references = [i for i, slot in enumerate(self._leaves) if slot.is_reference]
+        self.special = frozenset(i for i, slot in enumerate(self._leaves) if slot.is_special)
 
     def __len__(self) -> int:
-        return len(self._slots)
+        return len(self._leaves)
 
     def __getitem__(self, index: Any) -> Any:
-        return self._slots[index]
+        return self._leaves[index]
 
     def __iter__(self) -> Iterator[GraphDefLeaf]:
-        return iter(self._slots)
+        return iter(self._leaves)
 
 
-def _slots(graphdef: nnx.GraphDef[Any], active: registry.Registry) -> Iterator[GraphDefLeaf]:
-    """Walks the nodes of a GraphDef in the order in which its leaves are stored."""
-    nodes = iter(graphdef.nodes)
-    first = next(nodes, None)
-    references = (getattr(node, "array_refdef", None) for node in graphdef.nodes)
-    shared = {r.index for r in references if isinstance(r, nnx.graphlib.NodeRef)}
-    return _slots_below(first, (), nodes, iter(graphdef.attributes), active, shared)
-
-
-def _slots_below(
-    node: Any,
-    path: Path,
-    nodes: Iterator[Any],
-    attributes: Iterator[Any],
-    active: registry.Registry,
-    shared: Container[int],
+def _leaves(
+    node: GraphDefNode, path: Path, active: registry.Registry, shared: Container[int | None]
 ) -> Iterator[GraphDefLeaf]:
-    if isinstance(node, nnx.graphlib.VariableDef):
-        reference = node.array_refdef
-        # A reference that was met before has no leaf of its own.
-        if not isinstance(reference, nnx.graphlib.NodeRef):
-            is_shared = reference is not None and reference.index in shared
-            yield GraphDefLeaf.of_variable(node, path, active, is_shared=is_shared)
-    elif isinstance(node, nnx.graphlib.NodeDef):
-        for _ in range(node.num_attributes):
-            key, kind = next(attributes)
-            if isinstance(kind, nnx.graphlib.NodeAttr):
-                below = (*path, key)
-                yield from _slots_below(next(nodes), below, nodes, attributes, active, shared)
-            elif isinstance(kind, nnx.graphlib.LeafAttr):
-                yield GraphDefLeaf.of_array((*path, key))
-    elif isinstance(node, nnx.graphlib.ArrayRefDef):
+    if isinstance(node, VariableNode) and node.has_leaf:
+        yield GraphDefLeaf.of_variable(node, path, active, is_shared=node.reference in shared)
+    elif isinstance(node, ContainerNode):
+        for key, child in node.children:
+            yield from _leaves(child, (*path, key), active, shared)
+    elif isinstance(node, ArrayLeaf):
         yield GraphDefLeaf.of_array(path)

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from flax import nnx
 
 from bridge._conversion.neutral import Path
+from bridge._flax.graphdef_nodes import (
+    ArrayLeaf,
+    ContainerNode,
+    GraphDefNode,
+    MetBefore,
+    StaticItem,
+    VariableNode,
+    decode,
+)
 from bridge._flax.variables import REQUIRED_METADATA
 from bridge._train_eval import MODE_FIELDS
 
@@ -26,11 +34,8 @@ def structure(graphdef: nnx.GraphDef[Any]) -> dict[Path, Any]:
     Args:
       graphdef: a GraphDef in graph mode.
     """
-    nodes = iter(graphdef.nodes)
     found: dict[Path, Any] = {}
-    first = next(nodes, None)
-    if first is not None:
-        _note(first, (), nodes, iter(graphdef.attributes), {}, found)
+    _note(decode(graphdef), (), {}, found)
     return found
 
 
@@ -59,45 +64,38 @@ def is_equal(a: Any, b: Any) -> bool:
 
 def _is_mode(path: Path, found: dict[Path, Any]) -> bool:
     """Whether nothing but a mode is at a path; one that is not there says nothing else."""
-    is_static = isinstance(found.get(path), nnx.graphlib.Static | None)
+    is_static = isinstance(found.get(path), StaticItem | None)
     return is_static and bool(path) and path[-1] in MODE_FIELDS
 
 
-def _note(
-    node: Any,
-    path: Path,
-    nodes: Iterator[Any],
-    attributes: Iterator[Any],
-    first: dict[int, Path],
-    found: dict[Path, Any],
-) -> None:
-    if isinstance(node, nnx.graphlib.VariableDef):
+def _note(node: GraphDefNode, path: Path, first: dict[int, Path], found: dict[Path, Any]) -> None:
+    if isinstance(node, VariableNode):
         _note_variable(node, path, first, found)
-    elif isinstance(node, nnx.graphlib.NodeDef):
+    elif isinstance(node, ContainerNode):
         if node.index is not None:
             first[node.index] = path
         if isinstance(node.type, type) and issubclass(node.type, nnx.Pytree):
             found[path] = node.type
-        elif node.type is not dict or not node.num_attributes:
+        elif node.type is not dict or not node.children:
             found[path] = node.type, node.metadata
-        for _ in range(node.num_attributes):
-            key, kind = next(attributes)
-            below = (*path, key)
-            if isinstance(kind, nnx.graphlib.NodeAttr):
-                skipped = {} if key in _NOTES else found
-                _note(next(nodes), below, nodes, attributes, first, skipped)
-            elif key not in _NOTES:
-                found[below] = kind
-    else:
-        # A reference, or a node that was met before.
+        for key, child in node.children:
+            if key not in _NOTES:
+                _note(child, (*path, key), first, found)
+            elif isinstance(child, ContainerNode):
+                # What is met in it for the first time may be met again elsewhere.
+                _note(child, (*path, key), first, {})
+    elif isinstance(node, MetBefore) or (isinstance(node, ArrayLeaf) and node.index is not None):
         found[path] = "again", first.setdefault(node.index, path)
+    else:
+        found[path] = node
 
 
-def _note_variable(node: Any, path: Path, first: dict[int, Path], found: dict[Path, Any]) -> None:
+def _note_variable(
+    node: VariableNode, path: Path, first: dict[int, Path], found: dict[Path, Any]
+) -> None:
     first[node.index] = path
     if issubclass(node.type, nnx.Intermediate):
         return
     metadata = {k: v for k, v in node.metadata.items() if k not in REQUIRED_METADATA}
-    reference = node.array_refdef
-    shared = None if reference is None else first.setdefault(reference.index, path)
+    shared = None if node.reference is None else first.setdefault(node.reference, path)
     found[path] = node.type, metadata, shared

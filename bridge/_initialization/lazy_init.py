@@ -11,6 +11,7 @@ from flax import nnx
 
 from bridge._conversion import linen_attributes
 from bridge._conversion.arrays import Arrays
+from bridge._conversion.linen_holder import LinenHolder
 from bridge._errors import InvalidModuleError
 from bridge._flax.graphdef_builder import GraphDefBuilder, flatten
 from bridge._flax.nodes import Nodes, nodes_below
@@ -83,9 +84,10 @@ def run_initializing(
     """
     nodes = nodes or nodes_below(module)
     snapshot = Snapshot(nodes)
-    # Initial values were drawn from them, as in native construction: if they were put back, the
-    # first call would draw the same keys again.
-    moved = {id(count) for node in nodes.objects for count in _stream_counts(node)}
+    holders = [node for node in nodes.objects if isinstance(node, LinenHolder)]
+    # Initial values were drawn from their streams, as in native construction: if these were put
+    # back, the first call would draw the same keys again.
+    moved = {id(count) for holder in holders for count in holder.stream_counts()}
     set_initializing(nodes.objects, True)
     try:
         output = fn(*args, **kwargs)
@@ -202,17 +204,11 @@ def _init_abstractly(
 
 def _adopt(node: Any, made: Any) -> None:
     """Takes over the Linen variables of an initialised copy that the original lacks."""
-    if isinstance(node, nnx.Module) and hasattr(type(node), "linen_variables"):
-        for count, made_count in zip(_stream_counts(node), _stream_counts(made), strict=True):
+    if isinstance(node, LinenHolder):
+        for count, made_count in zip(node.stream_counts(), made.stream_counts(), strict=True):
             assign_raw_value(count, raw_value(made_count))
         new = {a: entry.leaf for a, entry in linen_attributes.held_variables(made).items()}
         linen_attributes.store(node, new, linen_attributes.held_variables(node), update=False)
-
-
-def _stream_counts(node: Any) -> list[nnx.Variable[Any]]:
-    """The counts of the streams that a wrapper draws from, none for another node."""
-    streams = vars(node).get("to_nnx__rngs") if isinstance(node, nnx.Module) else None
-    return [] if streams is None else [streams[name].count for name in streams]
 
 
 def _owner(fn: Any) -> nnx.Module:

@@ -9,13 +9,12 @@ import jax
 from flax import nnx
 
 from bridge._conversion.arrays import is_taken, taken
+from bridge._conversion.linen_holder import CREATED_ATTRIBUTES
 from bridge._flax.nodes import ATOMS, Nodes, nodes_below
 from bridge._flax.objects import DATA_ATTRIBUTES
 from bridge._flax.variables import assign_raw_value, raw_value
 
 _IS_DATA = "_pytree__nodes"
-# What a wrapper notes about variables that it created.
-_NOTED = frozenset({"to_nnx__graphdefs"})
 
 
 class Snapshot:
@@ -126,7 +125,7 @@ class Snapshot:
             }
             kept |= new | flags
             made |= new.keys()
-        kept |= {k: now[k] for k in _NOTED if k in now}
+        kept |= {k: now[k] for k in CREATED_ATTRIBUTES if k in now}
         if isinstance(node, nnx.List):
             kept["_length"] = sum(name.isdecimal() for name in kept)
         if _IS_DATA in before:

@@ -18,6 +18,7 @@ from flax import nnx
 from flax.core import FrozenDict
 
 from bridge._conversion import linen_attributes
+from bridge._conversion.linen_holder import LinenHolder
 from bridge._flax.linen_modules import children
 
 # In Linen, one key serves every stream that is missing.
@@ -47,7 +48,7 @@ class _Known(NamedTuple):
 _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 
-def names_at(owner: Any, path: tuple[Any, ...]) -> Names:
+def names_at(owner: LinenHolder, path: tuple[Any, ...]) -> Names:
     """The names that a submodule of a ToNNX answers for; `setup` runs once to find them.
 
     Args:
@@ -68,7 +69,7 @@ def names_at(owner: Any, path: tuple[Any, ...]) -> Names:
     return known.by_path[path]
 
 
-def bound_at(owner: Any, path: tuple[Any, ...]) -> nn.Module | None:
+def bound_at(owner: LinenHolder, path: tuple[Any, ...]) -> nn.Module | None:
     """A submodule bound to the variables that there are, None if it is made only in a call."""
     module = owner.to_nnx__module
     variables = linen_attributes.to_linen(linen_attributes.held_variables(owner))
@@ -101,7 +102,7 @@ def below(module: nn.Module, path: tuple[Any, ...]) -> nn.Module | None:
     return found
 
 
-def has_variables(owner: Any) -> bool:
+def has_variables(owner: LinenHolder) -> bool:
     """Whether a ToNNX holds variables."""
     own = linen_attributes.is_own_name
     return any(isinstance(v, dict | nnx.Variable) for n, v in vars(owner).items() if not own(n))

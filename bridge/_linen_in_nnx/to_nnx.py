@@ -15,7 +15,8 @@ from flax.core.scope import DenyList, union_filters
 
 from bridge import _train_eval
 from bridge._conversion import linen_attributes, linen_leaves
-from bridge._conversion.neutral import Neutral, Path, as_dicts
+from bridge._conversion.linen_holder import OWN_PREFIX, LinenHolder
+from bridge._conversion.neutral import Neutral, as_dicts
 from bridge._conversion.own_leaves import graphdefs_in, with_graphdefs
 from bridge._errors import ImmutableCollectionError, NotInitializedError
 from bridge._flax.call_keys import CallKeys
@@ -49,7 +50,7 @@ _NO_VARIABLES = (
 _attribute = nnx.Module.__getattribute__
 
 
-class ToNNX(nnx.Module):
+class ToNNX(LinenHolder):
     """An NNX module that behaves as the Linen module it wraps.
 
     Its variables are created by `lazy_init` from sample inputs, or taken from `from_variables`.
@@ -84,16 +85,6 @@ class ToNNX(nnx.Module):
 
     Source: flax/nnx/bridge/wrappers.py:ToNNX @ 0.12.8
     """
-
-    # What a wrapper leaves as it is stays on the class: NNX walks through every attribute of an
-    # instance, at each `nnx.jit` for instance.
-    to_nnx__rngs: nnx.Rngs | None = None
-    to_nnx__plain_keys: frozenset[str] = frozenset()
-    to_nnx__mutable: Any = False
-    to_nnx__modes: tuple[tuple[str, Any], ...] = ()
-    to_nnx__eager_sharding: bool | None = None
-    # Collection `nnx` of the modules inside: static, so no Variables, but not to be made anew.
-    to_nnx__graphdefs: tuple[tuple[Path, nnx.GraphDef[Any]], ...] = ()
 
     def __init__(
         self,
@@ -362,7 +353,7 @@ class ToNNX(nnx.Module):
 
     def __getattr__(self, name: str) -> Any:
         module = vars(self).get("to_nnx__module")
-        if module is None or name.startswith(("__", "_pytree__", linen_attributes.OWN_PREFIX)):
+        if module is None or name.startswith(("__", "_pytree__", OWN_PREFIX)):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if hasattr(type(self), name):
             # A property of a subclass has raised; asked again, it says why.

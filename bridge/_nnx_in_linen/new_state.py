@@ -11,6 +11,7 @@ from flax import nnx
 
 import registry
 from bridge._conversion import linen_leaves, nnx_leaves
+from bridge._conversion.linen_holder import LinenHolder
 from bridge._conversion.neutral import Address, Path
 from bridge._conversion.own_leaves import ARRAYS
 
@@ -152,7 +153,7 @@ def _by_text(items: Mapping[Any, Any], keys: Iterable[Any], key: Any) -> Any:
 
 
 def _is_wrapper(node: Any) -> bool:
-    return hasattr(type(node), "linen_variables")
+    return isinstance(node, LinenHolder)
 
 
 def _list_order(address: Address) -> list[Any]:

@@ -1,0 +1,48 @@
+"""The base of `ToNNX`, by which the rooms below know a module that holds Linen variables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flax import linen as nn
+from flax import nnx
+
+from .neutral import Path
+
+# No Linen variable can have a name that starts with it.
+OWN_PREFIX = "to_nnx__"
+
+
+class LinenHolder(nnx.Module):
+    """An NNX module whose attributes are the variables of a Linen module.
+
+    What stays as it is by default is on the class: NNX walks through every attribute of an
+    instance, at each `nnx.jit` for instance.
+
+    Attributes:
+      to_nnx__module: the Linen module.
+      to_nnx__rngs: the streams that its keys are drawn from.
+      to_nnx__plain_keys: the names of streams that were given as plain keys.
+      to_nnx__mutable: the collections that every call may update.
+      to_nnx__modes: what `train()` and `eval()` have set, by name.
+      to_nnx__eager_sharding: whether annotated variables are sharded at once.
+      to_nnx__graphdefs: collection `nnx` of the modules inside. It is static, so it is in no
+        Variable, but an initialisation that creates it must keep it.
+    """
+
+    to_nnx__module: nn.Module
+    to_nnx__rngs: nnx.Rngs | None = None
+    to_nnx__plain_keys: frozenset[str] = frozenset()
+    to_nnx__mutable: Any = False
+    to_nnx__modes: tuple[tuple[str, Any], ...] = ()
+    to_nnx__eager_sharding: bool | None = None
+    to_nnx__graphdefs: tuple[tuple[Path, nnx.GraphDef[Any]], ...] = ()
+
+    def stream_counts(self) -> list[nnx.Variable[Any]]:
+        """The counts of the streams that keys are drawn from."""
+        streams = self.to_nnx__rngs
+        return [] if streams is None else [streams[name].count for name in streams]
+
+
+# The attributes that an initialisation creates beside the variables.
+CREATED_ATTRIBUTES = frozenset({"to_nnx__graphdefs"})
