@@ -46,3 +46,8 @@ class LinenHolder(nnx.Module):
 
 # The attributes that an initialisation creates beside the variables.
 CREATED_ATTRIBUTES = frozenset({"to_nnx__graphdefs"})
+
+
+def name_of(holder: LinenHolder) -> str:
+    """What messages call a wrapper."""
+    return f"ToNNX({type(holder.to_nnx__module).__name__})"

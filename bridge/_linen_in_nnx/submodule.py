@@ -14,6 +14,7 @@ from flax import linen as nn
 from flax import nnx
 from jax.core import Tracer
 
+from bridge._conversion.linen_holder import name_of
 from bridge._conversion.neutral import as_dicts
 from bridge._errors import InvalidMethodError, InvalidModuleError
 from bridge._flax.interceptors import call_method
@@ -335,7 +336,7 @@ def _as_parts(owner: Any, value: Any) -> Any:
 
 
 def _text(owner: Any, path: Path) -> str:
-    return ".".join((f"ToNNX({type(owner.to_nnx__module).__name__})", *map(str, path)))
+    return ".".join((name_of(owner), *map(str, path)))
 
 
 def _not_found(owner: Any, path: Path, name: str, known: frozenset[str] | None) -> str:

@@ -3,48 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Self
 
-from flax import errors as flax_errors
 from flax import linen as nn
 from flax import nnx
-from flax.core.scope import DenyList, union_filters
 
 from bridge import _train_eval
 from bridge._conversion import linen_attributes, linen_leaves
-from bridge._conversion.linen_holder import OWN_PREFIX, LinenHolder
-from bridge._conversion.neutral import Neutral, as_dicts
-from bridge._conversion.own_leaves import graphdefs_in, with_graphdefs
-from bridge._errors import ImmutableCollectionError, NotInitializedError
-from bridge._flax.call_keys import CallKeys
-from bridge._flax.linen_modules import outer_mutable
+from bridge._conversion.linen_holder import OWN_PREFIX, LinenHolder, name_of
+from bridge._conversion.neutral import as_dicts
+from bridge._conversion.own_leaves import graphdefs_in
 from bridge._flax.objects import (
     graph_attributes,
     is_data_attribute,
-    is_initializing,
     set_graph_attributes,
 )
-from bridge._flax.scopes import run_linen
-from bridge._flax.tabulate import as_tabulated, tabulated_as
+from bridge._flax.tabulate import as_tabulated
 from bridge._initialization.lazy_init import lazy_init
-from bridge._randomness.streams import owned, sources
-from bridge._sharding import eager, explicit_axes
+from bridge._randomness.streams import owned
+from bridge._sharding import eager
 
-from . import captured, creation, mutable_filter
+from . import mutable_filter
 from .bound import bound_state
-from .methods import called, check_module, field_names, linen_attribute
+from .linen_call import LinenCall
+from .methods import check_module, field_names, linen_attribute
 from .submodule import Submodule, assign_parts, has_submodules
-
-_INIT_MUTABLE = DenyList("intermediates")
-_NO_VARIABLES = (
-    flax_errors.ScopeCollectionNotFound,
-    flax_errors.ScopeParamNotFoundError,
-    flax_errors.ScopeVariableNotFoundError,
-)
-
 
 # What `super()` would look up, for every attribute that is asked for.
 _attribute = nnx.Module.__getattribute__
@@ -98,7 +83,7 @@ class ToNNX(LinenHolder):
         bound = bound_state(module)
         module = bound.module
         self.to_nnx__module = module
-        where = f"ToNNX({type(module).__name__})"
+        where = name_of(self)
         streams, plain = owned(bound.keys if rngs is None else rngs, where)
         if streams is not None:
             self.to_nnx__rngs = streams
@@ -140,7 +125,9 @@ class ToNNX(LinenHolder):
 
     def _take_in(self, variables: Mapping[str, Any]) -> None:
         # From the host to the shards, without a whole copy on one device.
-        leaves = self._in_shards(linen_leaves.from_variables(variables))
+        leaves = eager.in_shards(
+            linen_leaves.from_variables(variables), self.to_nnx__eager_sharding, name_of(self)
+        )
         linen_attributes.store(self, linen_attributes.as_arrays(leaves), {})
         if graphdefs := graphdefs_in(variables):
             self.to_nnx__graphdefs = graphdefs
@@ -207,127 +194,24 @@ class ToNNX(LinenHolder):
           InvalidMethodError: there is no such method.
           InvalidFilterError: `mutable` is none of the above.
         """
-        module = self.to_nnx__module
-        initializing = is_initializing(self)
-        function, target, kwargs = called(module, method, kwargs)
-        call = _train_eval.filled(module, target, function, args, kwargs, dict(self.to_nnx__modes))
-        held = linen_attributes.held_variables(self)
-        draws = self._draws(rngs, initializing)
-        captures = captured.active(self)
-        mutable = (
-            _INIT_MUTABLE
-            if initializing
-            else self._mutable_collections(mutable, held, call.opens_state)
-        )
-        run = functools.partial(
-            run_linen,
-            module,
-            function,
-            mutable=union_filters(mutable, captures.collections)
-            if captures.collections
-            else mutable,
-            initializing=initializing,
+        call = LinenCall(
+            self,
+            method,
+            args,
+            kwargs,
+            rngs=rngs,
+            mutable=mutable,
             capture_intermediates=capture_intermediates,
-            fields=call.fields,
-            modes=call.modes,
-        )
-        is_explicit = explicit_axes.any_explicit()
-        variables = with_graphdefs(
-            {**linen_attributes.to_linen(held, boxed=not is_explicit), **captures.variables()},
-            self.to_nnx__graphdefs,
         )
         try:
-            with _train_eval.applied(call.modes), tabulated_as(self):
-                created = (
-                    creation.created(
-                        run, variables, draws, call.args, call.kwargs, eager=self._is_eager
-                    )
-                    if initializing and is_explicit
-                    else None
-                )
-                output, updates, used = run(
-                    created.variables if created else variables, draws, call.args, call.kwargs
-                )
-            if created:
-                updates, used = created.updates, created.used
-            changed = linen_leaves.from_variables(captures.take(updates))
-            new = self._in_shards({a: leaf for a, leaf in changed.items() if a not in held})
-            changed = {**changed, **new}
-            if initializing:
-                # What a forward pass draws besides is undone with its other effects.
-                used &= draws.initial | {"params"} if changed.keys() - held.keys() else set()
-            else:
-                # An empty collection in the output says that nothing was written.
-                changed = {a: leaf for a, leaf in changed.items() if a[1] or a in held}
-            linen_attributes.store(
-                self,
-                changed,
-                held,
-                update=not initializing,
-                whole={collection for collection, _ in changed},
-                boxed=not is_explicit,
-                then=lambda: draws.commit(used),
-            )
-            if graphdefs := graphdefs_in(updates):
-                self.to_nnx__graphdefs = graphdefs
+            output = call.run()
+            call.commit()
         except Exception as error:
-            explained = self._explained(error, held, function, call)
+            explained = call.explained(error)
             if explained is None:
                 raise
             raise explained from error
         return output
-
-    def _draws(self, rngs: Any, initializing: bool) -> CallKeys:
-        if rngs is not None:
-            return CallKeys(sources(rngs, self._where))
-        plain = self.to_nnx__plain_keys if initializing else ()
-        return CallKeys(sources(self.to_nnx__rngs, self._where), plain)
-
-    @property
-    def _is_eager(self) -> bool:
-        return eager.is_eager(self.to_nnx__eager_sharding)
-
-    def _in_shards(self, leaves: Neutral) -> Neutral:
-        return eager.in_shards(leaves, self.to_nnx__eager_sharding, self._where)
-
-    @property
-    def _where(self) -> str:
-        return f"ToNNX({type(self.to_nnx__module).__name__})"
-
-    def _mutable_collections(self, mutable: Any, held: Mapping[Any, Any], opens_state: bool) -> Any:
-        """The filter for a call: its own; else that of an outer Linen call; else the wrapper's."""
-        existing = linen_attributes.state_collections(held)
-        mutable = mutable_filter.checked(mutable, f"a call of {self._where}")
-        if mutable is None and (outer := outer_mutable()) is not None:
-            return outer
-        if mutable is None:
-            mutable = self.to_nnx__mutable
-            if opens_state:
-                mutable = union_filters(existing if mutable == "existing" else mutable, existing)
-        return existing or False if mutable == "existing" else mutable
-
-    def _explained(
-        self, error: Exception, held: Mapping[Any, Any], function: Any, call: _train_eval.Filled
-    ) -> Exception | None:
-        """The error a user can act on, for what Flax raised; None if that says it all."""
-        module = self.to_nnx__module.clone(**call.fields)
-        if isinstance(error, flax_errors.ModifyScopeVariableError):
-            return ImmutableCollectionError.from_flax(module, error, outer_mutable() is not None)
-        if isinstance(error, _NO_VARIABLES) and not held:
-            return NotInitializedError(module)
-        if isinstance(error, (*_NO_VARIABLES, flax_errors.ScopeParamShapeError)):
-            with _train_eval.applied(call.modes):
-                return creation.mismatch(
-                    module, function, call.args, call.kwargs, held, self._where
-                )
-        if self._is_eager and isinstance(error, ValueError) and is_initializing(self):
-            # Linen stops at the first annotation that it cannot follow.
-            with _train_eval.applied(call.modes):
-                wanted = creation.shapes(module, function, call.args, call.kwargs)
-            return explicit_axes.misfit(
-                wanted, self._where, strict=self.to_nnx__eager_sharding is True
-            )
-        return None
 
     def _graph_node_flatten(self) -> tuple[list[tuple[str, Any]], type[Self]]:
         return graph_attributes(self), type(self)
