@@ -85,7 +85,12 @@ def add_contents(app: Sphinx, name: str, source: list[str]) -> None:
 
 
 def add_signature(app: Sphinx, kind: str, name: str, obj: object, *_: object) -> tuple | None:
-    """Show what a class's constructor takes where its metaclass takes anything."""
+    """Show what a class's constructor takes where its metaclass takes anything.
+
+    Programs catch exceptions and do not make them, so these are shown without arguments.
+    """
+    if kind == "exception":
+        return "", None
     if kind != "class" or not isinstance(obj, type) or obj.__init__ is object.__init__:
         return None
     given = inspect.signature(obj.__init__)
