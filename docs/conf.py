@@ -84,12 +84,20 @@ def add_contents(app: Sphinx, name: str, source: list[str]) -> None:
         source[0] += CONTENTS
 
 
-def add_signature(app: Sphinx, kind: str, name: str, obj: object, *_: object) -> tuple | None:
+def add_signature(
+    app: Sphinx,
+    kind: str,
+    name: str,
+    obj: object,
+    options: object,
+    signature: str | None,
+    returned: str | None,
+) -> tuple | None:
     """Show what a class's constructor takes where its metaclass takes anything.
 
     Programs catch exceptions and do not make them, so these are shown without arguments.
     """
-    if kind == "exception":
+    if kind == "exception" and signature:
         return "", None
     if kind != "class" or not isinstance(obj, type) or obj.__init__ is object.__init__:
         return None
