@@ -1,9 +1,8 @@
-"""Print the tables of transforms and states as Markdown, or write them into the documents.
+"""Print the tables of transforms and states as Markdown, or write them into their guide.
 
 ``python scripts/transform_tables.py`` prints them, ``python scripts/transform_tables.py write``
-puts them into the README and the guide on transforms. They are made of ``CELLS`` in
-``tests/transforms/linen_states.py`` and ``nnx_states.py``, so a cell that has no test cannot be
-claimed.
+puts them into the guide. They are made from ``CELLS`` in ``tests/transforms/linen_states.py`` and
+``nnx_states.py``, so the guide cannot claim a combination that has no test.
 """
 
 import re
@@ -12,18 +11,17 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-GUIDE = "migration_guides/03_transforms.md"
-README = "README.md"
+GUIDE = ROOT / "migration_guides" / "03_transforms.md"
 LAX = ("scan", "map", "cond", "while_loop", "fori_loop")
-# What the rows are called that are not named after a function of their library.
+# Rows that are not named after a function of their library.
 ROW_NAMES = {"pack": "`flax.core.lift.pack`", "lazy_init": "`bridge.lazy_init`"}
 WORDS = ("inputs", "layers", "of", "in")
 
 Cells = Mapping[tuple[str, str], str]
 
 
-def tables() -> dict[str, dict[str, str]]:
-    """Return the tables of each document: ``{document: {name: Markdown}}``."""
+def tables() -> dict[str, str]:
+    """Return the Markdown of each table by its name."""
     from tests.transforms import linen_states, nnx_states
 
     def linen_row(name: str) -> str:
@@ -38,14 +36,11 @@ def tables() -> dict[str, dict[str, str]]:
         )
 
     sides = {"linen": (linen_states.CELLS, linen_row), "nnx": (nnx_states.CELLS, nnx_row)}
-    return {
-        GUIDE: {side: full_table(cells, row) for side, (cells, row) in sides.items()},
-        README: {side: compact_table(cells, row) for side, (cells, row) in sides.items()},
-    }
+    return {side: grid(cells, row) for side, (cells, row) in sides.items()}
 
 
-def full_table(cells: Cells, row_name) -> str:
-    """Return a grid with a link to the test in every cell, for a document one folder down."""
+def grid(cells: Cells, row_name) -> str:
+    """Return a grid with a link to the test in every cell."""
     states = _states(cells)
     lines = [["transform", *map(_words, states)], ["---"] + [":-:"] * len(states)]
     for transform in dict.fromkeys(transform for transform, _ in cells):
@@ -54,33 +49,19 @@ def full_table(cells: Cells, row_name) -> str:
     return _markdown(lines)
 
 
-def compact_table(cells: Cells, row_name) -> str:
-    """Return one line for all transforms with the same states and test files."""
-    groups: dict[tuple[tuple[str, ...], tuple[str, ...]], list[str]] = {}
-    for transform in dict.fromkeys(transform for transform, _ in cells):
-        states = tuple(state for state in _states(cells) if (transform, state) in cells)
-        files = dict.fromkeys(cells[transform, state].split("::")[0] for state in states)
-        groups.setdefault((states, tuple(files)), []).append(row_name(transform))
-    lines = [["transforms", "states", "tests"], ["---"] * 3]
-    for (states, files), transforms in groups.items():
-        links = [f"[{Path(file).stem.removeprefix('test_')}]({file})" for file in files]
-        lines.append([", ".join(transforms), ", ".join(map(_words, states)), ", ".join(links)])
-    return _markdown(lines)
-
-
 def markers(name: str) -> tuple[str, str]:
-    """Return the comments before and behind a table."""
+    """Return the comments before and after a table."""
     return f"<!-- transforms:{name}:begin -->\n", f"<!-- transforms:{name}:end -->\n"
 
 
 def standing(text: str, name: str) -> str:
-    """Return the table that stands in a document."""
+    """Return the table that the guide holds."""
     begin, end = markers(name)
     return text.split(begin)[1].split(end)[0].strip("\n")
 
 
 def replaced(text: str, name: str, table: str) -> str:
-    """Return the document with another table."""
+    """Return the guide with another table."""
     begin, end = markers(name)
     before, rest = text.split(begin)
     return f"{before}{begin}\n{table}\n\n{end}{rest.split(end)[1]}"
@@ -114,15 +95,13 @@ def _markdown(lines: list[list[str]]) -> str:
 
 def main(arguments: list[str]) -> None:
     """Print the tables, or write them if there is an argument."""
-    for document, named in tables().items():
-        text = (ROOT / document).read_text() if arguments else ""
-        for name, table in named.items():
-            if arguments:
-                text = replaced(text, name, table)
-            else:
-                print(f"{document}, {name}:\n\n{table}\n")
-        if arguments:
-            (ROOT / document).write_text(text)
+    text = GUIDE.read_text()
+    for name, table in tables().items():
+        text = replaced(text, name, table)
+        if not arguments:
+            print(f"{name}:\n\n{table}\n")
+    if arguments:
+        GUIDE.write_text(text)
 
 
 if __name__ == "__main__":

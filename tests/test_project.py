@@ -37,16 +37,19 @@ def shipped_files():
     ("extra", "command"),
     [
         ("demo", "pip install -e '.[demo]' && python -m bridge demo"),
+        ("docs", "pip install -e '.[docs]' && scripts/docs"),
         ("test", "pip install -e '.[test]' && pytest"),
     ],
 )
-def test_the_readme_has_one_command_for_each_extra(extra, command):
+def test_the_documents_have_one_command_for_each_extra(extra, command):
     assert script("readme_command.py", extra) == command
     assert extra in metadata("linen-nnx-bridge").get_all("Provides-Extra")
 
 
-def test_ci_runs_the_readme_command_and_none_of_its_own():
+def test_ci_runs_the_documents_commands_and_none_of_its_own():
     assert "scripts/readme_command.py test" in CI
+    assert "scripts/readme_command.py docs" in CI
+    assert CI.count('bash -euo pipefail -c "$docs_command"') == 1
     # All tests on the newest and on the oldest dependencies, and those of the wrappers optimised.
     assert CI.count('bash -euo pipefail -c "$test_command"') == 3
     assert not re.search(r"pip install|-m pytest|^pytest", CI, re.MULTILINE)

@@ -1,6 +1,7 @@
-"""The table in the guide on cost is that of the results that are kept."""
+"""The figures in the guide on cost and in the README are those of the results that are kept."""
 
 import json
+import re
 import runpy
 from pathlib import Path
 
@@ -40,3 +41,19 @@ def test_the_guide_shows_the_picture_that_is_kept():
     path = "../benchmarks/results/cpu/cost.png"
     assert f"]({path})" in TEXT
     assert (SCRIPT["GUIDE"].parent / path).is_file()
+
+
+def test_the_readme_tells_how_long_dispatch_by_nnx_jit_takes():
+    """Read from the JSON, without the benchmark."""
+    medians = [
+        ratio["found"]["median"]
+        for row in json.loads(SCRIPT["RESULTS"].read_text())["rows"]
+        if row["row"] == "call in a hot loop, dispatch" and row["size"] in (8, 32, 128)
+        for ratio in row["ratios"]
+        if ratio["of"] == "nnx.jit"
+    ]
+    told = re.search(
+        r"dispatch takes (\d+) to (\d+) times .* on stacks of 8 to 128 blocks",
+        (ROOT / "README.md").read_text(),
+    )
+    assert [int(figure) for figure in told.groups()] == [round(min(medians)), round(max(medians))]
