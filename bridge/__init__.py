@@ -1,11 +1,10 @@
 """The bridge between Flax's two module systems.
 
 `ToNNX` makes a Linen module usable as an NNX module, `ToLinen` an NNX module as a Linen module.
-What `flax.nnx.bridge` calls by a name has the same name here, so `import bridge` can stand in its
-place.
+Every name of `flax.nnx.bridge` has the same meaning here, so `import bridge` can replace it.
 
-`bridge.checkpoint`, `bridge.parity` and `bridge.port` are imported when they are first used, and
-with them orbax, optax and rich.
+`bridge.checkpoint`, `bridge.parity` and `bridge.port` are imported on first use, together with
+orbax, optax and rich.
 """
 
 import importlib as _importlib
@@ -14,7 +13,7 @@ import typing as _typing
 import registry as _registry
 
 if not isinstance(vars(_registry).get("BridgeError"), type):
-    # Here, before any module of this package asks for what is not in it.
+    # Check first: the modules of this package import names from `registry`.
     raise ImportError(
         f"bridge needs its own package `registry`, and found another module of that name:"
         f" {_registry.__file__}. Rename that file, or take its folder off sys.path",

@@ -33,7 +33,7 @@ from ._flax.linen_modules import overridden
 MODE_FIELDS = ("deterministic", "use_running_average")
 # What Linen modules call an argument or a field that is true in training, and stands for both.
 TRAINING = ("train", "training", "is_training")
-# Defaults that hold nothing else.
+# Default values that mean nothing else.
 _PLAIN = (bool, int, float, str, type(None))
 
 _NONE: Mapping[str, Any] = types.MappingProxyType({})
@@ -144,7 +144,7 @@ def with_mode(
       value: its value.
     """
     if name in MODE_FIELDS:
-        # What was said before of the module's own `train` is said anew.
+        # Replace an earlier value of the module's own `train`.
         rest = {n: v for n, v in modes if n not in TRAINING}
         return tuple(sorted({**rest, name: value}.items()))
     if name in TRAINING and name in _mode_fields(module) and modes:
@@ -185,7 +185,7 @@ def _of_call(modes: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
             if isinstance(value, bool | int | np.bool_):
                 found[mode] = bool(value) is (name in MODE_FIELDS)
             else:
-                # Traced, for instance: nobody can tell, so nothing is filled.
+                # Traced, for instance: the mode is unknown, so fill nothing.
                 del found[mode]
     return found
 
@@ -233,7 +233,7 @@ def _mode_fields(module: nn.Module) -> set[str]:
     return {name for name in names if isinstance(getattr(module, name), bool | None)}
 
 
-# Weak, as what is known of a class or a function must not keep it alive.
+# Weak keys: the cache must not keep classes or functions alive.
 _known_names: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
 
 

@@ -1,8 +1,8 @@
 """Maps collections to Variable types, and metadata boxes to their fields.
 
-Linen groups variables in named collections, NNX in Variable types. The default registry knows what
-Flax knows (`params` is `nnx.Param`, `batch_stats` is `nnx.BatchStat`, …) and what was registered
-here; a `Registry` is an immutable value, and `use` puts another one in force for a block.
+Linen groups variables in named collections, NNX in Variable types. The default registry knows
+Flax's own pairs (`params` is `nnx.Param`, `batch_stats` is `nnx.BatchStat`, …) and the pairs
+registered here. A `Registry` is an immutable value; `use` replaces it for a block.
 """
 
 from . import auto as auto

@@ -53,14 +53,14 @@ def derive_codec(box_type: type) -> BoxCodec:
       box_type: a subclass of `AxisMetadata`.
 
     Returns:
-      A codec over the type's own `to_nnx_metadata` and `from_nnx_metadata` if it defines them, else
-      one over its dataclass fields.
+      A codec that calls the type's own `to_nnx_metadata` and `from_nnx_metadata` if it defines
+      them, else one that copies its dataclass fields.
 
     Raises:
-      UnsupportedBoxError: the type offers neither, or it cannot be told which field is the value.
+      UnsupportedBoxError: the type offers neither, or no field is clearly the value.
     """
     if issubclass(box_type, meta.Partitioned):
-        # Flax's own pair of methods would do, but LogicallyPartitioned's empties the box it reads.
+        # Not Flax's own pair of methods: LogicallyPartitioned's empties the box that it reads.
         return _dataclass_codec(box_type, _NNX_NAMES)
     if hasattr(box_type, "to_nnx_metadata") and hasattr(box_type, "from_nnx_metadata"):
         return _protocol_codec(box_type)
@@ -106,11 +106,11 @@ def _dataclass_codec(box_type: Any, renames: Mapping[str, str]) -> BoxCodec:
 
 
 def _value_field(box_type: type, fields: tuple[dataclasses.Field[Any], ...]) -> str:
-    """The field that `unbox` returns, told by its name or by being the only one with arrays."""
+    """The field that `unbox` returns: `value`, or the only one that may hold arrays."""
     names = [f.name for f in fields]
     if "value" in names:
         return "value"
-    # flax.struct marks what is not an array.
+    # flax.struct marks fields that hold no arrays.
     in_tree = [f.name for f in fields if f.metadata.get("pytree_node", True)]
     if len(in_tree) == 1:
         return in_tree[0]

@@ -26,7 +26,7 @@ from ._errors import (
 VariableType: TypeAlias = type[nnx.Variable[Any]]
 T = TypeVar("T", bound=VariableType)
 
-# Types that nobody registered, by the collection they were put in: the way back from that name.
+# Unregistered types by the collection that they were put in, to find the type of that collection.
 _derived: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
 # The collections that Variable types have, or had, in registries that `use` put in force.
 _scoped_names: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
@@ -135,7 +135,7 @@ class Registry:
     def _owner(self, name: str) -> VariableType | None:
         """The type that a collection was registered for, here or in Flax."""
         found = self.pairs.get(name) or _flax_type(name)
-        # What was made on demand holds the place for a type that is registered.
+        # A type that was made on demand makes way for a registered one.
         if found is None or auto.collection_of(found) is not None:
             return None
         # Flax cannot unregister a name, so one whose type has another collection here is free.
@@ -194,14 +194,14 @@ class Registry:
           RegistrationConflictError: the collection named after the class belongs to another type.
         """
         _check_type(typ)
-        # A notebook cell that ran twice left models with the first definition of a registered
+        # After a notebook cell ran twice, models still hold the first definition of a registered
         # class.
         name = self._registered_name(typ) or auto.collection_of(typ) or _redefined.get(_key(typ))
         if name is not None:
             return name
         scoped = _scoped_names.get(typ)
         if scoped is not None and _derived.get(typ.__name__) is not typ:
-            # Another collection than that of its model's variables would be an answer, and wrong.
+            # Raise: a default here would differ from the collection of its model's variables.
             raise UnknownNameError(typ, _out_of_scope_remedy(scoped, typ))
         if not create:
             raise UnknownNameError(typ, "register its collection with register_variable_name")

@@ -1,9 +1,9 @@
 """Variable types made on demand for collections that nobody registered.
 
-``registry.auto.counter`` is the Variable type of the collection ``'counter'``. It is made the first
-time somebody asks, stays the same object afterwards, and has a home that can be imported, so that a
-model that holds one pickles here and unpickles in a fresh process. Flax is told of it, unless Flax
-has made a type for the name before.
+``registry.auto.counter`` is the Variable type of the collection ``'counter'``. It is made on the
+first request and stays the same object. It can be imported by name, so a model that holds one
+unpickles in a fresh process. It is registered with Flax too, unless Flax already has a type of that
+name.
 
 Example::
 
@@ -64,7 +64,7 @@ def _make_known(name: str, typ: type[nnx.Variable[Any]]) -> None:
 
 
 def _quoted(name: str) -> str:
-    """A name under which pickle finds the type: it splits names at dots, and looks here first."""
+    """A name under which pickle finds the type: without dots, and not taken in this module."""
     quoted = urllib.parse.quote(name, safe="").replace(".", "%2E")
     if _is_probed(quoted) or quoted in globals():
         quoted = "".join(f"%{byte:02X}" for byte in quoted[:1].encode()) + quoted[1:]

@@ -10,8 +10,8 @@ import jax
 class Arrays:
     """Any pytree as a list of its arrays, and the way back.
 
-    What has a shape and a dtype is an array, concrete, traced or abstract; the rest, such as a
-    `train=True`, is static.
+    A leaf with a shape and a dtype is an array: concrete, traced or abstract. Everything else, such
+    as `train=True`, is static.
 
     Args:
       tree: a pytree, such as the `(args, kwargs)` of a call.

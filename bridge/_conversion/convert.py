@@ -18,9 +18,9 @@ from .nnx_meta import NNXMeta
 def linen_to_nnx(variables: Mapping[str, Any]) -> nnx.State[Any, Any]:
     """The State that holds what Linen variables hold.
 
-    A leaf of collection `c` at path `p` becomes a Variable of `c`'s type at `p`. Where two
-    collections meet at one path, or one's leaf lies above another's subtree, `params` keeps the
-    place and the other leaf goes below its collection's name; the way back is exact either way.
+    A leaf of collection `c` at path `p` becomes a Variable of `c`'s type at `p`. If two collections
+    have a leaf at one path, or a leaf of one lies above a subtree of the other, `params` keeps the
+    path and the other leaf goes below its collection's name. The inverse is exact in every case.
 
     Args:
       variables: `{collection: {name: array, abstract array, pytree, box or mapping}}`, a dict or a
@@ -54,9 +54,9 @@ def nnx_to_linen(state_or_module: nnx.State[Any, Any] | nnx.Pytree | Mapping[Any
         included).
 
     Returns:
-      Variables by collection: a dict, or a FrozenDict if Flax's `flax_return_frozendict` is on.
-      A Variable whose metadata says something comes in an `NNXMeta`, or in the Linen box that it
-      came from. Arrays that are in no Variable are in the collection `nnx_arrays`.
+      Variables by collection: a dict, or a FrozenDict if Flax's `flax_return_frozendict` is on. A
+      Variable with metadata is returned in an `NNXMeta`, or in the Linen box that it came from.
+      Arrays that are in no Variable are in the collection `nnx_arrays`.
 
     Raises:
       ConversionError: neither a State nor a module, or Linen variables already.

@@ -17,7 +17,7 @@ from . import linen_leaves, nnx_leaves
 from .linen_holder import OWN_PREFIX, LinenHolder
 from .neutral import Address, Leaf, Neutral, Path, laid_over, nest
 
-# The collections that hold no state to be carried from call to call.
+# Collections without state to carry from call to call.
 _NOT_STATE = frozenset({"params", "intermediates", "perturbations"})
 
 
@@ -118,7 +118,7 @@ def store(
         for address in held.keys() & changed.keys() if update else ():
             entry, leaf = held[address], changed[address]
             before = entry.variable.get_metadata()
-            # Linen writes into mappings, so an empty one is another each time.
+            # Linen gets new mappings to write into, so an empty one is a new object each time.
             is_same = leaf.value is entry.leaf.value or (leaf.is_empty and entry.leaf.is_empty)
             if not is_same:
                 assign_raw_value(entry.variable, leaf.value)
@@ -148,7 +148,7 @@ def _difference(
         return new, [a for a in held if a[0] in whole and a not in changed]
     if not new:
         return new, []
-    # An empty mapping has room for leaves; all else that exists stays.
+    # An empty mapping makes way for leaves; everything else stays.
     empty = {a for a, entry in held.items() if entry.leaf.is_empty}
     kept = held.keys() - empty
     new = {a: leaf for a, leaf in new.items() if not any(_overlap(a, b) for b in kept)}
@@ -180,9 +180,9 @@ def as_arrays(neutral: Neutral) -> Neutral:
     }
 
 
-# Not a generator, which would be one for each level: a ToNNX reads its variables at each call.
+# Not a generator: each level would create one, and a ToNNX reads its variables at each call.
 def _find_variables(path: Path, value: Any, found: list[tuple[Path, nnx.Variable[Any]]]) -> None:
-    # Asked first, as `isinstance(…, nnx.Variable)` takes its time to say no.
+    # Cheap test first: a failing `isinstance(…, nnx.Variable)` is slow.
     if isinstance(value, dict):
         for key, child in value.items():
             _find_variables((*path, key), child, found)
@@ -191,7 +191,7 @@ def _find_variables(path: Path, value: Any, found: list[tuple[Path, nnx.Variable
 
 
 def _merged(old: Any, new: Any) -> Any:
-    """`new` laid over copies of the dicts in `old`: a call that fails must leave no trace."""
+    """Merges `new` into copies of the dicts in `old`, so that a failing call changes nothing."""
     is_tree = isinstance(old, dict) and isinstance(new, dict)
     return laid_over(old, new) if is_tree else new
 

@@ -16,12 +16,12 @@ from .neutral import Address
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """What a module needs against what the variables hold.
+    """What a module needs, compared with what the variables hold.
 
     Attributes:
-      missing: needed and not there.
-      mis_shaped: there with another shape.
-      unknown: there and not needed.
+      missing: addresses that the module needs and the variables lack.
+      mis_shaped: addresses whose leaf has another shape.
+      unknown: addresses that the module does not need.
     """
 
     missing: tuple[Address, ...]

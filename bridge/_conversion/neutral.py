@@ -57,7 +57,7 @@ class _Taken(dict[Key, "_Taken"]):
             if key not in node:
                 return node is self or bool(node)
             node = node[key]
-        # The root is no place for a leaf.
+        # A leaf cannot be at the root.
         return False
 
     def meeting_point(self, path: Path) -> int:
@@ -119,9 +119,9 @@ def place(
             else:
                 colliding.append((collection, path))
     for collection, path in sorted(colliding, key=lambda a: (a[0], *map(str, a[1]))):
-        # At the point where it collides, so that part of a tree is placed as it is by itself.
+        # At the point of the collision, so that a part of a tree is placed as the whole tree is.
         index = taken.meeting_point(path)
-        # A leaf of the collection's own name may bar the way below it.
+        # A leaf with the collection's own name may block the path below it.
         heads = (collection + "_" * n for n in itertools.count())
         targets = ((*path[:index], head, *path[index:]) for head in heads)
         target = next(target for target in targets if taken.is_free(target))
@@ -162,7 +162,7 @@ def nest(flat: Mapping[Path, Any]) -> dict[Key, Any]:
 
 
 def laid_over(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Nested mappings with others laid over them, in dicts of their own; `new` wins at a leaf."""
+    """Merges nested mappings into new dicts; `new` wins at a leaf."""
     merged = dict(old)
     for key, value in new.items():
         below = merged.get(key)
@@ -211,7 +211,7 @@ def _walk(tree: Mapping[Any, Any], path: Path, empty: bool, found: list[tuple[Pa
             found.append(((*path, key), value))
 
 
-# An abstract class takes longer to answer, and a leaf is asked at each call.
+# Cheap test first: `isinstance` with an abstract class is slow, and each call tests every leaf.
 @functools.lru_cache(maxsize=1024)
 def _is_mapping(kind: type) -> bool:
     return issubclass(kind, Mapping)

@@ -168,7 +168,7 @@ def _own_metadata(variable: nnx.Variable[Any]) -> dict[str, Any]:
 
 
 def _needs_box(var_type: type[Any], value: Any, metadata: Mapping[str, Any]) -> bool:
-    """Whether a Variable is more than its value; a mapping would be taken for a subtree."""
+    """Whether the leaf needs its Variable: a bare mapping would be read as a subtree."""
     if not metadata.keys() <= REQUIRED_METADATA:
         hooks = {hook: getattr(var_type, hook) for hook in class_hooks(var_type)}
         told = {k: v for k, v in metadata.items() if k not in hooks or v is not hooks[k]}

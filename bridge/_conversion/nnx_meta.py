@@ -96,7 +96,7 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A], Generic[A]):
         implied = variable_from_metadata(self.var_type, self.value, {})
         is_own = getattr(self.var_type, method) is not getattr(nnx.Variable, method)
         if is_own or variable.get_metadata(f"on_{method}", None):
-            # Hooks are written against a Variable, so they get one, and what they do to it counts.
+            # Hooks expect a Variable, so pass them one, and keep their changes to it.
             getattr(variable, method)(index, name)
             after = variable.get_metadata()
             new = after.keys() - implied.get_metadata().keys()
@@ -152,5 +152,5 @@ def _from_state(box: NNXMeta[Any], state: Mapping[str, Any]) -> NNXMeta[Any]:
     return box.replace(value=jax.tree.map(typed_keys.from_bits, box.value, restored))
 
 
-# `flax.serialization` writes no typed keys, and the streams of a wrapped NNX module are such.
+# `flax.serialization` cannot write typed keys, which the streams of a wrapped NNX module hold.
 serialization.register_serialization_state(NNXMeta, _to_state, _from_state, override=True)

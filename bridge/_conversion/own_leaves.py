@@ -60,6 +60,6 @@ def with_static(variables: Mapping[str, Any], source: Mapping[str, Any]) -> dict
 def without_static(tree: Mapping[str, Any]) -> Mapping[str, Any]:
     """What is the user's in the collection `nnx`."""
     if all(isinstance(leaf, nnx.GraphDef) for leaf in tree.values()):
-        # As it nearly always is.
+        # The usual case.
         return {}
     return nest({p: leaf for p, leaf in walk(tree) if not is_static(STATIC, p, leaf)})

@@ -1,4 +1,4 @@
-"""A bounded, thread-safe memory of results that are worth computing once."""
+"""A bounded, thread-safe cache."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class BoundedCache(Generic[T]):
     def keep(self, key: Any, result: T) -> T:
         """Remembers a result; the first one of a key stays."""
         with self._lock:
-            # Another thread may have been faster, and all are to have the same result.
+            # Another thread may have stored its result first; every thread returns that one.
             result = self._results.setdefault(key, result)
             while len(self._results) > self._maxsize:
                 self._results.popitem(last=False)
@@ -47,7 +47,7 @@ class BoundedCache(Generic[T]):
         except TypeError:
             return compute()
         found = self.find(key, _MISSING)
-        # Not under the lock: computing may come back here for another key.
+        # Not under the lock: computing may call this method again for another key.
         return self.keep(key, compute()) if found is _MISSING else found
 
     def is_new(self, key: Any) -> bool:

@@ -16,7 +16,7 @@ from bridge._flax.objects import OBJECT_STATES
 
 from .code_names import IS_FOUNDATION, uses
 
-# What Python derives from the rest of a class, or keeps for itself.
+# Attributes that Python derives from the rest of a class, or uses internally.
 _DERIVED = frozenset(
     """
     __dict__ __weakref__ __doc__ __module__ __qualname__ __slots__ __annotations__ __annotate__
@@ -93,7 +93,7 @@ def instance_parts(value: Any) -> InstanceParts | None:
         return _reduced(value)
     attributes = {}
     for name, slot in layout.slots:
-        # A slot that is not set is told from one that holds None.
+        # Distinguish an unset slot from one that holds None.
         held = _slot_value(slot, value)
         if held is not _UNSET:
             attributes[name] = held
@@ -112,7 +112,7 @@ class _Layout(NamedTuple):
     has_dict: bool
 
 
-# By id: a WeakKeyDictionary takes several calls of Python.
+# By id: a WeakKeyDictionary lookup makes several Python calls.
 _layouts: dict[int, tuple[weakref.ref[type], _Layout]] = {}
 
 
@@ -129,7 +129,7 @@ def _forget(key: int, ref: Any) -> None:
 
 
 def _layout(cls: type) -> _Layout:
-    """Where instances keep things; without a base if there are places that only C knows.
+    """Where instances keep their contents; without a base if some of it is only visible to C.
 
     A class of the same slots is made for comparison: if instances need more memory than its, the
     rest holds something else.
@@ -175,7 +175,7 @@ def _reduced(value: Any) -> InstanceParts | None:
     try:
         written = reducer(value) if reducer else value.__reduce_ex__(2)
     except Exception:
-        # What an object raises that cannot be pickled is its own choice.
+        # An object that cannot be pickled may raise anything.
         return None
     if not isinstance(written, tuple):
         return None

@@ -19,7 +19,7 @@ _FOUNDATION = frozenset(
     {"jax", "jaxlib", "flax", "flaxlib", "numpy", "ml_dtypes", "bridge", "registry"}
 ) | (sys.stdlib_module_names - {"__main__"})
 
-# A list that is only ever appended to tells the code nothing, and these return None.
+# Methods that only write and return None: a list that is only appended to does not affect the code.
 _WRITES = frozenset({"append", "extend", "insert", "add", "update"})
 _WRITTEN = (list, set)
 
@@ -47,7 +47,7 @@ class Code(NamedTuple):
         return name in self.read or type(value) not in _WRITTEN
 
 
-# By id: the hash of a code object is computed from all of it, at every look-up.
+# By id: hashing a code object reads all of it, at every look-up.
 _known: dict[int, Code] = {}
 
 
@@ -69,7 +69,7 @@ def uses(code: types.CodeType) -> Code:
 
 
 class _Foundation(dict[Any, bool]):
-    """A dict, as its look-up is no call of Python."""
+    """A dict, because its look-up makes no Python call."""
 
     def __missing__(self, module: Any) -> bool:
         package = module.partition(".")[0] if type(module) is str else ""
@@ -122,7 +122,7 @@ def _read(code: types.CodeType) -> Iterator[str]:
     cells = {*code.co_cellvars, *code.co_freevars}
     for now, after in zip(instructions, [*instructions[1:], None], strict=True):
         loads_cell = now.argval in cells and now.opname.startswith("LOAD")
-        # A nested function takes the cell itself; what it does with it, its own code tells.
+        # A nested function receives the cell itself; its own code says how it uses the cell.
         passes_cell = now.opname in ("LOAD_CLOSURE", "LOAD_FAST")
         loads_name = now.opname in _LOADS_GLOBAL
         if loads_name or (loads_cell and not passes_cell):

@@ -1,7 +1,7 @@
 """What a value holds at this moment, as a key that is equal for values that hold the same.
 
-Keys tell constructors and their arguments apart. They hold names, numbers and code, and numbers in
-place of objects, so a key keeps nothing alive that belongs to a model.
+Keys distinguish constructors and their arguments. They hold names, numbers and code, and numbers in
+place of objects, so a key keeps no part of a model alive.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Contents(NamedTuple):
       identities: numbers for the objects in it that may be written into. Two values may hold the
         same now, and not after one of them was called.
       objects: what was met on the way, in an order that is the same for equal keys.
-      is_complete: whether the key says everything. If not, an equal key at another time means
+      is_complete: whether the key covers everything. If not, equal keys from two moments prove
         nothing.
     """
 
@@ -35,7 +35,7 @@ class Contents(NamedTuple):
 
     @property
     def origin(self) -> Origin:
-        """What to keep of it."""
+        """The part to store in a GraphDef."""
         return Origin(self.key, self.identities, self.is_complete)
 
 
@@ -59,7 +59,7 @@ class Origin(NamedTuple):
         return self.is_equal(now) and self.identities == now.identities
 
     def is_equal(self, now: Contents) -> bool:
-        """Whether the constructor and its arguments hold the same, in other objects perhaps."""
+        """Whether the constructor and its arguments hold the same, possibly in other objects."""
         return self.is_complete and now.is_complete and self.key == now.key
 
 

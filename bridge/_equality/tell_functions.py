@@ -148,7 +148,7 @@ def _is_set(cell: types.CellType) -> bool:
     return True
 
 
-# By the exact type.
+# Keyed by the exact type.
 BY_TYPE: Tellers = {
     types.FunctionType: function,
     types.MethodType: method,
@@ -169,7 +169,7 @@ BY_TYPE: Tellers = {
     type(jax.jit(lambda: None)): jitted,
     type(functools.lru_cache(lambda: None)): jitted,
 }
-# By a type that it is an instance of; the first one counts.
+# Keyed by a base type; the first match counts.
 BY_PARENT: ParentTellers = [
     (type, class_),
     (types.ModuleType, module),

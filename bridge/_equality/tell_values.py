@@ -34,7 +34,7 @@ _VALUES = (
 _FROZEN = (tuple, str, bytes, int, float, complex, frozenset)
 # A set may hold itself, by way of an object that is in it.
 _DEEPEST_SET = 20
-# What they hold decides nothing.
+# Their contents do not matter.
 _TOOLS = (logging.Logger, type(threading.Lock()), type(threading.RLock()))
 
 
@@ -63,7 +63,7 @@ def set_(walk: Walk, value: Any) -> None:
 
 
 def float_(walk: Walk, value: Any) -> None:
-    # A text tells signed zeros apart, and has NaN equal itself.
+    # As text, signed zeros differ and NaN equals itself.
     walk.header(float, value.hex())
 
 
@@ -114,7 +114,7 @@ def linen_module(walk: Walk, value: nn.Module) -> None:
     if value.scope is not None:
         walk.unknown(value)
         return
-    # Its internal state has a number that every module gets another of.
+    # Its internal state has a number that differs for every module.
     fields = [f for f in value.__dataclass_fields__ if f != "parent"]
     held = {name: getattr(value, name, None) for name in fields}
     walk.header(nn.Module, tuple(held), holds=[type(value), *held.values()])
@@ -164,7 +164,7 @@ def digest(array: np.ndarray) -> tuple[Any, ...]:
     return array.shape, array.dtype, hashed.digest()
 
 
-# By the exact type.
+# Keyed by the exact type.
 BY_TYPE: Tellers = {
     float: float_,
     complex: complex_,
@@ -179,7 +179,7 @@ BY_TYPE: Tellers = {
     np.ufunc: ufunc,
     jax.tree_util.PyTreeDef: tree_definition,
 }
-# By a type that it is an instance of; the first one counts.
+# Keyed by a base type; the first match counts.
 BY_PARENT: ParentTellers = [
     (enum.Enum, enum_),
     (np.generic, scalar),

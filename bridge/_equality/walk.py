@@ -8,14 +8,14 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, TypeAlias
 
-# Beyond it rebuilding is cheaper than telling, and complete as well.
+# Beyond this, rebuilding is cheaper than comparing, and exact.
 MOST_VALUES = 20_000
 MOST_PARTS = 200_000
 MOST_BYTES = 1 << 26
 
 
 class Mark:
-    """Stands for what is no value."""
+    """Marks entries that are not values."""
 
 
 ATOMS = frozenset({Mark, int, bool, str, bytes, type(None), type(Ellipsis), types.CodeType, range})
@@ -26,7 +26,7 @@ _numbers = itertools.count()
 
 
 def identity(value: Any) -> int | None:
-    """A number for an object that no other object ever gets, None if there can be none."""
+    """A number that belongs to one object for good, None if the object cannot be given one."""
     found = _tokens.get(id(value))
     if found is not None and found[0]() is value:
         return found[1]
@@ -112,7 +112,7 @@ class Walk:
             if index is not None:
                 key += (AGAIN, index)
                 continue
-            # What is met is kept, so that its id stays its own.
+            # Keep visited objects alive, so that no id is reused.
             seen[id(value)] = len(objects)
             objects.append(value)
             tell = TELL.get(kind)
@@ -127,7 +127,7 @@ class Walk:
         self.pending += holds
 
     def unknown(self, value: Any) -> None:
-        """Something that cannot be told: it is this object now, and who knows later."""
+        """Notes a value that cannot be compared: the key is valid only now."""
         self.is_complete = False
         number = identity(value)
         self.header(UNKNOWN, id(value) if number is None else number)
@@ -169,7 +169,7 @@ ParentTellers: TypeAlias = list[tuple[Any, Teller]]
 TELL: Tellers = {}
 TELL_INSTANCES: ParentTellers = []
 
-# By id: a WeakKeyDictionary takes several calls of Python.
+# By id: a WeakKeyDictionary lookup makes several Python calls.
 _tellers: dict[int, tuple[weakref.ref[type], Teller]] = {}
 
 

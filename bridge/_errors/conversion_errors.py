@@ -10,11 +10,11 @@ from .texts import bullets, shown
 
 
 class ConversionError(BridgeError, ValueError, TypeError):
-    """What was given to a conversion is neither variables nor a State."""
+    """A conversion got something that is neither variables nor a State."""
 
 
 class InvalidMeshError(BridgeError, TypeError):
-    """What was given as a mesh is none.
+    """A mesh was expected, and something else was given.
 
     Attributes:
       found: the refused object.

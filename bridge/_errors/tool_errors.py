@@ -52,11 +52,11 @@ class CheckpointError(BridgeError, ValueError):
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
-    """There is no checkpoint where one is looked for."""
+    """There is no checkpoint at the given path."""
 
 
 class ParityError(BridgeError, AssertionError):
-    """Two models that should do the same do not.
+    """Two models that should compute the same do not.
 
     Attributes:
       report: what was compared, and what differs.
@@ -68,7 +68,7 @@ class ParityError(BridgeError, AssertionError):
 
 
 class InvalidSectionsError(BridgeError, ValueError):
-    """What was to be compared is not among the comparisons.
+    """A section was requested that `parity.check` does not have.
 
     Attributes:
       unknown: the names that are none.

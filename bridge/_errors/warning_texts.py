@@ -12,7 +12,7 @@ from .texts import bullets
 
 
 class BridgeWarning(UserWarning):
-    """Something the program does is probably not what its author means."""
+    """The program probably does something that its author did not intend."""
 
 
 def warn(text: str) -> None:
@@ -48,7 +48,7 @@ def lost_update_text(where: str, collection: str, is_rng: bool) -> str:
 
 
 def untold_change_text(where: str, places: Iterable[str]) -> str:
-    """The warning about a change of a module that no leaf of its variables tells."""
+    """The warning about a change of a module that its variables do not show."""
     return (
         f"{where} changed in this call what its variables do not tell ({', '.join(places)}: an"
         " attribute, a submodule, a container, or a parameter's shape or place), and the next call"

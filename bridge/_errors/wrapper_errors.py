@@ -13,7 +13,7 @@ from .texts import bullets, listed, misfits, shown
 
 
 class InvalidModuleError(BridgeError, TypeError):
-    """What was given to a wrapper cannot be wrapped by it.
+    """A wrapper got something that it cannot wrap.
 
     Attributes:
       found: the refused object.
@@ -59,7 +59,7 @@ class InvalidMethodError(BridgeError, TypeError, AttributeError):
 
 
 class InvalidRngsError(BridgeError, TypeError, flax_errors.InvalidRngError):
-    """`rngs` is not something that keys can be drawn from.
+    """`rngs` is nothing that keys can be drawn from.
 
     Attributes:
       found: the refused object.
@@ -77,7 +77,7 @@ class InvalidRngsError(BridgeError, TypeError, flax_errors.InvalidRngError):
 
 
 class InvalidFilterError(BridgeError, TypeError, flax_errors.InvalidFilterError):
-    """`mutable` is not something that says which collections are meant.
+    """`mutable` does not name collections.
 
     Attributes:
       found: the refused object.

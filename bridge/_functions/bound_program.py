@@ -49,8 +49,8 @@ class BoundProgram:
     def values(self) -> list[Any] | None:
         """The values of the Variables; None if a module was changed since it was bound.
 
-        That is, unless every module still has these attributes, and in them these objects. All of
-        it is in loops of the interpreter's own: this is paid at each call.
+        That is, unless every module still has these attributes, and in them these objects. Every
+        call pays for this, so all loops run in C.
         """
         is_current = (
             list(_chained(self._dicts)) == self._keys
@@ -100,7 +100,7 @@ class Program:
         self._order = sorted(range(size), key=lambda i: (i in bare, i))
         self._donated: frozenset[int] | None = None
         self._jitted = jax.jit(self._traced, static_argnames=static_argnames, donate_argnums=0)
-        # No function of Python stands before the compiled one, unless there is something to do.
+        # Call the compiled function directly unless there is something to do around it.
         self.run: Callable[..., tuple[Any, dict[int, Any]]] = (
             self._run_donating if donate else functools.partial(self._jitted, {})
         )

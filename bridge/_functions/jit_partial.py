@@ -90,7 +90,7 @@ def jit_partial(
             if not program.runs_under_nnx_jit:
                 run = program.run
                 try:
-                    # An empty `kwargs` is not for nothing where it has to be passed on.
+                    # Passing on an empty `kwargs` takes time.
                     output, changed = (
                         run(values, bound.arrays, *args, **kwargs)
                         if kwargs
@@ -132,7 +132,7 @@ class _Bindings:
         self._modules = modules
         self._static_argnames = static_argnames
         self._donate = donate
-        # Another structure is another program; a model that goes back and forth keeps them.
+        # One program for each structure, so that a model that switches back does not compile again.
         self._programs: BoundedCache[Program] = BoundedCache(maxsize=16)
 
     def renew(self) -> BoundProgram:

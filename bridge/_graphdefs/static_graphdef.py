@@ -50,7 +50,8 @@ class StaticGraphDef(nnx.GraphDef[Any]):
             return False
         if self.given != (other.given if isinstance(other, StaticGraphDef) else ()):
             return False
-        # Python takes 1, 1.0 and True for one value, and 0.0 and -0.0; no program does.
+        # In Python 1 == 1.0 == True and 0.0 == -0.0, but programs compute different things with
+        # them.
         is_strict = isinstance(other, StaticGraphDef)
         return _is_equal(self, other) and not (is_strict and not _hold_the_same(self, other))
 
@@ -130,9 +131,9 @@ def intern(
     with _lock:
         found = _interned.setdefault(key, static)
         if recipe is not None:
-            # What comes back from a pickle does not know its recipe.
+            # A pickle does not hold the recipe.
             _interned.setdefault(hash((static, known, None, given)), found)
-    # The key is a hash, which others may share.
+    # The key is a hash, so check for collisions.
     is_same = found is static or (
         _is_equal(found, static)
         and found.avals == avals

@@ -19,7 +19,7 @@ from bridge._flax.graphdef_nodes import (
 from bridge._flax.variables import REQUIRED_METADATA
 from bridge._train_eval import MODE_FIELDS
 
-# What `bridge.parity` notes on modules while it observes a call: it is not the model's.
+# Attributes that `bridge.parity` sets while it observes a call; they do not belong to the model.
 OBSERVED_PLACE = "_parity_place"
 # What NNX notes about an object's attributes follows from the attributes.
 _NOTES = frozenset({"_pytree__nodes", "_pytree__state", OBSERVED_PLACE})
@@ -58,7 +58,7 @@ def is_equal(a: Any, b: Any) -> bool:
     try:
         return bool(a == b)
     except Exception:
-        # Arrays, for instance, of which a shape or a value has become another.
+        # For instance arrays with another shape or value.
         return False
 
 

@@ -1,4 +1,4 @@
-"""A GraphDef to keep: with places in it for the objects that belong to whoever asks for it.
+"""A GraphDef for a cache, with holes in the places of objects that belong to a caller.
 
 A cached GraphDef would keep the functions, configurations and classes alive that its module was
 constructed with, and would give one model the objects of another that is equal now.
@@ -184,7 +184,7 @@ def _remade(
 ) -> Any:
     """The value itself if nothing in it has to be replaced."""
     kept = [_part(part, places) for part in parts]
-    # What can be written into must be another one for each that asks.
+    # Each caller needs its own copy of a mutable value.
     if not is_mutable and not any(isinstance(part, _Hole) for part in kept):
         return value
     fills = [_filling(part) for part in kept]
@@ -202,7 +202,7 @@ def _is_class_to_keep(value: Any) -> bool:
 
 
 def _is_of_module(value: Any) -> bool:
-    """Whether a module holds a value under its name, so that it lives on anyway."""
+    """Whether an imported module holds the value, which keeps it alive anyway."""
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     home = sys.modules.get(str(getattr(value, "__module__", None)))
     return type(name) is str and home is not None and vars(home).get(name) is value

@@ -96,7 +96,7 @@ def run_initializing(
         snapshot.restore()
         raise
     finally:
-        # The call may have put in more of them.
+        # The call may have added wrappers.
         after = nodes_below(module)
         set_initializing([*nodes.objects, *after.objects], False)
     drop_sown(after)

@@ -29,7 +29,7 @@ class Snapshot:
 
     def __init__(self, nodes: Nodes):
         self._variables = [(v, taken(raw_value(v)), v.get_metadata()) for v in nodes.variables]
-        # What is among these was there before, wherever it is now.
+        # Anything with one of these ids existed before, even if it has moved.
         self._known = {id(variable) for variable in nodes.variables}
         self._contents = {
             id(node): (node, contents)
@@ -98,7 +98,7 @@ class Snapshot:
         return {**kept, **new}
 
     def _list(self, before: list[Any], now: list[Any]) -> list[Any]:
-        # Where state has left its place, a None may hold another item's state now, and no new one.
+        # If state has moved, it may now be where a None was, and is not new.
         is_moved = len(now) < len(before) or any(
             old is not new and type(old) is not dict and _holds_state(old, ())
             for old, new in zip(before, now, strict=False)

@@ -79,7 +79,7 @@ def shapes(module: nn.Module, function: Callable[..., Any], args: Any, kwargs: A
         with jax.sharding.use_abstract_mesh(explicit_axes.NO_MESH):
             return jax.eval_shape(run, *given.avals)
     except Exception:
-        # The inputs do not even fit the module, and Flax's own error says how.
+        # The inputs do not fit the module; Flax's own error says why.
         return None
 
 

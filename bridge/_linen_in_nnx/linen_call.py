@@ -117,7 +117,7 @@ class LinenCall:
             # An empty collection in the output says that nothing was written.
             changed = {a: leaf for a, leaf in changed.items() if a[1] or a in self._held}
         elif changed.keys() - self._held.keys():
-            # What a forward pass draws besides is undone with its other effects.
+            # Other draws of the forward pass are undone with its other effects.
             used = used & (self._keys.initial | {"params"})
         else:
             used = set()

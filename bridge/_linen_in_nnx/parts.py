@@ -44,7 +44,7 @@ class _Known(NamedTuple):
     by_path: dict[tuple[Any, ...], Names]
 
 
-# A ToNNX that is gone takes what was found of it along.
+# Weak keys: an entry is dropped with its ToNNX.
 _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 
@@ -60,8 +60,8 @@ def names_at(owner: LinenHolder, path: tuple[Any, ...]) -> Names:
     known = _known.get(owner)
     if known is None or known.module is not module or known.has_variables != holds:
         known = _Known(module, holds, {})
-        # What `setup` does can change only with what it reads, and a field that can be written
-        # into may be another thing the next time.
+        # `setup` depends only on what it reads, but a mutable field may change before the next
+        # time.
         if _is_fixed(module):
             _known[owner] = known
     if path not in known.by_path:
@@ -86,7 +86,7 @@ def bound_at(owner: LinenHolder, path: tuple[Any, ...]) -> nn.Module | None:
         try:
             jax.eval_shape(make, jax.random.key(0))
         except Exception:
-            # A call will say what is wrong with it.
+            # A call will raise the error.
             return None
         return found[0]
 

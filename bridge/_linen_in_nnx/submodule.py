@@ -86,7 +86,7 @@ class Submodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[misc]
     def __eq__(self, other: object) -> bool:
         return as_dicts(self) == (as_dicts(other) if isinstance(other, Submodule) else other)
 
-    # The one of `dict` would compare what this one itself holds.
+    # `dict.__eq__` would compare the items of this object, not those of the view.
     def __ne__(self, other: object) -> bool:
         return not self == other
 
@@ -178,7 +178,7 @@ def found_at(owner: Any, path: Path, name: str) -> Any:
         try:
             value = static if get is None else get(static, module, type(module))
         except flax_errors.DescriptorAttributeError as error:
-            # Linen says that something in a property is missing, and the cause says what.
+            # Linen wraps an AttributeError inside a property; the cause names the attribute.
             raise error.__cause__ or error from None
     is_made = not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
     if not is_made and not has_variables(owner):
@@ -253,7 +253,7 @@ def _pairs(own: Any, value: Any) -> list[tuple[Submodule, Mapping[Any, Any]]] | 
         is_alike = isinstance(value, list | tuple) and len(own) == len(value)
         items = list(zip(own, value, strict=True)) if is_alike else None
     else:
-        # What is no submodule is made by the model's own code, and cannot be another.
+        # The model's own code creates everything else, which cannot be replaced.
         is_alike = own is value or (isinstance(own, bool | int | float | str) and own == value)
         return [] if is_alike else None
     found = [_pairs(*item) for item in items or ()]

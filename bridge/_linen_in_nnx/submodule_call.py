@@ -46,7 +46,7 @@ class At:
         self._path = path
         self._name = name
         if target is not None:
-            # What `inspect.signature` looks at.
+            # `inspect.signature` reads this.
             self.__wrapped__ = getattr(type(target), name)
 
     def __call__(self, module: Any, /, *args: Any, **kwargs: Any) -> Any:

@@ -31,7 +31,7 @@ from .linen_call import LinenCall
 from .methods import check_module, field_names, linen_attribute
 from .submodule import Submodule, assign_parts, has_submodules
 
-# What `super()` would look up, for every attribute that is asked for.
+# Looked up once: `super()` would do it for every attribute access.
 _attribute = nnx.Module.__getattribute__
 
 
@@ -240,7 +240,7 @@ class ToNNX(LinenHolder):
         if module is None or name.startswith(("__", "_pytree__", OWN_PREFIX)):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if hasattr(type(self), name):
-            # A property of a subclass has raised; asked again, it says why.
+            # A property of a subclass raised; reading it again raises its own error.
             return _attribute(self, name)
         if name in _train_eval.MODE_FIELDS:
             # Answered whatever the top module's fields are: a module further down may have the
@@ -265,13 +265,13 @@ class ToNNX(LinenHolder):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Submodule):
-            # One of another model, perhaps; the Variables are shared, and the dict is not.
+            # It may belong to another model: share the Variables, but not the dict.
             value = value.copy()
         elif isinstance(value, list | tuple | Mapping) and not linen_attributes.is_own_name(name):
             if assign_parts(self, (), name, value):
                 return
             value = as_dicts(value) if has_submodules(value) else value
-        # What nnx.data and nnx.static return says how to store it, so it is meant as it is.
+        # The results of nnx.data and nnx.static say how to store them, so store them unchanged.
         is_marked = isinstance(value, dataclasses.Field)
         is_linen = not is_marked and not linen_attributes.is_own_name(name)
         is_tree = isinstance(value, dict | nnx.Variable)

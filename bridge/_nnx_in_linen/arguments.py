@@ -33,7 +33,7 @@ class Argument:
     def __init__(self, value: Any):
         self._arrays: list[np.ndarray] = []
         self._digests: dict[int, Any] | None = None
-        # The caller may write into it later, and so may the constructor.
+        # Copy: the caller or the constructor may write into it later.
         self.held = _copied(value, self._arrays)
 
     @property
@@ -120,7 +120,7 @@ def arrays_in(value: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
             continue
         if id(value) in seen or isinstance(value, _CLOSED):
             continue
-        # What is met is kept, so that its id stays its own.
+        # Keep visited objects alive, so that no id is reused.
         seen[id(value)] = value
         if isinstance(value, Mapping):
             below = list(value.values())
@@ -131,7 +131,7 @@ def arrays_in(value: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
         pending += [((*place, i), item) for i, item in enumerate(below)]
 
 
-# Of these Linen's search for modules looks at no part.
+# Linen's search for modules does not look inside these.
 _OPAQUE = (
     Argument,
     type,
@@ -150,7 +150,7 @@ _OPAQUE = (
 )
 
 
-# What is in these is code, or the state of a module.
+# These hold code, or the state of a module.
 _CLOSED = (
     nnx.Pytree,
     nnx.Variable,

@@ -70,7 +70,7 @@ class BoundModule:
         for address, (item, _) in self._attached.items():
             before[address] = item.get_raw_value() if isinstance(item, nnx.Variable) else item
         self._refused = [address for address in unknown if address not in self._attached]
-        # As flattening this module gives it: the definition, unless something was put in.
+        # The definition that flattening gives: the stored one, unless state was added.
         definition: nnx.GraphDef[Any] = graphdef
         if self._attached or self._plain:
             definition = flatten(self.module)[0]
@@ -172,7 +172,7 @@ class BoundModule:
     def unused(self) -> list[Address]:
         """The leaves that the definition lacks, and that the call neither used nor removed.
 
-        One that has no place is among them, though the call may have made another in its stead.
+        This includes a leaf without a place, even if the call created another one at its address.
         """
         active = registry.current()
         updates = self.changes.updates if self.changes else {}

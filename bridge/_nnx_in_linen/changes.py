@@ -118,7 +118,7 @@ class Changes:
         following = self._found.graphdef.blueprint.build(values, hijax).module
         known = slots.addresses
         attach(following, {a: leaf_of(x) for a, x in self._after.items() if a not in known})
-        # The caller's variables keep these, and the next call would find them.
+        # The caller's variables still hold these, so the next call would find them.
         there = {(collection, *map(str, path)) for collection, path in self._after}
         left = [path for c, path in self.removed if (c, *map(str, path)) not in there]
         now, then = structure(self._graphdef), structure(flatten(following)[0])
@@ -146,7 +146,7 @@ def _raw(item: Any) -> Any:
 
 
 def _holds(item: Any, before: Any) -> bool:
-    """Whether a leaf holds what it did; a reference is always taken to be written into."""
+    """Whether a leaf is unchanged; a ref counts as changed, as reading it returns a new array."""
     return is_taken(_raw(item), before)
 
 

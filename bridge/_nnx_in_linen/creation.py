@@ -38,7 +38,7 @@ def call_or_create(scope: WrapperScope, method: Any, args: Any, kwargs: Any) -> 
     """
     linen = scope.linen
     variables = scope_variables.read(linen)
-    # As with Linen's own `param`, a call creates what is not there where it may.
+    # As Linen's own `param` does, create what is missing if the collection is mutable.
     is_init = linen.is_initializing()
     may_create = is_init or (linen.is_mutable_collection("params") and not has_leaf(variables))
     found = _found(scope, variables, rebuilding.Call(method, args, kwargs))
@@ -100,7 +100,7 @@ def _create(
     find = functools.partial(method_in_modes, method=method)
     module, output = initialized(module, find, args, kwargs, nodes)
     graphdef, made = static_graphdef.split(module, recipe.origin, given)
-    # An argument is no state: each call is given its own.
+    # An argument is not state: each call passes its own.
     arguments = {(ARRAYS, path) for path, _ in given}
     new = {a: x for a, x in scope.as_linen(graphdef, made).items() if a not in arguments}
     _check_kept(scope, new, leaves)

@@ -1,4 +1,4 @@
-"""Refuses what is given to ToLinen in the place of something else."""
+"""Raises for unsuitable arguments of ToLinen."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def check_instance(module: Any) -> None:
 
 
 def check_arguments(nnx_class: Any, args: Any, kwargs: Any) -> None:
-    """Raises InvalidModuleError for what are no arguments of a constructor."""
+    """Raises InvalidModuleError for `args` and `kwargs` that a constructor cannot take."""
     # A module is constructed again for each binding, and then both are as they should be.
     is_list = type(args) is tuple or (isinstance(args, Sequence) and not isinstance(args, str))
     is_dict = isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)

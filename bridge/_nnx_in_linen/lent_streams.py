@@ -11,7 +11,7 @@ from flax import nnx
 from bridge._conversion.neutral import Address
 from bridge._graphdefs.leaves import GraphDefLeaf
 
-# The streams that stand in for others: natively, and in a ToNNX.
+# The streams that replace missing ones: natively, and in a ToNNX.
 _STAND_INS = ("default", "params")
 
 

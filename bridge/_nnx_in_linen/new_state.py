@@ -1,4 +1,4 @@
-"""Gives a module the state that only a call creates, and that its definition lacks."""
+"""Adds state to a module that only a call creates and that its definition lacks."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _put(module: Any, path: Path, item: Any) -> Any:
     for position, key in enumerate(path[:-1]):
         child = _child(node, key)
         if child is _ABSENT and (isinstance(node, dict) or _is_wrapper(node)):
-            # Elsewhere a missing level may be a module, which only the call makes.
+            # Elsewhere a missing level may be a module, which only the call can create.
             for name in reversed(path[position + 1 :]):
                 item = {name: item}
             return owner if _put_child(node, key, item) else None

@@ -96,7 +96,7 @@ def _of_class(scope: WrapperScope, name: str) -> Any:
     try:
         value = getattr(module, name, MISSING)
     except Exception:
-        # It computes with a value, and there are only shapes.
+        # It computes with values, and only shapes are known.
         return MISSING
     is_abstract = any(
         isinstance(leaf, nnx.Pytree | nnx.Variable | jax.ShapeDtypeStruct)

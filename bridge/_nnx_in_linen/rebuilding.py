@@ -87,7 +87,7 @@ def found_for(
     try:
         called = _found(recipe, _remembered(recipe, names, call, where)[0], variables)
     except Exception:
-        # The inputs' values decide what the call does. The parameters are reported as unknown.
+        # The call depends on the values of its inputs, so report the parameters as unknown.
         return found
     return called if left - called.unknown.keys() else found
 
@@ -113,7 +113,7 @@ def _remembered(
         template, needs_call = found
         return template.fill(before.objects, before.origin), needs_call
     graphdef, needs_call = _abstract(recipe, names, call, where)
-    # A constructor may count its calls. What it has changed makes it no other constructor.
+    # A constructor may count its calls; that does not make it another constructor.
     after = recipe.contents(calls=has_call)
     for told in (before, after) if is_told and after.is_complete else ():
         template = Template.of(graphdef, told.objects)

@@ -60,7 +60,7 @@ class Recipe(NamedTuple):
         Args:
           calls: whether what only calls of the module use counts as well.
         """
-        # Empty in most cases, and told faster.
+        # Usually empty, and then faster to compare.
         kwargs = self.kwargs or None
         options = (self.skip_rng, self.eager_sharding)
         return contents((self.nnx_class, self.args, kwargs, *options), calls=calls)

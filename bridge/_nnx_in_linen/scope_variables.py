@@ -19,7 +19,7 @@ from bridge._graphdefs.static_graphdef import StaticGraphDef
 
 
 def stored_graphdef(module: nn.Module) -> StaticGraphDef | None:
-    """The GraphDef in the module's variables; what a checkpoint left in its place is none."""
+    """The GraphDef in the module's variables, None if a checkpoint has a stand-in."""
     stored = module.get_variable(STATIC, GRAPHDEF)
     return static_graphdef.intern(stored) if isinstance(stored, nnx.GraphDef) else None
 

@@ -99,7 +99,7 @@ def _several_keys(rngs: Any) -> str:
 
 def fold_path(key: Any, path: tuple[Any, ...]) -> Any:
     """A typed key for the stream at a path below a ToLinen, another one for every path."""
-    # Linen hashes the names without a separator, and a/ba is not ab/a.
+    # Linen hashes the names without a separator, so a/ba and ab/a would collide.
     folded = folded_in(key, [f"\0{name}" for name in path])
     return folded if is_key(folded) else jax.random.wrap_key_data(folded)
 
@@ -115,7 +115,7 @@ def stream_for(tag: Any, rngs: Mapping[str, Any], *, is_stored: bool = True) -> 
       is_stored: whether the variables have the stream, which `params` does not replace then.
     """
     names = set(rngs)
-    # Those that are iterated over include what another stream serves.
+    # Iteration includes streams that another one replaces.
     if tag in rngs or tag in names:
         return tag
     others = sorted(names - {"params"})

@@ -67,7 +67,7 @@ def constructed(
       is_abstract: whether only shapes and metadata count; then nothing is sharded.
     """
     has_flax_mesh = meta.get_global_mesh() is not None
-    # Without any mesh the choice True is an error, which Flax words.
+    # Without a mesh, True is an error, which Flax raises.
     is_native = has_flax_mesh or (option is True and explicit_axes.in_force().empty)
     if not is_eager(option) or (is_native and not is_abstract):
         try:

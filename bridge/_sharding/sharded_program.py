@@ -54,7 +54,7 @@ class ShardedProgram:
         inputs = (inputs, dict(kwargs))
         self._inputs = Arrays(inputs)
         self._is_abstract = any(isinstance(x, jax.ShapeDtypeStruct) for x in self._inputs.values)
-        # What is abstract is no argument of a program.
+        # Abstract arrays cannot be arguments of a program.
         arrays = [] if self._is_abstract else self._inputs.values
         self._arguments = (arrays, rngs, self._state)
 
@@ -81,7 +81,7 @@ class ShardedProgram:
     def lower(self) -> Any:
         """The jitted program, lowered and not compiled; nothing is allocated."""
         _, shards = self._plan()
-        # An abstract mesh has no devices, which would tell the platform.
+        # An abstract mesh has no devices to take the platform from.
         is_abstract = isinstance(self._mesh, jax.sharding.AbstractMesh)
         platforms = (jax.default_backend(),) if is_abstract else None
         with self._context():
