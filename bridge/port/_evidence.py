@@ -12,11 +12,12 @@ from ._context import Context
 from ._correspondence import Evidence, Pairing
 from ._names import likeness
 from ._numbers import families
-from ._order import Order, bit_of
+from ._order import Order
 from ._places import Place, Proposals
 from ._sequences import counts_constructions, groups, is_automatic
 from ._structure import is_adapter, linen_shapes, nnx_shapes, open_modules, open_scopes, types_agree
 from ._trees import LinenNode, NNXNode, nnx_text
+from ._uses import bit_of
 
 _Pairs = list[tuple[NNXNode, LinenNode]]
 _ANY_ORDER = "some of the calls do not use each other's results, so any order would do"
@@ -104,6 +105,17 @@ class ByEvidence:
             return False
         nodes, scopes = [node for node, _ in pairs], [scope for _, scope in pairs]
         return not any(self._orders.told(self._by_order(nodes, scopes) or []))
+
+    def axis(self, node: NNXNode, scope: LinenNode) -> tuple[int | None, Evidence]:
+        """See `Proposer`."""
+        orders = self._orders
+        ours = {orders.nnx.axes.get(path) for path in _paths(node)}
+        theirs = {orders.linen.axes.get(address) for address in _addresses(scope)}
+        for found, library in ((theirs, "Linen"), (ours, "NNX")):
+            if len(found) == 1 and None not in found:
+                text = f"the axis of the scan that a trace of the {library} model shows"
+                return next(iter(found)), Evidence(text)
+        return None, Evidence("", is_weak=True)
 
     def modules(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
         """See `Proposer`."""

@@ -154,15 +154,17 @@ class Matcher:
         if len(fits) == 1:
             self._stacked_on(node, scope, pairs, fits[0], None)
         elif fits and self._proposer is not None:
-            text = f"stacked on axis {' and '.join(map(str, fits))} both fit; nn.scan's is 0"
-            self._stacked_on(node, scope, pairs, fits[0], Evidence(text, is_weak=True))
+            axis, evidence = self._proposer.axis(node, scope)
+            if axis not in fits:
+                axis, text = fits[0], f"stacked on axis {_either(fits)} fit"
+                text += f"; {axis} is nn.scan's default, and '@{fits[1]}' behind '*' is another"
+                evidence = Evidence(text, is_weak=True)
+            self._stacked_on(node, scope, pairs, axis, evidence)
         elif fits:
             target = "a rule such as 'blocks.*' or 'blocks.*@1' says which"
-            axes = " and ".join(map(str, fits))
+            note = f"stacked on axis {_either(fits)} fit; {target}"
             self._settled.add(node, scope, PLAIN)
-            self._found.ambiguous.append(
-                Ambiguous(node, (scope,), f"stacked on axis {axes} both fit; {target}")
-            )
+            self._found.ambiguous.append(Ambiguous(node, (scope,), note))
 
     def _stacked_on(
         self,
@@ -354,6 +356,10 @@ class Matcher:
         wanted = list(open_modules(node, self._settled, context, deep=deep))
         found = list(open_scopes(scope, self._settled, context, deep=deep))
         return matches(wanted, found, context, self._classes)
+
+
+def _either(axes: list[int]) -> str:
+    return " and ".join(map(str, axes)) + (" both" if len(axes) == 2 else " all")
 
 
 def _label(rule: LayerRule | str | None, how: str) -> str:

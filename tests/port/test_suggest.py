@@ -1,5 +1,6 @@
 """Rules that are proposed, and what a plan settles by itself."""
 
+import cProfile
 import json
 import tomllib
 
@@ -293,6 +294,142 @@ def test_stacks_that_fit_two_axes_are_proposed_on_the_axis_of_scan_and_never_set
     (proposal,) = port.suggest(variables, Native()).proposals
     assert (proposal.rules, proposal.is_weak) == ({"h": "layers.*"}, True)
     assert port.plan(variables, Native(), proposal.rules).ok
+
+
+class SquareBlock(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return nn.tanh(nn.Dense(4, use_bias=False, name="fc")(x)), None
+
+
+class ScannedSquares(nn.Module):
+    """Four layers of width four: every axis of the kernel could be that of the layers."""
+
+    axis: int
+    is_unrolled: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        axes, rngs = {"params": self.axis}, {"params": True}
+        block = nn.remat(SquareBlock) if self.is_unrolled else SquareBlock
+        return nn.scan(block, variable_axes=axes, split_rngs=rngs, length=4)(name="h")(x, None)[0]
+
+
+class NativeSquares(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([nnx.Linear(4, 4, use_bias=False, rngs=rngs) for _ in range(4)])
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = nnx.tanh(layer(x))
+        return x
+
+
+@pytest.mark.parametrize("is_unrolled", [False, True])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_trace_of_the_linen_model_tells_the_axis_on_which_square_layers_are_stacked(
+    axis, is_unrolled
+):
+    linen = ScannedSquares(axis, is_unrolled)
+    variables = random_values(jax.eval_shape(linen.init, jax.random.key(0), X))
+    model = NativeSquares(nnx.Rngs(0))
+    (guess,) = port.suggest(variables, model, X).proposals
+    assert guess.is_weak
+    assert "nn.scan's default" in guess.evidence
+    (proposal,) = port.suggest(variables, model, X, linen=linen).proposals
+    assert not proposal.is_weak
+    port.plan(variables, model, proposal.rules).apply()
+    np.testing.assert_allclose(model(X), linen.apply(variables, X), rtol=1e-5)
+
+
+class LinenSquares(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        for n in range(4):
+            x = nn.tanh(nn.Dense(4, use_bias=False, name=f"layer_{n}")(x))
+        return x
+
+
+class ScannedNativeSquares(nnx.Module):
+    def __init__(self, axis):
+        axes = nnx.StateAxes({nnx.Param: axis})
+        make = nnx.vmap(
+            lambda rngs: nnx.Linear(4, 4, use_bias=False, rngs=rngs), in_axes=0, out_axes=axes
+        )
+        self.blocks, self.axes = make(nnx.Rngs(0).split(4)), axes
+
+    def __call__(self, x):
+        def step(x, layer):
+            return nnx.tanh(layer(x))
+
+        return nnx.scan(step, in_axes=(nnx.Carry, self.axes), out_axes=nnx.Carry)(x, self.blocks)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_trace_of_the_nnx_model_tells_the_axis_on_which_it_stacks_square_layers(axis):
+    variables = random_values(shapes_of(LinenSquares(), X))
+    model = ScannedNativeSquares(axis)
+    (proposal,) = port.suggest(variables, model, X).proposals
+    assert not proposal.is_weak
+    port.plan(variables, model, proposal.rules).apply()
+    np.testing.assert_allclose(model(X), LinenSquares().apply(variables, X), rtol=1e-5)
+
+
+class stage(nn.Module):  # noqa: N801
+    """A class whose automatic names begin with a small letter."""
+
+    @nn.compact
+    def __call__(self, x):
+        return x + nn.Dense(4)(x)
+
+
+class NestedStages(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return stage()(stage()(x))
+
+
+class NativeStages(nnx.Module):
+    def __init__(self, rngs):
+        self.stages = nnx.List([nnx.Dict(fc=nnx.Linear(4, 4, rngs=rngs)) for _ in range(2)])
+
+    def __call__(self, x):
+        for each in self.stages:
+            x = x + each["fc"](x)
+        return x
+
+
+def test_a_class_with_a_small_letter_makes_automatic_names_too():
+    linen = NestedStages()
+    variables = linen.init(jax.random.key(0), X)
+    assert set(variables["params"]) == {"stage_0", "stage_1"}
+    model = NativeStages(nnx.Rngs(0))
+    assert {entry.kind for entry in port.plan(variables, model).problems} == {"ambiguous"}
+    found = port.suggest(variables, model, X, linen=linen)
+    port.plan(variables, model, found.rules).apply()
+    np.testing.assert_array_equal(model(X), linen.apply(variables, X))
+    # Of no class that there is, so it is the name of a list.
+    renamed = {f"step_{n}": variables["params"][f"stage_{n}"] for n in range(2)}
+    assert port.plan({"params": renamed}, model).ok
+
+
+def calls_of_a_plan(count):
+    """How many Python functions a plan of as many blocks calls that could all be exchanged."""
+    names = (f"Block_{n}" for n in range(count))
+    one = {"fc": {"kernel": np.ones((4, 8), np.float32), "bias": np.ones(8, np.float32)}}
+    model = nnx.eval_shape(
+        lambda: nnx.Dict(
+            blocks=nnx.List([nnx.Dict(up=nnx.Linear(4, 8, rngs=nnx.Rngs(0))) for _ in range(count)])
+        )
+    )
+    profile = cProfile.Profile()
+    plan = profile.runcall(port.plan, {"params": dict.fromkeys(names, one)}, model)
+    assert len(plan.problems) == count
+    return sum(row.callcount for row in profile.getstats() if not isinstance(row.code, str))
+
+
+def test_the_time_of_a_plan_does_not_grow_with_the_square_of_what_is_ambiguous():
+    assert calls_of_a_plan(120) < 8 * calls_of_a_plan(20)
 
 
 def test_a_plan_of_fifty_ambiguous_layers_is_short_and_the_whole_can_be_had():
