@@ -38,8 +38,9 @@ each. With --input the model is traced to see the order of its calls, and with -
 one that wrote CHECKPOINT too.
 
 --overwrite replaces a checkpoint and nothing else: OUT may not hold any other file, and not be a
-link, the current directory, CHECKPOINT, or a directory above one of these. The old one is there
-until the new one is complete.
+link, the current directory, CHECKPOINT, or a directory above one of these. A file has to be of the
+same --format; one of safetensors or npz has to be written by the bridge, as data sets have these
+formats too. The old one is there until the new one is complete.
 """
 
 _EPILOG = """\

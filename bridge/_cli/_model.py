@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
-from jax.core import Tracer
 
 from bridge import lazy_init
 
 from ._input_errors import InputError, ProgramError
 from ._nodes import Node
 from ._observed import observing
+from ._short_errors import short_sharding_errors
 from ._target import Sample, imported, sample_of
 from ._tree import tree_of
 
@@ -55,7 +54,7 @@ def tree(
         if concrete:
             run()
         else:
-            with _short_sharding_errors():
+            with short_sharding_errors():
                 jax.eval_shape(run)
         return made[0]
 
@@ -96,7 +95,7 @@ def abstract(
             model, variables = _initialised(given, target)
             return model if to_nnx else variables
 
-        with _short_sharding_errors():
+        with short_sharding_errors():
             return nnx.eval_shape(run) if to_nnx else jax.eval_shape(run)
 
 
@@ -121,7 +120,7 @@ def called(target: str, inputs: tuple[Any, ...] | None, kwargs: Mapping[str, Any
         own = {**given.kwargs, **taken(function, kwargs)}
         found.append(dataclasses.replace(given, inputs=shapes, kwargs=own))
 
-    with imported(target) as make, _short_sharding_errors():
+    with imported(target) as make, short_sharding_errors():
         jax.eval_shape(run)
     return found[0]
 
@@ -131,27 +130,6 @@ def taken(function: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     parameters = inspect.signature(function).parameters
     takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     return {name: value for name, value in kwargs.items() if takes_all or name in parameters}
-
-
-@contextlib.contextmanager
-def _short_sharding_errors() -> Iterator[None]:
-    """Lets `tracer.sharding` raise without a list of equations, in this block.
-
-    In jax 0.10.2 the message of that AttributeError walks through the whole trace, and flax 0.12.8
-    asks for the attribute at each key that a stream gives: the time grows with the square of the
-    model, to a minute for 200 blocks. No option of JAX turns the list off. The error stays the
-    same, and only a process of the command line does this.
-    """
-    before = Tracer.sharding
-
-    def sharding(tracer: Any) -> Any:
-        raise AttributeError(f"a tracer of {type(tracer).__name__} has no sharding")
-
-    setattr(Tracer, "sharding", property(sharding))  # noqa: B010
-    try:
-        yield
-    finally:
-        setattr(Tracer, "sharding", before)  # noqa: B010
 
 
 def _initialised(sample: Sample, target: str) -> tuple[Any, Any]:

@@ -54,7 +54,10 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     _command.add_input(parser)
     _command.add_kwarg(parser)
     parser.add_argument(
-        "--html", metavar="FILE", type=pathlib.Path, help="also write one self-contained page"
+        "--html",
+        metavar="FILE",
+        type=pathlib.Path,
+        help="also write one self-contained page, in the place of an earlier one if it is there",
     )
     parser.add_argument(
         "--check",
@@ -88,6 +91,8 @@ def _run(arguments: argparse.Namespace) -> int:
             "--check and --min-migrated together",
             "give both, as in --check --min-migrated 0.6",
         )
+    if arguments.html is not None:
+        _html.check_free(arguments.html)
     inputs = _target.parse_inputs(arguments.inputs)
     with _output.working(f"tracing {arguments.target}"):
         kwargs = dict(arguments.kwargs)

@@ -17,8 +17,6 @@ from bridge.checkpoint._stored import parts
 
 from ._input_errors import InputError
 
-FILES = _single_files.FORMATS
-
 
 def check_free(out: pathlib.Path, source: str, form: str, *, overwrite: bool) -> None:
     """Raises an error if there is something at `out` that may not be replaced.
@@ -33,7 +31,7 @@ def check_free(out: pathlib.Path, source: str, form: str, *, overwrite: bool) ->
         return
     if not overwrite:
         raise InputError("OUT", f"something at {out}", "nothing there", "pass --overwrite")
-    _refusals.check_replaceable(out, is_file=form in FILES, sources=[source])
+    _refusals.check_replaceable(out, file_format=_file_format(form), sources=[source])
 
 
 def write(out: pathlib.Path, source: str, tree: Any, form: str, *, overwrite: bool) -> None:
@@ -52,17 +50,23 @@ def write(out: pathlib.Path, source: str, tree: Any, form: str, *, overwrite: bo
         CheckpointError: what is at `out` is not replaced, the format cannot hold the tree, or
             writing fails; what was there is unchanged.
     """
-    is_file = form in FILES
-    with _publish.publishing(out, overwrite=overwrite, is_file=is_file, sources=[source]) as new:
+    file_format = _file_format(form)
+    with _publish.publishing(
+        out, overwrite=overwrite, file_format=file_format, sources=[source]
+    ) as new:
         if form == "bridge":
             checkpoint.save(new, tree)
-        elif is_file:
-            _single_files.write(new, _bare(tree), form)
+        elif file_format:
+            _single_files.write(new, _bare(tree), file_format)
         else:
             _check_names(out, tree)
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
                 # Programs save the State itself, as Flax's guide on checkpoints does.
                 checkpointer.save(new, args=ocp.args.PyTreeSave(_unboxed(tree)))
+
+
+def _file_format(form: str) -> str | None:
+    return form if form in _single_files.FORMATS else None
 
 
 def _check_names(out: pathlib.Path, tree: Any) -> None:
