@@ -16,6 +16,7 @@ from bridge import port
 from tests.port.architectures import ARCHITECTURES
 from tests.port.cases import random_values
 from tests.port.models import shapes_of
+from tests.strategies import exact
 
 X = jnp.asarray(np.random.default_rng(3).normal(size=(2, 4)), jnp.float32)
 
@@ -294,6 +295,40 @@ def test_stacks_that_fit_two_axes_are_proposed_on_the_axis_of_scan_and_never_set
     (proposal,) = port.suggest(variables, Native()).proposals
     assert (proposal.rules, proposal.is_weak) == ({"h": "layers.*"}, True)
     assert port.plan(variables, Native(), proposal.rules).ok
+
+
+# Stacked layers and fused gates are more than another name.
+IN_PARTS = ("scanned GPT", "LSTM")
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_renames_of_a_plan_are_rules_that_restore_takes(name, tmp_path):
+    architecture = ARCHITECTURES[name]
+    variables = random_values(architecture.shapes())
+    abstract = nnx.eval_shape(lambda: architecture.native(nnx.Rngs(0)))
+    found = port.suggest(variables, abstract, *architecture.inputs, linen=architecture.apply)
+    moved = filled(variables, architecture, found.rules)
+    if name in IN_PARTS:
+        with pytest.raises(port.PortError, match="is moved in parts"):
+            found.plan.renames()
+        return
+    renames = found.plan.renames()
+    bridge.checkpoint.save(tmp_path / "linen", variables)
+    restored = bridge.checkpoint.restore(
+        tmp_path / "linen", architecture.native(nnx.Rngs(1)), rules=renames
+    )
+    assert exact(nnx.to_pure_dict(weights(restored))) == exact(nnx.to_pure_dict(weights(moved)))
+    # Without a model, and back again.
+    assert port.plan(moved, variables, renames).ok
+
+
+def weights(model):
+    return nnx.state(model, nnx.Not(nnx.RngState))
+
+
+def test_a_plan_with_problems_has_no_renames():
+    with pytest.raises(port.PortError, match="not clean"):
+        port.plan(NestedBlocks().init(jax.random.key(0), X), NativeBlocks(nnx.Rngs(0))).renames()
 
 
 class SquareBlock(nn.Module):
