@@ -51,7 +51,7 @@ class _Distance(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class Differences:
     """What is in one set of leaves, in the other, and in both."""
 
     only_a: tuple[Path, ...]
@@ -72,7 +72,7 @@ def compare(
     rtol: float = 0.0,
     atol: float = 0.0,
     ignore_dtype: bool = False,
-) -> Comparison:
+) -> Differences:
     """Compares leaves by path.
 
     Args:
@@ -89,7 +89,7 @@ def compare(
         for _, difference in pairs
         if set(difference.what) - ({"dtype"} if ignore_dtype else set())
     ]
-    return Comparison(
+    return Differences(
         tuple(sorted(a.keys() - b.keys())),
         tuple(sorted(b.keys() - a.keys())),
         tuple(changed),

@@ -131,7 +131,7 @@ def _run(arguments: argparse.Namespace) -> int:
             conversion = _conversion_plan.by_rules(contents, rules, to_nnx=to_nnx)
         else:
             kwargs = dict(arguments.kwargs)
-            model = _model.abstract(arguments.model, inputs, kwargs, to_nnx=to_nnx)
+            model = _model.abstract_values(arguments.model, inputs, kwargs, to_nnx=to_nnx)
             conversion = _conversion_plan.against_model(contents, model, rules, to_nnx=to_nnx)
     writes = conversion.ok and not arguments.dry_run
     if writes:

@@ -136,7 +136,7 @@ def _in_one_layout(contents: Any, rules: Any, arguments: argparse.Namespace) -> 
         conversion = _conversion_plan.by_rules(contents[which], rules, to_nnx=True)
     else:
         inputs = _target.parse_inputs(arguments.inputs)
-        model = _model.abstract(arguments.model, inputs, dict(arguments.kwargs), to_nnx=True)
+        model = _model.abstract_values(arguments.model, inputs, dict(arguments.kwargs), to_nnx=True)
         conversion = _conversion_plan.against_model(contents[which], model, rules, to_nnx=True)
     renamed = list(contents)
     renamed[which] = _leaves.of_state(contents[which].layout, conversion.make())
@@ -204,7 +204,7 @@ def _number(value: float | None) -> float | str | None:
 def _renderables(document: Mapping[str, Any]) -> Iterator[Any]:
     from rich.text import Text
 
-    from ._output import new_table, shape_text
+    from ._output import new_table, short_shape
 
     for side in ("a", "b"):
         entry = document[side]
@@ -219,7 +219,7 @@ def _renderables(document: Mapping[str, Any]) -> Iterator[Any]:
             (
                 ", ".join(entry["what"]),
                 entry["path"],
-                _both(shape_text(s) for s in entry["shapes"]),
+                _both(short_shape(s) for s in entry["shapes"]),
                 _both(d or "" for d in entry["dtypes"]),
                 _size(entry["max_abs_difference"]),
                 _size(entry["max_relative_difference"]),

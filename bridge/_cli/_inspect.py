@@ -193,7 +193,7 @@ def _number(value: float | None) -> str:
 def _renderables(document: Mapping[str, Any]) -> Iterator[Any]:
     from rich.text import Text
 
-    from ._output import byte_text, new_table, shape_text
+    from ._output import byte_text, new_table, short_shape
 
     written = f", saved from {document['written_by']}" if document["written_by"] else ""
     yield f"{document['checkpoint']}: layout {document['layout']}, {document['format']}{written}"
@@ -204,7 +204,7 @@ def _renderables(document: Mapping[str, Any]) -> Iterator[Any]:
     table = new_table(*columns, right=("bytes", *figures))
     for leaf in document["leaves"]:
         size = "" if leaf["bytes"] is None else byte_text(leaf["bytes"])
-        cells = (leaf["collection"] or "", leaf["path"], shape_text(leaf["shape"]))
+        cells = (leaf["collection"] or "", leaf["path"], short_shape(leaf["shape"]))
         own = leaf.get("statistics") or {}
         numbers = (_number(own.get(name)) for name in figures)
         table.add_row(*map(Text, (*cells, leaf["dtype"] or "", size, leaf["box"] or "", *numbers)))

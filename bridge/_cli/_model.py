@@ -19,7 +19,7 @@ from ._nodes import Node
 from ._observed import observing
 from ._short_errors import short_sharding_errors
 from ._target import Sample, imported, sample_of
-from ._tree import tree_of
+from ._tree import module_tree
 
 
 def tree(
@@ -49,7 +49,7 @@ def tree(
                 given = sample_of(make(), inputs, target, kwargs)
                 model, variables = _initialised(given, target)
                 # Within the trace, as what is traced must not leave it.
-                made.append(tree_of(model, observed, variables))
+                made.append(module_tree(model, observed, variables))
 
         if concrete:
             run()
@@ -59,7 +59,7 @@ def tree(
         return made[0]
 
 
-def abstract(
+def abstract_values(
     target: str,
     inputs: tuple[Any, ...] | None,
     kwargs: Mapping[str, Any] | None = None,

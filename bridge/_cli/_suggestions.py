@@ -37,7 +37,7 @@ def suggestions(
     native = _model.called(arguments.model, inputs, kwargs)
     # What only the other model takes is for that one.
     own = {name: value for name, value in kwargs.items() if name in native.kwargs}
-    model = _model.abstract(arguments.model, inputs, own, to_nnx=to_nnx)
+    model = _model.abstract_values(arguments.model, inputs, own, to_nnx=to_nnx)
     source = source_of(contents, rules, to_nnx=to_nnx)
     if not to_nnx:
         return port.suggest(source, model, rules=rules.paths)

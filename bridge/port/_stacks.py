@@ -132,3 +132,8 @@ def axes_of(pair: tuple[NNXNode, LinenNode, Context], classes: frozenset[str]) -
 def _may_fit(pair: tuple[NNXNode, LinenNode, Context], classes: frozenset[str]) -> bool:
     node, scope, context = pair
     return any(matches([node], [scope], context, classes).values())
+
+
+def either(axes: list[int]) -> str:
+    """Several axes for a message."""
+    return " and ".join(map(str, axes)) + (" both" if len(axes) == 2 else " all")

@@ -12,7 +12,7 @@ from flax import linen as nn
 from flax import nnx
 
 import bridge
-from bridge import port
+from bridge import parity, port
 from tests.port.architectures import ARCHITECTURES
 from tests.port.cases import random_values
 from tests.port.models import shapes_of
@@ -44,6 +44,15 @@ def test_the_first_plan_with_the_suggestions_is_clean_and_computes_what_linen_co
     model = filled(variables, architecture, suggestions.rules)
     expected = architecture.apply(variables, *architecture.inputs)
     np.testing.assert_allclose(model(*architecture.inputs), expected, rtol=1e-4, atol=1e-4)
+    report = parity.check(
+        (architecture.linen, variables),
+        model,
+        *architecture.inputs,
+        rules=suggestions.rules,
+        a_kwargs=architecture.linen_kwargs,
+        sections=("port plan", "weights", "outputs"),
+    )
+    assert report.ok, str(report)
     # The text is Python source and the file is TOML, of the same table.
     scope = {}
     exec(str(suggestions), scope)
