@@ -1,4 +1,4 @@
-"""The tree of the model that a TARGET names, made without allocating anything."""
+"""The model that a TARGET names, made without allocating anything."""
 
 from __future__ import annotations
 
@@ -15,48 +15,8 @@ from flax import nnx
 from bridge import lazy_init
 
 from ._input_errors import InputError, ProgramError
-from ._nodes import Node
-from ._observed import observing
 from ._short_errors import short_sharding_errors
 from ._target import Sample, imported, sample_of
-from ._tree import module_tree
-
-
-def tree(
-    target: str,
-    inputs: tuple[Any, ...] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    concrete: bool = False,
-) -> Node:
-    """Makes the model and looks at it.
-
-    Args:
-        target: `package.module:name` or `path/to/file.py:name`, see `_target`.
-        inputs: sample inputs instead of those that come with the model.
-        kwargs: keyword inputs beside those that come with the model.
-        concrete: run it with real arrays instead of abstract ones.
-
-    Raises:
-        InputError: TARGET gives no model.
-        ProgramError: making or running it raises.
-    """
-    with imported(target) as make:
-        made: list[Node] = []
-
-        def run() -> None:
-            with observing() as observed:
-                given = sample_of(make(), inputs, target, kwargs)
-                model, variables = _initialised(given, target)
-                # Within the trace, as what is traced must not leave it.
-                made.append(module_tree(model, observed, variables))
-
-        if concrete:
-            run()
-        else:
-            with short_sharding_errors():
-                jax.eval_shape(run)
-        return made[0]
 
 
 def abstract_values(
@@ -69,9 +29,9 @@ def abstract_values(
     """What the model of a TARGET needs: shapes and dtypes, without values.
 
     Args:
-        target: see `tree`.
-        inputs: see `tree`.
-        kwargs: see `tree`.
+        target: see `_target`.
+        inputs: see `_target`.
+        kwargs: see `_target`.
         to_nnx: which of the two it has to be.
 
     Returns:
@@ -92,7 +52,7 @@ def abstract_values(
                     f"an {'NNX' if to_nnx else 'Linen'} model, as --to says",
                     "--model is the model that reads OUT",
                 )
-            model, variables = _initialised(given, target)
+            model, variables = initialised(given, target)
             return model if to_nnx else variables
 
         with short_sharding_errors():
@@ -103,8 +63,8 @@ def called(target: str, inputs: tuple[Any, ...] | None, kwargs: Mapping[str, Any
     """The model of a TARGET with the shapes of its sample inputs; an NNX model has no values.
 
     Args:
-        target: see `tree`.
-        inputs: see `tree`.
+        target: see `_target`.
+        inputs: see `_target`.
         kwargs: keyword inputs; those that the model does not take are left out.
 
     Raises:
@@ -132,7 +92,7 @@ def taken(function: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kwargs.items() if takes_all or name in parameters}
 
 
-def _initialised(sample: Sample, target: str) -> tuple[Any, Any]:
+def initialised(sample: Sample, target: str) -> tuple[Any, Any]:
     """The model, with what its `ToNNX` lacked, and the variables of a Linen model."""
     args, kwargs = jax.tree.map(_array, (sample.inputs, dict(sample.kwargs)))
     model = sample.model

@@ -14,8 +14,8 @@ from flax import linen as nn
 from flax import nnx, serialization
 
 from bridge import checkpoint
-from bridge._cli import _comparison
 from bridge._cli._input_errors import InputError, ProgramError
+from bridge._cli.diff import _comparison
 from bridge._neutral import Leaf
 from bridge.checkpoint import _notes, _publish, _renaming
 from tests.models import assert_identical

@@ -10,7 +10,7 @@ import zlib
 import pytest
 
 from bridge import __main__
-from bridge._cli import _html
+from bridge._cli.report import _html
 
 from . import browser, mixed_models
 from .command_line import run

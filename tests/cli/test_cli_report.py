@@ -17,9 +17,10 @@ from flax import nnx
 
 import bridge
 from bridge import __main__
-from bridge._cli import _nodes, _source, _target, _tree
-from bridge._cli._counterparts import COUNTERPARTS
-from bridge._cli._observed import observing
+from bridge._cli import _target
+from bridge._cli.report import _nodes, _source, _tree
+from bridge._cli.report._counterparts import COUNTERPARTS
+from bridge._cli.report._observed import observing
 from bridge.port._layers import RULES
 
 from . import mixed_models

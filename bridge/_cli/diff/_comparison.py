@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from bridge._cli._leaves import dtype_of, shape_of
 from bridge._neutral import Leaf, Path
 from bridge._typed_keys import to_bits
-
-from ._leaves import dtype_of, shape_of
 
 
 @dataclasses.dataclass(frozen=True)

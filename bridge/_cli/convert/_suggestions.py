@@ -9,12 +9,11 @@ import jax
 from flax import linen as nn
 
 from bridge import port
-
-from . import _model, _target
-from ._conversion_plan import source_of
-from ._input_errors import InputError
-from ._leaves import Contents
-from ._rules_file import Rules
+from bridge._cli import _model, _target
+from bridge._cli._conversion_plan import source_of
+from bridge._cli._input_errors import InputError
+from bridge._cli._leaves import Contents
+from bridge._cli._rules_file import Rules
 
 
 def suggestions(

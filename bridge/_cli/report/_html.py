@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from ._input_errors import InputError
-from ._output import byte_text, share_text
+from bridge._cli._input_errors import InputError
+from bridge._cli._output import byte_text, share_text
+
 from ._page import MARK, PAGE, SCRIPT, STYLE
-from ._report_text import LABELS, check_text, counterpart_text, source_text
+from ._text import LABELS, check_text, counterpart_text, source_text
 
 # Further than the mark is from the beginning of a page.
 _BEGINNING = 1000

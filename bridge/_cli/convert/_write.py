@@ -11,11 +11,10 @@ from flax import nnx
 from flax.core import meta
 
 from bridge import checkpoint
+from bridge._cli._input_errors import InputError
 from bridge._errors import CheckpointError
 from bridge.checkpoint import _publish, _refusals, _single_files
 from bridge.checkpoint._stored import parts
-
-from ._input_errors import InputError
 
 
 def check_free(out: pathlib.Path, source: str, form: str, *, overwrite: bool) -> None:
