@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from bridge._neutral import Path
+from bridge._conversion.neutral import Path
 from bridge.checkpoint._renaming import unmatched
 
 from ._input_errors import InputError

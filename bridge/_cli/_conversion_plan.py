@@ -13,10 +13,10 @@ from flax import nnx
 
 import registry
 from bridge import linen_to_nnx, port
+from bridge._conversion.linen_leaves import to_variables
+from bridge._conversion.neutral import Address, Neutral, Path
+from bridge._conversion.nnx_leaves import address_of
 from bridge._errors import path_text
-from bridge._linen_side import to_variables
-from bridge._neutral import Address, Neutral, Path
-from bridge._nnx_side import address_of
 from bridge.checkpoint import _renaming
 
 from . import _collections, _model, _target

@@ -11,9 +11,10 @@ import numpy as np
 from flax import nnx
 
 import registry
-from bridge import _linen_side, checkpoint, nnx_to_linen
+from bridge import checkpoint, nnx_to_linen
+from bridge._conversion import linen_leaves
+from bridge._conversion.neutral import Address, Leaf, Neutral, Path, nest, place
 from bridge._errors import path_text
-from bridge._neutral import Address, Leaf, Neutral, Path, nest, place
 from bridge.checkpoint import Layout
 
 # The collection that stands for none, as Linen's own names are identifiers.
@@ -85,11 +86,11 @@ def read(path: str, within: Sequence[str] = ()) -> Contents:
     layout = checkpoint.layout(path, within=within)
     if layout.layout != "nnx":
         variables = checkpoint.restore(path, within=within)
-        return Contents(layout, _linen_side.from_variables(variables))
+        return Contents(layout, linen_leaves.from_variables(variables))
     # Restoring takes a target where there are no collections; leaves are matched by path alone.
     like = {leaf.path: _abstract(leaf.dtype, leaf.shape or ()) for leaf in layout.leaves}
     target = {"params": nest(like)}
-    restored = _linen_side.from_variables(checkpoint.restore(path, target, within=within))
+    restored = linen_leaves.from_variables(checkpoint.restore(path, target, within=within))
     leaves = {p: leaf for (_, p), leaf in restored.items()}
     if all(len(p) > 1 and p[-1] == "value" for p in leaves):
         # Orbax writes each Variable of a State as a mapping.
@@ -99,7 +100,7 @@ def read(path: str, within: Sequence[str] = ()) -> Contents:
 
 def of_state(layout: Layout, state: nnx.State) -> Contents:
     """What a checkpoint of some layout holds once its paths are those of an NNX state."""
-    neutral = _linen_side.from_variables(nnx_to_linen(state))
+    neutral = linen_leaves.from_variables(nnx_to_linen(state))
     leaves = {address: leaf for address, leaf in neutral.items() if not leaf.is_empty}
     return Contents(dataclasses.replace(layout, layout="bridge", written_by="nnx"), leaves)
 

@@ -29,8 +29,8 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
 
-from bridge._constructor import takes_rngs
 from bridge._errors import shown
+from bridge._nnx_in_linen.arguments import takes_rngs
 
 from ._input_errors import InputError, ProgramError, first_line
 

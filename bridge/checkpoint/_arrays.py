@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from jax.core import Tracer
 
 from bridge._errors import CheckpointError
-from bridge._typed_keys import from_bits, is_key
+from bridge._randomness.typed_keys import from_bits, is_key
 
 from ._failures import quiet_orbax, reason
 from ._stored import PYTHON_TYPES, Stored, key_of

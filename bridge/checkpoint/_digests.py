@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bridge._typed_keys import is_key, to_bits
+from bridge._randomness.typed_keys import is_key, to_bits
 
 from ._processes import is_first
 

@@ -20,8 +20,8 @@ from flax import nnx
 from flax.core import FrozenDict, meta
 
 import registry
-from bridge._flax_internals import HOOKS, class_hooks
-from bridge._neutral import Key
+from bridge._conversion.neutral import Key
+from bridge._flax.variables import HOOKS, class_hooks
 
 _PLAIN = (type(None), bool, int, str)
 _SEQUENCES = {"tuple": tuple, "list": list}

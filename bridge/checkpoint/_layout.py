@@ -6,7 +6,7 @@ import dataclasses
 import os
 from collections.abc import Sequence
 
-from bridge._neutral import Key, Path
+from bridge._conversion.neutral import Key, Path
 
 from ._source import open_checkpoint
 

@@ -9,10 +9,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from bridge._conversion.matching import shape_text
+from bridge._conversion.neutral import Leaf, Path
 from bridge._errors import CheckpointError
-from bridge._matching import shape_text
-from bridge._neutral import Leaf, Path
-from bridge._typed_keys import is_key, to_bits
+from bridge._randomness.typed_keys import is_key, to_bits
 
 from ._source import Item, Source
 from ._stored import PYTHON_TYPES, Names, Stored, is_rng, parts, tree_text

@@ -13,8 +13,8 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
+from bridge._conversion.neutral import Path
 from bridge._errors import BridgeError
-from bridge._neutral import Path
 
 from ._source import Item, Source
 from ._stored import Names

@@ -9,10 +9,10 @@ from typing import Any, overload
 import jax
 from flax import nnx
 
-from bridge import _linen_side
+from bridge._conversion import linen_leaves
+from bridge._conversion.neutral import Key, Neutral
 from bridge._errors import CheckpointError
-from bridge._neutral import Key, Neutral
-from bridge._to_nnx import ToNNX
+from bridge._linen_in_nnx.to_nnx import ToNNX
 
 from ._arrays import as_like, as_stored
 from ._failures import reported
@@ -199,7 +199,7 @@ def _variables(source: Source, rngs: bool, check: Verification) -> Any:
             unsupported=unsupported,
         )
     try:
-        return _linen_side.to_variables(neutral)
+        return linen_leaves.to_variables(neutral)
     except Exception as error:
         # Boxes check their fields, and paths may be in each other's way.
         raise CheckpointError(

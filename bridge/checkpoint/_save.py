@@ -8,7 +8,7 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
-from bridge._neutral import nest
+from bridge._conversion.neutral import nest
 
 from . import _notes
 from ._contents import contents_of

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import serialization
 
+from bridge._conversion.neutral import nest
 from bridge._errors import CheckpointError
-from bridge._neutral import nest
 
 from ._stored import parts
 

@@ -12,8 +12,8 @@ import jax
 import orbax.checkpoint as ocp
 
 import registry
+from bridge._conversion.neutral import Key, Path, nest
 from bridge._errors import CheckpointError
-from bridge._neutral import Key, Path, nest
 
 from . import _arrays, _notes, _single_files
 from ._failures import reason, reported

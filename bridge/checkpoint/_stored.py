@@ -12,9 +12,9 @@ from flax import nnx
 from jax.core import Tracer
 
 import registry
+from bridge._conversion.neutral import Leaf, Path
 from bridge._errors import path_text
-from bridge._neutral import Leaf, Path
-from bridge._typed_keys import implementation, is_key, to_bits
+from bridge._randomness.typed_keys import implementation, is_key, to_bits
 
 from . import _json
 from ._json import NotCarriedError

@@ -10,11 +10,11 @@ import jax
 from flax import nnx
 from flax.core import FrozenDict, freeze
 
-from bridge import _linen_side, _nnx_side
+from bridge._conversion import linen_leaves, nnx_leaves
+from bridge._conversion.neutral import Leaf, Neutral, Path, nest, place, walk
+from bridge._conversion.own_leaves import with_static
 from bridge._errors import mapping_error
-from bridge._flax_internals import assign_raw_value, variable_from_metadata
-from bridge._neutral import Leaf, Neutral, Path, nest, place, walk
-from bridge._own_leaves import with_static
+from bridge._flax.variables import assign_raw_value, variable_from_metadata
 
 from ._stored import parts
 
@@ -68,7 +68,7 @@ def tree_of(tree: Any, *, as_pytree: bool = False) -> Tree:
 
 
 def _of_variables(variables: Mapping[str, Any]) -> Tree:
-    neutral = _linen_side.from_variables(variables)
+    neutral = linen_leaves.from_variables(variables)
     placed = place(address for address in neutral if address[1])
     nnx_paths = {(c, *path): target for (c, path), (target, _) in placed.items()}
 
@@ -77,7 +77,7 @@ def _of_variables(variables: Mapping[str, Any]) -> Tree:
             (c, path): leaf._replace(value=values.get((c, *path), leaf.value))
             for (c, path), leaf in neutral.items()
         }
-        made = _linen_side.to_variables(leaves)
+        made = linen_leaves.to_variables(leaves)
         return _shaped_as(with_static(made, variables), variables), []
 
     return Tree(_by_path(neutral), nnx_paths, filled, "linen")
@@ -124,7 +124,7 @@ def _of_pytree(tree: Any) -> Tree:
 def _nnx_leaves(items: Any) -> tuple[dict[Path, Leaf], dict[Path, Path], dict[Path, Any]]:
     """Leaves, paths in the State, and Variables or arrays, all by collection and path."""
     flat = list(items)
-    neutral = _nnx_side.from_leaves(flat)
+    neutral = nnx_leaves.from_leaves(flat)
     # `from_leaves` keeps the order and refuses two leaves for one place.
     addresses = list(_by_path(neutral))
     paths = {a: path for a, (path, _) in zip(addresses, flat, strict=True)}

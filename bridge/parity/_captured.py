@@ -12,7 +12,7 @@ import jax
 from flax import linen as nn
 from flax import nnx
 
-from bridge._typed_keys import to_bits
+from bridge._randomness.typed_keys import to_bits
 
 from ._numbers import is_array
 

@@ -11,9 +11,9 @@ import numpy as np
 from flax import nnx
 
 from bridge import port
-from bridge._conversion import linen_to_nnx
+from bridge._conversion.convert import linen_to_nnx
+from bridge._conversion.neutral import Address, Path
 from bridge._errors import PortError, path_text
-from bridge._neutral import Address, Path
 
 from ._models import Model
 from ._numbers import is_array

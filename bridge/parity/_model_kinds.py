@@ -13,17 +13,18 @@ from flax import errors as flax_errors
 from flax import linen as nn
 from flax import nnx
 
-from bridge import _linen_side, _modes, _nnx_side
-from bridge._construction import Recipe
+from bridge import _train_eval
+from bridge._conversion import linen_leaves, nnx_leaves
+from bridge._conversion.neutral import Neutral, nest, walk
 from bridge._errors import BridgeError, ConversionError, InvalidModuleError, MissingRngError
-from bridge._flax_internals import overridden
-from bridge._found import Found
-from bridge._graphdef import intern
-from bridge._linen_methods import function_of
-from bridge._merged import Merged, method_of
-from bridge._neutral import Neutral, nest, walk
-from bridge._to_linen import ToLinen
-from bridge._to_nnx import ToNNX
+from bridge._flax.linen_modules import overridden
+from bridge._graphdefs.static_graphdef import intern
+from bridge._linen_in_nnx.methods import function_of
+from bridge._linen_in_nnx.to_nnx import ToNNX
+from bridge._nnx_in_linen.bound_module import BoundModule, method_of
+from bridge._nnx_in_linen.construction import Recipe
+from bridge._nnx_in_linen.matched_variables import MatchedVariables
+from bridge._nnx_in_linen.to_linen import ToLinen
 
 from ._dropout import remedy
 from ._models import UPDATING, Model, Request, is_of
@@ -40,7 +41,7 @@ class LinenModel(Model):
         self.module = module
         self.name = _linen_name(module)
         self.is_linen = not isinstance(module, ToLinen)
-        self.values = _linen_side.from_variables(variables)
+        self.values = linen_leaves.from_variables(variables)
         self._is_wrapped = isinstance(module, ToLinen)
         self._static = {c: tree for c, tree in variables.items() if c == "nnx"}
 
@@ -52,14 +53,16 @@ class LinenModel(Model):
 
     def native_variables(self) -> Any:
         """Linen variables, or the NNX module if it is a wrapped one."""
-        variables = _linen_side.to_variables(self.values)
+        variables = linen_leaves.to_variables(self.values)
         stored = self._static.get("nnx", {}).get("graphdef")
         if self.is_linen or not isinstance(stored, nnx.GraphDef):
-            return variables if self.is_linen else nnx.State(nest(_nnx_side.to_leaves(self.values)))
+            return (
+                variables if self.is_linen else nnx.State(nest(nnx_leaves.to_leaves(self.values)))
+            )
         graphdef, wrapper = intern(stored), self.module
         recipe = Recipe(wrapper.nnx_class, wrapper.args, wrapper.kwargs, wrapper.skip_rng)
-        found = Found(graphdef, variables, recipe.kept(graphdef))
-        return Merged(found, lambda slot: None).module
+        found = MatchedVariables(graphdef, variables, recipe.kept(graphdef))
+        return BoundModule(found, lambda slot: None).module
 
     def modes_of(self, request: Request) -> Mapping[str, Any]:
         """None, if an argument says whether this is training."""
@@ -103,18 +106,18 @@ class LinenModel(Model):
             kwargs["nnx_method"] = request.method
         modes = self.modes_of(request)
         state = {a[0] for a in values if not is_of(a, nnx.Param, nnx.Intermediate)}
-        call = _modes.filled(module, module, function, request.inputs, kwargs, modes)
+        call = _train_eval.filled(module, module, function, request.inputs, kwargs, modes)
         naming = nn.intercept_methods(self._naming_the_layer)
-        with _modes.applied(call.modes), _quiet(modes), naming:
+        with _train_eval.applied(call.modes), _quiet(modes), naming:
             output, updates = module.clone(**call.fields).apply(
-                {**_linen_side.to_variables(values), **self._static},
+                {**linen_leaves.to_variables(values), **self._static},
                 *call.args,
                 rngs=request.rngs,
                 method=function,
                 mutable=sorted(state),
                 **call.kwargs,
             )
-        return output, {**values, **_linen_side.from_variables(updates)}
+        return output, {**values, **linen_leaves.from_variables(updates)}
 
 
 class NnxModel(Model):
@@ -126,7 +129,7 @@ class NnxModel(Model):
         inner = module.to_nnx__module if isinstance(module, ToNNX) else None
         self.name = f"ToNNX({type(inner).__name__})" if inner else type(module).__name__
         self._graphdef, state = nnx.split(module, graph=True)
-        self.values = _nnx_side.from_leaves(walk(state))
+        self.values = nnx_leaves.from_leaves(walk(state))
 
     def names_mode(self, request: Request) -> bool:
         """By the arguments of the wrapped method, if this is a wrapper."""
@@ -159,7 +162,7 @@ class NnxModel(Model):
             # What `train()` would have allowed.
             kwargs.setdefault("mutable", "existing")
         else:
-            modes = {name: request.modes[name] for name in _modes.MODE_FIELDS}
+            modes = {name: request.modes[name] for name in _train_eval.MODE_FIELDS}
             module.set_attributes(**modes, raise_if_not_found=False, graph=True)
             for _, node in nnx.iter_graph(module, graph=True):
                 if isinstance(node, ToNNX):
@@ -181,11 +184,11 @@ class NnxModel(Model):
         with _quiet(request.modes if modes else {}):
             output = nnx.capture(call)(module)
         state = nnx.state(module, graph=True)
-        return output, {**values, **_nnx_side.from_leaves(walk(state))}
+        return output, {**values, **nnx_leaves.from_leaves(walk(state))}
 
     def _state(self, values: Neutral) -> nnx.State[Any, Any]:
         known = {address: leaf for address, leaf in values.items() if address in self.values}
-        return nnx.State(nest(_nnx_side.to_leaves(known)))
+        return nnx.State(nest(nnx_leaves.to_leaves(known)))
 
 
 def model_of(given: Any, argument: str) -> Model:

@@ -16,9 +16,9 @@ from typing import Any
 from flax import nnx
 
 import registry
-from bridge import _nnx_side
+from bridge._conversion import nnx_leaves
+from bridge._conversion.neutral import Address, Leaf, Neutral
 from bridge._errors import UnboundAxisError
-from bridge._neutral import Address, Leaf, Neutral
 
 from ._arrays_apart import under_axes
 
@@ -130,6 +130,6 @@ class Model(abc.ABC):
 
 def is_of(address: Address, *kinds: type[nnx.Variable[Any]]) -> bool:
     """Whether a collection's Variable type is one of these, or derives from one."""
-    if address[0] == _nnx_side.ARRAYS:
+    if address[0] == nnx_leaves.ARRAYS:
         return nnx.Variable in kinds
     return issubclass(registry.current().type_from_name(address[0]), kinds)

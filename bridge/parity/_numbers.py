@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bridge._typed_keys import is_key, to_bits
+from bridge._randomness.typed_keys import is_key, to_bits
 
 Verdict: TypeAlias = Literal["bitwise", "close", "nan", "differs"]
 

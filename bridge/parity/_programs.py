@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from flax import errors as flax_errors
 from flax import nnx
 
-from bridge._neutral import Neutral
+from bridge._conversion.neutral import Neutral
 
 from ._arrays_apart import Apart, apart
 from ._layouts import Values

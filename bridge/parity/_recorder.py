@@ -16,10 +16,10 @@ from flax import linen as nn
 from flax import nnx
 from jax.core import Tracer
 
-from bridge._neutral import Path
-from bridge._structure import OBSERVED_PLACE
-from bridge._to_linen import ToLinen
-from bridge._to_nnx import ToNNX
+from bridge._conversion.neutral import Path
+from bridge._graphdefs.structure import OBSERVED_PLACE
+from bridge._linen_in_nnx.to_nnx import ToNNX
+from bridge._nnx_in_linen.to_linen import ToLinen
 
 from ._captured import LayerCall, Trace, arrays, frame_arguments, linen_arguments
 from ._dropout import is_dropping

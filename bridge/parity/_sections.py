@@ -11,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 import registry
-from bridge._neutral import Neutral
+from bridge._conversion.neutral import Neutral
 
 from ._findings import Section
 from ._layouts import Layouts, Values, as_text, by_text

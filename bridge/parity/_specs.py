@@ -10,8 +10,8 @@ from flax.core import meta
 from flax.linen import spmd
 
 import registry
-from bridge import _linen_side
-from bridge._neutral import Address, Leaf
+from bridge._conversion import linen_leaves
+from bridge._conversion.neutral import Address, Leaf
 
 
 class Spec(tuple[Any, ...]):
@@ -33,7 +33,7 @@ class Spec(tuple[Any, ...]):
 
 def spec_of(address: Address, leaf: Leaf, active: registry.Registry) -> Spec:
     """What a leaf's metadata says, logical names as they are."""
-    box = _linen_side.from_leaf(address[0], leaf, active) if leaf.box is not None else None
+    box = linen_leaves.from_leaf(address[0], leaf, active) if leaf.box is not None else None
     names: Any = ()
     if isinstance(box, meta.AxisMetadata) and hasattr(box, "get_partition_spec"):
         names = box.get_partition_spec()  # type: ignore[attr-defined]

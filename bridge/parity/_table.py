@@ -9,7 +9,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bridge._long_text import folded, limited
+from bridge._errors.long_text import folded, limited
 
 from ._divergence import Divergence
 from ._findings import Findings, Section

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from bridge._neutral import Address, nest
+from bridge._conversion.neutral import Address, nest
 
 from ._findings import Section
 from ._layouts import Values, as_text, by_text

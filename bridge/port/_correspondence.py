@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from bridge._neutral import Address, Path
+from bridge._conversion.neutral import Address, Path
 
 from ._context import Context
 from ._pieces import Piece, Region, covers

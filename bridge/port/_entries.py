@@ -8,9 +8,9 @@ from typing import Any
 
 from jax.core import Tracer
 
-from bridge._matching import shape_text
-from bridge._neutral import Address
-from bridge._to_nnx import ToNNX
+from bridge._conversion.matching import shape_text
+from bridge._conversion.neutral import Address
+from bridge._linen_in_nnx.to_nnx import ToNNX
 
 from ._correspondence import Correspondence
 from ._layers import NORMS, without_nnx_class

@@ -17,7 +17,7 @@ from typing import Any
 
 from flax import nnx
 
-from bridge._neutral import Path
+from bridge._conversion.neutral import Path
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge._matching import same_shape
+from bridge._conversion.matching import same_shape
 
 from ._context import Context, Settled, layer_cut, without_axis
 from ._correspondence import Correspondence, MisShaped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bridge._neutral import Path
+from bridge._conversion.neutral import Path
 
 from ._context import PLAIN, Context, Settled
 from ._correspondence import Ambiguous, Correspondence, Evidence, Pairing

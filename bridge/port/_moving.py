@@ -11,9 +11,9 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
-from bridge import _linen_side
+from bridge._conversion import linen_leaves
+from bridge._conversion.neutral import Address, Path, walk
 from bridge._errors import PortError, mapping_error
-from bridge._neutral import Address, Path, walk
 
 from ._correspondence import Correspondence
 from ._pieces import Piece, Region, joined, part
@@ -87,7 +87,7 @@ def linen_values(tree: Any, collections: Iterable[str]) -> dict[Address, Any]:
         return dict(tree)
     if not isinstance(tree, Mapping):
         raise mapping_error(tree, "Linen variables or parameters")
-    neutral = _linen_side.from_variables(as_variables(tree, collections))
+    neutral = linen_leaves.from_variables(as_variables(tree, collections))
     return {a: leaf.value for a, leaf in neutral.items() if not _is_nothing(leaf.value)}
 
 

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.core import FrozenDict, freeze
 
-from bridge import _linen_side, _nnx_side
+from bridge._conversion import linen_leaves, nnx_leaves
+from bridge._conversion.neutral import walk
 from bridge._errors import PortError
-from bridge._neutral import walk
 
 from . import _moving
 from ._correspondence import Correspondence
@@ -56,7 +56,7 @@ class OptimizerPort:
                 writes += self._moments_to_nnx(both)
             else:
                 writes.append((both.nnx, self._fitting(both.linen, both.nnx, both.where)))
-        step = jnp.asarray(train_state.step, _nnx_side.raw_value(optimizer.step).dtype)
+        step = jnp.asarray(train_state.step, nnx_leaves.raw_value(optimizer.step).dtype)
         self._raise("the optimizer state cannot be moved to NNX")
         write([*writes, (optimizer.step, step)])
         return optimizer
@@ -68,10 +68,10 @@ class OptimizerPort:
             if isinstance(both.nnx, nnx.State):
                 new[both.where] = self._moments_to_linen(both)
             else:
-                value = _nnx_side.raw_value(both.nnx)
+                value = nnx_leaves.raw_value(both.nnx)
                 new[both.where] = self._fitting(value, both.linen, both.where)
         self._raise("the optimizer state cannot be moved to Linen")
-        step = _nnx_side.raw_value(optimizer.step)
+        step = nnx_leaves.raw_value(optimizer.step)
         given = train_state.step
         step = int(step) if isinstance(given, int) else jnp.asarray(step, given.dtype)
         opt_state = _rebuilt(train_state.opt_state, "opt_state", new)
@@ -129,7 +129,7 @@ class OptimizerPort:
 
     def _moments_to_linen(self, both: Both) -> Any:
         variables = _moving.as_variables(both.linen, self._collections)
-        neutral = _linen_side.from_variables(variables)
+        neutral = linen_leaves.from_variables(variables)
         moved = _moving.to_linen(self._found, _moving.nnx_values(both.nnx))
         places = {a: leaf for a, leaf in neutral.items() if shape_of(leaf.value) is not None}
         self._compare(both.where, moved, list(places), linen_text)
@@ -141,7 +141,7 @@ class OptimizerPort:
             else leaf
             for a, leaf in neutral.items()
         }
-        tree = _linen_side.to_variables(filled)
+        tree = linen_leaves.to_variables(filled)
         tree = tree if variables is both.linen else tree.get("params", {})
         return freeze(tree) if isinstance(both.linen, FrozenDict) else tree
 

@@ -13,9 +13,9 @@ import jax
 from flax import linen as nn
 from flax import nnx
 
-from bridge import _linen_side
+from bridge._conversion import linen_leaves
+from bridge._conversion.neutral import Path
 from bridge._errors import PortError
-from bridge._neutral import Path
 
 from ._scan_axes import scan_axes
 from ._trees import value_of
@@ -74,7 +74,7 @@ def of_linen(
     Raises:
       PortError: the call fails.
     """
-    neutral = _linen_side.from_variables(variables)
+    neutral = linen_leaves.from_variables(variables)
     static = {"nnx": variables["nnx"]} if "nnx" in variables else {}
     # What has no arrays is no argument of a trace.
     moving = {address: leaf for address, leaf in neutral.items() if hasattr(leaf.value, "shape")}
@@ -83,7 +83,7 @@ def of_linen(
         filled = dict(neutral)
         for (address, leaf), value in zip(moving.items(), values, strict=True):
             filled[address] = leaf._replace(value=value)
-        built = {**_linen_side.to_variables(filled), **static}
+        built = {**linen_leaves.to_variables(filled), **static}
         if not isinstance(module, nn.Module):
             return module(built, *arguments)
         # Every stream that is not given is drawn from `params`.
@@ -100,7 +100,7 @@ def as_given(variables: Mapping[str, Any]) -> Order:
     An `init` without `jax.jit` leaves each scope's variables in the order in which they were made.
     After a `jax.jit`, or in a restored checkpoint, names are sorted and tell nothing.
     """
-    addresses = list(_linen_side.from_variables(variables))
+    addresses = list(linen_leaves.from_variables(variables))
     if addresses == sorted(addresses, key=lambda a: (a[0], tuple(map(str, a[1])))):
         return Order({}, {}, {})
     return Order({address: rank for rank, address in enumerate(addresses)}, {}, {})

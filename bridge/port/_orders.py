@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from bridge._neutral import Address, Path
+from bridge._conversion.neutral import Address, Path
 
 from ._order import Order
 from ._trees import LinenNode, NNXNode

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bridge._neutral import Address, Path
+from bridge._conversion.neutral import Address, Path
 
 
 class Cut(NamedTuple):

@@ -9,9 +9,9 @@ from typing import Any
 from flax import linen as nn
 from flax import nnx
 
-from bridge import _linen_side
+from bridge._conversion import linen_leaves
+from bridge._conversion.neutral import Path
 from bridge._errors import ConversionError, PortError, mapping_error
-from bridge._neutral import Path
 
 from . import _moving
 from ._correspondence import Correspondence
@@ -236,7 +236,7 @@ def plan(source: Any, target: Any, rules: Mapping[str, str] | None = None) -> Pl
       True
     """
     variables, model, to_nnx = sides_of(source, target)
-    linen, linen_left = linen_tree(_linen_side.from_variables(variables))
+    linen, linen_left = linen_tree(linen_leaves.from_variables(variables))
     root, nnx_left = nnx_tree(model)
     found = correspondence(linen, root, rules or {})
     extra = ["nnx"] if "nnx" in variables else []

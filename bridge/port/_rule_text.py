@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from bridge._conversion.neutral import Path
 from bridge._errors import PortError
-from bridge._neutral import Path
 
 from ._context import Context
 from ._correspondence import Correspondence, Pairing

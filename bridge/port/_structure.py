@@ -15,8 +15,8 @@ from typing import Any
 
 from flax import nnx
 
-from bridge._neutral import Path
-from bridge._to_nnx import ToNNX
+from bridge._conversion.neutral import Path
+from bridge._linen_in_nnx.to_nnx import ToNNX
 
 from ._context import Context, Settled, without_axis
 from ._layers import NORMS, is_linen_layer, norm_leaves, rule_of

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from flax import linen as nn
 from flax import nnx
 
-from bridge import _linen_side
+from bridge._conversion import linen_leaves
 
 from . import _order
 from ._correspondence import Correspondence, Pairing
@@ -171,7 +171,7 @@ def suggest(
     """
     variables, model, _ = sides_of(source, target)
     own = dict(rules or {})
-    scopes, _ = linen_tree(_linen_side.from_variables(variables))
+    scopes, _ = linen_tree(linen_leaves.from_variables(variables))
     nodes, _ = nnx_tree(model)
     orders = _orders(variables, model, inputs, kwargs, linen)
     first = correspondence(scopes, nodes, own, ByEvidence(orders))

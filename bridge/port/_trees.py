@@ -14,12 +14,12 @@ import numpy as np
 from flax import nnx
 
 import registry
-from bridge import _nnx_side
+from bridge._conversion import nnx_leaves
+from bridge._conversion.linen_attributes import held_variables
+from bridge._conversion.neutral import Address, Key, Leaf, Neutral, Path, walk
 from bridge._errors import path_text
-from bridge._linen_variables import held_variables
-from bridge._neutral import Address, Key, Leaf, Neutral, Path, walk
-from bridge._to_nnx import ToNNX
-from bridge._typed_keys import is_key
+from bridge._linen_in_nnx.to_nnx import ToNNX
+from bridge._randomness.typed_keys import is_key
 
 from ._automatic_names import AutomaticNames
 
@@ -183,7 +183,7 @@ def nnx_tree(model: Any) -> tuple[NNXNode, list[Address]]:
                 if isinstance(item, ToNNX):
                     wrappers.append(_node(root, path))
             continue
-        collection, _ = _nnx_side.address_of(path, item, active)
+        collection, _ = nnx_leaves.address_of(path, item, active)
         if _is_no_weight(collection) or is_key(item):
             left_out.append((collection, path))
             continue
@@ -197,7 +197,7 @@ def nnx_tree(model: Any) -> tuple[NNXNode, list[Address]]:
 
 def value_of(item: Any) -> Any:
     """The value of a Variable as it is stored, or a bare array."""
-    return _nnx_side.raw_value(item) if isinstance(item, nnx.Variable) else item
+    return nnx_leaves.raw_value(item) if isinstance(item, nnx.Variable) else item
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:

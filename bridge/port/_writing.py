@@ -11,11 +11,11 @@ from flax import nnx
 from flax.core import FrozenDict, freeze
 from jax.core import Tracer
 
-from bridge import _linen_side
+from bridge._conversion import linen_leaves
+from bridge._conversion.neutral import Neutral
+from bridge._conversion.own_leaves import with_static
 from bridge._errors import PortError
-from bridge._flax_internals import assign_raw_value, raw_value
-from bridge._neutral import Neutral
-from bridge._own_leaves import with_static
+from bridge._flax.variables import assign_raw_value, raw_value
 
 from . import _moving
 from ._correspondence import Correspondence
@@ -86,12 +86,12 @@ def linen_variables(found: Correspondence, target: Mapping[str, Any]) -> Any:
     _require_values({nnx_text(path): value for path, value in sources.items()})
     moved = _moving.to_linen(found, sources)
     filled: Neutral = {}
-    for address, leaf in _linen_side.from_variables(target).items():
+    for address, leaf in linen_leaves.from_variables(target).items():
         if address in moved:
             filled[address] = leaf._replace(value=like(moved[address], leaf.value))
         elif leaf.is_empty or not _is_abstract(leaf.value):
             filled[address] = leaf
-    result = with_static(_linen_side.to_variables(filled), target)
+    result = with_static(linen_leaves.to_variables(filled), target)
     return freeze(result) if isinstance(target, FrozenDict) else result
 
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from bridge._flax.variables import variable_from_metadata
 from flax import linen as nn
 from flax import nnx
 from flax.core import FrozenDict, freeze, meta
@@ -20,7 +21,6 @@ from hypothesis import strategies as st
 import bridge
 import registry
 from bridge import checkpoint
-from bridge._flax_internals import variable_from_metadata
 from tests.strategies import (
     Documented,
     Sealed,

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from bridge._conversion.neutral import Leaf
 from flax import linen as nn
 from flax import nnx, serialization
 
 from bridge import checkpoint
 from bridge._cli._input_errors import InputError, ProgramError
 from bridge._cli.diff import _comparison
-from bridge._neutral import Leaf
 from bridge.checkpoint import _notes, _publish, _renaming
 from tests.models import assert_identical
 

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from bridge._cli._leaves import dtype_of, shape_of
-from bridge._neutral import Leaf, Path
-from bridge._typed_keys import to_bits
+from bridge._conversion.neutral import Leaf, Path
+from bridge._randomness.typed_keys import to_bits
 
 
 @dataclasses.dataclass(frozen=True)

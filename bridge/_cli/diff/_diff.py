@@ -8,7 +8,7 @@ import pathlib
 from typing import Any
 
 from bridge._cli import _command
-from bridge._neutral import Leaf, Path
+from bridge._conversion.neutral import Leaf, Path
 
 _DESCRIPTION = """\
 Compares two checkpoints of any layouts and formats leaf by leaf: paths that only one of them has,

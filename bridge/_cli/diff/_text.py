@@ -9,7 +9,7 @@ from typing import Any
 from rich.text import Text
 
 from bridge._cli._output import new_table, short_shape
-from bridge._neutral import Path
+from bridge._conversion.neutral import Path
 
 SCHEMA = "linen-nnx-bridge/diff"
 VERSION = 1

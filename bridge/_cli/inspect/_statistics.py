@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bridge._typed_keys import is_key
+from bridge._randomness.typed_keys import is_key
 
 
 def statistics_of(value: Any) -> dict[str, float | int | None] | None:

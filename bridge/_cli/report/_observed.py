@@ -16,10 +16,10 @@ from typing import Any
 from flax import linen as nn
 from flax import nnx
 
-from bridge._construction import Call, Recipe
-from bridge._neutral import Path
-from bridge._to_linen import ToLinen
-from bridge._to_nnx import ToNNX
+from bridge._conversion.neutral import Path
+from bridge._linen_in_nnx.to_nnx import ToNNX
+from bridge._nnx_in_linen.construction import Call, Recipe
+from bridge._nnx_in_linen.to_linen import ToLinen
 
 # Programs that move over from `flax.nnx.bridge` have its wrappers in places, which keep the same
 # things under the same names.

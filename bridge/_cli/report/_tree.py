@@ -16,14 +16,15 @@ from flax import linen as nn
 from flax import nnx
 
 import registry
-from bridge import _construction, _linen_side
-from bridge._found import Found, slot_avals
-from bridge._graphdef import StaticGraphDef, intern
-from bridge._linen_variables import held_variables
-from bridge._merged import Merged
-from bridge._neutral import Address, Neutral, Path, walk
-from bridge._to_linen import ToLinen
-from bridge._to_nnx import ToNNX
+from bridge._conversion import linen_leaves
+from bridge._conversion.linen_attributes import held_variables
+from bridge._conversion.neutral import Address, Neutral, Path, walk
+from bridge._graphdefs.static_graphdef import StaticGraphDef, intern
+from bridge._linen_in_nnx.to_nnx import ToNNX
+from bridge._nnx_in_linen import construction
+from bridge._nnx_in_linen.bound_module import BoundModule
+from bridge._nnx_in_linen.matched_variables import MatchedVariables, slot_avals
+from bridge._nnx_in_linen.to_linen import ToLinen
 
 from ._nodes import Kind, Node, Size
 from ._observed import (
@@ -131,7 +132,7 @@ def _wrapped_node(wrapper: Any, path: Path, observed: Observed) -> Node:
     module = wrapper.to_nnx__module
     record = observed.of(module)
     held = {address: entry.leaf for address, entry in held_variables(wrapper).items()}
-    variables = _linen_side.to_variables(held)
+    variables = linen_leaves.to_variables(held)
     graphdefs = wrapper.to_nnx__graphdefs if isinstance(wrapper, ToNNX) else ()
     node = _LinenPart.of(module, variables, record, graphdefs).node(
         path, observed, Kind.WRAPPED_LINEN
@@ -172,7 +173,7 @@ class _LinenPart:
     ) -> _LinenPart:
         found = [*graphdefs, *walk(variables.get("nnx", {}))]
         by_path = {p[:-1]: intern(g) for p, g in found if isinstance(g, nnx.GraphDef)}
-        leaves = _linen_side.from_variables(variables)
+        leaves = linen_leaves.from_variables(variables)
         classes: dict[Path, type | None] = {(): base_class(type(module))}
         if record is None:
             # Nothing ran, so the variables' paths are all there is to go by.
@@ -219,17 +220,17 @@ class _LinenPart:
         if graphdef is None:
             # A lifted transform has left collection `nnx` behind, or nothing ran.
             graphdef = self._rebuilt(below)
-        found = Found.of_leaves(graphdef, leaves)
+        found = MatchedVariables.of_leaves(graphdef, leaves)
         avals = dict(zip((s.address for s in graphdef.slots), slot_avals(graphdef), strict=True))
-        full = Found.of_leaves(graphdef, {**avals, **found.leaves})
-        return Merged(full, lambda slot: None).module
+        full = MatchedVariables.of_leaves(graphdef, {**avals, **found.leaves})
+        return BoundModule(full, lambda slot: None).module
 
     def _rebuilt(self, below: Path) -> StaticGraphDef:
         if self.record is not None:
             recipe, call = self.record.calls[below]
         else:
             recipe, call = recipe_of(self.module), None
-        return _construction.rebuild(recipe, ("default",), call, recipe.name)
+        return construction.rebuild(recipe, ("default",), call, recipe.name)
 
 
 def _below_any(path: Path, others: Iterable[Path]) -> bool:
