@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from bridge._conversion.nnx_leaves import address_of
 from bridge._errors import path_text
 from bridge.checkpoint import _renaming
 
-from . import _collections
+from . import _collections, _model, _target
 from ._input_errors import InputError
 from ._leaves import Contents
 from ._rules_file import Rules
@@ -73,6 +74,25 @@ def source_of(contents: Contents, rules: Rules, *, to_nnx: bool) -> Any:
     """A checkpoint as the source of a plan: Linen variables, or an NNX State."""
     variables = to_variables(_with_collections(contents, rules))
     return variables if to_nnx else linen_to_nnx(variables)
+
+
+def conversion_of(
+    contents: Contents, rules: Rules, arguments: argparse.Namespace, *, to_nnx: bool
+) -> Conversion:
+    """The conversion that `--model` with its inputs, or else `--rules` alone, makes.
+
+    Args:
+        contents: the checkpoint.
+        rules: the content of `--rules`.
+        arguments: those of the command.
+        to_nnx: whether the result is an NNX state.
+    """
+    if arguments.model is None:
+        return by_rules(contents, rules, to_nnx=to_nnx)
+    inputs = _target.parse_inputs(arguments.inputs)
+    kwargs = dict(arguments.kwargs)
+    model = _model.abstract_values(arguments.model, inputs, kwargs, to_nnx=to_nnx)
+    return against_model(contents, model, rules, to_nnx=to_nnx)
 
 
 def by_rules(contents: Contents, rules: Rules, *, to_nnx: bool) -> Conversion:

@@ -1,66 +1,25 @@
-"""The tree of the model that a TARGET names, made without allocating anything."""
+"""The model that a TARGET names, made without allocating anything."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
-from jax.core import Tracer
 
 from bridge import lazy_init
 
 from ._input_errors import InputError, ProgramError
-from ._nodes import Node
-from ._observed import observing
+from ._short_errors import short_sharding_errors
 from ._target import Sample, imported, sample_of
-from ._tree import tree_of
 
 
-def tree(
-    target: str,
-    inputs: tuple[Any, ...] | None = None,
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    concrete: bool = False,
-) -> Node:
-    """Makes the model and looks at it.
-
-    Args:
-        target: `package.module:name` or `path/to/file.py:name`, see `_target`.
-        inputs: sample inputs instead of those that come with the model.
-        kwargs: keyword inputs beside those that come with the model.
-        concrete: run it with real arrays instead of abstract ones.
-
-    Raises:
-        InputError: TARGET gives no model.
-        ProgramError: making or running it raises.
-    """
-    with imported(target) as make:
-        made: list[Node] = []
-
-        def run() -> None:
-            with observing() as observed:
-                given = sample_of(make(), inputs, target, kwargs)
-                model, variables = _initialised(given, target)
-                # Within the trace, as what is traced must not leave it.
-                made.append(tree_of(model, observed, variables))
-
-        if concrete:
-            run()
-        else:
-            with _short_sharding_errors():
-                jax.eval_shape(run)
-        return made[0]
-
-
-def abstract(
+def abstract_values(
     target: str,
     inputs: tuple[Any, ...] | None,
     kwargs: Mapping[str, Any] | None = None,
@@ -70,9 +29,9 @@ def abstract(
     """What the model of a TARGET needs: shapes and dtypes, without values.
 
     Args:
-        target: see `tree`.
-        inputs: see `tree`.
-        kwargs: see `tree`.
+        target: see `_target`.
+        inputs: see `_target`.
+        kwargs: see `_target`.
         to_nnx: which of the two it has to be.
 
     Returns:
@@ -93,10 +52,10 @@ def abstract(
                     f"an {'NNX' if to_nnx else 'Linen'} model, as --to says",
                     "--model is the model that reads OUT",
                 )
-            model, variables = _initialised(given, target)
+            model, variables = initialised(given, target)
             return model if to_nnx else variables
 
-        with _short_sharding_errors():
+        with short_sharding_errors():
             return nnx.eval_shape(run) if to_nnx else jax.eval_shape(run)
 
 
@@ -104,8 +63,8 @@ def called(target: str, inputs: tuple[Any, ...] | None, kwargs: Mapping[str, Any
     """The model of a TARGET with the shapes of its sample inputs; an NNX model has no values.
 
     Args:
-        target: see `tree`.
-        inputs: see `tree`.
+        target: see `_target`.
+        inputs: see `_target`.
         kwargs: keyword inputs; those that the model does not take are left out.
 
     Raises:
@@ -121,7 +80,7 @@ def called(target: str, inputs: tuple[Any, ...] | None, kwargs: Mapping[str, Any
         own = {**given.kwargs, **taken(function, kwargs)}
         found.append(dataclasses.replace(given, inputs=shapes, kwargs=own))
 
-    with imported(target) as make, _short_sharding_errors():
+    with imported(target) as make, short_sharding_errors():
         jax.eval_shape(run)
     return found[0]
 
@@ -133,28 +92,7 @@ def taken(function: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in kwargs.items() if takes_all or name in parameters}
 
 
-@contextlib.contextmanager
-def _short_sharding_errors() -> Iterator[None]:
-    """Lets `tracer.sharding` raise without a list of equations, in this block.
-
-    In jax 0.10.2 the message of that AttributeError walks through the whole trace, and flax 0.12.8
-    asks for the attribute at each key that a stream gives: the time grows with the square of the
-    model, to a minute for 200 blocks. No option of JAX turns the list off. The error stays the
-    same, and only a process of the command line does this.
-    """
-    before = Tracer.sharding
-
-    def sharding(tracer: Any) -> Any:
-        raise AttributeError(f"a tracer of {type(tracer).__name__} has no sharding")
-
-    setattr(Tracer, "sharding", property(sharding))  # noqa: B010
-    try:
-        yield
-    finally:
-        setattr(Tracer, "sharding", before)  # noqa: B010
-
-
-def _initialised(sample: Sample, target: str) -> tuple[Any, Any]:
+def initialised(sample: Sample, target: str) -> tuple[Any, Any]:
     """The model, with what its `ToNNX` lacked, and the variables of a Linen model."""
     args, kwargs = jax.tree.map(_array, (sample.inputs, dict(sample.kwargs)))
     model = sample.model

@@ -96,7 +96,7 @@ def byte_text(count: int) -> str:
     return f"{size:.1f} {unit}"
 
 
-def shape_text(shape: Sequence[int] | None) -> str:
+def short_shape(shape: Sequence[int] | None) -> str:
     """A shape as `2x3`, `scalar`, or nothing for what is not one array."""
     return "" if shape is None else "x".join(map(str, shape)) or "scalar"
 

@@ -32,15 +32,19 @@ class NotACheckpointError(Exception):
     """What is at a path is not a checkpoint, or holds other things too; the text says what."""
 
 
-def check_is_checkpoint(path: Path) -> None:
+def check_is_checkpoint(path: Path) -> str | None:
     """Finds out whether a checkpoint is at a path, and nothing but it.
 
     A directory is one if a file in it has the form of the index that orbax writes, and every file
-    in it is one that this index calls for. A file is one if all of it is msgpack, safetensors or
-    npz that holds arrays.
+    in it is one that this index calls for. A file is one if it is msgpack with arrays in the form
+    that `flax.serialization` gives them, or safetensors or npz that the bridge wrote: data sets are
+    npz files too.
 
     Args:
       path: a path that exists.
+
+    Returns:
+      The format of a file, None for a directory.
 
     Raises:
       NotACheckpointError: it is anything else.
@@ -48,15 +52,16 @@ def check_is_checkpoint(path: Path) -> None:
     if path.is_symlink():
         raise NotACheckpointError(f"a symbolic link to {os.readlink(path)}")
     if path.is_file():
-        _check_file(path)
-    elif not path.is_dir():
+        return _check_file(path)
+    if not path.is_dir():
         raise NotACheckpointError("neither a directory nor a file")
-    elif (path / _TREE_FILE).is_file():
+    if (path / _TREE_FILE).is_file():
         _check_tree(path)
     elif (path / _ITEMS_FILE).is_file():
         _check_items(path)
     else:
         _refuse_directory(os.listdir(path))
+    return None
 
 
 def _check_items(path: Path) -> None:
@@ -104,7 +109,7 @@ def _check_document(path: Path) -> None:
     _json_of(path / files[0])
 
 
-def _check_file(path: Path) -> None:
+def _check_file(path: Path) -> str:
     try:
         form = _single_files.form_of(path)
         content = _single_files.read(path, form) if form else None
@@ -112,8 +117,11 @@ def _check_file(path: Path) -> None:
         raise
     except Exception as error:
         raise NotACheckpointError("a file that is not a checkpoint") from error
-    if not isinstance(content, dict) or not any(_has_array(value) for value in content.values()):
+    if not form or not isinstance(content, dict) or not any(map(_has_array, content.values())):
         raise NotACheckpointError("a file that is not a checkpoint")
+    if not _single_files.is_own(path, form):
+        raise NotACheckpointError(f"a {form} file that the bridge did not write")
+    return form
 
 
 def _has_array(value: Any) -> bool:

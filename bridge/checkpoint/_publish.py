@@ -30,7 +30,7 @@ def publishing(
     path: str | os.PathLike[str],
     *,
     overwrite: bool,
-    is_file: bool = False,
+    file_format: str | None = None,
     sources: Sequence[str | os.PathLike[str]] = (),
 ) -> Iterator[Any]:
     """A block that writes a checkpoint, which gets its name when the block ends.
@@ -45,7 +45,7 @@ def publishing(
     Args:
       path: where the checkpoint shall be. Missing directories above it are made.
       overwrite: whether a checkpoint that is there is replaced.
-      is_file: whether the new checkpoint is a file.
+      file_format: the format of the new checkpoint if it is a file.
       sources: paths that are read meanwhile, and are not replaced.
 
     Yields:
@@ -64,7 +64,7 @@ def publishing(
         own = Path(os.fspath(where))
         # A name that ends in two dots has no name beside it.
         own = own.resolve() if own.name == ".." else own
-        publication = _Publication(own, overwrite, is_file, [Path(p) for p in sources])
+        publication = _Publication(own, overwrite, file_format, [Path(p) for p in sources])
         with Agreement(own, _FAILURE):
             if is_first():
                 publication.check()
@@ -92,11 +92,11 @@ class _Publication:
       token: a random number in the name of the directory beside the path.
     """
 
-    def __init__(self, path: Path, overwrite: bool, is_file: bool, sources: list[Path]):
+    def __init__(self, path: Path, overwrite: bool, file_format: str | None, sources: list[Path]):
         self.token = secrets.randbits(64)
         self._path = path
         self._overwrite = overwrite
-        self._is_file = is_file
+        self._file_format = file_format
         self._sources = sources
         self._made: list[Path] = []
         self._lock: int | None = None
@@ -114,7 +114,7 @@ class _Publication:
             return
         if not self._overwrite:
             raise _taken(self._path)
-        check(self._path, self._is_file, self._sources)
+        check(self._path, self._file_format, self._sources)
 
     def open(self) -> None:
         """Makes the directory beside the path, and those above it that are missing."""

@@ -18,14 +18,14 @@ from ._marks import NotACheckpointError, check_is_checkpoint
 def check_replaceable(
     path: str | os.PathLike[str],
     *,
-    is_file: bool = False,
+    file_format: str | None = None,
     sources: Sequence[str | os.PathLike[str]] = (),
 ) -> None:
     """Raises CheckpointError if what is at a path is not a checkpoint that may be replaced.
 
     Args:
       path: a path at which something is.
-      is_file: whether a file is to take its place.
+      file_format: the format of the file that is to take its place; None for a directory.
       sources: paths that are read meanwhile.
     """
     where = absolute(path)
@@ -33,12 +33,12 @@ def check_replaceable(
         if is_remote(where):
             _remote.check_replaceable(where)
         else:
-            check(Path(os.fspath(where)), is_file, [Path(p) for p in sources])
+            check(Path(os.fspath(where)), file_format, [Path(p) for p in sources])
 
 
-def check(path: Path, is_file: bool, sources: Sequence[Path]) -> None:
+def check(path: Path, file_format: str | None, sources: Sequence[Path]) -> None:
     """The same for a path of this machine, without a net for errors of the system."""
-    found = _why_not(path, is_file, sources)
+    found = _why_not(path, file_format, sources)
     if found:
         raise CheckpointError(
             f"there is {found} at",
@@ -48,7 +48,7 @@ def check(path: Path, is_file: bool, sources: Sequence[Path]) -> None:
         )
 
 
-def _why_not(path: Path, is_file: bool, sources: Sequence[Path]) -> str | None:
+def _why_not(path: Path, file_format: str | None, sources: Sequence[Path]) -> str | None:
     """What is at a path that may not be replaced, None if it may be."""
     if not path.is_symlink():
         if _is_at_or_above(path, Path.cwd()):
@@ -57,12 +57,12 @@ def _why_not(path: Path, is_file: bool, sources: Sequence[Path]) -> str | None:
             if _is_at_or_above(path, source) or _is_at_or_above(source, path):
                 return f"the checkpoint that is read, or what holds it or lies in it ({source}),"
     try:
-        check_is_checkpoint(path)
+        found = check_is_checkpoint(path)
     except NotACheckpointError as error:
         return str(error)
-    if path.is_file() != is_file:
-        return "a checkpoint that is a file" if path.is_file() else "a checkpoint directory"
-    return None
+    if found == file_format:
+        return None
+    return "a checkpoint directory" if found is None else f"a checkpoint that is a {found} file"
 
 
 def _is_at_or_above(path: Path, other: Path) -> bool:

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import orbax.checkpoint as ocp
 
 from bridge._conversion.neutral import nest
-from bridge._errors import CheckpointError
 
-from . import _digests, _notes
-from ._failures import reported
-from ._files import NOTES, VARIABLES
-from ._json import NotCarriedError
-from ._processes import Agreement, summed
+from . import _notes
+from ._contents import contents_of
+from ._files import NOTES
 from ._publish import publishing
-from ._stored import Names, Record, is_rng, record_of, tree_text
-from ._targets import Tree, tree_of
-
-
-@dataclasses.dataclass
-class _Content:
-    """What is written of one tree.
-
-    Attributes:
-      records: its leaves.
-      arrays: their arrays by name.
-    """
-
-    records: list[Record]
-    arrays: dict[Names, Any]
 
 
 def save_args(
@@ -65,22 +45,13 @@ def save_args(
       >>> sorted(checkpoint.save_args({'params': {'w': jnp.ones(2)}}))
       ['bridge', 'variables']
     """
-    with Agreement("", "could not save"), reported("these values cannot be saved", ""):
-        side, contents = _contents(tree, rngs, extra or {})
-        arrays = [array for content in contents.values() for array in content.arrays.values()]
-        own = [_digests.own_part(array) for array in arrays] if digests else []
-    if digests:
-        # All processes are here: without the agreement one would wait for sums for ever.
-        texts = map(_digests.text_of, map(int, summed(np.asarray(own, np.uint64))))
-        for content in contents.values():
-            found = dict(zip(content.arrays, texts, strict=False))
-            content.records = [record.with_digests(found) for record in content.records]
-    records = {name: content.records for name, content in contents.items()}
+    side, contents = contents_of(tree, rngs=rngs, extra=extra or {}, digests=digests)
     items = {
         name: ocp.args.PyTreeSave(nest(content.arrays))
         for name, content in contents.items()
         if content.arrays
     }
+    records = {name: content.records for name, content in contents.items()}
     notes = _notes.write(side, records, digest=digests)
     return ocp.args.Composite(**items, **{NOTES: ocp.args.JsonSave(notes)})
 
@@ -135,42 +106,3 @@ def save(
         args = save_args(tree, rngs=rngs, extra=extra, digests=digests)
         with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
             checkpointer.save(new, args=args)
-
-
-def _contents(tree: Any, rngs: bool, extra: Mapping[str, Any]) -> tuple[str, dict[str, _Content]]:
-    """The side of a model, and what is written of each tree by its name."""
-    trees = {VARIABLES: tree_of(tree)}
-    for name, value in extra.items():
-        if name in (NOTES, VARIABLES) or not name.isidentifier():
-            problem = f"an extra tree cannot be called {name!r}; it needs another identifier"
-            raise CheckpointError(problem, "", "The checkpoint's own trees have these names.")
-        trees[name] = tree_of(value, as_pytree=True)
-    unsupported: list[tuple[str, str]] = []
-    contents = {
-        name: _recorded(content, rngs, "" if name == VARIABLES else f"{name}: ", unsupported)
-        for name, content in trees.items()
-    }
-    if unsupported:
-        raise CheckpointError(
-            "these leaves cannot be stored in a checkpoint",
-            "",
-            "Remove them from the tree, or store arrays and numbers instead.",
-            unsupported=unsupported,
-        )
-    return trees[VARIABLES].side, contents
-
-
-def _recorded(tree: Tree, rngs: bool, label: str, unsupported: list[tuple[str, str]]) -> _Content:
-    made = _Content([], {})
-    in_collection = tree.side != "pytree"
-    for path, leaf in tree.leaves.items():
-        if not rngs and in_collection and is_rng(path):
-            continue
-        try:
-            record, own = record_of(path, leaf, in_collection=in_collection)
-        except NotCarriedError as error:
-            unsupported.append((label + tree_text(path), str(error)))
-        else:
-            made.records.append(record)
-            made.arrays |= own
-    return made

@@ -6,6 +6,7 @@ has one, else by dots. npz has no bfloat16; programs write its bytes as they are
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ _SEPARATORS = {"safetensors": ".", "npz": "/"}
 # What NumPy calls the bytes of a type that it does not know.
 _BFLOAT16_BYTES = np.dtype("V2")
 _HEADER_LENGTH = 8
+# In the places that npz and safetensors have for remarks, which readers of arrays pass over.
+_WRITER = "linen-nnx-bridge"
 
 
 def form_of(path: Any) -> str | None:
@@ -52,6 +55,17 @@ def read(path: Any, form: str) -> Any:
         return _nested({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
 
 
+def is_own(path: Any, form: str) -> bool:
+    """Whether a file is one that `write` wrote, or for msgpack one that it could have written."""
+    if form == "msgpack":
+        return True
+    if form == "npz":
+        with zipfile.ZipFile(path) as archive:
+            return archive.comment == _WRITER.encode()
+    with _safetensors(path).safe_open(path, framework="numpy") as file:
+        return (file.metadata() or {}).get("writer") == _WRITER
+
+
 def write(path: Path, tree: Mapping[str, Any], form: str) -> None:
     """Writes nested dicts of arrays as one file; the inverse of `read`.
 
@@ -65,11 +79,13 @@ def write(path: Path, tree: Mapping[str, Any], form: str) -> None:
     if form == "npz":
         with path.open("wb") as file:
             np.savez(file, **named)
+        with zipfile.ZipFile(path, "a") as archive:
+            archive.comment = _WRITER.encode()
         return
     _safetensors(path)
     from safetensors.numpy import save_file
 
-    save_file(named, path)
+    save_file(named, path, metadata={"writer": _WRITER})
 
 
 def _named(path: Path, tree: Mapping[str, Any], form: str) -> dict[str, Any]:

@@ -14,10 +14,11 @@ from bridge._errors import InvalidSectionsError
 from . import _sections, _training
 from ._divergence import Layers, compare_layers
 from ._dropout import remedy
+from ._findings import SECTIONS, Section
 from ._layouts import Layouts
 from ._models import Model, Request
 from ._numbers import Compared
-from ._report import SECTIONS, Report, Section
+from ._report import Report
 from ._sections import Sides
 from ._trace import Trace, trace
 
@@ -53,7 +54,7 @@ def chosen_sections(
     return set(chosen)
 
 
-class Comparison:
+class Assembly:
     """A check under way.
 
     Args:

@@ -18,7 +18,7 @@ from ._numbers import is_array
 
 
 @dataclasses.dataclass(frozen=True)
-class Call:
+class LayerCall:
     """One call of one layer.
 
     Attributes:
@@ -56,7 +56,7 @@ class Trace:
       output: what the run returned.
     """
 
-    calls: tuple[Call, ...]
+    calls: tuple[LayerCall, ...]
     note: str = ""
     output: Any = None
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
 import optax
 
 from bridge._errors import InvalidRngsError, ParityError
 
-from ._assembly import Comparison, chosen_sections
+from ._assembly import Assembly, chosen_sections
 from ._layouts import layouts_of
 from ._model_kinds import model_of
-from ._models import EVALUATION, TRAINING, UPDATING, Request
+from ._models import EVALUATION, TRAINING, UPDATING, Model, Request
 from ._numbers import Tolerance, table_of
 from ._programs import Program, Wanted
 from ._report import Report
@@ -136,23 +136,25 @@ def check(
     updating = requests(modes if train or is_told else UPDATING)
     is_observed = bool(chosen & {"layers", "fields"})
     layouts = layouts_of(*models, rules)
-    wanted = [
-        Wanted(
-            output="outputs" in chosen and not is_observed,
-            gradients=bool(chosen & {"gradients", "steps"}),
-            after="steps" in chosen,
-            state="state" in chosen and has_state(model),
-        )
-        for model in models
-    ]
     first, second = (
-        Program(model, request, update, loss or projection, own)
-        for model, request, update, own in zip(models, evaluating, updating, wanted, strict=True)
+        Program(model, request, update, loss or projection, _wanted(chosen, model, is_observed))
+        for model, request, update in zip(models, evaluating, updating, strict=True)
     )
     sides = Sides(models, (first, second), layouts, table_of(tolerances), dtypes)
-    comparison = Comparison(sides, evaluating, chosen, train, sections is not None)
-    comparison.run(jit=jit, is_observed=is_observed)
-    return comparison.report(steps, optimizer or optax.sgd(1e-2, momentum=0.9))
+    assembly = Assembly(sides, evaluating, chosen, train, sections is not None)
+    assembly.run(jit=jit, is_observed=is_observed)
+    return assembly.report(steps, optimizer or optax.sgd(1e-2, momentum=0.9))
+
+
+def _wanted(chosen: Set[str], model: Model, is_observed: bool) -> Wanted:
+    """What the program of a model computes for the chosen sections."""
+    return Wanted(
+        # A model whose layers are observed gives its output there.
+        output="outputs" in chosen and not is_observed,
+        gradients=bool(chosen & {"gradients", "steps"}),
+        after="steps" in chosen,
+        state="state" in chosen and has_state(model),
+    )
 
 
 def assert_same(a: Any, b: Any, *inputs: Any, **options: Any) -> Report:

@@ -11,7 +11,7 @@ from ._fields import FieldDifference, field_differences
 from ._layouts import Layouts
 from ._numbers import Compared, Tolerance, compare, has_nan, worst
 from ._pairs import paired
-from ._trace import Call, Trace
+from ._trace import LayerCall, Trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +136,7 @@ class _Search:
         self.fields: dict[str, tuple[FieldDifference, ...]] = {}
         self.not_comparable = 0
 
-    def add(self, x: Call, y: Call) -> None:
+    def add(self, x: LayerCall, y: LayerCall) -> None:
         """Compares two calls that are counterparts."""
         place = _place(x, y, (x.path, x.method) in self._several)
         fields = self._fields_of(x, y)
@@ -167,7 +167,7 @@ class _Search:
     def _is_settled(self) -> bool:
         return self.first is not None and self.first.inputs_agree
 
-    def _fields_of(self, x: Call, y: Call) -> tuple[FieldDifference, ...]:
+    def _fields_of(self, x: LayerCall, y: LayerCall) -> tuple[FieldDifference, ...]:
         same_dtypes = _dtypes(x.outputs) == _dtypes(y.outputs)
         fields = field_differences((x.layer, y.layer), x.fields, y.fields, same_dtypes=same_dtypes)
         found = tuple(fields)
@@ -188,13 +188,13 @@ class _Search:
         ]
 
 
-def _several(calls: Iterable[Call]) -> Set[Any]:
+def _several(calls: Iterable[LayerCall]) -> Set[Any]:
     """The layers and methods that are called more than once."""
     counts = collections.Counter((call.path, call.method) for call in calls)
     return {key for key, count in counts.items() if count > 1}
 
 
-def _only(calls: Iterable[Call], with_counterpart: Set[tuple[str, ...]]) -> Iterator[str]:
+def _only(calls: Iterable[LayerCall], with_counterpart: Set[tuple[str, ...]]) -> Iterator[str]:
     """The layers of calls without a counterpart, each once.
 
     Linen does not show all methods besides `__call__`: that of an RNN cell which makes its carry is
@@ -209,18 +209,18 @@ def _only(calls: Iterable[Call], with_counterpart: Set[tuple[str, ...]]) -> Iter
         yield f"{text} ({module})" + (f", {count} calls" if count > 1 else "")
 
 
-def _place(a: Call, b: Call, is_one_of_several: bool) -> str:
+def _place(a: LayerCall, b: LayerCall, is_one_of_several: bool) -> str:
     where = _text(a) if a.path == b.path else f"{_text(a)} -> {_text(b)}"
     return f"{where}, call {a.nth}" if is_one_of_several else where
 
 
-def _layer(a: Call, b: Call) -> str:
+def _layer(a: LayerCall, b: LayerCall) -> str:
     """The layer of two calls, whatever the method."""
     own, other = ("/".join(call.path) or "the model itself" for call in (a, b))
     return own if own == other else f"{own} -> {other}"
 
 
-def _text(call: Call) -> str:
+def _text(call: LayerCall) -> str:
     method = "" if call.method == "__call__" else f".{call.method}"
     return ("/".join(call.path) or "the model itself") + method
 

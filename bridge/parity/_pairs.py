@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ._layouts import Layouts, Names, Stacks
-from ._trace import Call, Trace
+from ._trace import LayerCall, Trace
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,16 +21,16 @@ class Paired:
       only_b: those of `b`.
     """
 
-    pairs: tuple[tuple[Call, Call], ...]
-    only_a: tuple[Call, ...]
-    only_b: tuple[Call, ...]
+    pairs: tuple[tuple[LayerCall, LayerCall], ...]
+    only_a: tuple[LayerCall, ...]
+    only_b: tuple[LayerCall, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Placed:
     """A call, and where its layer is in the other model if that is known without looking there."""
 
-    call: Call
+    call: LayerCall
     elsewhere: Names | None
 
 
@@ -83,7 +83,9 @@ def _counted(
             counts[key] += 1
 
 
-def _between(a: Sequence[Call], b: Sequence[Call], found: Mapping[int, int]) -> dict[int, int]:
+def _between(
+    a: Sequence[LayerCall], b: Sequence[LayerCall], found: Mapping[int, int]
+) -> dict[int, int]:
     """Layers of one class between the same two calls; without values their names tell nothing."""
     back = {j: i for i, j in found.items()}
     groups: dict[Any, tuple[list[int], list[int]]] = {}
@@ -99,7 +101,9 @@ def _between(a: Sequence[Call], b: Sequence[Call], found: Mapping[int, int]) -> 
     return {i: j for first, second in groups.values() for i, j in zip(first, second, strict=False)}
 
 
-def _in_order(a: Sequence[Call], b: Sequence[Call], found: Mapping[int, int]) -> dict[int, int]:
+def _in_order(
+    a: Sequence[LayerCall], b: Sequence[LayerCall], found: Mapping[int, int]
+) -> dict[int, int]:
     """What is left, if it is the same on both sides as far as shapes tell."""
     taken = set(found.values())
     rest_a = [i for i, call in enumerate(a) if i not in found and call.is_leaf]
@@ -108,7 +112,7 @@ def _in_order(a: Sequence[Call], b: Sequence[Call], found: Mapping[int, int]) ->
     return dict(zip(rest_a, rest_b, strict=True)) if same else {}
 
 
-def _unstacked(calls: Sequence[Call], stacks: Stacks) -> list[_Placed]:
+def _unstacked(calls: Sequence[LayerCall], stacks: Stacks) -> list[_Placed]:
     """The calls of layers that are stacked, as those of the items that they are on the other side.
 
     A scan calls one layer for each item. The items have the stacked layer's path with their index
@@ -130,7 +134,7 @@ def _unstacked(calls: Sequence[Call], stacks: Stacks) -> list[_Placed]:
     return placed
 
 
-def _item_indices(calls: Sequence[Call], stacks: Stacks) -> dict[int, tuple[Names, int]]:
+def _item_indices(calls: Sequence[LayerCall], stacks: Stacks) -> dict[int, tuple[Names, int]]:
     """(outermost stacked layer, index of the item) by the number of the call.
 
     A call belongs to the item whose block ends next. If the block itself is not called, its layers
@@ -163,5 +167,5 @@ def _item(path: Names, index: int, stacks: Stacks) -> Names:
     return (*_item(path[:-1], index, stacks), path[-1])
 
 
-def _shapes(call: Call) -> list[tuple[int, ...]]:
+def _shapes(call: LayerCall) -> list[tuple[int, ...]]:
     return [tuple(value.shape) for value in call.outputs.values()]

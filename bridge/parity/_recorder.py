@@ -21,7 +21,7 @@ from bridge._graphdefs.structure import OBSERVED_PLACE
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._nnx_in_linen.to_linen import ToLinen
 
-from ._captured import Call, Trace, arrays, frame_arguments, linen_arguments
+from ._captured import LayerCall, Trace, arrays, frame_arguments, linen_arguments
 from ._dropout import is_dropping
 from ._fields import fields_of
 
@@ -91,7 +91,7 @@ class Recorder:
         self._deepest: tuple[str, ...] = ()
         self._open: list[_Open] = []
         self._marked: list[nnx.Module] = []
-        self._calls: list[Call] = []
+        self._calls: list[LayerCall] = []
         # By id, as the hash of a code object is made of all that is in it.
         self._no_layers: dict[int, CodeType] = {}
         self._previous: Any = None
@@ -255,7 +255,7 @@ class Recorder:
         path, method = entry.key
         count = len(inputs)
         self._calls.append(
-            Call(
+            LayerCall(
                 tuple(map(str, path)),
                 method,
                 0,

@@ -12,8 +12,8 @@ from rich.table import Table
 from bridge._errors.long_text import folded, limited
 
 from ._divergence import Divergence
+from ._findings import Findings, Section
 from ._numbers import Compared
-from ._report import Report, Section
 
 _WIDTH = 100
 # Layers, gradients and steps downstream of a fault all differ, so a few of them are enough.
@@ -23,7 +23,7 @@ _WITH_BLOCKS = ("weights", "gradients")
 _MOST_RUNS = 6
 
 
-def as_text(report: Report) -> str:
+def as_text(report: Findings) -> str:
     """The report as plain text, 100 columns wide."""
     out = io.StringIO()
     console = Console(
@@ -47,7 +47,7 @@ def as_text(report: Report) -> str:
     return limited("\n".join(line.rstrip() for line in out.getvalue().splitlines()), "parity")
 
 
-def _headline(report: Report) -> str:
+def _headline(report: Findings) -> str:
     """The verdict, with the sections that it comes from."""
     nan = [s.name for s in report.sections if _is_nan(s)]
     differing = [s.name for s in report.sections if not s.ok and s.name not in nan]
@@ -82,7 +82,7 @@ def _blocks(section: Section) -> Iterator[str]:
             yield f"{section.name}: … and {len(repeated) - _MOST_RUNS} more runs of blocks"
 
 
-def _summary(report: Report) -> Table:
+def _summary(report: Findings) -> Table:
     table = _table("compared", "verdict", "values", "bitwise", "max abs", "max rel", "worst at")
     for section in report.sections:
         worst = section.worst
@@ -107,7 +107,7 @@ def _details(section: Section) -> Table:
     return table
 
 
-def _divergence(report: Report) -> Iterator[str]:
+def _divergence(report: Findings) -> Iterator[str]:
     found = report.first_divergence
     if found is None:
         return
@@ -124,7 +124,7 @@ def _divergence(report: Report) -> Iterator[str]:
         yield f"  the last layer before it that agrees: {found.after}"
 
 
-def _inexact(report: Report) -> Iterator[str]:
+def _inexact(report: Findings) -> Iterator[str]:
     found = report.first_inexact
     if found is None or report.first_divergence is not None:
         return

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from ._captured import Call as Call
+from ._captured import LayerCall as LayerCall
 from ._captured import Trace as Trace
 from ._recorder import Recorder
 

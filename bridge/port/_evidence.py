@@ -2,73 +2,22 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
-
-from bridge._conversion.neutral import Address, Path
+from collections.abc import Sequence
 
 from ._context import Context
 from ._correspondence import Evidence, Pairing
-from ._names import likeness
+from ._likeness import linen_path_text, pairs_by_name, pairs_by_numbers, share_of_shapes
 from ._numbers import families
-from ._order import Order, bit_of
+from ._orders import Orders, Pairs
 from ._places import Place, Proposals
 from ._sequences import counts_constructions, groups, is_automatic
 from ._structure import is_adapter, linen_shapes, nnx_shapes, open_modules, open_scopes, types_agree
 from ._trees import LinenNode, NNXNode, nnx_text
 
-_Pairs = list[tuple[NNXNode, LinenNode]]
 _ANY_ORDER = "some of the calls do not use each other's results, so any order would do"
 _CONSTRUCTIONS = "automatic numbers count constructions, not calls"
 # How much of two modules has to be alike before they are proposed to be the same.
 _ENOUGH = 0.5
-
-
-class Orders(NamedTuple):
-    """In which order the two models use their leaves.
-
-    Attributes:
-      nnx: the order of NNX paths.
-      linen: the order of Linen addresses, empty if nothing tells one.
-      nnx_text: how the order of the NNX model is known.
-      linen_text: how that of the Linen model is.
-      nnx_is_traced: whether a trace showed the order of the NNX model.
-      linen_is_traced: whether one showed that of the Linen model.
-    """
-
-    nnx: Order
-    linen: Order
-    nnx_text: str
-    linen_text: str
-    nnx_is_traced: bool
-    linen_is_traced: bool
-
-    @property
-    def text(self) -> str:
-        if self.are_traced:
-            return "the order of calls in both models"
-        return f"{self.nnx_text} and {self.linen_text}"
-
-    @property
-    def are_traced(self) -> bool:
-        return self.nnx_is_traced and self.linen_is_traced
-
-    def told(self, pairs: Sequence[tuple[NNXNode, LinenNode]]) -> list[bool]:
-        """Of each pair, whether the results that calls use of each other's leave no other one.
-
-        Calls that use no results of each other could be in any order, so theirs tells nothing.
-        """
-        ours = [_bits(self.nnx, _paths(node)) for node, _ in pairs]
-        theirs = [_bits(self.linen, _addresses(scope)) for _, scope in pairs]
-        before, others = (
-            [[_precedes(a, b) for b in each] for a in each] for each in (ours, theirs)
-        )
-        if before != others:
-            return [False] * len(pairs)
-        # In the partial order of the calls a place with counts of its own is like no other.
-        places = [(sum(before[n]), sum(row[n] for row in before)) for n in range(len(pairs))]
-        return [places.count(place) == 1 for place in places]
 
 
 class ByEvidence:
@@ -93,7 +42,9 @@ class ByEvidence:
         del context
         if not self._orders.nnx_is_traced:
             return True
-        ranks = [(self._nnx_rank(node), self._linen_rank(scope)) for node, scope in pairs]
+        ranks = [
+            (self._orders.nnx_rank(node), self._orders.linen_rank(scope)) for node, scope in pairs
+        ]
         if any(None in rank for rank in ranks):
             return True
         theirs = [rank for _, rank in sorted(ranks, key=lambda each: each[0] or 0)]
@@ -103,7 +54,14 @@ class ByEvidence:
         if not self._orders.are_traced:
             return False
         nodes, scopes = [node for node, _ in pairs], [scope for _, scope in pairs]
-        return not any(self._orders.told(self._by_order(nodes, scopes) or []))
+        return not any(self._orders.told(self._orders.in_order(nodes, scopes) or []))
+
+    def axis(self, node: NNXNode, scope: LinenNode) -> tuple[int | None, Evidence]:
+        """See `Proposer`."""
+        for axis, library in self._orders.axes(node, scope):
+            text = f"the axis of the scan that a trace of the {library} model shows"
+            return axis, Evidence(text)
+        return None, Evidence("", is_weak=True)
 
     def modules(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
         """See `Proposer`."""
@@ -155,8 +113,8 @@ class ByEvidence:
         """Pairs of modules that could all be exchanged."""
         if len(nodes) == len(scopes) == 1:
             return [(nodes[0], scopes[0], Evidence(only))]
-        by_order = self._by_order(nodes, scopes)
-        by_name = _by_name(place, nodes, scopes)
+        by_order = self._orders.in_order(nodes, scopes)
+        by_name = pairs_by_name(place, nodes, scopes)
         # Names that a program chose say more than an order: query, key and value may be computed in
         # any. Automatic ones say less: they number the constructions.
         names_count = any(not is_automatic(scope, scopes) for _, scope in by_name)
@@ -183,7 +141,7 @@ class ByEvidence:
     ) -> Proposals:
         """As the same names were put together in another module of the same class."""
         by_name = {str(scope.path[-1]): scope for scope in scopes}
-        pairs: _Pairs = []
+        pairs: Pairs = []
         for node in nodes:
             names = self._elsewhere.get((place.nnx.cls, str(node.path[-1])), set())
             known = [by_name[name] for name in names if name in by_name]
@@ -197,10 +155,10 @@ class ByEvidence:
 
     def _by_numbers(self, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Proposals:
         ours = families(nnx_text(node.path) for node in nodes)
-        theirs = families(map(_text, scopes))
+        theirs = families(map(linen_path_text, scopes))
         if len(nodes) != len(scopes) or len(ours) != 1 or len(theirs) != 1:
             return []
-        pairs = _in_order(nodes, scopes)
+        pairs = pairs_by_numbers(nodes, scopes)
         is_weak = counts_constructions(scopes)
         text = "numbers in the same order"
         if is_weak:
@@ -209,17 +167,17 @@ class ByEvidence:
 
     def _by_rank(self, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Proposals:
         """By the order of the NNX model and the numbers of one sequence of Linen names."""
-        by_text = {_text(scope): scope for scope in scopes}
+        by_text = {linen_path_text(scope): scope for scope in scopes}
         sequences = families(by_text)
         if len(nodes) != len(scopes) or len(sequences) != 1:
             return []
-        ranked = sorted(nodes, key=lambda node: self._nnx_rank(node) or 0)
+        ranked = sorted(nodes, key=lambda node: self._orders.nnx_rank(node) or 0)
         (own,) = sequences.values()
         pairs = list(zip(ranked, (by_text[text] for text in own), strict=True))
         text = f"{self._orders.nnx_text} and the numbers of the Linen names"
         return _proposals(pairs, Evidence(text, is_weak=True))
 
-    def _ordered(self, pairs: _Pairs, text: str, named: _Pairs) -> Proposals:
+    def _ordered(self, pairs: Pairs, text: str, named: Pairs) -> Proposals:
         """Proposals by the order of calls, weak where it could be another and no name tells."""
         if not self._orders.are_traced:
             return _proposals(pairs, Evidence(text, is_weak=True))
@@ -233,16 +191,6 @@ class ByEvidence:
             else:
                 proposals.append((*pair, Evidence(f"{text}; {_ANY_ORDER}", is_weak=True)))
         return proposals
-
-    def _by_order(self, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> _Pairs | None:
-        """The pairs in the order of both models; None if that is not known of all."""
-        ours = [(self._nnx_rank(node), n) for n, node in enumerate(nodes)]
-        theirs = [(self._linen_rank(scope), n) for n, scope in enumerate(scopes)]
-        ranks = [rank for rank, _ in (*ours, *theirs)]
-        if len(ours) != len(theirs) or None in ranks:
-            return None
-        one, other = (sorted((rank or 0, n) for rank, n in each) for each in (ours, theirs))
-        return [(nodes[a], scopes[b]) for (_, a), (_, b) in zip(one, other, strict=True)]
 
     def _alike(self, place: Place) -> Proposals:
         """The two open modules that are most alike, if their leaves are not all the same.
@@ -258,7 +206,7 @@ class ByEvidence:
             node: [
                 scope
                 for scope in scopes
-                if _share(ours[id(node)], theirs[id(scope)]) >= _ENOUGH
+                if share_of_shapes(ours[id(node)], theirs[id(scope)]) >= _ENOUGH
                 and types_agree(node, scope, place.classes)
             ]
             for node in nodes
@@ -277,76 +225,6 @@ class ByEvidence:
                     return [(n, s, Evidence(_joined(text, e.text), True)) for n, s, e in found]
         return []
 
-    def _nnx_rank(self, node: NNXNode) -> int | None:
-        ranks = [self._orders.nnx.ranks.get(path) for path in _paths(node)]
-        return min((rank for rank in ranks if rank is not None), default=None)
-
-    def _linen_rank(self, scope: LinenNode) -> int | None:
-        ranks = [self._orders.linen.ranks.get(address) for address in _addresses(scope)]
-        return min((rank for rank in ranks if rank is not None), default=None)
-
-
-def _paths(node: NNXNode) -> list[Path]:
-    return [each.path for each in node.walk() if each.is_leaf]
-
-
-def _addresses(scope: LinenNode) -> list[Address]:
-    return [(collection, each.path) for each in scope.walk() for collection in each.leaves]
-
-
-def _precedes(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether a module uses a result of another's, and not the reverse, from their `_bits`."""
-    return bool(other[1] & one[0]) and not one[1] & other[0]
-
-
-def _bits(order: Order, keys: Sequence[Any]) -> tuple[int, int]:
-    """(the ranks of leaves, those of what their first uses need), as bits."""
-    used, needed = 0, 0
-    for key in keys:
-        if key in order.ranks:
-            used |= bit_of(order.ranks[key])
-            needed |= order.after.get(key, 0)
-    return used, needed
-
-
-def _by_name(place: Place, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> _Pairs:
-    """Pairs whose names are more alike than any other of either's, and what is left by them."""
-    ours = _families(nodes, lambda node: nnx_text(node.path[len(place.nnx.path) :]))
-    theirs = _families(
-        scopes, lambda scope: "/".join(map(str, scope.path[len(place.linen.path) :]))
-    )
-    # Sequences of other lengths are not each other.
-    scores = {
-        (a, b): likeness(a, b) for a in ours for b in theirs if len(ours[a]) == len(theirs[b])
-    }
-    pairs: _Pairs = []
-    while scores:
-        best = max(scores, key=lambda pair: scores[pair])
-        value = scores[best]
-        rivals = [p for p in scores if p != best and (p[0] == best[0] or p[1] == best[1])]
-        if not value or any(scores[p] >= value for p in rivals):
-            break
-        pairs += zip(ours.pop(best[0]), theirs.pop(best[1]), strict=True)
-        scores = {p: s for p, s in scores.items() if not {*p} & {*best}}
-    if pairs and len(ours) == len(theirs) == 1:
-        (last,), (other,) = ours.values(), theirs.values()
-        if len(last) == len(other):
-            pairs += zip(last, other, strict=True)
-    return pairs
-
-
-def _families(items: Sequence[Any], text_of: Callable[[Any], str]) -> dict[str, list[Any]]:
-    """Items by the words of their names, in the order of their numbers."""
-    by_text = {text_of(item): item for item in items}
-    return {own[0]: [by_text[text] for text in own] for own in families(by_text).values()}
-
-
-def _in_order(nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> _Pairs:
-    ours = {nnx_text(node.path): node for node in nodes}
-    theirs = {_text(scope): scope for scope in scopes}
-    (one,), (other,) = families(ours).values(), families(theirs).values()
-    return [(ours[a], theirs[b]) for a, b in zip(one, other, strict=True)]
-
 
 def _outermost(candidates: dict[NNXNode, list[LinenNode]]) -> dict[NNXNode, list[LinenNode]]:
     """Without modules that lie inside of another one that has candidates."""
@@ -358,19 +236,9 @@ def _outermost(candidates: dict[NNXNode, list[LinenNode]]) -> dict[NNXNode, list
     }
 
 
-def _proposals(pairs: _Pairs, evidence: Evidence) -> Proposals:
+def _proposals(pairs: Pairs, evidence: Evidence) -> Proposals:
     return [(node, scope, evidence) for node, scope in pairs]
-
-
-def _share(ours: Counter[Any], theirs: Counter[Any]) -> float:
-    """How many of the leaves of two modules have the same shape, from 0 to 1."""
-    either = sum((ours | theirs).values())
-    return sum((ours & theirs).values()) / either if either else 0.0
 
 
 def _joined(*texts: str) -> str:
     return "; ".join(dict.fromkeys(texts))
-
-
-def _text(scope: LinenNode) -> str:
-    return "/".join(map(str, scope.path))

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from bridge._conversion.matching import same_shape
 from bridge._conversion.neutral import Path
 
-from ._context import PLAIN, Context, Settled, layer_cut, without_axis
-from ._correspondence import Ambiguous, Correspondence, Evidence, MisShaped, Pairing
-from ._layers import NORMS, LayerRule, norm_leaves, rule_of
-from ._pieces import Cut, Piece, Region
+from ._context import PLAIN, Context, Settled
+from ._correspondence import Ambiguous, Correspondence, Evidence, Pairing
+from ._layers import NORMS, norm_leaves, rule_of
+from ._linking import Linker, label_of
 from ._places import Place, Proposer
 from ._rules import pairs_of
 from ._sequences import numbered_pairs
-from ._stacks import Stack, axes_of, is_list, list_pairs, on_axis, only_stacks, stack_pairs
+from ._stacks import Stack, axes_of, either, is_list, list_pairs, on_axis, only_stacks, stack_pairs
 from ._structure import matches, only_pairs, open_modules, open_scopes
 from ._trees import InCollection, LinenNode, NNXNode, shape_of
 
@@ -69,6 +68,7 @@ class Matcher:
         self._classes = classes
         self._settled = settled
         self._proposer = proposer
+        self._linker = Linker(found, settled)
 
     def _pair(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
         self._settled.add(node, scope, context)
@@ -85,9 +85,9 @@ class Matcher:
         """
         rule, free = rule_of(node.cls), self._settled.is_free
         if node.is_leaf:
-            self._leaf(node, scope, context, _label(None, how))
+            self._linker.leaf(node, scope, context, label_of(None, how))
         elif rule is not None and rule.fused:
-            self._fused(node, scope, rule, context, how)
+            self._linker.fused(node, scope, rule, context, how)
             # A ToLinen has the cell's variables in NNX's own layout.
             self._by_name(node, scope, context, how, "")
         else:
@@ -103,11 +103,11 @@ class Matcher:
         self, node: NNXNode, scope: LinenNode, context: Context, how: str, prefix: str
     ) -> None:
         rule, free = rule_of(node.cls), self._settled.is_free
-        label = _label("ToNNX" if node.is_linen else rule, how)
+        label = label_of("ToNNX" if node.is_linen else rule, how)
         for key, child in node.children.items():
             if isinstance(key, InCollection):
                 if free(child, context):
-                    self._link(child, scope, key.collection, context, label)
+                    self._linker.link(child, scope, key.collection, context, label)
                 continue
             name = prefix + str(key)
             renamed = rule.renamed.get(key) if rule else None
@@ -116,7 +116,7 @@ class Matcher:
                 continue
             if child.is_leaf:
                 if found is not None and found.leaves and free(found, context):
-                    self._leaf(child, found, context, label)
+                    self._linker.leaf(child, found, context, label)
             elif child.is_container:
                 self._container(child, scope, name, context, how)
             elif found is not None and (found.children or child.is_shared) and free(found, context):
@@ -154,15 +154,17 @@ class Matcher:
         if len(fits) == 1:
             self._stacked_on(node, scope, pairs, fits[0], None)
         elif fits and self._proposer is not None:
-            text = f"stacked on axis {' and '.join(map(str, fits))} both fit; nn.scan's is 0"
-            self._stacked_on(node, scope, pairs, fits[0], Evidence(text, is_weak=True))
+            axis, evidence = self._proposer.axis(node, scope)
+            if axis not in fits:
+                axis, text = fits[0], f"stacked on axis {either(fits)} fit"
+                text += f"; {axis} is nn.scan's default, and '@{fits[1]}' behind '*' is another"
+                evidence = Evidence(text, is_weak=True)
+            self._stacked_on(node, scope, pairs, axis, evidence)
         elif fits:
             target = "a rule such as 'blocks.*' or 'blocks.*@1' says which"
-            axes = " and ".join(map(str, fits))
+            note = f"stacked on axis {either(fits)} fit; {target}"
             self._settled.add(node, scope, PLAIN)
-            self._found.ambiguous.append(
-                Ambiguous(node, (scope,), f"stacked on axis {axes} both fit; {target}")
-            )
+            self._found.ambiguous.append(Ambiguous(node, (scope,), note))
 
     def _stacked_on(
         self,
@@ -202,27 +204,6 @@ class Matcher:
         wanted = {n.path for n in node.walk() if n.is_leaf and n.is_variable}
         return not found.mis_shaped and wanted <= linked and leaves <= used
 
-    def _fused(
-        self, node: NNXNode, scope: LinenNode, rule: LayerRule, context: Context, how: str
-    ) -> None:
-        for path, parts in rule.fused.items():
-            leaf = node.at(path)
-            if leaf is None or not self._settled.is_free(leaf, context):
-                continue
-            shape = shape_of(leaf.value) or (0,)
-            size = shape[-1] // len(parts)
-            for index, part in enumerate(parts):
-                if found := scope.at(part):
-                    cut = Cut(len(shape) - 1, index * size, size)
-                    self._link(leaf, found, "params", context, _label(rule, how), (cut,))
-        for path in rule.zero:
-            found = scope.at(path)
-            if found and "params" in found.leaves:
-                address = "params", found.path
-                # Of stacked layers each entry is cut out once, whichever leaf it belongs to.
-                region = layer_cut(shape_of(found.leaves["params"].value), context.linen)
-                self._found.pieces.append(Piece(address, None, region, (), _label(rule, how)))
-
     def _norm(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
         """`SpectralNorm` and `WeightNorm`, whose layer Linen may keep beside them."""
         slashed = [name for name in scope.children if "/" in name]
@@ -246,48 +227,9 @@ class Matcher:
                 # In Linen a norm may be told to use another collection.
                 known = leaf.collection in target.leaves
                 collection = leaf.collection if known else next(iter(target.leaves))
-                self._link(leaf, target, collection, context, _label(rule_of(node.cls), how))
-
-    def _leaf(self, leaf: NNXNode, found: LinenNode, context: Context, label: str) -> None:
-        collection = leaf.collection
-        if collection not in found.leaves:
-            # A subclass of Param, such as LoRAParam, has no collection of its own in Linen.
-            collection = "params" if leaf.is_param else None
-            if not leaf.is_variable and len(found.leaves) == 1:
-                (collection,) = found.leaves
-        self._link(leaf, found, collection, context, label)
-
-    def _link(
-        self,
-        leaf: NNXNode,
-        found: LinenNode,
-        collection: str | None,
-        context: Context,
-        label: str,
-        cuts: Region = (),
-    ) -> None:
-        if collection is None or collection not in found.leaves:
-            return
-        self._settled.add(leaf, found, context)
-        address = collection, found.path
-        theirs, ours = found.leaves[collection].value, leaf.value
-        expected = without_axis(shape_of(ours), context.nnx)
-        if cuts and expected is not None:
-            expected = (*expected[:-1], cuts[0].size)
-        actual = without_axis(shape_of(theirs), context.linen)
-        if expected is None or actual is None:
-            fits = same_shape(theirs, ours)
-        else:
-            fits = expected == actual
-        if not fits:
-            note = ""
-            if expected and actual and expected == actual[::-1]:
-                note = "the transpose would fit"
-            self._found.mis_shaped.append(MisShaped(address, leaf.path, label, note))
-            return
-        linen_region = layer_cut(shape_of(theirs), context.linen)
-        nnx_region = layer_cut(shape_of(ours), context.nnx) + cuts
-        self._found.pieces.append(Piece(address, leaf.path, linen_region, nnx_region, label))
+                self._linker.link(
+                    leaf, target, collection, context, label_of(rule_of(node.cls), how)
+                )
 
     def _by_structure(self, node: NNXNode, scope: LinenNode, context: Context) -> None:
         place = Place(node, scope, context, self._settled, self._classes)
@@ -354,8 +296,3 @@ class Matcher:
         wanted = list(open_modules(node, self._settled, context, deep=deep))
         found = list(open_scopes(scope, self._settled, context, deep=deep))
         return matches(wanted, found, context, self._classes)
-
-
-def _label(rule: LayerRule | str | None, how: str) -> str:
-    name = rule.name if isinstance(rule, LayerRule) else rule or "name"
-    return f"{name}, {how}" if how else name

@@ -19,6 +19,10 @@ class Proposer(Protocol):
         """Whether nothing speaks against pairs that have numbered names."""
         ...
 
+    def axis(self, node: NNXNode, scope: LinenNode) -> tuple[int | None, Evidence]:
+        """The axis on which leaves are stacked, None if nothing tells it, and what does."""
+        ...
+
     def modules(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
         """Proposes pairs of modules below two nodes that belong together.
 

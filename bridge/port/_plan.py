@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flax import linen as nn
@@ -19,6 +19,7 @@ from ._entries import Entries, Entry
 from ._match import correspondence
 from ._optimizer import OptimizerPort
 from ._report import problem_texts, summary, table
+from ._rule_text import renames_of
 from ._trees import linen_text, linen_tree, nnx_text, nnx_tree
 from ._writing import linen_variables, write_nnx
 
@@ -100,6 +101,21 @@ class Plan:
             indent=2,
         )
 
+    def renames(self) -> dict[str, str]:
+        """Which Linen path is which NNX path, of all leaves whose paths are not the same.
+
+        Returns:
+          A table of rules for `checkpoint.restore` and `python -m bridge convert`, which know no
+          layers and need a rule for what `plan` finds by structure too.
+
+        Raises:
+          PortError: the plan has problems, or a leaf is moved in parts, as stacked layers and
+            fused gates are.
+        """
+        if self.problems:
+            raise _not_clean(self.problems)
+        return renames_of(self._found)
+
     def inverse(self) -> Plan:
         """The plan of the other direction, whose source is this plan's target."""
         return Plan(
@@ -118,12 +134,7 @@ class Plan:
           PortError: the plan has problems, or the source holds no values.
         """
         if self.problems:
-            raise PortError(
-                "the plan is not clean",
-                problem_texts(self.problems),
-                "Name the places in rules={'Linen path': 'nnx.path'}, which port.suggest proposes,"
-                " or change one of the models.",
-            )
+            raise _not_clean(self.problems)
         if self.to_nnx:
             write_nnx(self._found)
             return self._model
@@ -235,6 +246,15 @@ def plan(source: Any, target: Any, rules: Mapping[str, str] | None = None) -> Pl
         *(nnx_text(path) for _, path in nnx_left),
     )
     return Plan(found, variables, model, left_alone, to_nnx=to_nnx)
+
+
+def _not_clean(problems: Sequence[Entry]) -> PortError:
+    return PortError(
+        "the plan is not clean",
+        problem_texts(problems),
+        "Name the places in rules={'Linen path': 'nnx.path'}, which port.suggest proposes,"
+        " or change one of the models.",
+    )
 
 
 def sides_of(source: Any, target: Any) -> tuple[Any, Any, bool]:

@@ -7,10 +7,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from bridge._conversion.neutral import Path
+from bridge._errors import PortError
+
 from ._context import Context
-from ._correspondence import Pairing
+from ._correspondence import Correspondence, Pairing
 from ._numbers import Numbered, numbered
-from ._trees import NNXNode
+from ._trees import NNXNode, linen_text, nnx_text
 
 
 class Paths(NamedTuple):
@@ -46,6 +49,36 @@ def rules_of(
     for family in families.values():
         rules |= _rules_of_family(family, every)
     return rules
+
+
+def renames_of(found: Correspondence) -> dict[str, str]:
+    """A short table of the paths that are others on the two sides, without stacks and fused gates.
+
+    Raises:
+      PortError: a leaf is not one leaf of the other side.
+    """
+    parts = [p for p in found.pieces if p.nnx is None or p.linen_region or p.nnx_region]
+    if parts:
+        problems = {p.linen: f"{linen_text(p.linen)} is moved in parts" for p in parts}
+        raise PortError(
+            "paths alone do not tell where all leaves go",
+            list(problems.values()),
+            "Use plan.apply(), or `python -m bridge convert --model`.",
+        )
+    pairs = [_without_common_end(p.linen[1], p.nnx) for p in found.pieces if p.nnx is not None]
+    every = {path[:n] for _, path in (p.linen for p in found.pieces) for n in range(1, len(path))}
+    every |= {path for _, path in (p.linen for p in found.pieces)}
+    known = [("/".join(map(str, linen)), nnx_text(nnx)) for linen, nnx in pairs]
+    changed = [(a, b) for a, b in known if a.replace("/", ".") != b]
+    return rules_of(changed, known, ["/".join(map(str, path)) for path in every])
+
+
+def _without_common_end(linen: Path, nnx: Path) -> tuple[Path, Path]:
+    """The modules that two leaves of the same name belong to."""
+    same = 0
+    while same < min(len(linen), len(nnx)) - 1 and str(linen[-1 - same]) == str(nnx[-1 - same]):
+        same += 1
+    return linen[: len(linen) - same], nnx[: len(nnx) - same]
 
 
 def python_text(text: str) -> str:

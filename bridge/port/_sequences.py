@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
 from ._numbers import sequence
 from ._trees import LinenNode, NNXNode, nnx_text
-
-# Classes begin with a capital; `layers_0` is an item of a list that `setup` has made.
-_CLASS_NAME = re.compile(r"_*[A-Z]\w*_\d+")
 
 
 def numbered_pairs(
@@ -58,18 +54,18 @@ def groups(
 
 def counts_constructions(scopes: Sequence[LinenNode]) -> bool:
     """Whether the numbers in which scopes differ are those of automatic names."""
-    keys = zip(*(scope.path for scope in scopes), strict=False)
-    varying = [{str(key) for key in column} for column in keys if len({*column}) > 1]
-    return any(_CLASS_NAME.fullmatch(key) for column in varying for key in column)
+    columns = zip(*(scope.lineage for scope in scopes), strict=False)
+    varying = [column for column in columns if len({node.path[-1] for node in column}) > 1]
+    return any(node.is_automatic for column in varying for node in column)
 
 
 def is_automatic(scope: LinenNode, others: Sequence[LinenNode]) -> bool:
     """Whether an automatic name tells a scope from others."""
-    if not scope.path:
-        return False
-    keys = zip(scope.path, *(other.path for other in others), strict=False)
-    told = [column[0] for column in keys if len({*column}) > 1]
-    return any(_CLASS_NAME.fullmatch(str(key)) for key in (*told, scope.path[-1]))
+    if scope.is_automatic:
+        return True
+    columns = zip(scope.lineage, *(other.lineage for other in others), strict=False)
+    told = [column[0] for column in columns if len({node.path[-1] for node in column}) > 1]
+    return any(node.is_automatic for node in told)
 
 
 def _number(pair: tuple[int, Any]) -> int:

@@ -10,18 +10,21 @@ from ._context import PLAIN, Context, Layer
 from ._numbers import families, sequence
 from ._places import Place
 from ._sequences import counts_constructions
-from ._structure import matches, nnx_signature, open_modules, open_scopes
+from ._structure import linen_core, matches, nnx_core, nnx_signature, open_modules, open_scopes
 from ._trees import LinenNode, NNXNode, shape_of
 
 Stack: TypeAlias = list[tuple[NNXNode, LinenNode, Context]]
 
 
-def list_pairs(node: NNXNode, scope: LinenNode, context: Context) -> Stack:
+def list_pairs(
+    node: NNXNode, scope: LinenNode, context: Context, *, only_first: bool = False
+) -> Stack:
     """The items of an NNX list, each with its layer of a scope of stacked leaves."""
     total, at = len(node.children), len(node.path)
+    keys = sorted(node.children)[: 1 if only_first else None]
     return [
         (node.children[key], scope, context._replace(linen=Layer(0, number, total, at)))
-        for number, key in enumerate(sorted(node.children))
+        for number, key in enumerate(keys)
     ]
 
 
@@ -72,10 +75,11 @@ def _lists(place: Place, classes: frozenset[str]) -> Iterator[tuple[NNXNode, Lin
     for node in _open_lists(place.nnx, place):
         if len({frozenset(nnx_signature(i, PLAIN).items()) for i in node.children.values()}) > 1:
             continue
-        for scope in scopes:
-            pairs = list_pairs(node, scope, place.context)
-            if axes_of(pairs[0], classes):
-                yield node, scope, pairs
+        # A scope with nothing but another one in it is the same stack.
+        for scope in {linen_core(scope): scope for scope in scopes}:
+            first = list_pairs(node, scope, place.context, only_first=True)[0]
+            if axes_of(first, classes):
+                yield node, scope, _cores(list_pairs(node, scope, place.context))
 
 
 def _stacked_modules(
@@ -94,7 +98,12 @@ def _stacked_modules(
         for node in open_modules(place.nnx, place.settled, place.context, deep=False):
             pairs = stack_pairs(node, members, place.context)
             if axes_of(pairs[0], classes):
-                yield node, members[0], pairs
+                yield node, members[0], _cores(pairs)
+
+
+def _cores(pairs: Stack) -> Stack:
+    """The modules with layers of their own, as `matches` compares them."""
+    return [(nnx_core(node), linen_core(scope), context) for node, scope, context in pairs]
 
 
 def _open_lists(node: NNXNode, place: Place) -> Iterator[NNXNode]:
@@ -123,3 +132,8 @@ def axes_of(pair: tuple[NNXNode, LinenNode, Context], classes: frozenset[str]) -
 def _may_fit(pair: tuple[NNXNode, LinenNode, Context], classes: frozenset[str]) -> bool:
     node, scope, context = pair
     return any(matches([node], [scope], context, classes).values())
+
+
+def either(axes: list[int]) -> str:
+    """Several axes for a message."""
+    return " and ".join(map(str, axes)) + (" both" if len(axes) == 2 else " all")

@@ -62,14 +62,29 @@ def matches(
     """
     cores = {nnx_core(node): nnx_signature_of_pair(node, context) for node in wanted}
     scopes = {linen_core(node): linen_signature_of_pair(node, context) for node in found}
+    # Comparing each module with each scope takes seconds for hundreds of blocks.
+    alike: dict[frozenset[Any], list[LinenNode]] = {}
+    for scope, signature in scopes.items():
+        alike.setdefault(frozenset(signature.items()), []).append(scope)
     return {
-        node: [
-            scope
-            for scope, other in scopes.items()
-            if signature and signature == other and types_agree(node, scope, classes)
-        ]
+        node: _of_types(node, alike.get(frozenset(signature.items()), []), classes)
+        if signature
+        else []
         for node, signature in cores.items()
     }
+
+
+def _of_types(
+    node: NNXNode, scopes: Sequence[LinenNode], classes: frozenset[str]
+) -> list[LinenNode]:
+    """The scopes whose names do not contradict the class of a module."""
+    named: dict[str | None, bool] = {}
+    for scope in scopes:
+        if (name := automatic_class(scope)) not in named:
+            named[name] = types_agree(node, scope, classes)
+    if all(named.values()):
+        return list(scopes)
+    return [scope for scope in scopes if named[automatic_class(scope)]]
 
 
 def only_pairs(
@@ -254,20 +269,22 @@ def _shape(leaf: NNXNode, context: Context) -> Any:
     return without_axis(shape_of(leaf.value), context.nnx)
 
 
+def automatic_class(scope: LinenNode) -> str | None:
+    """The class that the name of a scope tells if it is an automatic one, such as `Dense_0`."""
+    match = _AUTOMATIC.fullmatch(str(scope.path[-1])) if scope.path else None
+    return match.group(1) if match else None
+
+
 def types_agree(node: NNXNode, scope: LinenNode, classes: frozenset[str]) -> bool:
     """Whether the class that an automatic name tells is one that the NNX module can be."""
-    match = _AUTOMATIC.fullmatch(str(scope.path[-1])) if scope.path else None
+    name = automatic_class(scope)
     if node.is_linen and node.path and node.item is None:
         own = _AUTOMATIC.fullmatch(str(node.path[-1]))
-        named = {each.group(1) for each in (own, match) if each}
+        named = {each for each in (own and own.group(1), name) if each}
         return len(named) < 2 or not all(map(is_linen_layer, named))
-    if (
-        match is None
-        or node.cls is None
-        or not (is_linen_layer(match.group(1)) or match.group(1) in classes)
-    ):
+    if name is None or node.cls is None or not (is_linen_layer(name) or name in classes):
         return True
-    return match.group(1) in _type_names(node)
+    return name in _type_names(node)
 
 
 def _type_names(node: NNXNode) -> set[str]:

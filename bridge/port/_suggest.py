@@ -14,8 +14,9 @@ from bridge._conversion import linen_leaves
 
 from . import _order
 from ._correspondence import Correspondence, Pairing
-from ._evidence import ByEvidence, Orders
+from ._evidence import ByEvidence
 from ._match import correspondence
+from ._orders import Orders
 from ._plan import Plan, plan, sides_of
 from ._rule_text import paths_of, python_text, rules_of, toml_text
 from ._trees import LinenNode, linen_tree, nnx_tree

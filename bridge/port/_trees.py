@@ -21,6 +21,8 @@ from bridge._errors import path_text
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._randomness.typed_keys import is_key
 
+from ._automatic_names import AutomaticNames
+
 _NO_WEIGHTS = ("intermediates", "perturbations", "nnx")
 
 
@@ -33,12 +35,14 @@ class LinenNode:
       parent: the scope around it, None for the root.
       children: scopes and leaves below by the text of their name.
       leaves: the leaf at this very path by collection.
+      is_automatic: whether Linen made the name, of a class and a number.
     """
 
     path: Path
     parent: LinenNode | None = None
     children: dict[str, LinenNode] = dataclasses.field(default_factory=dict)
     leaves: dict[str, Leaf] = dataclasses.field(default_factory=dict)
+    is_automatic: bool = False
 
     def walk(self) -> Iterator[LinenNode]:
         """This node and all below it, the outer ones first."""
@@ -52,6 +56,11 @@ class LinenNode:
         for key in path:
             node = node and node.children.get(str(key))
         return node
+
+    @property
+    def lineage(self) -> list[LinenNode]:
+        """The scopes from the first one below the root to this one."""
+        return [*self.parent.lineage, self] if self.parent else []
 
     @property
     def own_leaves(self) -> Iterator[tuple[str, str, Leaf]]:
@@ -139,6 +148,7 @@ class NNXNode:
 def linen_tree(neutral: Neutral) -> tuple[LinenNode, list[Address]]:
     """The tree of Linen variables, and the addresses of what is no weight and left out of it."""
     root, left_out = LinenNode(()), []
+    names = AutomaticNames()
     for (collection, path), leaf in neutral.items():
         if leaf.is_empty:
             continue
@@ -147,7 +157,10 @@ def linen_tree(neutral: Neutral) -> tuple[LinenNode, list[Address]]:
             continue
         node = root
         for key in path:
-            node = node.children.setdefault(str(key), LinenNode((*node.path, key), node))
+            if str(key) not in node.children:
+                child = LinenNode((*node.path, key), node, is_automatic=str(key) in names)
+                node.children[str(key)] = child
+            node = node.children[str(key)]
         node.leaves[collection] = leaf
     return root, left_out
 

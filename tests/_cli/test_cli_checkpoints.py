@@ -14,8 +14,8 @@ from flax import linen as nn
 from flax import nnx, serialization
 
 from bridge import checkpoint
-from bridge._cli import _comparison
 from bridge._cli._input_errors import InputError, ProgramError
+from bridge._cli.diff import _comparison
 from bridge._conversion.neutral import Leaf
 from bridge.checkpoint import _notes, _publish, _renaming
 from tests.models import assert_identical
@@ -406,7 +406,7 @@ def project(tmp_path, made, monkeypatch):
         ("linen", "step", (), "it holds 'nnx'"),
         ("linen", "models.py", (), "not a checkpoint"),
         ("linen", "models.py", ("--format", "msgpack"), "not a checkpoint"),
-        ("linen", "x.msgpack", (), "a checkpoint that is a file"),
+        ("linen", "x.msgpack", (), "a checkpoint that is a msgpack file"),
         ("linen", "step/nnx", ("--format", "msgpack"), "a checkpoint directory"),
         ("linen", "linen", (), "the checkpoint that is read"),
         ("step/nnx", "step", (), "the checkpoint that is read"),

@@ -6,10 +6,12 @@ import sys
 
 import jax
 import jax.numpy as jnp
+import msgpack
 import numpy as np
 import optax
 import orbax.checkpoint as ocp
 import pytest
+import safetensors.numpy
 from flax import linen as nn
 from flax import nnx, serialization
 from flax.training import checkpoints
@@ -158,6 +160,43 @@ def test_arrays_by_name_go_out_and_come_in_bitwise(capsys, place, form):
 
         with safe_open(place / "file", framework="numpy") as file:
             assert "params.Dense_0.kernel" in set(file.keys())
+
+
+def write_data_set(path, form):
+    arrays = {"x_train": np.zeros((2, 3), np.float32), "y_train": np.arange(2)}
+    if form == "npz":
+        with path.open("wb") as file:
+            np.savez(file, **arrays)
+    elif form == "safetensors":
+        safetensors.numpy.save_file(arrays, path, metadata={"format": "np"})
+    else:
+        # As other programs write msgpack: arrays as bytes, which flax.serialization writes never.
+        packed = {k: {"shape": v.shape, "data": v.tobytes()} for k, v in arrays.items()}
+        path.write_bytes(msgpack.packb(packed))
+
+
+@pytest.mark.parametrize("form", ["msgpack", "safetensors", "npz"])
+@pytest.mark.parametrize("found", ["msgpack", "safetensors", "npz"])
+def test_convert_replaces_no_file_of_another_program(capsys, place, form, found):
+    checkpoint.save(place / "source", {"params": layers()})
+    write_data_set(place / "file", found)
+    before = (place / "file").read_bytes()
+    arguments = ("source", "file", "--to", "linen", "--format", form, "--overwrite")
+    outcome = run(capsys, "convert", *arguments)
+    assert outcome.code == 2
+    assert "not a checkpoint" in outcome.err or "the bridge did not write" in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+    assert (place / "file").read_bytes() == before
+
+
+def test_convert_replaces_a_file_by_one_of_the_same_format_only(capsys, place):
+    checkpoint.save(place / "source", {"params": layers()})
+    arguments = ("source", "file", "--to", "linen", "--format")
+    assert run(capsys, "convert", *arguments, "npz").code == 0
+    before = (place / "file").read_bytes()
+    outcome = run(capsys, "convert", *arguments, "msgpack", "--overwrite")
+    assert (outcome.code, "a checkpoint that is a npz file" in outcome.err) == (2, True)
+    assert (place / "file").read_bytes() == before
 
 
 @pytest.mark.parametrize(

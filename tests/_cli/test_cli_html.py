@@ -10,7 +10,7 @@ import zlib
 import pytest
 
 from bridge import __main__
-from bridge._cli import _html
+from bridge._cli.report import _html
 
 from . import browser, mixed_models
 from .command_line import run
@@ -145,6 +145,25 @@ def test_classes_that_are_left_are_summed_up_largest_first(document):
     dense = remaining.index("Dense")
     assert remaining[dense + 1 : dense + 3] == ["4", "80"]
     assert dense < remaining.index("BatchNorm") < remaining.index("LinenBlock")
+
+
+def test_a_page_takes_the_place_of_an_earlier_one_and_of_nothing_else(
+    capsys, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(ROOT)
+    target, page = "bridge._demo._models:NnxDigitsCNN", tmp_path / "page.html"
+    arguments = ("report", target, "--html", page)
+    page.write_text("<!doctype html><title>mine</title>")
+    outcome = run(capsys, *arguments)
+    assert outcome.code == 2
+    assert f"a file at {page} that report did not write" in outcome.err
+    assert page.read_text() == "<!doctype html><title>mine</title>"
+    page.unlink()
+    assert run(capsys, *arguments).code == 0
+    written = page.read_text()
+    page.write_text(written.replace("</body>", "old</body>"))
+    assert run(capsys, *arguments).code == 0
+    assert page.read_text() == written
 
 
 def test_a_migrated_model_has_no_classes_left(capsys, monkeypatch, tmp_path):

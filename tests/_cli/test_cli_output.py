@@ -7,7 +7,8 @@ import pytest
 from rich.text import Text
 
 from bridge import __main__, checkpoint
-from bridge._cli import _output, _report_document
+from bridge._cli import _output
+from bridge._cli.report import _document
 
 from .command_line import run
 
@@ -134,7 +135,7 @@ def test_the_docstring_describes_the_json_document_of_the_report(capsys):
     target = "tests._cli.mixed_models:make_with_inputs"
     arguments = ("--json", "--check", "--min-migrated", "0")
     document = run(capsys, "report", target, *arguments).document
-    assert keys(document) == set(re.findall(r'"(\w+)":', _report_document.__doc__ or ""))
+    assert keys(document) == set(re.findall(r'"(\w+)":', _document.__doc__ or ""))
 
 
 def keys(document):

@@ -24,6 +24,16 @@ class Native(nnx.Module):
         self.up, self.down = nnx.Linear(4, 5, rngs=rngs), nnx.Linear(5, 3, rngs=rngs)
     def __call__(self, x, scale=1.0):
         return scale * self.down(self.activation(self.up(x)))
+class Normed(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.BatchNorm(use_running_average=not train, axis_name="batch")(nn.Dense(3)(x))
+class NativeNormed(nnx.Module):
+    def __init__(self, rngs):
+        self.fc = nnx.Linear(4, 3, rngs=rngs)
+        self.bn = nnx.BatchNorm(3, axis_name="batch", rngs=rngs)
+    def __call__(self, x):
+        return self.bn(self.fc(x))
 class Wrong(Native):
     activation = staticmethod(nnx.gelu)
 class Fails(Native):
@@ -69,6 +79,41 @@ def test_variables_keyword_arguments_and_tolerances_can_be_given(capsys):
     assert parity(capsys, *same, "--b-kwarg", "scale=1.001").code == 1
     close = ("--b-kwarg", "scale=1.001", "--tolerance", "float32=0.1")
     assert parity(capsys, *same, *close).code == 0
+
+
+def test_sections_are_chosen_and_only_they_count(capsys):
+    # Another activation: the weights agree, and the outputs do not.
+    models = ("linen", "Wrong", *QUICK, "--port", "--json")
+    chosen = parity(capsys, *models, "--sections", "weights, partition specs")
+    assert chosen.code == 0, chosen.out + chosen.err
+    assert chosen.document["ok"] is True
+    names = {section["name"] for section in chosen.document["sections"]}
+    assert "outputs" not in names
+    both = parity(capsys, *models, "--sections", "weights,outputs")
+    assert (both.code, both.document["ok"]) == (1, False)
+    unknown = parity(capsys, *models, "--sections", "weigths")
+    assert (unknown.code, "weigths" in unknown.err, "weights" in unknown.err) == (2, True, True)
+
+
+def test_sizes_of_named_axes_are_passed_on(capsys):
+    models = ("Normed", "NativeNormed", "--input", "2,4", "--port", "--train")
+    without = parity(capsys, *models)
+    assert without.code == 2
+    assert "axis_sizes" in without.err
+    sized = parity(capsys, *models, "--axis-size", "batch=1")
+    assert sized.code == 0, sized.out + sized.err
+    wrong = parity(capsys, *models, "--axis-size", "batch")
+    assert (wrong.code, "not NAME=N, such as batch=8" in wrong.err) == (2, True)
+
+
+def test_the_remaining_options_are_those_of_the_function(capsys):
+    models = ("linen", "Native", "--input", "2,4", "--port", "--json")
+    told = parity(capsys, *models, "--no-layers", "--no-gradients", "--no-jit", "--steps", "2")
+    assert told.code == 0, told.out + told.err
+    sections = {section["name"]: section for section in told.document["sections"]}
+    assert "steps" in " ".join(sections)
+    assert "layers" not in sections
+    assert "gradients" not in sections
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import os
 import pathlib
 import re
 import shlex
+import shutil
+import signal
 import subprocess
 import sys
 
@@ -158,6 +160,82 @@ def test_a_checkpoint_is_converted_and_compared(workspace, tmp_path):
     document = compared.document
     assert (document["a"]["layout"], document["b"]["layout"]) == ("nnx", "bridge")
     assert len(document["only_in_a"]) == len(document["only_in_b"]) == 6
+
+
+def test_a_project_with_one_checkpoint_in_it_is_not_replaced(workspace, tmp_path):
+    project = tmp_path / "project"
+    shutil.copytree(workspace / "linen_checkpoint", project / "checkpoint")
+    (project / "models.py").write_text("x")
+    before = set(project.rglob("*"))
+    outcome = start(
+        "convert", project / "checkpoint", project, "--to", "linen", "--overwrite", env=QUIET
+    )  # fmt: skip
+    assert outcome.code == 2, outcome
+    (line,) = outcome.err.splitlines()
+    assert f"at {project}. Only a checkpoint and nothing else is replaced." in line
+    assert set(project.rglob("*")) == before
+
+
+def test_a_damaged_file_is_found_by_inspect(workspace, tmp_path):
+    shutil.copytree(workspace / "before", tmp_path / "damaged")
+    assert start("inspect", tmp_path / "damaged", "--verify", env=QUIET).code == 0
+    arrays = (tmp_path / "damaged" / "variables").rglob("d/*")
+    file = max(arrays, key=lambda path: path.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    outcome = start("inspect", tmp_path / "damaged", "--verify", env=QUIET)
+    assert outcome.code == 1, outcome
+
+
+PROGRAMS = """\
+import sys, time
+from flax import nnx
+class Model(nnx.Module):
+    def __init__(self, rngs):
+        self.fc, self.out = (nnx.Linear(4, 4, rngs=rngs) for _ in range(2))
+    def __call__(self, x):
+        return self.out(nnx.relu(self.fc(x)))
+class Wrong(Model):
+    def __call__(self, x):
+        return self.out(nnx.gelu(self.fc(x)))
+def leaves():
+    sys.exit(3)
+def waits():
+    print("waiting", file=sys.stderr, flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def programs(tmp_path):
+    (tmp_path / "programs.py").write_text(PROGRAMS)
+    return tmp_path
+
+
+def test_parity_names_the_first_layer_that_differs(programs):
+    targets = ("programs.py:Model", "programs.py:Wrong", "--input", "2,4")
+    outcome = start("parity", *targets, "--sections", "layers", cwd=programs, env=QUIET)
+    assert outcome.code == 1, outcome
+    assert "they DIFFER in layers" in outcome.out
+    assert "between fc and out" in outcome.out
+
+
+def test_the_exit_code_of_a_program_is_not_that_of_the_command(programs):
+    outcome = start("report", "programs.py:leaves", cwd=programs, env=QUIET)
+    assert outcome.code == 2
+    (line,) = outcome.err.splitlines()
+    assert line.endswith("called sys.exit(3)")
+
+
+def test_control_c_ends_a_command_with_one_line_and_130(programs):
+    command = [sys.executable, "-m", "bridge", "report", "programs.py:waits"]
+    with subprocess.Popen(command, cwd=programs, env=QUIET, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        assert process.stderr.readline() == b"waiting\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stderr.read() == b"python -m bridge: interrupted\n"
+        assert process.wait(60) == 130
 
 
 def test_a_reader_that_stops_early_ends_the_command_quietly(workspace):

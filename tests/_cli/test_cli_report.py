@@ -17,9 +17,10 @@ from flax import nnx
 
 import bridge
 from bridge import __main__
-from bridge._cli import _nodes, _source, _target, _tree
-from bridge._cli._counterparts import COUNTERPARTS
-from bridge._cli._observed import observing
+from bridge._cli import _target
+from bridge._cli.report import _nodes, _source, _tree
+from bridge._cli.report._counterparts import COUNTERPARTS
+from bridge._cli.report._observed import observing
 from bridge.port._layers import RULES
 
 from . import mixed_models
@@ -209,7 +210,7 @@ def test_a_file_outside_of_the_current_directory_is_shown_by_its_import_path(mon
 
 def test_an_installed_package_is_shown_by_its_import_path_wherever_it_lies(monkeypatch):
     monkeypatch.chdir(pathlib.Path(flax.__file__).parents[2])
-    assert _source.source_of(nn.Dense) == _source.Source("flax.linen.Dense")
+    assert _source.source_of(nn.Dense) == _source.ClassSource("flax.linen.Dense")
 
 
 def test_counterparts_are_told_for_the_layers_of_flax(report):
@@ -271,7 +272,7 @@ def test_the_tree_is_a_pure_function_of_a_concrete_model_too():
     with observing() as observed:
         model.lazy_init(jnp.ones((1, 2)))
     before = jax.tree.map(np.asarray, nnx.state(model, nnx.Param))
-    node = _tree.tree_of(model, observed)
+    node = _tree.module_tree(model, observed)
     assert (node.cls, node.kind, node.own) == (nn.Dense, "wrapped-linen", _nodes.Size(9, 36))
     after = nnx.state(model, nnx.Param)
     assert jax.tree.all(jax.tree.map(np.array_equal, before, after))

@@ -9,7 +9,7 @@ from flax import nnx
 
 import bridge
 from benchmarks.models import stack
-from bridge._cli import _model
+from bridge._cli.report import _traced
 from tests.garbage_collection import earlier_objects_left_out
 
 CASE = stack(2)
@@ -39,7 +39,7 @@ OPERATIONS = {
     "eval_shape": lambda: jax.eval_shape(CASE.to_linen.apply, CASE.to_linen_variables, CASE.x),
     "nnx.jit": functools.partial(nnx.jit(call), CASE.to_nnx, CASE.x),
     "jit_partial": functools.partial(bridge.jit_partial(call, CASE.to_nnx), CASE.x),
-    "report": lambda: _model.tree("tests._cli.mixed_models:make_mixed"),
+    "report": lambda: _traced.tree("tests._cli.mixed_models:make_mixed"),
 }
 
 

@@ -378,7 +378,7 @@ def test_stacked_layers_that_fit_two_axes_are_ambiguous_and_a_wrong_count_is_mis
     variables = {"params": {"layers": {"kernel": kernel}}}
     (problem,) = port.plan(variables, Native(3)).problems
     assert problem.kind == "ambiguous"
-    assert "axis 0 and 1 and 2 both fit" in problem.note
+    assert "axis 0 and 1 and 2 all fit" in problem.note
     for axis in (0, 1, 2, -1):
         model = port.plan(variables, Native(3), {"layers": f"layers.*@{axis}"}).apply()
         for i, layer in enumerate(model.layers):

@@ -1,5 +1,6 @@
 """Rules that are proposed, and what a plan settles by itself."""
 
+import cProfile
 import json
 import tomllib
 
@@ -11,10 +12,11 @@ from flax import linen as nn
 from flax import nnx
 
 import bridge
-from bridge import port
+from bridge import parity, port
 from tests.port.architectures import ARCHITECTURES
 from tests.port.cases import random_values
 from tests.port.models import shapes_of
+from tests.strategies import exact
 
 X = jnp.asarray(np.random.default_rng(3).normal(size=(2, 4)), jnp.float32)
 
@@ -42,6 +44,15 @@ def test_the_first_plan_with_the_suggestions_is_clean_and_computes_what_linen_co
     model = filled(variables, architecture, suggestions.rules)
     expected = architecture.apply(variables, *architecture.inputs)
     np.testing.assert_allclose(model(*architecture.inputs), expected, rtol=1e-4, atol=1e-4)
+    report = parity.check(
+        (architecture.linen, variables),
+        model,
+        *architecture.inputs,
+        rules=suggestions.rules,
+        a_kwargs=architecture.linen_kwargs,
+        sections=("port plan", "weights", "outputs"),
+    )
+    assert report.ok, str(report)
     # The text is Python source and the file is TOML, of the same table.
     scope = {}
     exec(str(suggestions), scope)
@@ -293,6 +304,176 @@ def test_stacks_that_fit_two_axes_are_proposed_on_the_axis_of_scan_and_never_set
     (proposal,) = port.suggest(variables, Native()).proposals
     assert (proposal.rules, proposal.is_weak) == ({"h": "layers.*"}, True)
     assert port.plan(variables, Native(), proposal.rules).ok
+
+
+# Stacked layers and fused gates are more than another name.
+IN_PARTS = ("scanned GPT", "LSTM")
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_the_renames_of_a_plan_are_rules_that_restore_takes(name, tmp_path):
+    architecture = ARCHITECTURES[name]
+    variables = random_values(architecture.shapes())
+    abstract = nnx.eval_shape(lambda: architecture.native(nnx.Rngs(0)))
+    found = port.suggest(variables, abstract, *architecture.inputs, linen=architecture.apply)
+    moved = filled(variables, architecture, found.rules)
+    if name in IN_PARTS:
+        with pytest.raises(port.PortError, match="is moved in parts"):
+            found.plan.renames()
+        return
+    renames = found.plan.renames()
+    bridge.checkpoint.save(tmp_path / "linen", variables)
+    restored = bridge.checkpoint.restore(
+        tmp_path / "linen", architecture.native(nnx.Rngs(1)), rules=renames
+    )
+    assert exact(nnx.to_pure_dict(weights(restored))) == exact(nnx.to_pure_dict(weights(moved)))
+    # Without a model, and back again.
+    assert port.plan(moved, variables, renames).ok
+
+
+def weights(model):
+    return nnx.state(model, nnx.Not(nnx.RngState))
+
+
+def test_a_plan_with_problems_has_no_renames():
+    with pytest.raises(port.PortError, match="not clean"):
+        port.plan(NestedBlocks().init(jax.random.key(0), X), NativeBlocks(nnx.Rngs(0))).renames()
+
+
+class SquareBlock(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return nn.tanh(nn.Dense(4, use_bias=False, name="fc")(x)), None
+
+
+class ScannedSquares(nn.Module):
+    """Four layers of width four: every axis of the kernel could be that of the layers."""
+
+    axis: int
+    is_unrolled: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        axes, rngs = {"params": self.axis}, {"params": True}
+        block = nn.remat(SquareBlock) if self.is_unrolled else SquareBlock
+        return nn.scan(block, variable_axes=axes, split_rngs=rngs, length=4)(name="h")(x, None)[0]
+
+
+class NativeSquares(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([nnx.Linear(4, 4, use_bias=False, rngs=rngs) for _ in range(4)])
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = nnx.tanh(layer(x))
+        return x
+
+
+@pytest.mark.parametrize("is_unrolled", [False, True])
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_trace_of_the_linen_model_tells_the_axis_on_which_square_layers_are_stacked(
+    axis, is_unrolled
+):
+    linen = ScannedSquares(axis, is_unrolled)
+    variables = random_values(jax.eval_shape(linen.init, jax.random.key(0), X))
+    model = NativeSquares(nnx.Rngs(0))
+    (guess,) = port.suggest(variables, model, X).proposals
+    assert guess.is_weak
+    assert "nn.scan's default" in guess.evidence
+    (proposal,) = port.suggest(variables, model, X, linen=linen).proposals
+    assert not proposal.is_weak
+    port.plan(variables, model, proposal.rules).apply()
+    np.testing.assert_allclose(model(X), linen.apply(variables, X), rtol=1e-5)
+
+
+class LinenSquares(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        for n in range(4):
+            x = nn.tanh(nn.Dense(4, use_bias=False, name=f"layer_{n}")(x))
+        return x
+
+
+class ScannedNativeSquares(nnx.Module):
+    def __init__(self, axis):
+        axes = nnx.StateAxes({nnx.Param: axis})
+        make = nnx.vmap(
+            lambda rngs: nnx.Linear(4, 4, use_bias=False, rngs=rngs), in_axes=0, out_axes=axes
+        )
+        self.blocks, self.axes = make(nnx.Rngs(0).split(4)), axes
+
+    def __call__(self, x):
+        def step(x, layer):
+            return nnx.tanh(layer(x))
+
+        return nnx.scan(step, in_axes=(nnx.Carry, self.axes), out_axes=nnx.Carry)(x, self.blocks)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_a_trace_of_the_nnx_model_tells_the_axis_on_which_it_stacks_square_layers(axis):
+    variables = random_values(shapes_of(LinenSquares(), X))
+    model = ScannedNativeSquares(axis)
+    (proposal,) = port.suggest(variables, model, X).proposals
+    assert not proposal.is_weak
+    port.plan(variables, model, proposal.rules).apply()
+    np.testing.assert_allclose(model(X), LinenSquares().apply(variables, X), rtol=1e-5)
+
+
+class stage(nn.Module):  # noqa: N801
+    """A class whose automatic names begin with a small letter."""
+
+    @nn.compact
+    def __call__(self, x):
+        return x + nn.Dense(4)(x)
+
+
+class NestedStages(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return stage()(stage()(x))
+
+
+class NativeStages(nnx.Module):
+    def __init__(self, rngs):
+        self.stages = nnx.List([nnx.Dict(fc=nnx.Linear(4, 4, rngs=rngs)) for _ in range(2)])
+
+    def __call__(self, x):
+        for each in self.stages:
+            x = x + each["fc"](x)
+        return x
+
+
+def test_a_class_with_a_small_letter_makes_automatic_names_too():
+    linen = NestedStages()
+    variables = linen.init(jax.random.key(0), X)
+    assert set(variables["params"]) == {"stage_0", "stage_1"}
+    model = NativeStages(nnx.Rngs(0))
+    assert {entry.kind for entry in port.plan(variables, model).problems} == {"ambiguous"}
+    found = port.suggest(variables, model, X, linen=linen)
+    port.plan(variables, model, found.rules).apply()
+    np.testing.assert_array_equal(model(X), linen.apply(variables, X))
+    # Of no class that there is, so it is the name of a list.
+    renamed = {f"step_{n}": variables["params"][f"stage_{n}"] for n in range(2)}
+    assert port.plan({"params": renamed}, model).ok
+
+
+def calls_of_a_plan(count):
+    """How many Python functions a plan of as many blocks calls that could all be exchanged."""
+    names = (f"Block_{n}" for n in range(count))
+    one = {"fc": {"kernel": np.ones((4, 8), np.float32), "bias": np.ones(8, np.float32)}}
+    model = nnx.eval_shape(
+        lambda: nnx.Dict(
+            blocks=nnx.List([nnx.Dict(up=nnx.Linear(4, 8, rngs=nnx.Rngs(0))) for _ in range(count)])
+        )
+    )
+    profile = cProfile.Profile()
+    plan = profile.runcall(port.plan, {"params": dict.fromkeys(names, one)}, model)
+    assert len(plan.problems) == count
+    return sum(row.callcount for row in profile.getstats() if not isinstance(row.code, str))
+
+
+def test_the_time_of_a_plan_does_not_grow_with_the_square_of_what_is_ambiguous():
+    assert calls_of_a_plan(120) < 8 * calls_of_a_plan(20)
 
 
 def test_a_plan_of_fifty_ambiguous_layers_is_short_and_the_whole_can_be_had():

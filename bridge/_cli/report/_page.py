@@ -104,11 +104,15 @@ document.querySelector("#open").addEventListener("click", () => all.forEach(d =>
 document.querySelector("#close").addEventListener("click", () => all.forEach(d => d.open = false));
 """
 
+MARK = '<meta name="generator" content="linen-nnx-bridge report">'
+"""What every page holds near its beginning, so that a new one may take its place."""
+
 PAGE = string.Template("""\
 <!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
+$mark
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy"
  content="default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:">

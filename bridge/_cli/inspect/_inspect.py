@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from . import _command
+from bridge._cli import _command
 
 _DESCRIPTION = """\
 Tells the layout of a checkpoint, and lists its leaves. No array is read, but from a single file.
@@ -83,8 +83,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from bridge import checkpoint
-
-    from . import _output
+    from bridge._cli import _output
 
     with _output.working(f"reading {arguments.checkpoint}"):
         layout = checkpoint.layout(arguments.checkpoint, within=arguments.within)
@@ -116,7 +115,8 @@ def _verify(path: str) -> tuple[int | None, tuple[tuple[str, str], ...]]:
 
 def _statistics(arguments: argparse.Namespace) -> dict[str, Any]:
     """Figures of each leaf by its path."""
-    from . import _leaves
+    from bridge._cli import _leaves
+
     from ._statistics import statistics_of
 
     contents = _leaves.read(arguments.checkpoint, arguments.within)
@@ -156,7 +156,7 @@ def _full_path(leaf: Mapping[str, Any]) -> str:
 
 
 def _leaf(leaf: Any, statistics: Mapping[str, Any]) -> dict[str, Any]:
-    from ._leaves import item_bytes
+    from bridge._cli._leaves import item_bytes
 
     width = item_bytes(leaf.dtype)
     entry = {
@@ -193,7 +193,7 @@ def _number(value: float | None) -> str:
 def _renderables(document: Mapping[str, Any]) -> Iterator[Any]:
     from rich.text import Text
 
-    from ._output import byte_text, new_table, shape_text
+    from bridge._cli._output import byte_text, new_table, short_shape
 
     written = f", saved from {document['written_by']}" if document["written_by"] else ""
     yield f"{document['checkpoint']}: layout {document['layout']}, {document['format']}{written}"
@@ -204,7 +204,7 @@ def _renderables(document: Mapping[str, Any]) -> Iterator[Any]:
     table = new_table(*columns, right=("bytes", *figures))
     for leaf in document["leaves"]:
         size = "" if leaf["bytes"] is None else byte_text(leaf["bytes"])
-        cells = (leaf["collection"] or "", leaf["path"], shape_text(leaf["shape"]))
+        cells = (leaf["collection"] or "", leaf["path"], short_shape(leaf["shape"]))
         own = leaf.get("statistics") or {}
         numbers = (_number(own.get(name)) for name in figures)
         table.add_row(*map(Text, (*cells, leaf["dtype"] or "", size, leaf["box"] or "", *numbers)))

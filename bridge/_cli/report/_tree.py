@@ -1,7 +1,7 @@
 """The tree of a mixed model: every module, what it is, and the parameters it owns.
 
-`tree_of` is pure: it reads classes and shapes, computes nothing, and takes concrete, abstract and
-traced models alike.
+`module_tree` is pure: it reads classes and shapes, computes nothing, and takes concrete, abstract
+and traced models alike.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from ._observed import (
 )
 
 
-def tree_of(
+def module_tree(
     model: nnx.Module | nn.Module, observed: Observed, variables: Mapping[str, Any] | None = None
 ) -> Node:
     """The tree of a model.

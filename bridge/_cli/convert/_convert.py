@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from . import _command
+from bridge._cli import _command
 
 _DESCRIPTION = """\
 Reads a checkpoint of any layout and writes its weights to OUT in the layout that --to names.
@@ -38,8 +38,9 @@ each. With --input the model is traced to see the order of its calls, and with -
 one that wrote CHECKPOINT too.
 
 --overwrite replaces a checkpoint and nothing else: OUT may not hold any other file, and not be a
-link, the current directory, CHECKPOINT, or a directory above one of these. The old one is there
-until the new one is complete.
+link, the current directory, CHECKPOINT, or a directory above one of these. A file has to be of the
+same --format; one of safetensors or npz has to be written by the bridge, as data sets have these
+formats too. The old one is there until the new one is complete.
 """
 
 _EPILOG = """\
@@ -112,13 +113,14 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from . import _conversion_plan, _leaves, _model, _output, _rules_file, _target, _write
+    from bridge._cli import _conversion_plan, _leaves, _output, _rules_file
+
+    from . import _write
 
     _check_usage(arguments)
     if arguments.suggest:
         return _suggest(arguments)
     to_nnx = arguments.to == "nnx"
-    inputs = _target.parse_inputs(arguments.inputs)
     rules = _rules_file.load(arguments.rules) if arguments.rules else _rules_file.Rules()
     if not arguments.dry_run:
         _write.check_free(
@@ -126,12 +128,7 @@ def _run(arguments: argparse.Namespace) -> int:
         )
     with _output.working(f"reading {arguments.checkpoint}"):
         contents = _leaves.read(arguments.checkpoint, arguments.within)
-        if arguments.model is None:
-            conversion = _conversion_plan.by_rules(contents, rules, to_nnx=to_nnx)
-        else:
-            kwargs = dict(arguments.kwargs)
-            model = _model.abstract(arguments.model, inputs, kwargs, to_nnx=to_nnx)
-            conversion = _conversion_plan.against_model(contents, model, rules, to_nnx=to_nnx)
+        conversion = _conversion_plan.conversion_of(contents, rules, arguments, to_nnx=to_nnx)
     writes = conversion.ok and not arguments.dry_run
     if writes:
         with _output.working(f"writing {arguments.out}"):
@@ -152,7 +149,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _check_usage(arguments: argparse.Namespace) -> None:
-    from ._input_errors import InputError
+    from bridge._cli._input_errors import InputError
 
     if arguments.suggest and arguments.model is None:
         raise InputError(
@@ -164,7 +161,9 @@ def _check_usage(arguments: argparse.Namespace) -> None:
 
 def _suggest(arguments: argparse.Namespace) -> int:
     """Prints the rules that a model needs."""
-    from . import _leaves, _output, _rules_file, _suggestions
+    from bridge._cli import _leaves, _output, _rules_file
+
+    from . import _suggestions
 
     rules = _rules_file.load(arguments.rules) if arguments.rules else _rules_file.Rules()
     with _output.working(f"reading {arguments.checkpoint}"):
@@ -184,7 +183,7 @@ def _renderables(
 ) -> Iterator[Any]:
     from rich.text import Text
 
-    from ._output import new_table
+    from bridge._cli._output import new_table
 
     if conversion.plan is not None:
         yield str(conversion.plan)

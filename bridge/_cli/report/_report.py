@@ -6,7 +6,7 @@ import argparse
 import pathlib
 from typing import Any
 
-from . import _command
+from bridge._cli import _command
 
 _DESCRIPTION = """\
 Shows every module of a model, across each ToNNX and ToLinen in it (those of flax.nnx.bridge too):
@@ -36,7 +36,7 @@ examples:
   python -m bridge report bridge._demo._models:NnxDigitsCNN --check --min-migrated 0.6
   python -m bridge report bridge._demo._models:MixedDigitsCNN --input 1,8,8,1 --json > report.json
 
-The JSON document is described in the docstring of bridge/_cli/_report_document.py.
+The JSON document is described in the docstring of bridge/_cli/_document.py.
 """
 
 
@@ -54,7 +54,10 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     _command.add_input(parser)
     _command.add_kwarg(parser)
     parser.add_argument(
-        "--html", metavar="FILE", type=pathlib.Path, help="also write one self-contained page"
+        "--html",
+        metavar="FILE",
+        type=pathlib.Path,
+        help="also write one self-contained page, in the place of an earlier one if it is there",
     )
     parser.add_argument(
         "--check",
@@ -78,8 +81,10 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from . import _html, _model, _output, _report_document, _report_text, _target
-    from ._input_errors import InputError
+    from bridge._cli import _output, _target
+    from bridge._cli._input_errors import InputError
+
+    from . import _document, _html, _text, _traced
 
     if arguments.check != (arguments.min_migrated is not None):
         raise InputError(
@@ -88,11 +93,13 @@ def _run(arguments: argparse.Namespace) -> int:
             "--check and --min-migrated together",
             "give both, as in --check --min-migrated 0.6",
         )
+    if arguments.html is not None:
+        _html.check_free(arguments.html)
     inputs = _target.parse_inputs(arguments.inputs)
     with _output.working(f"tracing {arguments.target}"):
         kwargs = dict(arguments.kwargs)
-        root = _model.tree(arguments.target, inputs, kwargs, concrete=arguments.concrete)
-    document = _report_document.document_of(arguments.target, root)
+        root = _traced.tree(arguments.target, inputs, kwargs, concrete=arguments.concrete)
+    document = _document.document_of(arguments.target, root)
     if arguments.check:
         if any(node.is_empty for _, node in root.walk()):
             raise InputError(
@@ -113,7 +120,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         _output.show_json(document)
     else:
-        _output.show(*_report_text.renderables(document))
+        _output.show(*_text.renderables(document))
     passed = document["check"] is None or document["check"]["passed"]
     return _command.OK if passed else _command.FAILED
 

@@ -16,7 +16,7 @@ _PUBLIC = ("flax.linen", "flax.nnx")
 _INSTALLED = ("site-packages", "dist-packages")
 
 
-class Source(NamedTuple):
+class ClassSource(NamedTuple):
     """Where a class is.
 
     Attributes:
@@ -31,7 +31,7 @@ class Source(NamedTuple):
     line: int | None = None
 
 
-def source_of(cls: type) -> Source:
+def source_of(cls: type) -> ClassSource:
     """Where a class is defined."""
     return _source_of(cls, pathlib.Path.cwd())
 
@@ -68,12 +68,12 @@ def _is_flax_linen(cls: type) -> bool:
 
 
 @functools.cache
-def _source_of(cls: type, directory: pathlib.Path) -> Source:
+def _source_of(cls: type, directory: pathlib.Path) -> ClassSource:
     try:
         file = pathlib.Path(inspect.getfile(cls)).resolve().relative_to(directory)
         line = inspect.getsourcelines(cls)[1]
     except (OSError, TypeError, ValueError):
-        return Source(import_path(cls))
+        return ClassSource(import_path(cls))
     if any(part in _INSTALLED for part in file.parts):
-        return Source(import_path(cls))
-    return Source(import_path(cls), file.as_posix(), line)
+        return ClassSource(import_path(cls))
+    return ClassSource(import_path(cls), file.as_posix(), line)

@@ -9,12 +9,11 @@ import jax
 from flax import linen as nn
 
 from bridge import port
-
-from . import _model, _target
-from ._conversion_plan import source_of
-from ._input_errors import InputError
-from ._leaves import Contents
-from ._rules_file import Rules
+from bridge._cli import _model, _target
+from bridge._cli._conversion_plan import source_of
+from bridge._cli._input_errors import InputError
+from bridge._cli._leaves import Contents
+from bridge._cli._rules_file import Rules
 
 
 def suggestions(
@@ -37,7 +36,7 @@ def suggestions(
     native = _model.called(arguments.model, inputs, kwargs)
     # What only the other model takes is for that one.
     own = {name: value for name, value in kwargs.items() if name in native.kwargs}
-    model = _model.abstract(arguments.model, inputs, own, to_nnx=to_nnx)
+    model = _model.abstract_values(arguments.model, inputs, own, to_nnx=to_nnx)
     source = source_of(contents, rules, to_nnx=to_nnx)
     if not to_nnx:
         return port.suggest(source, model, rules=rules.paths)

@@ -14,10 +14,9 @@ from flax import linen as nn
 from flax import nnx
 
 from bridge import parity, port
+from bridge._cli import _rules_file, _target
+from bridge._cli._input_errors import InputError, ProgramError
 from bridge._errors import BridgeError
-
-from . import _rules_file, _target
-from ._input_errors import InputError, ProgramError
 
 
 def compared(arguments: argparse.Namespace) -> Any:

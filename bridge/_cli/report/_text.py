@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from ._output import bar, byte_text, is_unicode, new_table, share_text
+from bridge._cli._output import bar, byte_text, is_unicode, new_table, share_text
 
 LABELS = {
     "linen": "Linen",

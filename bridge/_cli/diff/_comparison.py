@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from bridge._cli._leaves import dtype_of, shape_of
 from bridge._conversion.neutral import Leaf, Path
 from bridge._randomness.typed_keys import to_bits
-
-from ._leaves import dtype_of, shape_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +50,7 @@ class _Distance(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
+class Differences:
     """What is in one set of leaves, in the other, and in both."""
 
     only_a: tuple[Path, ...]
@@ -72,7 +71,7 @@ def compare(
     rtol: float = 0.0,
     atol: float = 0.0,
     ignore_dtype: bool = False,
-) -> Comparison:
+) -> Differences:
     """Compares leaves by path.
 
     Args:
@@ -89,7 +88,7 @@ def compare(
         for _, difference in pairs
         if set(difference.what) - ({"dtype"} if ignore_dtype else set())
     ]
-    return Comparison(
+    return Differences(
         tuple(sorted(a.keys() - b.keys())),
         tuple(sorted(b.keys() - a.keys())),
         tuple(changed),

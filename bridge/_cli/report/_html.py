@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from ._output import byte_text, share_text
-from ._page import PAGE, SCRIPT, STYLE
-from ._report_text import LABELS, check_text, counterpart_text, source_text
+from bridge._cli._input_errors import InputError
+from bridge._cli._output import byte_text, share_text
+
+from ._page import MARK, PAGE, SCRIPT, STYLE
+from ._text import LABELS, check_text, counterpart_text, source_text
+
+# Further than the mark is from the beginning of a page.
+_BEGINNING = 1000
+
+
+def check_free(path: pathlib.Path) -> None:
+    """Raises an error if there is a file at `path` that is not a page of an earlier report.
+
+    Raises:
+        InputError: there is such a file.
+    """
+    # A pipe or a device has no content to lose.
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        beginning = file.read(_BEGINNING)
+    if MARK.encode() not in beginning:
+        raise InputError(
+            "--html",
+            f"a file at {path} that report did not write",
+            "a page of an earlier report, or nothing",
+            "name another file, or remove it",
+        )
 
 
 def page(document: Mapping[str, Any]) -> str:
@@ -23,6 +49,7 @@ def page(document: Mapping[str, Any]) -> str:
     return PAGE.substitute(
         title=escape(f"{document['target']}: from Linen to NNX"),
         target=escape(document["target"]),
+        mark=MARK,
         style=STYLE,
         script=SCRIPT,
         cards="".join(_cards(document["migrated"])),

@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 import pathlib
-from collections.abc import Iterator, Mapping
 from typing import Any
 
+from bridge._cli import _command
 from bridge._conversion.neutral import Leaf, Path
-
-from . import _command
 
 _DESCRIPTION = """\
 Compares two checkpoints of any layouts and formats leaf by leaf: paths that only one of them has,
@@ -40,9 +38,6 @@ The JSON document is {"schema": "linen-nnx-bridge/diff", "version": 1, "same": b
 "max_abs_difference": number | "inf" | null, "max_relative_difference": likewise,
 "nan_in_one": [int, int]}]}; the last is how many elements are NaN in a alone, and in b alone.
 """
-
-SCHEMA = "linen-nnx-bridge/diff"
-VERSION = 1
 
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
@@ -86,7 +81,10 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from . import _comparison, _leaves, _output, _rules_file
+    from bridge._cli import _leaves, _output, _rules_file
+
+    from . import _comparison, _text
+    from ._text import path_text
 
     rules = _rules_file.load(arguments.rules) if arguments.rules else None
     contents = []
@@ -99,9 +97,10 @@ def _run(arguments: argparse.Namespace) -> int:
         if rules is not None or arguments.model is not None:
             contents = _in_one_layout(contents, rules, arguments)
         a, b = _named(contents, rngs=arguments.rngs)
-        if arguments.filter is not None:
+        if (search := arguments.filter) is not None:
             a, b = (
-                {p: v for p, v in x.items() if arguments.filter.search(_text(p))} for x in (a, b)
+                {path: leaf for path, leaf in side.items() if search.search(path_text(path))}
+                for side in (a, b)
             )
         comparison = _comparison.compare(
             a,
@@ -110,18 +109,18 @@ def _run(arguments: argparse.Namespace) -> int:
             atol=arguments.atol,
             ignore_dtype=arguments.ignore_dtype,
         )
-    document = _document((arguments.a, arguments.b), layouts, comparison)
+    document = _text.document_of((arguments.a, arguments.b), layouts, comparison)
     if arguments.json:
         _output.show_json(document)
     else:
-        _output.show(*_renderables(document))
+        _output.show(*_text.renderables(document))
     return _command.OK if comparison.is_same else _command.FAILED
 
 
 def _in_one_layout(contents: Any, rules: Any, arguments: argparse.Namespace) -> list[Any]:
     """Both checkpoints with NNX paths: the Linen one is renamed, or converted for a model."""
-    from . import _conversion_plan, _leaves, _model, _rules_file, _target
-    from ._input_errors import InputError
+    from bridge._cli import _conversion_plan, _leaves, _rules_file
+    from bridge._cli._input_errors import InputError
 
     linen = [n for n, content in enumerate(contents) if content.is_linen]
     if not linen:
@@ -132,12 +131,7 @@ def _in_one_layout(contents: Any, rules: Any, arguments: argparse.Namespace) -> 
             "leave them out: paths are compared as they are",
         )
     which, rules = linen[0], rules or _rules_file.Rules()
-    if arguments.model is None:
-        conversion = _conversion_plan.by_rules(contents[which], rules, to_nnx=True)
-    else:
-        inputs = _target.parse_inputs(arguments.inputs)
-        model = _model.abstract(arguments.model, inputs, dict(arguments.kwargs), to_nnx=True)
-        conversion = _conversion_plan.against_model(contents[which], model, rules, to_nnx=True)
+    conversion = _conversion_plan.conversion_of(contents[which], rules, arguments, to_nnx=True)
     renamed = list(contents)
     renamed[which] = _leaves.of_state(contents[which].layout, conversion.make())
     return renamed
@@ -161,107 +155,6 @@ def _without_value(leaves: dict[Path, Leaf], others: dict[Path, Leaf]) -> dict[P
         is_inside = path not in others and shorter in others and shorter not in leaves
         own[shorter if is_inside else path] = leaf
     return own
-
-
-def _text(path: Path) -> str:
-    return "/".join(map(str, path))
-
-
-def _document(paths: tuple[str, str], layouts: Any, comparison: Any) -> dict[str, Any]:
-    sides = [
-        {"checkpoint": path, "layout": layout.layout, "format": layout.format}
-        for path, layout in zip(paths, layouts, strict=True)
-    ]
-    return {
-        "schema": SCHEMA,
-        "version": VERSION,
-        "same": comparison.is_same,
-        "a": sides[0],
-        "b": sides[1],
-        "equal": comparison.equal,
-        "only_in_a": list(map(_text, comparison.only_a)),
-        "only_in_b": list(map(_text, comparison.only_b)),
-        "changed": [
-            {
-                "path": _text(difference.path),
-                "what": list(difference.what),
-                "shapes": [None if s is None else list(s) for s in difference.shapes],
-                "dtypes": list(difference.dtypes),
-                "max_abs_difference": _number(difference.max_abs),
-                "max_relative_difference": _number(difference.max_rel),
-                "nan_in_one": list(difference.nan),
-            }
-            for difference in comparison.changed
-        ],
-    }
-
-
-def _number(value: float | None) -> float | str | None:
-    # JSON has no infinity.
-    return "inf" if value is not None and math.isinf(value) else value
-
-
-def _renderables(document: Mapping[str, Any]) -> Iterator[Any]:
-    from rich.text import Text
-
-    from ._output import new_table, shape_text
-
-    for side in ("a", "b"):
-        entry = document[side]
-        yield f"{side}: {entry['checkpoint']} (layout {entry['layout']}, {entry['format']})"
-    rows = [
-        *(
-            (f"only in {side}", path, "", "", "", "", "")
-            for side in "ab"
-            for path in document[f"only_in_{side}"]
-        ),
-        *(
-            (
-                ", ".join(entry["what"]),
-                entry["path"],
-                _both(shape_text(s) for s in entry["shapes"]),
-                _both(d or "" for d in entry["dtypes"]),
-                _size(entry["max_abs_difference"]),
-                _size(entry["max_relative_difference"]),
-                _nan_text(entry["nan_in_one"]),
-            )
-            for entry in document["changed"]
-        ),
-    ]
-    if rows:
-        yield ""
-        headings = [
-            "difference",
-            "path",
-            "shape",
-            "dtype",
-            "max |a - b|",
-            "max |a - b| / |b|",
-            "NaN",
-        ]
-        # Most have no NaN at all.
-        count = len(headings) if any(row[-1] for row in rows) else len(headings) - 1
-        table = new_table(*headings[:count])
-        for row in rows:
-            table.add_row(*map(Text, row[:count]))
-        yield table
-        yield ""
-    count = len(rows)
-    yield f"{document['equal']:,} leaves are the same, {count:,} differ"
-
-
-def _both(texts: Any) -> str:
-    first, second = texts
-    return first if first == second else f"{first} -> {second}"
-
-
-def _nan_text(counts: Any) -> str:
-    texts = (f"{count:,} in {side} only" for count, side in zip(counts, "ab", strict=True) if count)
-    return ", ".join(texts)
-
-
-def _size(value: float | str | None) -> str:
-    return value or "" if isinstance(value, str | None) else f"{value:.3g}"
 
 
 def _tolerance(text: str) -> float:

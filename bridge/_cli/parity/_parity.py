@@ -7,7 +7,7 @@ import math
 import pathlib
 from typing import Any
 
-from . import _command
+from bridge._cli import _command
 
 _DESCRIPTION = """\
 Compares two models with the same weights, as bridge.parity.check does: weights, outputs, the output
@@ -70,6 +70,10 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--port", action="store_true", help="give B the values of A before they are compared"
     )
+    _add_what_is_compared(parser)
+
+
+def _add_what_is_compared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--train", action="store_true", help="run both models as in training")
     parser.add_argument(
         "--sections", metavar="NAMES", type=_names, help="what is compared, joined by commas"
@@ -106,7 +110,9 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
 def _run(arguments: argparse.Namespace) -> int:
     import json
 
-    from . import _compared, _output
+    from bridge._cli import _output
+
+    from . import _compared
 
     with _output.working(f"comparing {arguments.a} and {arguments.b}"):
         report = _compared.compared(arguments)

@@ -11,13 +11,10 @@ from flax import nnx
 from flax.core import meta
 
 from bridge import checkpoint
+from bridge._cli._input_errors import InputError
 from bridge._errors import CheckpointError
 from bridge.checkpoint import _publish, _refusals, _single_files
 from bridge.checkpoint._stored import parts
-
-from ._input_errors import InputError
-
-FILES = _single_files.FORMATS
 
 
 def check_free(out: pathlib.Path, source: str, form: str, *, overwrite: bool) -> None:
@@ -33,7 +30,7 @@ def check_free(out: pathlib.Path, source: str, form: str, *, overwrite: bool) ->
         return
     if not overwrite:
         raise InputError("OUT", f"something at {out}", "nothing there", "pass --overwrite")
-    _refusals.check_replaceable(out, is_file=form in FILES, sources=[source])
+    _refusals.check_replaceable(out, file_format=_file_format(form), sources=[source])
 
 
 def write(out: pathlib.Path, source: str, tree: Any, form: str, *, overwrite: bool) -> None:
@@ -52,17 +49,23 @@ def write(out: pathlib.Path, source: str, tree: Any, form: str, *, overwrite: bo
         CheckpointError: what is at `out` is not replaced, the format cannot hold the tree, or
             writing fails; what was there is unchanged.
     """
-    is_file = form in FILES
-    with _publish.publishing(out, overwrite=overwrite, is_file=is_file, sources=[source]) as new:
+    file_format = _file_format(form)
+    with _publish.publishing(
+        out, overwrite=overwrite, file_format=file_format, sources=[source]
+    ) as new:
         if form == "bridge":
             checkpoint.save(new, tree)
-        elif is_file:
-            _single_files.write(new, _bare(tree), form)
+        elif file_format:
+            _single_files.write(new, _bare(tree), file_format)
         else:
             _check_names(out, tree)
             with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
                 # Programs save the State itself, as Flax's guide on checkpoints does.
                 checkpointer.save(new, args=ocp.args.PyTreeSave(_unboxed(tree)))
+
+
+def _file_format(form: str) -> str | None:
+    return form if form in _single_files.FORMATS else None
 
 
 def _check_names(out: pathlib.Path, tree: Any) -> None:

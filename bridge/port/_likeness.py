@@ -1,0 +1,64 @@
+"""Which modules belong together by their names, their numbers, and how many shapes they share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ._names import likeness
+from ._numbers import families
+from ._orders import Pairs
+from ._places import Place
+from ._trees import LinenNode, NNXNode, nnx_text
+
+
+def pairs_by_name(place: Place, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Pairs:
+    """Pairs whose names are more alike than any other of either's, and what is left by them."""
+    ours = _families(nodes, lambda node: nnx_text(node.path[len(place.nnx.path) :]))
+    theirs = _families(
+        scopes, lambda scope: "/".join(map(str, scope.path[len(place.linen.path) :]))
+    )
+    # Sequences of other lengths are not each other.
+    scores = {
+        (a, b): likeness(a, b) for a in ours for b in theirs if len(ours[a]) == len(theirs[b])
+    }
+    pairs: Pairs = []
+    while scores:
+        best = max(scores, key=lambda pair: scores[pair])
+        value = scores[best]
+        rivals = [p for p in scores if p != best and (p[0] == best[0] or p[1] == best[1])]
+        if not value or any(scores[p] >= value for p in rivals):
+            break
+        pairs += zip(ours.pop(best[0]), theirs.pop(best[1]), strict=True)
+        scores = {p: s for p, s in scores.items() if not {*p} & {*best}}
+    if pairs and len(ours) == len(theirs) == 1:
+        (last,), (other,) = ours.values(), theirs.values()
+        if len(last) == len(other):
+            pairs += zip(last, other, strict=True)
+    return pairs
+
+
+def _families(items: Sequence[Any], text_of: Callable[[Any], str]) -> dict[str, list[Any]]:
+    """Items by the words of their names, in the order of their numbers."""
+    by_text = {text_of(item): item for item in items}
+    return {own[0]: [by_text[text] for text in own] for own in families(by_text).values()}
+
+
+def pairs_by_numbers(nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Pairs:
+    """The pairs of two sequences of names, in the order of their numbers."""
+    ours = {nnx_text(node.path): node for node in nodes}
+    theirs = {linen_path_text(scope): scope for scope in scopes}
+    (one,), (other,) = families(ours).values(), families(theirs).values()
+    return [(ours[a], theirs[b]) for a, b in zip(one, other, strict=True)]
+
+
+def share_of_shapes(ours: Counter[Any], theirs: Counter[Any]) -> float:
+    """How many of the leaves of two modules have the same shape, from 0 to 1."""
+    either = sum((ours | theirs).values())
+    return sum((ours & theirs).values()) / either if either else 0.0
+
+
+def linen_path_text(scope: LinenNode) -> str:
+    """A scope's path as rules write it."""
+    return "/".join(map(str, scope.path))

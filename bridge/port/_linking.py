@@ -1,0 +1,104 @@
+"""Which part of a Linen leaf is which part of an NNX leaf, of two modules that are the same."""
+
+from __future__ import annotations
+
+from bridge._conversion.matching import same_shape
+
+from ._context import Context, Settled, layer_cut, without_axis
+from ._correspondence import Correspondence, MisShaped
+from ._layers import LayerRule
+from ._pieces import Cut, Piece, Region
+from ._trees import LinenNode, NNXNode, shape_of
+
+
+class Linker:
+    """Links leaves, and notes those whose shapes do not fit.
+
+    Args:
+      found: where the result goes.
+      settled: the nodes that are spoken for.
+    """
+
+    def __init__(self, found: Correspondence, settled: Settled):
+        self._found = found
+        self._settled = settled
+
+    def fused(
+        self, node: NNXNode, scope: LinenNode, rule: LayerRule, context: Context, how: str
+    ) -> None:
+        """Links the leaves of a cell whose gates NNX keeps side by side."""
+        for path, parts in rule.fused.items():
+            leaf = node.at(path)
+            if leaf is None or not self._settled.is_free(leaf, context):
+                continue
+            shape = shape_of(leaf.value) or (0,)
+            size = shape[-1] // len(parts)
+            for index, part in enumerate(parts):
+                if found := scope.at(part):
+                    cut = Cut(len(shape) - 1, index * size, size)
+                    self.link(leaf, found, "params", context, label_of(rule, how), (cut,))
+        for path in rule.zero:
+            found = scope.at(path)
+            if found and "params" in found.leaves:
+                address = "params", found.path
+                # Of stacked layers each entry is cut out once, whichever leaf it belongs to.
+                region = layer_cut(shape_of(found.leaves["params"].value), context.linen)
+                self._found.pieces.append(Piece(address, None, region, (), label_of(rule, how)))
+
+    def leaf(self, leaf: NNXNode, found: LinenNode, context: Context, label: str) -> None:
+        """Links a leaf with that of its collection at a Linen path."""
+        collection = leaf.collection
+        if collection not in found.leaves:
+            # A subclass of Param, such as LoRAParam, has no collection of its own in Linen.
+            collection = "params" if leaf.is_param else None
+            if not leaf.is_variable and len(found.leaves) == 1:
+                (collection,) = found.leaves
+        self.link(leaf, found, collection, context, label)
+
+    def link(
+        self,
+        leaf: NNXNode,
+        found: LinenNode,
+        collection: str | None,
+        context: Context,
+        label: str,
+        cuts: Region = (),
+    ) -> None:
+        """Links two leaves, or parts of them.
+
+        Args:
+          leaf: the NNX leaf.
+          found: the Linen path.
+          collection: which leaf of the path; without one there is nothing to link.
+          context: which of several stacked layers they are.
+          label: what put the two together, for the report.
+          cuts: which part of the NNX leaf.
+        """
+        if collection is None or collection not in found.leaves:
+            return
+        self._settled.add(leaf, found, context)
+        address = collection, found.path
+        theirs, ours = found.leaves[collection].value, leaf.value
+        expected = without_axis(shape_of(ours), context.nnx)
+        if cuts and expected is not None:
+            expected = (*expected[:-1], cuts[0].size)
+        actual = without_axis(shape_of(theirs), context.linen)
+        if expected is None or actual is None:
+            fits = same_shape(theirs, ours)
+        else:
+            fits = expected == actual
+        if not fits:
+            note = ""
+            if expected and actual and expected == actual[::-1]:
+                note = "the transpose would fit"
+            self._found.mis_shaped.append(MisShaped(address, leaf.path, label, note))
+            return
+        linen_region = layer_cut(shape_of(theirs), context.linen)
+        nnx_region = layer_cut(shape_of(ours), context.nnx) + cuts
+        self._found.pieces.append(Piece(address, leaf.path, linen_region, nnx_region, label))
+
+
+def label_of(rule: LayerRule | str | None, how: str) -> str:
+    """A rule and how it came to be used, for the report."""
+    name = rule.name if isinstance(rule, LayerRule) else rule or "name"
+    return f"{name}, {how}" if how else name

@@ -1,0 +1,111 @@
+"""In which order two models use their leaves, and what that says about pairs of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from bridge._conversion.neutral import Address, Path
+
+from ._order import Order
+from ._trees import LinenNode, NNXNode
+from ._uses import bit_of
+
+Pairs: TypeAlias = list[tuple[NNXNode, LinenNode]]
+
+
+class Orders(NamedTuple):
+    """In which order the two models use their leaves.
+
+    Attributes:
+      nnx: the order of NNX paths.
+      linen: the order of Linen addresses, empty if nothing tells one.
+      nnx_text: how the order of the NNX model is known.
+      linen_text: how that of the Linen model is.
+      nnx_is_traced: whether a trace showed the order of the NNX model.
+      linen_is_traced: whether one showed that of the Linen model.
+    """
+
+    nnx: Order
+    linen: Order
+    nnx_text: str
+    linen_text: str
+    nnx_is_traced: bool
+    linen_is_traced: bool
+
+    @property
+    def text(self) -> str:
+        if self.are_traced:
+            return "the order of calls in both models"
+        return f"{self.nnx_text} and {self.linen_text}"
+
+    @property
+    def are_traced(self) -> bool:
+        return self.nnx_is_traced and self.linen_is_traced
+
+    def told(self, pairs: Sequence[tuple[NNXNode, LinenNode]]) -> list[bool]:
+        """Of each pair, whether the results that calls use of each other's leave no other one.
+
+        Calls that use no results of each other could be in any order, so theirs tells nothing.
+        """
+        ours = [_bits(self.nnx, _paths(node)) for node, _ in pairs]
+        theirs = [_bits(self.linen, _addresses(scope)) for _, scope in pairs]
+        before, others = (
+            [[_precedes(a, b) for b in each] for a in each] for each in (ours, theirs)
+        )
+        if before != others:
+            return [False] * len(pairs)
+        # In the partial order of the calls a place with counts of its own is like no other.
+        places = [(sum(before[n]), sum(row[n] for row in before)) for n in range(len(pairs))]
+        return [places.count(place) == 1 for place in places]
+
+    def in_order(self, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Pairs | None:
+        """The pairs in the order of both models; None if that is not known of all."""
+        ours = [(self.nnx_rank(node), n) for n, node in enumerate(nodes)]
+        theirs = [(self.linen_rank(scope), n) for n, scope in enumerate(scopes)]
+        ranks = [rank for rank, _ in (*ours, *theirs)]
+        if len(ours) != len(theirs) or None in ranks:
+            return None
+        one, other = (sorted((rank or 0, n) for rank, n in each) for each in (ours, theirs))
+        return [(nodes[a], scopes[b]) for (_, a), (_, b) in zip(one, other, strict=True)]
+
+    def nnx_rank(self, node: NNXNode) -> int | None:
+        """The rank of the leaf of a module that is used first."""
+        ranks = [self.nnx.ranks.get(path) for path in _paths(node)]
+        return min((rank for rank in ranks if rank is not None), default=None)
+
+    def linen_rank(self, scope: LinenNode) -> int | None:
+        """As `nnx_rank`, of a scope."""
+        ranks = [self.linen.ranks.get(address) for address in _addresses(scope)]
+        return min((rank for rank in ranks if rank is not None), default=None)
+
+    def axes(self, node: NNXNode, scope: LinenNode) -> Iterator[tuple[int, str]]:
+        """(the axis on which a scan takes a stack apart, the library whose trace shows it)."""
+        ours = {self.nnx.axes.get(path) for path in _paths(node)}
+        theirs = {self.linen.axes.get(address) for address in _addresses(scope)}
+        for found, library in ((theirs, "Linen"), (ours, "NNX")):
+            if len(found) == 1 and (axis := next(iter(found))) is not None:
+                yield axis, library
+
+
+def _paths(node: NNXNode) -> list[Path]:
+    return [each.path for each in node.walk() if each.is_leaf]
+
+
+def _addresses(scope: LinenNode) -> list[Address]:
+    return [(collection, each.path) for each in scope.walk() for collection in each.leaves]
+
+
+def _precedes(one: tuple[int, int], other: tuple[int, int]) -> bool:
+    """Whether a module uses a result of another's, and not the reverse, from their `_bits`."""
+    return bool(other[1] & one[0]) and not one[1] & other[0]
+
+
+def _bits(order: Order, keys: Sequence[Any]) -> tuple[int, int]:
+    """(the ranks of leaves, those of what their first uses need), as bits."""
+    used, needed = 0, 0
+    for key in keys:
+        if key in order.ranks:
+            used |= bit_of(order.ranks[key])
+            needed |= order.after.get(key, 0)
+    return used, needed

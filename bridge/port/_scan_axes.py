@@ -1,0 +1,65 @@
+"""On which axis a trace cuts stacked leaves into layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jax.extend import core as jex_core
+
+from ._jaxprs import inner_jaxprs
+
+# A leaf's key, and which of the leaf's axes each axis of the operand is.
+_Held = Mapping[Any, tuple[Any, tuple[int, ...]]]
+_KEEPING_AXES = frozenset({"convert_element_type", "copy", "copy_p", "sharding_constraint"})
+
+
+def scan_axes(jaxpr: Any, leaves: Mapping[Any, Any]) -> dict[Any, int]:
+    """The axis on which the outermost scan takes each leaf apart.
+
+    A lifted scan transposes the axis to the front, as `lax.scan` goes over the first one.
+
+    Args:
+      jaxpr: a jaxpr.
+      leaves: keys of leaves by the variables of the jaxpr that they are.
+
+    Returns:
+      The axis by key, for the leaves that a scan takes apart.
+    """
+    found: dict[Any, int] = {}
+    _read(jaxpr, {v: (key, tuple(range(v.aval.ndim))) for v, key in leaves.items()}, found)
+    return found
+
+
+def _read(jaxpr: Any, given: _Held, found: dict[Any, int]) -> None:
+    held = dict(given)
+    for equation in jaxpr.eqns:
+        known = [_of(operand, held) for operand in equation.invars]
+        name = equation.primitive.name
+        if name in _KEEPING_AXES and known[0]:
+            held[equation.outvars[0]] = known[0]
+        elif name == "transpose" and known[0]:
+            key, axes = known[0]
+            order = equation.params["permutation"]
+            held[equation.outvars[0]] = key, tuple(axes[axis] for axis in order)
+        elif name == "scan":
+            first = equation.params["num_consts"] + equation.params["num_carry"]
+            for each in known[first:]:
+                if each:
+                    found.setdefault(each[0], each[1][0])
+            # What is passed whole may be taken apart further inside.
+            _read_inner(equation, [*known[:first], *[None] * (len(known) - first)], found)
+        else:
+            _read_inner(equation, known, found)
+
+
+def _read_inner(equation: Any, known: list[Any], found: dict[Any, int]) -> None:
+    for sub, offset in inner_jaxprs(equation):
+        # An equation's last operands are the inputs of what it runs.
+        inputs = sub.invars[len(sub.invars) - len(known[offset:]) :]
+        operands = zip(inputs, known[offset:], strict=False)
+        _read(sub, {v: each for v, each in operands if each}, found)
+
+
+def _of(operand: Any, held: _Held) -> Any:
+    return None if isinstance(operand, jex_core.Literal) else held.get(operand)
