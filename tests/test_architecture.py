@@ -117,12 +117,7 @@ def test_every_file_that_is_named_exists():
     named = set(re.findall(r"`((?:\w+/)*\w+\.py)\b", TEXT))
     places = [ROOT, ROOT / "bridge", *(ROOT / "bridge").iterdir()]
     assert len(named) > 20
-    assert [
-        name
-        for name in named
-        # A command that is not there yet, and the second file of a room in one sentence.
-        if name != "_cli/_name.py" and not any((place / name).is_file() for place in places)
-    ] == []
+    assert [n for n in named if not any((place / n).is_file() for place in places)] == []
 
 
 def test_every_function_that_is_named_exists():

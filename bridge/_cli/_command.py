@@ -68,8 +68,8 @@ def new_parser(
                 code = run(arguments)
             sys.stdout.flush()
         except BrokenPipeError:
-            # The reader has seen enough, as `| head` does. Python would complain once more when it
-            # flushes at exit.
+            # The reader closed the pipe, as `| head` does. Without this, Python would report it
+            # again when it flushes at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return OK
         except (BridgeError, OSError) as error:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 _GAP = 2
-# A part with the separators behind it; a line ends behind one.
+# A part with its trailing separators, after which a line may break.
 _PART = re.compile(r"[^/., ]+[/., ]*|[/., ]+")
 
 

@@ -42,7 +42,7 @@ class Contents:
     def left_out(self) -> tuple[str, ...]:
         """What is no weight: RNG state, and trees beside the model, such as `opt_state`."""
         rngs = self.leaves.keys() - self.without_rngs().leaves.keys()
-        # In a state by path, what is beside the model cannot be told from it.
+        # A state by path does not show which entries lie beside the model.
         extra = self.layout.extra if self.has_collections else ()
         return *extra, *sorted(path_text(*address) for address in rngs)
 

@@ -164,7 +164,7 @@ def _module_of_file(place: str) -> Any:
     if there is not None:
         if getattr(there, "__file__", None) == str(path):
             return there
-        # A file `jax.py`, or another one of this name, must not hide what is loaded.
+        # A user's file such as `jax.py` must not hide a loaded module.
         name = f"_bridge_target_{name}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:

@@ -177,7 +177,7 @@ def problems_of(result: StepResult, floor: float) -> list[str]:
     """Returns, in words, what does not hold in the measurements of `result`."""
     problems = []
     difference = result.max_abs_diff
-    # Written so that NaN, which compares false with everything, does not pass.
+    # NaN compares false with everything, so this form rejects it.
     if difference is not None and not difference <= TOLERANCE:
         problems.append(f"outputs differ from the step before by {difference:.1e}")
     if result.untrained:

@@ -52,7 +52,8 @@ def contents_of(
         arrays = [array for content in contents.values() for array in content.arrays.values()]
         own = [_digests.own_part(array) for array in arrays] if digests else []
     if digests:
-        # All processes are here: without the agreement one would wait for sums for ever.
+        # All processes reach this line because they agreed before; otherwise one would wait
+        # forever.
         texts = map(_digests.text_of, map(int, summed(np.asarray(own, np.uint64))))
         for content in contents.values():
             found = dict(zip(content.arrays, texts, strict=False))

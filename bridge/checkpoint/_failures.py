@@ -34,7 +34,7 @@ def reported(what: str, path: object, remedy: str = "") -> Iterator[None]:
     except Exception as error:
         text = reason(error)
         failure = CheckpointError(what, path, f"{text.rstrip('.')}. {remedy}".rstrip())
-        # The traceback through orbax says no more about a full disk than the reason does.
+        # The reason says everything about a full disk; a traceback through orbax adds nothing.
         raise failure from (None if is_of_system(error) else error)
 
 

@@ -55,7 +55,7 @@ def stored_name(key: Key) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _quoted(key: str) -> str:
-    # The leaves of a model have few names between them.
+    # The leaves of a model share few names.
     quoted = urllib.parse.quote(key, safe="").replace(".", "%2E")
     if _NUMBER.fullmatch(quoted) or not quoted:
         quoted = f"%{ord(quoted[0]):02X}{quoted[1:]}" if quoted else "%"
@@ -81,7 +81,7 @@ def encode(value: Any) -> Any:
         return None
     if kind is jax.sharding.PartitionSpec:
         encoded = {"spec": [encode(names) for names in value]}
-        # A spec may say more than its entries, which names reductions.
+        # A spec may also name reductions, besides its entries.
         if decode(encoded) == value:
             return encoded
     for name, sequence in _SEQUENCES.items():
@@ -153,7 +153,7 @@ def loaded_type(name: Any) -> type:
         raise MalformedError(f"{_short(name)} where the name of a type is expected")
     module, _, qualname = name.partition(":")
     if module == registry.auto.__name__:
-        # These are made when somebody asks for them, and have no code.
+        # Types that are made on demand have no code to import.
         return registry.auto.for_collection(urllib.parse.unquote(qualname))
     found: Any = sys.modules.get(module)
     for part in qualname.split("."):

@@ -66,7 +66,7 @@ def sweep(path: Path) -> None:
         held = lock(place) if _boot() and f"-{_boot()}-" in place.name else None
         if held is not None:
             children = list(place.iterdir())
-            # An empty one may be so new that its owner has not got its lock yet.
+            # An empty directory may be so new that its owner does not hold the lock yet.
             if children and all(map(_is_ours, children)):
                 shutil.rmtree(place, ignore_errors=True)
             os.close(held)

@@ -142,7 +142,7 @@ def _is_stream(source: Source, path: Path, stored: Mapping[Names, Stored]) -> bo
     """Whether a leaf of a checkpoint is RNG state."""
     if source.layout != "nnx":
         return is_rng(path)
-    # A state says nothing but names: a stream is a key and a count side by side.
+    # A state holds only names: recognise a stream by a key and a count side by side.
     bare = path[:-1] if path[-1:] == ("value",) else path
     ending = path[len(bare) :]
     pair = [tuple(map(str, (*bare[:-1], name, *ending))) for name in ("key", "count")]

@@ -219,7 +219,7 @@ def _is_implementation(name: str) -> bool:
     try:
         jax.eval_shape(lambda: jax.random.key(0, impl=name))
     except Exception:
-        # A name that is none gives errors of several types.
+        # An invalid name raises errors of several types.
         return False
     return True
 
@@ -228,12 +228,12 @@ def _check_names(path: tuple[Any, ...], form: Any, found: list[Names]) -> None:
     """Raises if the names of arrays are not those that a path has: they are read by name."""
     own = names_of(path)
     if type(form) is int and form == 0 and found == [own]:
-        # A value that is one array, as most are.
+        # Usually a value is one array.
         return
     try:
         expected = [names_of((*path, *below)) for below, _ in parts(_json.form_of(form))]
     except NotCarriedError:
-        # What the containers are the file does not say.
+        # The file does not say which containers these were.
         if not all(names[: len(path)] == own[: len(path)] for names in found):
             raise MalformedError("a name is not below its path") from None
         if not all(_NAME.fullmatch(name) for names in found for name in names):

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from ._stored import Names
 
-# A class name and a number, as Linen names what has no name.
+# A class name and a number, as in Linen's automatic names.
 _AUTOMATIC = re.compile(r"_*[A-Z]\w*_\d+")
 
 

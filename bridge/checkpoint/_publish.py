@@ -100,7 +100,7 @@ class _Publication:
         self._sources = sources
         self._made: list[Path] = []
         self._lock: int | None = None
-        # What the directory beside the path holds that must not be lost.
+        # What the directory beside the path holds and a save must preserve.
         self._kept: dict[str, str] = {}
 
     @property
@@ -165,7 +165,7 @@ class _Publication:
             self._replace_in_two_steps(new)
             return
         try:
-            # Nobody else has a name for it any more, so what is found holds until it is deleted.
+            # Nobody else can reach it any more, so this finding holds until it is deleted.
             self._check_taken(new)
             sync_directory(self._path.parent)
         except BaseException:
@@ -198,7 +198,7 @@ class _Publication:
     def close(self) -> None:
         """Removes the directory beside the path, with what was replaced."""
         with contextlib.suppress(OSError):
-            # Under this name the next save deletes the rest of it, should this process be killed.
+            # If this process is killed, the next save deletes the rest under this name.
             os.rename(
                 self.place / (OLD if (self.place / OLD).exists() else NEW), self.place / REPLACED
             )

@@ -20,7 +20,7 @@ _SWAP, _EXCLUSIVE = 2, 4
 # How many files are brought to the disk at once.
 _AT_ONCE = 16
 
-# What a kernel or file system answers that lacks the call or the flag.
+# Errors of a kernel or file system without the call or the flag.
 _MISSING = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
@@ -51,7 +51,7 @@ def move_to_free_name(source: Path, target: Path) -> None:
     if source.is_dir():
         if os.path.lexists(target):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target))
-        # What comes there in between is safe: a directory takes the name of an empty one alone.
+        # A directory that appears in between is safe: a rename replaces only an empty directory.
         os.rename(source, target)
     else:
         os.link(source, target)
@@ -68,7 +68,7 @@ def sync_tree(root: Path) -> None:
     for folder, _, names in os.walk(root):
         folders.append(Path(folder))
         files += (Path(folder) / name for name in names)
-    # Each call waits for the disk, and a journal takes up what waits together.
+    # Each call waits for the disk, and a journal commits concurrent calls together.
     with concurrent.futures.ThreadPoolExecutor(_AT_ONCE) as pool:
         waiting = [pool.submit(_sync, file) for file in files]
         waiting += [pool.submit(sync_directory, folder) for folder in folders]

@@ -23,7 +23,7 @@ from ._targets import Tree
 _STACKED = re.compile(r"\*|\[")
 _GROUP = re.compile(r"\((?P<inner>[^()?][^()]*)\)")
 _REFERENCE = re.compile(r"\\(?P<number>\d)")
-# What a regular expression must not hold outside of its groups to be a text.
+# Characters that make a regular expression more than literal text, outside of its groups.
 _SPECIAL = re.compile(r"[.^$*+?{}\[\]|()]")
 
 

@@ -148,7 +148,7 @@ def restore(
 
 
 def _extra_item(source: Source, name: str) -> Item:
-    # What is not there has no leaves, so that the error lists those that are missing.
+    # A missing part has no leaves, so that the error lists the missing ones.
     return source.extra.get(name, Item((), lambda wanted: {}))
 
 

@@ -22,7 +22,7 @@ from ._stored import parts
 
 FORMATS = ("msgpack", "safetensors", "npz")
 _SEPARATORS = {"safetensors": ".", "npz": "/"}
-# What NumPy calls the bytes of a type that it does not know.
+# NumPy's name for the bytes of a dtype that it does not know.
 _BFLOAT16_BYTES = np.dtype("V2")
 _HEADER_LENGTH = 8
 # In the places that npz and safetensors have for remarks, which readers of arrays pass over.

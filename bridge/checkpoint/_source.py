@@ -175,7 +175,7 @@ def _is_collection(name: str) -> bool:
         found = registry.variable_type_from_name(name)
     except registry.UnknownNameError:
         return False
-    # One that was made on demand says nothing about the file.
+    # A type that was made on demand says nothing about the file.
     return registry.auto.collection_of(found) is None
 
 

@@ -152,7 +152,7 @@ class _Search:
         if not self.before and not found.inputs_agree and not self._is_settled():
             self.before = place
         if not output.ok and not self._is_settled():
-            # If nothing better comes, the first one at all is told.
+            # If there is no better one, report the first.
             self.first = found if self.first is None or found.inputs_agree else self.first
         elif output.ok and self.first is None:
             self._after = place

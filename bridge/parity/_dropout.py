@@ -11,7 +11,7 @@ from flax import linen as nn
 from flax import nnx
 
 _RATES = ("rate", "dropout_rate")
-# What a model may call the choice, and the value of it that turns dropout off.
+# Names of the argument, and the value that turns dropout off.
 _SWITCHES: Mapping[str, bool] = {
     "deterministic": True,
     "train": False,

@@ -15,7 +15,7 @@ from flax import nnx
 
 from bridge.port._layers import rule_of
 
-# NNX's names of what Linen's layers call otherwise.
+# NNX's names for fields that Linen's layers name differently.
 _FEATURES = {"out_features": "features"}
 _HIDDEN = {"hidden_features": "features"}
 _ALIASES: Mapping[type[Any], Mapping[str, str]] = MappingProxyType(
@@ -34,7 +34,7 @@ _ALIASES: Mapping[type[Any], Mapping[str, str]] = MappingProxyType(
 # A check sets the first two itself, and `_dropout` says where they do not apply. The others are
 # not fields of the computation.
 _LEFT_OUT = frozenset({"deterministic", "use_running_average", "parent", "name", "rngs"})
-# One side derives these from the inputs where the other has them given.
+# One side derives these from the inputs, the other takes them as fields.
 _DERIVED = frozenset(
     {"features", "in_features", "out_features", "qkv_features", "num_groups", "group_size"}
 )
@@ -107,7 +107,7 @@ def _same(name: str, x: Any, y: Any, same_dtypes: bool) -> bool:
     if x is None or y is None:
         if name in _DERIVED or (same_dtypes and "dtype" in name):
             return True
-        # What is off by default is None here and False there; functions have defaults.
+        # "Off" is None on one side and False on the other; functions have defaults.
         return (x or None) == (y or None) or any(isinstance(v, _Function) for v in (x, y))
     if isinstance(x, tuple) and not isinstance(y, tuple):
         return len(x) > 0 and all(item == y for item in x)

@@ -90,7 +90,7 @@ def layouts_of(a: Model, b: Model, rules: Any) -> Layouts:
     whole = {x: leaf.value for x, leaf in a.values.items() if is_array(leaf.value)}
 
     def convert(values: Values) -> Values:
-        # All at once, as a value of `b` may be made of several, and not all are asked for.
+        # All at once: a value of `b` may need several, and not all are requested.
         given = set(map(as_text, values))
         converted = by_text(plan.convert({**whole, **values}))
         return {x: v for x, v in converted.items() if given.issuperset(sources[x])}
@@ -120,10 +120,10 @@ def _sources(
     whole: Values, convert: Callable[[Values], Values]
 ) -> dict[Address, tuple[Address, ...]]:
     """Where each value of `b` comes from: numbers are converted in the place of the values."""
-    # From 1, as what must be zero comes back as zeros.
+    # From 1, because a value that must be zero comes back as zeros.
     addresses = dict(enumerate(whole, 1))
     numbered: Values = {
-        # No memory is taken for these.
+        # These take no memory.
         address: np.broadcast_to(np.int32(number), whole[address].shape)
         for number, address in addresses.items()
     }
@@ -142,7 +142,7 @@ def _layer_paths(pairs: Sequence[tuple[Names, Names]]) -> dict[Names, Names]:
     for path in sorted(below_a, key=len, reverse=True):
         found = by_values.get(frozenset(below_a[path]), [])
         if path and found:
-            # Once it is taken by an inner layer it is no layer around it.
+            # A layer that an inner path has taken is not available to an outer one.
             paths[path] = found.pop(found.index(max(found, key=len)))
     return paths
 

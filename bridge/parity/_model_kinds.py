@@ -159,14 +159,14 @@ class NnxModel(Model):
         kwargs = dict(request.kwargs)
         modes: dict[str, Any] = {}
         if self.names_mode(request):
-            # What `train()` would have allowed.
+            # The collections that `train()` makes mutable.
             kwargs.setdefault("mutable", "existing")
         else:
             modes = {name: request.modes[name] for name in _train_eval.MODE_FIELDS}
             module.set_attributes(**modes, raise_if_not_found=False, graph=True)
             for _, node in nnx.iter_graph(module, graph=True):
                 if isinstance(node, ToNNX):
-                    # With what is to be filled in for `train`.
+                    # Including the value for arguments named `train`.
                     node.to_nnx__modes = tuple(sorted(request.modes.items()))
         if request.rngs is not None:
             nnx.reseed(module, graph=True, **_streams(request.rngs))

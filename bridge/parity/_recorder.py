@@ -92,7 +92,7 @@ class Recorder:
         self._open: list[_Open] = []
         self._marked: list[nnx.Module] = []
         self._calls: list[LayerCall] = []
-        # By id, as the hash of a code object is made of all that is in it.
+        # By id: hashing a code object reads all of it.
         self._no_layers: dict[int, CodeType] = {}
         self._previous: Any = None
         self._problem = ""
@@ -164,7 +164,7 @@ class Recorder:
             with self._told():
                 self._close(entry, output)
         finally:
-            # Whatever was called inside is over, also if it raised.
+            # All inner calls have ended, even if they raised.
             del self._open[self._open.index(entry) :]
         return output
 
@@ -192,7 +192,7 @@ class Recorder:
         code = frame.f_code
         name = code.co_name
         if not code.co_argcount or (name != "__call__" and (name[0] in "_<" or name in _NNX_NAMES)):
-            # Every function of Flax and JAX that runs comes by here.
+            # This runs for every function of Flax and JAX.
             self._no_layers[id(code)] = code
             return
         module: Any = frame.f_locals.get(code.co_varnames[0])

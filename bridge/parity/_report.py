@@ -26,7 +26,7 @@ class Report(Findings):
     """
 
     def __str__(self) -> str:
-        # Rich is needed for this alone.
+        # Only this needs rich.
         from ._table import as_text
 
         return as_text(self)

@@ -19,7 +19,7 @@ def pairs_by_name(place: Place, nodes: Sequence[NNXNode], scopes: Sequence[Linen
     theirs = _families(
         scopes, lambda scope: "/".join(map(str, scope.path[len(place.linen.path) :]))
     )
-    # Sequences of other lengths are not each other.
+    # Sequences of different lengths do not correspond.
     scores = {
         (a, b): likeness(a, b) for a in ours for b in theirs if len(ours[a]) == len(theirs[b])
     }

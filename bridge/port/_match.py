@@ -35,7 +35,7 @@ def correspondence(
     names = frozenset(c.__name__ for c in classes if rule_of(c) is None)
     settled = Settled()
     wrong = {problem.rule for problem in problems}
-    # A rule settles both of its ends; what is around them is matched without them.
+    # A rule settles both of its ends; match the rest without them.
     good = [pair for pair in pairs if pair.rule not in wrong]
     for pair in good:
         settled.add(pair.nnx, pair.linen, pair.context)
@@ -191,7 +191,7 @@ class Matcher:
         ]
         axes = range(max(ranks, default=0))
         fits = [axis for axis in axes if self._fits(*on_axis(pair, axis))]
-        # What is inside of a layer may be ambiguous, and its shapes tell the axis all the same.
+        # The parts of a layer may be ambiguous; the shapes show the axis anyway.
         return fits or axes_of(pair, self._classes)
 
     def _fits(self, node: NNXNode, scope: LinenNode, context: Context) -> bool:
@@ -270,7 +270,7 @@ class Matcher:
         stacks = only_stacks(place, self._classes)
         for node, scope, pairs in stacks:
             self._stacked(node, scope, pairs)
-        # What fits no axis as a whole stays open, and must not be tried for ever.
+        # A stack that fits no axis stays open; do not try it again.
         return any(not self._settled.is_free(node, PLAIN) for node, _, _ in stacks)
 
     def _propose(self, place: Place, proposer: Proposer) -> None:

@@ -53,7 +53,7 @@ def to_linen(correspondence: Correspondence, values: Mapping[Path, Any]) -> dict
     leaves = {node.path: node.value for node in correspondence.nnx_leaves()}
     moved = _moved(parts, values, leaves.__getitem__, linen_text, nnx_text)
     for address in (p.linen for p in zero_pieces(correspondence)):
-        # Of a tree without this layer, such as masked moments, there is nothing to fill.
+        # A tree without this layer, such as masked moments, has nothing to fill.
         if any(a[0] == address[0] and a[1][:-2] == address[1][:-2] for a in moved):
             leaf = correspondence.linen_value(address)
             moved[address] = np.zeros(leaf.shape, leaf.dtype)

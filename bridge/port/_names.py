@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from ._numbers import numbered
 
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
-# What programs call the same thing; each word stands for the first of its group.
+# Synonyms in programs; each word stands for the first of its group.
 _SYNONYMS = (
     ("norm", "ln", "bn", "layernorm", "batchnorm", "rmsnorm", "groupnorm"),
     ("dense", "fc", "linear", "lin"),
@@ -48,7 +48,7 @@ def did_you_mean(wanted: str, names: Iterable[str], *, is_pattern: bool = False)
     """
     plain = re.sub(r"\\d[+*]?|\[0-9\][+*]?", "0", wanted) if is_pattern else wanted
     plain = re.sub(r"[()\\^$]", "", plain) if is_pattern else plain
-    # Numbers say which of several, not what.
+    # Numbers distinguish items; they do not describe them.
     by_form: dict[str, str] = {}
     for name in names:
         by_form.setdefault(_without_numbers(name), name)

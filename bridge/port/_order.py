@@ -76,7 +76,7 @@ def of_linen(
     """
     neutral = linen_leaves.from_variables(variables)
     static = {"nnx": variables["nnx"]} if "nnx" in variables else {}
-    # What has no arrays is no argument of a trace.
+    # An input without arrays is not an argument of a trace.
     moving = {address: leaf for address, leaf in neutral.items() if hasattr(leaf.value, "shape")}
 
     def call(values: Sequence[Any], *arguments: Any) -> Any:

@@ -55,7 +55,7 @@ class Orders(NamedTuple):
         )
         if before != others:
             return [False] * len(pairs)
-        # In the partial order of the calls a place with counts of its own is like no other.
+        # A unique pair of counts identifies a place in the partial order of the calls.
         places = [(sum(before[n]), sum(row[n] for row in before)) for n in range(len(pairs))]
         return [places.count(place) == 1 for place in places]
 

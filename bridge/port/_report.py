@@ -23,7 +23,7 @@ _FEW, _ENOUGH = 40, 4
 _MOST_LINES, _MOST_PROBLEMS = 150, 60
 _WHOLE = "print(plan.text(whole=True)) shows all"
 _COLUMNS = ("", "source", "target", "shape", "by")
-# What rich puts between and around five columns.
+# The width that rich adds between and around five columns.
 _BETWEEN = 4 * 3 + 2
 _ORDER = ("rule", "ambiguous", "unsupported", "mis-shaped", "missing", "unexpected", "lossy")
 

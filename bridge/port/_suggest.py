@@ -175,7 +175,7 @@ def suggest(
     nodes, _ = nnx_tree(model)
     orders = _orders(variables, model, inputs, kwargs, linen)
     first = correspondence(scopes, nodes, own, ByEvidence(orders))
-    # What is clear in one block helps in the others, which may come before it.
+    # A clear match in one block helps in the others, also in earlier ones.
     found = correspondence(scopes, nodes, own, ByEvidence(orders, first.pairings))
     proposals = _proposals(found, scopes)
     table = {**own, **{k: v for each in proposals for k, v in each.rules.items()}}

@@ -11,7 +11,7 @@ from jax.extend import core as jex_core
 
 from ._jaxprs import inner_jaxprs
 
-# What passes a leaf on and computes nothing with it.
+# Primitives that pass a leaf on without computing.
 _PASSING = frozenset(
     {
         "broadcast_in_dim",
@@ -27,7 +27,7 @@ _PASSING = frozenset(
 )
 
 
-# Tells what depends on the inputs.
+# Marks values that depend on the inputs.
 INPUT = 1
 
 
@@ -82,7 +82,7 @@ class Uses:
                 self.ranks[key] = len(self._keys)
                 self._keys.append(key)
             prepared |= bit_of(self.ranks[key])
-        # What is computed of parameters alone, such as gates put together, is no call yet.
+        # A computation on parameters alone, such as concatenated gates, is not a call yet.
         new = prepared & ~self._met if moving else 0
         self._met |= new
         while new:
@@ -113,7 +113,7 @@ class Uses:
             held |= {out: below[v] for out, v in passed if _is_in(v, below)}
             if len(sub.outvars) == len(results):
                 is_known = True
-                # What chooses among branches has a part in every result.
+                # The operands that choose a branch affect every result.
                 chosen = _union(before[:offset])
                 for n, v in enumerate(sub.outvars):
                     results[n] |= chosen | (known_needs[v] if _is_in(v, known_needs) else 0)

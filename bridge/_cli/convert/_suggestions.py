@@ -34,7 +34,7 @@ def suggestions(
     kwargs = dict(arguments.kwargs)
     inputs = _target.parse_inputs(arguments.inputs)
     native = _model.called(arguments.model, inputs, kwargs)
-    # What only the other model takes is for that one.
+    # Skip arguments that only the other model takes.
     own = {name: value for name, value in kwargs.items() if name in native.kwargs}
     model = _model.abstract_values(arguments.model, inputs, own, to_nnx=to_nnx)
     source = source_of(contents, rules, to_nnx=to_nnx)

@@ -158,7 +158,7 @@ def _distance(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> _Distance:
     if not (~nan_x & ~nan_y).any():
         both = bool((nan_x & nan_y).all())
         return _Distance(0.0 if both else None, 0.0 if both else None, _only(nan_x, nan_y))
-    # Of two infinities of other signs, and of numbers beside one.
+    # NaN arises from infinities of opposite signs, and from a number beside an infinity.
     distances, relative = (np.where(np.isnan(d), np.inf, d) for d in (distances, relative))
     return _Distance(float(distances.max()), float(relative.max()), _only(nan_x, nan_y))
 

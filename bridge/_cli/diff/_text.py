@@ -72,7 +72,7 @@ def renderables(document: Mapping[str, Any]) -> Iterator[Any]:
             "max |a - b| / |b|",
             "NaN",
         ]
-        # Most have no NaN at all.
+        # Without NaN, leave out its column.
         count = len(headings) if any(row[-1] for row in rows) else len(headings) - 1
         table = new_table(*headings[:count])
         for row in rows:

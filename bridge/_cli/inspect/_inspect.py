@@ -132,7 +132,7 @@ def _document(
     leaves = [_leaf(leaf, statistics) for leaf in layout.leaves]
     if arguments.filter is not None:
         leaves = [leaf for leaf in leaves if arguments.filter.search(_full_path(leaf))]
-    # In a state by path, what is beside the model cannot be told from it.
+    # A state by path does not show which entries lie beside the model.
     extra = () if layout.layout == "nnx" else layout.extra
     collections: dict[str | None, list[dict[str, Any]]] = {}
     for leaf in leaves:

@@ -42,7 +42,7 @@ def tree(
             with observing() as observed:
                 given = sample_of(make(), inputs, target, kwargs)
                 model, variables = initialised(given, target)
-                # Within the trace, as what is traced must not leave it.
+                # Inside the trace, because traced values must not leave it.
                 made.append(module_tree(model, observed, variables))
 
         if concrete:

@@ -77,7 +77,7 @@ class _NNXPart:
 
     @classmethod
     def of(cls, module: nnx.Module) -> _NNXPart:
-        # One walk for the whole tree, so that what is shared is met once.
+        # One walk for the whole tree, so that shared objects are visited once.
         items = dict(nnx.iter_graph(module, graph=True))
         every = {path: item for path, item in items.items() if _is_module(item)}
         wrappers = {path for path, item in every.items() if isinstance(item, LINEN_WRAPPERS)}
@@ -176,14 +176,14 @@ class _LinenPart:
         leaves = linen_leaves.from_variables(variables)
         classes: dict[Path, type | None] = {(): base_class(type(module))}
         if record is None:
-            # Nothing ran, so the variables' paths are all there is to go by.
+            # Nothing ran, so only the variables' paths are known.
             above = (p[:n] for _, p in leaves for n in range(1, len(p)))
             classes.update((p, None) for p in above if not _below_any(p, by_path))
             classes.update((p, ToLinen) for p in by_path if p)
         else:
             classes.update((p, c) for p, c in record.classes.items() if p)
         active = registry.current()
-        # Once for all modules: for each module again, it would take the square of their number.
+        # Once for all modules: doing it for each one would take quadratic time.
         own: dict[Path | None, list[Any]] = {}
         for (collection, path), leaf in leaves.items():
             if issubclass(active.type_from_name(collection), nnx.Param):
