@@ -14,11 +14,9 @@ from bridge._errors import ReservedNameError
 from bridge._flax.variables import assign_raw_value
 
 from . import linen_leaves, nnx_leaves
+from .collections import holds_state
 from .linen_holder import OWN_PREFIX, LinenHolder
 from .neutral import Address, Leaf, Neutral, Path, laid_over, nest
-
-# Collections without state to carry from call to call.
-_NOT_STATE = frozenset({"params", "intermediates", "perturbations"})
 
 
 class Held(NamedTuple):
@@ -72,7 +70,7 @@ def to_linen(held: Mapping[Address, Held], *, boxed: bool = True) -> dict[str, A
 
 def state_collections(held: Mapping[Address, Held]) -> tuple[str, ...]:
     """The collections that training updates, among those that exist."""
-    return tuple(sorted({collection for collection, _ in held} - _NOT_STATE))
+    return tuple(sorted(filter(holds_state, {collection for collection, _ in held})))
 
 
 def store(

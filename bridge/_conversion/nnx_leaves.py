@@ -13,9 +13,9 @@ import registry
 from bridge._errors import ConversionError, path_text
 from bridge._flax.variables import REQUIRED_METADATA, class_hooks, raw_value, variable_from_metadata
 
+from .collections import ARRAYS
 from .neutral import Address, Displaced, Leaf, Neutral, Path, place, unplace
 from .nnx_meta import NNXMeta
-from .own_leaves import ARRAYS
 
 BOX_KEY = "linen_meta_type"
 # How far a Variable is from its Linen path; only on those whose paths collide.

@@ -10,14 +10,8 @@ from typing import Any
 
 from flax import nnx
 
+from .collections import GRAPHDEF, STATIC
 from .neutral import Path, laid_over, nest, walk
-
-# The collection that holds GraphDefs, and the name that a ToLinen gives to its own.
-STATIC = "nnx"
-GRAPHDEF = "graphdef"
-# The collection of an NNX module's arrays that are in no Variable: their type says nothing, as it
-# changes under tracing. In it a Variable is one of the user's.
-ARRAYS = "nnx_arrays"
 
 
 def is_static(collection: str, path: Path, leaf: Any) -> bool:

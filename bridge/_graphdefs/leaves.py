@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 import registry
+from bridge._conversion.collections import ARRAYS
 from bridge._conversion.neutral import Address, Path, unplace
 from bridge._conversion.nnx_leaves import DISPLACED_KEY
-from bridge._conversion.own_leaves import ARRAYS
 from bridge._flax.graphdef_nodes import (
     ArrayLeaf,
     ContainerNode,

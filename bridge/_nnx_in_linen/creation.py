@@ -10,8 +10,8 @@ from typing import Any
 from flax import nnx
 
 import registry
+from bridge._conversion.collections import ARRAYS
 from bridge._conversion.neutral import Address, by_address, has_leaf
-from bridge._conversion.own_leaves import ARRAYS
 from bridge._errors import MismatchError, path_text
 from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.static_graphdef import StaticGraphDef

@@ -11,9 +11,9 @@ from flax import nnx
 
 import registry
 from bridge._conversion import linen_leaves, nnx_leaves
+from bridge._conversion.collections import ARRAYS
 from bridge._conversion.linen_holder import LinenHolder
 from bridge._conversion.neutral import Address, Path
-from bridge._conversion.own_leaves import ARRAYS
 
 _ABSENT = object()
 

@@ -6,8 +6,8 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
+from bridge._conversion.collections import ARRAYS, STATIC
 from bridge._conversion.neutral import Address
-from bridge._conversion.own_leaves import ARRAYS, STATIC
 from bridge._errors import untold_change_text
 from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.leaves import GraphDefLeaf

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 from flax import nnx
 
 import registry
+from bridge._conversion.collections import ARRAYS
 from bridge._conversion.neutral import Address
-from bridge._conversion.own_leaves import ARRAYS
 from bridge._equality.contents import Contents, Origin, contents
 from bridge._errors import MissingRngError
 from bridge._flax.graphdef_builder import flatten

@@ -10,8 +10,9 @@ from flax import linen as nn
 from flax import nnx
 from flax.core import meta
 
+from bridge._conversion.collections import GRAPHDEF, STATIC
 from bridge._conversion.neutral import Address, Path, nest
-from bridge._conversion.own_leaves import GRAPHDEF, STATIC, without_static
+from bridge._conversion.own_leaves import without_static
 from bridge._errors import ReservedNameError, path_text
 from bridge._flax.linen_modules import remove_variable
 from bridge._graphdefs import static_graphdef

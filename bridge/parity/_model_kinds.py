@@ -15,6 +15,7 @@ from flax import nnx
 
 from bridge import _train_eval
 from bridge._conversion import linen_leaves, nnx_leaves
+from bridge._conversion.collections import GRAPHDEF, STATIC
 from bridge._conversion.neutral import Neutral, nest, walk
 from bridge._errors import BridgeError, ConversionError, InvalidModuleError, MissingRngError
 from bridge._flax.linen_modules import overridden
@@ -43,7 +44,7 @@ class LinenModel(Model):
         self.is_linen = not isinstance(module, ToLinen)
         self.values = linen_leaves.from_variables(variables)
         self._is_wrapped = isinstance(module, ToLinen)
-        self._static = {c: tree for c, tree in variables.items() if c == "nnx"}
+        self._static = {c: tree for c, tree in variables.items() if c == STATIC}
 
     def names_mode(self, request: Request) -> bool:
         """By the arguments of the method, unless they are those of an NNX method."""
@@ -54,7 +55,7 @@ class LinenModel(Model):
     def native_variables(self) -> Any:
         """Linen variables, or the NNX module if it is a wrapped one."""
         variables = linen_leaves.to_variables(self.values)
-        stored = self._static.get("nnx", {}).get("graphdef")
+        stored = self._static.get(STATIC, {}).get(GRAPHDEF)
         if self.is_linen or not isinstance(stored, nnx.GraphDef):
             return (
                 variables if self.is_linen else nnx.State(nest(nnx_leaves.to_leaves(self.values)))

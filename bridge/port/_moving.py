@@ -12,6 +12,7 @@ from flax import nnx
 from jax.core import Tracer
 
 from bridge._conversion import linen_leaves
+from bridge._conversion.collections import STATIC
 from bridge._conversion.neutral import Address, Path, walk
 from bridge._errors import PortError, mapping_error
 
@@ -93,7 +94,7 @@ def linen_values(tree: Any, collections: Iterable[str]) -> dict[Address, Any]:
 
 def as_variables(tree: Mapping[str, Any], collections: Iterable[str]) -> Mapping[str, Any]:
     """Parameters alone as variables; variables as they are."""
-    names = {*collections, "nnx"}
+    names = {*collections, STATIC}
     return tree if "params" in tree or (tree and set(tree) <= names) else {"params": tree}
 
 

@@ -14,6 +14,7 @@ from flax import linen as nn
 from flax import nnx
 
 from bridge._conversion import linen_leaves
+from bridge._conversion.collections import STATIC
 from bridge._conversion.neutral import Path
 from bridge._errors import PortError
 
@@ -75,7 +76,7 @@ def of_linen(
       PortError: the call fails.
     """
     neutral = linen_leaves.from_variables(variables)
-    static = {"nnx": variables["nnx"]} if "nnx" in variables else {}
+    static = {STATIC: variables[STATIC]} if STATIC in variables else {}
     # An input without arrays is not an argument of a trace.
     moving = {address: leaf for address, leaf in neutral.items() if hasattr(leaf.value, "shape")}
 

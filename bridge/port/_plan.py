@@ -10,6 +10,7 @@ from flax import linen as nn
 from flax import nnx
 
 from bridge._conversion import linen_leaves
+from bridge._conversion.collections import STATIC
 from bridge._conversion.neutral import Path
 from bridge._errors import ConversionError, PortError, mapping_error
 
@@ -239,7 +240,7 @@ def plan(source: Any, target: Any, rules: Mapping[str, str] | None = None) -> Pl
     linen, linen_left = linen_tree(linen_leaves.from_variables(variables))
     root, nnx_left = nnx_tree(model)
     found = correspondence(linen, root, rules or {})
-    extra = ["nnx"] if "nnx" in variables else []
+    extra = [STATIC] if STATIC in variables else []
     left_alone = (
         *map(linen_text, linen_left),
         *extra,

@@ -15,6 +15,7 @@ from flax import nnx
 
 import registry
 from bridge._conversion import nnx_leaves
+from bridge._conversion.collections import OUTPUTS, STATIC
 from bridge._conversion.linen_attributes import held_variables
 from bridge._conversion.neutral import Address, Key, Leaf, Neutral, Path, walk
 from bridge._errors import path_text
@@ -23,7 +24,7 @@ from bridge._randomness.typed_keys import is_key
 
 from ._automatic_names import AutomaticNames
 
-_NO_WEIGHTS = ("intermediates", "perturbations", "nnx")
+_NO_WEIGHTS = OUTPUTS | {STATIC}
 
 
 @dataclasses.dataclass(eq=False)

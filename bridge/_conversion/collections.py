@@ -1,0 +1,17 @@
+"""What the collections with a part of their own are called, and which of them hold state."""
+
+# Linen's own collections. What is in OUTPUTS comes from a call and is none of the model's state.
+PARAMS = "params"
+OUTPUTS = frozenset({"intermediates", "perturbations"})
+
+# The collection that holds GraphDefs, and the name that a ToLinen gives to its own.
+STATIC = "nnx"
+GRAPHDEF = "graphdef"
+# The collection of an NNX module's arrays that are in no Variable: their type says nothing, as it
+# changes under tracing. In it a Variable is one of the user's.
+ARRAYS = "nnx_arrays"
+
+
+def holds_state(collection: str) -> bool:
+    """Whether training updates a collection from call to call."""
+    return collection != PARAMS and collection not in OUTPUTS
