@@ -17,6 +17,7 @@ from flax import linen as nn
 from flax import nnx
 
 from bridge._conversion.neutral import Path
+from bridge._flax.interceptors import InterceptorContext
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._nnx_in_linen.construction import Call, Recipe
 from bridge._nnx_in_linen.to_linen import ToLinen
@@ -66,7 +67,7 @@ class Observed:
         next_function: Callable[..., Any],
         args: Any,
         kwargs: Any,
-        context: nn.module.InterceptorContext,
+        context: InterceptorContext,
     ) -> Any:
         """An interceptor for `nn.intercept_methods`."""
         module = context.module

@@ -29,6 +29,7 @@
     ├── ParityError(AssertionError)              two models that should do the same do not
     ├── InvalidSectionsError(ValueError)         a comparison that there is not
     ├── UnboundAxisError(NameError)              a model reduces over an axis that nothing binds
+    ├── UnsupportedFlaxError(ImportError)        a part of Flax or JAX is not as the bridge needs it
     └── LostUpdateError(ValueError, flax ModifyScopeVariableError)
                                                  strict mode: an update that would be dropped
 
@@ -372,6 +373,22 @@ class PortError(BridgeError, ValueError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.where, self.problems, self.remedy)
+
+
+class UnsupportedFlaxError(BridgeError, ImportError):
+    """A part of Flax or JAX that the bridge needs is gone, or behaves otherwise.
+
+    Attributes:
+      part: the part.
+    """
+
+    def __init__(self, part: str, problem: str, versions: str):
+        self.part = part
+        ImportError.__init__(
+            self,
+            f"the bridge needs {part}, and {versions} does not have it as Flax 0.12.8 does"
+            f" ({problem}); install another version of Flax, or a newer one of linen-nnx-bridge",
+        )
 
 
 class LostUpdateError(BridgeError, ValueError, flax_errors.ModifyScopeVariableError):

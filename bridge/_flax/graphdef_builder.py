@@ -13,9 +13,9 @@ from typing import Any, NamedTuple, Protocol
 import jax
 from flax import nnx
 
-from .objects import OBJECT_STATES, StaticObjectState, object_state_in_trace
+from . import graphdefs
+from .objects import OBJECT_STATES, ObjectState, StaticObjectState
 from .self_references import Tie, tie
-from .variables import trace_state, variable_in_trace
 
 
 def flatten(module: Any) -> tuple[nnx.GraphDef[Any], list[Any]]:
@@ -24,8 +24,8 @@ def flatten(module: Any) -> tuple[nnx.GraphDef[Any], list[Any]]:
     `nnx.split` would sort the leaves into a nested State, out of which they would have to be taken
     again.
     """
-    indices = nnx.graphlib.RefMap()
-    graphdef, state = nnx.graphlib.flatten(module, ref_index=indices, graph=True)
+    indices = graphdefs.RefMap()
+    graphdef, state = nnx.flatten(module, ref_index=indices, graph=True)
     _put_back_references(graphdef, indices)
     return tie(graphdef, indices), list(state.leaves)
 
@@ -38,8 +38,8 @@ def _put_back_references(graphdef: nnx.GraphDef[Any], indices: Any) -> None:
     shared = [
         (node.index, node.array_refdef.index)
         for node in graphdef.nodes
-        if isinstance(node, nnx.graphlib.VariableDef)
-        and isinstance(node.array_refdef, nnx.graphlib.NodeRef)
+        if isinstance(node, graphdefs.VariableDef)
+        and isinstance(node.array_refdef, graphdefs.NodeRef)
     ]
     if shared:
         nodes = {index: node for node, index in indices.items()}
@@ -92,12 +92,11 @@ class GraphDefBuilder:
 class _Build:
     """One module in the making, and its nodes so far by their index in the GraphDef."""
 
-    __slots__ = ("by_index", "leaves", "objects", "plain", "tied", "trace", "variables")
+    __slots__ = ("by_index", "leaves", "objects", "plain", "tied", "variables")
 
     def __init__(self, leaves: Iterable[Any], plain: Container[int] = ()):
         self.leaves = iter(leaves)
         self.plain = plain
-        self.trace = trace_state()
         self.by_index: dict[int, Any] = {}
         self.variables: list[nnx.Variable[Any] | None] = []
         self.objects: list[nnx.Pytree] = []
@@ -169,7 +168,7 @@ class _Variable:
         self._index = definition.index
         reference = definition.array_refdef
         self._reference: Any = None if reference is None else reference.index
-        self._has_leaf = not isinstance(reference, nnx.graphlib.NodeRef)
+        self._has_leaf = not isinstance(reference, graphdefs.NodeRef)
 
     def build(self, build: _Build) -> Any:
         nodes = build.by_index
@@ -181,7 +180,7 @@ class _Variable:
             metadata = self._metadata
             if self._is_special and len(build.variables) in build.plain:
                 metadata = {**metadata, "hijax": False, "ref": False}
-            value = variable_in_trace(self._type, value, metadata, build.trace)
+            value = self._type.from_metadata(value, metadata)
         nodes[self._index] = value
         if self._has_leaf:
             build.variables.append(value)
@@ -220,7 +219,7 @@ class _ObjectState:
         self._noted = StaticObjectState.of(state)
 
     def build(self, build: _Build) -> Any:
-        return object_state_in_trace(self._noted, build.trace)
+        return ObjectState(*self._noted)
 
 
 class _Registered:
@@ -230,10 +229,10 @@ class _Registered:
         self._metadata = definition.metadata
         self._index = definition.index
         self._parts = parts
-        self._impl: Any = nnx.graphlib.get_node_impl_for_type(definition.type)
+        self._impl: Any = graphdefs.get_node_impl_for_type(definition.type)
 
     def build(self, build: _Build) -> Any:
-        if not isinstance(self._impl, nnx.graphlib.GraphNodeImpl):
+        if not isinstance(self._impl, graphdefs.GraphNodeImpl):
             return self._impl.unflatten(self._children(build), self._metadata)
         made = self._impl.create_empty(self._metadata)
         build.by_index[self._index] = made
@@ -246,16 +245,16 @@ class _Registered:
 
 def _node(definition: Any, nodes: Iterator[Any], attributes: Iterator[Any]) -> _Part:
     """The part of a node, and of everything below it."""
-    if isinstance(definition, nnx.graphlib.VariableDef):
+    if isinstance(definition, graphdefs.VariableDef):
         return _Variable(definition)
-    if not isinstance(definition, nnx.graphlib.NodeDef):
+    if not isinstance(definition, graphdefs.NodeDef):
         return _reference(definition)
     parts: list[tuple[Any, _Part]] = []
     for _ in range(definition.num_attributes):
         key, kind = next(attributes)
-        if isinstance(kind, nnx.graphlib.Static):
+        if isinstance(kind, graphdefs.Static):
             parts.append((key, _static_part(kind.value)))
-        elif isinstance(kind, nnx.graphlib.NodeAttr):
+        elif isinstance(kind, graphdefs.NodeAttr):
             parts.append((key, _node(next(nodes), nodes, attributes)))
         else:
             parts.append((key, _Leaf()))
@@ -289,5 +288,5 @@ def _copied(value: Any) -> Any:
 
 def _reference(definition: Any) -> _Part:
     """An array reference, or any node that was met before."""
-    is_new = isinstance(definition, nnx.graphlib.ArrayRefDef)
+    is_new = isinstance(definition, graphdefs.ArrayRefDef)
     return (_Leaf if is_new else _Again)(definition.index)

@@ -11,6 +11,7 @@ import registry
 from bridge._conversion.neutral import Address, Path, unplace
 from bridge._conversion.nnx_leaves import DISPLACED_KEY
 from bridge._conversion.own_leaves import ARRAYS
+from bridge._flax import graphdefs
 
 
 class GraphDefLeaf(NamedTuple):
@@ -98,7 +99,7 @@ def _slots(graphdef: nnx.GraphDef[Any], active: registry.Registry) -> Iterator[G
     nodes = iter(graphdef.nodes)
     first = next(nodes, None)
     references = (getattr(node, "array_refdef", None) for node in graphdef.nodes)
-    shared = {r.index for r in references if isinstance(r, nnx.graphlib.NodeRef)}
+    shared = {r.index for r in references if isinstance(r, graphdefs.NodeRef)}
     return _slots_below(first, (), nodes, iter(graphdef.attributes), active, shared)
 
 
@@ -110,19 +111,19 @@ def _slots_below(
     active: registry.Registry,
     shared: Container[int],
 ) -> Iterator[GraphDefLeaf]:
-    if isinstance(node, nnx.graphlib.VariableDef):
+    if isinstance(node, graphdefs.VariableDef):
         reference = node.array_refdef
         # A reference that was met before has no leaf of its own.
-        if not isinstance(reference, nnx.graphlib.NodeRef):
+        if not isinstance(reference, graphdefs.NodeRef):
             is_shared = reference is not None and reference.index in shared
             yield GraphDefLeaf.of_variable(node, path, active, is_shared=is_shared)
-    elif isinstance(node, nnx.graphlib.NodeDef):
+    elif isinstance(node, graphdefs.NodeDef):
         for _ in range(node.num_attributes):
             key, kind = next(attributes)
-            if isinstance(kind, nnx.graphlib.NodeAttr):
+            if isinstance(kind, graphdefs.NodeAttr):
                 below = (*path, key)
                 yield from _slots_below(next(nodes), below, nodes, attributes, active, shared)
-            elif isinstance(kind, nnx.graphlib.LeafAttr):
+            elif isinstance(kind, graphdefs.LeafAttr):
                 yield GraphDefLeaf.of_array((*path, key))
-    elif isinstance(node, nnx.graphlib.ArrayRefDef):
+    elif isinstance(node, graphdefs.ArrayRefDef):
         yield GraphDefLeaf.of_array(path)

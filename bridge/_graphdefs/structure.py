@@ -8,13 +8,15 @@ from typing import Any
 from flax import nnx
 
 from bridge._conversion.neutral import Path
+from bridge._flax import graphdefs
+from bridge._flax.objects import NOTES
 from bridge._flax.variables import REQUIRED_METADATA
 from bridge._train_eval import MODE_FIELDS
 
 # What `bridge.parity` notes on modules while it observes a call: it is not the model's.
 OBSERVED_PLACE = "_parity_place"
 # What NNX notes about an object's attributes follows from the attributes.
-_NOTES = frozenset({"_pytree__nodes", "_pytree__state", OBSERVED_PLACE})
+_NOTES = NOTES | {OBSERVED_PLACE}
 
 
 def structure(graphdef: nnx.GraphDef[Any]) -> dict[Path, Any]:
@@ -59,7 +61,7 @@ def is_equal(a: Any, b: Any) -> bool:
 
 def _is_mode(path: Path, found: dict[Path, Any]) -> bool:
     """Whether nothing but a mode is at a path; one that is not there says nothing else."""
-    is_static = isinstance(found.get(path), nnx.graphlib.Static | None)
+    is_static = isinstance(found.get(path), graphdefs.Static | None)
     return is_static and bool(path) and path[-1] in MODE_FIELDS
 
 
@@ -71,9 +73,9 @@ def _note(
     first: dict[int, Path],
     found: dict[Path, Any],
 ) -> None:
-    if isinstance(node, nnx.graphlib.VariableDef):
+    if isinstance(node, graphdefs.VariableDef):
         _note_variable(node, path, first, found)
-    elif isinstance(node, nnx.graphlib.NodeDef):
+    elif isinstance(node, graphdefs.NodeDef):
         if node.index is not None:
             first[node.index] = path
         if isinstance(node.type, type) and issubclass(node.type, nnx.Pytree):
@@ -83,7 +85,7 @@ def _note(
         for _ in range(node.num_attributes):
             key, kind = next(attributes)
             below = (*path, key)
-            if isinstance(kind, nnx.graphlib.NodeAttr):
+            if isinstance(kind, graphdefs.NodeAttr):
                 skipped = {} if key in _NOTES else found
                 _note(next(nodes), below, nodes, attributes, first, skipped)
             elif key not in _NOTES:

@@ -11,7 +11,7 @@ from typing import Any, Self
 from flax import errors as flax_errors
 from flax import linen as nn
 from flax import nnx
-from flax.core.scope import DenyList, union_filters
+from flax.core import DenyList
 
 from bridge import _train_eval
 from bridge._conversion import linen_attributes, linen_leaves
@@ -19,11 +19,13 @@ from bridge._conversion.neutral import Neutral, Path, as_dicts
 from bridge._conversion.own_leaves import graphdefs_in, with_graphdefs
 from bridge._errors import ImmutableCollectionError, NotInitializedError
 from bridge._flax.call_keys import CallKeys
+from bridge._flax.filters import union
 from bridge._flax.linen_modules import outer_mutable
 from bridge._flax.objects import (
     graph_attributes,
     is_data_attribute,
     is_initializing,
+    is_note,
     set_graph_attributes,
 )
 from bridge._flax.scopes import run_linen
@@ -232,9 +234,7 @@ class ToNNX(nnx.Module):
             run_linen,
             module,
             function,
-            mutable=union_filters(mutable, captures.collections)
-            if captures.collections
-            else mutable,
+            mutable=union(mutable, captures.collections) if captures.collections else mutable,
             initializing=initializing,
             capture_intermediates=capture_intermediates,
             fields=call.fields,
@@ -312,7 +312,7 @@ class ToNNX(nnx.Module):
         if mutable is None:
             mutable = self.to_nnx__mutable
             if opens_state:
-                mutable = union_filters(existing if mutable == "existing" else mutable, existing)
+                mutable = union(existing if mutable == "existing" else mutable, existing)
         return existing or False if mutable == "existing" else mutable
 
     def _explained(
@@ -362,7 +362,8 @@ class ToNNX(nnx.Module):
 
     def __getattr__(self, name: str) -> Any:
         module = vars(self).get("to_nnx__module")
-        if module is None or name.startswith(("__", "_pytree__", linen_attributes.OWN_PREFIX)):
+        is_own = name.startswith(("__", linen_attributes.OWN_PREFIX)) or is_note(name)
+        if module is None or is_own:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if hasattr(type(self), name):
             # A property of a subclass has raised; asked again, it says why.

@@ -29,7 +29,7 @@ from bridge._errors import (
     untold_change_text,
     warn,
 )
-from bridge._flax.linen_modules import PlainFields, registered_names, shares_scope, with_signature
+from bridge._flax.linen_modules import PlainFields, registered_names, shares_scope
 from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.leaves import GraphDefLeaf
 from bridge._graphdefs.static_graphdef import StaticGraphDef
@@ -196,7 +196,6 @@ class ToLinen(PlainFields, metaclass=WithOptions):
         return linen, with_graphdefs(variables, (((GRAPHDEF,), graphdef),))
 
     @nn.compact
-    @with_signature
     def __call__(self, /, *args: Any, nnx_method: Any = None, **kwargs: Any) -> Any:
         """Calls a method of the NNX module.
 
