@@ -18,6 +18,7 @@ from flax import nnx
 
 from bridge._conversion.neutral import Path
 from bridge._flax.interceptors import InterceptorContext
+from bridge._flax.linen_modules import base_class
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._nnx_in_linen.construction import Call, Recipe
 from bridge._nnx_in_linen.to_linen import ToLinen
@@ -96,11 +97,6 @@ def observing() -> Iterator[Observed]:
 def recipe_of(module: Any) -> Recipe:
     """What constructs the NNX module of a `ToLinen`."""
     return Recipe(module.nnx_class, module.args, module.kwargs, module.skip_rng)
-
-
-def base_class(cls: type[Any]) -> type[Any]:
-    """The class that lifted transforms were applied to; they make theirs in one module of Flax."""
-    return next(base for base in cls.__mro__ if base.__module__ != nn.transforms.__name__)
 
 
 def _calling_wrapper() -> Any:

@@ -224,3 +224,8 @@ class PlainFields(nn.Module):
         def _register_submodules(self, name: str, val: Any) -> None:
             if name not in self._plain_fields:
                 super()._register_submodules(name, val)
+
+
+def base_class(cls: type[Any]) -> type[Any]:
+    """The class that lifted transforms were applied to; they make theirs in one module of Flax."""
+    return next(base for base in cls.__mro__ if base.__module__ != "flax.linen.transforms")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -71,6 +72,11 @@ def _has_data_note() -> bool:
 
 
 _has_data_notes = holds("nnx.Pytree._pytree__nodes", _has_data_note, "nnx.state")
+# The dict in such a note, or in a Variable's metadata in a GraphDef: through its public methods every
+# item is two calls of Python.
+attributes_dict: Callable[[Any], dict[str, Any]] = (
+    operator.attrgetter("_mapping") if _has_data_notes else dict
+)
 _has_flags = holds("nnx.Pytree._pytree__state", _has_flag, "an attribute of the bridge's own")
 _has_graph_attributes = holds(
     "the attributes _pytree__nodes and _pytree__state of an nnx.Pytree",
@@ -164,9 +170,12 @@ def noted_data(
     """
     if DATA_NOTE not in before:
         return {}
-    kept = {name: is_data for name, is_data in now.get(DATA_NOTE, {}).items() if name in made}
-    others = {name: is_data for name, is_data in before[DATA_NOTE].items() if name not in made}
-    return {DATA_NOTE: DATA_ATTRIBUTES({**kept, **others})}
+    noted = attributes_dict(before[DATA_NOTE])
+    kept = {name: is_data for name, is_data in noted.items() if name not in made}
+    if made and DATA_NOTE in now:
+        noted = attributes_dict(now[DATA_NOTE])
+        kept |= {name: is_data for name, is_data in noted.items() if name in made}
+    return {DATA_NOTE: DATA_ATTRIBUTES(kept, copy=False)}
 
 
 def mark_arrays_as_data(nodes: Iterable[nnx.Pytree]) -> None:

@@ -143,12 +143,8 @@ def mark_eager_sharding(variables: Iterable[nnx.Variable[Any]]) -> None:
     """Says that Variables were made with eager sharding on, which were made with `LATER`.
 
     Those that are made abstractly, or where there is no mesh, are to be equal to the others.
-    `set_metadata` refuses a change of `eager_sharding`; `copy_from` does not.
     """
-    late: list[Any] = [v for v in variables if v.eager_sharding is LATER]
-    for variable in late:
-        # A hijax Variable without one is fixed.
-        if not variable.hijax or variable.has_qdd:
-            metadata = {**variable.get_metadata(), "eager_sharding": True}
-            made = variable.var_type.from_metadata(variable.get_raw_value(), metadata)
-            variable.copy_from(made)
+    for variable in variables:
+        # A hijax Variable without a state is fixed.
+        if variable.eager_sharding is LATER and getattr(variable, "has_qdd", True):
+            variable.set_metadata("eager_sharding", True)

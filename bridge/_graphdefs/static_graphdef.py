@@ -17,7 +17,7 @@ from bridge._conversion.neutral import Address, Path
 from bridge._equality.contents import contents
 from bridge._flax import graphdefs
 from bridge._flax.graphdef_builder import GraphDefBuilder, flatten
-from bridge._flax.objects import DATA_ATTRIBUTES, OBJECT_STATES
+from bridge._flax.objects import DATA_ATTRIBUTES, OBJECT_STATES, attributes_dict
 
 from .leaves import GraphDefLeaves
 
@@ -178,7 +178,7 @@ def _hold_the_same(a: StaticGraphDef, b: StaticGraphDef, *, identities: bool = F
         if kind is not type(theirs):
             return False
         if kind is DATA_ATTRIBUTES:
-            pairs.append((dict(mine), dict(theirs)))
+            pairs.append((attributes_dict(mine), attributes_dict(theirs)))
         elif kind is dict and len(mine) == len(theirs):
             # Equal ones have equal keys, which are names.
             pairs += zip(mine.values(), map(theirs.get, mine), strict=True)
