@@ -16,7 +16,11 @@ from flax import nnx
 from .promises import part
 
 # What a Linen scope keeps for a key: with the names to be folded into it, all of them at once.
-LazyRng = part("flax.core.scope", "LazyRng")
+LazyRng = part(
+    "flax.core.scope",
+    "LazyRng",
+    lambda cls: cls.create(cls("key", ("a",)), "b").suffix == ("a", "b") and cls.as_jax_rng,
+)
 DEFAULT = "default"
 # The streams that Linen's own layers ask for, besides `params`.
 _STANDARD = ("dropout",)

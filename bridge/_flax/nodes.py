@@ -107,12 +107,9 @@ def _items_by_leaves(node: Any) -> Mapping[Any, Any]:
     return {jax.tree_util.keystr(path): value for path, value in paths}
 
 
-def _has_node_impl() -> bool:
-    """Flax has an implementation for a container, which tells its items, and none for a leaf."""
-    return get_node_impl([5]).node_dict([5]) == {0: 5} and get_node_impl(5) is None
-
-
-_IS_FAST = holds("flax.nnx.graphlib.get_node_impl", _has_node_impl, "nnx.iter_graph")
+_IS_FAST = holds(
+    "flax.nnx.graphlib.get_node_impl", lambda: get_node_impl([]) is not None, "nnx.iter_graph"
+)
 nodes_below = _nodes_by_type if _IS_FAST else _nodes_by_iteration
 items_of = _items_by_impl if _IS_FAST else _items_by_leaves
 

@@ -19,8 +19,12 @@ _STATE = "_pytree__state"
 _OWN_FLAG = "_bridge_initializing"
 
 # What every NNX object keeps for NNX itself, and which of its attributes are data.
-ObjectState = part("flax.nnx.pytreelib", "PytreeState")
-DATA_ATTRIBUTES = part("flax.typing", "HashableMapping")
+ObjectState = part(
+    "flax.nnx.pytreelib", "PytreeState", lambda cls: cls(True, False).initializing is True
+)
+DATA_ATTRIBUTES = part(
+    "flax.typing", "HashableMapping", lambda cls: cls({"a": 1}, copy=False)["a"] == 1
+)
 # The attributes in which it does.
 DATA_NOTE = "_pytree__nodes"
 NOTES = frozenset({_STATE, DATA_NOTE})
@@ -72,8 +76,8 @@ def _has_data_note() -> bool:
 
 
 _has_data_notes = holds("nnx.Pytree._pytree__nodes", _has_data_note, "nnx.state")
-# The dict in such a note, or in a Variable's metadata in a GraphDef: through its public methods every
-# item is two calls of Python.
+# The dict in such a note, or in the metadata of a GraphDef: through its public methods every item
+# is two calls of Python.
 attributes_dict: Callable[[Any], dict[str, Any]] = (
     operator.attrgetter("_mapping") if _has_data_notes else dict
 )

@@ -23,17 +23,20 @@ PUBLIC_ONLY = os.environ.get("BRIDGE_PUBLIC_FLAX_ONLY", "") not in ("", "0")
 _VERSIONS = f"Flax {flax.__version__} with JAX {jax.__version__}"
 
 
-def part(module: str, name: str) -> Any:
+def part(module: str, name: str, check: Callable[[Any], Any] = bool) -> Any:
     """A part of a library, or what raises `UnsupportedFlaxError` as soon as it is used.
 
     Args:
       module: the module that has it, such as `flax.core.scope`.
       name: its name there.
+      check: tries the part; it holds unless this raises or returns something false.
     """
     try:
-        return getattr(importlib.import_module(module), name)
+        found = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError):
         return _Absent(f"{module}.{name}")
+    problem = _problem(lambda: check(found))
+    return found if problem is None else _Absent(f"{module}.{name}", problem)
 
 
 def required(what: str, check: Callable[[], Any]) -> Callable[[F], F]:

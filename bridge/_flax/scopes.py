@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from .call_keys import CallKeys, LazyKeys, used_streams
 from .filters import union
 from .interceptors import call_method
 from .linen_modules import capturing
+from .promises import required
 
 
 class StreamScope(Scope):
@@ -127,6 +129,13 @@ class StreamScope(Scope):
         )
 
 
+def _has_deep_clone() -> bool:
+    """A clone has submodules of its own if it is to be deep."""
+    parameters = inspect.signature(nn.Module.clone).parameters
+    return "_deep_clone" in parameters and "parent" in parameters
+
+
+@required("flax.linen.Module.clone with _deep_clone", _has_deep_clone)
 def run_linen(
     module: nn.Module,
     function: Callable[..., Any],

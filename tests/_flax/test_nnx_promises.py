@@ -1,5 +1,7 @@
 """What NNX and JAX promise the bridge without a public name: one test for each part."""
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,13 @@ from flax.nnx import bridge as flax_bridge
 
 from bridge._flax import graphdefs, objects, tabulate, traces, variables
 from bridge._flax.self_references import _HIDDEN
+
+
+class Pair(NamedTuple):
+    """A pytree that NNX was not told of."""
+
+    left: int
+    right: int
 
 
 class Model(nnx.Module):
@@ -191,9 +200,10 @@ def test_a_container_is_taken_apart_by_its_implementation():
 
 
 def test_a_pytree_says_in_its_metadata_which_item_is_where():
-    items, metadata = graphdefs.get_node_impl((5, 6)).flatten((5, 6))
+    pair = Pair(5, 6)
+    items, metadata = graphdefs.get_node_impl(pair).flatten(pair)
     assert type(metadata) is graphdefs.IndexesPytreeDef
-    assert metadata.treedef == jax.tree.structure((5, 6))
+    assert metadata.treedef == jax.tree.structure(pair)
     assert set(metadata.key_index) == {key for key, _ in items}
 
 
