@@ -201,7 +201,10 @@ def _registers_by_name() -> bool:
 
 
 _SEARCHES_BY_NAME = holds(
-    "flax.linen.Module._register_submodules", _registers_by_name, "Linen's search of all fields"
+    "flax.linen.Module._register_submodules",
+    _registers_by_name,
+    "Linen's search of all fields",
+    loses="subclasses of ToLinen see their arguments with tuples for lists, FrozenDicts for dicts",
 )
 
 

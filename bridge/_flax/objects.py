@@ -69,23 +69,27 @@ def _has_data_note() -> bool:
     module: Any = nnx.Module()
     module.static, module.data = 1, nnx.data(2)
     note = vars(module)[DATA_NOTE]
-    is_kept = (
-        type(note) is DATA_ATTRIBUTES and note._mapping["data"] and not note._mapping["static"]
-    )
-    return is_kept and DATA_ATTRIBUTES({"data": True}).get("data") is True
+    return type(note) is DATA_ATTRIBUTES and note["data"] is True and note["static"] is False
+
+
+def _has_mapping() -> bool:
+    """A note has its items in a dict."""
+    items = {"a": 1}
+    return DATA_ATTRIBUTES(items, copy=False)._mapping is items
 
 
 _has_data_notes = holds("nnx.Pytree._pytree__nodes", _has_data_note, "nnx.state")
-# The dict in such a note, or in the metadata of a GraphDef: through its public methods every item
-# is two calls of Python.
-attributes_dict: Callable[[Any], dict[str, Any]] = (
-    operator.attrgetter("_mapping") if _has_data_notes else dict
-)
+_has_mappings = holds("flax.typing.HashableMapping._mapping", _has_mapping, "dict")
 _has_flags = holds("nnx.Pytree._pytree__state", _has_flag, "an attribute of the bridge's own")
 _has_graph_attributes = holds(
     "the attributes _pytree__nodes and _pytree__state of an nnx.Pytree",
-    lambda: _has_static_state() and _has_flag() and _has_data_note() and DataElem(1).value == 1,
+    lambda: _has_static_state() and _has_flag() and _has_data_note() and _has_mapping(),
     "nnx.Pytree's own flattening",
+)
+# The dict in a note, or in the metadata of a GraphDef: through its public methods every item is two
+# calls of Python.
+attributes_dict: Callable[[Any], dict[str, Any]] = (
+    operator.attrgetter("_mapping") if _has_mappings else dict
 )
 
 
@@ -98,7 +102,8 @@ def graph_attributes(node: nnx.Pytree) -> list[tuple[str, Any]]:
     if unmark_tabulated(node):
         return list(without_dicts(graph_attributes(node)))
     if not _has_graph_attributes:
-        return nnx.Pytree._graph_node_flatten(node)[0]
+        flattened = nnx.Pytree._graph_node_flatten(node)[0]
+        return [(name, _without_mark(value)) for name, value in flattened]
     attributes = vars(node)
     is_data = attributes[DATA_NOTE]._mapping.get
     state = attributes[_STATE]
@@ -115,6 +120,12 @@ def graph_attributes(node: nnx.Pytree) -> list[tuple[str, Any]]:
             value = DataElem(value)
         found.append((name, value))
     return found
+
+
+def _without_mark(value: Any) -> Any:
+    """A dict alone for one that is marked as data."""
+    is_dict = isinstance(value, DataElem) and type(value.value) is dict
+    return value.value if is_dict else value
 
 
 def set_graph_attributes(node: nnx.Pytree, attributes: Iterable[tuple[Any, Any]]) -> None:
@@ -156,7 +167,7 @@ def is_data_attribute(node: nnx.Pytree, name: str) -> bool:
     return bool(vars(node)[DATA_NOTE].get(name, False))
 
 
-@required("nnx.Pytree._pytree__nodes", lambda: DATA_ATTRIBUTES({"a": True})["a"])
+@required("nnx.Pytree._pytree__nodes", _has_data_note)
 def noted_data(
     before: Mapping[str, Any], now: Mapping[str, Any], made: Collection[str]
 ) -> dict[str, Any]:

@@ -59,19 +59,21 @@ def required(what: str, check: Callable[[], Any]) -> Callable[[F], F]:
     return decorated
 
 
-def holds(what: str, check: Callable[[], Any], instead: str) -> bool:
+def holds(what: str, check: Callable[[], Any], instead: str, *, loses: str = "") -> bool:
     """Whether a part that has a public way is there; warns if it is not.
 
     Args:
       what: the part, for the warning.
       check: as for `required`.
       instead: the public way that takes over.
+      loses: what that way does not do, if it is not only slower; it is taken in need alone then.
     """
-    if PUBLIC_ONLY:
+    if PUBLIC_ONLY and not loses:
         return False
     problem = _problem(check)
     if problem is not None:
-        warn(f"{_VERSIONS} does not keep {what} ({problem}); {instead} takes over, which is slower")
+        costs = f"with which {loses}" if loses else "which is slower"
+        warn(f"{_VERSIONS} does not keep {what} ({problem}); {instead} takes over, {costs}")
     return problem is None
 
 

@@ -144,7 +144,8 @@ def mark_eager_sharding(variables: Iterable[nnx.Variable[Any]]) -> None:
 
     Those that are made abstractly, or where there is no mesh, are to be equal to the others.
     """
-    for variable in variables:
+    late: list[Any] = [v for v in variables if v.eager_sharding is LATER]
+    for variable in late:
         # A hijax Variable without a state is fixed.
-        if variable.eager_sharding is LATER and getattr(variable, "has_qdd", True):
+        if not variable.hijax or variable.has_qdd:
             variable.set_metadata("eager_sharding", True)

@@ -90,7 +90,8 @@ def main():
         sys.stdout.flush()
         child = os.fork()
         if child == 0:
-            print(json.dumps([name, run(pattern, replacement)]), flush=True)
+            sys.stdout.write(json.dumps([name, run(pattern, replacement)]) + "\n")
+            sys.stdout.flush()
             os._exit(0)
         os.waitpid(child, 0)
 

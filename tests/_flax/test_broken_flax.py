@@ -1,4 +1,4 @@
-"""Each part of Flax without a public name broken in turn: a fallback takes over, or one error says so."""
+"""Each private part of Flax broken in turn: a fallback takes over, or one error says so."""
 
 import json
 import pathlib
@@ -19,10 +19,9 @@ def renamed(name):
 FALLBACKS = {
     "Variable._raw_value": renamed("_raw_value"),
     "Variable._trace_state": renamed("_trace_state"),
-    "Pytree._pytree__nodes": renamed("_pytree__nodes"),
     "Pytree._pytree__state": renamed("_pytree__state"),
     "PytreeState._initializing": renamed("_initializing"),
-    "PytreeState.initializing": renamed("initializing(?=:|\\(self\\)|, static| = initializing)"),
+    "PytreeState": renamed("PytreeState"),
     "HashableMapping._mapping": renamed("_mapping"),
     "Scope._mutable_collection": renamed("_mutable_collection"),
     "Module._register_submodules": renamed("_register_submodules"),
@@ -39,12 +38,12 @@ ERRORS = {
     "_context.module_stack": renamed("module_stack"),
     "Module._state": renamed("_state"),
     "Module.clone(_deep_clone)": renamed("_deep_clone"),
-    "PytreeState": renamed("PytreeState"),
+    "Pytree._pytree__nodes": renamed("_pytree__nodes"),
     "HashableMapping": renamed("HashableMapping"),
     "graphlib.NodeDef": renamed("NodeDef"),
     "graphlib.VariableDef": renamed("VariableDef"),
     "fields of VariableDef": renamed("array_refdef"),
-    "graphlib.Static": (r"\bStatic(?=[(\[:)|,])", "StaticOfOld"),
+    "graphlib.Static": renamed("Static"),
     "graphlib.RefMap": renamed("RefMap"),
     "graphlib.get_node_impl_for_type": renamed("get_node_impl_for_type"),
 }
