@@ -47,10 +47,6 @@ _NO_VARIABLES = (
 )
 
 
-# What `super()` would look up, for every attribute that is asked for.
-_attribute = nnx.Module.__getattribute__
-
-
 class ToNNX(nnx.Module):
     """An NNX module that behaves as the Linen module it wraps.
 
@@ -345,10 +341,7 @@ class ToNNX(nnx.Module):
         set_graph_attributes(self, attributes)
 
     def __getattribute__(self, name: str) -> Any:
-        if name == "__class__":
-            # `isinstance` asks for it, and NNX asks `isinstance` many times over.
-            return type(self)
-        value = _attribute(self, name)
+        value = super().__getattribute__(name)
         if name[:2] == "__":
             return value
         is_tree = type(value) is dict
@@ -367,7 +360,7 @@ class ToNNX(nnx.Module):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if hasattr(type(self), name):
             # A property of a subclass has raised; asked again, it says why.
-            return _attribute(self, name)
+            return super().__getattribute__(name)
         if name in _train_eval.MODE_FIELDS:
             # Answered whatever the top module's fields are: a module further down may have the
             # field.
