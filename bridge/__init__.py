@@ -57,6 +57,7 @@ from ._errors import PortError as PortError
 from ._errors import ReservedNameError as ReservedNameError
 from ._errors import ShardingError as ShardingError
 from ._errors import UnboundAxisError as UnboundAxisError
+from ._errors import UnsupportedFlaxError as UnsupportedFlaxError
 from ._functions.functional import Functional as Functional
 from ._functions.functional import functional as functional
 from ._functions.jit_partial import jit_partial as jit_partial
@@ -101,6 +102,7 @@ __all__ = [
     "ToLinen",
     "ToNNX",
     "UnboundAxisError",
+    "UnsupportedFlaxError",
     "abstract",
     "checkpoint",
     "current_context",

@@ -26,7 +26,7 @@ import numpy as np
 from flax import linen as nn
 from flax import nnx
 
-from ._flax.interceptors import intercepting
+from ._flax.interceptors import InterceptorContext, intercepting
 from ._flax.linen_modules import overridden
 
 # The attributes that nnx.Module.train and eval set.
@@ -152,9 +152,7 @@ def with_mode(
     return None
 
 
-def _intercept(
-    next_function: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext
-) -> Any:
+def _intercept(next_function: Any, args: Any, kwargs: Any, context: InterceptorContext) -> Any:
     """Fills the fields of a module that are None, but for what its method is called with."""
     module, method = context.module, context.method_name
     modes = _in_force.get()

@@ -11,6 +11,7 @@ from flax import nnx
 
 import registry
 from bridge._errors import ReservedNameError
+from bridge._flax.objects import is_note
 from bridge._flax.variables import assign_raw_value
 
 from . import linen_leaves, nnx_leaves
@@ -47,7 +48,7 @@ def held_variables(wrapper: LinenHolder) -> dict[Address, Held]:
 
 def is_own_name(name: str) -> bool:
     """Whether an attribute belongs to the wrapper or to NNX rather than to the Linen module."""
-    return name.startswith((OWN_PREFIX, "_pytree__")) or name == "__captures__"
+    return name.startswith(OWN_PREFIX) or is_note(name) or name == "__captures__"
 
 
 def to_linen(held: Mapping[Address, Held], *, boxed: bool = True) -> dict[str, Any]:

@@ -29,6 +29,7 @@
     ├── ParityError(AssertionError)              two models that should do the same do not
     ├── InvalidSectionsError(ValueError)         a comparison that there is not
     ├── UnboundAxisError(NameError)              a model reduces over an axis that nothing binds
+    ├── UnsupportedFlaxError(ImportError)        a part of Flax or JAX is not as the bridge needs it
     └── LostUpdateError(ValueError, flax ModifyScopeVariableError)
                                                  strict mode: an update that would be dropped
 
@@ -64,3 +65,4 @@ from .wrapper_errors import MissingRngError as MissingRngError
 from .wrapper_errors import NotInitializedError as NotInitializedError
 from .wrapper_errors import ReservedNameError as ReservedNameError
 from .wrapper_errors import UnboundAxisError as UnboundAxisError
+from .wrapper_errors import UnsupportedFlaxError as UnsupportedFlaxError

@@ -211,3 +211,19 @@ class LostUpdateError(BridgeError, ValueError, flax_errors.ModifyScopeVariableEr
 
     def __init__(self, text: str):
         Exception.__init__(self, text)
+
+
+class UnsupportedFlaxError(BridgeError, ImportError):
+    """A part of Flax or JAX that the bridge needs is gone, or behaves otherwise.
+
+    Attributes:
+      part: the part.
+    """
+
+    def __init__(self, part: str, problem: str, versions: str):
+        self.part = part
+        ImportError.__init__(
+            self,
+            f"the bridge needs {part}, and {versions} does not have it as Flax 0.12.8 does"
+            f" ({problem}); install another version of Flax, or a newer one of linen-nnx-bridge",
+        )

@@ -12,8 +12,15 @@ from typing import Any
 
 import jax
 from flax import nnx
-from flax.core.scope import LazyRng
 
+from .promises import part
+
+# What a Linen scope keeps for a key: with the names to be folded into it, all of them at once.
+LazyRng = part(
+    "flax.core.scope",
+    "LazyRng",
+    lambda cls: cls.create(cls("key", ("a",)), "b").suffix == ("a", "b") and cls.as_jax_rng,
+)
 DEFAULT = "default"
 # The streams that Linen's own layers ask for, besides `params`.
 _STANDARD = ("dropout",)
@@ -99,7 +106,7 @@ class CallKeys:
             source.count[...] += count
 
 
-class LazyKeys(Mapping[str, LazyRng]):
+class LazyKeys(Mapping[str, Any]):
     """What a Linen scope keeps as its `rngs`; a key is computed on look-up.
 
     Args:
@@ -124,7 +131,7 @@ class LazyKeys(Mapping[str, LazyRng]):
         """The same keys; Linen copies what it is about to replace."""
         return self
 
-    def __getitem__(self, name: str) -> LazyRng:
+    def __getitem__(self, name: str) -> Any:
         if not self._draws.serves(name):
             raise KeyError(name)
         return LazyRng(self._draws.key(name), self._suffix)

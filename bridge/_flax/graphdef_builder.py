@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import jax
 from flax import nnx
 
+from . import graphdefs
 from .graphdef_nodes import (
     ArrayLeaf,
     ContainerNode,
@@ -22,9 +23,8 @@ from .graphdef_nodes import (
     VariableNode,
     decode,
 )
-from .objects import OBJECT_STATES, StaticObjectState, object_state_in_trace
+from .objects import OBJECT_STATES, ObjectState, StaticObjectState
 from .self_references import Tie, tie
-from .variables import trace_state, variable_in_trace
 
 
 def flatten(module: Any) -> tuple[nnx.GraphDef[Any], list[Any]]:
@@ -33,8 +33,8 @@ def flatten(module: Any) -> tuple[nnx.GraphDef[Any], list[Any]]:
     `nnx.split` would sort the leaves into a nested State, out of which they would have to be taken
     again.
     """
-    indices = nnx.graphlib.RefMap()
-    graphdef, state = nnx.graphlib.flatten(module, ref_index=indices, graph=True)
+    indices = graphdefs.RefMap()
+    graphdef, state = nnx.flatten(module, ref_index=indices, graph=True)
     _put_back_references(graphdef, indices)
     return tie(graphdef, indices), list(state.leaves)
 
@@ -47,8 +47,8 @@ def _put_back_references(graphdef: nnx.GraphDef[Any], indices: Any) -> None:
     shared = [
         (node.index, node.array_refdef.index)
         for node in graphdef.nodes
-        if isinstance(node, nnx.graphlib.VariableDef)
-        and isinstance(node.array_refdef, nnx.graphlib.NodeRef)
+        if isinstance(node, graphdefs.VariableDef)
+        and isinstance(node.array_refdef, graphdefs.NodeRef)
     ]
     if shared:
         nodes = {index: node for node, index in indices.items()}
@@ -98,12 +98,11 @@ class GraphDefBuilder:
 class _Build:
     """One module in the making, and its nodes so far by their index in the GraphDef."""
 
-    __slots__ = ("by_index", "leaves", "objects", "plain", "tied", "trace", "variables")
+    __slots__ = ("by_index", "leaves", "objects", "plain", "tied", "variables")
 
     def __init__(self, leaves: Iterable[Any], plain: Container[int] = ()):
         self.leaves = iter(leaves)
         self.plain = plain
-        self.trace = trace_state()
         self.by_index: dict[int, Any] = {}
         self.variables: list[nnx.Variable[Any] | None] = []
         self.objects: list[nnx.Pytree] = []
@@ -186,7 +185,7 @@ class _Variable:
             metadata = self._metadata
             if self._is_special and len(build.variables) in build.plain:
                 metadata = {**metadata, "hijax": False, "ref": False}
-            value = variable_in_trace(self._type, value, metadata, build.trace)
+            value = self._type.from_metadata(value, metadata)
         nodes[self._index] = value
         if self._has_leaf:
             build.variables.append(value)
@@ -225,7 +224,7 @@ class _ObjectState:
         self._noted = StaticObjectState.of(state)
 
     def build(self, build: _Build) -> Any:
-        return object_state_in_trace(self._noted, build.trace)
+        return ObjectState(*self._noted)
 
 
 class _Registered:
@@ -235,10 +234,10 @@ class _Registered:
         self._metadata = node.metadata
         self._index: Any = node.index
         self._parts = parts
-        self._impl: Any = nnx.graphlib.get_node_impl_for_type(node.type)
+        self._impl: Any = graphdefs.get_node_impl_for_type(node.type)
 
     def build(self, build: _Build) -> Any:
-        if not isinstance(self._impl, nnx.graphlib.GraphNodeImpl):
+        if not isinstance(self._impl, graphdefs.GraphNodeImpl):
             return self._impl.unflatten(self._children(build), self._metadata)
         made = self._impl.create_empty(self._metadata)
         build.by_index[self._index] = made

@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from flax import nnx
 
+from . import graphdefs
+
 
 class VariableNode(NamedTuple):
     """A Variable.
@@ -85,25 +87,25 @@ def variable_nodes(node: GraphDefNode) -> Iterator[VariableNode]:
 
 def _decode(definition: Any, nodes: Iterator[Any], attributes: Iterator[Any]) -> GraphDefNode:
     """One node, and everything below it."""
-    if isinstance(definition, nnx.graphlib.VariableDef):
+    if isinstance(definition, graphdefs.VariableDef):
         reference = definition.array_refdef
         return VariableNode(
             definition.type,
             definition.metadata,
             definition.index,
             None if reference is None else reference.index,
-            not isinstance(reference, nnx.graphlib.NodeRef),
+            not isinstance(reference, graphdefs.NodeRef),
         )
-    if isinstance(definition, nnx.graphlib.ArrayRefDef):
+    if isinstance(definition, graphdefs.ArrayRefDef):
         return ArrayLeaf(definition.index)
-    if not isinstance(definition, nnx.graphlib.NodeDef):
+    if not isinstance(definition, graphdefs.NodeDef):
         return MetBefore(definition.index)
     children: list[tuple[Any, GraphDefNode]] = []
     for _ in range(definition.num_attributes):
         key, kind = next(attributes)
-        if isinstance(kind, nnx.graphlib.Static):
+        if isinstance(kind, graphdefs.Static):
             children.append((key, StaticItem(kind.value)))
-        elif isinstance(kind, nnx.graphlib.NodeAttr):
+        elif isinstance(kind, graphdefs.NodeAttr):
             children.append((key, _decode(next(nodes), nodes, attributes)))
         else:
             children.append((key, ArrayLeaf()))

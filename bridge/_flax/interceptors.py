@@ -9,6 +9,11 @@ from typing import Any, NamedTuple
 
 from flax import linen as nn
 
+from .promises import part
+
+# What an interceptor is told; only its class has no public name.
+InterceptorContext = part("flax.linen.module", "InterceptorContext")
+
 
 class _Packed(NamedTuple):
     args: Sequence[Any]

@@ -3,53 +3,78 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar
 
+from flax import errors as flax_errors
 from flax import linen as nn
-from flax.core import Scope
-from flax.linen import module as linen_module
-from flax.nnx.bridge import module as bridge_module
+from flax.core import FrozenDict, Scope
+from flax.nnx.bridge import current_module
 
-F = TypeVar("F", bound=Callable[..., Any])
+from .promises import holds, part, required, unsupported
+
+# Per thread: the modules that are being called, and what is captured of them.
+_context = part("flax.linen.module", "_context")
 
 
+def _has_stacks() -> bool:
+    """Two lists say which modules are being called, and which of their outputs are kept."""
+    return type(_context.module_stack) is list and type(_context.capture_stack) is list
+
+
+def _has_state() -> bool:
+    """A module knows its submodules by name, and whether it is in `setup` or its compact method."""
+    state = nn.Dense(1, parent=None)._state
+    return not state.in_setup and not state.in_compact_method and state.children == {}
+
+
+_needs_stacks = required("flax.linen.module._context: module_stack, capture_stack", _has_stacks)
+_needs_state = required(
+    "flax.linen.Module._state, its children, in_setup and in_compact_method", _has_state
+)
+
+
+@_needs_stacks
 @contextlib.contextmanager
 def detached() -> Iterator[None]:
     """Linen modules made in this block do not attach themselves to the module that is being called.
 
     `parent=None` says the same for one module, but the constructors that run here are the user's.
     """
-    stack = linen_module._context.module_stack
-    stack.append(None)
+    _context.module_stack.append(None)
     try:
         yield
     finally:
-        stack.pop()
+        _context.module_stack.pop()
 
 
+@_needs_stacks
 @contextlib.contextmanager
 def capturing(intermediates: bool | Callable[[nn.Module, str], bool]) -> Iterator[None]:
-    """Says what `capture_intermediates` says; `nn.apply` does it too, but makes its own scope."""
-    if intermediates is True:
-        intermediates = linen_module.capture_call_intermediates
-    stack = linen_module._context.capture_stack
-    stack.append(intermediates)
+    """Says what `capture_intermediates` says; `nn.apply` does it too, but makes its own scope.
+
+    An interceptor can sow outputs, and cannot keep an outer call from capturing these as well.
+    """
+    _context.capture_stack.append(_is_call if intermediates is True else intermediates)
     try:
         yield
     finally:
-        stack.pop()
+        _context.capture_stack.pop()
 
 
+def _is_call(module: nn.Module, method: str) -> bool:
+    """What `capture_intermediates=True` stands for."""
+    return method == "__call__"
+
+
+@_needs_stacks
 def outer_mutable() -> Any:
     """The `mutable` of the Linen or bridge module that is being called, None outside of any."""
-    bridge_parent = bridge_module.current_module()
+    bridge_parent = current_module()
     if bridge_parent is not None and bridge_parent.scope is not None:
         return bridge_parent.scope.mutable
-    stack = linen_module._context.module_stack
+    stack = _context.module_stack
     parent = stack[-1] if stack else None
     if parent is not None and parent.scope is not None:
         return parent.scope.mutable
@@ -57,10 +82,20 @@ def outer_mutable() -> Any:
 
 
 def unbound_function(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The function behind a method that may be bound to a Linen module."""
-    return linen_module._get_unbound_fn(method)
+    """The function behind a method that may be bound to a Linen module.
+
+    Raises:
+      ApplyModuleInvalidMethodError: it takes no module.
+    """
+    is_bound = inspect.ismethod(method) and isinstance(method.__self__, nn.Module)
+    function: Any = method.__func__ if is_bound else method
+    if not callable(function) or not inspect.signature(function).parameters:
+        raise flax_errors.ApplyModuleInvalidMethodError(function)
+    return function
 
 
+@required("flax.linen.Module._try_setup", lambda: nn.Module._try_setup)
+@_needs_state
 def children(module: nn.Module) -> Mapping[str, Any]:
     """The submodules of a bound Linen module by name, beside names that are no submodules.
 
@@ -71,6 +106,7 @@ def children(module: nn.Module) -> Mapping[str, Any]:
     return module._state.children
 
 
+@_needs_state
 def is_made_in_call(module: nn.Module) -> bool:
     """Whether a Linen module above is inside of its compact method, or of `setup`."""
     above = module.parent
@@ -81,6 +117,7 @@ def is_made_in_call(module: nn.Module) -> bool:
     return False
 
 
+@_needs_state
 def registered_names(module: nn.Module) -> frozenset[str]:
     """What a bound Linen module has registered itself; `variables` does not tell whose they are."""
     return frozenset(module._state.children)
@@ -89,10 +126,16 @@ def registered_names(module: nn.Module) -> frozenset[str]:
 def remove_variable(module: nn.Module, collection: str, path: Sequence[Any]) -> None:
     """Removes a leaf from a mutable collection of a bound Linen module, with what it leaves empty.
 
-    `put_variable` merges, and `variables` may be a copy.
+    `put_variable` merges, and `mutable_variables` is a copy where Flax is told to return
+    FrozenDicts.
     """
     scope: Any = module.scope
-    tree = scope._mutable_collection(collection)
+    if _HAS_COLLECTIONS:
+        tree = scope._mutable_collection(collection)
+    else:
+        tree = scope.mutable_variables().get(collection)
+        if isinstance(tree, FrozenDict):
+            raise unsupported("flax.core.Scope._mutable_collection", "flax_return_frozendict is on")
     parents: list[tuple[Any, Any]] = []
     for key in path:
         if not isinstance(tree, dict) or key not in tree:
@@ -105,6 +148,7 @@ def remove_variable(module: nn.Module, collection: str, path: Sequence[Any]) -> 
             del parent[key]
 
 
+@_needs_stacks
 def shares_scope(module: nn.Module) -> bool:
     """Whether a module that is being called has the scope of this one, as of `nn.share_scope`."""
     scope: Any = module.scope
@@ -113,7 +157,7 @@ def shares_scope(module: nn.Module) -> bool:
         and other is not module
         and other.scope is not None
         and (other.scope is scope or _is_same_place(other.scope, scope))
-        for other in linen_module._context.module_stack
+        for other in _context.module_stack
     )
 
 
@@ -138,6 +182,32 @@ def overridden(module: nn.Module, fields: Mapping[str, Any]) -> Iterator[None]:
             object.__setattr__(module, name, value)
 
 
+def _has_collections() -> bool:
+    """A scope gives the very dict that it keeps of a mutable collection."""
+    held: dict[str, Any] = {"params": {}}
+    scope: Any = Scope(held, {}, mutable=True)
+    return scope._mutable_collection("params") is held["params"]
+
+
+_HAS_COLLECTIONS = holds(
+    "flax.core.Scope._mutable_collection", _has_collections, "Scope.mutable_variables"
+)
+
+
+def _registers_by_name() -> bool:
+    """A module looks for submodules in one field after the other, by name and value."""
+    parameters = list(inspect.signature(nn.Module._register_submodules).parameters)
+    return parameters == ["self", "name", "val"]
+
+
+_SEARCHES_BY_NAME = holds(
+    "flax.linen.Module._register_submodules",
+    _registers_by_name,
+    "Linen's search of all fields",
+    loses="subclasses of ToLinen see their arguments with tuples for lists, FrozenDicts for dicts",
+)
+
+
 class PlainFields(nn.Module):
     """A Linen module some of whose fields hold no module.
 
@@ -151,27 +221,14 @@ class PlainFields(nn.Module):
     # Annotated it must be a ClassVar: a field would be an argument of the constructor itself.
     _plain_fields: ClassVar[frozenset[str]] = frozenset()
 
-    # Else Linen takes it for a method of the model, and every call of it for one of the model's.
-    @nn.nowrap
-    def _register_submodules(self, name: str, val: Any) -> None:
-        if name not in self._plain_fields:
-            super()._register_submodules(name, val)
-
-    @nn.nowrap
-    def clone(self, *, _deep_clone: Any = False, **options: Any) -> Self:
-        # What is deep about it is a search for modules.
-        is_plain = _are_all_fields(type(self), self._plain_fields)
-        return super().clone(_deep_clone=False if is_plain else _deep_clone, **options)
+    if _SEARCHES_BY_NAME:
+        # Else Linen takes it for a method of the model, and counts it as a call.
+        @nn.nowrap
+        def _register_submodules(self, name: str, val: Any) -> None:
+            if name not in self._plain_fields:
+                super()._register_submodules(name, val)
 
 
-@functools.lru_cache(maxsize=1024)
-def _are_all_fields(module_type: type[nn.Module], names: frozenset[str]) -> bool:
-    own = {field.name for field in dataclasses.fields(module_type) if field.init}
-    return own <= names | {"parent", "name"}
-
-
-def with_signature(function: F) -> F:
-    """A function that knows its signature, which Linen else works out at each call of a method."""
-    signed: Any = function
-    signed.__signature__ = inspect.signature(function)
-    return signed
+def base_class(cls: type[Any]) -> type[Any]:
+    """The class that lifted transforms were applied to; they make theirs in one module of Flax."""
+    return next(base for base in cls.__mro__ if base.__module__ != "flax.linen.transforms")

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import types
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import jax
 from flax import nnx
 
+from .graphdefs import get_node_impl
 from .objects import DATA_ATTRIBUTES, OBJECT_STATES
+from .promises import holds
 
 # Most attributes are of these types, and none of them holds anything.
 ATOMS = frozenset(
@@ -31,7 +35,7 @@ class Nodes(NamedTuple):
     others: list[Any]
 
 
-def nodes_below(root: Any) -> Nodes:
+def _nodes_by_type(root: Any) -> Nodes:
     """The nodes of a module.
 
     `nnx.iter_graph` yields static attributes as well, and takes every node apart and sorts it,
@@ -55,7 +59,7 @@ def nodes_below(root: Any) -> Nodes:
         elif kind is _VARIABLE:
             found.variables.append(node)
         else:
-            impl: Any = nnx.graphlib.get_node_impl(node)
+            impl: Any = get_node_impl(node)
             if impl is not None:
                 found.others.append(node)
                 pending.extend(impl.node_dict(node).values())
@@ -66,6 +70,48 @@ def nodes_below(root: Any) -> Nodes:
                 continue
         seen.add(id(node))
     return found
+
+
+def _nodes_by_iteration(root: Any) -> Nodes:
+    """The same by `nnx.iter_graph`."""
+    found = Nodes([], [], [])
+    if _kind(type(root)) is _NOTHING or not _is_node(root):
+        return found
+    for _, node in nnx.iter_graph(root, graph=True):
+        if isinstance(node, nnx.Pytree):
+            found.objects.append(node)
+        elif isinstance(node, nnx.Variable):
+            found.variables.append(node)
+        elif type(node) not in ATOMS and _is_node(node):
+            found.others.append(node)
+    return found
+
+
+def _is_node(value: Any) -> bool:
+    """Whether Flax or JAX takes a value apart."""
+    if isinstance(value, nnx.Pytree | nnx.Variable):
+        return True
+    return not jax.tree_util.all_leaves([value])
+
+
+def _items_by_impl(node: Any) -> Mapping[Any, Any]:
+    """What a container holds."""
+    return get_node_impl(node).node_dict(node)
+
+
+def _items_by_leaves(node: Any) -> Mapping[Any, Any]:
+    """The same by JAX, which knows every container."""
+    if isinstance(node, nnx.Pytree):
+        return vars(node)
+    paths, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    return {jax.tree_util.keystr(path): value for path, value in paths}
+
+
+_IS_FAST = holds(
+    "flax.nnx.graphlib.get_node_impl", lambda: get_node_impl([]) is not None, "nnx.iter_graph"
+)
+nodes_below = _nodes_by_type if _IS_FAST else _nodes_by_iteration
+items_of = _items_by_impl if _IS_FAST else _items_by_leaves
 
 
 @functools.lru_cache(maxsize=4096)

@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
 from flax import nnx
-from flax.nnx.pytreelib import PytreeState
-from flax.nnx.tracers import TraceState
-from flax.typing import HashableMapping
 
+from .graphdefs import DataElem, StaticElem
+from .promises import holds, part, required
 from .tabulate import unmark_tabulated, without_dicts
 
+_PREFIX = "_pytree__"
+_STATE = "_pytree__state"
+# Where the flag of an initialisation is if Flax has none.
+_OWN_FLAG = "_bridge_initializing"
 
-def object_state_in_trace(noted: StaticObjectState, trace: TraceState) -> Any:
-    """Such a state as an object has it; its constructor would ask JAX again which trace this is."""
-    made = object.__new__(PytreeState)
-    made._trace_state = trace
-    made._initializing, made._is_setup = noted
-    return made
+# What every NNX object keeps for NNX itself, and which of its attributes are data.
+ObjectState = part(
+    "flax.nnx.pytreelib", "PytreeState", lambda cls: cls(True, False).initializing is True
+)
+DATA_ATTRIBUTES = part(
+    "flax.typing", "HashableMapping", lambda cls: cls({"a": 1}, copy=False)["a"] == 1
+)
+# The attributes in which it does.
+DATA_NOTE = "_pytree__nodes"
+NOTES = frozenset({_STATE, DATA_NOTE})
 
 
 class StaticObjectState(NamedTuple):
@@ -35,15 +42,55 @@ class StaticObjectState(NamedTuple):
         return cls(state.initializing, state.is_setup)
 
 
-# What every NNX object keeps for NNX itself, in either form, and which attributes it has as data.
-OBJECT_STATES = PytreeState, StaticObjectState
+# In either form.
+OBJECT_STATES = ObjectState, StaticObjectState
 
 
-DATA_ATTRIBUTES = HashableMapping
+def is_note(name: str) -> bool:
+    """Whether an attribute is NNX's own: `nnx.iter_graph` and `vars` show it beside the others."""
+    return name.startswith(_PREFIX)
 
 
-# The dict in a `HashableMapping`; through its public methods every item is a call of Python.
-attributes_dict = operator.attrgetter("_mapping")
+def _has_flag() -> bool:
+    """An object's state has a flag that says whether the object is being initialised."""
+    state = vars(nnx.Module())[_STATE]
+    before = state.initializing
+    state._initializing = True
+    return type(state) is ObjectState and before is False and state.initializing is True
+
+
+def _has_static_state() -> bool:
+    """An object's state can be made anew of its two flags."""
+    return StaticObjectState.of(ObjectState(True, False)) == (True, False)
+
+
+def _has_data_note() -> bool:
+    """An object notes for each attribute whether it is data."""
+    module: Any = nnx.Module()
+    module.static, module.data = 1, nnx.data(2)
+    note = vars(module)[DATA_NOTE]
+    return type(note) is DATA_ATTRIBUTES and note["data"] is True and note["static"] is False
+
+
+def _has_mapping() -> bool:
+    """A note has its items in a dict."""
+    items = {"a": 1}
+    return DATA_ATTRIBUTES(items, copy=False)._mapping is items
+
+
+_has_data_notes = holds("nnx.Pytree._pytree__nodes", _has_data_note, "nnx.state")
+_has_mappings = holds("flax.typing.HashableMapping._mapping", _has_mapping, "dict")
+_has_flags = holds("nnx.Pytree._pytree__state", _has_flag, "an attribute of the bridge's own")
+_has_graph_attributes = holds(
+    "the attributes _pytree__nodes and _pytree__state of an nnx.Pytree",
+    lambda: _has_static_state() and _has_flag() and _has_data_note() and _has_mapping(),
+    "nnx.Pytree's own flattening",
+)
+# The dict in a note, or in the metadata of a GraphDef: through its public methods every item is two
+# calls of Python.
+attributes_dict: Callable[[Any], dict[str, Any]] = (
+    operator.attrgetter("_mapping") if _has_mappings else dict
+)
 
 
 def graph_attributes(node: nnx.Pytree) -> list[tuple[str, Any]]:
@@ -52,52 +99,98 @@ def graph_attributes(node: nnx.Pytree) -> list[tuple[str, Any]]:
     `nnx.Pytree` has that as a node of its own, and asks for every attribute in Python whether it is
     data: for a small model a good part of what a call of `nnx.jit` costs.
     """
-    attributes = vars(node)
     if unmark_tabulated(node):
         return list(without_dicts(graph_attributes(node)))
-    is_data = attributes["_pytree__nodes"]._mapping.get
-    data, static = nnx.graphlib.DataElem, nnx.graphlib.StaticElem
-    state = attributes["_pytree__state"]
+    if not _has_graph_attributes:
+        flattened = nnx.Pytree._graph_node_flatten(node)[0]
+        return [(name, _without_mark(value)) for name, value in flattened]
+    attributes = vars(node)
+    is_data = attributes[DATA_NOTE]._mapping.get
+    state = attributes[_STATE]
     noted = StaticObjectState.of(state)
     found: list[tuple[str, Any]] = []
     for name in sorted(attributes):
         value = attributes[name]
         if value is state:
-            value = static(noted)
+            value = StaticElem(noted)
         elif not is_data(name):
-            value = static(value)
+            value = StaticElem(value)
         elif type(value) is not dict:
             # What a dict is Flax can tell by itself.
-            value = data(value)
+            value = DataElem(value)
         found.append((name, value))
     return found
+
+
+def _without_mark(value: Any) -> Any:
+    """A dict alone for one that is marked as data."""
+    is_dict = isinstance(value, DataElem) and type(value.value) is dict
+    return value.value if is_dict else value
 
 
 def set_graph_attributes(node: nnx.Pytree, attributes: Iterable[tuple[Any, Any]]) -> None:
     """The inverse of `graph_attributes`, for an object without attributes."""
     own = vars(node)
     own.update(attributes)
-    own["_pytree__state"] = PytreeState(*own["_pytree__state"])
+    if type(own.get(_STATE)) is StaticObjectState:
+        own[_STATE] = ObjectState(*own[_STATE])
 
 
 def is_initializing(node: nnx.Pytree) -> bool:
     """Whether `lazy_init` is running through this module.
 
-    The flag is Flax's own, because it is part of the GraphDef: a thread-local of ours would not be
-    part of the cache key of an `nnx.jit` inside the model.
+    The flag is Flax's own, so that its bridge and this one initialise each other's wrappers. It is
+    part of the GraphDef: a thread-local would not be part of the cache key of an `nnx.jit` inside
+    the model.
     """
-    return node._pytree__state.initializing
+    if not _has_flags:
+        return vars(node).get(_OWN_FLAG, False)
+    return vars(node)[_STATE].initializing
 
 
 def set_initializing(nodes: Sequence[nnx.Pytree], value: bool) -> None:
     """Sets the flag that `is_initializing` reads."""
     for node in nodes:
-        node._pytree__state._initializing = value
+        if _has_flags:
+            vars(node)[_STATE]._initializing = value
+        elif not value:
+            vars(node).pop(_OWN_FLAG, None)
+        # Every attribute of a container is an item.
+        elif isinstance(node, nnx.Module) and not isinstance(node, nnx.Dict | nnx.List):
+            vars(node)[_OWN_FLAG] = True
 
 
 def is_data_attribute(node: nnx.Pytree, name: str) -> bool:
     """Whether an attribute is state rather than static; there is no public reader."""
-    return bool(node._pytree__nodes.get(name, False))
+    if not _has_data_notes:
+        return any(str(path[0]) == name for path in nnx.to_flat_state(nnx.state(node)).paths)
+    return bool(vars(node)[DATA_NOTE].get(name, False))
+
+
+@required("nnx.Pytree._pytree__nodes", _has_data_note)
+def noted_data(
+    before: Mapping[str, Any], now: Mapping[str, Any], made: Collection[str]
+) -> dict[str, Any]:
+    """The note about what is data for an object that keeps some attributes of a call.
+
+    Assigning each attribute again would do, but goes through the `__setattr__` of the user's class.
+
+    Args:
+      before: the object's attributes before the call.
+      now: those after it.
+      made: the names of those that are kept from the call.
+
+    Returns:
+      The attribute with the note, {} for a node that has none.
+    """
+    if DATA_NOTE not in before:
+        return {}
+    noted = attributes_dict(before[DATA_NOTE])
+    kept = {name: is_data for name, is_data in noted.items() if name not in made}
+    if made and DATA_NOTE in now:
+        noted = attributes_dict(now[DATA_NOTE])
+        kept |= {name: is_data for name, is_data in noted.items() if name in made}
+    return {DATA_NOTE: DATA_ATTRIBUTES(kept, copy=False)}
 
 
 def mark_arrays_as_data(nodes: Iterable[nnx.Pytree]) -> None:

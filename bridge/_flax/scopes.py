@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flax import linen as nn
 from flax.core import Scope
-from flax.core.scope import LazyRng, union_filters
 
 from bridge._errors import MissingRngError
 
 from .call_keys import CallKeys, LazyKeys, used_streams
+from .filters import union
 from .interceptors import call_method
 from .linen_modules import capturing
+from .promises import required
 
 
 class StreamScope(Scope):
     """A Linen scope whose keys are drawn when a module asks for them.
 
     Flax's scope wants every key at the start and hands all of them to every child, which would
-    advance each RNG stream in each call. `make_rng`, `push` and `rewound` are public, but a child
-    shares its parent's variables through an attribute that is not.
+    advance each RNG stream in each call. What is overridden here is public, and so are the
+    attributes `rngs` and `rng_counters`.
     """
 
     rngs: Any
 
     def __init__(self, variables: Any, streams: LazyKeys, counters: dict[Any, Any], **options: Any):
         super().__init__(variables, **options)
+        self._given = variables
+        # The stream that a key is being drawn from.
+        self._drawn: str | None = None
         self.rngs = streams
         self.rng_counters = counters
         for name in streams:
             counters.setdefault(name, 0)
+
+    def has_rng(self, name: str) -> bool:
+        # Flax would turn to `params` for a stream that `default` serves.
+        return name == self._drawn or super().has_rng(name)
 
     def make_rng(self, name: str = "params") -> Any:
         draws = self.rngs.draws if isinstance(self.rngs, LazyKeys) else None
@@ -47,13 +56,12 @@ class StreamScope(Scope):
             name = "params"
         if draws is not None and draws.initializers:
             draws.initial.add(name)
-        if not is_served:
+        self.rng_counters.setdefault(name, 0)
+        self._drawn = name
+        try:
             return super().make_rng(name)
-        # Flax's would turn to `params` for a stream that `default` serves.
-        self._check_valid()
-        self._validate_trace_level()
-        self.rng_counters[name] = self.rng_counters.get(name, 0) + 1
-        return LazyRng.create(self.rngs[name], self.rng_counters[name]).as_jax_rng()
+        finally:
+            self._drawn = None
 
     def param(self, name: str, init_fn: Any, *init_args: Any, **options: Any) -> Any:
         return super().param(name, self._initializer(init_fn), *init_args, **options)
@@ -83,13 +91,13 @@ class StreamScope(Scope):
             # A lifted transform has put keys of its own in the place of these.
             return super().push(name, prefix, reuse)
         child = self._without_keys(lambda: super(StreamScope, self).push(name, prefix, reuse))
-        return self._adopt(child, self.rngs.below(child.name))
+        return self._like(child, {}, self.rngs.below(child.name))
 
     def rewound(self, rewind_rngs: bool = False) -> Scope:
         if not isinstance(self.rngs, LazyKeys):
             return super().rewound(rewind_rngs)
         plain = self._without_keys(lambda: super(StreamScope, self).rewound(rewind_rngs))
-        return self._adopt(plain, self.rngs)
+        return self._like(plain, self._given, self.rngs)
 
     def _without_keys(self, make: Callable[[], Scope]) -> Scope:
         """Flax would compute all keys to pass them on."""
@@ -100,16 +108,34 @@ class StreamScope(Scope):
             self.rngs = own
 
     @staticmethod
-    def _adopt(plain: Scope, streams: LazyKeys) -> StreamScope:
-        """A scope that Flax has just made, as one of these; a copy would be a second one."""
-        adopted: Any = plain
-        adopted.__class__ = StreamScope
-        adopted.rngs = streams
-        for name in streams:
-            adopted.rng_counters.setdefault(name, 0)
-        return adopted
+    def _like(plain: Scope, variables: Any, streams: LazyKeys) -> StreamScope:
+        """A scope as Flax has just made one, with keys on demand.
+
+        Args:
+          plain: Flax's scope.
+          variables: those of the root, or a dict for Flax to put those of a child in.
+          streams: the keys.
+        """
+        return StreamScope(
+            variables,
+            streams,
+            plain.rng_counters,
+            name=plain.name,
+            mutable=plain.mutable,
+            parent=plain.parent,
+            path=plain.path,
+            debug_path=plain.debug_path,
+            flags=plain.flags,
+        )
 
 
+def _has_deep_clone() -> bool:
+    """A clone has submodules of its own if it is to be deep."""
+    parameters = inspect.signature(nn.Module.clone).parameters
+    return "_deep_clone" in parameters and "parent" in parameters
+
+
+@required("flax.linen.Module.clone with _deep_clone", _has_deep_clone)
 def run_linen(
     module: nn.Module,
     function: Callable[..., Any],
@@ -147,7 +173,7 @@ def run_linen(
       (output, variables of the mutable collections, RNG streams that were used).
     """
     if capture_intermediates:
-        mutable = union_filters(mutable, "intermediates")
+        mutable = union(mutable, "intermediates")
     flags: dict[str, Any] = {"initializing": True} if initializing else {}
     if modes:
         flags["bridge_modes"] = tuple(sorted(modes.items()))

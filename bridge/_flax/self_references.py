@@ -18,6 +18,7 @@ from flax import nnx
 
 from bridge._errors import InvalidModuleError
 
+from .graphdefs import Static
 from .objects import DATA_ATTRIBUTES, OBJECT_STATES
 
 _FREE = frozenset(
@@ -95,7 +96,7 @@ def tie(graphdef: nnx.GraphDef[Any], indices: Mapping[Any, int]) -> nnx.GraphDef
     # Layers of one kind have the same functions. What is in here is alive, so its id is its own.
     free: set[int] = set()
     for i, (key, kind) in enumerate(graphdef.attributes):
-        if type(kind) is not nnx.graphlib.Static:
+        if type(kind) is not Static:
             continue
         value = kind.value
         if type(value) in _FREE or id(value) in free:
@@ -104,7 +105,7 @@ def tie(graphdef: nnx.GraphDef[Any], indices: Mapping[Any, int]) -> nnx.GraphDef
         if tied is value:
             free.add(id(value))
         else:
-            found[i] = key, nnx.graphlib.Static(tied)
+            found[i] = key, Static(tied)
     if not found:
         return graphdef
     attributes = [found.get(i, item) for i, item in enumerate(graphdef.attributes)]

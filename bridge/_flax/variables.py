@@ -1,4 +1,7 @@
-"""Variables: made without their constructor, read and written without their hooks."""
+"""Variables: made without their constructor, read and written without their hooks.
+
+Public names but for `RawValues`.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,11 @@ from typing import Any
 
 import jax
 from flax import nnx
-from flax.nnx import variablelib
-from flax.nnx.tracers import TraceState
+
+from .promises import holds
 
 # What every Variable's metadata holds, and what therefore says nothing about one Variable.
 REQUIRED_METADATA: frozenset[str] = nnx.Variable.required_metadata
-
-
 # The metadata of a Variable that its type, too, may define.
 HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_remove_axis")
 
@@ -35,43 +36,6 @@ def variable_from_metadata(
     if full["ref"]:
         value = jax.new_ref(value)
     return var_type.from_metadata(value, full)
-
-
-def trace_state() -> TraceState:
-    """What a Variable keeps to tell whether it is written into under the trace it was made in."""
-    return TraceState()
-
-
-def variable_in_trace(
-    var_type: type[nnx.Variable[Any]], value: Any, metadata: dict[str, Any], trace: TraceState
-) -> nnx.Variable[Any]:
-    """`from_metadata` of many Variables, for which JAX is asked once which trace this is.
-
-    Asking is most of what making a Variable costs, and `from_metadata` does it for each.
-    """
-    if metadata["hijax"]:
-        return var_type.from_metadata(value, dict(metadata))
-    variable = _new(var_type)
-    _put_trace(variable, trace)
-    _put_metadata(variable, metadata.copy())
-    _put_value(variable, value)
-    return variable
-
-
-# By name each of them would be looked up again, for every Variable of every call.
-_new = object.__new__
-
-
-_slots: Any = nnx.Variable
-
-
-_put_trace = _slots._trace_state.__set__
-
-
-_put_metadata = _slots._var_metadata.__set__
-
-
-_put_value = _slots._raw_value.__set__
 
 
 @functools.lru_cache(maxsize=1024)
@@ -94,16 +58,8 @@ def assign_raw_value(variable: nnx.Variable[Any], value: Any) -> None:
         variable.set_raw_value(value)
 
 
-# `get_raw_value` of a Variable that is not a hijax one, which would be a call of Python.
-held_value = operator.attrgetter("_raw_value")
-
-
-class RawValues:
+class PublicRawValues:
     """What some Variables hold, before their hooks and references as they are.
-
-    `get_raw_value` is a call of Python for each Variable, and `set_raw_value` asks JAX twice which
-    trace this is; either costs more than passing the array to a program. Here the Variables are
-    asked once which traces they belong to, which never changes.
 
     Args:
       variables: the Variables.
@@ -111,16 +67,9 @@ class RawValues:
 
     def __init__(self, variables: Iterable[nnx.Variable[Any]]):
         self._variables = list(variables)
-        self._is_plain = not any(variable.hijax for variable in self._variables)
-        self._traces: list[TraceState] = []
-        for variable in self._variables if self._is_plain else ():
-            if variable._trace_state not in self._traces:
-                self._traces.append(variable._trace_state)
 
     def get(self) -> list[Any]:
         """The values, in the order of the Variables."""
-        if self._is_plain:
-            return list(map(held_value, self._variables))
         return [variable.get_raw_value() for variable in self._variables]
 
     def set(self, values: Mapping[int, Any]) -> None:
@@ -130,10 +79,6 @@ class RawValues:
           TraceContextError: a Variable belongs to another trace.
         """
         variables = self._variables
-        if self._is_plain and all(trace.is_valid() for trace in self._traces):
-            for index, value in values.items():
-                object.__setattr__(variables[index], "_raw_value", value)
-            return
         before = {index: variables[index].get_raw_value() for index in values}
         try:
             for index, value in values.items():
@@ -145,21 +90,62 @@ class RawValues:
             raise
 
 
-# For `nnx.use_eager_sharding`: as good as False, and told from a False that a constructor asks for.
+class FastRawValues(PublicRawValues):
+    """The same without a call of Python for each Variable, unless there is a hijax one.
+
+    `get_raw_value` is such a call, and `set_raw_value` asks JAX twice which trace this is; either
+    costs more than passing the array to a program. Here the Variables are asked once which traces
+    they belong to, which never changes.
+    """
+
+    def __init__(self, variables: Iterable[nnx.Variable[Any]]):
+        super().__init__(variables)
+        self._is_plain = not any(variable.hijax for variable in self._variables)
+        self._traces: list[Any] = []
+        for variable in self._variables if self._is_plain else ():
+            if variable._trace_state not in self._traces:
+                self._traces.append(variable._trace_state)
+
+    def get(self) -> list[Any]:
+        return list(map(_held_value, self._variables)) if self._is_plain else super().get()
+
+    def set(self, values: Mapping[int, Any]) -> None:
+        if not self._is_plain or not all(trace.is_valid() for trace in self._traces):
+            return super().set(values)
+        for index, value in values.items():
+            object.__setattr__(self._variables[index], "_raw_value", value)
+        return None
+
+
+_held_value = operator.attrgetter("_raw_value")
+
+
+def _has_raw_values() -> bool:
+    """A Variable keeps its value and its trace in attributes of these names."""
+    variable: Any = nnx.Variable(1, hijax=False, ref=False)
+    object.__setattr__(variable, "_raw_value", 2)
+    is_kept = _held_value(variable) == variable.get_raw_value() == 2
+    return is_kept and variable._trace_state.is_valid() is True
+
+
+RawValues = (
+    FastRawValues
+    if holds("nnx.Variable._raw_value and _trace_state", _has_raw_values, "get_raw_value")
+    else PublicRawValues
+)
+
+
+# For `nnx.use_eager_sharding`: a falsy value that differs from the False of a constructor.
 LATER: Any = 0
 
 
 def mark_eager_sharding(variables: Iterable[nnx.Variable[Any]]) -> None:
     """Says that Variables were made with eager sharding on, which were made with `LATER`.
 
-    Those that are made abstractly, or where there is no mesh, are to be equal to the others; the
-    public setter refuses a change.
+    Those that are made abstractly, or where there is no mesh, are to be equal to the others.
     """
     late: list[Any] = [v for v in variables if v.eager_sharding is LATER]
     for variable in late:
-        if not variable.hijax:
-            variable._var_metadata["eager_sharding"] = True
-        elif variable.has_qdd:
-            state = variablelib._get_hijax_state(variable)
-            state._var_metadata["eager_sharding"] = True
-            variablelib._set_hijax_state(variable, state)
+        # A hijax Variable without a state is fixed.
+        if not variable.hijax or variable.has_qdd:
+            variable.set_metadata("eager_sharding", True)

@@ -15,6 +15,7 @@ from flax import nnx, serialization
 import registry
 from bridge._conversion.neutral import Address, Path
 from bridge._equality.contents import contents
+from bridge._flax import graphdefs
 from bridge._flax.graphdef_builder import GraphDefBuilder, flatten
 from bridge._flax.objects import DATA_ATTRIBUTES, OBJECT_STATES, attributes_dict
 
@@ -182,7 +183,7 @@ def _hold_the_same(a: StaticGraphDef, b: StaticGraphDef, *, identities: bool = F
         elif kind is dict and len(mine) == len(theirs):
             # Equal ones have equal keys, which are names.
             pairs += zip(mine.values(), map(theirs.get, mine), strict=True)
-        elif kind is nnx.graphlib.IndexesPytreeDef:
+        elif kind is graphdefs.IndexesPytreeDef:
             pairs += [(mine.key_index, theirs.key_index), (mine.treedef, theirs.treedef)]
         elif kind is jax.tree_util.PyTreeDef:
             pairs += [(mine.node_data(), theirs.node_data())]
@@ -206,7 +207,7 @@ def static_parts(graphdef: StaticGraphDef) -> tuple[Any, ...]:
 
 # Equal ones of one type are the same.
 _ATOMS = frozenset({int, bool, str, bytes, type(None), type, *OBJECT_STATES})
-_STATIC = nnx.graphlib.Static
+_STATIC = graphdefs.Static
 
 
 def split(
@@ -245,7 +246,7 @@ def with_metadata(
         if metadata is None:
             nodes.append(node)
             continue
-        reference = nnx.graphlib.ArrayRefDef(next(unused), None) if metadata["ref"] else None
+        reference = graphdefs.ArrayRefDef(next(unused), None) if metadata["ref"] else None
         nodes.append(dataclasses.replace(node, metadata=metadata, array_refdef=reference))
     changed = nnx.GraphDef(nodes, graphdef.attributes, graphdef.num_leaves)
     return intern(changed, graphdef.avals, graphdef.recipe, graphdef.given)

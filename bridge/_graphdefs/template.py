@@ -17,9 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 from flax import linen as nn
-from flax import nnx
 
 from bridge._equality.code_names import IS_FOUNDATION
+from bridge._flax import graphdefs
 from bridge._flax.objects import DATA_ATTRIBUTES, OBJECT_STATES
 
 from .static_graphdef import StaticGraphDef, with_facts
@@ -89,7 +89,7 @@ class _Hole:
 
 
 def _node(node: Any, places: Mapping[int, int]) -> Any:
-    if not isinstance(node, nnx.graphlib.NodeDef | nnx.graphlib.VariableDef):
+    if not isinstance(node, graphdefs.NodeDef | graphdefs.VariableDef):
         return node
     kind, metadata = _part(node.type, places), _part(node.metadata, places)
     if not isinstance(kind, _Hole) and not isinstance(metadata, _Hole):
@@ -105,12 +105,12 @@ def _node(node: Any, places: Mapping[int, int]) -> Any:
 
 def _attribute(item: tuple[Any, Any], places: Mapping[int, int]) -> Any:
     key, kind = item
-    if not isinstance(kind, nnx.graphlib.Static):
+    if not isinstance(kind, graphdefs.Static):
         return item
     value = _part(kind.value, places)
     if not isinstance(value, _Hole):
         return item
-    return _Hole(lambda objects: (key, nnx.graphlib.Static(value.fill(objects))))
+    return _Hole(lambda objects: (key, graphdefs.Static(value.fill(objects))))
 
 
 def _filling(part: Any) -> _Fill:
@@ -140,7 +140,7 @@ def _part(value: Any, places: Mapping[int, int]) -> Any:
         own = (value.__defaults__, value.__kwdefaults__, value.__dict__)
         _require_no_hole([part for part in own if part] + cells, places)
         return value
-    if kind is nnx.graphlib.IndexesPytreeDef:
+    if kind is graphdefs.IndexesPytreeDef:
         _require_no_hole([*value.key_index.items(), value.treedef], places)
         return value
     if kind is jax.tree_util.PyTreeDef:

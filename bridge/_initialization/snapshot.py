@@ -10,11 +10,9 @@ from flax import nnx
 
 from bridge._conversion.arrays import is_taken, taken
 from bridge._conversion.linen_holder import CREATED_ATTRIBUTES
-from bridge._flax.nodes import ATOMS, Nodes, nodes_below
-from bridge._flax.objects import DATA_ATTRIBUTES
+from bridge._flax.nodes import ATOMS, Nodes, items_of, nodes_below
+from bridge._flax.objects import DATA_NOTE, noted_data
 from bridge._flax.variables import assign_raw_value, raw_value
-
-_IS_DATA = "_pytree__nodes"
 
 
 class Snapshot:
@@ -114,7 +112,7 @@ class Snapshot:
     def _attributes(
         self, node: Any, before: Mapping[str, Any], now: Mapping[str, Any]
     ) -> dict[str, Any]:
-        kept = self._dict({k: v for k, v in before.items() if k != _IS_DATA}, now)
+        kept = self._dict({k: v for k, v in before.items() if k != DATA_NOTE}, now)
         made = {k for k, v in kept.items() if k not in before or v is not before[k]}
         if made:
             new = {k: v for k, v in now.items() if k not in before and not _is_sown(v)}
@@ -128,13 +126,7 @@ class Snapshot:
         kept |= {k: now[k] for k in CREATED_ATTRIBUTES if k in now}
         if isinstance(node, nnx.List):
             kept["_length"] = sum(name.isdecimal() for name in kept)
-        if _IS_DATA in before:
-            is_data = dict(now.get(_IS_DATA, {}))
-            others = {k: v for k, v in dict(before[_IS_DATA]).items() if k not in made}
-            kept[_IS_DATA] = DATA_ATTRIBUTES(
-                {**{k: v for k, v in is_data.items() if k in made}, **others}
-            )
-        return kept
+        return kept | noted_data(before, now, made)
 
 
 def drop_sown(nodes: Nodes) -> None:
@@ -175,14 +167,9 @@ def _holds_state(value: Any, known: Collection[int]) -> bool:
     nodes = nodes_below(value)
     if any(_holds_state(variable, known) for variable in nodes.variables):
         return True
-    held = [*map(vars, nodes.objects), *(_items(node) for node in nodes.others)]
+    held = [*map(vars, nodes.objects), *map(items_of, nodes.others)]
     arrays = (x for items in held for x in items.values() if isinstance(x, jax.Array))
     return any(id(x) not in known for x in arrays)
-
-
-def _items(node: Any) -> Mapping[Any, Any]:
-    impl: Any = nnx.graphlib.get_node_impl(node)
-    return impl.node_dict(node)
 
 
 def _is_sown(value: Any) -> bool:

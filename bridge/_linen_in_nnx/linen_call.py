@@ -8,7 +8,7 @@ from typing import Any
 
 from flax import errors as flax_errors
 from flax import linen as nn
-from flax.core.scope import DenyList, union_filters
+from flax.core import DenyList
 
 from bridge import _train_eval
 from bridge._conversion import linen_attributes, linen_leaves
@@ -17,6 +17,7 @@ from bridge._conversion.neutral import Neutral
 from bridge._conversion.own_leaves import graphdefs_in, with_graphdefs
 from bridge._errors import ImmutableCollectionError, NotInitializedError
 from bridge._flax.call_keys import CallKeys
+from bridge._flax.filters import union
 from bridge._flax.linen_modules import outer_mutable
 from bridge._flax.objects import is_initializing
 from bridge._flax.scopes import run_linen
@@ -175,7 +176,7 @@ class LinenCall:
         """The filter for this call, and what `nnx.capture` collects."""
         captured_ones = self._captures.collections
         found = _INIT_MUTABLE if self._initializing else self._mutable_state(mutable)
-        return union_filters(found, captured_ones) if captured_ones else found
+        return union(found, captured_ones) if captured_ones else found
 
     def _mutable_state(self, mutable: Any) -> Any:
         """The filter of the call itself; else that of an outer Linen call; else the wrapper's."""
@@ -187,5 +188,5 @@ class LinenCall:
         if mutable is None:
             mutable = self._wrapper.to_nnx__mutable
             if self._call.opens_state:
-                mutable = union_filters(existing if mutable == "existing" else mutable, existing)
+                mutable = union(existing if mutable == "existing" else mutable, existing)
         return existing or False if mutable == "existing" else mutable

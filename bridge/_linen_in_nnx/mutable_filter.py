@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from flax.core.scope import DenyList
+from flax.core import DenyList
 
 from bridge._errors import InvalidFilterError
 

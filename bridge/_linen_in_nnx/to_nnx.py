@@ -18,6 +18,7 @@ from bridge._conversion.own_leaves import graphdefs_in
 from bridge._flax.objects import (
     graph_attributes,
     is_data_attribute,
+    is_note,
     set_graph_attributes,
 )
 from bridge._flax.tabulate import as_tabulated
@@ -30,9 +31,6 @@ from .bound import bound_state
 from .linen_call import LinenCall
 from .methods import check_module, field_names, linen_attribute
 from .submodule import Submodule, assign_parts, has_submodules
-
-# Looked up once: `super()` would do it for every attribute access.
-_attribute = nnx.Module.__getattribute__
 
 
 class ToNNX(LinenHolder):
@@ -220,10 +218,7 @@ class ToNNX(LinenHolder):
         set_graph_attributes(self, attributes)
 
     def __getattribute__(self, name: str) -> Any:
-        if name == "__class__":
-            # `isinstance` asks for it, and NNX asks `isinstance` many times over.
-            return type(self)
-        value = _attribute(self, name)
+        value = super().__getattribute__(name)
         if name[:2] == "__":
             return value
         is_tree = type(value) is dict
@@ -237,11 +232,11 @@ class ToNNX(LinenHolder):
 
     def __getattr__(self, name: str) -> Any:
         module = vars(self).get("to_nnx__module")
-        if module is None or name.startswith(("__", "_pytree__", OWN_PREFIX)):
+        if module is None or name.startswith(("__", OWN_PREFIX)) or is_note(name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if hasattr(type(self), name):
             # A property of a subclass raised; reading it again raises its own error.
-            return _attribute(self, name)
+            return super().__getattribute__(name)
         if name in _train_eval.MODE_FIELDS:
             # Answered whatever the top module's fields are: a module further down may have the
             # field.

@@ -15,7 +15,7 @@ from bridge._conversion.collections import GRAPHDEF
 from bridge._conversion.neutral import nest
 from bridge._conversion.own_leaves import with_graphdefs
 from bridge._equality.contents import contents
-from bridge._flax.linen_modules import PlainFields, with_signature
+from bridge._flax.linen_modules import PlainFields
 from bridge._graphdefs import static_graphdef
 
 from . import scope_variables
@@ -175,7 +175,6 @@ class ToLinen(PlainFields, metaclass=WithOptions):
         return linen, with_graphdefs(variables, (((GRAPHDEF,), graphdef),))
 
     @nn.compact
-    @with_signature
     def __call__(self, /, *args: Any, nnx_method: Any = None, **kwargs: Any) -> Any:
         """Calls a method of the NNX module.
 

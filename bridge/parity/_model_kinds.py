@@ -18,6 +18,7 @@ from bridge._conversion import linen_leaves, nnx_leaves
 from bridge._conversion.collections import GRAPHDEF, STATIC
 from bridge._conversion.neutral import Neutral, nest, walk
 from bridge._errors import BridgeError, ConversionError, InvalidModuleError, MissingRngError
+from bridge._flax.interceptors import InterceptorContext
 from bridge._flax.linen_modules import overridden
 from bridge._graphdefs.static_graphdef import intern
 from bridge._linen_in_nnx.methods import function_of
@@ -80,7 +81,7 @@ class LinenModel(Model):
         )
 
     def _naming_the_layer(
-        self, function: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext
+        self, function: Any, args: Any, kwargs: Any, context: InterceptorContext
     ) -> Any:
         """Flax's error names neither the model nor the path."""
         try:
@@ -93,7 +94,7 @@ class LinenModel(Model):
             where = f"{self.name}, layer {place} ({type(context.module).__name__}),"
             raise MissingRngError(where, [stream], [], self._remedy(stream, context)) from error
 
-    def _remedy(self, stream: str, context: nn.module.InterceptorContext) -> str:
+    def _remedy(self, stream: str, context: InterceptorContext) -> str:
         given = f"give it: rngs={{{stream!r}: key}}"
         if stream != "dropout":
             return given
@@ -231,9 +232,7 @@ def _quiet(modes: Mapping[str, Any]) -> Iterator[None]:
         yield
 
 
-def _not_dropping(
-    function: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext
-) -> Any:
+def _not_dropping(function: Any, args: Any, kwargs: Any, context: InterceptorContext) -> Any:
     """Fills `deterministic` even where the model's author ties it to `train`."""
     module = context.module
     is_tied = isinstance(vars(module).get("deterministic"), bool)

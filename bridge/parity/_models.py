@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,10 +18,9 @@ import registry
 from bridge._conversion import nnx_leaves
 from bridge._conversion.neutral import Address, Leaf, Neutral
 from bridge._errors import UnboundAxisError
+from bridge._flax.traces import unbound_axis
 
 from ._arrays_apart import under_axes
-
-_UNBOUND = re.compile(r"unbound axis name:? *'?(\w+)")
 
 EVALUATION = {"deterministic": True, "use_running_average": True}
 TRAINING = {"deterministic": False, "use_running_average": False}
@@ -99,9 +97,10 @@ class Model(abc.ABC):
         try:
             output, after = under_axes(call, request.axes)
         except NameError as error:
-            if isinstance(error, UnboundAxisError) or not (found := _UNBOUND.search(str(error))):
+            axis = None if isinstance(error, UnboundAxisError) else unbound_axis(error)
+            if axis is None:
                 raise
-            raise UnboundAxisError(self.name, found.group(1)) from error
+            raise UnboundAxisError(self.name, axis) from error
         return output, dict(after)
 
     @abc.abstractmethod

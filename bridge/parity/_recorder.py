@@ -17,6 +17,7 @@ from flax import nnx
 from jax.core import Tracer
 
 from bridge._conversion.neutral import Path
+from bridge._flax.interceptors import InterceptorContext
 from bridge._graphdefs.structure import OBSERVED_PLACE
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._nnx_in_linen.to_linen import ToLinen
@@ -140,7 +141,7 @@ class Recorder:
             sys.setprofile(before)
 
     def _on_linen_call(
-        self, function: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext
+        self, function: Any, args: Any, kwargs: Any, context: InterceptorContext
     ) -> Any:
         module, method = context.module, context.method_name
         is_own = hasattr(type(module), method) and not hasattr(nn.Module, method)

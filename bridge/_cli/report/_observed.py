@@ -17,6 +17,8 @@ from flax import linen as nn
 from flax import nnx
 
 from bridge._conversion.neutral import Path
+from bridge._flax.interceptors import InterceptorContext
+from bridge._flax.linen_modules import base_class
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._nnx_in_linen.rebuilding import Call
 from bridge._nnx_in_linen.recipe import Recipe
@@ -67,7 +69,7 @@ class Observed:
         next_function: Callable[..., Any],
         args: Any,
         kwargs: Any,
-        context: nn.module.InterceptorContext,
+        context: InterceptorContext,
     ) -> Any:
         """An interceptor for `nn.intercept_methods`."""
         module = context.module
@@ -96,11 +98,6 @@ def observing() -> Iterator[Observed]:
 def recipe_of(module: Any) -> Recipe:
     """What constructs the NNX module of a `ToLinen`."""
     return Recipe(module.nnx_class, module.args, module.kwargs, module.skip_rng)
-
-
-def base_class(cls: type[Any]) -> type[Any]:
-    """The class that lifted transforms were applied to; they make theirs in one module of Flax."""
-    return next(base for base in cls.__mro__ if base.__module__ != nn.transforms.__name__)
 
 
 def _calling_wrapper() -> Any:

@@ -19,6 +19,7 @@ import registry
 from bridge._conversion import linen_leaves
 from bridge._conversion.linen_attributes import held_variables
 from bridge._conversion.neutral import Address, Neutral, Path, walk
+from bridge._flax.linen_modules import base_class
 from bridge._graphdefs.static_graphdef import StaticGraphDef, intern
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._nnx_in_linen import rebuilding
@@ -32,7 +33,6 @@ from ._observed import (
     NNX_WRAPPERS,
     LinenRecord,
     Observed,
-    base_class,
     recipe_of,
 )
 

@@ -1,0 +1,109 @@
+"""What Flax and JAX promise only in their source: looked for at import, replaced where it is gone.
+
+Each part has a check that runs once. Where it fails, a slower public way takes over with a warning;
+where there is none, using the part raises one error that names it and the versions.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
+
+import flax
+import jax
+
+from bridge._errors import UnsupportedFlaxError, warn
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Documented in CONTRIBUTING.md: every part that has a public way is taken that way.
+PUBLIC_ONLY = os.environ.get("BRIDGE_PUBLIC_FLAX_ONLY", "") not in ("", "0")
+_VERSIONS = f"Flax {flax.__version__} with JAX {jax.__version__}"
+
+
+def part(module: str, name: str, check: Callable[[Any], Any] = bool) -> Any:
+    """A part of a library, or what raises `UnsupportedFlaxError` as soon as it is used.
+
+    Args:
+      module: the module that has it, such as `flax.core.scope`.
+      name: its name there.
+      check: tries the part; it holds unless this raises or returns something false.
+    """
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        return _Absent(f"{module}.{name}")
+    problem = _problem(lambda: check(found))
+    return found if problem is None else _Absent(f"{module}.{name}", problem)
+
+
+def required(what: str, check: Callable[[], Any]) -> Callable[[F], F]:
+    """Marks a function that stands on a part without a public way.
+
+    Args:
+      what: the part, for the error.
+      check: tries the part; it holds unless this raises or returns something false.
+
+    Returns:
+      A decorator that leaves the function as it is, or replaces it by one that raises
+      `UnsupportedFlaxError`.
+    """
+    problem = _problem(check)
+
+    def decorated(function: F) -> F:
+        absent: Any = _Absent(what, problem)
+        return function if problem is None else absent
+
+    return decorated
+
+
+def holds(what: str, check: Callable[[], Any], instead: str, *, loses: str = "") -> bool:
+    """Whether a part that has a public way is there; warns if it is not.
+
+    Args:
+      what: the part, for the warning.
+      check: as for `required`.
+      instead: the public way that takes over.
+      loses: what that way does not do, if it is not only slower; it is taken in need alone then.
+    """
+    if PUBLIC_ONLY and not loses:
+        return False
+    problem = _problem(check)
+    if problem is not None:
+        costs = f"with which {loses}" if loses else "which is slower"
+        warn(f"{_VERSIONS} does not keep {what} ({problem}); {instead} takes over, {costs}")
+    return problem is None
+
+
+def unsupported(what: str, problem: str) -> UnsupportedFlaxError:
+    """The error for a part that is not as the bridge needs it, with the versions."""
+    return UnsupportedFlaxError(what, problem, _VERSIONS)
+
+
+def _problem(check: Callable[[], Any]) -> str | None:
+    """What is wrong with a part, None if it is as it should be."""
+    try:
+        return None if check() else "it behaves otherwise"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+class _Absent:
+    """Stands for a part that is not there, so that importing the package does not fail for it."""
+
+    def __init__(self, what: str, problem: str | None = None):
+        self._what = what
+        self._problem = problem or "it is not there"
+
+    def _raise(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise unsupported(self._what, self._problem)
+
+    def __getattr__(self, name: str) -> Any:
+        # Modules are searched for dunder names: by `inspect` and by test runners, for example.
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._raise()
+
+    __call__ = __instancecheck__ = __subclasscheck__ = __or__ = __ror__ = _raise

@@ -1,0 +1,104 @@
+"""Each private part of Flax broken in turn: a fallback takes over, or one error says so."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import flax
+import pytest
+
+PROGRAM = pathlib.Path(__file__).parent / "broken_flax.py"
+
+
+def renamed(name):
+    return rf"\b{name}\b", f"{name}_of_old"
+
+
+# Parts for which a public way takes over.
+FALLBACKS = {
+    "Variable._raw_value": renamed("_raw_value"),
+    "Variable._trace_state": renamed("_trace_state"),
+    "Pytree._pytree__state": renamed("_pytree__state"),
+    "PytreeState._initializing": renamed("_initializing"),
+    "PytreeState": renamed("PytreeState"),
+    "HashableMapping._mapping": renamed("_mapping"),
+    "Scope._mutable_collection": renamed("_mutable_collection"),
+    "Module._register_submodules": renamed("_register_submodules"),
+    "signature of _register_submodules": (
+        r"def _register_submodules\(self, name, val\)",
+        "def _register_submodules(self, name, val, *, deep=False)",
+    ),
+}
+# Parts that the quick start needs, and that have no public way.
+ERRORS = {
+    "LazyRng": renamed("LazyRng"),
+    "LazyRng.as_jax_rng": renamed("as_jax_rng"),
+    "linen.module._context": renamed("_context"),
+    "_context.module_stack": renamed("module_stack"),
+    "Module._state": renamed("_state"),
+    "Module.clone(_deep_clone)": renamed("_deep_clone"),
+    "Pytree._pytree__nodes": renamed("_pytree__nodes"),
+    "HashableMapping": renamed("HashableMapping"),
+    "graphlib.NodeDef": renamed("NodeDef"),
+    "graphlib.VariableDef": renamed("VariableDef"),
+    "fields of VariableDef": renamed("array_refdef"),
+    "graphlib.Static": renamed("Static"),
+    "graphlib.RefMap": renamed("RefMap"),
+    "graphlib.get_node_impl_for_type": renamed("get_node_impl_for_type"),
+}
+# Parts that nothing in the quick start needs, or whose absence costs a convenience.
+UNUSED = {
+    "nothing": (r"\bno such name\b", ""),
+    "InterceptorContext": renamed("InterceptorContext"),
+    "method_handler_wrapped": renamed("method_handler_wrapped"),
+    "_nnx_tabulate_id": renamed("_nnx_tabulate_id"),
+    "_graph_node_flatten": renamed("_graph_node_flatten"),
+    "_get_unbound_fn": renamed("_get_unbound_fn"),
+    "union_filters": renamed("union_filters"),
+}
+
+
+@pytest.fixture(scope="module")
+def results():
+    cases = [[name, *case] for name, case in {**FALLBACKS, **ERRORS, **UNUSED}.items()]
+    ran = subprocess.run(
+        [sys.executable, "-W", "ignore", PROGRAM],
+        cwd=PROGRAM.parents[2],
+        input=json.dumps(cases),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return dict(json.loads(line) for line in ran.stdout.splitlines())
+
+
+@pytest.fixture(scope="module")
+def printed(results):
+    return results["nothing"]["printed"]
+
+
+@pytest.mark.parametrize("part", FALLBACKS)
+def test_a_public_way_takes_over_with_a_warning(results, printed, part):
+    found = results[part]
+    assert found["errors"] == [], found["text"]
+    assert found["printed"] == printed
+    assert found["warnings"]
+    assert all(f"Flax {flax.__version__}" in text for text in found["warnings"])
+
+
+@pytest.mark.parametrize("part", ERRORS)
+def test_one_error_names_the_part_and_the_version(results, part):
+    found = results[part]
+    assert found["imported"]
+    assert {"BridgeError", "ImportError"} <= set(found["errors"]), found["text"]
+    assert f"Flax {flax.__version__}" in found["text"]
+
+
+@pytest.mark.parametrize("part", UNUSED)
+def test_the_quick_start_runs_without_parts_that_only_some_programs_need(results, printed, part):
+    found = results[part]
+    assert found["errors"] == [], found["text"]
+    assert found["printed"] == printed
+    assert "(4, 3)" in printed
+    assert found["warnings"] == []

@@ -1,0 +1,253 @@
+"""What Linen promises the bridge without a public name: one test for each part."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax.core import DenyList, Scope
+from flax.core.scope import in_filter
+from flax.errors import LazyInitError
+from flax.linen import module as linen_module
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge._flax import filters, linen_modules
+from bridge._flax.call_keys import LazyRng
+from bridge._flax.traces import partially_evaluate
+
+KEY = jax.random.key(0)
+
+
+def same_key(a, b):
+    return bool((jax.random.key_data(a) == jax.random.key_data(b)).all())
+
+
+def test_a_scope_makes_keys_from_name_and_count():
+    scope = Scope({}, {"params": KEY, "dropout": KEY})
+    for count in (1, 2):
+        assert same_key(scope.make_rng("params"), LazyRng.create(KEY, count).as_jax_rng())
+    assert scope.rng_counters == {"params": 2, "dropout": 0}
+    child = scope.push("layer")
+    assert same_key(child.make_rng("params"), LazyRng.create(KEY, "layer", 1).as_jax_rng())
+
+
+def test_all_names_are_folded_into_a_key_at_once():
+    below = LazyRng.create(LazyRng(KEY, ("a",)), "b", 3)
+    assert (below.rng, below.suffix) == (KEY, ("a", "b", 3))
+    once = LazyRng.create(KEY, "a").as_jax_rng()
+    assert not same_key(below.as_jax_rng(), LazyRng.create(once, "b", 3).as_jax_rng())
+
+
+def test_a_scope_asks_has_rng_which_stream_it_may_draw_from():
+    class Serving(Scope):
+        def has_rng(self, name):
+            return True
+
+    scope = Serving({}, {"params": KEY})
+    scope.rngs = {"dropout": KEY}
+    scope.rng_counters = {"dropout": 0}
+    assert same_key(scope.make_rng("dropout"), LazyRng.create(KEY, 1).as_jax_rng())
+
+
+def test_the_parts_of_a_scope_have_public_names():
+    scope = Scope({"params": {}}, {"params": KEY}, mutable=["params"], flags={"initializing": True})
+    child = scope.push("layer")
+    assert (child.name, child.path, child.debug_path) == ("layer", ("layer",), ("layer",))
+    assert (child.parent, child.mutable, child.flags) == (scope, ["params"], {"initializing": True})
+    assert child.rng_counters is scope.push("layer", reuse=True).rng_counters
+    rewound = child.rewound()
+    assert (rewound.parent, rewound.path) == (scope, ("layer",))
+    assert rewound.rng_counters is child.rng_counters
+
+
+def test_a_child_scope_finds_its_variables_through_its_parent():
+    held = {"params": {"layer": {"w": 1}}}
+    scope = Scope(held, {}, mutable=["params", "new"])
+    child = Scope({}, {}, name="layer", parent=scope, path=("layer",), mutable=scope.mutable)
+    assert child.get_variable("params", "w") == 1
+    child.put_variable("params", "w", 2)
+    child.put_variable("new", "v", 3)
+    assert held == {"params": {"layer": {"w": 2}}, "new": {"layer": {"v": 3}}}
+
+
+def test_a_scope_gives_the_dict_that_it_keeps_of_a_mutable_collection():
+    held = {"params": {"layer": {"w": 1}}}
+    scope = Scope(held, {}, mutable=True)
+    assert scope._mutable_collection("params") is held["params"]
+    assert scope.push("layer")._mutable_collection("params") is held["params"]["layer"]
+
+
+def test_the_modules_that_are_being_called_are_on_a_stack():
+    stacks = []
+
+    class Inner(nn.Module):
+        def __call__(self):
+            stacks.append(list(linen_module._context.module_stack))
+
+    class Outer(nn.Module):
+        @nn.compact
+        def __call__(self):
+            Inner(name="inner")()
+
+    Outer().apply({})
+    [(*_, outer, inner)] = stacks
+    assert (type(outer), type(inner), inner.parent) == (Outer, Inner, outer)
+    assert not [module for module in linen_module._context.module_stack if module is not None]
+
+
+def test_a_module_made_under_none_on_the_stack_has_no_parent():
+    class Outer(nn.Module):
+        @nn.compact
+        def __call__(self):
+            linen_module._context.module_stack.append(None)
+            try:
+                return nn.Dense(1).parent
+            finally:
+                linen_module._context.module_stack.pop()
+
+    assert Outer().apply({}) is None
+
+
+def test_the_filter_on_top_of_a_stack_says_what_is_captured():
+    class Model(nn.Module):
+        def __call__(self):
+            linen_module._context.capture_stack.append(wanted)
+            try:
+                return self.answer()
+            finally:
+                linen_module._context.capture_stack.pop()
+
+        def answer(self):
+            return 42
+
+    asked = []
+
+    def wanted(module, method):
+        asked.append((type(module), method))
+        return method == "answer"
+
+    _, state = Model().apply({}, mutable=["intermediates"], capture_intermediates=True)
+    assert asked == [(Model, "answer")]
+    assert state["intermediates"]["answer"] == (42,)
+
+
+class WithSetup(nn.Module):
+    def setup(self):
+        self.states = (self._state.in_setup, self._state.in_compact_method)
+        self.layer = nn.Dense(2)
+
+    @nn.compact
+    def __call__(self, x):
+        nn.Dense(3, name="late")(x)
+        return self._state.in_setup, self._state.in_compact_method, dict(self._state.children)
+
+
+def test_a_bound_module_knows_its_submodules_by_name_once_setup_has_run():
+    bound = WithSetup().bind({})
+    assert bound._state.children == {}
+    bound._try_setup()
+    assert list(bound._state.children) == ["layer"]
+    assert isinstance(bound._state.children["layer"], nn.Dense)
+
+
+def test_a_module_knows_whether_it_is_in_setup_or_in_its_compact_method():
+    x = jnp.ones((1, 1))
+    variables = WithSetup().init(KEY, x)
+    in_setup, in_compact, children = WithSetup().apply(variables, x)
+    assert (in_setup, in_compact) == (False, True)
+    assert set(children) == {"layer", "late"}
+    assert WithSetup().bind({}).states == (True, False)
+
+
+def test_a_module_looks_for_submodules_in_one_field_after_the_other():
+    seen = []
+
+    class Model(nn.Module):
+        first: object
+        second: object = None
+
+        def _register_submodules(self, name, val):
+            seen.append((name, val))
+            super()._register_submodules(name, val)
+
+    Model(1, "two").bind({})
+    assert ("first", 1) in seen
+    assert ("second", "two") in seen
+
+
+def test_a_deep_clone_has_submodules_of_its_own():
+    class Model(nn.Module):
+        layer: nn.Module
+
+    model = Model(nn.Dense(2))
+    assert model.clone(_deep_clone=True).layer is not model.layer
+    assert model.clone(_deep_clone=True).layer.features == 2
+    assert model.clone().layer is model.layer
+
+
+def test_interceptors_hide_two_keywords_of_a_method():
+    class Model(nn.Module):
+        def __call__(self, **kwargs):
+            return kwargs
+
+    def intercept(next_function, args, kwargs, context):
+        return next_function(*args, **kwargs)
+
+    assert Model.__call__.method_handler_wrapped
+    bound = Model().bind({})
+    for name in ("orig_method", "module"):
+        assert bound(**{name: 1}) == {name: 1}
+        with nn.intercept_methods(intercept), pytest.raises(TypeError, match=name):
+            bound(**{name: 1})
+    with nn.intercept_methods(intercept):
+        assert bound(other=1) == {"other": 1}
+
+
+def test_an_interceptor_is_told_module_and_method():
+    told = []
+
+    def intercept(next_function, args, kwargs, context):
+        told.append((type(context), type(context.module), context.method_name))
+        return next_function(*args, **kwargs)
+
+    with nn.intercept_methods(intercept):
+        nn.relu(nn.Dropout(0.5, deterministic=True).apply({}, jnp.ones(1)))
+    assert (linen_module.InterceptorContext, nn.Dropout, "__call__") in told
+
+
+@pytest.mark.parametrize("transform", [nn.jit, nn.remat])
+def test_a_lifted_transform_makes_its_class_in_one_module(transform):
+    assert linen_modules.base_class(transform(nn.Dense)) is nn.Dense
+    assert transform(nn.Dense).__mro__[0] is not nn.Dense
+
+
+COLLECTIONS = ("params", "batch_stats", "cache")
+PLAIN = st.one_of(
+    st.booleans(), st.sampled_from(COLLECTIONS), st.lists(st.sampled_from(COLLECTIONS)).map(tuple)
+)
+FILTERS = st.recursive(PLAIN, lambda inner: inner.map(DenyList), max_leaves=4)
+
+
+@given(FILTERS, FILTERS)
+def test_the_union_of_two_filters_takes_what_either_takes(a, b):
+    both = filters.union(a, b)
+    for collection in COLLECTIONS:
+        assert in_filter(both, collection) == (in_filter(a, collection) or in_filter(b, collection))
+
+
+def test_a_scope_runs_with_the_union_of_two_filters():
+    mutable = filters.union(DenyList(["params", "cache"]), "cache")
+    scope = Scope({}, {}, mutable=mutable)
+    assert [scope.is_mutable_collection(name) for name in COLLECTIONS] == [False, True, True]
+
+
+def test_only_what_does_not_depend_on_abstract_inputs_is_computed():
+    def function(x):
+        return {"shape": np.array(x.shape), "zeros": jnp.zeros(x.shape)}
+
+    made = partially_evaluate(function, jax.ShapeDtypeStruct((2, 3), jnp.float32))
+    np.testing.assert_array_equal(made["shape"], [2, 3])
+    np.testing.assert_array_equal(made["zeros"], np.zeros((2, 3)))
+    with pytest.raises(LazyInitError):
+        partially_evaluate(lambda x: x + 1, jax.ShapeDtypeStruct((2, 3), jnp.float32))

@@ -1,0 +1,260 @@
+"""What NNX and JAX promise the bridge without a public name: one test for each part."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from flax.nnx import bridge as flax_bridge
+
+from bridge._flax import graphdefs, objects, tabulate, traces, variables
+from bridge._flax.self_references import _HIDDEN
+
+
+class Pair(NamedTuple):
+    """A pytree that NNX was not told of."""
+
+    left: int
+    right: int
+
+
+class Model(nnx.Module):
+    """An object with one attribute of each kind."""
+
+    def __init__(self):
+        self.weight = nnx.Param(jnp.ones(2))
+        self.array = jnp.zeros(3)
+        self.tree = nnx.data({"a": nnx.Param(jnp.ones(1))})
+        self.name = "static"
+
+
+def definition_of(module):
+    return nnx.flatten(module, graph=True)[0]
+
+
+def test_an_object_keeps_two_flags_in_its_state():
+    state = vars(Model())["_pytree__state"]
+    assert type(state) is objects.ObjectState
+    assert (state.initializing, state.is_setup) == (False, False)
+    state._initializing = True
+    assert state.initializing is True
+    made = objects.ObjectState(True, False)
+    assert (made.initializing, made.is_setup) == (True, False)
+
+
+def test_flaxs_bridge_reads_the_flag_that_the_bridge_sets():
+    seen = []
+
+    class Wrapped(nnx.Module):
+        def __call__(self):
+            seen.append(objects.is_initializing(self))
+
+    flax_bridge.lazy_init(Wrapped())
+    assert seen == [True]
+
+
+def test_the_flag_is_part_of_the_definition():
+    model = Model()
+    before = definition_of(model)
+    objects.set_initializing([model], True)
+    assert definition_of(model) != before
+    objects.set_initializing([model], False)
+    assert definition_of(model) == before
+
+
+def test_an_object_notes_which_attributes_are_data():
+    note = vars(Model())["_pytree__nodes"]
+    assert type(note) is objects.DATA_ATTRIBUTES
+    own = {name: is_data for name, is_data in note.items() if not objects.is_note(name)}
+    assert own == {"weight": True, "array": True, "tree": True, "name": False}
+    assert note._mapping["weight"] is True
+    assert all(type(is_data) is bool for is_data in note.values())
+
+
+def test_a_traced_array_is_noted_as_an_array_is():
+    noted = []
+
+    class Keeping(nnx.Module):
+        def __init__(self, x):
+            self.array = x
+
+    def make(x):
+        model = Keeping(x)
+        objects.mark_arrays_as_data([model])
+        noted.append(objects.is_data_attribute(model, "array"))
+
+    make(jnp.ones(1))
+    jax.eval_shape(make, jnp.ones(1))
+    assert noted == [True, True]
+
+
+def test_an_object_is_flattened_to_its_attributes_by_name():
+    class Own(Model):
+        def _graph_node_flatten(self):
+            return objects.graph_attributes(self), type(self)
+
+        def _graph_node_init(self, attributes):
+            objects.set_graph_attributes(self, attributes)
+
+    flat = dict(nnx.to_flat_state(nnx.state(Model())))
+    model = Own()
+    assert dict(nnx.to_flat_state(nnx.state(model))).keys() == flat.keys()
+    copy = nnx.merge(*nnx.split(model))
+    assert vars(copy).keys() == vars(model).keys()
+    assert type(vars(copy)["_pytree__state"]) is objects.ObjectState
+
+
+def test_a_variable_keeps_value_and_trace_in_attributes():
+    variable = nnx.Param(jnp.ones(2))
+    assert variable._raw_value is variable.get_raw_value()
+    value = jnp.zeros(2)
+    object.__setattr__(variable, "_raw_value", value)
+    assert variable.get_raw_value() is value
+    assert variable._trace_state.is_valid()
+    valid = []
+    jax.make_jaxpr(lambda x: valid.append(variable._trace_state.is_valid()))(1)
+    assert valid == [False]
+
+
+def test_variables_of_one_trace_have_equal_trace_states():
+    a, b = nnx.Param(1), nnx.Param(2)
+    assert a._trace_state == b._trace_state
+    inner = []
+    jax.make_jaxpr(lambda x: inner.append(nnx.Param(x)))(1)
+    assert inner[0]._trace_state != a._trace_state
+
+
+def test_from_metadata_takes_value_and_metadata_as_they_are():
+    metadata = {**nnx.Param(0).get_metadata(), "on_set_value": None, "mine": 1}
+    value = jnp.ones(1)
+    made = nnx.Param.from_metadata(value, metadata)
+    assert made.get_raw_value() is value
+    assert made.get_metadata() == metadata
+    made.set_metadata("mine", 2)
+    assert metadata["mine"] == 1
+
+
+@pytest.mark.parametrize("hijax", [False, True])
+def test_a_falsy_choice_of_eager_sharding_is_kept_as_it_is_and_can_be_changed(hijax):
+    with nnx.use_eager_sharding(variables.LATER):
+        late = nnx.Param(jnp.ones(2), hijax=hijax)
+        chosen = nnx.Param(jnp.ones(2), hijax=hijax, eager_sharding=False)
+    assert late.eager_sharding is variables.LATER
+    assert chosen.eager_sharding is False
+    variables.mark_eager_sharding([late, chosen])
+    assert (late.eager_sharding, chosen.eager_sharding) == (True, False)
+
+
+def test_a_definition_has_nodes_and_attributes_in_the_order_of_its_leaves():
+    definition, state = nnx.flatten(Model(), graph=True)
+    kinds = {key: type(kind) for key, kind in definition.attributes}
+    assert kinds["weight"] is kinds["tree"] is graphdefs.NodeAttr
+    assert kinds["array"] is graphdefs.LeafAttr
+    assert kinds["name"] is graphdefs.Static
+    assert dict(definition.attributes)["name"].value == "static"
+    root, *others = definition.nodes
+    assert (type(root), root.type) == (graphdefs.NodeDef, Model)
+    assert root.num_attributes == sum(not objects.is_note(k) for k in kinds if k != "a") + 2
+    found = [node.type for node in others if type(node) is graphdefs.VariableDef]
+    assert found == [nnx.Param, nnx.Param]
+    assert [leaf.shape for leaf in state.leaves] == [(3,), (1,), (2,)]
+    assert [path for path, _ in state] == [("array",), ("tree", "a"), ("weight",)]
+
+
+def test_a_node_that_was_met_before_is_a_reference_to_its_index():
+    shared = nnx.Param(jnp.ones(1))
+    definition = definition_of([shared, shared])
+    first, again = definition.nodes[1:]
+    assert type(again) is graphdefs.NodeRef
+    assert again.index == first.index
+
+
+def test_a_definition_keeps_type_metadata_and_reference_of_a_variable():
+    variable = nnx.Param(jnp.ones(1), ref=True, mine=1)
+    _, node = definition_of([variable]).nodes
+    assert node.type is nnx.Param
+    assert type(node.metadata) is objects.DATA_ATTRIBUTES
+    assert objects.attributes_dict(node.metadata) == variable.get_metadata()
+    assert type(node.array_refdef) is graphdefs.ArrayRefDef
+    _, plain = definition_of([nnx.Param(jnp.ones(1))]).nodes
+    assert plain.array_refdef is None
+
+
+def test_flattening_tells_the_index_of_every_node():
+    model = Model()
+    indices = graphdefs.RefMap()
+    definition, _ = nnx.flatten(model, ref_index=indices, graph=True)
+    assert indices[model] == definition.nodes[0].index
+    assert model.weight in indices
+
+
+def test_a_container_is_taken_apart_by_its_implementation():
+    impl = graphdefs.get_node_impl([5, 6])
+    assert impl.node_dict([5, 6]) == {0: 5, 1: 6}
+    items, metadata = impl.flatten([5, 6])
+    assert impl.unflatten(items, metadata) == [5, 6]
+    assert graphdefs.get_node_impl(5) is None
+    assert graphdefs.get_node_impl(nnx.Param(1)) is None
+
+
+def test_a_pytree_says_in_its_metadata_which_item_is_where():
+    pair = Pair(5, 6)
+    items, metadata = graphdefs.get_node_impl(pair).flatten(pair)
+    assert type(metadata) is graphdefs.IndexesPytreeDef
+    assert metadata.treedef == jax.tree.structure(pair)
+    assert set(metadata.key_index) == {key for key, _ in items}
+
+
+def test_the_type_of_a_container_in_a_definition_has_an_implementation():
+    for value in ([jnp.ones(1)], {"a": jnp.ones(1)}, nnx.List([jnp.ones(1)])):
+        root = definition_of(value).nodes[0]
+        assert graphdefs.get_node_impl_for_type(root.type) is not None
+
+
+def test_tabulate_puts_an_id_on_every_object():
+    noted = []
+
+    class Noting(nnx.Module):
+        def __init__(self):
+            self.layer = nnx.Linear(1, 1, rngs=nnx.Rngs(0))
+
+        def __setattr__(self, name, value):
+            noted.append(name)
+            super().__setattr__(name, value)
+
+        def __call__(self, x):
+            return self.layer(x)
+
+    nnx.tabulate(Noting(), jnp.ones((1, 1)))
+    assert tabulate._TABULATE_ID in noted
+
+
+def test_jax_names_the_axis_that_is_not_bound():
+    with pytest.raises(NameError) as raised:
+        jax.lax.pmean(1.0, "batch")
+    assert traces.unbound_axis(raised.value) == "batch"
+    assert traces.unbound_axis(NameError("name 'x' is not defined")) is None
+
+
+def test_a_tracer_knows_its_trace():
+    found = []
+
+    def outer(x):
+        jax.make_jaxpr(lambda y, z: found.extend(map(traces.trace_of, (y, z, x))))(1, 2)
+
+    jax.make_jaxpr(outer)(1)
+    inner, same, other = found
+    assert inner is same
+    assert inner is not other
+    assert traces.trace_of(np.ones(1)) is None
+
+
+@pytest.mark.parametrize("compiled", [jax.jit, nnx.jit])
+def test_a_compiled_function_keeps_its_function_where_it_is_looked_for(compiled):
+    def function(x):
+        return x
+
+    made = compiled(function)
+    assert any(getattr(made, name, None) is function for name in _HIDDEN)
