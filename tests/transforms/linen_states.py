@@ -17,12 +17,11 @@ import numpy as np
 from flax import linen as nn
 from flax import nnx
 from flax.core import FrozenDict, lift, meta
-from flax.core.scope import LazyRng
 from flax.linen import transforms as linen_transforms
 
 import bridge
 import registry
-from tests.models import assert_identical
+from tests.models import assert_identical, linen_key_at
 
 FEATURES = 4
 TOKENS = 4
@@ -91,13 +90,8 @@ class LinenDropped(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = nn.Dense(FEATURES, name="linear")(x)
-        key = stream_key(self.make_rng("dropout"), "dropout", "rngs")
+        key = linen_key_at(self.make_rng("dropout"), "dropout", "rngs")
         return _drop(jax.random.fold_in(key, jnp.uint32(0)), x)
-
-
-def stream_key(key, *path):
-    """The key of the NNX stream at a path, made of the key that Linen draws for the call."""
-    return LazyRng.create(key, *(f"\0{name}" for name in path)).as_jax_rng()
 
 
 class LinenStreams(nn.Module):
