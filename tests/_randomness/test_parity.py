@@ -92,10 +92,14 @@ LINEN = {
 }
 
 
-@pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
-@pytest.mark.parametrize("name", LINEN)
-def test_a_wrapped_linen_module_initialises_and_draws_as_init_and_apply(name, keys):
-    module = LINEN[name]()
+# What one key stands for does not depend on the module.
+BY_KEYS = [(name, "several") for name in LINEN]
+BY_KEYS += [("nested", "one key"), ("scan over vmap", "one key")]
+
+
+@pytest.mark.parametrize(("name", "which"), BY_KEYS)
+def test_a_wrapped_linen_module_initialises_and_draws_as_init_and_apply(name, which):
+    module, keys = LINEN[name](), KEYS[which]
     variables = module.init(keys, X)
     model = bridge.ToNNX(module, keys).lazy_init(X)
     assert_identical(model.linen_variables(), variables)
