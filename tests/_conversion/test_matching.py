@@ -146,6 +146,23 @@ def test_a_message_names_the_type_of_what_has_no_shape():
     assert shape_text([jnp.ones(2), True]) == "list of (float32[2], bool)"
 
 
+@jax.tree_util.register_static
+class Shaped:
+    """Has a shape and no dtype, so it is no array."""
+
+    shape = (2,)
+
+
+def test_what_has_a_shape_and_no_dtype_is_shown_by_its_type():
+    assert shape_text(Shaped()) == "Shaped of ()"
+
+
+def test_a_comparison_cannot_be_changed():
+    compared = compare({}, {})
+    with pytest.raises(AttributeError):
+        compared.missing = ()
+
+
 def test_addresses_come_in_the_order_of_what_was_compared():
     names = [("params", (name,)) for name in "badc"]
     compared = compare(dict.fromkeys(names, abstract((2,))), {names[1]: abstract(())})

@@ -56,6 +56,7 @@ def leaf_addresses(draw):
 @example([("params", ("b",)), ("b", ())], [])
 @example([("params", ("b",)), ("b", ("b", "w"))], [])
 @example([("b", ("w",))], [("w",), ("b",)])
+@example([("params", ("w",)), ("params", ("b", 0)), ("b", ("w",)), ("w", ("b", 0))], [])
 def test_every_leaf_gets_a_place_that_no_other_leaf_meets_or_covers(addresses, occupied):
     placed = place(addresses, occupied)
     assert list(placed) == addresses or sorted(placed, key=repr) == sorted(addresses, key=repr)

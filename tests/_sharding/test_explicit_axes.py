@@ -29,7 +29,8 @@ def test_the_same_mesh_has_auto_axes_alone(kind):
     assert made.axis_names == mesh(kind).axis_names
     abstract = explicit_axes.all_auto(mesh(kind).abstract_mesh)
     assert isinstance(abstract, AbstractMesh)
-    assert abstract == made.abstract_mesh
+    assert abstract.axis_types == made.axis_types
+    assert abstract.shape == made.shape
 
 
 @KINDS
@@ -79,7 +80,7 @@ def test_an_abstract_array_stays_as_it_is():
 def test_without_a_mesh_nothing_is_sharded_unless_it_has_to_be():
     assert explicit_axes.sharded(TREE, "here", strict=False) is TREE
     assert explicit_axes.misfit(TREE, "here", strict=False) is None
-    with pytest.raises(bridge.ShardingError, match="^here"):
+    with pytest.raises(bridge.ShardingError, match=r"^here"):
         explicit_axes.sharded(TREE, "here", strict=True)
 
 
