@@ -5,7 +5,7 @@ import pytest
 from flax import config, nnx
 from flax import linen as nn
 from flax.core import FrozenDict, freeze
-from hypothesis import given
+from hypothesis import given, settings
 
 import bridge
 import registry
@@ -28,6 +28,7 @@ def here(value, collection="params"):
 
 
 @given(linen_variables())
+@settings(max_examples=10)
 def test_variables_come_back_from_the_neutral_form(variables):
     before = exact(variables)
     assert exact(to_variables(from_variables(variables))) == exact(thawed(variables))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 from flax import nnx
-from hypothesis import given
+from hypothesis import given, settings
 
 import bridge
 import registry
@@ -54,6 +54,7 @@ def leaf_of(item, **options):
 
 
 @given(states())
+@settings(max_examples=10)
 def test_the_leaves_of_a_state_come_back(state):
     flat = nnx.traversals.flatten_mapping(state)
     before = exact(flat)
