@@ -20,6 +20,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Using .Module.sow:DeprecationWar
 
 KEY = jax.random.key(0)
 GENERATED = settings(max_examples=200)
+# For what the many examples of the first test reach too.
+SOME = settings(max_examples=70)
 
 
 def state(module):
@@ -73,7 +75,7 @@ def test_generated_changes_come_back_and_the_next_calls_are_the_native_ones(chil
 
 
 @given(children=changing_models.modules, changes=changing_models.changes())
-@GENERATED
+@SOME
 def test_a_generated_change_that_leaves_alone_do_not_tell_is_never_lost_without_an_error(
     children, changes
 ):
@@ -93,7 +95,7 @@ def test_a_generated_change_that_leaves_alone_do_not_tell_is_never_lost_without_
     children=changing_models.modules,
     changes=changing_models.changes(changing_models.TOLD),
 )
-@GENERATED
+@SOME
 def test_generated_changes_of_values_need_no_definition(children, changes):
     native = Changing(children, changes)
     model = bridge.ToLinen(Changing, (children, changes), strict=True)
@@ -107,7 +109,7 @@ def test_generated_changes_of_values_need_no_definition(children, changes):
 
 
 @given(children=changing_models.modules, changes=changing_models.changes())
-@GENERATED
+@SOME
 def test_generated_changes_leave_the_given_variables_alone(children, changes):
     native = Changing(children, changes)
     model = bridge.ToLinen(Changing, (children, changes))
@@ -126,7 +128,7 @@ def test_generated_changes_leave_the_given_variables_alone(children, changes):
     children=changing_models.modules,
     changes=changing_models.changes(changing_models.UNMAKING),
 )
-@GENERATED
+@SOME
 def test_generated_changes_do_not_get_into_what_init_stores(children, changes):
     model = bridge.ToLinen(Changing, (children, changes))
     variables = model.init(KEY, jnp.float32(1))
