@@ -22,9 +22,10 @@ from bridge._conversion.nnx_leaves import (
     to_leaf,
     to_leaves,
 )
-from bridge._conversion.own_leaves import ARRAYS
 from tests.strategies import exact, states
 
+# The collection of arrays that are in no Variable.
+ARRAYS = "nnx_arrays"
 ARRAY, OTHER = jnp.ones((2, 3)), jnp.zeros((2, 3))
 
 
