@@ -142,6 +142,8 @@ def test_what_is_no_mapping_of_mappings_is_an_error_with_the_right_hint(found, h
         assert EXPECTED in str(caught.value)
         assert hint in str(caught.value)
         assert strange not in str(caught.value)
+        # Without a hint the message ends with what was found.
+        assert hint or str(caught.value).endswith(f"of type {type(found).__name__}")
 
 
 @pytest.mark.parametrize(
