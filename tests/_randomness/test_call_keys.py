@@ -55,6 +55,14 @@ def test_a_stream_whose_key_was_not_used_stays_where_it_is():
     assert counts(rngs) == {"params": 0, "dropout": 1}
 
 
+def test_a_default_stream_that_was_not_used_stays_where_it_is():
+    rngs = streams(default=0, dropout=1)
+    keys = call_keys(rngs)
+    keys.key("noise"), keys.key("dropout")
+    keys.commit({"dropout"})
+    assert counts(rngs) == {"default": 0, "dropout": 1}
+
+
 def test_a_key_is_computed_once():
     keys = call_keys(streams(params=0))
     assert keys.key("params") is keys.key("params")
@@ -168,12 +176,13 @@ def test_a_scope_gets_the_key_that_linen_derives_from_its_path(names):
                 return Outer(self.names[1:], name=self.names[0])()
             return self.scope.rngs["noise"].as_jax_rng()
 
-    lazy = LazyKeys(CallKeys({"noise": KEY}))
+    keys = CallKeys({"noise": KEY})
+    lazy = LazyKeys(keys)
     for name in names:
         lazy = lazy.below(name)
     expected = Outer(names).apply({}, rngs={"noise": KEY})
     assert_identical(lazy["noise"].as_jax_rng(), expected)
-    assert lazy.copy().draws is lazy.draws
+    assert lazy.draws is lazy.copy().draws is keys
     assert_identical(lazy.copy()["noise"].as_jax_rng(), expected)
     assert_identical(folded_in(KEY, names), expected)
 

@@ -74,7 +74,8 @@ def test_what_is_no_source_is_an_error_that_names_the_place(function, rngs):
     with pytest.raises(bridge.InvalidRngsError, match=r"^the wrapper expected") as caught:
         function(rngs, "the wrapper")
     assert caught.value.found is rngs
-    assert "jax.random.split" not in str(caught.value)
+    # No remedy for several keys where there are none.
+    assert str(caught.value).endswith(f"of type {type(rngs).__name__}")
 
 
 @pytest.mark.parametrize("rngs", [KEYS, jax.random.key_data(KEYS), {"a": KEY, "b": KEYS}])

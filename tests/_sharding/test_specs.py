@@ -147,6 +147,18 @@ def test_a_state_is_read_as_the_variables_that_it_came_from():
     assert specs(state, RULES) == [P("data", None), P(), P("data", "model")]
 
 
+def test_a_variable_out_of_a_box_is_read_by_the_rules_of_that_box_whatever_was_added_to_it():
+    state = bridge.linen_to_nnx({"params": {"w": logical("embed", "kv")}})
+    state["w"].set_metadata(note="x")
+    # In another box, `kv` would be a name of the mesh.
+    assert specs(state, RULES) == [P("data", None)]
+
+
+def test_a_dimension_without_a_name_may_have_any_size():
+    tree = {"w": partitioned(None, "data", value=abstract(3, 8)), "b": abstract(5)}
+    assert specs(tree) == fitting(tree, MESH) == [P(), P(None, "data")]
+
+
 def test_a_variable_of_a_scoped_registry_is_read():
     class Weight(nnx.Variable):
         pass
