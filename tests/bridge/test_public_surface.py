@@ -134,11 +134,12 @@ OBSERVING = """
     import copy, json, logging, os, sys, warnings
     import flax, flax.linen as nn, flax.nnx as nnx, jax
     from flax.core import meta, scope
+    from flax.nnx import bridge as peer
     from jax._src import xla_bridge
 
     owners = [
         nn, nnx, meta, scope, nn.Module, nnx.Module, nnx.Pytree, nnx.Variable, nnx.Param,
-        scope.Scope, meta.Partitioned,
+        scope.Scope, meta.Partitioned, peer, peer.wrappers, peer.variables, peer.ToNNX,
     ]
 
     def observed():
