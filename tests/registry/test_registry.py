@@ -796,3 +796,10 @@ def test_the_collection_named_after_a_class_of_flax_is_its_own_in_a_fresh_proces
     for no_variable_type in ("Rngs", "nnx", "Linear", "variable_name_from_type"):
         typ = registry.Registry().type_from_name(no_variable_type)
         assert registry.auto.collection_of(typ) == no_variable_type
+
+
+def test_a_registry_makes_an_answer_unless_it_is_told_not_to():
+    typ = variable_type()
+    assert registry.Registry().name_from_type(typ) == typ.__name__
+    made = registry.Registry().type_from_name(f"tests_{uuid.uuid4().hex}")
+    assert registry.auto.collection_of(made) == made.__name__
