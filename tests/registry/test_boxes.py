@@ -332,3 +332,10 @@ def test_a_box_whose_metadata_lacks_the_value_is_unboxed():
 def test_a_field_called_value_is_the_value_whatever_else_could_be_it():
     codec = registry.current().codec_for(WithReservedValue)
     assert codec.to_fields(WithReservedValue(KERNEL, 3)) == (3, {"content": KERNEL})
+
+
+@pytest.mark.parametrize("name", ["hijax", "ref", "eager_sharding"])
+def test_a_field_that_means_something_else_on_a_variable_is_refused_by_its_name(name):
+    box_type = dataclasses.make_dataclass("Reserved", [("value", object), name], bases=(Box,))
+    with pytest.raises(registry.UnsupportedBoxError, match=rf"\['{name}'\] mean something else"):
+        registry.current().codec_for(box_type)

@@ -515,6 +515,8 @@ def test_a_type_whose_name_was_derived_may_be_registered_under_another_one(name)
 
 
 def test_a_type_of_flax_without_a_collection_may_be_given_one_in_a_scope():
+    # It has been put in the collection named after it, so it has that one after the block too.
+    assert registry.variable_name_from_type(nnx.LoRAParam, create=True) == "LoRAParam"
     with registry.use(registry.current().extend({"lora": nnx.LoRAParam})):
         assert registry.variable_name_from_type(nnx.LoRAParam, create=True) == "lora"
         assert registry.variable_type_from_name("lora", create=True) is nnx.LoRAParam
