@@ -1,15 +1,13 @@
 """Small models, and how results are compared, for the tests."""
 
-# ToNNX and lazy_init
-
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import config, nnx
 from flax import linen as nn
-from flax import nnx
 
 
 class LinenDot(nn.Module):
@@ -278,6 +276,70 @@ class LinenApplies(nn.Module):
         return self.function(self, *args)
 
 
+class NnxNormed(nnx.Module):
+    """A layer and its batch norm."""
+
+    def __init__(self, *, rngs):
+        self.linear = nnx.Linear(3, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.norm(self.linear(x))
+
+
+class NnxNoisyNorm(nnx.Module):
+    """Dropout and batch norm, whose modes are attributes."""
+
+    def __init__(self, *, rngs):
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(self.norm(x))
+
+
+class NnxDropped(nnx.Module):
+    """Dropout after a layer."""
+
+    def __init__(self, *, rngs):
+        self.linear = nnx.Linear(3, 3, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dropout(self.linear(x))
+
+
+class NnxStack(nnx.Module):
+    """Layers in a list, so that their keys are integers."""
+
+    def __init__(self, depth, *, rngs):
+        self.layers = nnx.List([nnx.Linear(3, 3, rngs=rngs) for _ in range(depth)])
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = jnp.tanh(layer(x))
+        return x
+
+
+class LinenKeyAt(nn.Module):
+    """Returns the key that its descendant of these names is given, before any draw."""
+
+    names: tuple[str, ...]
+
+    @nn.compact
+    def __call__(self):
+        if self.names:
+            return LinenKeyAt(self.names[1:], name=self.names[0])()
+        return self.scope.rngs["stream"].as_jax_rng()
+
+
+def linen_key_at(key, *path):
+    """The key that Linen makes of a key for a submodule at a path."""
+    # Without the flag Linen hashes the names of a path as if they were one.
+    with config.temp_flip_flag("fix_rng_separator", True):
+        return LinenKeyAt(path, parent=None).apply({}, rngs={"stream": key})
+
+
 def leaf_paths(model):
     """The paths of a model's state, without the wrappers' own RNG state."""
     flat = nnx.to_flat_state(nnx.state(model))
@@ -313,11 +375,16 @@ def snapshot(model):
 
 
 def assert_identical(actual, expected):
-    """Asserts that two trees have the same structure, dtypes and bits."""
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        assert jnp.asarray(a).dtype == jnp.asarray(b).dtype
-        np.testing.assert_array_equal(_as_numpy(a), _as_numpy(b))
+    """Asserts that two trees have the same structure, shapes, dtypes and values, path by path.
+
+    Leaves are arrays, possibly abstract or of typed keys, Python numbers or strings.
+    """
+    for path, a, b in _pairs(actual, expected):
+        if isinstance(b, str | jax.ShapeDtypeStruct):
+            assert a == b, f"at {path}"
+            continue
+        assert _kind(a) == _kind(b), f"at {path}"
+        np.testing.assert_array_equal(_as_numpy(a), _as_numpy(b), err_msg=f"at {path}")
 
 
 def assert_close(actual, expected):
@@ -327,15 +394,35 @@ def assert_close(actual, expected):
     product and a sum into one instruction. The tolerance follows from the dtype and from the
     largest value of an array: a small sum of large terms has the rounding errors of the terms.
     """
-    assert jax.tree.structure(actual) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+    for path, a, b in _pairs(actual, expected):
+        assert _kind(a) == _kind(b), f"at {path}"
         found, wanted = _as_numpy(a), _as_numpy(b)
-        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
         tolerance = 0.0
         if jnp.issubdtype(wanted.dtype, jnp.inexact):
             tolerance = 32 * float(jnp.finfo(wanted.dtype).eps)
         largest = float(np.max(np.abs(wanted), initial=0))
-        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * largest)
+        np.testing.assert_allclose(
+            found, wanted, rtol=tolerance, atol=tolerance * largest, err_msg=f"at {path}"
+        )
+
+
+def _pairs(actual, expected):
+    """(path, leaf, leaf) of two trees of one structure."""
+    found, wanted = map(jax.tree_util.tree_leaves_with_path, (actual, expected))
+    paths, wanted_paths = ([_path_text(path) for path, _ in side] for side in (found, wanted))
+    assert paths == wanted_paths
+    # Containers of other types, and nodes without leaves.
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    return [(path, a, b) for path, (_, a), (_, b) in zip(paths, found, wanted, strict=True)]
+
+
+def _path_text(path):
+    return jax.tree_util.keystr(path) or "the root"
+
+
+def _kind(leaf):
+    array = jnp.asarray(leaf)
+    return array.shape, array.dtype
 
 
 def equations(jaxpr):

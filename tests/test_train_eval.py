@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import bridge
 from tests import models
-from tests.models import assert_identical
+from tests.models import NnxNoisyNorm, assert_identical
 
 X = jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
 KEY = jax.random.key(7)
@@ -481,15 +481,6 @@ def test_a_compiled_submodule_is_compiled_again_for_another_mode():
         assert_identical(model(X, rngs=RNGS), expected)
 
 
-class NativeNoise(nnx.Module):
-    def __init__(self, *, rngs):
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
-        self.norm = nnx.BatchNorm(4, rngs=rngs)
-
-    def __call__(self, x):
-        return self.dropout(self.norm(x))
-
-
 def native_values(model):
     return [leaf.get_value() for _, leaf in nnx.to_flat_state(nnx.state(model, nnx.BatchStat))]
 
@@ -498,10 +489,10 @@ def test_a_call_s_own_argument_reaches_an_nnx_module_inside():
     class Model(nn.Module):
         @nn.compact
         def __call__(self, x, train):
-            return bridge.to_linen(NativeNoise, name="inner")(x)
+            return bridge.to_linen(NnxNoisyNorm, name="inner")(x)
 
     model = bridge.ToNNX(Model(), nnx.Rngs(0)).lazy_init(X, train=False)
-    native = NativeNoise(rngs=nnx.Rngs(0))
+    native = NnxNoisyNorm(rngs=nnx.Rngs(0))
     native.eval()
     model.train()
     before = model.linen_variables()

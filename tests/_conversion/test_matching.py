@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bridge
-from bridge._conversion.matching import compare, same_shape, shape_text
+from bridge._conversion.matching import compare, inputs_text, same_shape, shape_text
 
 SHAPES = st.sampled_from(((), (2,), (2, 3)))
 ADDRESSES = st.tuples(
@@ -139,3 +139,46 @@ def test_leaves_have_the_same_shape_if_structure_and_shapes_agree(a, b, same):
 )
 def test_a_message_shows_dtype_and_shape(value, text):
     assert shape_text(value) == text
+
+
+def test_a_message_names_the_type_of_what_has_no_shape():
+    assert shape_text(3.0) == "float of (float)"
+    assert shape_text([jnp.ones(2), True]) == "list of (float32[2], bool)"
+
+
+@jax.tree_util.register_static
+class Shaped:
+    """Has a shape and no dtype, so it is no array."""
+
+    shape = (2,)
+
+
+def test_what_has_a_shape_and_no_dtype_is_shown_by_its_type():
+    assert shape_text(Shaped()) == "Shaped of ()"
+
+
+def test_a_comparison_cannot_be_changed():
+    compared = compare({}, {})
+    with pytest.raises(AttributeError):
+        compared.missing = ()
+
+
+def test_addresses_come_in_the_order_of_what_was_compared():
+    names = [("params", (name,)) for name in "badc"]
+    compared = compare(dict.fromkeys(names, abstract((2,))), {names[1]: abstract(())})
+    assert compared.missing == (names[0], *names[2:])
+    assert compared.mis_shaped == (names[1],)
+    assert compare({}, dict.fromkeys(names)).unknown == tuple(names)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        ((), "()"),
+        ((jnp.ones((2, 3)),), "(float32[2, 3])"),
+        (({"x": np.zeros(2, np.int8)}, True, "mode"), "(int8[2], bool, str)"),
+    ],
+)
+def test_a_message_shows_the_inputs_of_a_call(inputs, text):
+    assert inputs_text(inputs) == text
+    assert inputs_text(iter(inputs)) == text

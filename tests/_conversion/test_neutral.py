@@ -5,7 +5,18 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bridge._conversion.neutral import Leaf, by_address, has_leaf, nest, place, unplace
+import bridge
+from bridge._conversion.neutral import (
+    Leaf,
+    as_dicts,
+    by_address,
+    has_leaf,
+    laid_over,
+    nest,
+    place,
+    unplace,
+    walk,
+)
 
 # Few, and the same for collections and keys, so that everything collides.
 NAMES = st.sampled_from(("params", "batch_stats", "b", "w"))
@@ -45,6 +56,7 @@ def leaf_addresses(draw):
 @example([("params", ("b",)), ("b", ())], [])
 @example([("params", ("b",)), ("b", ("b", "w"))], [])
 @example([("b", ("w",))], [("w",), ("b",)])
+@example([("params", ("w",)), ("params", ("b", 0)), ("b", ("w",)), ("w", ("b", 0))], [])
 def test_every_leaf_gets_a_place_that_no_other_leaf_meets_or_covers(addresses, occupied):
     placed = place(addresses, occupied)
     assert list(placed) == addresses or sorted(placed, key=repr) == sorted(addresses, key=repr)
@@ -172,3 +184,123 @@ def test_a_leaf_has_no_fields_unless_it_gets_some_and_they_cannot_be_changed():
 )
 def test_there_is_a_leaf_where_one_has_an_address(tree):
     assert has_leaf(tree) == bool(by_address(tree))
+
+
+@pytest.mark.parametrize(
+    "flat",
+    [
+        {("a",): 1, ("a", "b"): 2},
+        {("a", "b"): 2, ("a",): 1},
+        {("a",): {}, ("a", "b"): 2},
+        {("a", "b"): {"c": 1}, ("a", "b", "c"): 2},
+        {("a", "b", "c"): 1, ("a", "b"): 2},
+    ],
+)
+def test_a_leaf_above_another_one_is_an_error_that_names_the_second(flat):
+    *_, second = flat
+    with pytest.raises(bridge.ConversionError, match=rf"leaf.* {'/'.join(second)}$"):
+        nest(flat)
+
+
+def test_nest_makes_dicts_of_its_own_around_the_leaves_themselves():
+    leaf = {"inner": 1}
+    nested = nest({("a", "b"): leaf, ("a", 0): 2, ("c",): 3})
+    assert nested == {"a": {"b": leaf, 0: 2}, "c": 3}
+    assert nested["a"]["b"] is leaf
+    assert nest({}) == {}
+
+
+NESTED = st.recursive(
+    st.integers() | st.just(()),
+    lambda inner: st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=5,
+).filter(lambda tree: isinstance(tree, dict))
+
+
+@given(NESTED, st.booleans())
+def test_walk_finds_what_flax_finds(tree, empty):
+    flat = flax.traverse_util.flatten_dict(tree, keep_empty_nodes=empty)
+    no_leaf = flax.traverse_util.empty_node
+    expected = {path: {} if leaf is no_leaf else leaf for path, leaf in flat.items()}
+    if empty and not tree:
+        expected = {(): {}}
+    found = walk(tree, empty=empty)
+    assert dict(found) == expected
+    assert len(found) == len(expected)
+    assert dict(walk(flax.core.freeze(tree), empty=empty)) == expected
+
+
+@given(NESTED)
+def test_addresses_are_the_paths_split_after_the_collection(tree):
+    flat = flax.traverse_util.flatten_dict({"params": tree, "cache": tree})
+    expected = {(path[0], path[1:]): leaf for path, leaf in flat.items()}
+    assert by_address({"params": tree, "cache": flax.core.freeze(tree)}) == expected
+
+
+@given(NESTED)
+def test_dicts_of_their_own_hold_the_same_leaves(tree):
+    frozen = flax.core.freeze(tree)
+    assert as_dicts(frozen) == tree
+    assert type(as_dicts(frozen)) is dict
+    assert as_dicts(tree) is not tree
+    leaf = [{}]
+    assert as_dicts({"a": leaf})["a"] is leaf
+    assert type(as_dicts({"a": frozen})["a"]) is dict
+
+
+@given(NESTED, NESTED)
+def test_of_two_trees_the_one_laid_over_wins_at_a_leaf(old, new):
+    merged = laid_over(old, new)
+    flat = dict(walk(merged, empty=True))
+    for path, leaf in walk(new):
+        assert flat[path] == leaf
+    covered = {path[:depth] for path, _ in walk(new, empty=True) for depth in range(len(path) + 1)}
+    for path, leaf in walk(old):
+        if not any(path[:depth] in dict(walk(new)) for depth in range(len(path) + 1)):
+            assert path in covered or flat[path] == leaf
+    assert laid_over(merged, new) == merged
+    assert laid_over(old, {}) == old
+    assert laid_over({}, new) == new
+
+
+def test_laying_over_changes_neither_tree():
+    old, new = {"a": {"b": 1, "c": 2}, "d": 3}, {"a": {"b": {"e": 4}}, "d": {"f": 5}}
+    before = as_dicts(old), as_dicts(new)
+    merged = laid_over(old, new)
+    assert merged == {"a": {"b": {"e": 4}, "c": 2}, "d": {"f": 5}}
+    merged["a"]["g"] = 6
+    assert (old, new) == before
+
+
+def test_the_name_of_a_collection_is_lengthened_until_it_bars_no_way():
+    occupied = [("w",), ("cache", "w"), ("cache_",)]
+    (((target, displaced)),) = place([("cache", ("w",))], occupied).values()
+    assert target == ("cache__", "w")
+    assert unplace(target, displaced) == ("w",)
+
+
+def test_the_first_collection_in_alphabetical_order_keeps_the_place_if_it_is_not_params():
+    placed = place([("b", ("w",)), ("a", ("w",)), ("c", ("w",))])
+    assert {address: target for address, (target, _) in placed.items()} == {
+        ("a", ("w",)): ("w",),
+        ("b", ("w",)): ("b", "w"),
+        ("c", ("w",)): ("c", "w"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "occupied", "target"),
+    [
+        (("a", "b", "c"), ("a", "b"), ("a", "cache", "b", "c")),
+        (("a", "b", "c"), ("a",), ("cache", "a", "b", "c")),
+        (("a", "b"), ("a", "b", "c"), ("a", "cache", "b")),
+        (("a",), ("a", "b", "c"), ("cache", "a")),
+        ((), ("a",), ("cache",)),
+        ((), ("cache",), ("cache_",)),
+        ((), ("cache", "a"), ("cache_",)),
+    ],
+)
+def test_the_name_goes_in_where_the_two_meet(path, occupied, target):
+    ((found, displaced),) = place([("cache", path)], [occupied]).values()
+    assert found == target
+    assert unplace(found, displaced) == path

@@ -12,6 +12,7 @@ from flax import nnx, struct
 from flax.core import FrozenDict, meta
 
 from tests.bridge.peer import rejects, two_tests
+from tests.models import assert_identical
 
 KEY = jax.random.key(0)
 X = jnp.arange(12.0).reshape(4, 3)
@@ -71,19 +72,14 @@ def there_and_back(bridge, variables):
     return bridge.variables.nnx_attrs_to_linen_vars(attributes)
 
 
-def assert_equal(found, expected):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
 def check_10_leaf_above_a_subtree(bridge):
     variables = {"params": {"w": jnp.ones(2)}, "batch_stats": {"w": {"mean": jnp.zeros(3)}}}
-    assert_equal(there_and_back(bridge, variables), variables)
+    assert_identical(there_and_back(bridge, variables), variables)
 
 
 def check_10_same_name(bridge):
     variables = {"params": {"w": jnp.ones(2)}, "batch_stats": {"w": jnp.zeros(3)}}
-    assert_equal(there_and_back(bridge, variables), variables)
+    assert_identical(there_and_back(bridge, variables), variables)
 
 
 def check_10_same_name_in_a_module(bridge):
@@ -104,12 +100,12 @@ def check_10_same_name_in_a_module(bridge):
 
 def check_10_frozen_dict(bridge):
     variables = {"params": {"Dense_0": {"w": jnp.ones(2)}}, "batch_stats": {"m": jnp.zeros(3)}}
-    assert_equal(there_and_back(bridge, FrozenDict(variables)), variables)
+    assert_identical(there_and_back(bridge, FrozenDict(variables)), variables)
 
 
 def check_10_empty_collection(bridge):
     variables = {"params": {"w": jnp.ones(2)}, "batch_stats": {}}
-    assert_equal(there_and_back(bridge, variables), variables)
+    assert_identical(there_and_back(bridge, variables), variables)
 
 
 def _registering(bridge):
@@ -162,7 +158,7 @@ def check_25_box(box, bridge):
     variables = Boxed(box).init(KEY, X)
     again = there_and_back(bridge, variables)["params"]["w"]
     assert type(again) is type(variables["params"]["w"])
-    assert_equal(again, variables["params"]["w"])
+    assert_identical(again, variables["params"]["w"])
 
 
 def check_26_call_before_lazy_init(bridge):

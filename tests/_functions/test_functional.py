@@ -8,6 +8,7 @@ from flax import nnx
 from flax.nnx import bridge as peer
 
 import bridge
+from tests.models import assert_identical
 
 X = jax.random.normal(jax.random.key(7), (4, 3))
 
@@ -33,11 +34,6 @@ class Constant(nnx.Module):
         return self.value[...]
 
 
-def assert_same(a, b):
-    assert jax.tree.structure(a) == jax.tree.structure(b)
-    jax.tree.map(np.testing.assert_array_equal, a, b)
-
-
 @pytest.fixture
 def model():
     return bridge.functional(Normed)(4, scale=2.0)
@@ -48,7 +44,7 @@ def native():
 
 
 def test_init_gives_the_state_of_native_construction(model):
-    assert_same(model.init(rngs=nnx.Rngs(0)), nnx.state(native()))
+    assert_identical(model.init(rngs=nnx.Rngs(0)), nnx.state(native()))
 
 
 def test_init_keeps_the_definition(model):
@@ -61,7 +57,7 @@ def test_apply_gives_the_output_and_the_new_state_of_the_native_call(model):
     y, (graphdef, state) = model.apply(model.init(rngs=nnx.Rngs(0)))(X)
     module = native()
     np.testing.assert_array_equal(y, module(X))
-    assert_same(state, nnx.state(module))
+    assert_identical(state, nnx.state(module))
     np.testing.assert_array_equal(nnx.merge(graphdef, state)(X), module(X))
 
 
@@ -100,13 +96,13 @@ def test_it_is_pure_under_jit_and_grad(model):
     expected = nnx.grad(lambda m: (m(X) ** 2).sum())(native())
     for found, wanted in zip(jax.tree.leaves(grads), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
-    assert_same(rest, before)
+    assert_identical(rest, before)
 
 
 def test_programs_written_for_the_peer_get_the_same():
     mine, theirs = (package.functional(Normed)(4, scale=2.0) for package in (bridge, peer))
     states = [f.init(rngs=nnx.Rngs(0)) for f in (mine, theirs)]
-    assert_same(*states)
+    assert_identical(*states)
     outputs = [f.apply(s)(X)[0] for f, s in zip((mine, theirs), states, strict=True)]
     np.testing.assert_array_equal(*outputs)
     assert (mine.module_type, mine.args, mine.kwargs) == (Normed, (4,), {"scale": 2.0})

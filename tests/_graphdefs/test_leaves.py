@@ -71,10 +71,13 @@ def with_strings(variables):
     ],
     ids=["a box", "a NumPy array", "strings for integers", "a FrozenDict"],
 )
-def test_other_forms_of_the_variables_make_the_same_call(change):
+def test_other_forms_of_the_variables_make_the_native_call(change):
     module = bridge.to_linen(Model)
     x = jnp.ones((4, 2))
     variables = nn.unbox(module.init(KEY, x))
-    options = {"rngs": {"dropout": KEY}, "mutable": ["batch_stats"]}
-    expected = module.apply(variables, x, **options)
-    assert_identical(module.apply(change(variables), x, **options), expected)
+    y, updates = module.apply(change(variables), x, mutable=["batch_stats", "RngCount"])
+    native = Model(rngs=nnx.Rngs(KEY))
+    assert_identical(y, native(x))
+    assert_identical(nn.unbox(updates["batch_stats"]["norm"]["mean"]), native.norm.mean[...])
+    count = native.dropout.rngs.count[...]
+    assert_identical(nn.unbox(updates["RngCount"]["dropout"]["rngs"]["count"]), count)

@@ -14,6 +14,7 @@ from flax import nnx, serialization, traverse_util
 
 import bridge
 from bridge._graphdefs import static_graphdef
+from tests.models import assert_identical
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(7), (4, 3))
@@ -248,7 +249,7 @@ def test_flax_serialization_restores_into_variables(model, variables, graphdef):
     blank = jax.tree.map(jnp.zeros_like, variables)
     restored = serialization.from_bytes(blank, serialization.to_bytes(variables))
     assert restored["nnx"]["graphdef"] is graphdef
-    jax.tree.map(np.testing.assert_array_equal, restored, variables)
+    assert_identical(restored, variables)
     assert_applies(model, restored)
 
 

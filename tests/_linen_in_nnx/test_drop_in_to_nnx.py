@@ -11,7 +11,8 @@ from flax import nnx
 from flax.core import DenyList, meta
 
 import bridge
-from tests.bridge.peer import assert_same, described, on_both
+from tests.bridge.peer import described, on_both
+from tests.models import assert_identical
 
 KEY = jax.random.key(0)
 X = jnp.arange(12.0).reshape(4, 3)
@@ -331,7 +332,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_the_program_does_what_it_does_with_flax_nnx_bridge(program):
     theirs, ours = on_both(program)
-    assert_same(ours, theirs)
+    assert_identical(ours, theirs)
 
 
 def test_initial_values_are_those_of_linen_with_the_keys_of_the_fork():
@@ -341,7 +342,7 @@ def test_initial_values_are_those_of_linen_with_the_keys_of_the_fork():
     expected = Block().init(keys, X)
     model = bridge.lazy_init(bridge.ToNNX(Block(), rngs=nnx.Rngs(0, dropout=1, other=2)), X)
     found = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    assert_same(found, expected["params"])
+    assert_identical(found, expected["params"])
 
 
 def test_a_wrapper_without_rngs_has_no_rng_state():

@@ -9,7 +9,7 @@ from flax import nnx
 
 import bridge
 from tests import models
-from tests.models import assert_identical, rng_counts, snapshot
+from tests.models import NnxNoisyNorm, assert_identical, rng_counts, snapshot
 
 X = jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
 KEY = jax.random.key(7)
@@ -258,17 +258,6 @@ def test_eval_reaches_a_wrapped_dropout():
     model.train()
     assert model.deterministic is False
     assert not jnp.array_equal(model(X), X)
-
-
-class NnxNoisyNorm(nnx.Module):
-    """Dropout and batch norm, whose modes are attributes."""
-
-    def __init__(self, *, rngs):
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
-        self.norm = nnx.BatchNorm(4, rngs=rngs)
-
-    def __call__(self, x):
-        return self.dropout(self.norm(x))
 
 
 class LinenAroundNnx(nn.Module):

@@ -10,6 +10,7 @@ from flax import linen as nn
 from flax import nnx, serialization
 
 from tests.bridge.peer import rejects, two_tests
+from tests.models import NnxStack
 
 KEY = jax.random.key(0)
 X = jnp.arange(12.0).reshape(4, 3)
@@ -46,16 +47,6 @@ class Sowing(nnx.Module):
             warnings.simplefilter("ignore", DeprecationWarning)
             self.sow(nnx.Intermediate, "input", x)
         return self.linear(x)
-
-
-class Stack(nnx.Module):
-    def __init__(self, depth, *, rngs):
-        self.layers = nnx.List([nnx.Linear(3, 3, rngs=rngs) for _ in range(depth)])
-
-    def __call__(self, x):
-        for layer in self.layers:
-            x = jnp.tanh(layer(x))
-        return x
 
 
 def without(variables, *path):
@@ -112,8 +103,8 @@ def check_08_stored_streams_advance(bridge):
 
 
 def check_09_apply_computes_what_the_native_call_computes(bridge):
-    native = nnx.split(Stack(3, rngs=nnx.Rngs(0)))
-    model = bridge.ToLinen(Stack, args=(3,))
+    native = nnx.split(NnxStack(3, rngs=nnx.Rngs(0)))
+    model = bridge.ToLinen(NnxStack, args=(3,))
     variables = model.init(KEY, X)
     ours = jax.make_jaxpr(lambda params, x: model.apply({**variables, "params": params}, x))
     theirs = jax.make_jaxpr(lambda state, x: nnx.merge(native[0], state)(x))
@@ -219,7 +210,7 @@ def check_17_method_by_name(bridge):
 
 
 def check_18_string_keys(bridge):
-    model = bridge.ToLinen(Stack, args=(11,))
+    model = bridge.ToLinen(NnxStack, args=(11,))
     variables = model.init(KEY, X)
     restored = serialization.msgpack_restore(serialization.to_bytes(variables["params"]))
     assert set(restored["layers"]) == set(map(str, range(11)))

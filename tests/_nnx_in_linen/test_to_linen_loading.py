@@ -12,29 +12,10 @@ from flax import linen as nn
 from flax import nnx, serialization
 
 import bridge
-from tests.models import assert_close, assert_identical
+from tests.models import NnxDropped, NnxNormed, NnxStack, assert_close, assert_identical
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(7), (4, 3))
-
-
-class Normed(nnx.Module):
-    def __init__(self, *, rngs):
-        self.linear = nnx.Linear(3, 4, rngs=rngs)
-        self.norm = nnx.BatchNorm(4, rngs=rngs)
-
-    def __call__(self, x):
-        return self.norm(self.linear(x))
-
-
-class Stack(nnx.Module):
-    def __init__(self, depth, *, rngs):
-        self.layers = nnx.List([nnx.Linear(3, 3, rngs=rngs) for _ in range(depth)])
-
-    def __call__(self, x):
-        for layer in self.layers:
-            x = jnp.tanh(layer(x))
-        return x
 
 
 class Counting(nnx.Module):
@@ -49,7 +30,7 @@ class Counting(nnx.Module):
 
 @pytest.fixture
 def model():
-    return bridge.to_linen(Normed)
+    return bridge.to_linen(NnxNormed)
 
 
 @pytest.fixture
@@ -98,7 +79,7 @@ def test_a_missing_parameter_is_an_error_with_its_path_and_what_was_expected(
     assert caught.value.missing == (("params/linear/kernel", "float32[3, 4]"),)
     assert caught.value.mis_shaped == ()
     assert caught.value.unknown == ()
-    assert "ToLinen(Normed)" in str(caught.value)
+    assert "ToLinen(NnxNormed)" in str(caught.value)
     assert "params/linear/kernel" in str(caught.value)
 
 
@@ -156,12 +137,13 @@ def test_no_variables_at_all_list_everything_that_is_missing(model, variables):
     }
 
 
-def test_the_error_names_the_place_of_a_nested_wrapper(variables):
-    class Outer(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return bridge.to_linen(nnx.Linear, 3, 4, name="inner")(x)
+class Outer(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return bridge.to_linen(nnx.Linear, 3, 4, name="inner")(x)
 
+
+def test_the_error_names_the_place_of_a_nested_wrapper(variables):
     nested = Outer().init(KEY, X)
     with pytest.raises(bridge.MismatchError, match=r"ToLinen\(Linear\) at inner"):
         Outer().apply(drop(nested, "params", "inner", "kernel"), X)
@@ -177,14 +159,14 @@ def test_the_mismatch_is_found_under_jit_and_eval_shape_too(model, variables):
 
 @pytest.mark.parametrize("strict", [None, False])
 def test_a_missing_parameter_is_never_made_up(strict, variables):
-    model = bridge.ToLinen(Normed, strict=strict)
+    model = bridge.ToLinen(NnxNormed, strict=strict)
     with pytest.raises(bridge.MismatchError, match="missing"):
         model.apply(drop(variables, "params", "linear", "kernel"), X, mutable=["batch_stats"])
 
 
 @definition
 def test_unknown_variables_alone_are_ignored_with_one_warning_that_lists_them(prepare):
-    class Fresh(Normed):
+    class Fresh(NnxNormed):
         """Another class, because the warning comes once for each."""
 
     model = bridge.to_linen(Fresh)
@@ -205,7 +187,7 @@ def test_unknown_variables_alone_are_ignored_with_one_warning_that_lists_them(pr
 
 
 def test_a_whole_unknown_collection_is_an_unknown_path():
-    class Fresh(Normed):
+    class Fresh(NnxNormed):
         pass
 
     model = bridge.to_linen(Fresh)
@@ -216,7 +198,7 @@ def test_a_whole_unknown_collection_is_an_unknown_path():
 
 @pytest.mark.parametrize("path", [("params", "head", "kernel"), ("other", "w")])
 def test_strict_makes_unknown_variables_an_error(path, variables):
-    model = bridge.ToLinen(Normed, strict=True)
+    model = bridge.ToLinen(NnxNormed, strict=True)
     with pytest.raises(bridge.MismatchError) as caught:
         model.apply(put(variables, jnp.ones(2), *path), X, mutable=["batch_stats"])
     assert caught.value.unknown == ("/".join(path),)
@@ -241,13 +223,13 @@ def test_strict_finds_unknown_variables_before_it_calls_the_module():
 
 
 def test_strict_accepts_what_fits_and_state_that_a_call_created(variables):
-    model = bridge.ToLinen(Normed, strict=True)
+    model = bridge.ToLinen(NnxNormed, strict=True)
     y, _ = model.apply(variables, X, mutable=["batch_stats"])
-    np.testing.assert_array_equal(y, Normed(rngs=nnx.Rngs(KEY))(X))
+    np.testing.assert_array_equal(y, NnxNormed(rngs=nnx.Rngs(KEY))(X))
 
 
 def test_the_lenient_mode_takes_what_fits_without_a_warning(variables):
-    model = bridge.ToLinen(Normed, strict=False)
+    model = bridge.ToLinen(NnxNormed, strict=False)
     expected, _ = model.apply(variables, X, mutable=["batch_stats"])
     extra = put(variables, jnp.ones(2), "params", "head", "kernel")
     with warnings.catch_warnings():
@@ -260,18 +242,13 @@ def test_a_parameter_of_another_dtype_is_accepted_as_linen_accepts_it(model, var
     half = dict(
         variables, params=jax.tree.map(lambda a: a.astype(jnp.bfloat16), variables["params"])
     )
-    native = Normed(rngs=nnx.Rngs(KEY))
+    native = NnxNormed(rngs=nnx.Rngs(KEY))
     nnx.update(native, half["params"])
     y, _ = model.apply(half, X, mutable=["batch_stats"])
     np.testing.assert_array_equal(y, native(X))
 
 
 def test_init_with_a_given_parameter_of_a_wrong_shape_is_an_error():
-    class Outer(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return bridge.to_linen(nnx.Linear, 3, 4, name="inner")(x)
-
     scope = flax.core.Scope(
         {"params": {"inner": {"kernel": jnp.ones((2, 2))}}},
         rngs={"params": flax.core.scope.LazyRng.create(KEY)},
@@ -357,12 +334,12 @@ def test_a_nested_parent_works_without_the_definition():
     class Inner(nn.Module):
         @nn.compact
         def __call__(self, x):
-            return nn.Dense(2)(bridge.to_linen(Normed, name="normed")(x))
+            return nn.Dense(2)(bridge.to_linen(NnxNormed, name="normed")(x))
 
     class Outer(nn.Module):
         def setup(self):
             self.inner = Inner()
-            self.stack = bridge.to_linen(Stack, 2)
+            self.stack = bridge.to_linen(NnxStack, 2)
 
         def __call__(self, x):
             return self.inner(self.stack(x))
@@ -370,7 +347,7 @@ def test_a_nested_parent_works_without_the_definition():
     variables = Outer().init(KEY, X)
     expected = Outer().apply(variables, X, mutable=["batch_stats"])
     found = Outer().apply(without_definition(variables), X, mutable=["batch_stats"])
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert_identical(found, expected)
 
 
 class Lazy(nnx.Module):
@@ -491,24 +468,16 @@ def test_the_rebuilt_definition_knows_the_arguments_of_its_own_wrapper():
 
 @pytest.mark.parametrize("streams", [{}, {"params": 1, "dropout": 2}, {"params": 1, "noise": 2}])
 def test_it_is_rebuilt_with_the_streams_that_were_used_at_init(streams):
-    class Dropped(nnx.Module):
-        def __init__(self, *, rngs):
-            self.linear = nnx.Linear(3, 3, rngs=rngs)
-            self.dropout = nnx.Dropout(0.5, rngs=rngs)
-
-        def __call__(self, x):
-            return self.dropout(self.linear(x))
-
     keys = {name: jax.random.key(seed) for name, seed in streams.items()} or KEY
-    model = bridge.to_linen(Dropped)
+    model = bridge.to_linen(NnxDropped)
     variables = model.init(keys, X)
     expected = model.apply(variables, X, mutable=["RngCount"])
     found = model.apply(without_definition(variables), X, mutable=["RngCount"])
-    jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert_identical(found, expected)
 
 
 def test_integer_keys_stay_integers_and_ten_follows_nine():
-    variables = bridge.to_linen(Stack, 12).init(KEY, X)
+    variables = bridge.to_linen(NnxStack, 12).init(KEY, X)
     assert list(variables["params"]["layers"]) == list(range(12))
     assert [p[1].key for p, _ in jax.tree.leaves_with_path(variables["params"])[::2]] == list(
         range(12)
@@ -516,19 +485,19 @@ def test_integer_keys_stay_integers_and_ten_follows_nine():
 
 
 def test_string_keys_are_written_on_request():
-    model = bridge.ToLinen(Stack, args=(3,), string_keys=True)
+    model = bridge.ToLinen(NnxStack, args=(3,), string_keys=True)
     variables = model.init(KEY, X)
     assert list(variables["params"]["layers"]) == ["0", "1", "2"]
-    expected = Stack(3, rngs=nnx.Rngs(KEY))(X)
+    expected = NnxStack(3, rngs=nnx.Rngs(KEY))(X)
     np.testing.assert_array_equal(model.apply(variables, X), expected)
-    np.testing.assert_array_equal(bridge.to_linen(Stack, 3).apply(variables, X), expected)
+    np.testing.assert_array_equal(bridge.to_linen(NnxStack, 3).apply(variables, X), expected)
 
 
 @pytest.mark.parametrize("depth", [3, 12])
 @definition
 def test_strings_that_spell_integers_are_accepted(depth, prepare):
     """Regression: variables from msgpack and untargeted restores failed."""
-    model = bridge.to_linen(Stack, depth)
+    model = bridge.to_linen(NnxStack, depth)
     variables = model.init(KEY, X)
     strings = serialization.msgpack_restore(serialization.to_bytes(without_definition(variables)))
     assert set(strings["params"]["layers"]) == {str(i) for i in range(depth)}
@@ -565,8 +534,8 @@ def test_numpy_leaves_of_a_checkpoint_compute_the_same_and_are_not_written_to(mo
     y, updates = model.apply(on_host, X, mutable=["batch_stats"])
     expected, expected_updates = model.apply(variables, X, mutable=["batch_stats"])
     np.testing.assert_array_equal(y, expected)
-    jax.tree.map(np.testing.assert_array_equal, dict(updates), dict(expected_updates))
-    jax.tree.map(np.testing.assert_array_equal, on_host, kept)
+    assert_identical(dict(updates), dict(expected_updates))
+    assert_identical(on_host, kept)
 
 
 def test_a_module_that_writes_into_its_value_does_not_write_into_the_checkpoint():

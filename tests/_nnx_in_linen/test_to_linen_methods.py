@@ -10,6 +10,7 @@ from flax import linen as nn
 from flax import nnx
 
 import bridge
+from tests.models import assert_identical
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(7), (4, 3))
@@ -112,7 +113,7 @@ def test_keyword_arguments_reach_the_method(model, variables, native):
 def test_init_through_a_method_gives_the_variables_of_the_whole_module(choose, variables, model):
     found = model.init(KEY, X, **choose)
     assert jax.tree.structure(found) == jax.tree.structure(variables)
-    jax.tree.map(np.testing.assert_array_equal, found, variables)
+    assert_identical(found, variables)
 
 
 def test_methods_are_called_in_a_linen_parent(native):

@@ -8,10 +8,9 @@ import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 from flax import nnx
-from flax.core.scope import LazyRng
 
 import bridge
-from tests.models import assert_close
+from tests.models import assert_close, linen_key_at
 
 KEY = jax.random.key(0)
 X = jnp.ones((8, 16))
@@ -197,13 +196,14 @@ def test_two_wrappers_never_share_a_mask(style):
     assert not same(left, right)
 
 
-def test_two_calls_of_one_wrapper_draw_two_masks_from_one_stored_stream():
-    class Twice(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            drop = bridge.to_linen(nnx.Dropout, 0.5, name="drop")
-            return drop(x) != 0, drop(x) != 0
+class Twice(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        drop = bridge.to_linen(nnx.Dropout, 0.5, name="drop")
+        return drop(x) != 0, drop(x) != 0
 
+
+def test_two_calls_of_one_wrapper_draw_two_masks_from_one_stored_stream():
     variables = Twice().init(KEY, X)
     (first, second), updates = Twice().apply(variables, X, mutable=["RngCount"])
     assert not same(first, second)
@@ -213,13 +213,6 @@ def test_two_calls_of_one_wrapper_draw_two_masks_from_one_stored_stream():
 
 def test_two_calls_of_one_wrapper_draw_two_masks_from_a_call_s_own_rngs():
     """As Linen's Dropout does, which draws with `make_rng`."""
-
-    class Twice(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            drop = bridge.to_linen(nnx.Dropout, 0.5, name="drop")
-            return drop(x) != 0, drop(x) != 0
-
     variables = Twice().init(KEY, X)
     first, second = Twice().apply(variables, X, rngs=keys(dropout=5))
     assert not same(first, second)
@@ -426,8 +419,7 @@ class KeyOf(nn.Module):
 def stream_of_call(name, key, *path):
     """The native stream that a call's key is at a path in an NNX module at the root."""
     drawn = KeyOf(name).apply({}, rngs={name: key})
-    folded = LazyRng.create(drawn, *(f"\0{part}" for part in (*path, name))).as_jax_rng()
-    return nnx.Rngs(**{name: folded})
+    return nnx.Rngs(**{name: linen_key_at(drawn, *path, name)})
 
 
 def forms_of(model, *inputs):

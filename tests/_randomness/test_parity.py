@@ -92,10 +92,14 @@ LINEN = {
 }
 
 
-@pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
-@pytest.mark.parametrize("name", LINEN)
-def test_a_wrapped_linen_module_initialises_and_draws_as_init_and_apply(name, keys):
-    module = LINEN[name]()
+# What one key stands for does not depend on the module.
+BY_KEYS = [(name, "several") for name in LINEN]
+BY_KEYS += [("nested", "one key"), ("scan over vmap", "one key")]
+
+
+@pytest.mark.parametrize(("name", "which"), BY_KEYS)
+def test_a_wrapped_linen_module_initialises_and_draws_as_init_and_apply(name, which):
+    module, keys = LINEN[name](), KEYS[which]
     variables = module.init(keys, X)
     model = bridge.ToNNX(module, keys).lazy_init(X)
     assert_identical(model.linen_variables(), variables)
@@ -106,7 +110,9 @@ def test_a_wrapped_linen_module_initialises_and_draws_as_init_and_apply(name, ke
     assert_identical(model(X, rngs=key), module.apply(variables, X, rngs={"params": key}))
 
 
-@pytest.mark.parametrize("name", LINEN)
+@pytest.mark.parametrize(
+    "name", ["nested", "scan, some split", "vmap, none split", "scan over vmap"]
+)
 def test_the_calls_of_a_wrapped_linen_module_are_those_of_apply_with_the_stream_s_keys(name):
     module = LINEN[name]()
     seeds = {n: i for i, n in enumerate(ALL)}

@@ -23,6 +23,7 @@ from tests._sharding.sharded_models import (
     uniform,
     variables_of,
 )
+from tests.models import assert_identical
 
 Y = np.random.default_rng(1).normal(size=(4, 8)).astype(np.float32)
 TX = optax.adamw(1e-2)
@@ -156,11 +157,7 @@ def test_a_model_and_its_optimizer_can_be_made_in_shards_by_one_program(kind):
     first = made.optimizer.opt_state[0].mu["wrapped"]["kernel"]
     assert {shard.data.shape for shard in first[...].addressable_shards} == {(12, 4)}
     alone = bridge.init_sharded(Pair, on, X, rngs=KEY)
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        variables_of(made.model)["params"],
-        variables_of(alone)["params"],
-    )
+    assert_identical(variables_of(made.model)["params"], variables_of(alone)["params"])
 
 
 class Noisy(nn.Module):

@@ -118,12 +118,6 @@ def described(tree):
     ]
 
 
-def assert_same(ours, theirs):
-    """Asserts that two results have one structure and the same values, bit for bit."""
-    assert jax.tree.structure(ours) == jax.tree.structure(theirs)
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-
-
 def _metadata(leaf):
     """Metadata in plain values, without what says only how a Variable was made."""
     if isinstance(leaf, nnx.Variable):

@@ -12,7 +12,8 @@ from flax import linen as nn
 from flax import nnx, traverse_util
 
 import bridge
-from tests.bridge.peer import assert_same, described, on_both
+from tests.bridge.peer import described, on_both
+from tests.models import assert_identical
 
 X = jnp.arange(12.0).reshape(4, 3)
 
@@ -62,7 +63,7 @@ FILTERS = {
 def test_a_filter_selects_the_same_leaves(selection):
     theirs, ours = on_both(lambda bridge: described(nnx.state(made(bridge), selection)))
     assert theirs
-    assert_same(ours, theirs)
+    assert_identical(ours, theirs)
 
 
 def flat_paths(bridge):
@@ -125,7 +126,7 @@ PROGRAMS = {
 @pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 def test_the_program_does_what_it_does_with_flax_nnx_bridge(program):
     theirs, ours = on_both(program)
-    assert_same(ours, theirs)
+    assert_identical(ours, theirs)
 
 
 def test_a_frozen_part_stays_as_it_is():

@@ -9,7 +9,8 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-from tests.bridge.peer import assert_same, described, on_both
+from tests.bridge.peer import described, on_both
+from tests.models import assert_identical
 
 X = jnp.arange(12.0).reshape(1, 4, 3)
 
@@ -81,7 +82,7 @@ def test_the_layer_does_what_it_does_with_flax_nnx_bridge(layer):
         return described(model), model(X)
 
     theirs, ours = on_both(program)
-    assert_same(ours, theirs)
+    assert_identical(ours, theirs)
 
 
 def test_decoding_fills_the_cache_in_place():
@@ -92,7 +93,7 @@ def test_decoding_fills_the_cache_in_place():
         return tokens, described(model)
 
     theirs, ours = on_both(program)
-    assert_same(ours, theirs)
+    assert_identical(ours, theirs)
 
 
 def test_perturbations_carry_gradients():
@@ -103,7 +104,7 @@ def test_perturbations_carry_gradients():
 
     theirs, ours = on_both(program)
     assert theirs
-    assert_same(ours, theirs)
+    assert_identical(ours, theirs)
 
 
 def test_an_embedding_attends():
@@ -112,4 +113,4 @@ def test_an_embedding_attends():
         return model(jnp.array([3])), model.attend(X)
 
     theirs, ours = on_both(program)
-    assert_same(ours, theirs)
+    assert_identical(ours, theirs)

@@ -12,7 +12,8 @@ from flax import linen as nn
 from flax import nnx
 from flax.training.train_state import TrainState
 
-from tests.bridge.peer import assert_same, described, on_both
+from tests.bridge.peer import described, on_both
+from tests.models import assert_identical
 
 KEY = jax.random.key(0)
 VOCABULARY, WIDTH, LENGTH, STEPS = 11, 8, 5, 3
@@ -149,7 +150,7 @@ WAYS = {"linen with a TrainState": trained_as_linen, "nnx with an Optimizer": tr
 @pytest.mark.parametrize("program", WAYS.values(), ids=WAYS)
 def test_training_gives_the_losses_and_parameters_of_flax_nnx_bridge(program):
     theirs, ours = results(program)
-    assert_same(ours, theirs)
+    assert_identical(ours, theirs)
     assert ours[0][-1] < ours[0][0]
 
 

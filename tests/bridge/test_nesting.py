@@ -8,6 +8,7 @@ from flax import linen as nn
 from flax import nnx
 
 import bridge
+from tests.models import assert_identical
 
 KEY = jax.random.key(0)
 X = jax.random.normal(jax.random.key(7), (4, 3))
@@ -417,14 +418,15 @@ def test_vmap_over_the_wrapper_equals_vmap_over_linen(names_nnx, prepare):
     )
 
 
+class Wrapped(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return bridge.to_linen(Layer, name="layer")(x), None
+
+
 @definition
 @names_nnx
 def test_scan_over_layers_equals_scan_over_linen(names_nnx, prepare):
-    class Wrapped(nn.Module):
-        @nn.compact
-        def __call__(self, x, _):
-            return bridge.to_linen(Layer, name="layer")(x), None
-
     class Pure(nn.Module):
         @nn.compact
         def __call__(self, x, _):
@@ -445,21 +447,12 @@ def test_scan_over_layers_equals_scan_over_linen(names_nnx, prepare):
     (y, _), updates = model.apply(prepare(variables), X, None, mutable=["batch_stats"])
     expected = linen.apply(without_definition(variables), X, None, mutable=["batch_stats"])
     close(y, expected[0][0])
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        dict(updates)["batch_stats"],
-        dict(expected[1])["batch_stats"],
-    )
+    assert_identical(updates["batch_stats"], expected[1]["batch_stats"])
 
 
 @definition
 @names_nnx
 def test_scan_with_shared_parameters_and_carried_state_equals_native_repetition(names_nnx, prepare):
-    class Wrapped(nn.Module):
-        @nn.compact
-        def __call__(self, x, _):
-            return bridge.to_linen(Layer, name="layer")(x), None
-
     model = nn.scan(
         Wrapped,
         variable_broadcast=["params", "nnx"] if names_nnx else "params",

@@ -67,49 +67,49 @@ def test_nnx_jit_runs_less_python_for_a_wrapper_than_for_a_native_model(blocks):
 
     ours, flax, native = calls(case.to_nnx), calls(case.flax_to_nnx), calls(case.nnx)
     assert ours < flax
-    # 0.56, 0.52 and 0.48 on Flax 0.12.8.
-    assert ours <= 0.57 * native
+    assert ours < native
 
 
-@pytest.mark.parametrize(("blocks", "at_most"), [(8, 1.47), (32, 1.44)])
-def test_an_eager_call_of_a_to_linen_runs_little_python_besides_the_native_call(blocks, at_most):
+def counts(*functions):
+    """How many Python functions each of some functions calls when it runs for the third time."""
+    for function in functions * 2:
+        function()
+    return [programs.python_calls(function) for function in functions]
+
+
+@pytest.mark.parametrize("blocks", [2, 8])
+def test_a_to_linen_adds_a_sixth_of_what_flax_nnx_bridge_adds_to_an_eager_call(blocks):
     case = stack(blocks)
-    variables, x = case.to_linen_variables, case.x
-    for _ in range(2):
-        case.to_linen.apply(variables, x)
-        case.nnx(x)
-    ours = programs.python_calls(lambda: case.to_linen.apply(variables, x))
-    # 1.445 and 1.407 on Flax 0.12.8: the whole module is flattened after the call, which is many
-    # short calls of Python, and about a tenth of the native call's time.
-    assert ours <= at_most * programs.python_calls(lambda: case.nnx(x))
+    ours, flax, native = counts(
+        lambda: case.to_linen.apply(case.to_linen_variables, case.x),
+        lambda: case.flax_to_linen.apply(case.flax_to_linen_variables, case.x),
+        lambda: case.nnx(case.x),
+    )
+    # The whole module is flattened after the call, to find what the call changed.
+    assert 6 * (ours - native) < flax - native
 
 
 @pytest.mark.parametrize("blocks", [1, 8])
-def test_an_eager_call_of_a_to_nnx_runs_little_python_besides_the_call_in_linen(blocks):
+def test_a_to_nnx_adds_less_than_flax_nnx_bridge_adds_to_an_eager_call(blocks):
     case = stack(blocks)
-    for _ in range(2):
-        case.to_nnx(case.x)
-        case.linen.apply(case.variables, case.x)
-    ours = programs.python_calls(lambda: case.to_nnx(case.x))
-    # 1.067 and 1.051 on Flax 0.12.8.
-    assert ours <= 1.08 * programs.python_calls(lambda: case.linen.apply(case.variables, case.x))
+    ours, flax, native = counts(
+        lambda: case.to_nnx(case.x),
+        lambda: case.flax_to_nnx(case.x),
+        lambda: case.linen.apply(case.variables, case.x),
+    )
+    assert ours - native < flax - native
 
 
-def test_init_runs_little_python_besides_construction_and_call():
+def test_init_runs_a_quarter_more_python_than_that_of_flax_nnx_bridge_at_most():
     case = stack(8)
-
-    def native():
-        model = case.construct(nnx.Rngs(case.key))
-        model(case.x)
-        return nnx.state(model)
-
-    def ours():
-        return case.to_linen.init(case.key, case.x)
-
-    # The second time what is kept by constructor and definition is there.
-    held = ours(), native()
-    # 1.187 on Flax 0.12.8: the whole state is kept before the call, and looked at after it.
-    assert programs.python_calls(ours) <= 1.22 * programs.python_calls(native)
+    # What is kept by constructor and definition stays while variables exist.
+    held = case.to_linen_variables
+    ours, flax = counts(
+        lambda: case.to_linen.init(case.key, case.x),
+        lambda: case.flax_to_linen.init(case.key, case.x),
+    )
+    # flax.nnx.bridge neither looks for what the call changed nor undoes it.
+    assert ours <= 1.25 * flax
     del held
 
 

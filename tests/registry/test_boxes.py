@@ -103,6 +103,31 @@ class WithOwnConstructor(Box):
         self.names = axis_names
 
 
+@struct.dataclass
+class WithReservedValue(Box):
+    """Its value has another name, and `value` is a field beside it."""
+
+    content: object
+    value: int = struct.field(pytree_node=False, default=0)
+
+
+class WithAllFields(Box):
+    """Says nothing of the value, only what it has besides."""
+
+    def __init__(self, value, note):
+        self.inside, self.note = value, note
+
+    def unbox(self):
+        return self.inside
+
+    def to_nnx_metadata(self):
+        return {"note": self.note}
+
+    @classmethod
+    def from_nnx_metadata(cls, metadata):
+        return cls(metadata["value"], metadata["note"])
+
+
 UNSUPPORTED = (
     Plain(KERNEL),
     WithHalfOfTheMethods(KERNEL),
@@ -293,3 +318,24 @@ def test_a_codec_is_made_of_functions(to_fields, from_fields):
 def test_extend_takes_nothing_but_codecs_for_boxes(codec):
     with pytest.raises(registry.InvalidRegistrationError, match="BoxCodec"):
         registry.Registry().extend(boxes={Plain: codec})
+
+
+def test_a_box_whose_metadata_lacks_the_value_is_unboxed():
+    codec = registry.current().codec_for(WithAllFields)
+    value, fields = codec.to_fields(WithAllFields(KERNEL, "x"))
+    assert value is KERNEL
+    assert fields == {"note": "x"}
+    back = codec.from_fields(KERNEL, {"note": "x"})
+    assert (back.inside, back.note) == (KERNEL, "x")
+
+
+def test_a_field_called_value_is_the_value_whatever_else_could_be_it():
+    codec = registry.current().codec_for(WithReservedValue)
+    assert codec.to_fields(WithReservedValue(KERNEL, 3)) == (3, {"content": KERNEL})
+
+
+@pytest.mark.parametrize("name", ["hijax", "ref", "eager_sharding"])
+def test_a_field_that_means_something_else_on_a_variable_is_refused_by_its_name(name):
+    box_type = dataclasses.make_dataclass("Reserved", [("value", object), name], bases=(Box,))
+    with pytest.raises(registry.UnsupportedBoxError, match=rf"\['{name}'\] mean something else"):
+        registry.current().codec_for(box_type)

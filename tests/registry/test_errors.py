@@ -74,3 +74,8 @@ def test_an_error_can_cross_to_another_process(error, builtin, copied):
     assert type(again) is type(error)
     assert str(again) == str(error)
     assert vars(again) == vars(error)
+
+
+def test_what_was_expected_can_be_read_from_an_error():
+    error = registry.InvalidRegistrationError(3, "a collection name")
+    assert (error.found, error.expected) == (3, "a collection name")

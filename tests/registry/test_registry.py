@@ -515,6 +515,8 @@ def test_a_type_whose_name_was_derived_may_be_registered_under_another_one(name)
 
 
 def test_a_type_of_flax_without_a_collection_may_be_given_one_in_a_scope():
+    # It has been put in the collection named after it, so it has that one after the block too.
+    assert registry.variable_name_from_type(nnx.LoRAParam, create=True) == "LoRAParam"
     with registry.use(registry.current().extend({"lora": nnx.LoRAParam})):
         assert registry.variable_name_from_type(nnx.LoRAParam, create=True) == "lora"
         assert registry.variable_type_from_name("lora", create=True) is nnx.LoRAParam
@@ -761,3 +763,45 @@ def test_a_model_that_was_made_under_a_registry_names_it_when_it_is_called_outsi
     ):
         with pytest.raises(registry.UnknownNameError, match="'tests_scoped_counts': ScopedCount"):
             call()
+
+
+def test_extend_keeps_every_other_pair_and_codec():
+    kept, moved, new = variable_type(), variable_type(), variable_type()
+    codec = registry.BoxCodec(lambda box: (box, {}), lambda value, fields: value)
+    before = registry.Registry({"tests_kept": kept, "tests_moved": moved}, {nn.Partitioned: codec})
+    after = before.extend({"tests_new": new, "tests_to": moved}, overwrite=True)
+    assert after.pairs == {"tests_kept": kept, "tests_new": new, "tests_to": moved}
+    assert after.boxes == {nn.Partitioned: codec}
+    assert before.extend({"tests_kept": kept}) == before
+    assert hash(before.extend()) == hash(before)
+    replaced = before.extend({"tests_kept": new}, overwrite=True)
+    assert replaced.pairs == {"tests_kept": new, "tests_moved": moved}
+    another = registry.BoxCodec(codec.to_fields, lambda value, fields: None)
+    assert before.extend(boxes={nn.Partitioned: another}).boxes == {nn.Partitioned: another}
+
+
+@pytest.mark.parametrize("found", [int, None, nnx.Param])
+def test_extend_takes_codecs_for_boxes_only(found):
+    codec = registry.BoxCodec(lambda box: (box, {}), lambda value, fields: value)
+    with pytest.raises(registry.InvalidRegistrationError, match="AxisMetadata"):
+        registry.Registry().extend(boxes={found: codec})
+
+
+def test_a_registry_is_shown_by_what_it_was_made_of():
+    assert repr(registry.Registry()) == "Registry(pairs=mappingproxy({}), boxes=mappingproxy({}))"
+
+
+def test_the_collection_named_after_a_class_of_flax_is_its_own_in_a_fresh_process(monkeypatch):
+    # What was looked up before is remembered.
+    monkeypatch.setattr(registry._registry, "_derived", {})
+    assert registry.Registry().type_from_name("RngKey") is nnx.RngKey
+    for no_variable_type in ("Rngs", "nnx", "Linear", "variable_name_from_type"):
+        typ = registry.Registry().type_from_name(no_variable_type)
+        assert registry.auto.collection_of(typ) == no_variable_type
+
+
+def test_a_registry_makes_an_answer_unless_it_is_told_not_to():
+    typ = variable_type()
+    assert registry.Registry().name_from_type(typ) == typ.__name__
+    made = registry.Registry().type_from_name(f"tests_{uuid.uuid4().hex}")
+    assert registry.auto.collection_of(made) == made.__name__

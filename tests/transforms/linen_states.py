@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -17,12 +17,11 @@ import numpy as np
 from flax import linen as nn
 from flax import nnx
 from flax.core import FrozenDict, lift, meta
-from flax.core.scope import LazyRng
 from flax.linen import transforms as linen_transforms
 
 import bridge
 import registry
-from tests.models import assert_identical
+from tests.models import assert_identical, linen_key_at
 
 FEATURES = 4
 TOKENS = 4
@@ -91,13 +90,8 @@ class LinenDropped(nn.Module):
     @nn.compact
     def __call__(self, x):
         x = nn.Dense(FEATURES, name="linear")(x)
-        key = stream_key(self.make_rng("dropout"), "dropout", "rngs")
+        key = linen_key_at(self.make_rng("dropout"), "dropout", "rngs")
         return _drop(jax.random.fold_in(key, jnp.uint32(0)), x)
-
-
-def stream_key(key, *path):
-    """The key of the NNX stream at a path, made of the key that Linen draws for the call."""
-    return LazyRng.create(key, *(f"\0{name}" for name in path)).as_jax_rng()
 
 
 class LinenStreams(nn.Module):
@@ -676,18 +670,35 @@ def table(*, classes: bool) -> dict[str, tuple[str, str, str, str, bool]]:
       classes: True for the transforms of classes, False for the transforms of functions.
     """
     cells = {}
+    rows: dict[int, int] = {}
     for name, transform in TRANSFORMS.items():
+        # Transforms with the same forms take turns with each other.
+        row = rows[len(transform.forms)] = rows.get(len(transform.forms), -1) + 1
         for column in STATES:
-            for i, (way, kind) in enumerate(transform.forms):
-                if (way == "class") is not classes or column in transform.leave_out:
-                    continue
-                # The first form comes with and without the collection `nnx`, the others take turns.
-                named_too = (True, False) if i == 0 else (bool(i % 2),)
-                for named in named_too if transform.filters else (True,):
+            if column in transform.leave_out:
+                continue
+            for way, kind, named in _forms(transform, row, list(STATES).index(column)):
+                if (way == "class") is classes:
                     nnx_collection = "named" if named else "forgotten"
                     test_id = f"{name}-{column}-{way}-{kind}-{nnx_collection}"
                     cells[test_id] = name, column, way, kind, named
     return cells
+
+
+def _forms(transform: Transform, row: int, column: int) -> Iterator[tuple[str, str, bool]]:
+    """`(way, kind, named)` of the tests of a cell.
+
+    The first form comes with and without the collection `nnx`. Of the others each cell has one:
+    they take turns, so that each meets every transform and every state, named and not.
+    """
+    named_too = (True, False) if transform.filters else (True,)
+    first, *others = ((*form, named) for form in transform.forms for named in named_too)
+    if transform.filters:
+        second, *others = others
+        yield from (first, second)
+    else:
+        yield first
+    yield others[(row + column) % len(others)]
 
 
 TESTS: dict[tuple[str, str], list[str]] = {}
@@ -805,7 +816,6 @@ def _forward_gradient(loss, has_aux):
 @functools.cache
 def twin_results(transform: str, state: str, way: str, kind: str) -> Any:
     """The pure Linen program's abstract variables, their values, and its results."""
-    kind = "twin_parent" if kind == "parent" else "twin"
     module = program(transform, state, way, kind, named=False)
     variables = jax.eval_shape(module.init, keys(STATES[state], "params"), X)
     values = some_values(nn.unbox(variables))
@@ -818,7 +828,7 @@ def compare_with_twin(transform: str, state: str, way: str, kind: str, named: bo
     column = STATES[state]
     with nnx.use_eager_sharding(False):
         expected, values, (expected_leaves, expected_form) = twin_results(
-            transform, state, way, kind
+            transform, state, way, "twin_parent" if kind == "parent" else "twin"
         )
         module = program(transform, state, way, kind, named)
         variables = jax.eval_shape(module.init, keys(column, "params"), X)

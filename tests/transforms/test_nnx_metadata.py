@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import warnings
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ from flax import linen as nn
 from flax import nnx
 
 import bridge
+from tests._sharding.sharded_models import with_mesh
 from tests.models import assert_identical
 from tests.transforms.nnx_states import PARTITION, Partitioned, X
 
@@ -18,16 +18,8 @@ AxisType = jax.sharding.AxisType
 MESHES = {
     "no_mesh": contextlib.nullcontext,
     "auto_mesh": lambda: jax.set_mesh(mesh_of(AxisType.Auto)),
-    "with_mesh": lambda: as_context(mesh_of(AxisType.Auto)),
+    "with_mesh": lambda: with_mesh(mesh_of(AxisType.Auto)),
 }
-
-
-@contextlib.contextmanager
-def as_context(mesh):
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        with mesh:
-            yield
 
 
 def mesh_of(axis_type):

@@ -1,0 +1,119 @@
+"""What is sharded at once when a wrapper creates or takes in leaves."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import linen as nn
+from flax import nnx
+from jax.sharding import PartitionSpec as P
+
+import bridge
+from bridge._conversion.linen_leaves import from_variables
+from bridge._sharding.eager import constructed, in_shards, is_eager
+from tests._sharding.sharded_models import AXIS_TYPES, mesh
+
+ARRAY = jnp.arange(32.0).reshape(4, 8)
+ADDRESS = ("params", ("w",))
+NAMES = ("data", "model")
+
+
+def leaves(box=nn.Partitioned, names=NAMES):
+    return from_variables({"params": {"w": box(ARRAY, names), "b": ARRAY}})
+
+
+def spec(value):
+    return getattr(value.sharding, "spec", P())
+
+
+@pytest.mark.parametrize(("option", "flag", "expected"), [(None, True, True), (None, False, False)])
+@pytest.mark.parametrize("said", [True, False])
+def test_the_option_counts_before_flaxs_flag(option, flag, expected, said):
+    with nnx.use_eager_sharding(flag):
+        assert is_eager(option) is expected
+        assert is_eager(said) is said
+
+
+@pytest.mark.parametrize("kind", AXIS_TYPES)
+def test_annotated_leaves_are_put_in_their_shards_and_no_others(kind):
+    given = leaves()
+    with jax.set_mesh(mesh(kind)):
+        placed = in_shards(given, True, "here")
+    assert placed.keys() == given.keys()
+    assert spec(placed[ADDRESS].value) == P(*NAMES)
+    assert placed[ADDRESS]._replace(value=None) == given[ADDRESS]._replace(value=None)
+    assert placed["params", ("b",)].value is ARRAY
+    assert given[ADDRESS].value is ARRAY
+
+
+def test_without_the_option_nothing_moves():
+    given = leaves()
+    with jax.set_mesh(mesh()):
+        assert in_shards(given, False, "here") is given
+        with nnx.use_eager_sharding(False):
+            assert in_shards(given, None, "here") is given
+    # And without a mesh there is nothing to shard over.
+    assert in_shards(given, None, "here")[ADDRESS].value is ARRAY
+
+
+def test_a_variable_that_was_made_without_eager_sharding_stays_where_it_is():
+    def box(value, names):
+        return bridge.NNXMeta(nnx.Param, value, {"out_sharding": names, "eager_sharding": False})
+
+    with jax.set_mesh(mesh()):
+        assert in_shards(leaves(box), None, "here")[ADDRESS].value is ARRAY
+        # Unless the wrapper says so.
+        assert spec(in_shards(leaves(box), True, "here")[ADDRESS].value) == P(*NAMES)
+
+
+def test_names_that_are_no_axes_are_an_error_where_sharding_was_asked_for():
+    with jax.set_mesh(mesh()):
+        assert in_shards(leaves(names=("x", None)), None, "here")[ADDRESS].value is ARRAY
+        with pytest.raises(bridge.ShardingError, match=r"^here"):
+            in_shards(leaves(names=("x", None)), True, "here")
+
+
+class Model(nnx.Module):
+    def __init__(self, names):
+        # Made here, under the mesh: Flax moves no array that was made outside of it.
+        self.w = nnx.Param(jnp.ones((4, 8)), out_sharding=names)
+        self.b = nnx.Param(jnp.ones(3))
+
+
+def built(names, option, **options):
+    options = {"is_abstract": False, **options}
+    return constructed(lambda: Model(names), option, "here", **options)[0]
+
+
+def test_a_module_is_constructed_in_its_shards_as_natively():
+    with jax.set_mesh(mesh()):
+        native = Model(NAMES)
+        model = built(NAMES, None)
+        assert spec(model.w[...]) == spec(native.w[...]) == P(*NAMES)
+        assert model.w.get_metadata() == native.w.get_metadata()
+
+
+def test_a_module_that_flax_refuses_is_constructed_and_left_as_it_is():
+    with jax.set_mesh(mesh()):
+        with pytest.raises(ValueError, match="x"):
+            Model(("x", None))
+        model = built(("x", None), None)
+    assert spec(model.w[...]) == P()
+    assert model.w.eager_sharding
+    assert spec(built(NAMES, None).w[...]) == P()
+
+
+def test_a_module_that_flax_refuses_is_refused_where_sharding_was_asked_for():
+    with jax.set_mesh(mesh()), pytest.raises(ValueError, match="x"):
+        built(("x", None), True)
+
+
+def test_an_abstract_module_is_not_sharded_and_says_the_same_of_itself():
+    with jax.set_mesh(mesh()):
+        native = Model(NAMES)
+        shapes = jax.eval_shape(lambda: nnx.state(built(NAMES, None, is_abstract=True)))
+    assert shapes["w"].get_metadata() == native.w.get_metadata()
+
+
+def test_what_a_module_consists_of_comes_along():
+    module, nodes = constructed(lambda: Model(None), False, "here", is_abstract=False)
+    assert {id(v) for v in nodes.variables} == {id(module.w), id(module.b)}
