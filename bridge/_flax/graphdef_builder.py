@@ -35,9 +35,10 @@ def _put_back_references(graphdef: nnx.GraphDef[Any], indices: Any) -> None:
 
     Flax 0.12.8 takes such a reference out of every Variable but the first.
     """
+    definitions: Any = graphdef.nodes
     shared = [
         (node.index, node.array_refdef.index)
-        for node in graphdef.nodes
+        for node in definitions
         if isinstance(node, graphdefs.VariableDef)
         and isinstance(node.array_refdef, graphdefs.NodeRef)
     ]

@@ -98,7 +98,7 @@ def _slots(graphdef: nnx.GraphDef[Any], active: registry.Registry) -> Iterator[G
     """Walks the nodes of a GraphDef in the order in which its leaves are stored."""
     nodes = iter(graphdef.nodes)
     first = next(nodes, None)
-    references = (getattr(node, "array_refdef", None) for node in graphdef.nodes)
+    references: Any = (getattr(node, "array_refdef", None) for node in graphdef.nodes)
     shared = {r.index for r in references if isinstance(r, graphdefs.NodeRef)}
     return _slots_below(first, (), nodes, iter(graphdef.attributes), active, shared)
 
