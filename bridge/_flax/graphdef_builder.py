@@ -44,9 +44,10 @@ def _put_back_references(graphdef: nnx.GraphDef[Any], indices: Any) -> None:
 
     Flax 0.12.8 takes such a reference out of every Variable but the first.
     """
+    definitions: Any = graphdef.nodes
     shared = [
         (node.index, node.array_refdef.index)
-        for node in graphdef.nodes
+        for node in definitions
         if isinstance(node, graphdefs.VariableDef)
         and isinstance(node.array_refdef, graphdefs.NodeRef)
     ]
@@ -171,7 +172,7 @@ class _Variable:
         self._type = node.type
         self._metadata = dict(node.metadata)
         self._is_special = self._metadata["hijax"] or self._metadata["ref"]
-        self._index = node.index
+        self._index = node.number
         self._reference: Any = node.reference
         self._has_leaf = node.has_leaf
 
@@ -197,7 +198,7 @@ class _Object:
 
     def __init__(self, node: ContainerNode, parts: list[tuple[Any, _Part]]):
         self._type = node.type
-        self._index: Any = node.index
+        self._index: Any = node.number
         # The integer keys of `nnx.List` are attributes as well.
         named = [(str(key), part) for key, part in parts]
         self._static = {name: p.value for name, p in named if isinstance(p, _Constant)}
@@ -232,7 +233,7 @@ class _Registered:
 
     def __init__(self, node: ContainerNode, parts: list[tuple[Any, _Part]]):
         self._metadata = node.metadata
-        self._index: Any = node.index
+        self._index: Any = node.number
         self._parts = parts
         self._impl: Any = graphdefs.get_node_impl_for_type(node.type)
 
@@ -253,11 +254,11 @@ def _part(node: GraphDefNode) -> _Part:
     if isinstance(node, VariableNode):
         return _Variable(node)
     if isinstance(node, ArrayLeaf):
-        return _Leaf(node.index)
+        return _Leaf(node.number)
     if isinstance(node, StaticItem):
         return _static_part(node.value)
     if isinstance(node, MetBefore):
-        return _Again(node.index)
+        return _Again(node.number)
     parts = [(key, _part(child)) for key, child in node.children]
     if isinstance(node.type, type) and issubclass(node.type, nnx.Pytree):
         return _Object(node, parts)

@@ -16,14 +16,14 @@ class VariableNode(NamedTuple):
     Attributes:
       type: its class.
       metadata: its metadata.
-      index: its number among the nodes that can be met again.
+      number: its number among the nodes that can be met again.
       reference: the number of the array reference that it holds, None if it holds a plain value.
       has_leaf: whether a leaf is stored for it. There is none for a reference that was met before.
     """
 
     type: type[nnx.Variable[Any]]
     metadata: Any
-    index: int
+    number: int
     reference: int | None
     has_leaf: bool
 
@@ -34,20 +34,20 @@ class ContainerNode(NamedTuple):
     Attributes:
       type: its class.
       metadata: what Flax needs besides the children to make it.
-      index: its number among the nodes that can be met again, None if it cannot be.
+      number: its number among the nodes that can be met again, None if it cannot be.
       children: the key and the node of each child, in order.
     """
 
     type: Any
     metadata: Any
-    index: int | None
+    number: int | None
     children: tuple[tuple[Any, GraphDefNode], ...]
 
 
 class ArrayLeaf(NamedTuple):
     """A bare array, for which a leaf is stored, or an array reference, which has a number."""
 
-    index: int | None = None
+    number: int | None = None
 
 
 class StaticItem(NamedTuple):
@@ -59,7 +59,7 @@ class StaticItem(NamedTuple):
 class MetBefore(NamedTuple):
     """The node of a number that came earlier in the same GraphDef."""
 
-    index: int
+    number: int
 
 
 GraphDefNode: TypeAlias = VariableNode | ContainerNode | ArrayLeaf | StaticItem | MetBefore

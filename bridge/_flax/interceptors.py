@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import contextvars
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from flax import linen as nn
 
-from .promises import part
-
-# What an interceptor is told; only its class has no public name.
-InterceptorContext = part("flax.linen.module", "InterceptorContext")
+# What an interceptor is told: `module`, `method_name`, `orig_method`. The class has no public name.
+InterceptorContext: TypeAlias = Any
 
 
 class _Packed(NamedTuple):

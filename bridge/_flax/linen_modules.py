@@ -87,8 +87,9 @@ def unbound_function(method: Callable[..., Any]) -> Callable[..., Any]:
     Raises:
       ApplyModuleInvalidMethodError: it takes no module.
     """
-    is_bound = inspect.ismethod(method) and isinstance(method.__self__, nn.Module)
-    function: Any = method.__func__ if is_bound else method
+    function: Any = method
+    if inspect.ismethod(function) and isinstance(function.__self__, nn.Module):
+        function = function.__func__
     if not callable(function) or not inspect.signature(function).parameters:
         raise flax_errors.ApplyModuleInvalidMethodError(function)
     return function

@@ -102,7 +102,7 @@ def graph_attributes(node: nnx.Pytree) -> list[tuple[str, Any]]:
     if unmark_tabulated(node):
         return list(without_dicts(graph_attributes(node)))
     if not _has_graph_attributes:
-        flattened = nnx.Pytree._graph_node_flatten(node)[0]
+        flattened: Any = nnx.Pytree._graph_node_flatten(node)[0]
         return [(name, _without_mark(value)) for name, value in flattened]
     attributes = vars(node)
     is_data = attributes[DATA_NOTE]._mapping.get

@@ -95,8 +95,9 @@ def tie(graphdef: nnx.GraphDef[Any], indices: Mapping[Any, int]) -> nnx.GraphDef
     found: dict[int, Any] = {}
     # Layers of one kind have the same functions. What is in here is alive, so its id is its own.
     free: set[int] = set()
-    for i, (key, kind) in enumerate(graphdef.attributes):
-        if type(kind) is not Static:
+    attributes: Any = graphdef.attributes
+    for i, (key, kind) in enumerate(attributes):
+        if not isinstance(kind, Static):
             continue
         value = kind.value
         if type(value) in _FREE or id(value) in free:

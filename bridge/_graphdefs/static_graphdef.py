@@ -201,7 +201,8 @@ def _hold_the_same(a: StaticGraphDef, b: StaticGraphDef, *, identities: bool = F
 def static_parts(graphdef: StaticGraphDef) -> tuple[Any, ...]:
     """Its metadata and static attributes."""
     metadata = [getattr(node, "metadata", None) for node in graphdef.nodes]
-    held = [kind.value for _, kind in graphdef.attributes if isinstance(kind, _STATIC)]
+    attributes: Any = graphdef.attributes
+    held = [kind.value for _, kind in attributes if isinstance(kind, _STATIC)]
     return *metadata, *held
 
 

@@ -73,8 +73,8 @@ def _note(node: GraphDefNode, path: Path, first: dict[int, Path], found: dict[Pa
     if isinstance(node, VariableNode):
         _note_variable(node, path, first, found)
     elif isinstance(node, ContainerNode):
-        if node.index is not None:
-            first[node.index] = path
+        if node.number is not None:
+            first[node.number] = path
         if isinstance(node.type, type) and issubclass(node.type, nnx.Pytree):
             found[path] = node.type
         elif node.type is not dict or not node.children:
@@ -85,8 +85,8 @@ def _note(node: GraphDefNode, path: Path, first: dict[int, Path], found: dict[Pa
             elif isinstance(child, ContainerNode):
                 # What is met in it for the first time may be met again elsewhere.
                 _note(child, (*path, key), first, {})
-    elif isinstance(node, MetBefore) or (isinstance(node, ArrayLeaf) and node.index is not None):
-        found[path] = "again", first.setdefault(node.index, path)
+    elif isinstance(node, MetBefore | ArrayLeaf) and node.number is not None:
+        found[path] = "again", first.setdefault(node.number, path)
     else:
         found[path] = node
 
@@ -94,7 +94,7 @@ def _note(node: GraphDefNode, path: Path, first: dict[int, Path], found: dict[Pa
 def _note_variable(
     node: VariableNode, path: Path, first: dict[int, Path], found: dict[Path, Any]
 ) -> None:
-    first[node.index] = path
+    first[node.number] = path
     if issubclass(node.type, nnx.Intermediate):
         return
     metadata = {k: v for k, v in node.metadata.items() if k not in REQUIRED_METADATA}
