@@ -53,6 +53,7 @@ from .warning_texts import lost_update_text as lost_update_text
 from .warning_texts import unknown_paths_text as unknown_paths_text
 from .warning_texts import untold_change_text as untold_change_text
 from .warning_texts import warn as warn
+from .warning_texts import write_to_copy_text as write_to_copy_text
 from .wrapper_errors import ImmutableCollectionError as ImmutableCollectionError
 from .wrapper_errors import InvalidFilterError as InvalidFilterError
 from .wrapper_errors import InvalidMethodError as InvalidMethodError

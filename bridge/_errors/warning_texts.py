@@ -55,3 +55,13 @@ def untold_change_text(where: str, places: Iterable[str]) -> str:
         " starts from the old definition; keep it with apply(…, mutable=['nnx', …]), next to the"
         " collections that the call updates"
     )
+
+
+def write_to_copy_text(where: str, what: str) -> str:
+    """The error about a write into what was read from a bound `ToLinen`."""
+    return (
+        f"{where}: {what} was read from a bound ToLinen and belongs to a copy of the module, so a"
+        " write into it would reach no variables; write in a call instead,"
+        " apply(variables, nnx_method=lambda module: …, mutable=[…]), or change the variables"
+        " before they are bound"
+    )

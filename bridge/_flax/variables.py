@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -92,6 +92,13 @@ def assign_raw_value(variable: nnx.Variable[Any], value: Any) -> None:
         variable.get_raw_value()[...] = value
     else:
         variable.set_raw_value(value)
+
+
+def add_set_hook(variable: nnx.Variable[Any], hook: Callable[[Any, Any], Any]) -> None:
+    """Adds a hook that runs before the set hooks of a Variable."""
+    own = variable.get_metadata("on_set_value", None) or ()
+    hooks = (hook, *own) if isinstance(own, tuple) else (hook, own)
+    variable.set_metadata(on_set_value=hooks)
 
 
 # `get_raw_value` of a Variable that is not a hijax one, which would be a call of Python.
