@@ -12,7 +12,8 @@ from flax import nnx
 
 from .neutral import Path, laid_over, nest, walk
 
-# The collection that holds GraphDefs, and the name that a ToLinen gives to its own.
+# The collection that holds GraphDefs, and the name that a ToLinen gives to its own, or the start of
+# it where several share a scope.
 STATIC = "nnx"
 GRAPHDEF = "graphdef"
 # The collection of an NNX module's arrays that are in no Variable: their type says nothing, as it
@@ -29,7 +30,9 @@ def is_static(collection: str, path: Path, leaf: Any) -> bool:
         return False
     if isinstance(leaf, Mapping):
         return not leaf
-    return isinstance(leaf, nnx.GraphDef) or (leaf is None and path[-1:] == (GRAPHDEF,))
+    if leaf is None:
+        return bool(path) and str(path[-1]).startswith(GRAPHDEF)
+    return isinstance(leaf, nnx.GraphDef)
 
 
 def graphdefs_in(variables: Mapping[str, Any]) -> tuple[tuple[Path, nnx.GraphDef[Any]], ...]:
