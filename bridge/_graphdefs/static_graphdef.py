@@ -15,6 +15,7 @@ from flax import nnx, serialization
 import registry
 from bridge._conversion.neutral import Address, Path
 from bridge._equality.contents import contents
+from bridge._equality.written_objects import can_change
 from bridge._flax.graphdef_builder import GraphDefBuilder, flatten
 from bridge._flax.objects import DATA_ATTRIBUTES, OBJECT_STATES, attributes_dict
 
@@ -32,7 +33,16 @@ class StaticGraphDef(nnx.GraphDef[Any]):
     are one object as long as somebody holds it (see `intern`), so both cost nothing.
     """
 
-    __slots__ = ("__weakref__", "_avals", "_blueprint", "_given", "_hash", "_recipe", "_slots")
+    __slots__ = (
+        "__weakref__",
+        "_avals",
+        "_blueprint",
+        "_changeable",
+        "_given",
+        "_hash",
+        "_recipe",
+        "_slots",
+    )
 
     def __hash__(self) -> int:
         if not hasattr(self, "_hash"):
@@ -84,6 +94,14 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         if not hasattr(self, "_blueprint"):
             object.__setattr__(self, "_blueprint", GraphDefBuilder(self))
         return self._blueprint
+
+    @property
+    def changeable(self) -> tuple[Any, ...]:
+        """The static attributes that a call can write into."""
+        if not hasattr(self, "_changeable"):
+            held = (kind.value for _, kind in self.attributes if isinstance(kind, _STATIC))
+            object.__setattr__(self, "_changeable", tuple(filter(can_change, held)))
+        return self._changeable
 
     @property
     def slots(self) -> GraphDefLeaves:

@@ -16,6 +16,7 @@ import registry
 from bridge import _train_eval
 from bridge._conversion.arrays import taken
 from bridge._conversion.neutral import Address, Path
+from bridge._equality.written_objects import WrittenObjects, can_change, unwritten
 from bridge._errors import InvalidMethodError, MissingRngError
 from bridge._flax.graphdef_builder import flatten
 from bridge._flax.nodes import nodes_below
@@ -114,10 +115,14 @@ class BoundModule:
             }
         )
         function = method_of(self.module, method)
-        if run is None:
-            output = function(*args, **kwargs)
-        else:
-            output = run(self.module, function, args, kwargs)
+        written = WrittenObjects(self._found.graphdef.changeable)
+        try:
+            if run is None:
+                output = function(*args, **kwargs)
+            else:
+                output = run(self.module, function, args, kwargs)
+        finally:
+            _replace(self.module, written.undo())
         reads.stop()
         self._read = reads.read | {a for a, (_, is_linen) in self._attached.items() if is_linen}
         _lift(imposed)
@@ -199,6 +204,15 @@ class BoundModule:
 
 
 _ABSENT = object()
+
+
+def _replace(module: Any, copied: Callable[[Any], Any]) -> None:
+    """Gives a module copies of the objects that a call has written into."""
+    for node in nodes_below(module).objects if copied is not unwritten else ():
+        attributes = vars(node)
+        for name, value in list(attributes.items()):
+            if can_change(value) and (own := copied(value)) is not value:
+                attributes[name] = own
 
 
 def _imposed(
