@@ -57,6 +57,16 @@ def untold_change_text(where: str, places: Iterable[str]) -> str:
     )
 
 
+def lifted_removal_text(where: str, places: Iterable[str]) -> str:
+    """The warning about variables that a call removes inside of a lifted transform."""
+    return (
+        f"{where} removed {', '.join(places)} in a lifted transform (nn.jit, nn.remat, nn.scan …),"
+        " which merges the variables that come out of it with those that went in, so they stay;"
+        " call the method that removes them outside of the transform, or keep the Variable and"
+        " reset its value"
+    )
+
+
 def write_to_copy_text(where: str, what: str) -> str:
     """The error about a write into what was read from a bound `ToLinen`."""
     return (

@@ -117,6 +117,15 @@ def shares_scope(module: nn.Module) -> bool:
     )
 
 
+def is_lifted(module: nn.Module) -> bool:
+    """Whether a bound module is inside of a lifted transform, which makes a root scope of its own.
+
+    Only the name that Flax shows for the scope, such as `jit(encoder)`, says so.
+    """
+    root: Any = module.scope and module.scope.root
+    return root is not None and tuple(root.debug_path) != tuple(root.path)
+
+
 def place_in_shared_scope(module: nn.Module) -> str:
     """What tells a bound module from the one of its kind that came first in its scope.
 

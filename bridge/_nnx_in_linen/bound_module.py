@@ -157,6 +157,11 @@ class BoundModule:
         """The leaves that are gone, by address."""
         return self.changes.removed if self.changes else frozenset()
 
+    def removed_state(self) -> list[Address]:
+        """Those of them that were not sown."""
+        active = registry.current()
+        return sorted((a for a in self.removed() if not _is_sown(a, active)), key=str)
+
     def definition(self) -> StaticGraphDef | None:
         """The GraphDef after the call, if it is another; see `Changes.definition`."""
         return self.changes.definition() if self.changes else None
