@@ -67,6 +67,15 @@ def lifted_removal_text(where: str, places: Iterable[str]) -> str:
     )
 
 
+def unread_hooks_text(where: str, hooks: Iterable[str]) -> str:
+    """The warning about a Variable with hooks that is put into a `ToNNX`."""
+    return (
+        f"a Variable with {', '.join(hooks)} was put into {where}; Linen reads and writes the value"
+        " without the hooks, while variable[...] runs them; put the computed value into a Variable"
+        " without hooks, or compute it in the Linen module (nn.map_variables)"
+    )
+
+
 def write_to_copy_text(where: str, what: str) -> str:
     """The error about a write into what was read from a bound `ToLinen`."""
     return (
