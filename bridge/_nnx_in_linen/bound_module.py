@@ -122,13 +122,13 @@ class BoundModule:
             else:
                 output = run(self.module, function, args, kwargs)
         finally:
-            _replace(self.module, written.undo())
+            written_names = _replace(self.module, written.undo())
         reads.stop()
         self._read = reads.read | {a for a, (_, is_linen) in self._attached.items() if is_linen}
         _lift(imposed)
         self._drawn = {lent.address for lent in self._lent if lent.take_back()}
         self.changes = changes = Changes(
-            self._found, self.module, self._before, self._definition, self._plain
+            self._found, self.module, self._before, self._definition, self._plain, written_names
         )
         drawn = {
             item.get_metadata("tag", "/".join(map(str, address[1])))
@@ -211,13 +211,16 @@ class BoundModule:
 _ABSENT = object()
 
 
-def _replace(module: Any, copied: Callable[[Any], Any]) -> None:
-    """Gives a module copies of the objects that a call has written into."""
+def _replace(module: Any, copied: Callable[[Any], Any]) -> list[str]:
+    """Gives a module copies of the objects that a call has written into, and names them."""
+    replaced: dict[str, None] = {}
     for node in nodes_below(module).objects if copied is not unwritten else ():
         attributes = vars(node)
         for name, value in list(attributes.items()):
             if can_change(value) and (own := copied(value)) is not value:
                 attributes[name] = own
+                replaced[name] = None
+    return list(replaced)
 
 
 def _imposed(

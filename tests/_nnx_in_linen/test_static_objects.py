@@ -49,6 +49,27 @@ class OwnDict(dict[int, int]):
     pass
 
 
+class WantsArguments(dict[str, int]):
+    """Its constructor cannot be called without arguments, nor can its items be set twice."""
+
+    def __new__(cls, width):
+        return super().__new__(cls)
+
+    def __init__(self, width):
+        super().__init__(width=width)
+
+    def __setitem__(self, key, value):
+        if key in self:
+            raise KeyError(key)
+        super().__setitem__(key, value)
+
+
+class Number(int):
+    """A number with an attribute."""
+
+    n = 0
+
+
 class Named(NamedTuple):
     log: list[int]
 
@@ -83,6 +104,12 @@ KINDS = {
         lambda s: s.update({len(s) + 1: 2}),
         lambda s: sum(s.values()),
     ),
+    "with arguments": (
+        lambda: WantsArguments(2),
+        lambda s: s.update({f"k{len(s)}": 1}),
+        lambda s: sum(s.values()),
+    ),
+    "number": (lambda: Number(3), more, lambda s: s + s.n),
     "in a tuple": (
         lambda: (collections.deque([1]), 2),
         lambda s: s[0].append(1),
