@@ -10,13 +10,13 @@ import numpy as np
 from flax import nnx
 
 import registry
-from bridge._errors import ReservedNameError
+from bridge._errors import ReservedNameError, unread_hooks_text, warn
 from bridge._flax.objects import is_note
-from bridge._flax.variables import assign_raw_value
+from bridge._flax.variables import assign_raw_value, class_hooks
 
 from . import linen_leaves, nnx_leaves
 from .collections import holds_state
-from .linen_holder import OWN_PREFIX, LinenHolder
+from .linen_holder import OWN_PREFIX, LinenHolder, name_of
 from .neutral import Address, Leaf, Neutral, Path, laid_over, nest
 
 
@@ -49,6 +49,21 @@ def held_variables(wrapper: LinenHolder) -> dict[Address, Held]:
 def is_own_name(name: str) -> bool:
     """Whether an attribute belongs to the wrapper or to NNX rather than to the Linen module."""
     return name.startswith(OWN_PREFIX) or is_note(name) or name == "__captures__"
+
+
+def report_hooks(wrapper: LinenHolder, value: Any) -> None:
+    """Says that the hooks of Variables given to a Linen module are not run for what it reads.
+
+    They belong to an NNX module inside, if there is one, which runs them itself.
+    """
+    found: list[tuple[Path, nnx.Variable[Any]]] = []
+    if not wrapper.to_nnx__graphdefs:
+        _find_variables((), value, found)
+    for _, variable in found:
+        own = {"on_get_value", "on_set_value"} - class_hooks(variable.var_type)
+        hooks = [name for name in sorted(own) if variable.get_metadata(name, None)]
+        if hooks:
+            warn(unread_hooks_text(name_of(wrapper), hooks))
 
 
 def to_linen(held: Mapping[Address, Held], *, boxed: bool = True) -> dict[str, Any]:

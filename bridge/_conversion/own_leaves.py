@@ -23,7 +23,9 @@ def is_static(collection: str, path: Path, leaf: Any) -> bool:
         return False
     if isinstance(leaf, Mapping):
         return not leaf
-    return isinstance(leaf, nnx.GraphDef) or (leaf is None and path[-1:] == (GRAPHDEF,))
+    if leaf is None:
+        return bool(path) and str(path[-1]).startswith(GRAPHDEF)
+    return isinstance(leaf, nnx.GraphDef)
 
 
 def graphdefs_in(variables: Mapping[str, Any]) -> tuple[tuple[Path, nnx.GraphDef[Any]], ...]:

@@ -50,10 +50,13 @@ from .tool_errors import InvalidSectionsError as InvalidSectionsError
 from .tool_errors import ParityError as ParityError
 from .tool_errors import PortError as PortError
 from .warning_texts import BridgeWarning as BridgeWarning
+from .warning_texts import lifted_removal_text as lifted_removal_text
 from .warning_texts import lost_update_text as lost_update_text
 from .warning_texts import unknown_paths_text as unknown_paths_text
+from .warning_texts import unread_hooks_text as unread_hooks_text
 from .warning_texts import untold_change_text as untold_change_text
 from .warning_texts import warn as warn
+from .warning_texts import write_to_copy_text as write_to_copy_text
 from .wrapper_errors import ImmutableCollectionError as ImmutableCollectionError
 from .wrapper_errors import InvalidFilterError as InvalidFilterError
 from .wrapper_errors import InvalidMethodError as InvalidMethodError

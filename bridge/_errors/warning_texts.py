@@ -55,3 +55,32 @@ def untold_change_text(where: str, places: Iterable[str]) -> str:
         " starts from the old definition; keep it with apply(…, mutable=['nnx', …]), next to the"
         " collections that the call updates"
     )
+
+
+def lifted_removal_text(where: str, places: Iterable[str]) -> str:
+    """The warning about variables that a call removes inside of a lifted transform."""
+    return (
+        f"{where} removed {', '.join(places)} in a lifted transform (nn.jit, nn.remat, nn.scan …),"
+        " which merges the variables that come out of it with those that went in, so they stay;"
+        " call the method that removes them outside of the transform, or keep the Variable and"
+        " reset its value"
+    )
+
+
+def unread_hooks_text(where: str, hooks: Iterable[str]) -> str:
+    """The warning about a Variable with hooks that is put into a `ToNNX`."""
+    return (
+        f"a Variable with {', '.join(hooks)} was put into {where}; Linen reads and writes the value"
+        " without the hooks, while variable[...] runs them; put the computed value into a Variable"
+        " without hooks, or compute it in the Linen module (nn.map_variables)"
+    )
+
+
+def write_to_copy_text(where: str, what: str) -> str:
+    """The error about a write into what was read from a bound `ToLinen`."""
+    return (
+        f"{where}: {what} was read from a bound ToLinen and belongs to a copy of the module, so a"
+        " write into it would reach no variables; write in a call instead,"
+        " apply(variables, nnx_method=lambda module: …, mutable=[…]), or change the variables"
+        " before they are bound"
+    )

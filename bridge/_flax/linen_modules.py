@@ -162,8 +162,57 @@ def shares_scope(module: nn.Module) -> bool:
     )
 
 
+def is_lifted(module: nn.Module) -> bool:
+    """Whether a bound module is inside of a lifted transform, which makes a root scope of its own.
+
+    Only the name that Flax shows for the scope, such as `jit(encoder)`, says so.
+    """
+    root: Any = module.scope and module.scope.root
+    return root is not None and tuple(root.debug_path) != tuple(root.path)
+
+
+def place_in_shared_scope(module: nn.Module) -> str:
+    """What tells a bound module from the one of its kind that came first in its scope.
+
+    Modules have the same scope after `nn.share_scope`, which notes nothing about it.
+
+    Returns:
+      An empty text for the first one, and where nobody shares the scope; else the module's names.
+    """
+    scope: Any = module.scope
+    parent = module.parent
+    if scope is None or not isinstance(parent, nn.Module):
+        return ""
+    with_parent = _has_scope(parent, scope)
+    if not with_parent and scope.path[-1:] == (module.name,):
+        return ""
+    top, names = parent, [str(module.name)]
+    while with_parent and isinstance(top.parent, nn.Module) and _has_scope(top.parent, scope):
+        names.append(str(top.name))
+        top = top.parent
+    same = (child for child in _in_scope(top, scope) if isinstance(child, PlainFields))
+    first = next(same, module)
+    return "" if first is module else "_".join(reversed(names))
+
+
+def _in_scope(module: nn.Module, scope: Scope) -> Iterator[nn.Module]:
+    """A module and those below it, in order, as far as they have one scope."""
+    if _has_scope(module, scope):
+        yield module
+    for child in module._state.children.values():
+        if isinstance(child, nn.Module) and _has_scope(child, scope):
+            yield from _in_scope(child, scope)
+
+
+def _has_scope(module: nn.Module, scope: Scope) -> bool:
+    return module.scope is not None and _is_same_place(module.scope, scope)
+
+
 def _is_same_place(a: Scope, b: Scope) -> bool:
-    return a.root is b.root and a.path == b.path
+    # A scope is made anew after a compact method, also one at the root.
+    mine: Any = a.root
+    theirs: Any = b.root
+    return mine._variables is theirs._variables and a.path == b.path
 
 
 @contextlib.contextmanager

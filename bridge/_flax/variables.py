@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -56,6 +56,13 @@ def assign_raw_value(variable: nnx.Variable[Any], value: Any) -> None:
         variable.get_raw_value()[...] = value
     else:
         variable.set_raw_value(value)
+
+
+def add_set_hook(variable: nnx.Variable[Any], hook: Callable[[Any, Any], Any]) -> None:
+    """Adds a hook that runs before the set hooks of a Variable."""
+    own = variable.get_metadata("on_set_value", None) or ()
+    hooks = (hook, *own) if isinstance(own, tuple) else (hook, own)
+    variable.set_metadata(on_set_value=hooks)
 
 
 class PublicRawValues:

@@ -15,6 +15,7 @@ from flax import nnx, serialization
 import registry
 from bridge._conversion.neutral import Address, Path
 from bridge._equality.contents import contents
+from bridge._equality.written_objects import can_change
 from bridge._flax import graphdefs
 from bridge._flax.graphdef_builder import GraphDefBuilder, flatten
 from bridge._flax.objects import DATA_ATTRIBUTES, OBJECT_STATES, attributes_dict
@@ -33,7 +34,16 @@ class StaticGraphDef(nnx.GraphDef[Any]):
     are one object as long as somebody holds it (see `intern`), so both cost nothing.
     """
 
-    __slots__ = ("__weakref__", "_avals", "_blueprint", "_given", "_hash", "_recipe", "_slots")
+    __slots__ = (
+        "__weakref__",
+        "_avals",
+        "_blueprint",
+        "_changeable",
+        "_given",
+        "_hash",
+        "_recipe",
+        "_slots",
+    )
 
     def __hash__(self) -> int:
         if not hasattr(self, "_hash"):
@@ -85,6 +95,14 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         if not hasattr(self, "_blueprint"):
             object.__setattr__(self, "_blueprint", GraphDefBuilder(self))
         return self._blueprint
+
+    @property
+    def changeable(self) -> tuple[Any, ...]:
+        """The static attributes that a call can write into."""
+        if not hasattr(self, "_changeable"):
+            found = tuple(filter(can_change, _static_attributes(self)))
+            object.__setattr__(self, "_changeable", found)
+        return self._changeable
 
     @property
     def slots(self) -> GraphDefLeaves:
@@ -201,9 +219,12 @@ def _hold_the_same(a: StaticGraphDef, b: StaticGraphDef, *, identities: bool = F
 def static_parts(graphdef: StaticGraphDef) -> tuple[Any, ...]:
     """Its metadata and static attributes."""
     metadata = [getattr(node, "metadata", None) for node in graphdef.nodes]
+    return *metadata, *_static_attributes(graphdef)
+
+
+def _static_attributes(graphdef: StaticGraphDef) -> list[Any]:
     attributes: Any = graphdef.attributes
-    held = [kind.value for _, kind in attributes if isinstance(kind, _STATIC)]
-    return *metadata, *held
+    return [kind.value for _, kind in attributes if isinstance(kind, _STATIC)]
 
 
 # Equal ones of one type are the same.

@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 import jax
 from flax import nnx
 
-from bridge._conversion import linen_attributes
 from bridge._conversion.arrays import Arrays
 from bridge._conversion.linen_holder import LinenHolder
 from bridge._errors import InvalidModuleError
@@ -17,8 +16,8 @@ from bridge._flax.graphdef_builder import GraphDefBuilder, flatten
 from bridge._flax.nodes import Nodes, nodes_below
 from bridge._flax.objects import set_initializing
 from bridge._flax.traces import partially_evaluate, unbound_axis
-from bridge._flax.variables import assign_raw_value, raw_value
 
+from .adopted import adopt
 from .snapshot import Snapshot, drop_sown
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -59,7 +58,9 @@ def lazy_init(fn: F, /, *args: Any, **kwargs: Any) -> F:
     if any(_is_abstract(x) for x in jax.tree.leaves((args, kwargs))):
         _init_abstractly(module, fn, args, kwargs)
     else:
-        run_initializing(module, fn, args, kwargs)
+        made, _ = initialized(module, _finder(module, fn), args, kwargs, nodes_below(module))
+        if made is not module:
+            adopt(module, made)
     return fn
 
 
@@ -189,26 +190,13 @@ def _init_abstractly(
         full_args, full_kwargs = tree.unflatten(
             [known.get(i, leaf) for i, leaf in enumerate(leaves)]
         )
-        method = copy if fn is module else functools.partial(_function(fn), copy)
-        run_initializing(copy, method, full_args, full_kwargs)
+        copy, _ = initialized(copy, _finder(module, fn), full_args, full_kwargs, nodes_below(copy))
         made_graphdef, made_state = nnx.split(copy, graph=True)
         made.append(made_graphdef)
         return made_state
 
     made_state = partially_evaluate(initialize, *abstract.values())
-    made_nodes = dict(nnx.iter_graph(nnx.merge(made[0], made_state), graph=True))
-    for path, node in nnx.iter_graph(module, graph=True):
-        if isinstance(node, nnx.Pytree) and type(made_nodes.get(path)) is type(node):
-            _adopt(node, made_nodes[path])
-
-
-def _adopt(node: Any, made: Any) -> None:
-    """Takes over the Linen variables of an initialised copy that the original lacks."""
-    if isinstance(node, LinenHolder):
-        for count, made_count in zip(node.stream_counts(), made.stream_counts(), strict=True):
-            assign_raw_value(count, raw_value(made_count))
-        new = {a: entry.leaf for a, entry in linen_attributes.held_variables(made).items()}
-        linen_attributes.store(node, new, linen_attributes.held_variables(node), update=False)
+    adopt(module, nnx.merge(made[0], made_state))
 
 
 def _owner(fn: Any) -> nnx.Module:
@@ -223,8 +211,15 @@ def _owner(fn: Any) -> nnx.Module:
     )
 
 
-def _function(method: Any) -> Callable[..., Any]:
-    return method.__func__
+def _finder(module: nnx.Module, fn: Any) -> Callable[[Any], Callable[..., Any]]:
+    """What finds in the module, or in a copy of it, the method to call."""
+
+    def find(target: Any) -> Callable[..., Any]:
+        if target is module:
+            return fn
+        return target if fn is module else functools.partial(fn.__func__, target)
+
+    return find
 
 
 def _is_abstract(leaf: Any) -> bool:

@@ -10,6 +10,7 @@ from flax import nnx
 
 from bridge._conversion.arrays import is_taken, taken
 from bridge._conversion.linen_holder import CREATED_ATTRIBUTES
+from bridge._equality.written_objects import WrittenObjects, can_change
 from bridge._flax.nodes import ATOMS, Nodes, items_of, nodes_below
 from bridge._flax.objects import DATA_NOTE, noted_data
 from bridge._flax.variables import assign_raw_value, raw_value
@@ -34,14 +35,18 @@ class Snapshot:
             for node in (*nodes.objects, *nodes.others)
             if (contents := _contents(node)) is not None
         }
-        for _, contents in self._contents.values():
-            items = contents if isinstance(contents, list) else contents.values()
-            self._known.update(
-                id(x) for x in items if type(x) not in ATOMS and isinstance(x, jax.Array)
-            )
+        held = [
+            item
+            for _, contents in self._contents.values()
+            for item in (contents if isinstance(contents, list) else contents.values())
+            if type(item) not in ATOMS
+        ]
+        self._known.update(id(item) for item in held if isinstance(item, jax.Array))
+        self._written = WrittenObjects(filter(can_change, held), besides=self._contents)
 
     def restore(self) -> None:
         """Puts everything back."""
+        self._written.undo()
         for node, contents in self._contents.values():
             _fill(node, contents)
         self._restore_variables(())
@@ -57,6 +62,7 @@ class Snapshot:
         Args:
           moved: the ids of Variables that keep their values.
         """
+        self._written.undo()
         for node, contents in list(self._contents.values()):
             if isinstance(node, dict):
                 _fill(node, self._dict(contents, dict(node)))

@@ -14,6 +14,7 @@ from flax import linen as nn
 from flax import nnx
 from jax.core import Tracer
 
+from bridge._conversion.linen_attributes import report_hooks
 from bridge._conversion.linen_holder import name_of
 from bridge._conversion.neutral import as_dicts
 from bridge._errors import InvalidModuleError
@@ -66,6 +67,7 @@ class Submodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[misc]
                     "write into the Variable that is there, with [...] = value, or assign another"
                     " one, such as nnx.Param(value)",
                 )
+        report_hooks(self._owner, value)
         _dict_for_writing(self._owner, self._path)[key] = value
 
     def __delitem__(self, key: Any) -> None:

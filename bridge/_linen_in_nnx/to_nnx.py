@@ -270,6 +270,8 @@ class ToNNX(LinenHolder):
         is_marked = isinstance(value, dataclasses.Field)
         is_linen = not is_marked and not linen_attributes.is_own_name(name)
         is_tree = isinstance(value, dict | nnx.Variable)
+        if is_linen and is_tree:
+            linen_attributes.report_hooks(self, value)
         # Linen variables may have the name of a mode; they are no answer to train() and eval().
         is_mode = is_linen and not is_tree and name in _train_eval.MODE_FIELDS
         is_linen = is_linen and name not in vars(self)

@@ -16,6 +16,7 @@ import registry
 from bridge import _train_eval
 from bridge._conversion.arrays import taken
 from bridge._conversion.neutral import Address, Path
+from bridge._equality.written_objects import WrittenObjects, can_change, unwritten
 from bridge._errors import InvalidMethodError, MissingRngError
 from bridge._flax.graphdef_builder import flatten
 from bridge._flax.nodes import nodes_below
@@ -114,16 +115,20 @@ class BoundModule:
             }
         )
         function = method_of(self.module, method)
-        if run is None:
-            output = function(*args, **kwargs)
-        else:
-            output = run(self.module, function, args, kwargs)
+        written = WrittenObjects(self._found.graphdef.changeable)
+        try:
+            if run is None:
+                output = function(*args, **kwargs)
+            else:
+                output = run(self.module, function, args, kwargs)
+        finally:
+            written_names = _replace(self.module, written.undo())
         reads.stop()
         self._read = reads.read | {a for a, (_, is_linen) in self._attached.items() if is_linen}
         _lift(imposed)
         self._drawn = {lent.address for lent in self._lent if lent.take_back()}
         self.changes = changes = Changes(
-            self._found, self.module, self._before, self._definition, self._plain
+            self._found, self.module, self._before, self._definition, self._plain, written_names
         )
         drawn = {
             item.get_metadata("tag", "/".join(map(str, address[1])))
@@ -151,6 +156,11 @@ class BoundModule:
     def removed(self) -> frozenset[Address]:
         """The leaves that are gone, by address."""
         return self.changes.removed if self.changes else frozenset()
+
+    def removed_state(self) -> list[Address]:
+        """Those of them that were not sown."""
+        active = registry.current()
+        return sorted((a for a in self.removed() if not _is_sown(a, active)), key=str)
 
     def definition(self) -> StaticGraphDef | None:
         """The GraphDef after the call, if it is another; see `Changes.definition`."""
@@ -199,6 +209,18 @@ class BoundModule:
 
 
 _ABSENT = object()
+
+
+def _replace(module: Any, copied: Callable[[Any], Any]) -> list[str]:
+    """Gives a module copies of the objects that a call has written into, and names them."""
+    replaced: dict[str, None] = {}
+    for node in nodes_below(module).objects if copied is not unwritten else ():
+        attributes = vars(node)
+        for name, value in list(attributes.items()):
+            if can_change(value) and (own := copied(value)) is not value:
+                attributes[name] = own
+                replaced[name] = None
+    return list(replaced)
 
 
 def _imposed(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -36,6 +36,8 @@ class Changes:
       before: the value of every leaf before the call, by address.
       definition: the GraphDef that flattening the module would have given before the call.
       plain: the indices of leaves whose Variables were made plain ones for the call.
+      written: the names of static attributes with objects that the call has written into; their
+        `==` may not tell.
 
     Attributes:
       updates: the Variables and bare arrays that are new, or others than before.
@@ -49,7 +51,9 @@ class Changes:
         before: Mapping[Address, Any],
         definition: nnx.GraphDef[Any],
         plain: Container[int],
+        written: Sequence[str] = (),
     ):
+        self._written: list[Path] = [(name,) for name in written]
         self._found = found
         self._module = module
         self._plain = plain
@@ -80,7 +84,7 @@ class Changes:
         is_same = self._is_same or not differences(
             structure(self._graphdef), structure(self._before)
         )
-        if is_same and not self._reshaped():
+        if is_same and not self._written and not self._reshaped():
             return None
         _drop_sown(self._module)
         known = self._found.graphdef
@@ -107,7 +111,7 @@ class Changes:
         """
         reshaped = self._reshaped()
         if self._is_same:
-            return reshaped
+            return reshaped + self._written
         slots = self._found.graphdef.slots
         if not slots.addresses <= self._after.keys():
             now, before = structure(self._graphdef), structure(self._before)
@@ -122,7 +126,8 @@ class Changes:
         there = {(collection, *map(str, path)) for collection, path in self._after}
         left = [path for c, path in self.removed if (c, *map(str, path)) not in there]
         now, then = structure(self._graphdef), structure(flatten(following)[0])
-        return reshaped + left + differences_but_modes(now, then)
+        told = differences_but_modes(now, then)
+        return reshaped + left + told + [w for w in self._written if w[-1:] not in _ends(told)]
 
     def _reshaped(self) -> list[Path]:
         """Parameters and statistics that have another shape now than the definition says."""
@@ -135,6 +140,10 @@ class Changes:
             and isinstance(aval, jax.ShapeDtypeStruct)
             and getattr(_raw(self.updates[slot.address]), "shape", aval.shape) != aval.shape
         ]
+
+
+def _ends(paths: list[Path]) -> set[Path]:
+    return {path[-1:] for path in paths}
 
 
 def _is_same(a: nnx.GraphDef[Any], b: nnx.GraphDef[Any]) -> bool:

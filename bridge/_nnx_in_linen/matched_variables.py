@@ -96,7 +96,13 @@ class MatchedVariables:
     def _matched(self) -> tuple[Mapping[Address, Any], Mapping[Address, Address]]:
         """The leaves by their slots' paths, or by the text of their paths, and where they are."""
         leaves = self._given
-        wanted = self.graphdef.slots.addresses
+        slots = self.graphdef.slots
+        wanted = slots.addresses
+        if len(leaves) < len(wanted):
+            # Linen variables do not tell an empty dict in a Variable from nothing.
+            avals = zip(slots, slot_avals(self.graphdef), strict=True)
+            empty = {slot.address: {} for slot, aval in avals if aval == {}}
+            leaves = {**empty, **leaves} if empty else leaves
         if wanted.issuperset(leaves):
             return ({**self._arguments, **leaves} if self._arguments else leaves), {}
         by_text = {_text(address): address for address in wanted if address not in leaves}

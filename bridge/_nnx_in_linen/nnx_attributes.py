@@ -12,6 +12,10 @@ import jax
 from flax import linen as nn
 from flax import nnx
 
+from bridge._errors import LostUpdateError, write_to_copy_text
+from bridge._flax.nodes import nodes_below
+from bridge._flax.variables import add_set_hook
+
 from . import scope_variables
 from .arguments import Existing
 from .bound_module import BoundModule
@@ -29,6 +33,8 @@ class Submodule:
       module: the submodule itself, for reading.
     """
 
+    __slots__ = ("_module", "_owner", "_path")
+
     def __init__(self, owner: Any, path: tuple[Any, ...], module: nnx.Module):
         self._owner = owner
         self._path = path
@@ -39,6 +45,12 @@ class Submodule:
 
     def __getattr__(self, name: str) -> Any:
         return attribute(self._owner, (*self._path, name), getattr(self._module, name))
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self.__slots__:
+            place = f"{name!r} of {'.'.join(map(str, self._path))}"
+            raise LostUpdateError(write_to_copy_text(repr(self._owner.nnx_class), place))
+        super().__setattr__(name, value)
 
     def __getitem__(self, key: Any) -> Any:
         return attribute(self._owner, (*self._path, key), self._module[key])  # type: ignore[index]
@@ -85,8 +97,21 @@ def _of_variables(scope: WrapperScope, name: str) -> Any:
     found = scope.matched(graphdef, variables)
     if not comparison(found).fits:
         return MISSING
-    module = BoundModule(found, lambda slot: None).module
-    return attribute(scope.linen, (name,), getattr(module, name, MISSING))
+    # Without references: a write into one runs no hook.
+    module = BoundModule(found, lambda slot: None, lambda collection: False).module
+    value = getattr(module, name, MISSING)
+    refuse = functools.partial(_refuse_write, scope.where)
+    for variable in nodes_below(module).variables:
+        add_set_hook(variable, refuse)
+    return attribute(scope.linen, (name,), value)
+
+
+def _refuse_write(where: str, variable: nnx.Variable[Any], value: Any) -> Any:
+    """Raises for a write into what was read: the module that it is in is a copy of the variables.
+
+    A set hook does not learn which items are written, so it cannot pass the write on.
+    """
+    raise LostUpdateError(write_to_copy_text(where, variable.var_type.__name__))
 
 
 def _of_class(scope: WrapperScope, name: str) -> Any:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from bridge._conversion.collections import ARRAYS, STATIC
 from bridge._conversion.neutral import Address
-from bridge._errors import untold_change_text
+from bridge._errors import lifted_removal_text, path_text, untold_change_text
+from bridge._flax.linen_modules import is_lifted
 from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.leaves import GraphDefLeaf
 from bridge._graphdefs.static_graphdef import StaticGraphDef
@@ -78,13 +79,19 @@ class NNXCall:
         """The GraphDef to be stored: None if it is the old one, or if it cannot be.
 
         It cannot where its collection is not mutable, or another one whose leaves come or go with
-        it: a definition and the leaves that it needs have to stay together.
+        it: a definition and the leaves that it needs have to stay together. Nor can it without
+        leaves that are gone in a lifted transform, which merges what comes out of it with what went
+        in.
         """
         graphdef = self._bound.definition()
         if graphdef is None:
             return None
         scope, found = self._scope, self._found
         addresses = graphdef.slots.addresses
+        if is_lifted(scope.linen) and (stay := _staying(self._bound.removed_state(), addresses)):
+            places = [path_text(*address) for address in stay]
+            scope.report_lost(tuple(places), lifted_removal_text(scope.where, places))
+            return None
         given = ((ARRAYS, path) for path, _ in found.graphdef.given)
         still = {a for a in given if a in addresses and a not in updates}
         graphdef = static_graphdef.with_given(
@@ -122,3 +129,14 @@ class NNXCall:
         counters: Any = scope.rng_counters if scope is not None else {}
         for name in self._keys.keys() - {self._streams[a] for a in self._bound.drawn()}:
             counters[name] -= 1
+
+
+def _staying(gone: Iterable[Address], addresses: Collection[Address]) -> list[Address]:
+    """The leaves that a merge does not replace: nothing new is in their place, above or below."""
+    prefixes = {(c, path[:length]) for c, path in addresses for length in range(len(path) + 1)}
+    return [
+        (collection, path)
+        for collection, path in gone
+        if (collection, path) not in prefixes
+        and not any((collection, path[:length]) in addresses for length in range(len(path)))
+    ]

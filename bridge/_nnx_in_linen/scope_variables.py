@@ -14,14 +14,20 @@ from bridge._conversion.collections import GRAPHDEF, STATIC
 from bridge._conversion.neutral import Address, Path, nest
 from bridge._conversion.own_leaves import without_static
 from bridge._errors import ReservedNameError, path_text
-from bridge._flax.linen_modules import remove_variable
+from bridge._flax.linen_modules import place_in_shared_scope, remove_variable
 from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 
 
+def graphdef_name(module: nn.Module) -> str:
+    """The name of the module's GraphDef: another one for each that shares a scope."""
+    place = place_in_shared_scope(module)
+    return f"{GRAPHDEF}_{place}" if place else GRAPHDEF
+
+
 def stored_graphdef(module: nn.Module) -> StaticGraphDef | None:
     """The GraphDef in the module's variables, None if a checkpoint has a stand-in."""
-    stored = module.get_variable(STATIC, GRAPHDEF)
+    stored = module.get_variable(STATIC, graphdef_name(module))
     return static_graphdef.intern(stored) if isinstance(stored, nnx.GraphDef) else None
 
 
@@ -32,7 +38,7 @@ def store_graphdef(module: nn.Module, graphdef: StaticGraphDef | None) -> None:
     last.
     """
     if module.is_mutable_collection(STATIC):
-        module.put_variable(STATIC, GRAPHDEF, graphdef)
+        module.put_variable(STATIC, graphdef_name(module), graphdef)
 
 
 def remove(module: nn.Module, addresses: Iterable[Address]) -> None:
@@ -75,7 +81,7 @@ def write(
         collection, path = keys.get(address, address)
         if is_mutable(collection):
             own = spelled(path, string_keys)
-            if collection == STATIC and own[0] == GRAPHDEF:
+            if collection == STATIC and own[0] == graphdef_name(module):
                 raise ReservedNameError(
                     f"{path_text(*address)} of a ToLinen holds its GraphDef; rename the attribute,"
                     " or register its Variable type for another collection"

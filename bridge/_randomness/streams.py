@@ -14,6 +14,8 @@ from bridge._flax.call_keys import DEFAULT, folded_in
 
 from .typed_keys import is_key
 
+DROPOUT = "dropout"
+
 
 def sources(rngs: Any, where: str) -> dict[str, Any]:
     """The streams or keys of an `rngs` argument, by Linen's names.
@@ -107,7 +109,8 @@ def fold_path(key: Any, path: tuple[Any, ...]) -> Any:
 def stream_for(tag: Any, rngs: Mapping[str, Any], *, is_stored: bool = True) -> str | None:
     """Which of the call's streams seeds a stream of this tag.
 
-    A module built from `nnx.Rngs(key)` has one stream, `default`, that stands for all.
+    A module built from `nnx.Rngs(key)` has one stream, `default`, that stands for all. Of several
+    keys it gets that of `dropout`, which most layers that draw in a call ask for.
 
     Args:
       tag: the stream's name when it was made.
@@ -120,7 +123,7 @@ def stream_for(tag: Any, rngs: Mapping[str, Any], *, is_stored: bool = True) -> 
         return tag
     others = sorted(names - {"params"})
     if tag == DEFAULT and others:
-        return others[0]
+        return DROPOUT if DROPOUT in names else others[0]
     return "params" if "params" in names and not is_stored else None
 
 

@@ -506,3 +506,70 @@ def test_mutable_limits_nothing_in_the_init_of_a_linen_program(mutable):
     variables = module.init({"params": KEY}, X)
     wanted = jax.tree.map(jnp.shape, Written().init(KEY, X))
     assert {c: jax.tree.map(jnp.shape, variables[c]["inner"]) for c in wanted} == wanted
+
+
+class CreatesMore(nnx.Module):
+    """Creates native state when it is called first, in an attribute, a dict, a list and a None."""
+
+    def __init__(self, axis_name, rngs):
+        self.before = nnx.BatchStat(jnp.zeros(()))
+        self.wrapped = bridge.ToNNX(nn.Dense(3), rngs=rngs)
+        self.norm = nnx.BatchNorm(3, axis_name=axis_name, rngs=rngs)
+        self.by_name = nnx.data({"old": self.before})
+        self.items = nnx.List([self.before])
+        self.late = None
+        self.is_built = False
+
+    def __call__(self, x):
+        self.before[...] += 1
+        if not self.is_built:
+            self.is_built = True
+            self.cache = nnx.Cache(jnp.arange(3.0))
+            self.by_name["new"] = nnx.Cache(jnp.ones(2))
+            self.items.append(nnx.Cache(jnp.ones(4)))
+            self.late = nnx.data(nnx.Dict(again=self.cache, first=self.before))
+        return self.norm(self.wrapped(x)) * self.cache[...].sum()
+
+
+@pytest.mark.parametrize("of", [lambda m: m, lambda m: m.__call__], ids=["module", "method"])
+@pytest.mark.parametrize("axis_name", [None, "batch"])
+@pytest.mark.parametrize("is_abstract", [False, True])
+def test_initialisation_needs_no_axis_bound_and_creates_native_state_too(
+    is_abstract, axis_name, of
+):
+    x = jnp.arange(6.0).reshape(2, 3)
+    wanted = CreatesMore(None, nnx.Rngs(0))
+    bridge.lazy_init(wanted, x)
+    model = CreatesMore(axis_name, nnx.Rngs(0))
+    before, kept = model.before, nnx.state(model, nnx.BatchStat)
+    given = jax.ShapeDtypeStruct(x.shape, x.dtype) if is_abstract else x
+    bridge.lazy_init(of(model), given)
+    assert_identical(nnx.to_pure_dict(nnx.state(model)), nnx.to_pure_dict(nnx.state(wanted)))
+    assert_identical(nnx.to_pure_dict(nnx.state(model, nnx.BatchStat)), nnx.to_pure_dict(kept))
+    assert model.before is before
+    assert model.items[0] is before
+    assert model.late.first is before
+    assert model.late.again is model.cache
+    assert model.is_built
+    y = nnx.vmap(lambda m, x: m(x), in_axes=(None, 0), out_axes=0, axis_name="batch")
+    if axis_name is None:
+        y = nnx.jit(lambda m, x: m(x))
+    model.eval()
+    wanted.eval()
+    np.testing.assert_allclose(y(model, x), wanted(x), rtol=1e-5)
+
+
+def test_a_name_error_of_the_model_itself_is_raised_and_leaves_no_trace():
+    class Wrong(nnx.Module):
+        def __init__(self):
+            self.wrapped = bridge.ToNNX(nn.Dense(3), rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            self.wrapped(x)
+            return nobody  # noqa: F821
+
+    model = Wrong()
+    before = nnx.to_pure_dict(nnx.state(model))
+    with pytest.raises(NameError, match="nobody"):
+        bridge.lazy_init(model, jnp.ones((1, 3)))
+    assert_identical(nnx.to_pure_dict(nnx.state(model)), before)

@@ -521,3 +521,22 @@ def test_jax_transforms_take_a_submodule_as_a_function(transform):
         variables = {"params": model.linen_variables()["params"]["part"]}
         kept.append(transform(model.part))
         assert_identical(kept[-1](x), Adds().apply(variables, x, train=train))
+
+
+@pytest.mark.parametrize("path", ["kernel", "Dense_0.kernel"])
+@pytest.mark.parametrize("hook", ["on_get_value", "on_set_value"])
+def test_a_variable_with_hooks_that_linen_does_not_run_is_said(hook, path):
+    class Compact(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3)(x)
+
+    inner = nn.Dense(3) if path == "kernel" else Compact()
+    model = bridge.ToNNX(inner, rngs=nnx.Rngs(0)).lazy_init(jnp.ones((1, 3)))
+    with pytest.warns(UserWarning, match="hooks are deprecated"):
+        hooked = nnx.Param(jnp.ones((3, 3)), **{hook: lambda variable, value: 2 * value})
+    owner = model if path == "kernel" else model.Dense_0
+    with pytest.warns(bridge.BridgeWarning, match=f"{hook} was put into ToNNX"):
+        owner.kernel = hooked
+    owner.kernel = nnx.Param(jnp.ones((3, 3)))
+    assert (model(jnp.ones((1, 3))) == 3.0).all()

@@ -464,3 +464,66 @@ def test_a_parameter_of_another_shape_is_known_to_the_next_call():
         y, updates = module.apply(variables, jnp.float32(x), mutable=["params", "nnx"])
         assert float(y) == float(native(jnp.float32(x)))
         variables = {**variables, **updates}
+
+
+INPUT = jnp.arange(3.0)
+
+
+class Clears(nnx.Module):
+    """Removes a cache, replaces a leaf by a subtree, and a subtree by a leaf."""
+
+    def __init__(self, *, rngs):
+        self.kept = nnx.Cache(jnp.ones(()))
+        self.cleared = nnx.Cache(jnp.ones(()))
+        self.grown = nnx.Cache(jnp.ones(()))
+        self.shrunk = nnx.Dict(a=nnx.Cache(jnp.ones(())))
+
+    def __call__(self, x, change="none"):
+        if change == "clear":
+            del self.cleared
+        elif change == "replace":
+            self.grown = nnx.Dict(a=nnx.Cache(jnp.full((), 2.0)))
+            self.shrunk = nnx.Cache(jnp.full((), 3.0))
+        self.kept[...] += 1
+        return x * sum(jax.tree.leaves(nnx.to_pure_dict(nnx.state(self))))
+
+
+class Lifting(nn.Module):
+    lift: str
+    strict: bool | None = None
+
+    @nn.compact
+    def __call__(self, x, change="none"):
+        # What is lost is said once for each place.
+        part = bridge.ToLinen(Clears, strict=self.strict, name=self.lift)
+        return LIFTS[self.lift](lambda module, x: module(x, change))(part, x)
+
+
+LIFTS = {"jit": nn.jit, "remat": nn.remat}
+
+
+@pytest.mark.parametrize("lift", ["jit", "remat"])
+def test_state_that_a_lifted_transform_keeps_is_said_to_be_lost_or_raises(lift):
+    model = Lifting(lift)
+    variables = model.init(KEY, INPUT)
+    with pytest.warns(bridge.BridgeWarning, match=r"removed cache/cleared in a lifted transform"):
+        output, updates = model.apply(variables, INPUT, "clear", mutable=["cache", "nnx"])
+    native = Clears(rngs=nnx.Rngs(KEY))
+    assert (output == native(INPUT, "clear")).all()
+    # The next call finds what was removed, and the definition that has it.
+    native.cleared = nnx.Cache(jnp.ones(()))
+    output, _ = model.apply({**variables, **updates}, INPUT, mutable=["cache", "nnx"])
+    assert (output == native(INPUT)).all()
+    with pytest.raises(bridge.LostUpdateError, match="cache/cleared"):
+        model.clone(strict=True).apply(variables, INPUT, "clear", mutable=["cache", "nnx"])
+
+
+@pytest.mark.parametrize("lift", ["jit", "remat"])
+def test_state_that_takes_another_place_comes_out_of_a_lifted_transform(lift):
+    model = Lifting(lift, strict=True)
+    variables = model.init(KEY, INPUT)
+    native = Clears(rngs=nnx.Rngs(KEY))
+    for change in ("none", "replace", "none"):
+        output, updates = model.apply(variables, INPUT, change, mutable=["cache", "nnx"])
+        variables = {**variables, **updates}
+        assert (output == native(INPUT, change)).all()

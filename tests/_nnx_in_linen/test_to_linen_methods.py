@@ -1,6 +1,7 @@
 """`ToLinen`: methods, attributes, `bind`, and modules that exist."""
 
 import functools
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -197,6 +198,52 @@ def test_a_submodule_s_call_keeps_its_updates():
     np.testing.assert_array_equal(bound.inner.encoder(X), native.inner.encoder(X))
     assert bound.inner.width == 2
     assert int(bound.variables["batch_stats"]["inner"]["calls"]) == 2
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda bound: bound.calls.set_value(jnp.array(100)),
+        lambda bound: bound.calls.__setitem__(..., 100),
+        lambda bound: bound.encoder.kernel.__setitem__(0, 1.0),
+        lambda bound: bound.layers[0].kernel.__setitem__(..., 1.0),
+        lambda bound: setattr(bound.encoder, "kernel", nnx.Param(jnp.ones((3, 2)))),
+        lambda bound: setattr(bound.encoder, "out_features", 5),
+    ],
+)
+@pytest.mark.parametrize("mutable", [True, False])
+def test_a_write_into_what_a_bound_wrapper_answers_is_refused(write, mutable, model, variables):
+    bound = model.bind(variables, mutable=mutable)
+    with pytest.raises(bridge.LostUpdateError, match=r"was read from a bound ToLinen.*nnx_method="):
+        write(bound)
+    jax.tree.map(np.testing.assert_array_equal, dict(bound.variables), variables)
+
+
+def test_a_write_in_a_call_of_a_bound_wrapper_reaches_the_variables(model, variables, native):
+    def double(module):
+        module.encoder.kernel[...] *= 2
+
+    bound = model.bind(variables, mutable=True)
+    bound(nnx_method=double)
+    double(native)
+    np.testing.assert_array_equal(bound(X), native(X))
+    np.testing.assert_array_equal(bound.encoder.kernel[...], native.encoder.kernel[...])
+
+
+def test_a_variable_with_hooks_is_read_as_before_from_a_bound_wrapper():
+    class Hooked(nnx.Module):
+        def __init__(self, *, rngs):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                hooks = {"on_get_value": lambda v, x: 2 * x, "on_set_value": lambda v, x: x / 2}
+                self.w = nnx.Param(jnp.ones(3), **hooks)
+
+        def __call__(self, x):
+            return x @ self.w[...]
+
+    model = bridge.to_linen(Hooked)
+    variables = model.init(KEY, X)
+    np.testing.assert_array_equal(model.bind(variables).w[...], Hooked(rngs=nnx.Rngs(KEY)).w[...])
 
 
 def test_attributes_that_are_none_or_false_are_there():

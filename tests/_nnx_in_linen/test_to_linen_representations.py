@@ -1,5 +1,6 @@
 """Variables that are references, or of JAX's own kind, give what plain ones give."""
 
+import flax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -127,3 +128,36 @@ def test_a_reference_that_two_variables_hold_stays_one():
     with pytest.warns(bridge.BridgeWarning, match="batch_stats"):
         assert_identical(module.apply(variables, X), expected)
     assert_identical(module.apply(variables, X, mutable=["batch_stats"])[0], expected)
+
+
+class FillsDicts(nnx.Module):
+    def __init__(self, *, rngs):
+        self.entries = nnx.Cache({})
+        self.extra = nnx.Param({})
+        self.nested = nnx.Cache({"a": {}, "b": []})
+        self.kernel = nnx.Param(jnp.eye(3))
+
+    def __call__(self, x, fill=0):
+        held = dict(self.entries.get_value())
+        for _ in range(fill):
+            held[f"k{len(held)}"] = x.sum()
+        if fill < 0:
+            held = {}
+        self.entries.set_value(held)
+        return x @ self.kernel[...] * (1 + len(held)) + sum(held.values())
+
+
+@pytest.mark.parametrize("wrap", [lambda m: m, lambda m: bridge.ToLinen(bridge.ToNNX, (m,))])
+@pytest.mark.parametrize("collections", [("nnx", "cache", "params"), ("cache", "params")])
+def test_an_empty_dict_in_a_variable_needs_no_leaf(collections, wrap):
+    model = wrap(bridge.to_linen(FillsDicts))
+    native = FillsDicts(rngs=nnx.Rngs(0))
+    x = jnp.arange(6.0).reshape(2, 3)
+    made = model.init(jax.random.key(0), x)
+    variables = {name: made[name] for name in collections}
+    for fill in (0, 0, 2, 1, -1, 0, 1):
+        output, updates = model.apply(variables, x, fill, mutable=["cache", "nnx"])
+        variables = {**variables, **updates}
+        assert (output == native(x, fill)).all()
+    loaded = flax.serialization.from_bytes(made, flax.serialization.to_bytes(made))
+    assert (model.apply(loaded, x) == FillsDicts(rngs=nnx.Rngs(0))(x)).all()

@@ -519,3 +519,24 @@ def test_a_wrapper_s_streams_serve_a_module_without_rng_state_as_they_serve_line
     assert not same(model(X), model(X))
     after = {name: int(model.to_nnx__rngs[name].count[...]) for name in seeds}
     assert after == {**before, drawn: before[drawn] + 2}
+
+
+@pytest.mark.parametrize("init_keys", [KEY, {"params": KEY}, {"params": KEY, "carry": KEY}])
+@pytest.mark.parametrize("others", [("attention",), ("a", "noise", "params"), ("default_noise",)])
+def test_a_dropout_without_a_stream_of_its_own_gets_the_key_called_dropout(init_keys, others):
+    class Drops(nnx.Module):
+        def __init__(self, *, rngs):
+            self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+        def __call__(self, x):
+            return self.drop(x)
+
+    model = bridge.to_linen(Drops)
+    x = jnp.ones((8, 8))
+    variables = model.init(init_keys, x)
+    dropout = jax.random.key(11)
+    wanted = model.apply(variables, x, rngs={"dropout": dropout})
+    for seed in range(3):
+        keys = {name: jax.random.key(seed) for name in others}
+        output = model.apply(variables, x, rngs={**keys, "dropout": dropout})
+        assert (output == wanted).all()

@@ -230,3 +230,82 @@ def test_a_bridged_submodule_passed_to_two_modules_has_one_parameter():
     params = nn.meta.unbox(variables["params"])
     assert paths(params) == ["last/bias", "last/kernel", "layer/bias", "layer/kernel"]
     assert_identical(TwoFields().apply(variables, X), shared_twice(params, X))
+
+
+class Counting(nnx.Module):
+    def __init__(self, name, factor):
+        self.factor = factor
+        self.calls = 0
+        setattr(self, name, nnx.Param(jnp.eye(4) * factor))
+        self._name = name
+
+    def __call__(self, x):
+        self.calls += 1
+        return x @ getattr(self, self._name)[...] * self.factor * self.calls
+
+
+class SharesOneScopeThrice(nn.Module):
+    def setup(self):
+        self.first = bridge.to_linen(Counting, "a", 2.0)
+        self.second = bridge.to_linen(Counting, "b", 3.0)
+        # Of the parameters of the first one.
+        self.third = bridge.to_linen(Counting, "a", 5.0)
+        for part in (self.first, self.second, self.third):
+            nn.share_scope(self, part)
+
+    def __call__(self, x):
+        return self.first(self.second(self.third(self.first(x))))
+
+
+class SharesOneScopeThriceCompact(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        parts = [bridge.to_linen(Counting, *of) for of in (("a", 2.0), ("b", 3.0), ("a", 5.0))]
+        for part in parts:
+            nn.share_scope(self, part)
+        return parts[0](parts[1](parts[2](parts[0](x))))
+
+
+class SharesThroughAnother(nn.Module):
+    def setup(self):
+        self.inner = SharesOneScopeThrice()
+        nn.share_scope(self, self.inner)
+
+    def __call__(self, x):
+        return self.inner(x)
+
+
+class HoldsThem(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return SharesOneScopeThrice(name="first")(x)
+
+
+class HoldsThemCompiled(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.jit(SharesOneScopeThrice)()(x)
+
+
+@pytest.mark.parametrize("with_definition", [True, False])
+@pytest.mark.parametrize(
+    "outer",
+    [
+        SharesOneScopeThrice,
+        SharesOneScopeThriceCompact,
+        SharesThroughAnother,
+        HoldsThem,
+        HoldsThemCompiled,
+    ],
+)
+def test_modules_in_one_scope_keep_a_definition_each(outer, with_definition):
+    first, second, third = Counting("a", 2.0), Counting("b", 3.0), Counting("a", 5.0)
+    third.a = first.a
+    model = outer()
+    variables = model.init(KEY, X)
+    if not with_definition:
+        variables = {"params": variables["params"]}
+    for _ in range(3):
+        output, updates = model.apply(variables, X, mutable=["nnx"])
+        variables = {**variables, **updates}
+        assert_close(output, first(second(third(first(X)))))

@@ -1,0 +1,81 @@
+"""Moves into a model what the initialisation of its copy has created."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from flax import nnx
+
+from bridge._conversion import linen_attributes
+from bridge._conversion.linen_holder import LinenHolder
+from bridge._flax.nodes import nodes_below
+from bridge._flax.objects import is_data_attribute
+from bridge._flax.variables import assign_raw_value, raw_value
+
+# NNX keeps these of an object for itself.
+_OF_NNX = "_pytree__"
+
+
+def adopt(module: nnx.Module, made: nnx.Module) -> None:
+    """Gives a model the state that its initialised copy has and it lacks.
+
+    What the model has stays the same object with the same value. As in the copy, state is new where
+    there was nothing, or None; the flags of an object that has got state are those of the copy.
+
+    Args:
+      module: the model.
+      made: its copy, in which every object is where it is in the model.
+    """
+    copies = dict(nnx.iter_graph(made, graph=True))
+    pairs = [
+        (node, copies[path])
+        for path, node in nnx.iter_graph(module, graph=True)
+        if type(copies.get(path)) is type(node)
+    ]
+    originals = {id(copy): node for node, copy in pairs}
+    for node, copy in pairs:
+        if isinstance(node, LinenHolder):
+            _adopt_variables(node, copy)
+        elif isinstance(node, nnx.Pytree):
+            _adopt_attributes(node, copy, originals)
+        elif isinstance(node, dict):
+            new = {k: v for k, v in copy.items() if node.get(k) is None and v is not None}
+            node.update({k: _original(v, originals) for k, v in new.items()})
+        elif isinstance(node, list):
+            node[:] = [
+                _original(new, originals) if old is None else old
+                for old, new in zip(node, copy, strict=False)
+            ] + [_original(new, originals) for new in copy[len(node) :]]
+
+
+def _adopt_variables(node: Any, copy: Any) -> None:
+    """Takes over the Linen variables of an initialised copy that the original lacks."""
+    for count, made_count in zip(node.stream_counts(), copy.stream_counts(), strict=True):
+        assign_raw_value(count, raw_value(made_count))
+    new = {a: entry.leaf for a, entry in linen_attributes.held_variables(copy).items()}
+    linen_attributes.store(node, new, linen_attributes.held_variables(node), update=False)
+
+
+def _adopt_attributes(node: Any, copy: Any, originals: dict[int, Any]) -> None:
+    own = vars(node)
+    for name, value in vars(copy).items():
+        before = own.get(name)
+        is_flag = type(before) is bool and type(value) is bool
+        is_length = isinstance(node, nnx.List) and type(before) is int
+        is_new = before is None and value is not None
+        if name.startswith(_OF_NNX) or not (is_new or is_flag or is_length):
+            continue
+        mark: Callable[[Any], Any] = nnx.data if is_data_attribute(copy, name) else nnx.static
+        if before is not value:
+            setattr(node, name, mark(_original(value, originals)))
+
+
+def _original(value: Any, originals: dict[int, Any]) -> Any:
+    """A value of the copy, with the model's own objects in it."""
+    if id(value) in originals:
+        return originals[id(value)]
+    for node in nodes_below(value).objects:
+        attributes = vars(node)
+        attributes.update({n: originals.get(id(v), v) for n, v in attributes.items()})
+    return value
