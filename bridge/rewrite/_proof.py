@@ -1,0 +1,122 @@
+"""Whether the new model does what the Linen model does, with the same random weights."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+import bridge
+from bridge import parity, port
+from bridge._errors import BridgeError
+
+from ._build import Maker, importable
+from ._entries import Entry, second_batch
+from ._files import NewFile
+from ._paths import rules_of
+from ._plans import Program
+from ._weights import random_inputs, random_variables
+
+
+class ProofError(BridgeError, ValueError):
+    """The weights of the Linen model do not fit the new one."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """What was compared.
+
+    Attributes:
+        reports: of `bridge.parity`, by what was run.
+        rules: Linen paths to NNX paths, for `bridge.port`.
+        sizes: the size arguments of each entry's model.
+        first_place: the Linen path of the first layer that differs.
+    """
+
+    reports: Mapping[str, parity.Report]
+    rules: Mapping[str, str]
+    sizes: Sequence[Mapping[str, Any]]
+    first_place: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs."""
+        return all(report.ok for report in self.reports.values())
+
+    @property
+    def worst(self) -> float:
+        """The largest difference of an output."""
+        found = [0.0]
+        for report in self.reports.values():
+            for section in report.sections:
+                if section.name == "outputs":
+                    found += [c.max_abs for c in section.compared if c.max_abs is not None]  # pyright: ignore
+        return max(found)
+
+
+def prove(
+    program: Program, entries: Sequence[Entry], files: Sequence[NewFile],
+    texts: Mapping[str, tuple[str, str]],
+) -> Proof:
+    """Runs both models on every entry.
+
+    Raises:
+        LeftLinenError: the new model cannot be made.
+        ProofError: the weights do not fit.
+    """
+    reports: dict[str, parity.Report] = {}
+    rules: dict[str, str] = {}
+    sizes: list[Mapping[str, Any]] = []
+    first: str | None = None
+    with importable(texts):
+        modules = {f.module: importlib.import_module(f.name) for f in files}
+        for run, entry in enumerate(entries):
+            maker = Maker(program, modules)
+            root = program.records.instances[(run, ())]
+            model = maker.make(root, nnx.Rngs(0))
+            sizes.append(maker.sizes(root))
+            own = rules_of(program, run)
+            rules.update(own)
+            variables = random_variables(program.records.variables[run])
+            inputs = random_inputs(entry.inputs)
+            if _is_mixed(model):
+                method = getattr(model, entry.method) if entry.method else model
+                bridge.lazy_init(method, *inputs, **entry.kwargs)
+            plan = port.plan(_without_sown(variables), model, own)
+            if not plan.ok:
+                raise ProofError(f"the weights do not fit the new model:\n{plan}")
+            plan.apply()
+            label = "entry" if len(entries) == 1 else f"entry {run + 1}"
+            report = parity.check(
+                (entry.make(), _without_sown(variables)), model, *inputs, rules=own,
+                kwargs=entry.kwargs, method=entry.method)
+            reports[label] = report
+            if report.first_divergence is not None and first is None:
+                first = "/".join(report.first_divergence.path)
+            if report.ok:
+                larger = second_batch(inputs)
+                if larger is not None:
+                    reports[f"{label}, another batch size"] = parity.check(
+                        (entry.make(), _without_sown(variables)), model, *larger, rules=own,
+                        kwargs=entry.kwargs, method=entry.method, sections=["outputs"], jit=False)
+    return Proof(reports, rules, sizes, first)
+
+
+def _is_mixed(model: Any) -> bool:
+    return any(isinstance(node, bridge.ToNNX) for _, node in nnx.iter_graph(model))
+
+
+def _without_sown(variables: Mapping[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in variables.items() if k not in ("intermediates", "perturbations")}
+
+
+def as_arrays(inputs: Any) -> Any:
+    """Zeros for shapes."""
+    return jax.tree.map(
+        lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x,
+        inputs)
