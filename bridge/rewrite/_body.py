@@ -10,6 +10,7 @@ from ._constructors import Constructor
 from ._evaluate import UnknownValueError, evaluate
 from ._method import FUNCTIONS, Method
 from ._plans import LeftLinenError, Slot
+from ._predicates import predicate
 from ._slots import _LOOP_KINDS
 from ._source import bound_in, indented, names_in
 
@@ -147,6 +148,10 @@ class Slice:
         if not self.method.taint.touches(node.test):
             return self.method.init_text(node.test, ())
         makings = self._condition_records(node)
+        text = predicate(self.method, node.test, makings)
+        if text is not None:
+            self.method.used |= self.method._names_of(text)  # noqa: SLF001
+            return text
         try:
             return self.method.init_text(node.test, makings)
         except LeftLinenError:

@@ -155,12 +155,16 @@ def call_shapes(
 ) -> list[tuple[str, tuple[int, ...]]]:
     """The shapes of the array arguments of an instance's first call, by name."""
     functions = plan.methods
-    calls = [c for c in instance.calls if c.method == method.name] or [
-        c for c in instance.calls if c.method in functions and c.method != "setup"]
+    calls = [c for c in instance.calls if c.method != "setup"]
+    calls = [c for c in calls if c.method == method.name] or [
+        c for c in calls if c.method in functions] or calls
     if not calls:
         return []
     call = calls[0]
-    function = functions.get(call.method, method)
+    function = functions.get(call.method)
+    if function is None:
+        function = next((b.methods[call.method] for b in plan.bases if call.method in b.methods),
+                        method)
     names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)][1:]
     given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
     return [(name, value.shape) for name, value in given.items() if isinstance(value, Shape)]

@@ -274,7 +274,8 @@ class ClassText:
         line -= len(source.comments_above(anchor)) if not getattr(
             anchor, "decorator_list", []) else 0
         begin = source.offset(line, 0)
-        self.edits.append(Edit(begin, begin, f"{constructor}\n\n"))
+        blank = "\n" if _is_docstring(plan.node.body[0]) and not _is_blank(source, line) else ""
+        self.edits.append(Edit(begin, begin, f"{blank}{constructor}\n\n"))
 
 
 def default_node(field: Field) -> ast.expr | None:
@@ -288,6 +289,10 @@ def default_node(field: Field) -> ast.expr | None:
 def _holds_modules(value: Any) -> bool:
     inside = value.values() if isinstance(value, dict) else value
     return isinstance(value, list | tuple | dict) and any(isinstance(v, nn.Module) for v in inside)
+
+
+def _is_blank(source: Any, line: int) -> bool:
+    return line < 2 or not source.lines[line - 1].strip()
 
 
 def _is_docstring(node: ast.stmt) -> bool:

@@ -17,8 +17,27 @@ _NUMBER = re.compile(r"\d+")
 
 def rules_of(program: Program, run: int) -> dict[str, str]:
     """The rules for one run, for `bridge.port`: what the names alone do not tell."""
-    found = Paths(program, run).rules()
-    return compressed(found, Paths(program, run).linen_paths())
+    paths = Paths(program, run)
+    leaves = _prefixes(program.records.variables[run])
+    found = {path: target for path, target in paths.rules().items() if path in leaves}
+    return compressed(found, leaves)
+
+
+def _prefixes(variables: Mapping[str, Any]) -> set[str]:
+    """The paths of all scopes and leaves."""
+    found: set[str] = set()
+
+    def walk(tree: Any, path: Path) -> None:
+        if path:
+            found.add("/".join(path))
+        if isinstance(tree, Mapping):
+            for name, inner in tree.items():
+                walk(inner, (*path, str(name)))
+
+    for collection, tree in variables.items():
+        if collection not in ("intermediates", "perturbations"):
+            walk(tree, ())
+    return found
 
 
 class Paths:
@@ -47,13 +66,6 @@ class Paths:
                     key = (making.owner, slot.attribute)
                     self.numbers[id(making)] = counts.get(key, 0)
                     counts[key] = counts.get(key, 0) + 1
-
-    def linen_paths(self) -> set[str]:
-        """All Linen paths of the run, of modules and of leaves."""
-        paths = {m.path for m in self.makings if m.path} | {
-            (*m.owner, str(m.name)) for m in self.makings
-            if m.owner is not None and m.name is not None}
-        return {"/".join(path) for path in paths}
 
     def rules(self) -> dict[str, str]:
         """NNX paths by Linen paths, where they differ by more than their parent's."""

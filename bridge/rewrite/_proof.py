@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 import bridge
@@ -20,6 +21,7 @@ from ._entries import Entry, second_batch
 from ._files import NewFile
 from ._paths import rules_of
 from ._plans import Program
+from ._records import Instance
 from ._weights import random_inputs, random_variables
 
 
@@ -78,7 +80,7 @@ def prove(
         for run, entry in enumerate(entries):
             maker = Maker(program, modules)
             root = program.records.instances[(run, ())]
-            model = maker.make(root, nnx.Rngs(0))
+            model = made(maker, root)
             sizes.append(maker.sizes(root))
             own = rules_of(program, run)
             rules.update(own)
@@ -89,7 +91,8 @@ def prove(
                 bridge.lazy_init(method, *inputs, **entry.kwargs)
             plan = port.plan(_without_sown(variables), model, own)
             if not plan.ok:
-                raise ProofError(f"the weights do not fit the new model:\n{plan}")
+                problems = "; ".join(map(str, plan.problems[:3]))
+                raise ProofError(f"the weights do not fit the new model: {problems}")
             plan.apply()
             label = "entry" if len(entries) == 1 else f"entry {run + 1}"
             report = parity.check(
@@ -105,6 +108,22 @@ def prove(
                         (entry.make(), _without_sown(variables)), model, *larger, rules=own,
                         kwargs=entry.kwargs, method=entry.method, sections=["outputs"], jit=False)
     return Proof(reports, rules, sizes, first)
+
+
+def made(maker: Maker, root: Instance) -> Any:
+    """The new model, with zeros for the values that the Linen model's will replace.
+
+    No initialiser runs, of which each shape would be compiled.
+    """
+    model = nnx.eval_shape(lambda: maker.make(root, nnx.Rngs(0)))
+    graphdef, state = nnx.split(model)
+
+    def value(leaf: Any) -> Any:
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.split(jax.random.key(0), leaf.shape)
+        return jnp.asarray(np.zeros(leaf.shape, leaf.dtype))
+
+    return nnx.merge(graphdef, jax.tree.map(value, state))
 
 
 def _is_mixed(model: Any) -> bool:

@@ -88,7 +88,7 @@ class Sizes:
         if best is not None:
             return best
         if loops and isinstance(loops[-1], ast.For):
-            running = self._running(makings, values, loops, at, names)
+            running = self._running(makings, values, hint, loops, at, names)
             if running is not None:
                 return running
         combined = self._combined(makings, values, names) if distinct > 1 else None
@@ -158,7 +158,7 @@ class Sizes:
         if all(len({repr(v) for v in each}) == 1 for each in grouped.values()):
             return self._add(hint, makings, values)
         name = self._add(
-            f"{hint}_sizes", list(firsts.values()), [tuple(each) for each in grouped.values()])
+            hint, list(firsts.values()), [tuple(each) for each in grouped.values()])
         self.iterators[name] = loops[0]
         return f"next({name})"
 
@@ -181,7 +181,7 @@ class Sizes:
         return None
 
     def _running(
-        self, makings: Any, values: Any, loops: Any, at: Any, names: set[str]
+        self, makings: Any, values: Any, hint: str, loops: Any, at: Any, names: set[str]
     ) -> str | None:
         groups: dict[Any, list[tuple[Making, Any]]] = {}
         for making, value in zip(makings, values, strict=True):
@@ -194,11 +194,13 @@ class Sizes:
         before = self._holding(
             [m for m, _ in firsts], [v for _, v in firsts], names - of_loops - inside)
         following = self._following(list(groups.values()), names)
-        if not before or following is None:
+        if following is None:
             return None
+        first_makings, first_values = [m for m, _ in firsts], [v for _, v in firsts]
         start = self._chosen(
-            before, [m for m, _ in firsts], [v for _, v in firsts],
-            len({repr(v) for _, v in firsts}))
+            before, first_makings, first_values, len({repr(v) for v in first_values}))
+        if start is None:
+            start = self._add(hint, first_makings, first_values)
         loop = loops[-1]
         statement = self.plan.source.statement_of(at)
         behind = None if statement in loop.body else statement
@@ -206,7 +208,7 @@ class Sizes:
             if (known.first, known.following, known.loop) == (start, following, loop):
                 return known.name
         name = "features_in" if not self.running else f"features_in_{len(self.running) + 1}"
-        self.running.append(Running(name, start or "", following, loop, loops[0], behind))
+        self.running.append(Running(name, start, following, loop, loops[0], behind))
         return name
 
     def _following(self, groups: Any, names: set[str]) -> str | None:

@@ -11,6 +11,7 @@ from typing import Any
 from ._method import FUNCTIONS, loops_around
 from ._plans import ClassPlan, LeftLinenError, Program, Slot
 from ._records import Making
+from ._source import is_self
 
 _LOOP_KINDS = (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
 _STORING = ("module", "param", "variable")
@@ -101,13 +102,18 @@ def name_slots(program: Program, plan: ClassPlan) -> None:
     taken = set(plan.taken_names) | _RESERVED
     slots = [slot for slot in plan.slots.values()
              if slot.method.name != "setup" and slot.outer is None]
+    for slot in plan.slots.values():
+        if slot.method.name == "setup":
+            slot.attribute = _target(plan, slot)
     slots.sort(key=lambda slot: slot.makings[0].order)
+    slots.sort(key=lambda slot: name_node(slot) is None)
     wishes: dict[int, str] = {}
     for slot in slots:
         wishes[id(slot)] = _wish(program, slot)
     counts: dict[str, int] = {}
-    for wish in wishes.values():
-        counts[wish] = counts.get(wish, 0) + 1
+    for slot in slots:
+        wish = wishes[id(slot)]
+        counts[wish] = counts.get(wish, 0) + (name_node(slot) is None)
     numbers: dict[str, int] = {}
     by_explicit: dict[str, str] = {}
     for slot in slots:
@@ -118,7 +124,7 @@ def name_slots(program: Program, plan: ClassPlan) -> None:
             slot.attribute = by_explicit[explicit]
             continue
         name = wish
-        if explicit is None and counts[wish] > 1 and not (program.keep_names and not slot.is_list):
+        if name_node(slot) is None and counts[wish] > 1 and not (program.keep_names and not slot.is_list):
             name = f"{wish}_{numbers.get(wish, 0)}"
             numbers[wish] = numbers.get(wish, 0) + 1
         while name in taken or keyword.iskeyword(name):
@@ -127,6 +133,15 @@ def name_slots(program: Program, plan: ClassPlan) -> None:
         taken.add(name)
         if explicit is not None and not slot.is_list:
             by_explicit[explicit] = name
+
+
+def _target(plan: ClassPlan, slot: Slot) -> str:
+    """The attribute that a slot of `setup` is assigned to, or what it is called otherwise."""
+    statement = plan.source.statement_of(slot.node)
+    if isinstance(statement, ast.Assign) and is_self(statement.targets[0]):
+        return statement.targets[0].attr  # pyright: ignore
+    cls = slot.makings[0].cls
+    return snake(cls.__name__) if cls is not None else str(slot.makings[0].name)
 
 
 def _explicit(slot: Slot) -> str | None:

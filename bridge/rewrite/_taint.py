@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from ._source import bound_in, is_self, names_in
 
+MODES = ("use_running_average", "deterministic")
 _STATEFUL = ("param", "variable", "make_rng", "has_variable", "get_variable", "is_initializing",
              "is_mutable_collection", "has_rng")
 
@@ -46,11 +47,13 @@ class Taint:
 
     def touches(self, node: ast.AST) -> bool:
         """Whether an expression depends on an argument of the call."""
-        own = {name for each in ast.walk(node) if isinstance(each, ast.comprehension)
+        inside = list(_walk(node))
+        own = {name for each in inside if isinstance(each, ast.comprehension)
                for name in bound_in(each.target)}
-        if (names_in(node) - own) & self.names:
+        names = {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        if (names - own) & self.names:
             return True
-        for each in ast.walk(node):
+        for each in inside:
             if isinstance(each, ast.Call):
                 if each.func in self.slots:
                     return True
@@ -59,6 +62,14 @@ class Taint:
             if is_self(each) and each.attr in self.mode_fields:  # pyright: ignore
                 return True
         return False
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """A tree without the modes that constructors and partials are given: they move to the calls."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.keyword) and child.arg in MODES):
+            yield from _walk(child)
 
 
 def _bindings(method: ast.FunctionDef) -> Iterator[tuple[ast.AST, set[str]]]:

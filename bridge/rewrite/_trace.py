@@ -99,7 +99,7 @@ class Watch:
                 if frame.f_lineno in watched:
                     owner = _owner(frame, self._is_users)[0]
                     if owner is not None and owner.scope is not None:
-                        key = (self._run, tuple(owner.scope.path), file, frame.f_lineno)
+                        key = (self._run, path_of(owner) or (), file, frame.f_lineno)
                         self.records.conditions.setdefault(key, []).append(_snapshot(frame))
             return local
 
@@ -141,22 +141,9 @@ class Watch:
 
     def _method(self, following: Any, args: Any, kwargs: Any, context: Any) -> Any:
         order = self._order
+        instance = self._instance(context.module)
         output = following(*args, **kwargs)
-        module = context.module
-        if module.scope is not None:
-            path = tuple(map(str, module.scope.path))
-            cls = type(module)
-            key = (self._run, path)
-            instance = self.records.instances.get(key)
-            if instance is None:
-                instance = Instance(self._run, path, cls, fields_of(module))
-                self.records.instances[key] = instance
-            elif instance.cls is not cls:
-                if issubclass(instance.cls, cls):
-                    # The class that a lifted transform made is a subclass, and calls the other.
-                    instance.lifted, instance.cls = instance.cls, cls
-                elif issubclass(cls, instance.cls):
-                    instance.lifted = cls
+        if instance is not None:
             instance.calls.append(
                 Called(
                     context.method_name,
@@ -168,15 +155,32 @@ class Watch:
             )
         return output
 
+    def _instance(self, module: nn.Module) -> Instance | None:
+        path = path_of(module)
+        if path is None:
+            return None
+        cls = type(module)
+        key = (self._run, path)
+        instance = self.records.instances.get(key)
+        if instance is None:
+            instance = Instance(self._run, path, cls, fields_of(module))
+            self.records.instances[key] = instance
+        elif instance.cls is not cls:
+            if not issubclass(instance.cls, cls):
+                # What a lifted transform calls may be told as another root.
+                return None
+            # The class that a lifted transform made is a subclass, and calls the other.
+            instance.lifted, instance.cls = instance.cls, cls
+        return instance
+
     def _finish(self, before: int) -> None:
         for making, owner, made in self._kept:
             if owner is not None and owner.scope is not None:
-                making.owner = tuple(map(str, owner.scope.path))
+                making.owner = path_of(owner)
                 making.owner_cls = type(owner)
             if making.kind == "module":
                 making.cls = type(made)
-                if made.scope is not None:
-                    making.path = tuple(map(str, made.scope.path))
+                making.path = path_of(made)
                 making.made = fields_of(made)
 
 
@@ -273,6 +277,18 @@ def _kept_value(value: Any) -> Any:
     if isinstance(value, nn.Module):
         return None
     return value
+
+
+def path_of(module: nn.Module) -> Path | None:
+    """The path of a module that is bound, None for another."""
+    if module.scope is None:
+        return None
+    parent = module.parent
+    if isinstance(parent, nn.Module) and module.name is not None:
+        above = path_of(parent)
+        if above is not None:
+            return (*above, str(module.name))
+    return tuple(map(str, module.scope.path))
 
 
 def path_text(path: Path) -> str:
