@@ -4,8 +4,8 @@
 What `flax.nnx.bridge` calls by a name has the same name here, so `import bridge` can stand in its
 place.
 
-`bridge.checkpoint`, `bridge.parity` and `bridge.port` are imported when they are first used, and
-with them orbax, optax and rich.
+`bridge.checkpoint`, `bridge.parity`, `bridge.port` and `bridge.rewrite` are imported when they are
+first used, and with them orbax, optax and rich.
 """
 
 import importlib as _importlib
@@ -73,6 +73,7 @@ if _typing.TYPE_CHECKING:
     from . import checkpoint as checkpoint
     from . import parity as parity
     from . import port as port
+    from .rewrite import rewrite as rewrite
 
 __all__ = [
     "AttrPriority",
@@ -117,6 +118,7 @@ __all__ = [
     "port",
     "register_variable_name",
     "register_variable_name_type_pair",
+    "rewrite",
     "to_linen",
     "to_linen_class",
     "variables",
@@ -126,6 +128,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in ("checkpoint", "parity", "port"):
+    if name in ("checkpoint", "parity", "port", "rewrite"):
         return _importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

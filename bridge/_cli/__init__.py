@@ -3,7 +3,7 @@
 Only argparse is imported here, so that `--help` is quick and works without rich.
 """
 
-from . import _convert, _diff, _inspect, _parity, _report
+from . import _convert, _diff, _inspect, _parity, _report, _rewrite
 
 COMMANDS = (
     _report.add_command,
@@ -11,5 +11,6 @@ COMMANDS = (
     _convert.add_command,
     _diff.add_command,
     _parity.add_command,
+    _rewrite.add_command,
 )
 """What adds each command to the subparsers, in the order of `--help`."""

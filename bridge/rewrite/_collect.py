@@ -43,7 +43,7 @@ def inside_of(root: type | None, files: tuple[str, ...] = ()) -> Callable[[str],
     return inside
 
 
-def collect(records: Records, inside: Callable[[str], bool], root: type) -> Program:
+def collect(records: Records, inside: Callable[[str], bool]) -> Program:
     """Plans for all classes that were reached, the classes that others make first."""
     program = Program(records, {}, {})
     reached = {i.cls for i in records.instances.values()}
@@ -73,33 +73,50 @@ def collect(records: Records, inside: Callable[[str], bool], root: type) -> Prog
 
 def plan_of(cls: type, inside: Callable[[str], bool], program: Program) -> ClassPlan | None:
     """The plan of a class, None if its source is not there or not of the package."""
+    if cls.__module__.startswith("flax."):
+        return None
     module = sys.modules.get(cls.__module__)
     try:
         file = inspect.getsourcefile(cls)
     except (TypeError, OSError):
         file = getattr(module, "__file__", None)
-    if file is None or not inside(file):
+    if file is None or file.startswith("<"):
+        program.unreadable[cls] = (file or cls.__module__, "its source is not in a file")
         return None
-    source = parsed(program, file)
-    if source is None:
+    if not inside(file):
+        return None
+    try:
+        source = parsed(program, file)
+    except (SyntaxError, UnicodeDecodeError, OSError) as error:
+        reason = f"its source is not UTF-8 Python ({type(error).__name__})"
+        program.unreadable[cls] = (file, reason)
         return None
     node = class_node(source, cls)
-    return None if node is None else ClassPlan(cls, node, source)
-
-
-def parsed(program: Program, file: str) -> Source | None:
-    """The source of a file, None if it cannot be read as UTF-8 Python."""
-    try:
-        source = source_of(file, pathlib.Path(file).stat().st_mtime)
-    except (SyntaxError, UnicodeDecodeError, OSError):
+    if node is None:
+        if not any(issubclass(base, nn.Module) and base.__name__ in cls.__name__
+                   and base is not cls for base in cls.__mro__[1:2]):
+            program.unreadable[cls] = (
+                file, "it is not defined at the top of its file: it is made in a function, by exec"
+                " or by a decorator")
         return None
+    return ClassPlan(cls, node, source)
+
+
+def parsed(program: Program, file: str) -> Source:
+    """The source of a file.
+
+    Raises:
+        SyntaxError: it is not Python.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    source = source_of(file, pathlib.Path(file).stat().st_mtime)
     program.sources[file] = source
     return source
 
 
 def class_node(source: Source, cls: type) -> ast.ClassDef | None:
     """Where a class is defined at the top of a file."""
-    found = [n for n in source.tree.body if isinstance(n, ast.ClassDef) and n.name == cls.__name__]
+    found: list[ast.ClassDef] = [n for n in source.tree.body if isinstance(n, ast.ClassDef) and n.name == cls.__name__]
     if cls.__qualname__ != cls.__name__ or not found:
         return None
     methods = {n.name for n in found[-1].body if isinstance(n, ast.FunctionDef)}

@@ -168,6 +168,8 @@ class Program:
         plans: by class, each after the classes that it makes.
         sources: by file.
         keep_names: whether automatic names stay Linen's.
+        new_modules: the names of new modules by those of old ones.
+        unreadable: classes of the package whose source cannot be used: file and reason.
     """
 
     records: Records
@@ -175,6 +177,7 @@ class Program:
     sources: dict[str, Source]
     keep_names: bool = False
     new_modules: dict[str, str] = dataclasses.field(default_factory=dict)
+    unreadable: dict[type, tuple[str, str]] = dataclasses.field(default_factory=dict)
 
     def plan_of(self, cls: type | None) -> ClassPlan | None:
         """The plan of a class; that of a class that a lifted transform made is none."""

@@ -51,25 +51,18 @@ class Rewriter:
         self.files: list[NewFile] = []
         self.texts: dict[str, tuple[str, str]] = {}
         self.proof: Proof | None = None
-        self.watch = self._traced()
-        self.inside = self._inside
-        self.program: Program = self._collected()
+        self.root: type = type(self.entries[0].make())
+        self._inside = inside_of(self.root)
 
-    def _traced(self) -> _trace.Watch:
-        first = self.entries[0]
-        root = type(first.make())
-        code = getattr(first.make, "__code__", None)
-        files = (code.co_filename,) if code is not None else ()
-        self._inside = inside_of(root, ())
-        if self._inside("") is None:
-            files = ()
+    def trace(self) -> None:
+        """Runs every entry, and the model with other sizes."""
         watch = _trace.Watch(self._inside, _watched_lines)
         for number, entry in enumerate(self.entries):
             self.told(f"tracing entry {number + 1}")
             _trace.run(watch, entry.make(), *_called(shaped(entry)))
-        self.main_runs = len(self.entries)
         self._vary(watch)
-        return watch
+        self.watch = watch
+        self.program: Program = self._collected()
 
     def _vary(self, watch: _trace.Watch) -> None:
         started, failed = time.monotonic(), 0
@@ -88,8 +81,7 @@ class Rewriter:
                     failed += 1
 
     def _collected(self) -> Program:
-        root = self.watch.records.instances[(0, ())].cls
-        program = collect(self.watch.records, self._inside, root)
+        program = collect(self.watch.records, self._inside)
         program.keep_names = self.keep_names
         return program
 
@@ -167,9 +159,9 @@ class Rewriter:
 
     def _proven(self) -> tuple[type, str] | None:
         """What failed and why, None if nothing did."""
-        root = self.watch.records.instances[(0, ())].cls
-        plan = self.program.plans[root]
-        if plan.reason is not None:
+        root = self.root
+        plan = self.program.plan_of(root)
+        if plan is None or plan.reason is not None:
             self.proof = None
             return None
         try:
