@@ -27,13 +27,14 @@ class Candidate:
         value: at one moment.
         rank: the smaller, the better.
         argument: (argument, dimension) if it is the size of an argument of the call.
-        is_sum: whether it is made of two sizes.
+        certain: whether the size comes from there, and is not only equal.
     """
 
     text: str
     value: Any
     rank: int
     argument: tuple[str, int] | None = None
+    certain: bool = False
 
 
 class Candidates:
@@ -77,8 +78,15 @@ class Candidates:
             if slot is None or slot.method is not self.method:
                 continue
             for node, value in self._out_arguments(slot, other):
-                if self._is_known(node, allowed):
-                    yield Candidate(self.plan.source.render(node), value, 20 + min(distance, 20))
+                if self._is_known(node, allowed) and self._is_unchanged(node, other, making):
+                    rank = 20 + min(distance, 9)
+                    yield Candidate(self.plan.source.render(node), value, rank, certain=True)
+
+    def _is_unchanged(self, node: ast.AST, before: Making, now: Making) -> bool:
+        """Whether the names in an expression still have the values that they had."""
+        return all(before.env.get(name) is now.env.get(name) or
+                   before.env.get(name) == now.env.get(name)
+                   for name in names_in(node) & self.taint.pure)
 
     def between(self, one: Making, other: Making) -> list[Making]:
         """What the same owner made from one making on, before another."""
@@ -137,7 +145,7 @@ class Candidates:
         for position, (name, shape) in enumerate(call_shapes(instance, self.method, self.plan)):
             for index in reversed(range(len(shape))):
                 rank = 50 + min(position, 4) + 10 * (index != len(shape) - 1)
-                yield Candidate("", shape[index], rank, (name, index - len(shape)))
+                yield Candidate("", shape[index], rank, (name, index - len(shape)), certain=True)
 
     def _fields(self, making: Making) -> Iterator[Candidate]:
         known = {field.name for field in self.plan.fields} - self.plan.mode_fields

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 _IGNORED = ("name", "parent")
 
 
+class NestedLinenError(LeftLinenError):
+    """An argument of another module stays Linen."""
+
+
 class Constructor:
     """What a slot becomes.
 
@@ -43,15 +47,26 @@ class Constructor:
         """
         layers = [layer_of(cls) for cls in self.classes]
         plans = [self.program.plan_of(cls) for cls in self.classes]
-        if all(plan is not None and plan.reason is None for plan in plans):
-            return self._own([plan for plan in plans if plan is not None])
-        if all(layers):
-            return self._layer([layer for layer in layers if layer is not None])
+        try:
+            if all(plan is not None and plan.reason is None for plan in plans):
+                return self._own([plan for plan in plans if plan is not None])
+            if all(layers):
+                return self._layer([layer for layer in layers if layer is not None])
+        except NestedLinenError as error:
+            if self.slot.outer is not None or self._inner_variables():
+                raise
+            self.slot.linen = error.reason
+            self.method.uses_bridge = True
+            return f"bridge.ToNNX({self.method.linen_text(self.node)}, rngs=rngs)"
         if len(self.classes) > 1:
             raise LeftLinenError(
                 "one expression makes classes that are rewritten and classes that are not",
                 self.node)
         return self._wrapped()
+
+    def _inner_variables(self) -> bool:
+        """Whether an argument is a local variable that holds a module."""
+        return any(s.outer is self.slot and s.variable for s in self.plan.slots.values())
 
     def _wrapped(self) -> str:
         cls = next(iter(self.classes))
@@ -62,7 +77,7 @@ class Constructor:
         elif len(cls.__mro__) > 1 and self.program.plan_of(cls.__mro__[1]) is not None:
             reason = f"{cls.__name__} is made by a lifted transform"
         if self.slot.outer is not None:
-            raise LeftLinenError(f"{reason} and is an argument of another module", self.node)
+            raise NestedLinenError(reason, self.node)
         self.slot.linen = reason
         inside = self.method.linen_text(self.node)
         self.method.uses_bridge = True

@@ -174,7 +174,6 @@ LAYERS: Mapping[type, Layer] = {
     nn.PReLU: Layer("PReLU", positional=("negative_slope_init",), rngs=False),
     nn.LSTMCell: _recurrent("LSTMCell", "ii"),
     nn.OptimizedLSTMCell: _recurrent("OptimizedLSTMCell", "ii"),
-    nn.GRUCell: _recurrent("GRUCell", "in"),
     nn.SimpleCell: _recurrent("SimpleCell", "i"),
     nn.RNN: Layer("RNN", positional=("cell",),
                   unsupported=("variable_axes", "variable_broadcast", "variable_carry",

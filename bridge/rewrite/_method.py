@@ -206,6 +206,11 @@ class Method:
         for part in (*node.args, *(k.value for k in node.keywords)):
             if part in [k.value for k in named]:
                 continue
+            if any(s.outer is not None and s.node in ast.walk(part)
+                   for s in self.plan.slots.values()):
+                if self.taint.touches(part):
+                    raise LeftLinenError("a module inside of another depends on the call", part)
+                continue
             edits += self._init_edits(part, self.plan.slots[node].makings)
         if named and len(node.args) + len(node.keywords) == 1:
             edits.append(Edit(self.source.end(node.func), self.source.end(node), "()"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from ._records import Making, Path
 from ._setup import Setup
 from ._slots import name_node
 
+_NUMBERS = re.compile(r"\d+(_\d+)*")
 _NUMBER = re.compile(r"\d+")
 
 
@@ -143,7 +145,8 @@ class Paths:
             return attribute
         for each in setup.containers():
             if name.startswith(f"{each}_"):
-                return f"{each}.{name[len(each) + 1:]}"
+                rest = name[len(each) + 1 :]
+                return f"{each}.{rest.replace('_', '.') if _NUMBERS.fullmatch(rest) else rest}"
         return name
 
 
@@ -163,9 +166,13 @@ def _argument_name(outer: Slot, slot: Slot, holder: Making) -> str:
         if hasattr(argument, "elts") and slot.node in argument.elts:
             return f"layers.{argument.elts.index(slot.node)}"
         return "layers.0"
-    if slot.node in outer.node.args and holder.cls is not None:
-        return field_order(holder.cls)[outer.node.args.index(slot.node)]
-    return next((str(k.arg) for k in outer.node.keywords if k.value is slot.node), "inner")
+    def is_it(node: ast.AST) -> bool:
+        return node is slot.node or (isinstance(node, ast.Name) and node.id == slot.variable)
+
+    position = next((i for i, a in enumerate(outer.node.args) if is_it(a)), None)
+    if position is not None and holder.cls is not None:
+        return field_order(holder.cls)[position]
+    return next((str(k.arg) for k in outer.node.keywords if is_it(k.value)), "inner")
 
 
 def compressed(rules: Mapping[str, str], paths: Iterable[str]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
+from ._body import wrapped
 from ._calls import Calls
 from ._constructors import Constructor
 from ._method import Method
@@ -55,7 +56,9 @@ class Setup:
             edits += self._sizes(statement)
         first = self.source.offset(body[0].lineno - len(self.source.comments_above(body[0])), 0)
         last = self.source.offset((body[-1].end_lineno or 0) + 1, 0)
-        return self.source.stretch(first, last, edits).rstrip("\n")
+        text = self.source.stretch(first, last, edits).rstrip("\n")
+        lines = text.split("\n")
+        return "\n".join(wrapped(line, len(line) - len(line.lstrip())) for line in lines)
 
     def _check_modes(self, slot: Slot) -> None:
         if self.attribute(slot) is None:
@@ -118,6 +121,12 @@ class Setup:
 
     def _wrapped(self, statement: ast.stmt) -> Iterator[Edit]:
         containers = self.containers()
+        made = {slot.node for slot in self.slots if slot.outer is None}
+        for node in ast.walk(statement):
+            if self._is_nested(node, made):
+                begin, end = self.source.start(node), self.source.end(node)
+                yield Edit(begin, begin, f"nnx.{_CONTAINERS[type(node)]}(")
+                yield Edit(end, end, ")")
         for node in ast.walk(statement):
             if not isinstance(node, ast.Assign) or not is_self(node.targets[0]):
                 continue
@@ -130,6 +139,17 @@ class Setup:
                 self._is_module(name)
             ):
                 yield self.source.edit(node.value, "nnx.data(None)")
+
+    def _is_nested(self, node: ast.AST, made: set[ast.Call]) -> bool:
+        """Whether a container of modules is put into another."""
+        if type(node) not in _CONTAINERS:
+            return False
+        inside: list[ast.AST] = (
+            node.elts if isinstance(node, ast.List | ast.Tuple)
+            else [node.elt] if isinstance(node, ast.ListComp)
+            else list(node.values) if isinstance(node, ast.Dict) else [node.value])  # pyright: ignore
+        parent = self.source.parents[node]
+        return any(each in made for each in inside) and not isinstance(parent, ast.Assign)
 
     def _is_module(self, name: str) -> bool:
         return any(self.attribute(slot) == name for slot in self.slots)

@@ -102,10 +102,14 @@ class Sizes:
             for each in self.candidates.at(making, names):
                 if _same(each.value, value):
                     key = each.argument or each.text
-                    if key not in here or here[key].rank > each.rank:
-                        here[key] = each
+                    known = here.get(key, each)
+                    here[key] = dataclasses.replace(
+                        each, rank=min(each.rank, known.rank),
+                        certain=each.certain or known.certain)
             left = here if left is None else {
-                key: dataclasses.replace(each, rank=max(each.rank, here[key].rank))
+                key: dataclasses.replace(
+                    each, rank=max(each.rank, here[key].rank),
+                    certain=each.certain and here[key].certain)
                 for key, each in left.items() if key in here
             }
             if not left:
@@ -118,9 +122,9 @@ class Sizes:
         if not found:
             return None
         # A constant that the layer before was given is where the size comes from.
-        certain = [each for each in found if distinct > 1 or not _is_guess(each)]
+        certain = [each for each in found if distinct > 1 or each.certain]
         best = (certain or found)[0]
-        if distinct < 2 and _is_guess(best):
+        if distinct < 2 and not best.certain:
             self.plan.seen.append(best.text or f"{best.argument}")
         if best.argument is not None:
             return self._dimension(best, makings, values)
@@ -251,11 +255,6 @@ def _forms(texts: list[str]) -> Iterator[tuple[str, Any]]:
         yield f"{a} + {b}", total(a, b)
         if not a.isdecimal() and not b.isdecimal():
             yield f"{a} * {b}", product(a, b)
-
-
-def _is_guess(candidate: Candidate) -> bool:
-    """Whether an expression only happens to be equal, if all records have one value."""
-    return not (20 <= candidate.rank < 30 or candidate.argument is not None)
 
 
 def _same(a: Any, b: Any) -> bool:

@@ -49,11 +49,13 @@ def find_slots(program: Program, plan: ClassPlan) -> None:
             plan.slots[node] = Slot(node, making.kind, [], method)
         plan.slots[node].makings.append(making)
     for slot in plan.slots.values():
+        if slot.variable is None:
+            slot.variable = _variable(plan, slot)
+    for slot in plan.slots.values():
         slot.makings = _once(slot.makings)
         slot.loops = loops_around(plan.source, slot.node, slot.method)
         slot.is_list = bool(slot.loops)
-        slot.outer = _outer(plan, slot)
-        slot.variable = _variable(plan, slot)
+        slot.outer = _outer(plan, slot) or _handed_on(plan, slot)
         if any(isinstance(loop, ast.While) for loop in slot.loops):
             raise LeftLinenError("a module is made in a while loop", slot.node)
 
@@ -85,6 +87,23 @@ def _outer(plan: ClassPlan, slot: Slot) -> Slot | None:
                 return plan.slots[each]
         before = each
     return None
+
+
+def _handed_on(plan: ClassPlan, slot: Slot) -> Slot | None:
+    """The slot that alone is given what a slot makes, by its variable."""
+    if slot.variable is None or slot.kind != "module":
+        return None
+    holders: set[ast.AST | None] = set()
+    for node in ast.walk(slot.method):
+        if isinstance(node, ast.Name) and node.id == slot.variable and isinstance(
+            node.ctx, ast.Load
+        ):
+            parent = plan.source.parents[node]
+            call = plan.source.parents[parent] if isinstance(parent, ast.keyword) else parent
+            holders.add(call if isinstance(call, ast.Call) and call in plan.slots
+                        and call.func is not node else None)
+    holder = next(iter(holders), None) if len(holders) == 1 else None
+    return plan.slots[holder] if isinstance(holder, ast.Call) else None
 
 
 def _variable(plan: ClassPlan, slot: Slot) -> str | None:

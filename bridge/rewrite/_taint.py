@@ -86,6 +86,8 @@ def _bindings(method: ast.FunctionDef) -> Iterator[tuple[ast.AST, set[str]]]:
                 yield node.value, bound_in(node.target)
             case ast.For():
                 yield from _loop(node.target, node.iter)
+            case ast.comprehension():
+                yield from _loop(node.target, node.iter)
             case ast.With():
                 for item in node.items:
                     if item.optional_vars is not None:
