@@ -141,8 +141,8 @@ class Slice:
     def condition(self, node: ast.If | ast.IfExp) -> str | None:
         """A condition as the constructor has it; None if it is about the call alone."""
         slots = [s for s in self.method.slots if node in self.source.ancestors(s.node)]
-        needed = any(bound_in(s) & self.method.used for s in getattr(node, "body", [])
-                     if isinstance(s, ast.stmt))
+        body = node.body if isinstance(node, ast.If) else []
+        needed = any(bound_in(s) & self.method.used for s in body)
         if not slots and not needed:
             return "True" if self.method.taint.touches(node.test) else self.method.init_text(
                 node.test, ())

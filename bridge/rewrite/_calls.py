@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import keyword
 from collections.abc import Iterator
 from typing import Any
 
@@ -31,6 +32,7 @@ class Calls:
         self.slice = slice_
         self.removed: set[ast.stmt] = set()
         self.dead: list[list[ast.stmt]] = []
+        self._headers: list[Edit] = []
         self._insertions: list[tuple[ast.stmt, str]] = []
 
     def edits(self) -> list[Edit]:
@@ -50,6 +52,7 @@ class Calls:
         for slot in self.method.slots:
             if slot.outer is None:
                 found += self._slot(slot)
+        found += self._headers
         found += self._signature()
         found += self._states()
         found += self._removals()
@@ -78,8 +81,11 @@ class Calls:
         loop = slot.loops[0]
         if len(slot.loops) == 1 and not self._is_conditional(slot):
             name = _counter(loop)
-            if name is not None:
+            if name is not None and name.strip("_"):
                 return f"self.{slot.attribute}[{name}]"
+        direct = self._direct(slot)
+        if direct is not None:
+            return direct
         name = slot.attribute
         taken = self.method.taint.names | self.method.taint.pure
         while name in taken:
@@ -89,6 +95,23 @@ class Calls:
         if entry not in self._insertions:
             self._insertions.append(entry)
         return f"next({name})"
+
+    def _direct(self, slot: Slot) -> str | None:
+        """A loop that only counts becomes one over what it made: `for block in self.blocks`."""
+        loop: Any = slot.loops[0]
+        if len(slot.loops) > 1 or self._is_conditional(slot) or not isinstance(loop, ast.For):
+            return None
+        others = [s for s in self.method.slots if s.loops[:1] == [loop] and s.outer is None]
+        reads = {n.id for s in loop.body for n in ast.walk(s) if isinstance(n, ast.Name)}
+        is_count = isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) == "range"
+        if len(others) > 1 or not is_count or bound_in(loop.target) & reads or loop.orelse:
+            return None
+        name = slot.attribute[:-1] if slot.attribute.endswith("s") else f"{slot.attribute}_item"
+        if name in self.method.taint.names | self.method.taint.pure or keyword.iskeyword(name):
+            return None
+        self._headers += [self.source.edit(loop.target, name),
+                          self.source.edit(loop.iter, f"self.{slot.attribute}")]
+        return name
 
     def _is_conditional(self, slot: Slot) -> bool:
         for each in self.source.ancestors(slot.node):

@@ -96,7 +96,16 @@ class Candidates:
         return self._by_owner.get((making.run, making.owner), [])
 
     def _earlier(self, making: Making) -> list[Making]:
-        return [m for m in self._makings(making) if m.order < making.order]
+        """What had been called when this one was: `norm()(dense()(x))` makes `norm` first."""
+        now = self._first_call(making)
+        found = [(self._first_call(m, ended=True), m) for m in self._makings(making)]
+        return [m for when, m in sorted(found, key=lambda pair: pair[0]) if when < now]
+
+    def _first_call(self, making: Making, *, ended: bool = False) -> int:
+        instance = self.program.records.instances.get((making.run, making.path or ("",)))
+        if instance is None or not instance.calls:
+            return making.order
+        return instance.calls[0].ended if ended else instance.calls[0].began
 
     def _slot(self, making: Making) -> Slot | None:
         node = self.plan.source.call_at(making.site.span)
@@ -107,7 +116,8 @@ class Candidates:
     def _out_arguments(self, slot: Slot, making: Making) -> Iterator[tuple[ast.expr, Any]]:
         instance = self.program.records.instances.get((making.run, making.path or ()))
         output = instance.calls[-1].output if instance and instance.calls else None
-        last = output.shape[-1] if isinstance(output, Shape) and output.shape else None
+        shape = output.shape if isinstance(output, Shape) else ()
+        last = shape[-1] if shape else None
         nodes: list[tuple[str | None, ast.expr]] = [(k.arg, k.value) for k in slot.node.keywords]
         if making.cls is not None:
             names = [f.name for f in dataclasses.fields(making.cls) if f.init]  # pyright: ignore
@@ -118,6 +128,10 @@ class Candidates:
                 value == last or (name in _OUT_FIELDS and isinstance(value, int))
             ):
                 yield node, last if value == last else value
+            elif is_size(value) and not isinstance(value, int) and (
+                shape[-len(value) :] == tuple(value)
+            ):
+                yield node, tuple(value)
 
     def _is_known(self, node: ast.AST, allowed: set[str]) -> bool:
         if self.taint.touches(node):

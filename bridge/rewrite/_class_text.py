@@ -75,8 +75,14 @@ class ClassText:
             self.uses_bridge |= setup.uses_bridge
         if needs_rngs:
             body.insert(0, (0, "self.rngs = rngs.fork()"))
-        self._insert(self._constructor(setup_text, body))
+        if self._is_needed(setup_text, body):
+            self._insert(self._constructor(setup_text, body))
         return self.source.render(plan.node, self.edits)
+
+    def _is_needed(self, setup: str, body: Lines) -> bool:
+        """Whether the class needs a constructor: one that only others derive from may not."""
+        made = any(i.cls is self.plan.cls for i in self.program.records.instances.values())
+        return bool(made or setup or body or self.plan.fields)
 
     def _methods(self) -> list[Method]:
         found = []

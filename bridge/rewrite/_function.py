@@ -130,7 +130,7 @@ def _result(rewriter: Rewriter) -> Rewrite:
         reports,
         () if proof is None else tuple(proof.sizes),
         rewriter.root.__name__,
-        tuple(rewriter.notes),
+        (*rewriter.notes, *(() if proof is None else proof.notes)),
     )
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from flax import nnx
 
 import bridge
@@ -25,6 +27,9 @@ from ._records import Instance
 from ._weights import random_inputs, random_variables
 
 
+MODE_NAMES = ("train", "training", "is_training", "deterministic", "use_running_average")
+
+
 class ProofError(BridgeError, ValueError):
     """The weights of the Linen model do not fit the new one."""
 
@@ -38,12 +43,14 @@ class Proof:
         rules: Linen paths to NNX paths, for `bridge.port`.
         sizes: the size arguments of each entry's model.
         first_place: the Linen path of the first layer that differs.
+        notes: what was not compared.
     """
 
     reports: Mapping[str, parity.Report]
     rules: Mapping[str, str]
     sizes: Sequence[Mapping[str, Any]]
     first_place: str | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -75,6 +82,7 @@ def prove(
     rules: dict[str, str] = {}
     sizes: list[Mapping[str, Any]] = []
     first: str | None = None
+    notes: list[str] = []
     with importable(texts):
         modules = {f.module: importlib.import_module(f.name) for f in files}
         for run, entry in enumerate(entries):
@@ -95,19 +103,82 @@ def prove(
                 raise ProofError(f"the weights do not fit the new model: {problems}")
             plan.apply()
             label = "entry" if len(entries) == 1 else f"entry {run + 1}"
-            report = parity.check(
-                (entry.make(), _without_sown(variables)), model, *inputs, rules=own,
-                kwargs=entry.kwargs, method=entry.method)
+            linen = (entry.make(), _without_sown(variables))
+            checker = _Checker(linen, model, own, entry)
+            report = checker.check(inputs, entry_kwargs(entry))
             reports[label] = report
             if report.first_divergence is not None and first is None:
                 first = "/".join(report.first_divergence.path)
-            if report.ok:
-                larger = second_batch(inputs)
-                if larger is not None:
-                    reports[f"{label}, another batch size"] = parity.check(
-                        (entry.make(), _without_sown(variables)), model, *larger, rules=own,
-                        kwargs=entry.kwargs, method=entry.method, sections=["outputs"], jit=False)
-    return Proof(reports, rules, sizes, first)
+            if not report.ok:
+                continue
+            larger = second_batch(inputs)
+            if larger is not None:
+                reports[f"{label}, another batch size"] = checker.check(
+                    larger, entry_kwargs(entry), sections=["outputs"], jit=False)
+            training = training_kwargs(entry)
+            if training is None:
+                continue
+            if draws(program, run):
+                notes.append(f"{label}: training was not compared, as dropout draws other masks")
+            else:
+                reports[f"{label}, in training"] = checker.check(
+                    inputs, training, sections=["outputs", "state"], jit=False)
+    return Proof(reports, rules, sizes, first, tuple(notes))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Checker:
+    """One pair of models under comparison."""
+
+    linen: Any
+    model: Any
+    rules: Mapping[str, str]
+    entry: Entry
+
+    def check(self, inputs: Any, kwargs: Mapping[str, Any], **options: Any) -> parity.Report:
+        """A report; NNX models are compared without the shardings that a mesh would give."""
+        with nnx.use_eager_sharding(False):
+            return parity.check(
+                self.linen, self.model, *inputs, rules=self.rules, kwargs=kwargs,
+                method=self.entry.method, **options)
+
+
+def entry_kwargs(entry: Entry) -> dict[str, Any]:
+    """The keyword arguments of an entry's call, with the defaults of modes written out.
+
+    `parity.check` would set a mode that is not given on the Linen side alone.
+    """
+    return {**{name: p.default for name, p in _modes(entry).items()
+               if isinstance(p.default, bool)}, **entry.kwargs}
+
+
+def training_kwargs(entry: Entry) -> dict[str, Any] | None:
+    """The same for training; None if the call has no mode, or is in training already."""
+    given = entry_kwargs(entry)
+    names = [name for name in _modes(entry) if name in given]
+    training = {name: name in ("train", "training", "is_training") for name in names}
+    if not names or all(given[name] == training[name] for name in names):
+        return None
+    return {**given, **training}
+
+
+def _modes(entry: Entry) -> dict[str, inspect.Parameter]:
+    function = getattr(type(entry.make()), entry.method or "__call__")
+    parameters = inspect.signature(function).parameters
+    return {name: parameters[name] for name in MODE_NAMES if name in parameters}
+
+
+def draws(program: Program, run: int) -> bool:
+    """Whether a model draws keys when it is in training."""
+    for making in program.records.makings:
+        if making.run == run and (
+            making.kind == "make_rng"
+            or (making.cls is nn.Dropout and making.made.get("rate"))
+            or (making.cls is not None and making.kind == "module"
+                and making.made.get("dropout_rate"))
+        ):
+            return True
+    return False
 
 
 def made(maker: Maker, root: Instance) -> Any:
@@ -115,7 +186,9 @@ def made(maker: Maker, root: Instance) -> Any:
 
     No initialiser runs, of which each shape would be compiled.
     """
-    model = nnx.eval_shape(lambda: maker.make(root, nnx.Rngs(0)))
+    # Without a mesh NNX raises where it would shard an annotated value eagerly.
+    with nnx.use_eager_sharding(False):
+        model = nnx.eval_shape(lambda: maker.make(root, nnx.Rngs(0)))
     graphdef, state = nnx.split(model)
 
     def value(leaf: Any) -> Any:

@@ -79,14 +79,16 @@ class Called:
         args: positional arguments, arrays as `Shape`.
         kwargs: the same by name.
         output: what it returned, arrays as `Shape`.
-        order: the number of makings before it.
+        began: when, counted in makings and calls of a run.
+        ended: when it returned.
     """
 
     method: str
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     output: Any
-    order: int
+    began: int
+    ended: int
 
 
 @dataclasses.dataclass

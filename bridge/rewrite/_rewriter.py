@@ -140,6 +140,9 @@ class Rewriter:
             except SyntaxError as error:
                 self.left[plan.cls] = (f"its new text does not parse: {error.msg}", None)
                 raise_again = True
+            except Exception as error:  # noqa: BLE001 a fault of ours must not end the rewriting
+                self.left[plan.cls] = (f"the rewriter failed: {type(error).__name__}: {error}", None)
+                raise_again = True
             else:
                 raise_again = False
             if raise_again:

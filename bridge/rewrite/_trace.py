@@ -140,9 +140,11 @@ class Watch:
         self.records.makings.append(making)
 
     def _method(self, following: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        order = self._order
+        self._order += 1
+        began = self._order
         instance = self._instance(context.module)
         output = following(*args, **kwargs)
+        self._order += 1
         if instance is not None:
             instance.calls.append(
                 Called(
@@ -150,7 +152,8 @@ class Watch:
                     shapes_of(args),
                     shapes_of(dict(kwargs)),
                     shapes_of(output),
-                    order,
+                    began,
+                    self._order,
                 )
             )
         return output
