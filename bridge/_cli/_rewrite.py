@@ -71,6 +71,9 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         action="store_true",
         help="only say whether --write would change anything",
     )
+    parser.add_argument(
+        "--no-gradients", dest="gradients", action="store_false", help="do not compare gradients"
+    )
     parser.add_argument("--no-diff", action="store_true", help="do not show the diff")
     parser.add_argument(
         "--html", type=pathlib.Path, metavar="FILE", help="write the diff as a page, side by side"

@@ -47,6 +47,7 @@ def rewritten(arguments: argparse.Namespace, progress: Any) -> Rewrite:
             keep_names=arguments.keep_names,
             only=arguments.only,
             skip=arguments.skip,
+            gradients=arguments.gradients,
             progress=told,
         )
 

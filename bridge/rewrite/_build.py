@@ -16,8 +16,12 @@ from flax import linen as nn
 from flax import nnx
 
 from ._layers import layer_of
+from ._method import below
 from ._plans import LeftLinenError, Program
 from ._records import Instance
+
+
+_NOWHERE = (0, ("?",))
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -82,8 +86,11 @@ class Maker:
         """
         plan = self.program.plans[root.cls]
         cls = self._class(root.cls)
-        given = {f.name: self.mapped(root.fields[f.name]) for f in plan.fields
-                 if f.name in root.fields and f.name not in plan.mode_fields}
+        self._rngs = rngs
+        given = {
+            f.name: self.mapped(root.fields[f.name], (root.run, (*root.path, f.name)))
+            for f in plan.fields if f.name in root.fields and f.name not in plan.mode_fields
+        }
         return cls(**given, **self.sizes(root), rngs=rngs)
 
     def sizes(self, root: Instance) -> dict[str, Any]:
@@ -94,8 +101,13 @@ class Maker:
     def _class(self, cls: type) -> Any:
         return getattr(self.modules[cls.__module__], cls.__name__)
 
-    def mapped(self, value: Any) -> Any:
-        """A field's value for the new model."""
+    def mapped(self, value: Any, key: tuple[int, tuple[str, ...]]) -> Any:
+        """A field's value for the new model.
+
+        Args:
+            value: the Linen model's.
+            key: run and path that a module would have which it holds.
+        """
         if isinstance(value, functools.partial):
             return self._partial(value)
         if isinstance(value, type) and issubclass(value, nn.Module):
@@ -106,11 +118,15 @@ class Maker:
                 return getattr(nnx, layer.name)
             raise LeftLinenError(f"a field holds {value.__name__}, which stays Linen")
         if isinstance(value, nn.Module):
-            raise LeftLinenError("the model was given a module as a field")
+            return self._module(value, key)
+        run, path = key
         if type(value) in (list, tuple):
-            return type(value)(map(self.mapped, value))
+            return type(value)(
+                self.mapped(each, (run, (*path[:-1], f"{path[-1]}_{i}")))
+                for i, each in enumerate(value))
         if type(value) is dict:
-            return {key: self.mapped(each) for key, each in value.items()}
+            return {name: self.mapped(each, (run, (*path[:-1], f"{path[-1]}_{name}")))
+                    for name, each in value.items()}
         if not isinstance(value, type) and callable(value) and getattr(
             value, "__module__", None
         ) in self.modules:
@@ -118,12 +134,35 @@ class Maker:
             return getattr(self.modules[value.__module__], getattr(value, "__name__", ""), value)
         return value
 
+    def _module(self, value: nn.Module, key: tuple[int, tuple[str, ...]]) -> Any:
+        """A module that the model was given, made anew."""
+        instance = self.program.records.instances.get(key)
+        plan, layer = self.program.plan_of(type(value)), layer_of(type(value))
+        if instance is None:
+            raise LeftLinenError("a module that the model was given was never called")
+        if plan is not None and plan.reason is None:
+            return self.make(instance, self._rngs)
+        if layer is None or layer.name in ("Sequential", "RNN", "Bidirectional"):
+            raise LeftLinenError(f"the model was given a {type(value).__name__} as a field")
+        variables = below(self.program.records.variables[key[0]], key[1])
+        sizes = {name: size(instance, variables) for name, size in layer.sizes.items()}
+        named = {
+            layer.renames.get(name, name): self.mapped(each, key)
+            for name, each in instance.fields.items() if name not in layer.unsupported
+        }
+        named.update({name: size for name, size in sizes.items() if size is not None})
+        if layer.rngs:
+            named["rngs"] = self._rngs
+        if "decode" in layer.extra and named.get("decode") is None:
+            named["decode"] = False
+        return getattr(nnx, layer.name)(**named)
+
     def _partial(self, value: functools.partial[Any]) -> Any:
         layer = layer_of(value.func) if isinstance(value.func, type) else None
         if layer is None:
             return functools.partial(
-                self.mapped(value.func), *map(self.mapped, value.args),
-                **{k: self.mapped(v) for k, v in value.keywords.items()})
+                self.mapped(value.func, _NOWHERE), *(self.mapped(v, _NOWHERE) for v in value.args),
+                **{k: self.mapped(v, _NOWHERE) for k, v in value.keywords.items()})
         from ._layers import field_order
 
         named = dict(zip(field_order(value.func), value.args, strict=False)) | value.keywords
@@ -132,7 +171,7 @@ class Maker:
                 raise LeftLinenError(f"nnx.{layer.name} has no {name}")
         return functools.partial(
             getattr(nnx, layer.name),
-            **{layer.renames.get(k, k): self.mapped(v) for k, v in named.items()
+            **{layer.renames.get(k, k): self.mapped(v, _NOWHERE) for k, v in named.items()
                if k not in layer.unsupported})
 
 

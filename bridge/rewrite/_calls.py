@@ -215,7 +215,7 @@ class Calls:
                 continue
             name = node.func.attr  # pyright: ignore
             if name in ("is_initializing", "is_mutable_collection"):
-                yield self.source.edit(node, "False")
+                yield self._never(node)
             elif name == "has_variable":
                 yield self.source.edit(node, "True")
             elif name in ("sow", "perturb") and name == "sow":
@@ -229,6 +229,19 @@ class Calls:
             elif name in ("perturb", "param", "variable", "get_variable", "put_variable", "has_rng",
                           "clone", "copy", "init", "apply", "bind", "unbind", "scope", "variables"):
                 raise LeftLinenError(f"self.{name} has no counterpart here", node)
+
+    def _never(self, node: ast.Call) -> Edit:
+        """`x and not self.is_initializing()` is `x`."""
+        negation = self.source.parents[node]
+        if isinstance(negation, ast.UnaryOp) and isinstance(negation.op, ast.Not):
+            both = self.source.parents[negation]
+            if isinstance(both, ast.BoolOp) and isinstance(both.op, ast.And) and len(
+                both.values
+            ) == 2:
+                other = both.values[0] if both.values[1] is negation else both.values[1]
+                return self.source.edit(both, self.method.call_text(other))
+            return self.source.edit(negation, "True")
+        return self.source.edit(node, "False")
 
     def _sow(self, node: ast.Call) -> Iterator[Edit]:
         first = node.args[0] if node.args else None

@@ -162,6 +162,11 @@ def _check_lifted(program: Program, plan: ClassPlan) -> None:
         if any(t.split("(")[0].split(".")[-1] not in ("dataclass", "final") for t in texts):
             plan.leave(f"the decorator @{texts[0]} may hide the class", plan.node.lineno)
     for making in program.records.makings:
+        if making.kind == "module" and making.owner is None and making.path:
+            holder = program.records.instances.get((making.run, making.path[:-1]))
+            if holder is not None and holder.cls is plan.cls:
+                plan.leave("a function outside of the class makes a layer of it",
+                           making.site.span.line)
         if making.owner_cls is plan.cls and making.kind == "module" and (
             making.site.file != plan.source.file
             or plan.source.call_at(making.site.span) not in plan.slots

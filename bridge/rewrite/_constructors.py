@@ -58,7 +58,7 @@ class Constructor:
             self.slot.linen = error.reason
             self.method.uses_bridge = True
             return f"bridge.ToNNX({self.method.linen_text(self.node)}, rngs=rngs)"
-        if len(self.classes) > 1:
+        if len({cls.__qualname__ for cls in self.classes}) > 1:
             raise LeftLinenError(
                 "one expression makes classes that are rewritten and classes that are not",
                 self.node)

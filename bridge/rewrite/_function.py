@@ -26,6 +26,7 @@ def rewrite(
     keep_names: bool = False,
     only: Iterable[str] | None = None,
     skip: Iterable[str] = (),
+    gradients: bool = True,
     progress: Callable[[str], None] | None = None,
 ) -> Rewrite:
     """Rewrites a Linen model's sources as NNX sources, and proves that the two do the same.
@@ -46,6 +47,7 @@ def rewrite(
       keep_names: whether attributes keep Linen's automatic names, such as `Dense_0`.
       only: names of the classes that may be rewritten; all by default.
       skip: names of classes that stay Linen.
+      gradients: whether gradients are compared too, which takes most of the time.
       progress: is told what goes on.
 
     Returns:
@@ -72,6 +74,7 @@ def rewrite(
         only=None if only is None else tuple(only),
         skip=tuple(skip),
         told=progress or (lambda text: None),
+        gradients=gradients,
     )
     try:
         rewriter.trace()

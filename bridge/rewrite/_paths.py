@@ -73,11 +73,16 @@ class Paths:
         """NNX paths by Linen paths, where they differ by more than their parent's."""
         known: dict[Path, str] = {(): ""}
         found: dict[str, str] = {}
+        kept: set[Path] = set()
         entries = [(self._path(m), m) for m in self.makings]
         entries = [(path, m) for path, m in entries if path]
         for path, making in sorted(entries, key=lambda e: len(e[0])):
-            if path in known:
+            if path in known or any(path[:n] in kept for n in range(len(path))):
                 continue
+            slot = self.slots.get(id(making), (None, None))[1]
+            if slot is not None and slot.linen is not None:
+                # Below a `ToNNX` the paths are Linen's.
+                kept.add(path)
             parent = self._parent(path, known)
             own = self._own(making, path, known)
             known[path] = own
@@ -85,6 +90,11 @@ class Paths:
             if own != default and not self._is_named_alike(path, own, parent):
                 found["/".join(path)] = own
         return found
+
+    def wrapped(self) -> set[Path]:
+        """The paths of what is wrapped in `ToNNX`."""
+        return {m.path for m in self.makings if m.path is not None and id(m) in self.slots
+                and self.slots[id(m)][1].linen is not None}
 
     def _is_named_alike(self, path: Path, own: str, parent: str) -> bool:
         """`b.3` is what `bridge.port` takes `b_3` for."""

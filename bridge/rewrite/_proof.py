@@ -31,7 +31,15 @@ MODE_NAMES = ("train", "training", "is_training", "deterministic", "use_running_
 
 
 class ProofError(BridgeError, ValueError):
-    """The weights of the Linen model do not fit the new one."""
+    """The weights of the Linen model do not fit the new one.
+
+    Attributes:
+        paths: the Linen paths of what does not fit, without collections.
+    """
+
+    def __init__(self, text: str, paths: Sequence[tuple[str, ...]]) -> None:
+        self.paths = tuple(paths)
+        super().__init__(text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,9 +78,16 @@ class Proof:
 
 def prove(
     program: Program, entries: Sequence[Entry], files: Sequence[NewFile],
-    texts: Mapping[str, tuple[str, str]],
+    texts: Mapping[str, tuple[str, str]], *, gradients: bool = True,
 ) -> Proof:
     """Runs both models on every entry.
+
+    Args:
+        program: everything.
+        entries: how the model is made and called.
+        files: the new files.
+        texts: file and text by the new module's name.
+        gradients: whether gradients are compared too.
 
     Raises:
         LeftLinenError: the new model cannot be made.
@@ -100,12 +115,14 @@ def prove(
             plan = port.plan(_without_sown(variables), model, own)
             if not plan.ok:
                 problems = "; ".join(map(str, plan.problems[:3]))
-                raise ProofError(f"the weights do not fit the new model: {problems}")
+                raise ProofError(
+                    f"the weights do not fit the new model: {problems}", _linen_paths(plan))
             plan.apply()
             label = "entry" if len(entries) == 1 else f"entry {run + 1}"
             linen = (entry.make(), _without_sown(variables))
             checker = _Checker(linen, model, own, entry)
-            report = checker.check(inputs, entry_kwargs(entry))
+            report = checker.check(
+                inputs, entry_kwargs(entry), gradients=gradients, jit=gradients)
             reports[label] = report
             if report.first_divergence is not None and first is None:
                 first = "/".join(report.first_divergence.path)
@@ -118,7 +135,7 @@ def prove(
             training = training_kwargs(entry)
             if training is None:
                 continue
-            if draws(program, run):
+            if draws(program):
                 notes.append(f"{label}: training was not compared, as dropout draws other masks")
             else:
                 reports[f"{label}, in training"] = checker.check(
@@ -168,10 +185,10 @@ def _modes(entry: Entry) -> dict[str, inspect.Parameter]:
     return {name: parameters[name] for name in MODE_NAMES if name in parameters}
 
 
-def draws(program: Program, run: int) -> bool:
+def draws(program: Program) -> bool:
     """Whether a model draws keys when it is in training."""
     for making in program.records.makings:
-        if making.run == run and (
+        if (
             making.kind == "make_rng"
             or (making.cls is nn.Dropout and making.made.get("rate"))
             or (making.cls is not None and making.kind == "module"
@@ -197,6 +214,16 @@ def made(maker: Maker, root: Instance) -> Any:
         return jnp.asarray(np.zeros(leaf.shape, leaf.dtype))
 
     return nnx.merge(graphdef, jax.tree.map(value, state))
+
+
+def _linen_paths(plan: port.Plan) -> list[tuple[str, ...]]:
+    """The Linen sides of a plan's problems; a rule's is a regular expression without groups."""
+    found = []
+    for entry in plan.problems:
+        for text in (*entry.source, *entry.target):
+            parts = [part for part in text.split("/") if not any(c in part for c in "(\\.")]
+            found.append(tuple(parts[1:] if parts[:1] in (["params"], ["batch_stats"]) else parts))
+    return sorted(found, key=len, reverse=True)
 
 
 def _is_mixed(model: Any) -> bool:

@@ -15,6 +15,7 @@ from ._layers import LAYERS, field_order, layer_of
 from ._plans import ClassPlan, LeftLinenError, Program
 from ._source import Edit, Source
 
+_LIFTED = (nn.remat, nn.checkpoint, nn.scan, nn.vmap, nn.jit, nn.map_variables, nn.remat_scan)
 _RENAMED = {"Module": "Module", "with_partitioning": "with_partitioning"}
 
 
@@ -52,6 +53,13 @@ class References:
         match node:
             case ast.Call() if self._is_partial(node) and node.args:
                 yield from self._partial(node, hidden)
+                return
+            case ast.Call() if self._is_lifted(node):
+                # What a lifted transform is given stays Linen.
+                for each in ast.walk(node.args[0]):
+                    value = self.value_of(each) if isinstance(each, ast.Name) else None
+                    if isinstance(value, type) and self.program.plan_of(value) is not None:
+                        yield self.source.edit(each, f"_linen.{each.id}")  # pyright: ignore
                 return
             case ast.Attribute() | ast.Name():
                 text = self.text(node)
@@ -101,6 +109,10 @@ class References:
 
     def _is_linen(self, node: ast.AST) -> bool:
         return self.value_of(node) is nn
+
+    def _is_lifted(self, node: ast.Call) -> bool:
+        value = self.value_of(node.func)
+        return bool(node.args) and any(value is each for each in _LIFTED)
 
     def _is_partial(self, node: ast.Call) -> bool:
         return self.value_of(node.func) is functools.partial

@@ -19,8 +19,9 @@ from ._class_text import ClassText
 from ._collect import collect, inside_of
 from ._entries import Entry, shaped, variations
 from ._files import SUFFIX, NewFile, modules_of
+from ._paths import Paths
 from ._plans import ClassPlan, LeftLinenError, Program
-from ._proof import Proof, prove
+from ._proof import Proof, ProofError, prove, training_kwargs
 from ._references import References
 from ._source import Source, source_of
 
@@ -38,14 +39,16 @@ class Rewriter:
         only: names of the classes that may be rewritten, None for all.
         skip: names of classes that stay Linen.
         told: is given a line about what goes on.
+        gradients: whether gradients are compared.
     """
 
     def __init__(
         self, entries: Sequence[Entry], *, keep_names: bool, only: Sequence[str] | None,
-        skip: Sequence[str], told: Callable[[str], None],
+        skip: Sequence[str], told: Callable[[str], None], gradients: bool = True,
     ) -> None:
         self.entries, self.keep_names = list(entries), keep_names
         self.only, self.skip, self.told = only, skip, told
+        self.gradients = gradients
         self.left: dict[type, tuple[str, int | None]] = {}
         self.notes: list[str] = []
         self.files: list[NewFile] = []
@@ -68,6 +71,12 @@ class Rewriter:
         started, failed = time.monotonic(), 0
         for entry in self.entries:
             module = entry.make()
+            training = training_kwargs(entry)
+            if training is not None:
+                try:
+                    _trace.run(watch, entry.make(), entry.inputs, training, entry.method)
+                except Exception:  # noqa: BLE001 it may need a stream that is not known
+                    self.notes.append("the model was not traced in training: it raised")
             for number, (changed, inputs) in enumerate(variations(module, entry.inputs)):
                 if time.monotonic() - started > _SECONDS_FOR_VARIATIONS or (
                     number >= _MOST_VARIATIONS
@@ -167,8 +176,11 @@ class Rewriter:
         if plan is None or plan.reason is not None:
             self.proof = None
             return None
+        hidden = self._hidden()
+        if hidden is not None:
+            return hidden, "it is used only inside of what stays Linen"
         try:
-            self.proof = prove(self.program, self.entries, self.files, self.texts)
+            self.proof = prove(self.program, self.entries, self.files, self.texts, gradients=self.gradients)
         except LeftLinenError as error:
             return root, error.reason
         except Exception as error:  # noqa: BLE001 whatever the new program raises
@@ -178,6 +190,17 @@ class Rewriter:
         if self.proof.ok:
             return None
         return self._diverged(root)
+
+    def _hidden(self) -> type | None:
+        """A rewritten class that the new model has nowhere."""
+        seen: set[type] = set()
+        for run in range(len(self.entries)):
+            wrapped = Paths(self.program, run).wrapped()
+            for (own, path), instance in self.watch.records.instances.items():
+                if own == run and not any(path[:n] in wrapped for n in range(len(path) + 1)):
+                    seen |= {base for base in instance.cls.__mro__ if base in self.program.plans}
+        return next((cls for cls, plan in self.program.plans.items()
+                     if plan.reason is None and cls not in seen), None)
 
     def _blamed(self, error: Exception, root: type) -> tuple[type, str]:
         text = (str(error).strip().splitlines() or [""])[0][:200]
@@ -190,23 +213,33 @@ class Rewriter:
             plan = _class_at(self.texts[file.name][1], frame.lineno, file.plans)
             if plan is not None and plan.cls not in self.left:
                 return plan.cls, reason
+        if isinstance(error, ProofError):
+            for path in error.paths:
+                cls = self._class_of(path)
+                if cls is not None:
+                    return cls, reason
         return self._first_open() or root, reason
+
+    def _class_of(self, path: tuple[str, ...]) -> type | None:
+        """The innermost rewritten class around a path."""
+        while True:
+            instance = self.watch.records.instances.get((0, path))
+            if instance is not None:
+                plan = self.program.plan_of(instance.cls)
+                if plan is not None and plan.reason is None:
+                    return plan.cls
+            if not path:
+                return None
+            path = path[:-1]
 
     def _diverged(self, root: type) -> tuple[type, str]:
         proof = self.proof
         reason = "its values differ from those of the Linen class"
         place = proof.first_place if proof is not None else None
         if place is not None:
-            path = tuple(place.split("/")) if place else ()
-            while True:
-                instance = self.watch.records.instances.get((0, path))
-                if instance is not None:
-                    plan = self.program.plan_of(instance.cls)
-                    if plan is not None and plan.reason is None:
-                        return plan.cls, reason
-                if not path:
-                    break
-                path = path[:-1]
+            cls = self._class_of(tuple(place.split("/")) if place else ())
+            if cls is not None:
+                return cls, reason
         return self._first_open() or root, reason
 
     def _first_open(self) -> type | None:
