@@ -102,9 +102,8 @@ class Calls:
         if len(slot.loops) > 1 or self._is_conditional(slot) or not isinstance(loop, ast.For):
             return None
         others = [s for s in self.method.slots if s.loops[:1] == [loop] and s.outer is None]
-        reads = {n.id for s in loop.body for n in ast.walk(s) if isinstance(n, ast.Name)}
-        is_count = isinstance(loop.iter, ast.Call) and ast.unparse(loop.iter.func) == "range"
-        if len(others) > 1 or not is_count or bound_in(loop.target) & reads or loop.orelse:
+        targets = bound_in(loop.target)
+        if len(others) > 1 or loop.orelse or self._reads(targets, slot):
             return None
         name = slot.attribute[:-1] if slot.attribute.endswith("s") else f"{slot.attribute}_item"
         if name in self.method.taint.names | self.method.taint.pure or keyword.iskeyword(name):
@@ -112,6 +111,18 @@ class Calls:
         self._headers += [self.source.edit(loop.target, name),
                           self.source.edit(loop.iter, f"self.{slot.attribute}")]
         return name
+
+    def _reads(self, names: set[str], slot: Slot) -> bool:
+        """Whether the method reads names anywhere but in a slot."""
+        stack: list[ast.AST] = list(self.method.node.body)
+        while stack:
+            node = stack.pop()
+            if node is slot.node:
+                continue
+            if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load):
+                return True
+            stack.extend(ast.iter_child_nodes(node))
+        return False
 
     def _is_conditional(self, slot: Slot) -> bool:
         for each in self.source.ancestors(slot.node):

@@ -77,7 +77,7 @@ class ClassText:
             body.insert(0, (0, "self.rngs = rngs.fork()"))
         if self._is_needed(setup_text, body):
             self._insert(self._constructor(setup_text, body))
-        return self.source.render(plan.node, self.edits)
+        return self.source.render(plan.node, self.edits).rstrip()
 
     def _is_needed(self, setup: str, body: Lines) -> bool:
         """Whether the class needs a constructor: one that only others derive from may not."""
@@ -149,7 +149,7 @@ class ClassText:
         end = self.source.offset((node.end_lineno or node.lineno) + 1, 0)
         while self.source.data[end : end + 1] == b"\n":
             end += 1
-        self.edits.append(Edit(begin, end, ""))
+        self.edits.append(Edit(begin, min(end, self.source.end(self.plan.node)), ""))
 
     def _constructor(self, setup: str, body: Lines) -> str:
         plan = self.plan
@@ -274,13 +274,15 @@ class ClassText:
             for n in plan.node.body) else None
         if anchor is None:
             end = source.end(plan.node)
-            self.edits.append(Edit(end, end, f"\n\n{constructor}"))
+            blank = "\n" if _is_docstring(plan.node.body[-1]) else ""
+            self.edits.append(Edit(end, end, f"{blank}{constructor}"))
             return
         line = min([anchor.lineno, *(d.lineno for d in getattr(anchor, "decorator_list", []))])
         line -= len(source.comments_above(anchor)) if not getattr(
             anchor, "decorator_list", []) else 0
         begin = source.offset(line, 0)
-        blank = "\n" if _is_docstring(plan.node.body[0]) and not _is_blank(source, line) else ""
+        place = own[0].lineno if own and own[0] is first else line
+        blank = "\n" if _is_docstring(plan.node.body[0]) and not _is_blank(source, place) else ""
         self.edits.append(Edit(begin, begin, f"{blank}{constructor}\n\n"))
 
 
@@ -298,7 +300,7 @@ def _holds_modules(value: Any) -> bool:
 
 
 def _is_blank(source: Any, line: int) -> bool:
-    return line < 2 or not source.lines[line - 1].strip()
+    return line < 2 or not source.lines[line - 2].strip()
 
 
 def _is_docstring(node: ast.stmt) -> bool:

@@ -48,7 +48,8 @@ def collect(records: Records, inside: Callable[[str], bool]) -> Program:
     program = Program(records, {}, {})
     reached = {i.cls for i in records.instances.values()}
     reached |= {m.cls for m in records.makings if m.kind == "module" and m.cls is not None}
-    for cls in [base for cls in reached for base in cls.__mro__]:
+    ordered = sorted(reached, key=lambda c: (c.__module__, c.__qualname__))
+    for cls in [base for cls in ordered for base in cls.__mro__]:
         if cls in program.plans or not issubclass(cls, nn.Module) or cls is nn.Module:
             continue
         plan = plan_of(cls, inside, program)

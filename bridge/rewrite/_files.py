@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pathlib
+import symtable
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -185,14 +186,33 @@ def _alias(alias: ast.alias) -> str:
 
 
 def _names(text: str) -> list[str]:
-    found = names_in(ast.parse(text))
+    """The names of the module that a text reads."""
+    found: set[str] = set()
+    tables = [symtable.symtable(text, "new file", "exec")]
+    while tables:
+        table = tables.pop()
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
+                found.add(symbol.get_name())
+        tables += table.get_children()
     for node in ast.walk(ast.parse(text)):
-        # Annotations that are written as text.
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and (
-            node.value.isidentifier()
-        ):
-            found.add(node.value)
+        # Annotations, which are texts under `from __future__ import annotations`.
+        if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None:
+            found |= _annotated(node.annotation)
+        elif isinstance(node, ast.FunctionDef) and node.returns is not None:
+            found |= _annotated(node.returns)
     return sorted(found)
+
+
+def _annotated(node: ast.expr) -> set[str]:
+    found = names_in(node)
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant) and isinstance(each.value, str):
+            try:
+                found |= names_in(ast.parse(each.value, mode="eval"))
+            except SyntaxError:
+                continue
+    return found
 
 
 def _bound_at_top(statement: ast.stmt) -> set[str]:

@@ -196,10 +196,11 @@ class Method:
         """A constructor that stays Linen's."""
         edits = []
         for each in ast.walk(node):
-            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load):
-                value = self.namespace.get(each.id)
+            if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Load):
+                value = self.references.value_of(each)
                 if isinstance(value, type) and self.program.plan_of(value) is not None:
-                    edits.append(self.source.edit(each, f"_linen.{each.id}"))
+                    name = self.source.render(each)
+                    edits.append(self.source.edit(each, f"_linen.{name}"))
         named = [k for k in node.keywords if k.arg == "name"]
         if named and len(node.args) + len(node.keywords) > 1:
             edits += self._without(node, named)

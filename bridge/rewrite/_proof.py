@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -111,7 +112,11 @@ def prove(
             inputs = random_inputs(entry.inputs)
             if _is_mixed(model):
                 method = getattr(model, entry.method) if entry.method else model
-                bridge.lazy_init(method, *inputs, **entry.kwargs)
+                with warnings.catch_warnings():
+                    # What is sown while variables are created is thrown away.
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    bridge.lazy_init(method, *inputs, **entry.kwargs)
+                nnx.pop(model, nnx.Intermediate)
             plan = port.plan(_without_sown(variables), model, own)
             if not plan.ok:
                 problems = "; ".join(map(str, plan.problems[:3]))

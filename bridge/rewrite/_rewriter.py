@@ -17,7 +17,7 @@ from bridge._errors import BridgeError
 from . import _trace
 from ._class_text import ClassText
 from ._collect import collect, inside_of
-from ._entries import Entry, shaped, variations
+from ._entries import Entry, branches, combined, shaped, variations
 from ._files import SUFFIX, NewFile, modules_of
 from ._paths import Paths
 from ._plans import ClassPlan, LeftLinenError, Program
@@ -77,7 +77,15 @@ class Rewriter:
                     _trace.run(watch, entry.make(), entry.inputs, training, entry.method)
                 except Exception:  # noqa: BLE001 it may need a stream that is not known
                     self.notes.append("the model was not traced in training: it raised")
-            for number, (changed, inputs) in enumerate(variations(module, entry.inputs)):
+            together = combined(module, entry.inputs)
+            every = variations
+            if together is not None:
+                try:
+                    _trace.run(watch, *together, entry.kwargs, entry.method)
+                    every = branches
+                except Exception:  # noqa: BLE001 then one at a time
+                    failed += 1
+            for number, (changed, inputs) in enumerate(every(module, entry.inputs)):
                 if time.monotonic() - started > _SECONDS_FOR_VARIATIONS or (
                     number >= _MOST_VARIATIONS
                 ):
@@ -97,9 +105,7 @@ class Rewriter:
     def run(self) -> None:
         """Rewrites until the proof holds."""
         for _ in range(_MOST_ROUNDS):
-            self.program = self._collected()
-            self._leave()
-            self._write()
+            self.write()
             self.told("proving")
             culprit = self._proven()
             if culprit is None:
@@ -110,6 +116,12 @@ class Rewriter:
                 if cls is None:
                     return
             self.left[cls] = (reason, None)
+
+    def write(self) -> None:
+        """Writes the new texts, without a proof."""
+        self.program = self._collected()
+        self._leave()
+        self._write()
 
     def _leave(self) -> None:
         for cls, plan in self.program.plans.items():

@@ -15,6 +15,7 @@ from ._source import is_self
 
 _LOOP_KINDS = (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
 _STORING = ("module", "param", "variable")
+_ATTENTION = ("MultiHeadDotProductAttention", "MultiHeadAttention", "SelfAttention")
 _RESERVED = {"train", "eval", "sow", "perturb", "set_attributes", "iter_modules", "iter_children",
              "rngs", "set_mode", "setup"}
 _FIRST = re.compile(r"(.)([A-Z][a-z]+)")
@@ -192,6 +193,10 @@ def _wish(program: Program, slot: Slot) -> str:
         return _identifier(str(slot.makings[0].name))
     cls = slot.makings[0].cls
     name = cls.__name__ if cls is not None else "layer"
+    if not program.keep_names and name in _ATTENTION and cls is not None and (
+        cls.__module__.startswith("flax.")
+    ):
+        name = "Attention"
     if program.keep_names and not slot.is_list and len(slot.makings) == len(
         {(m.run, m.owner) for m in slot.makings}
     ):

@@ -12,6 +12,10 @@ from flax import nnx
 import bridge
 from bridge import port
 from bridge.rewrite._build import importable
+from bridge.rewrite._entries import Entry
+from bridge.rewrite._paths import rules_of
+from bridge.rewrite._rewriter import Rewriter
+from bridge.rewrite._weights import random_variables
 from tests.rewrite import models_constructs as constructs
 from tests.rewrite import models_sequences as sequences
 from tests.rewrite import models_vision as vision
@@ -32,7 +36,7 @@ PROGRAMS = {
     "convnext": (vision.ConvNext, (spec(2, 8, 8, 3),), {}, set()),
     "unet": (vision.UNet, (spec(2, 8, 8, 3), spec(2)), {}, set()),
     "translation": (
-        lambda: sequences.EncoderDecoder(sequences.Config()),
+        lambda: sequences.EncoderDecoder(sequences.Config(num_layers=1)),
         (tokens(2, 5), tokens(2, 4)),
         {},
         set(),
@@ -101,39 +105,43 @@ def test_the_new_sources_compute_what_linen_computes_without_any_help_of_the_rew
     np.testing.assert_array_equal(model(x), linen.apply(variables, x))
 
 
+def rewriter_of(make, *inputs):
+    return Rewriter(
+        [Entry(make, inputs)],
+        keep_names=False,
+        only=None,
+        skip=(),
+        told=lambda text: None,
+    )
+
+
 def test_another_configuration_of_the_new_class_is_right_too():
     """Sizes are expressions and not the numbers of the configuration that was traced."""
     (module,) = imported(rewritten("unet"))
-    x, t = jax.random.normal(jax.random.key(0), (1, 16, 16, 1)), jnp.ones((1,))
+    x, t = jax.random.normal(jax.random.key(0), (1, 8, 8, 1)), jnp.ones((1,))
     linen = vision.UNet(features=(3, 5, 7))
-    variables = linen.init(jax.random.key(1), x, t)
+    variables = random_variables(jax.eval_shape(linen.init, jax.random.key(1), x, t))
     model = module.UNet((3, 5, 7), in_features=1, dense_0_in_features=1, rngs=nnx.Rngs(2))
-    result = bridge.rewrite(linen, x, t)
-    port.plan(variables, model, result.rules).apply()
-    # Another order of additions: the blocks are traced with other shapes.
+    other = rewriter_of(lambda: linen, x, t)
+    other.trace()
+    other.write()
+    port.plan(variables, model, rules_of(other.program, 0)).apply()
     np.testing.assert_allclose(model(x, t), linen.apply(variables, x, t), rtol=1e-5, atol=1e-5)
 
 
 def test_random_weights_find_a_fault_that_initial_values_would_hide():
-    variables = bridge.rewrite._weights.random_variables(
+    variables = random_variables(
         {"params": {"bias": jax.ShapeDtypeStruct((3,), "float32")}}
     )
     assert (np.asarray(variables["params"]["bias"]) != 0).all()
 
 
 def test_no_parameter_is_computed_while_a_large_model_is_traced():
-    class_ = sequences.GraphMlp
-    big = class_(feature_sizes=[20_000, 20_000, 2])
-    from bridge.rewrite._rewriter import Rewriter
-    from bridge.rewrite._entries import Entry
-
-    # More than 400 million parameters; `run` would give them random values.
-    rewriter = Rewriter(
-        [Entry(lambda: big, (spec(1, 20_000),))],
-        keep_names=False, only=None, skip=(), told=lambda text: None,
-    )
+    # 400 million parameters; the proof would give them values.
+    model = sequences.GraphMlp(feature_sizes=[20_000, 2])
+    rewriter = rewriter_of(lambda: model, spec(1, 20_000))
     rewriter.trace()
-    assert rewriter.program.plans[class_].slots
+    assert rewriter.program.plans[sequences.GraphMlp].slots
 
 
 def test_linen_is_left_as_it_was():
