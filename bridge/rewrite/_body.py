@@ -6,16 +6,13 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
+from ._conditions import Conditions
 from ._constructors import Constructor
-from ._evaluate import UnknownValueError, evaluate
-from ._method import FUNCTIONS, Method
+from ._lines import Lines
+from ._method import Method
 from ._plans import LeftLinenError, Slot
-from ._predicates import predicate
 from ._slots import _LOOP_KINDS
-from ._source import bound_in, indented, names_in
-
-_WIDTH = 100
-Lines = list[tuple[int, str]]
+from ._source import bound_in, names_in
 
 
 class Slice:
@@ -31,14 +28,17 @@ class Slice:
         self._variable = variables
         self.kept: set[ast.stmt] = set()
         self.texts: dict[ast.Call, str] = {}
+        self.conditions = Conditions(method)
 
     def lines(self) -> Lines:
         """The lines, with their depth of indentation."""
         for slot in sorted(self.method.slots, key=lambda s: s.makings[0].order):
             if slot.outer is None:
                 self.texts[slot.node] = (
-                    Constructor(self.method, slot).text() if slot.kind == "module"
-                    else self._variable(self.method, slot))
+                    Constructor(self.method, slot).text()
+                    if slot.kind == "module"
+                    else self._variable(self.method, slot)
+                )
         while True:
             self.kept.clear()
             before = set(self.method.used)
@@ -59,9 +59,13 @@ class Slice:
         found: Lines = []
         seen: set[str] = set()
         for slot in self.method.slots:
-            if slot.is_list and slot.outer is None and slot.attribute not in seen and (
-                self.source.statement_of(slot.loops[0]) is statement
-            ) and not self._is_simple_list(slot):
+            if (
+                slot.is_list
+                and slot.outer is None
+                and slot.attribute not in seen
+                and (self.source.statement_of(slot.loops[0]) is statement)
+                and not self._is_simple_list(slot)
+            ):
                 seen.add(slot.attribute)
                 found.append((depth, f"self.{slot.attribute} = nnx.List()"))
         for name, loop in self.method.sizes.iterators.items():
@@ -69,7 +73,7 @@ class Slice:
                 found.append((depth, f"{name} = iter({name})"))
         for running in self.method.sizes.running:
             if self.source.statement_of(running.outermost) is statement:
-                self.method.used |= self.method._names_of(running.first)  # noqa: SLF001
+                self.method.used |= self.method.names_of(running.first)
                 found.append((depth, f"{running.name} = {running.first}"))
         return found
 
@@ -81,7 +85,7 @@ class Slice:
             if (loop is not None and each.loop is loop and each.behind is None) or (
                 behind is not None and each.behind is behind
             ):
-                self.method.used |= self.method._names_of(each.following)  # noqa: SLF001
+                self.method.used |= self.method.names_of(each.following)
                 found.append((depth, f"{each.name} = {each.following}"))
         return found
 
@@ -98,12 +102,18 @@ class Slice:
             case ast.FunctionDef():
                 return self._copied(node, depth)
             case ast.Try() | ast.While() | ast.Match():
-                if any(self.source.statement_of(s.node) is node or node in self.source.ancestors(
-                        s.node) for s in self.method.slots):
+                if any(
+                    self.source.statement_of(s.node) is node
+                    or node in self.source.ancestors(s.node)
+                    for s in self.method.slots
+                ):
                     raise LeftLinenError("a module is made in a try or while block", node)
                 return []
-        slots = [s for s in self.method.slots
-                 if s.outer is None and self.source.statement_of(s.node) is node]
+        slots = [
+            s
+            for s in self.method.slots
+            if s.outer is None and self.source.statement_of(s.node) is node
+        ]
         if slots:
             slots.sort(key=lambda s: s.makings[0].order)
             return [line for slot in slots for line in self._slot(slot, depth)]
@@ -120,7 +130,7 @@ class Slice:
         return f"for {target} in {values}:"
 
     def _if(self, node: ast.If, depth: int) -> Lines:
-        test = self.condition(node)
+        test = self.conditions.text(node)
         inner = depth if test is None else depth + 1
         body, other = self._block(node.body, inner), self._block(node.orelse, inner)
         if test is None:
@@ -133,66 +143,24 @@ class Slice:
         if other:
             is_elif = len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If)
             if is_elif and other[0][0] == inner and other[0][1].startswith("if "):
-                return [*lines, (depth, f"el{other[0][1]}"),
-                        *((d - 1, text) for d, text in other[1:])]
+                return [
+                    *lines,
+                    (depth, f"el{other[0][1]}"),
+                    *((d - 1, text) for d, text in other[1:]),
+                ]
             lines += [(depth, "else:"), *other]
         return lines
 
-    def condition(self, node: ast.If | ast.IfExp) -> str | None:
-        """A condition as the constructor has it; None if it is about the call alone."""
-        slots = [s for s in self.method.slots if node in self.source.ancestors(s.node)]
-        body = node.body if isinstance(node, ast.If) else []
-        needed = any(bound_in(s) & self.method.used for s in body)
-        if not slots and not needed:
-            return "True" if self.method.taint.touches(node.test) else self.method.init_text(
-                node.test, ())
-        if not self.method.taint.touches(node.test):
-            return self.method.init_text(node.test, ())
-        makings = self._condition_records(node)
-        text = predicate(self.method, node.test, makings)
-        if text is not None:
-            self.method.used |= self.method._names_of(text)  # noqa: SLF001
-            return text
-        try:
-            return self.method.init_text(node.test, makings)
-        except LeftLinenError:
-            return self._of_call(node, slots)
-
-    def _of_call(self, node: ast.If | ast.IfExp, slots: Sequence[Slot]) -> None:
-        """A branch that an argument of the call decides: its layers are always there."""
-        owners = {(i.run, i.path) for i in self.plan_instances()}
-        for slot in slots:
-            if slot.kind == "module" and {(m.run, m.owner) for m in slot.makings} != owners:
-                raise LeftLinenError(
-                    "an argument of the call decides which layers exist, and it was not always"
-                    " the same", node)
-        self.plan.note(node, "layers that depend on an argument of the call are always made")
-
-    def plan_instances(self) -> list[Any]:
-        """The instances whose method ran."""
-        return [i for i in self.method.program.records.of_class(self.plan.cls)
-                if any(c.method == self.method.node.name for c in i.calls)]
-
-    def _condition_records(self, node: ast.If | ast.IfExp) -> list[Any]:
-        from ._records import Making, Site
-        from ._source import span_of
-
-        found = []
-        records = self.method.program.records
-        for (run, owner, file, line), envs in records.conditions.items():
-            instance = records.instances.get((run, owner))
-            if file != self.source.file or line != node.test.lineno or instance is None:
-                continue
-            for env in envs:
-                found.append(Making("condition", run, 0, Site(file, span_of(node.test)), owner,
-                                    instance.fields, env, {}))
-        if not found:
-            raise LeftLinenError("a condition that was not seen", node)
-        return found
-
     def _copied(self, node: ast.stmt, depth: int) -> Lines:
-        if not isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.FunctionDef
-                          | ast.Import | ast.ImportFrom):
+        if not isinstance(
+            node,
+            ast.Assign
+            | ast.AnnAssign
+            | ast.AugAssign
+            | ast.FunctionDef
+            | ast.Import
+            | ast.ImportFrom,
+        ):
             return []
         bound = bound_in(node)
         if not bound & self.method.used:
@@ -221,8 +189,11 @@ class Slice:
         return list(seen.values())
 
     def _is_simple_list(self, slot: Slot) -> bool:
-        return len(slot.loops) == 1 and isinstance(slot.loops[0], ast.ListComp) and not any(
-            isinstance(each, ast.IfExp) for each in self._contexts(slot))
+        return (
+            len(slot.loops) == 1
+            and isinstance(slot.loops[0], ast.ListComp)
+            and not any(isinstance(each, ast.IfExp) for each in self._contexts(slot))
+        )
 
     def _contexts(self, slot: Slot) -> list[ast.AST]:
         found: list[ast.AST] = []
@@ -244,7 +215,7 @@ class Slice:
             return [*found, (depth, f"self.{slot.attribute} = nnx.List([{made}{generators}])")]
         for each in contexts:
             if isinstance(each, ast.IfExp):
-                test = self.condition(each)
+                test = self.conditions.text(each)
                 is_body = slot.node in set(ast.walk(each.body))
                 if test is not None:
                     found.append((depth, f"if {test}:" if is_body else f"if not ({test}):"))
@@ -274,70 +245,3 @@ class Slice:
             raise LeftLinenError("a loop over what only the call knows makes layers", node.iter)
         text = f" for {self.source.render(node.target)} in {self.method.init_text(node.iter, ())}"
         return text + "".join(f" if {self.method.init_text(each, ())}" for each in node.ifs)
-
-
-def as_text(lines: Lines, indent: int, unit: int = 4) -> str:
-    """Lines as text, each with its indentation."""
-    found = []
-    for depth, text in lines:
-        column = indent + unit * depth
-        if text.startswith("\0"):
-            _, old, text = text.split("\0", 2)
-            text = indented(text, int(old), column)
-        found.append(wrapped(" " * column + text, column))
-    return "\n".join(found)
-
-
-def wrapped(line: str, column: int) -> str:
-    """A line that is too long with one argument of its outermost call on each line."""
-    if len(line) <= _WIDTH or "\n" in line:
-        return line
-    text = line.strip()
-    try:
-        statement = ast.parse(text).body[0]
-    except SyntaxError:
-        return line
-    call: Any = getattr(statement, "value", None)
-    if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and (
-        call.func.attr == "append"
-    ) and len(call.args) == 1:
-        call = call.args[0]
-    if not isinstance(call, ast.Call) or not (call.args or call.keywords):
-        return line
-    parts = [ast.get_source_segment(text, a) or "" for a in call.args]
-    for keyword in call.keywords:
-        value = ast.get_source_segment(text, keyword.value) or ""
-        parts.append(f"{keyword.arg}={value}" if keyword.arg else f"**{value}")
-    data = text.encode()
-    head = data[: call.func.end_col_offset].decode()
-    tail = data[call.end_col_offset :].decode()
-    blank = " " * column
-    joined = ", ".join(parts)
-    if len(joined) + column + 4 <= _WIDTH:
-        rows = [f"{blank}    {joined}"]
-    else:
-        rows = [f"{blank}    {part}," for part in parts]
-    return "\n".join([f"{blank}{head}(", *rows, f"{blank}){tail}"])
-
-
-def ran(plan: Any, node: ast.AST, lines: set[int]) -> bool:
-    """Whether a line of a node ran."""
-    return any(n in lines for n in range(node.lineno, node.end_lineno + 1))  # pyright: ignore
-
-
-def in_function(source: Any, node: ast.AST, method: ast.AST) -> bool:
-    """Whether a node is in a function inside of a method."""
-    for each in source.ancestors(node):
-        if each is method:
-            return False
-        if isinstance(each, FUNCTIONS):
-            return True
-    return False
-
-
-def known(node: ast.AST, env: Any, fields: Any) -> Any:
-    """The value of an expression, None if it is not known."""
-    try:
-        return evaluate(node, env, fields)
-    except UnknownValueError:
-        return None

@@ -20,7 +20,6 @@ from ._method import below
 from ._plans import LeftLinenError, Program
 from ._records import Instance
 
-
 _NOWHERE = (0, ("?",))
 
 
@@ -33,8 +32,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         if fullname not in self._texts:
             return None
-        return importlib.util.spec_from_loader(
-            fullname, self, origin=self._texts[fullname][0])
+        return importlib.util.spec_from_loader(fullname, self, origin=self._texts[fullname][0])
 
     def create_module(self, spec: Any) -> Any:
         return None
@@ -89,7 +87,8 @@ class Maker:
         self._rngs = rngs
         given = {
             f.name: self.mapped(root.fields[f.name], (root.run, (*root.path, f.name)))
-            for f in plan.fields if f.name in root.fields and f.name not in plan.mode_fields
+            for f in plan.fields
+            if f.name in root.fields and f.name not in plan.mode_fields
         }
         return cls(**given, **self.sizes(root), rngs=rngs)
 
@@ -123,13 +122,18 @@ class Maker:
         if type(value) in (list, tuple):
             return type(value)(
                 self.mapped(each, (run, (*path[:-1], f"{path[-1]}_{i}")))
-                for i, each in enumerate(value))
+                for i, each in enumerate(value)
+            )
         if type(value) is dict:
-            return {name: self.mapped(each, (run, (*path[:-1], f"{path[-1]}_{name}")))
-                    for name, each in value.items()}
-        if not isinstance(value, type) and callable(value) and getattr(
-            value, "__module__", None
-        ) in self.modules:
+            return {
+                name: self.mapped(each, (run, (*path[:-1], f"{path[-1]}_{name}")))
+                for name, each in value.items()
+            }
+        if (
+            not isinstance(value, type)
+            and callable(value)
+            and getattr(value, "__module__", None) in self.modules
+        ):
             # A function of the package may itself name classes; the new file may have its own.
             return getattr(self.modules[value.__module__], getattr(value, "__name__", ""), value)
         return value
@@ -148,7 +152,8 @@ class Maker:
         sizes = {name: size(instance, variables) for name, size in layer.sizes.items()}
         named = {
             layer.renames.get(name, name): self.mapped(each, key)
-            for name, each in instance.fields.items() if name not in layer.unsupported
+            for name, each in instance.fields.items()
+            if name not in layer.unsupported
         }
         named.update({name: size for name, size in sizes.items() if size is not None})
         if layer.rngs:
@@ -161,8 +166,10 @@ class Maker:
         layer = layer_of(value.func) if isinstance(value.func, type) else None
         if layer is None:
             return functools.partial(
-                self.mapped(value.func, _NOWHERE), *(self.mapped(v, _NOWHERE) for v in value.args),
-                **{k: self.mapped(v, _NOWHERE) for k, v in value.keywords.items()})
+                self.mapped(value.func, _NOWHERE),
+                *(self.mapped(v, _NOWHERE) for v in value.args),
+                **{k: self.mapped(v, _NOWHERE) for k, v in value.keywords.items()},
+            )
         from ._layers import field_order
 
         named = dict(zip(field_order(value.func), value.args, strict=False)) | value.keywords
@@ -171,8 +178,12 @@ class Maker:
                 raise LeftLinenError(f"nnx.{layer.name} has no {name}")
         return functools.partial(
             getattr(nnx, layer.name),
-            **{layer.renames.get(k, k): self.mapped(v, _NOWHERE) for k, v in named.items()
-               if k not in layer.unsupported})
+            **{
+                layer.renames.get(k, k): self.mapped(v, _NOWHERE)
+                for k, v in named.items()
+                if k not in layer.unsupported
+            },
+        )
 
 
 def is_abstract(tree: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -69,9 +70,7 @@ class Candidates:
         yield from self._arguments(making)
         yield from self._fields(making)
 
-    def outs(
-        self, making: Making, others: list[Making], allowed: set[str]
-    ) -> Iterator[Candidate]:
+    def outs(self, making: Making, others: list[Making], allowed: set[str]) -> Iterator[Candidate]:
         """The output sizes of other layers, as the program wrote them; the last one first."""
         for distance, other in enumerate(reversed(others)):
             slot = self._slot(other)
@@ -84,9 +83,10 @@ class Candidates:
 
     def _is_unchanged(self, node: ast.AST, before: Making, now: Making) -> bool:
         """Whether the names in an expression still have the values that they had."""
-        return all(before.env.get(name) is now.env.get(name) or
-                   before.env.get(name) == now.env.get(name)
-                   for name in names_in(node) & self.taint.pure)
+        return all(
+            before.env.get(name) is now.env.get(name) or before.env.get(name) == now.env.get(name)
+            for name in names_in(node) & self.taint.pure
+        )
 
     def between(self, one: Making, other: Making) -> list[Making]:
         """What the same owner made from one making on, before another."""
@@ -128,8 +128,10 @@ class Candidates:
                 value == last or (name in _OUT_FIELDS and isinstance(value, int))
             ):
                 yield node, last if value == last else value
-            elif is_size(value) and not isinstance(value, int) and (
-                shape[-len(value) :] == tuple(value)
+            elif (
+                is_size(value)
+                and not isinstance(value, int)
+                and (shape[-len(value) :] == tuple(value))
             ):
                 yield node, tuple(value)
 
@@ -178,16 +180,17 @@ def call_shapes(
     """The shapes of the array arguments of an instance's first call, by name."""
     functions = plan.methods
     calls = [c for c in instance.calls if c.method != "setup"]
-    calls = [c for c in calls if c.method == method.name] or [
-        c for c in calls if c.method in functions] or calls
+    calls = (
+        [c for c in calls if c.method == method.name]
+        or [c for c in calls if c.method in functions]
+        or calls
+    )
     if not calls:
         return []
     call = calls[0]
-    function = functions.get(call.method)
-    if function is None:
-        function = next((b.methods[call.method] for b in plan.bases if call.method in b.methods),
-                        method)
-    names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)][1:]
+    # The method may be that of a class that derives from this one.
+    function = inspect.unwrap(getattr(instance.cls, call.method))
+    names = list(inspect.signature(function).parameters)[1:]
     given = {**dict(zip(names, call.args, strict=False)), **call.kwargs}
     return [(name, value.shape) for name, value in given.items() if isinstance(value, Shape)]
 

@@ -7,18 +7,29 @@ from typing import Any
 
 from flax import linen as nn
 
-from ._body import Lines, Slice, as_text
+from ._body import Slice
 from ._calls import Calls
-from ._evaluate import UnknownValueError, evaluate
+from ._lines import Lines, as_text
 from ._method import Method
-from ._plans import ClassPlan, Field, LeftLinenError, Program
+from ._plans import ClassPlan, LeftLinenError, Program
 from ._references import References
 from ._setup import Setup
+from ._signature import Signature
 from ._slots import name_slots
 from ._source import Edit, is_self
 from ._variables import variable_text
 
-_WIDTH = 100
+_TAKEN = (
+    "train",
+    "eval",
+    "sow",
+    "perturb",
+    "rngs",
+    "iter_modules",
+    "iter_children",
+    "set_attributes",
+    "set_mode",
+)
 _KEPT_DECORATORS = ("property", "staticmethod", "classmethod", "cached_property")
 
 
@@ -35,7 +46,7 @@ class ClassText:
         self.program, self.plan, self.references = program, plan, references
         self.source = plan.source
         self.edits: list[Edit] = []
-        self.uses_bridge = False
+        self.signature = Signature(program, plan, references)
 
     def text(self) -> str:
         """The text.
@@ -70,9 +81,6 @@ class ClassText:
             self.edits += own
             self._decorators(method)
             self._annotations(method)
-            self.uses_bridge |= method.uses_bridge
-        if setup is not None:
-            self.uses_bridge |= setup.uses_bridge
         if needs_rngs:
             body.insert(0, (0, "self.rngs = rngs.fork()"))
         if self._is_needed(setup_text, body):
@@ -85,10 +93,10 @@ class ClassText:
         return bool(made or setup or body or self.plan.fields)
 
     def _methods(self) -> list[Method]:
-        found = []
-        for node in self.plan.node.body:
-            if isinstance(node, ast.FunctionDef):
-                found.append(Method(self.program, self.plan, node, self.references))
+        found = [
+            Method(self.program, self.plan, node, self.references)
+            for node in self.plan.methods.values()
+        ]
         # What `setup` makes is there before anything that a compact method makes.
         return sorted(found, key=lambda m: not m.is_setup)
 
@@ -99,19 +107,17 @@ class ClassText:
             if name in ("train", "eval"):
                 raise LeftLinenError(f"NNX modules have a method {name} of their own", node)
         for field in self.plan.fields:
-            if field.name in ("train", "eval", "sow", "perturb", "rngs", "iter_modules",
-                              "iter_children", "set_attributes", "set_mode"):
-                if field.name not in self.plan.mode_fields:
-                    raise LeftLinenError(f"NNX modules have a {field.name} of their own",
-                                         field.node)
+            if field.name in _TAKEN and field.name not in self.plan.mode_fields:
+                raise LeftLinenError(f"NNX modules have a {field.name} of their own", field.node)
         for node in ast.walk(self.plan.node):
             if isinstance(node, ast.Attribute):
                 value = self.references.value_of(node)
                 if value in (nn.share_scope, nn.add_metadata_axis, nn.map_variables):
                     raise LeftLinenError(f"nn.{node.attr} has no counterpart", node)
-                if is_self(node) and node.attr in ("scope", "path", "variables", "name", "parent"):
-                    if node.attr not in {f.name for f in self.plan.fields}:
-                        raise LeftLinenError(f"NNX modules have no self.{node.attr}", node)
+                lacking = {"scope", "path", "variables", "name", "parent"}
+                lacking -= {f.name for f in self.plan.fields}
+                if is_self(node) and node.attr in lacking:
+                    raise LeftLinenError(f"NNX modules have no self.{node.attr}", node)
 
     def _decorators(self, method: Method) -> None:
         for decorator in method.node.decorator_list:
@@ -126,8 +132,11 @@ class ClassText:
                 continue
             elif ast.unparse(decorator) in ("nn.jit", "jax.jit"):
                 raise LeftLinenError(f"a method under {ast.unparse(decorator)}", decorator)
-            elif value is nn.remat or value is nn.jit or value is None or isinstance(
-                decorator, ast.Call
+            elif (
+                value is nn.remat
+                or value is nn.jit
+                or value is None
+                or isinstance(decorator, ast.Call)
             ):
                 raise LeftLinenError(f"a method under @{ast.unparse(decorator)}", decorator)
 
@@ -164,79 +173,25 @@ class ClassText:
         for field in plan.fields:
             if field.name in plan.mode_fields or field.name in inherited:
                 continue
-            lines.append(f"self.{field.name} = {self._stored(field)}")
+            lines.append(f"self.{field.name} = {self.signature.stored(field)}")
         text = "\n".join(" " * (indent + 4) + line for line in lines)
         made = as_text(body, indent + 4)
         parts = [part for part in (text, setup, made) if part]
         if not parts and not plan.fields:
             parts = [" " * (indent + 4) + "pass"]
-        return "\n".join([self._signature(), *parts])
+        return "\n".join([self.signature.text(self._indent), *parts])
 
     def _calls_parent(self) -> ClassPlan | None:
         for base in self.plan.bases:
-            if base.reason is None and (base.slots or base.bases or any(
-                m == "setup" for m in base.methods
-            )):
-                ran = any(m.owner_cls is self.plan.cls for s in base.slots.values()
-                          for m in s.makings)
+            if base.reason is None and (
+                base.slots or base.bases or any(m == "setup" for m in base.methods)
+            ):
+                ran = any(
+                    m.owner_cls is self.plan.cls for s in base.slots.values() for m in s.makings
+                )
                 if ran:
                     return base
         return None
-
-    def _stored(self, field: Field) -> str:
-        values = [i.fields.get(field.name) for i in
-                  self.program.records.instances.values() if i.cls is self.plan.cls]
-        text = field.name
-        if field.factory is not None:
-            text = f"{self.factory(field)} if {field.name} is None else {field.name}"
-        if any(_holds_modules(v) for v in values):
-            kind = "Dict" if isinstance(values[0], dict) else "List"
-            return f"nnx.{kind}({text})"
-        return text
-
-    def factory(self, field: Field) -> str:
-        """What makes the default of a field."""
-        factory = field.factory or ""
-        if factory.startswith("lambda:"):
-            return factory[len("lambda:") :].strip()
-        return f"{factory}()"
-
-    def _signature(self) -> str:
-        indent = " " * self._indent
-        parameters: list[tuple[str, str]] = []
-        for field in self.plan.fields:
-            if field.name in self.plan.mode_fields:
-                continue
-            annotation, default = self._field_texts(field)
-            if field.factory is not None:
-                annotation, default = f"{annotation} | None", "None"
-            text = f"{field.name}: {annotation}"
-            parameters.append((text if default is None else f"{text} = {default}", field.comment))
-        keyword = [f"{name}: {self._size_type(name)}" for name in self.plan.sizes]
-        parameters += [("*", ""), *((text, "") for text in keyword), ("rngs: nnx.Rngs", "")]
-        line = f"{indent}def __init__(self, {', '.join(text for text, _ in parameters)}):"
-        if len(line) <= _WIDTH and not any(comment for _, comment in parameters):
-            return line
-        rows = [f"{indent}    {text},{'  ' + comment if comment else ''}"
-                for text, comment in [("self", ""), *parameters]]
-        return "\n".join([f"{indent}def __init__(", *rows, f"{indent}):"])
-
-    def _size_type(self, name: str) -> str:
-        values = list(self.plan.sizes[name].values.values())
-        return "int" if all(isinstance(v, int) for v in values) else "tuple[int, ...]"
-
-    def _field_texts(self, field: Field) -> tuple[str, str | None]:
-        own = field.plan
-        if own.source is not self.source:
-            return field.annotation, field.default
-        annotation = self.source.render(
-            field.node.annotation, list(self.references.edits(field.node.annotation)))
-        if field.default is None or field.node.value is None:
-            return annotation, field.default
-        node = default_node(field)
-        if node is None:
-            return annotation, field.default
-        return annotation, self.source.render(node, list(self.references.edits(node)))
 
     @property
     def _indent(self) -> int:
@@ -267,36 +222,35 @@ class ClassText:
             while source.data[stop : stop + 1] == b"\n":
                 stop += 1
             self.edits.append(Edit(begin, stop, ""))
-        anchor = next(n for n in plan.node.body if n not in own and not _is_docstring(n)
-                      and not (isinstance(n, ast.FunctionDef) and n.name == "setup")) if any(
-            n not in own and not _is_docstring(n)
-            and not (isinstance(n, ast.FunctionDef) and n.name == "setup")
-            for n in plan.node.body) else None
+        anchor = (
+            next(
+                n
+                for n in plan.node.body
+                if n not in own
+                and not _is_docstring(n)
+                and not (isinstance(n, ast.FunctionDef) and n.name == "setup")
+            )
+            if any(
+                n not in own
+                and not _is_docstring(n)
+                and not (isinstance(n, ast.FunctionDef) and n.name == "setup")
+                for n in plan.node.body
+            )
+            else None
+        )
         if anchor is None:
             end = source.end(plan.node)
             blank = "\n" if _is_docstring(plan.node.body[-1]) else ""
             self.edits.append(Edit(end, end, f"{blank}{constructor}"))
             return
         line = min([anchor.lineno, *(d.lineno for d in getattr(anchor, "decorator_list", []))])
-        line -= len(source.comments_above(anchor)) if not getattr(
-            anchor, "decorator_list", []) else 0
+        line -= (
+            len(source.comments_above(anchor)) if not getattr(anchor, "decorator_list", []) else 0
+        )
         begin = source.offset(line, 0)
         place = own[0].lineno if own and own[0] is first else line
         blank = "\n" if _is_docstring(plan.node.body[0]) and not _is_blank(source, place) else ""
         self.edits.append(Edit(begin, begin, f"{blank}{constructor}\n\n"))
-
-
-def default_node(field: Field) -> ast.expr | None:
-    """The expression of a field's default, in the field's file."""
-    value = field.node.value
-    if isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] == "field":
-        return next((k.value for k in value.keywords if k.arg == "default"), None)
-    return value
-
-
-def _holds_modules(value: Any) -> bool:
-    inside = value.values() if isinstance(value, dict) else value
-    return isinstance(value, list | tuple | dict) and any(isinstance(v, nn.Module) for v in inside)
 
 
 def _is_blank(source: Any, line: int) -> bool:
@@ -305,11 +259,3 @@ def _is_blank(source: Any, line: int) -> bool:
 
 def _is_docstring(node: ast.stmt) -> bool:
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-
-
-def constant(node: ast.AST) -> Any:
-    """The value of a literal, None if it is none."""
-    try:
-        return evaluate(node, {}, {})
-    except UnknownValueError:
-        return None

@@ -49,7 +49,7 @@ def collect(records: Records, inside: Callable[[str], bool]) -> Program:
     reached = {i.cls for i in records.instances.values()}
     reached |= {m.cls for m in records.makings if m.kind == "module" and m.cls is not None}
     ordered = sorted(reached, key=lambda c: (c.__module__, c.__qualname__))
-    for cls in [base for cls in ordered for base in cls.__mro__]:
+    for cls in dict.fromkeys(base for each in ordered for base in each.__mro__):
         if cls in program.plans or not issubclass(cls, nn.Module) or cls is nn.Module:
             continue
         plan = plan_of(cls, inside, program)
@@ -57,8 +57,11 @@ def collect(records: Records, inside: Callable[[str], bool]) -> Program:
             program.plans[cls] = plan
     for plan in program.plans.values():
         plan.bases = [program.plans[b] for b in plan.cls.__mro__[1:] if b in program.plans]
-        foreign = [b for b in plan.cls.__mro__[1:] if issubclass(b, nn.Module)
-                   and b is not nn.Module and b not in program.plans]
+        foreign = [
+            b
+            for b in plan.cls.__mro__[1:]
+            if issubclass(b, nn.Module) and b is not nn.Module and b not in program.plans
+        ]
         if foreign:
             plan.leave(f"it derives from {foreign[0].__name__}, which is not of this package")
         plan.fields = list(fields_of(plan))
@@ -94,11 +97,15 @@ def plan_of(cls: type, inside: Callable[[str], bool], program: Program) -> Class
         return None
     node = class_node(source, cls)
     if node is None:
-        if not any(issubclass(base, nn.Module) and base.__name__ in cls.__name__
-                   and base is not cls for base in cls.__mro__[1:2]):
-            program.unreadable[cls] = (
-                file, "it is not defined at the top of its file: it is made in a function, by exec"
-                " or by a decorator")
+        if not any(
+            issubclass(base, nn.Module) and base.__name__ in cls.__name__ and base is not cls
+            for base in cls.__mro__[1:2]
+        ):
+            reason = (
+                "it is not defined at the top of its file: it is made in a function, by exec"
+                " or by a decorator"
+            )
+            program.unreadable[cls] = (file, reason)
         return None
     return ClassPlan(cls, node, source)
 
@@ -117,12 +124,19 @@ def parsed(program: Program, file: str) -> Source:
 
 def class_node(source: Source, cls: type) -> ast.ClassDef | None:
     """Where a class is defined at the top of a file."""
-    found: list[ast.ClassDef] = [n for n in source.tree.body if isinstance(n, ast.ClassDef) and n.name == cls.__name__]
+    found: list[ast.ClassDef] = [
+        n for n in source.tree.body if isinstance(n, ast.ClassDef) and n.name == cls.__name__
+    ]
     if cls.__qualname__ != cls.__name__ or not found:
         return None
     methods = {n.name for n in found[-1].body if isinstance(n, ast.FunctionDef)}
-    own = {n for n, v in vars(cls).items() if inspect.isfunction(v) and not n.startswith("__")
-           and inspect.unwrap(v).__module__ == cls.__module__}
+    own = {
+        n
+        for n, v in vars(cls).items()
+        if inspect.isfunction(v)
+        and not n.startswith("__")
+        and inspect.unwrap(v).__module__ == cls.__module__
+    }
     return found[-1] if own <= methods | {"__call__"} else None
 
 
@@ -138,8 +152,9 @@ def fields_of(plan: ClassPlan) -> Iterator[Field]:
                 continue
             default, factory = _default(owner.source, node)
             name = node.target.id
-            found[name] = Field(name, annotation, default, factory,
-                                owner.source.comment_behind(node), node, owner)
+            found[name] = Field(
+                name, annotation, default, factory, owner.source.comment_behind(node), node, owner
+            )
     yield from (each for name, each in found.items() if name not in ("name", "parent"))
 
 
@@ -166,20 +181,29 @@ def _check_lifted(program: Program, plan: ClassPlan) -> None:
         if making.kind == "module" and making.owner is None and making.path:
             holder = program.records.instances.get((making.run, making.path[:-1]))
             if holder is not None and holder.cls is plan.cls:
-                plan.leave("a function outside of the class makes a layer of it",
-                           making.site.span.line)
-        if making.owner_cls is plan.cls and making.kind == "module" and (
-            making.site.file != plan.source.file
-            or plan.source.call_at(making.site.span) not in plan.slots
-        ) and not _in_base(making, plan):
-            plan.leave("a function outside of the class makes a module of it",
-                       making.site.span.line)
+                plan.leave(
+                    "a function outside of the class makes a layer of it", making.site.span.line
+                )
+        if (
+            making.owner_cls is plan.cls
+            and making.kind == "module"
+            and (
+                making.site.file != plan.source.file
+                or plan.source.call_at(making.site.span) not in plan.slots
+            )
+            and not _in_base(making, plan)
+        ):
+            plan.leave(
+                "a function outside of the class makes a module of it", making.site.span.line
+            )
 
 
 def _in_base(making: Any, plan: ClassPlan) -> bool:
     return any(
-        making.site.file == base.source.file and base.node.lineno <= making.site.span.line
-        <= (base.node.end_lineno or 0) for base in plan.bases)
+        making.site.file == base.source.file
+        and base.node.lineno <= making.site.span.line <= (base.node.end_lineno or 0)
+        for base in plan.bases
+    )
 
 
 def _modes(program: Program) -> None:
@@ -222,14 +246,17 @@ def _check_modes(plan: ClassPlan) -> None:
             continue
         for node in ast.walk(method):
             if is_self(node) and node.attr in plan.mode_fields:  # pyright: ignore
-                plan.leave(f"self.{node.attr} is told in the call, and {name} reads it",  # pyright: ignore
-                           method.lineno)
+                plan.leave(
+                    f"self.{node.attr} is told in the call, and {name} reads it",  # pyright: ignore
+                    method.lineno,
+                )
 
 
 def _ordered(program: Program) -> dict[type, ClassPlan]:
     """Classes behind those that they make and derive from."""
-    needs: dict[type, set[type]] = {cls: {b.cls for b in plan.bases}
-                                    for cls, plan in program.plans.items()}
+    needs: dict[type, set[type]] = {
+        cls: {b.cls for b in plan.bases} for cls, plan in program.plans.items()
+    }
     for plan in program.plans.values():
         for slot in plan.slots.values():
             needs[plan.cls] |= {m.cls for m in slot.makings if m.cls in program.plans}  # pyright: ignore

@@ -61,7 +61,8 @@ class Constructor:
         if len({cls.__qualname__ for cls in self.classes}) > 1:
             raise LeftLinenError(
                 "one expression makes classes that are rewritten and classes that are not",
-                self.node)
+                self.node,
+            )
         return self._wrapped()
 
     def _inner_variables(self) -> bool:
@@ -108,8 +109,9 @@ class Constructor:
             self._carry(plans, keyword.arg or "", keyword.value)
         if modes and any(name in modes for name, _ in given[:-1]):
             raise LeftLinenError("a mode is given by position before other arguments", self.node)
-        for name in names:
-            parts.append((f"{name}=", self._size(name, lambda m, n=name: self._own_size(m, n))))
+        parts += [
+            (f"{name}=", self._size(name, lambda m, n=name: self._own_size(m, n))) for name in names
+        ]
         parts.append(("rngs=", "rngs"))
         return f"{self._callee()}({', '.join(a + b for a, b in parts)})"
 
@@ -160,8 +162,11 @@ class Constructor:
         return f"{self._callee()}({_ordered(layer, given, positional)})"
 
     def _has_next(self, layer: Layer, name: str, positional: set[str]) -> bool:
-        following = layer.positional[layer.positional.index(name) + 1 :] if (
-            name in layer.positional) else ()
+        following = (
+            layer.positional[layer.positional.index(name) + 1 :]
+            if (name in layer.positional)
+            else ()
+        )
         return bool(following) and following[0] in positional
 
     def _layer_size(self, making: Making, name: str) -> Any:

@@ -31,6 +31,11 @@ class Entry:
     kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     method: str | None = None
 
+    @property
+    def called(self) -> tuple[tuple[Any, ...], Mapping[str, Any], str | None]:
+        """The arguments of a call, and the method."""
+        return self.inputs, self.kwargs, self.method
+
 
 def variations(
     module: nn.Module, inputs: tuple[Any, ...], *, flags_alone: bool = False
@@ -54,9 +59,11 @@ def variations(
             changed = list(shapes)
             changed[index] = jax.ShapeDtypeStruct(tuple(sizes), spec.dtype)
             yield module, tuple(changed)
-        if len({s.shape for s in shapes if isinstance(s, jax.ShapeDtypeStruct)}) == 1 and len(
-            shapes
-        ) > 1 and spec.shape:
+        if (
+            len({s.shape for s in shapes if isinstance(s, jax.ShapeDtypeStruct)}) == 1
+            and len(shapes) > 1
+            and spec.shape
+        ):
             break
     for field in dataclasses.fields(module):
         if field.name in ("parent", "name") or not field.init:
@@ -64,7 +71,7 @@ def variations(
         for value in _changed(getattr(module, field.name), flags_alone=flags_alone):
             try:
                 yield module.clone(**{field.name: value}), shapes
-            except Exception:  # noqa: BLE001, PERF203 a constructor may refuse any value
+            except Exception:
                 continue
 
 
@@ -84,10 +91,13 @@ def combined(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[nn.Module, Any
         return by_size[size]
 
     shapes = jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            (*leaf.shape[:1], *map(dimension, leaf.shape[1:])), leaf.dtype)
-        if isinstance(leaf, jax.ShapeDtypeStruct) else leaf,
-        jax.tree.map(_spec, inputs))
+        lambda leaf: (
+            jax.ShapeDtypeStruct((*leaf.shape[:1], *map(dimension, leaf.shape[1:])), leaf.dtype)
+            if isinstance(leaf, jax.ShapeDtypeStruct)
+            else leaf
+        ),
+        jax.tree.map(_spec, inputs),
+    )
     fields = {
         field.name: _scaled(getattr(module, field.name), factors)
         for field in dataclasses.fields(module)
@@ -95,7 +105,7 @@ def combined(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[nn.Module, Any
     }
     try:
         return module.clone(**fields), shapes
-    except Exception:  # noqa: BLE001 a constructor may refuse any value
+    except Exception:
         return None
 
 
@@ -109,16 +119,18 @@ def _scaled(value: Any, factors: Iterator[int]) -> Any:
         factor = next(factors) if max(value) > _SMALL else 1
         return type(value)(v * factor for v in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type | nn.Module):
-        changed = {f.name: _scaled(getattr(value, f.name), factors)
-                   for f in dataclasses.fields(value) if f.init}
+        changed = {
+            f.name: _scaled(getattr(value, f.name), factors)
+            for f in dataclasses.fields(value)
+            if f.init
+        }
         return dataclasses.replace(value, **changed)
     return value
 
 
 def branches(module: nn.Module, inputs: tuple[Any, ...]) -> Iterator[tuple[nn.Module, Any]]:
     """Models with one flag changed in each, or with a longer list of sizes."""
-    for changed, shapes in variations(module, inputs, flags_alone=True):
-        yield changed, shapes
+    return variations(module, inputs, flags_alone=True)
 
 
 def _spec(leaf: Any) -> Any:
@@ -158,8 +170,9 @@ def shaped(entry: Entry) -> Entry:
 
 def second_batch(inputs: Any) -> Any:
     """The inputs with another batch size."""
-    sizes = {leaf.shape[0] for leaf in jax.tree.leaves(inputs)
-             if hasattr(leaf, "shape") and leaf.shape}
+    sizes = {
+        leaf.shape[0] for leaf in jax.tree.leaves(inputs) if hasattr(leaf, "shape") and leaf.shape
+    }
     if len(sizes) != 1:
         return None
 

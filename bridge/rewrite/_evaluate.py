@@ -16,19 +16,42 @@ from typing import Any
 from ._records import Shape
 
 _BINARY: Mapping[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv, ast.Div: operator.truediv, ast.Mod: operator.mod,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.truediv,
+    ast.Mod: operator.mod,
     ast.Pow: operator.pow,
 }
 _COMPARE: Mapping[type, Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
-    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_,
-    ast.IsNot: operator.is_not, ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.In: lambda a, b: a in b,
+    ast.NotIn: lambda a, b: a not in b,
 }
 _CALLS: Mapping[str, Callable[..., Any]] = {
-    "len": len, "min": min, "max": max, "int": int, "tuple": tuple, "sum": sum, "abs": abs,
-    "list": list, "math.prod": math.prod, "np.prod": math.prod, "numpy.prod": math.prod,
-    "range": range, "round": round, "math.ceil": math.ceil, "math.sqrt": math.sqrt,
+    "len": len,
+    "min": min,
+    "max": max,
+    "int": int,
+    "tuple": tuple,
+    "sum": sum,
+    "abs": abs,
+    "list": list,
+    "math.prod": math.prod,
+    "np.prod": math.prod,
+    "numpy.prod": math.prod,
+    "range": range,
+    "round": round,
+    "math.ceil": math.ceil,
+    "math.sqrt": math.sqrt,
     "bool": bool,
 }
 _PLAIN = (int, float, str, bool, tuple, list, dict, type(None))
@@ -71,8 +94,12 @@ def _evaluate(node: ast.AST, env: Mapping[str, Any], fields: Mapping[str, Any]) 
         case ast.Subscript():
             return go(node.value)[go(node.slice)]
         case ast.Slice():
-            return slice(*(None if each is None else go(each)
-                           for each in (node.lower, node.upper, node.step)))
+            return slice(
+                *(
+                    None if each is None else go(each)
+                    for each in (node.lower, node.upper, node.step)
+                )
+            )
         case ast.BinOp() if type(node.op) in _BINARY:
             return _BINARY[type(node.op)](go(node.left), go(node.right))
         case ast.UnaryOp(op=ast.Not()):
@@ -127,5 +154,8 @@ def is_size(value: Any) -> bool:
         return False
     if isinstance(value, int):
         return True
-    return isinstance(value, tuple | list) and bool(value) and all(
-        isinstance(each, int) and not isinstance(each, bool) for each in value)
+    return (
+        isinstance(value, tuple | list)
+        and bool(value)
+        and all(isinstance(each, int) and not isinstance(each, bool) for each in value)
+    )

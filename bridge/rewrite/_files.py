@@ -90,8 +90,10 @@ class NewFile:
         future: list[str] = []
         docstring = ""
         for index, statement in enumerate(self.source.tree.body):
-            if index == 0 and isinstance(statement, ast.Expr) and isinstance(
-                statement.value, ast.Constant
+            if (
+                index == 0
+                and isinstance(statement, ast.Expr)
+                and isinstance(statement.value, ast.Constant)
             ):
                 docstring = self.source.render(statement)
             elif isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
@@ -107,13 +109,12 @@ class NewFile:
         added = []
         if "nnx." in text and not any(_binds(each, "nnx") for each in imports):
             added.append("from flax import nnx")
-        for name in ("bridge", "registry"):
-            if f"{name}." in text:
-                added.append(f"import {name}")
+        added += [f"import {name}" for name in ("bridge", "registry") if f"{name}." in text]
         if has_linen:
             package, _, own = self.module.rpartition(".")
-            added.append(f"from {package} import {own} as _linen" if package
-                         else f"import {own} as _linen")
+            added.append(
+                f"from {package} import {own} as _linen" if package else f"import {own} as _linen"
+            )
         head = [part for part in (self._header(), docstring) if part]
         groups = ["\n".join(head)] if head else []
         if future:
@@ -134,8 +135,11 @@ class NewFile:
         """An import with only the names that are needed, each from where it now is."""
         if isinstance(statement, ast.Try):
             return [self.source.render(statement)] if bound_in(statement) & needed else []
-        names = [a for a in statement.names  # pyright: ignore
-                 if (a.asname or a.name).split(".")[0] in needed or a.name == "*"]
+        names = [
+            a
+            for a in statement.names  # pyright: ignore
+            if (a.asname or a.name).split(".")[0] in needed or a.name == "*"
+        ]
         if not names:
             return []
         if isinstance(statement, ast.Import):
@@ -264,8 +268,12 @@ def _sorted_imports(imports: list[str], added: list[str]) -> list[str]:
     rest = [each for each in added if each not in new_flax]
     position = flax[-1] + 1 if flax else len(others)
     others[position:position] = new_flax
-    return [*others, *[each for each in rest if "_linen" not in each], *relative,
-            *[each for each in rest if "_linen" in each]]
+    return [
+        *others,
+        *[each for each in rest if "_linen" not in each],
+        *relative,
+        *[each for each in rest if "_linen" in each],
+    ]
 
 
 def modules_of(program: Program) -> dict[str, Any]:

@@ -146,7 +146,8 @@ def _class(plan: ClassPlan, is_proven: bool) -> ClassResult:
     notes = [f"{name}:{number}: {text}" for number, text in plan.review]
     if not is_proven:
         return ClassResult(
-            plan.name, file, line, "needs review", (*notes, "the program was not proven"))
+            plan.name, file, line, "needs review", (*notes, "the program was not proven")
+        )
     if notes:
         return ClassResult(plan.name, file, line, "needs review", tuple(notes))
     if plan.seen:

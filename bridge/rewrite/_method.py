@@ -9,7 +9,7 @@ from typing import Any
 from ._candidates import Candidates
 from ._constructors import Constructor
 from ._evaluate import UnknownValueError, evaluate, is_size
-from ._plans import ClassPlan, LeftLinenError, Program, Slot
+from ._plans import ClassPlan, LeftLinenError, Program
 from ._records import Making, Path
 from ._references import References
 from ._sizes import Sizes
@@ -61,18 +61,24 @@ class Method:
         Raises:
             LeftLinenError: it depends on what only the call knows.
         """
-        text = self.source.render(node, [*self.references.edits(node), *self._init_edits(node, makings)])
-        self.used |= self._names_of(text)
+        text = self.source.render(
+            node, [*self.references.edits(node), *self._init_edits(node, makings)]
+        )
+        self.used |= self.names_of(text)
         return text
 
     def solve(
-        self, makings: Sequence[Making], values: Sequence[Any], hint: str,
-        loops: Sequence[ast.AST], at: ast.AST,
+        self,
+        makings: Sequence[Making],
+        values: Sequence[Any],
+        hint: str,
+        loops: Sequence[ast.AST],
+        at: ast.AST,
     ) -> str:
         """An expression for a size at a place."""
         allowed = self.visible(at)
         text = self.sizes.solve(makings, values, hint, loops, at, allowed)
-        self.used |= self._names_of(text)
+        self.used |= self.names_of(text)
         return text
 
     def visible(self, at: ast.AST) -> set[str]:
@@ -81,18 +87,22 @@ class Method:
         inside = set(self.source.ancestors(at))
         for name in self.taint.pure:
             for each in ast.walk(self.node):
-                if isinstance(each, ast.Name) and each.id == name and isinstance(
-                    each.ctx, ast.Store
+                if (
+                    isinstance(each, ast.Name)
+                    and each.id == name
+                    and isinstance(each.ctx, ast.Store)
                 ):
                     comprehension = next(
-                        (a for a in self.source.ancestors(each) if isinstance(a, _LOOPS[2:])), None)
+                        (a for a in self.source.ancestors(each) if isinstance(a, _LOOPS[2:])), None
+                    )
                     if comprehension is not None and comprehension not in inside:
                         continue
                     if comprehension is not None or each.lineno <= at.lineno:  # pyright: ignore
                         found.add(name)
         return found
 
-    def _names_of(self, text: str) -> set[str]:
+    def names_of(self, text: str) -> set[str]:
+        """The names of the method that a text reads and a constructor knows."""
         try:
             tree = ast.parse(text.strip(), mode="eval")
         except SyntaxError:
@@ -104,9 +114,9 @@ class Method:
         if slot is not None and slot.kind == "module" and slot.outer is not None:
             yield self.source.edit(node, Constructor(self, slot).text())
             return
-        if isinstance(node, ast.Call) and self._moved(node):
-            yield from self._without(node, self._moved(node))
-            kept = [k.value for k in node.keywords if k not in self._moved(node)]
+        if isinstance(node, ast.Call) and self.moved(node):
+            yield from self._without(node, self.moved(node))
+            kept = [k.value for k in node.keywords if k not in self.moved(node)]
             for child in (node.func, *node.args, *kept):
                 yield from self._init_edits(child, makings)
             return
@@ -117,10 +127,12 @@ class Method:
                 return
             if isinstance(node, ast.Name):
                 raise LeftLinenError(
-                    f"a constructor needs {node.id}, which only the call knows", node)
+                    f"a constructor needs {node.id}, which only the call knows", node
+                )
             if is_self(node):
                 raise LeftLinenError(
-                    f"a constructor needs {ast.unparse(node)}, which is told in the call", node)
+                    f"a constructor needs {ast.unparse(node)}, which is told in the call", node
+                )
             if isinstance(node, ast.Call) and (node.func in self.taint.slots or is_self(node.func)):
                 raise LeftLinenError("a constructor needs the result of a layer", node)
         for child in ast.iter_child_nodes(node):
@@ -146,14 +158,17 @@ class Method:
         is_part = isinstance(self.source.parents[node], ast.BinOp | ast.Attribute | ast.Subscript)
         return f"({text})" if is_part and not text.isidentifier() else text
 
-    def _moved(self, node: ast.Call) -> list[ast.keyword]:
+    def moved(self, node: ast.Call) -> list[ast.keyword]:
         """The modes in a partial of a layer that only the call knows."""
         if not (node.args and self.references.value_of(node.func) is not None):
             return []
-        if not self.references._is_partial(node):  # noqa: SLF001
+        if not self.references.is_partial(node):
             return []
-        return [k for k in node.keywords
-                if k.arg in ("use_running_average", "deterministic") and self.taint.touches(k.value)]
+        return [
+            k
+            for k in node.keywords
+            if k.arg in ("use_running_average", "deterministic") and self.taint.touches(k.value)
+        ]
 
     def _without(self, node: ast.Call, keywords: list[ast.keyword]) -> Iterator[Edit]:
         parts = sorted([*node.args, *node.keywords], key=self.source.start)
@@ -175,7 +190,7 @@ class Method:
                     if found:
                         return found
         if isinstance(node, ast.Call):
-            own = {str(k.arg): self.call_text(k.value) for k in self._moved(node)}
+            own = {str(k.arg): self.call_text(k.value) for k in self.moved(node)}
             inner = self.modes_of(node.args[0]) if node.args else {}
             return {**inner, **own}
         if isinstance(node, ast.IfExp):
@@ -207,8 +222,9 @@ class Method:
         for part in (*node.args, *(k.value for k in node.keywords)):
             if part in [k.value for k in named]:
                 continue
-            if any(s.outer is not None and s.node in ast.walk(part)
-                   for s in self.plan.slots.values()):
+            if any(
+                s.outer is not None and s.node in ast.walk(part) for s in self.plan.slots.values()
+            ):
                 if self.taint.touches(part):
                     raise LeftLinenError("a module inside of another depends on the call", part)
                 continue
@@ -219,7 +235,7 @@ class Method:
             begin = self.source.offset(named[0].lineno, named[0].col_offset)
             edits.append(Edit(begin, self.source.start(node.keywords[1]), ""))
         text = self.source.render(node, edits)
-        self.used |= self._names_of(text)
+        self.used |= self.names_of(text)
         return text
 
     def variables_at(self, making: Making) -> Mapping[str, Any]:
@@ -234,10 +250,11 @@ def below(variables: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Each collection's part at a path."""
     found: dict[str, Any] = {}
     for collection, tree in variables.items():
+        inner = tree
         for name in path:
-            tree = tree.get(name) if isinstance(tree, Mapping) else None
-        if isinstance(tree, Mapping):
-            found[collection] = tree
+            inner = inner.get(name) if isinstance(inner, Mapping) else None
+        if isinstance(inner, Mapping):
+            found[collection] = inner
     return found
 
 
@@ -248,9 +265,9 @@ def loops_around(source: Any, node: ast.AST, method: ast.AST) -> list[ast.AST]:
     for each in source.ancestors(node):
         if each is method:
             break
-        if isinstance(each, ast.For | ast.While) and before in each.body:
-            found.insert(0, each)
-        elif isinstance(each, _LOOPS[2:]):
+        if (isinstance(each, ast.For | ast.While) and before in each.body) or isinstance(
+            each, _LOOPS[2:]
+        ):
             found.insert(0, each)
         before = each
     return found

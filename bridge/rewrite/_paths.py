@@ -93,14 +93,17 @@ class Paths:
 
     def wrapped(self) -> set[Path]:
         """The paths of what is wrapped in `ToNNX`."""
-        return {m.path for m in self.makings if m.path is not None and id(m) in self.slots
-                and self.slots[id(m)][1].linen is not None}
+        return {
+            m.path
+            for m in self.makings
+            if m.path is not None and id(m) in self.slots and self.slots[id(m)][1].linen is not None
+        }
 
     def _is_named_alike(self, path: Path, own: str, parent: str) -> bool:
         """`b.3` is what `bridge.port` takes `b_3` for."""
-        return own == ".".join([*([parent] if parent else []),
-                                re.sub(r"_(\d+)$", r".\1", path[-1])]) and not re.match(
-            r"[A-Z]", path[-1])
+        return own == ".".join(
+            [*([parent] if parent else []), re.sub(r"_(\d+)$", r".\1", path[-1])]
+        ) and not re.match(r"[A-Z]", path[-1])
 
     def _path(self, making: Making) -> Path | None:
         if making.kind == "module":
@@ -133,13 +136,27 @@ class Paths:
         return ".".join([*([parent] if parent else []), *names])
 
     def _nested(
-        self, plan: ClassPlan, slot: Slot, making: Making, path: Path,
-        known: Mapping[Path, str], parent: str,
+        self,
+        plan: ClassPlan,
+        slot: Slot,
+        making: Making,
+        path: Path,
+        known: Mapping[Path, str],
+        parent: str,
     ) -> str:
         """What was made as an argument is where the outer module keeps it."""
         outer = slot.outer
-        holder = next((m for m in self.makings if outer is not None and m in outer.makings
-                       and m.owner == making.owner and m.order > making.order), None)
+        holder = next(
+            (
+                m
+                for m in self.makings
+                if outer is not None
+                and m in outer.makings
+                and m.owner == making.owner
+                and m.order > making.order
+            ),
+            None,
+        )
         if holder is None or holder.path is None or outer is None:
             return ".".join([*([parent] if parent else []), path[-1]])
         base = self._own(holder, holder.path, known)
@@ -161,8 +178,9 @@ class Paths:
 
 
 def _setup_of(program: Program, plan: ClassPlan, slot: Slot) -> Setup:
-    from ._references import References
     import sys
+
+    from ._references import References
 
     namespace = vars(sys.modules[plan.cls.__module__])
     return Setup(Method(program, plan, slot.method, References(program, plan.source, namespace)))
@@ -176,6 +194,7 @@ def _argument_name(outer: Slot, slot: Slot, holder: Making) -> str:
         if hasattr(argument, "elts") and slot.node in argument.elts:
             return f"layers.{argument.elts.index(slot.node)}"
         return "layers.0"
+
     def is_it(node: ast.AST) -> bool:
         return node is slot.node or (isinstance(node, ast.Name) and node.id == slot.variable)
 

@@ -153,8 +153,12 @@ class ClassPlan:
     @property
     def taken_names(self) -> set[str]:
         """The names that an attribute must not have."""
-        own = {name for base in self.cls.__mro__ for name in vars(base)
-               if base.__module__.split(".")[0] not in ("flax", "builtins")}
+        own = {
+            name
+            for base in self.cls.__mro__
+            for name in vars(base)
+            if base.__module__.split(".")[0] not in ("flax", "builtins")
+        }
         own -= {name for name in own if name.startswith("__")}
         return own | {field.name for field in self.fields} | set(self.sizes)
 

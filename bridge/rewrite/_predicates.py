@@ -47,8 +47,11 @@ def predicate(method: Method, test: ast.expr, records: Sequence[Making]) -> str 
 
 def _last_dimensions(test: ast.expr, spaces: Any) -> tuple[list[int], list[int]] | None:
     """The last dimensions of two shapes that are compared."""
-    if not (isinstance(test, ast.Compare) and len(test.comparators) == 1
-            and isinstance(test.ops[0], ast.NotEq)):
+    if not (
+        isinstance(test, ast.Compare)
+        and len(test.comparators) == 1
+        and isinstance(test.ops[0], ast.NotEq)
+    ):
         return None
     found: tuple[list[int], list[int]] = ([], [])
     for node, values in zip((test.left, test.comparators[0]), found, strict=True):
@@ -69,8 +72,11 @@ def _known(
     method: Method, test: ast.expr, records: Sequence[Making], outcomes: Sequence[bool]
 ) -> Iterator[tuple[str, list[bool]]]:
     """Fields and names that are one value where the condition is false."""
-    names = {f"self.{f.name}": [r.fields.get(f.name) for r in records]
-             for f in method.plan.fields if f.name not in method.plan.mode_fields}
+    names = {
+        f"self.{f.name}": [r.fields.get(f.name) for r in records]
+        for f in method.plan.fields
+        if f.name not in method.plan.mode_fields
+    }
     names |= {name: [r.env.get(name) for r in records] for name in sorted(method.visible(test))}
     for text, values in names.items():
         if not all(isinstance(v, int | str | tuple | bool | float) for v in values):

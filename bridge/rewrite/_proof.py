@@ -27,7 +27,6 @@ from ._plans import Program
 from ._records import Instance
 from ._weights import random_inputs, random_variables
 
-
 MODE_NAMES = ("train", "training", "is_training", "deterministic", "use_running_average")
 
 
@@ -78,8 +77,12 @@ class Proof:
 
 
 def prove(
-    program: Program, entries: Sequence[Entry], files: Sequence[NewFile],
-    texts: Mapping[str, tuple[str, str]], *, gradients: bool = True,
+    program: Program,
+    entries: Sequence[Entry],
+    files: Sequence[NewFile],
+    texts: Mapping[str, tuple[str, str]],
+    *,
+    gradients: bool = True,
 ) -> Proof:
     """Runs both models on every entry.
 
@@ -121,13 +124,13 @@ def prove(
             if not plan.ok:
                 problems = "; ".join(map(str, plan.problems[:3]))
                 raise ProofError(
-                    f"the weights do not fit the new model: {problems}", _linen_paths(plan))
+                    f"the weights do not fit the new model: {problems}", _linen_paths(plan)
+                )
             plan.apply()
             label = "entry" if len(entries) == 1 else f"entry {run + 1}"
             linen = (entry.make(), _without_sown(variables))
             checker = _Checker(linen, model, own, entry)
-            report = checker.check(
-                inputs, entry_kwargs(entry), gradients=gradients, jit=gradients)
+            report = checker.check(inputs, entry_kwargs(entry), gradients=gradients, jit=gradients)
             reports[label] = report
             if report.first_divergence is not None and first is None:
                 first = "/".join(report.first_divergence.path)
@@ -136,7 +139,8 @@ def prove(
             larger = second_batch(inputs)
             if larger is not None:
                 reports[f"{label}, another batch size"] = checker.check(
-                    larger, entry_kwargs(entry), sections=["outputs"], jit=False)
+                    larger, entry_kwargs(entry), sections=["outputs"], jit=False
+                )
             training = training_kwargs(entry)
             if training is None:
                 continue
@@ -144,7 +148,8 @@ def prove(
                 notes.append(f"{label}: training was not compared, as dropout draws other masks")
             else:
                 reports[f"{label}, in training"] = checker.check(
-                    inputs, training, sections=["outputs", "state"], jit=False)
+                    inputs, training, sections=["outputs", "state"], jit=False
+                )
     return Proof(reports, rules, sizes, first, tuple(notes))
 
 
@@ -161,8 +166,14 @@ class _Checker:
         """A report; NNX models are compared without the shardings that a mesh would give."""
         with nnx.use_eager_sharding(False):
             return parity.check(
-                self.linen, self.model, *inputs, rules=self.rules, kwargs=kwargs,
-                method=self.entry.method, **options)
+                self.linen,
+                self.model,
+                *inputs,
+                rules=self.rules,
+                kwargs=kwargs,
+                method=self.entry.method,
+                **options,
+            )
 
 
 def entry_kwargs(entry: Entry) -> dict[str, Any]:
@@ -170,8 +181,10 @@ def entry_kwargs(entry: Entry) -> dict[str, Any]:
 
     `parity.check` would set a mode that is not given on the Linen side alone.
     """
-    return {**{name: p.default for name, p in _modes(entry).items()
-               if isinstance(p.default, bool)}, **entry.kwargs}
+    return {
+        **{name: p.default for name, p in _modes(entry).items() if isinstance(p.default, bool)},
+        **entry.kwargs,
+    }
 
 
 def training_kwargs(entry: Entry) -> dict[str, Any] | None:
@@ -196,8 +209,11 @@ def draws(program: Program) -> bool:
         if (
             making.kind == "make_rng"
             or (making.cls is nn.Dropout and making.made.get("rate"))
-            or (making.cls is not None and making.kind == "module"
-                and making.made.get("dropout_rate"))
+            or (
+                making.cls is not None
+                and making.kind == "module"
+                and making.made.get("dropout_rate")
+            )
         ):
             return True
     return False
@@ -242,5 +258,5 @@ def _without_sown(variables: Mapping[str, Any]) -> dict[str, Any]:
 def as_arrays(inputs: Any) -> Any:
     """Zeros for shapes."""
     return jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x,
-        inputs)
+        lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, inputs
+    )

@@ -51,7 +51,7 @@ class References:
 
     def _edits(self, node: ast.AST, hidden: frozenset[str]) -> Iterator[Edit]:
         match node:
-            case ast.Call() if self._is_partial(node) and node.args:
+            case ast.Call() if self.is_partial(node) and node.args:
                 yield from self._partial(node, hidden)
                 return
             case ast.Call() if self._is_lifted(node):
@@ -92,7 +92,8 @@ class References:
         if layer is not None:
             return f"nnx.{layer.name}"
         if (
-            issubclass(cls, nn.Module) and cls.__module__ == self.namespace.get("__name__")
+            issubclass(cls, nn.Module)
+            and cls.__module__ == self.namespace.get("__name__")
             and isinstance(node, ast.Name)
         ):
             return f"_linen.{node.id}"
@@ -114,7 +115,8 @@ class References:
         value = self.value_of(node.func)
         return bool(node.args) and any(value is each for each in _LIFTED)
 
-    def _is_partial(self, node: ast.Call) -> bool:
+    def is_partial(self, node: ast.Call) -> bool:
+        """Whether a call makes a `functools.partial`."""
         return self.value_of(node.func) is functools.partial
 
     def _partial(self, node: ast.Call, hidden: frozenset[str]) -> Iterator[Edit]:

@@ -14,11 +14,12 @@ from bridge import parity
 
 from ._writing import changed_files, write_files
 
-Level: TypeAlias = Literal[
-    "proven", "proven for this configuration", "needs review", "left Linen"
-]
+Level: TypeAlias = Literal["proven", "proven for this configuration", "needs review", "left Linen"]
 LEVELS: tuple[Level, ...] = (
-    "proven", "proven for this configuration", "needs review", "left Linen",
+    "proven",
+    "proven for this configuration",
+    "needs review",
+    "left Linen",
 )
 
 
@@ -72,7 +73,8 @@ class Rewrite:
     def ok(self) -> bool:
         """Whether every class is rewritten, and the program is proven."""
         return self.is_proven and all(
-            c.level in ("proven", "proven for this configuration") for c in self.classes)
+            c.level in ("proven", "proven for this configuration") for c in self.classes
+        )
 
     @property
     def is_proven(self) -> bool:
@@ -82,9 +84,14 @@ class Rewrite:
     @property
     def max_difference(self) -> float | None:
         """The largest absolute difference of an output, None if nothing was compared."""
-        found = [c.max_abs for report in self.reports.values() for section in report.sections
-                 if section.name == "outputs" for c in section.compared
-                 if c.max_abs is not None]
+        found = [
+            c.max_abs
+            for report in self.reports.values()
+            for section in report.sections
+            if section.name == "outputs"
+            for c in section.compared
+            if c.max_abs is not None
+        ]
         return max(found, default=None)
 
     @property
@@ -95,7 +102,8 @@ class Rewrite:
             old = self.old_sources[path]
             before = pathlib.Path(old).read_text(encoding="utf-8").splitlines(keepends=True)
             lines += difflib.unified_diff(
-                before, text.splitlines(keepends=True), _shown(old), _shown(path))
+                before, text.splitlines(keepends=True), _shown(old), _shown(path)
+            )
         return "".join(lines)
 
     @property
@@ -110,8 +118,11 @@ class Rewrite:
         for path, text in self.sources.items():
             old = self.old_sources[path]
             before = pathlib.Path(old).read_text(encoding="utf-8").splitlines()
-            tables.append(difflib.HtmlDiff(wrapcolumn=90).make_file(
-                before, text.splitlines(), _shown(old), _shown(path), charset="utf-8"))
+            tables.append(
+                difflib.HtmlDiff(wrapcolumn=90).make_file(
+                    before, text.splitlines(), _shown(old), _shown(path), charset="utf-8"
+                )
+            )
         return "\n".join(tables)
 
     def write(self, *, overwrite: bool = False) -> tuple[str, ...]:
@@ -155,7 +166,8 @@ class Rewrite:
                 "reports": {k: json.loads(v.to_json()) for k, v in self.reports.items()},
                 "notes": list(self.notes),
             },
-            indent=indent, allow_nan=False,
+            indent=indent,
+            allow_nan=False,
         )
 
     def __str__(self) -> str:

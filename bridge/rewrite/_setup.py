@@ -5,17 +5,23 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from ._body import wrapped
 from ._calls import Calls
 from ._constructors import Constructor
+from ._dead import dead_blocks
+from ._lines import wrapped
 from ._method import Method
 from ._plans import LeftLinenError, Slot
 from ._slots import name_node
 from ._source import Edit, bound_in, is_self
 from ._variables import variable_text
 
-_CONTAINERS = {ast.List: "List", ast.Tuple: "List", ast.ListComp: "List", ast.Dict: "Dict",
-               ast.DictComp: "Dict"}
+_CONTAINERS = {
+    ast.List: "List",
+    ast.Tuple: "List",
+    ast.ListComp: "List",
+    ast.Dict: "Dict",
+    ast.DictComp: "Dict",
+}
 
 
 class Setup:
@@ -27,7 +33,7 @@ class Setup:
 
     def __init__(self, method: Method) -> None:
         self.method, self.source, self.plan = method, method.source, method.plan
-        self.slots = [slot for slot in method.slots]
+        self.slots = list(method.slots)
         self.inside = self._containers()
 
     def text(self) -> str:
@@ -36,16 +42,22 @@ class Setup:
         Raises:
             LeftLinenError: something in it cannot be rewritten.
         """
-        body = [s for s in self.method.node.body
-                if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))]
+        body = [
+            s
+            for s in self.method.node.body
+            if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))
+        ]
         body = [s for s in body if not _is_super(s) and not isinstance(s, ast.Pass)]
         if not body:
             return ""
         edits: list[Edit] = []
         for slot in self.slots:
             if slot.outer is None:
-                made = (Constructor(self.method, slot).text() if slot.kind == "module"
-                        else variable_text(self.method, slot))
+                made = (
+                    Constructor(self.method, slot).text()
+                    if slot.kind == "module"
+                    else variable_text(self.method, slot)
+                )
                 edits.append(self.source.edit(slot.node, made))
                 if slot.modes:
                     self._check_modes(slot)
@@ -65,10 +77,10 @@ class Setup:
             raise LeftLinenError("a mode moves to a call that is not found", slot.node)
 
     def _unmade(self) -> Iterator[Edit]:
-        calls = Calls(self.method, None)
-        calls._find_dead()  # noqa: SLF001
-        for block in calls.dead:
-            text = f'raise NotImplementedError("this did not run when {self.plan.name} was rewritten")'
+        for block in dead_blocks(self.method):
+            text = (
+                f'raise NotImplementedError("this did not run when {self.plan.name} was rewritten")'
+            )
             yield Edit(self.source.start(block[0]), self.source.end(block[-1]), text)
             self.plan.note(block[0], "a branch that did not run raises NotImplementedError")
 
@@ -83,16 +95,22 @@ class Setup:
                     kinds[name] = _CONTAINERS[type(node.value)]
                 if any(each in made for each in ast.walk(node.value)):
                     filled |= bound_in(node)
-                if any(isinstance(n, ast.Subscript) and isinstance(n.value, ast.Name)
-                       for t in node.targets for n in [t]):
+                if any(
+                    isinstance(n, ast.Subscript) and isinstance(n.value, ast.Name)
+                    for t in node.targets
+                    for n in [t]
+                ):
                     pass
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
                         filled.add(target.value.id)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and (
-                node.func.attr in ("append", "extend", "insert")
-            ) and isinstance(node.func.value, ast.Name):
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and (node.func.attr in ("append", "extend", "insert"))
+                and isinstance(node.func.value, ast.Name)
+            ):
                 filled.add(node.func.value.id)
         return {name: kind for name, kind in kinds.items() if name in filled}
 
@@ -107,8 +125,10 @@ class Setup:
                 if not is_self(target):
                     continue
                 value = node.value
-                if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and (
-                    value.func.id in ("list", "tuple") and value.args
+                if (
+                    isinstance(value, ast.Call)
+                    and isinstance(value.func, ast.Name)
+                    and (value.func.id in ("list", "tuple") and value.args)
                 ):
                     value = value.args[0]
                 if isinstance(value, ast.GeneratorExp):
@@ -135,8 +155,10 @@ class Setup:
                 begin, end = self.source.start(node.value), self.source.end(node.value)
                 yield Edit(begin, begin, f"nnx.{containers[name]}(")
                 yield Edit(end, end, ")")
-            elif isinstance(node.value, ast.Constant) and node.value.value is None and (
-                self._is_module(name)
+            elif (
+                isinstance(node.value, ast.Constant)
+                and node.value.value is None
+                and (self._is_module(name))
             ):
                 yield self.source.edit(node.value, "nnx.data(None)")
 
@@ -145,9 +167,14 @@ class Setup:
         if type(node) not in _CONTAINERS:
             return False
         inside: list[ast.AST] = (
-            node.elts if isinstance(node, ast.List | ast.Tuple)
-            else [node.elt] if isinstance(node, ast.ListComp)
-            else list(node.values) if isinstance(node, ast.Dict) else [node.value])  # pyright: ignore
+            node.elts
+            if isinstance(node, ast.List | ast.Tuple)
+            else [node.elt]
+            if isinstance(node, ast.ListComp)
+            else list(node.values)
+            if isinstance(node, ast.Dict)
+            else [node.value]
+        )  # pyright: ignore
         parent = self.source.parents[node]
         return any(each in made for each in inside) and not isinstance(parent, ast.Assign)
 
@@ -194,9 +221,12 @@ class Setup:
                 parent = self.source.parents[node]
                 if slot is not None and slot.kind == "param":
                     found.append(Edit(self.source.end(node), self.source.end(node), "[...]"))
-                if slot is not None and slot.kind == "variable" and isinstance(
-                    parent, ast.Attribute
-                ) and parent.attr == "value":
+                if (
+                    slot is not None
+                    and slot.kind == "variable"
+                    and isinstance(parent, ast.Attribute)
+                    and parent.attr == "value"
+                ):
                     found.append(Edit(self.source.end(node), self.source.end(parent), "[...]"))
         return found
 

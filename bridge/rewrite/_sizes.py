@@ -104,14 +104,21 @@ class Sizes:
                     key = each.argument or each.text
                     known = here.get(key, each)
                     here[key] = dataclasses.replace(
-                        each, rank=min(each.rank, known.rank),
-                        certain=each.certain or known.certain)
-            left = here if left is None else {
-                key: dataclasses.replace(
-                    each, rank=max(each.rank, here[key].rank),
-                    certain=each.certain and here[key].certain)
-                for key, each in left.items() if key in here
-            }
+                        each, rank=min(each.rank, known.rank), certain=each.certain or known.certain
+                    )
+            left = (
+                here
+                if left is None
+                else {
+                    key: dataclasses.replace(
+                        each,
+                        rank=max(each.rank, here[key].rank),
+                        certain=each.certain and here[key].certain,
+                    )
+                    for key, each in left.items()
+                    if key in here
+                }
+            )
             if not left:
                 return []
         return sorted((left or {}).values(), key=lambda each: each.rank)
@@ -161,8 +168,7 @@ class Sizes:
             firsts.setdefault((making.run, making.owner), making)
         if all(len({repr(v) for v in each}) == 1 for each in grouped.values()):
             return self._add(hint, makings, values)
-        name = self._add(
-            hint, list(firsts.values()), [tuple(each) for each in grouped.values()])
+        name = self._add(hint, list(firsts.values()), [tuple(each) for each in grouped.values()])
         self.iterators[name] = loops[0]
         return f"next({name})"
 
@@ -192,17 +198,21 @@ class Sizes:
             groups.setdefault((making.run, making.owner), []).append((making, value))
         if not any(len(group) > 1 for group in groups.values()):
             return None
-        of_loops = set().union(*(bound_in(loop.target) for loop in loops if hasattr(loop, "target")))
+        of_loops = set().union(
+            *(bound_in(loop.target) for loop in loops if hasattr(loop, "target"))
+        )
         inside = set().union(set(), *(bound_in(each) for each in loops[0].body))
         firsts = [group[0] for group in groups.values()]
         before = self._holding(
-            [m for m, _ in firsts], [v for _, v in firsts], names - of_loops - inside)
+            [m for m, _ in firsts], [v for _, v in firsts], names - of_loops - inside
+        )
         following = self._following(list(groups.values()), names)
         if following is None:
             return None
         first_makings, first_values = [m for m, _ in firsts], [v for _, v in firsts]
         start = self._chosen(
-            before, first_makings, first_values, len({repr(v) for v in first_values}))
+            before, first_makings, first_values, len({repr(v) for v in first_values})
+        )
         if start is None:
             start = self._add(hint, first_makings, first_values)
         loop = loops[-1]
@@ -221,13 +231,20 @@ class Sizes:
             for (making, _), (after, value) in itertools.pairwise(group):
                 here: dict[str, int] = {}
                 turn = self.candidates.between(making, after)
-                found = [*self.candidates.outs(making, turn, names),
-                         *self.candidates.at(making, names)]
+                found = [
+                    *self.candidates.outs(making, turn, names),
+                    *self.candidates.at(making, names),
+                ]
                 for each in found:
                     if each.text and _same(each.value, value):
                         here[each.text] = min(each.rank, here.get(each.text, 99))
-                left = here if left is None else {
-                    text: max(rank, here[text]) for text, rank in left.items() if text in here}
+                left = (
+                    here
+                    if left is None
+                    else {
+                        text: max(rank, here[text]) for text, rank in left.items() if text in here
+                    }
+                )
         return min(left, key=lambda text: left[text]) if left else None
 
 

@@ -16,8 +16,18 @@ from ._source import is_self
 _LOOP_KINDS = (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
 _STORING = ("module", "param", "variable")
 _ATTENTION = ("MultiHeadDotProductAttention", "MultiHeadAttention", "SelfAttention")
-_RESERVED = {"train", "eval", "sow", "perturb", "set_attributes", "iter_modules", "iter_children",
-             "rngs", "set_mode", "setup"}
+_RESERVED = {
+    "train",
+    "eval",
+    "sow",
+    "perturb",
+    "set_attributes",
+    "iter_modules",
+    "iter_children",
+    "rngs",
+    "set_mode",
+    "setup",
+}
 _FIRST = re.compile(r"(.)([A-Z][a-z]+)")
 _SECOND = re.compile(r"([a-z0-9])([A-Z])")
 
@@ -96,13 +106,18 @@ def _handed_on(plan: ClassPlan, slot: Slot) -> Slot | None:
         return None
     holders: set[ast.AST | None] = set()
     for node in ast.walk(slot.method):
-        if isinstance(node, ast.Name) and node.id == slot.variable and isinstance(
-            node.ctx, ast.Load
+        if (
+            isinstance(node, ast.Name)
+            and node.id == slot.variable
+            and isinstance(node.ctx, ast.Load)
         ):
             parent = plan.source.parents[node]
             call = plan.source.parents[parent] if isinstance(parent, ast.keyword) else parent
-            holders.add(call if isinstance(call, ast.Call) and call in plan.slots
-                        and call.func is not node else None)
+            holders.add(
+                call
+                if isinstance(call, ast.Call) and call in plan.slots and call.func is not node
+                else None
+            )
     holder = next(iter(holders), None) if len(holders) == 1 else None
     return plan.slots[holder] if isinstance(holder, ast.Call) else None
 
@@ -110,8 +125,10 @@ def _handed_on(plan: ClassPlan, slot: Slot) -> Slot | None:
 def _variable(plan: ClassPlan, slot: Slot) -> str | None:
     statement = plan.source.statement_of(slot.node)
     if (
-        isinstance(statement, ast.Assign) and statement.value is slot.node
-        and len(statement.targets) == 1 and isinstance(statement.targets[0], ast.Name)
+        isinstance(statement, ast.Assign)
+        and statement.value is slot.node
+        and len(statement.targets) == 1
+        and isinstance(statement.targets[0], ast.Name)
     ):
         return statement.targets[0].id
     return None
@@ -120,8 +137,9 @@ def _variable(plan: ClassPlan, slot: Slot) -> str | None:
 def name_slots(program: Program, plan: ClassPlan) -> None:
     """Gives every slot of compact methods an attribute."""
     taken = set(plan.taken_names) | _RESERVED
-    slots = [slot for slot in plan.slots.values()
-             if slot.method.name != "setup" and slot.outer is None]
+    slots = [
+        slot for slot in plan.slots.values() if slot.method.name != "setup" and slot.outer is None
+    ]
     for slot in plan.slots.values():
         if slot.method.name == "setup":
             slot.attribute = _target(plan, slot)
@@ -144,7 +162,11 @@ def name_slots(program: Program, plan: ClassPlan) -> None:
             slot.attribute = by_explicit[explicit]
             continue
         name = wish
-        if name_node(slot) is None and counts[wish] > 1 and not (program.keep_names and not slot.is_list):
+        if (
+            name_node(slot) is None
+            and counts[wish] > 1
+            and not (program.keep_names and not slot.is_list)
+        ):
             name = f"{wish}_{numbers.get(wish, 0)}"
             numbers[wish] = numbers.get(wish, 0) + 1
         while name in taken or keyword.iskeyword(name):
@@ -193,12 +215,17 @@ def _wish(program: Program, slot: Slot) -> str:
         return _identifier(str(slot.makings[0].name))
     cls = slot.makings[0].cls
     name = cls.__name__ if cls is not None else "layer"
-    if not program.keep_names and name in _ATTENTION and cls is not None and (
-        cls.__module__.startswith("flax.")
+    if (
+        not program.keep_names
+        and name in _ATTENTION
+        and cls is not None
+        and (cls.__module__.startswith("flax."))
     ):
         name = "Attention"
-    if program.keep_names and not slot.is_list and len(slot.makings) == len(
-        {(m.run, m.owner) for m in slot.makings}
+    if (
+        program.keep_names
+        and not slot.is_list
+        and len(slot.makings) == len({(m.run, m.owner) for m in slot.makings})
     ):
         paths = {m.path[-1] for m in slot.makings if m.path}
         if len(paths) == 1:

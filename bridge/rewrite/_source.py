@@ -148,8 +148,9 @@ def bound_in(node: ast.AST) -> set[str]:
             continue
         elif isinstance(each, ast.Import | ast.ImportFrom):
             found |= {(alias.asname or alias.name).split(".")[0] for alias in each.names}
-        elif isinstance(each, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
-                        | ast.Lambda):
+        elif isinstance(
+            each, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.Lambda
+        ):
             continue
         stack.extend(ast.iter_child_nodes(each))
     return found

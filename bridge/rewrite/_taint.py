@@ -8,8 +8,16 @@ from collections.abc import Iterable, Iterator
 from ._source import bound_in, is_self, names_in
 
 MODES = ("use_running_average", "deterministic")
-_STATEFUL = ("param", "variable", "make_rng", "has_variable", "get_variable", "is_initializing",
-             "is_mutable_collection", "has_rng")
+_STATEFUL = (
+    "param",
+    "variable",
+    "make_rng",
+    "has_variable",
+    "get_variable",
+    "is_initializing",
+    "is_mutable_collection",
+    "has_rng",
+)
 
 
 class Taint:
@@ -48,8 +56,12 @@ class Taint:
     def touches(self, node: ast.AST) -> bool:
         """Whether an expression depends on an argument of the call."""
         inside = list(_walk(node))
-        own = {name for each in inside if isinstance(each, ast.comprehension)
-               for name in bound_in(each.target)}
+        own = {
+            name
+            for each in inside
+            if isinstance(each, ast.comprehension)
+            for name in bound_in(each.target)
+        }
         names = {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
         if (names - own) & self.names:
             return True
@@ -103,9 +115,11 @@ def _loop(target: ast.AST, values: ast.expr) -> Iterator[tuple[ast.AST, set[str]
             yield ast.Constant(0), bound_in(target.elts[0])
             yield from _loop(target.elts[1], values.args[0])
             return
-        if values.func.id == "zip" and isinstance(target, ast.Tuple) and len(
-            target.elts
-        ) == len(values.args):
+        if (
+            values.func.id == "zip"
+            and isinstance(target, ast.Tuple)
+            and len(target.elts) == len(values.args)
+        ):
             for each, own in zip(target.elts, values.args, strict=True):
                 yield from _loop(each, own)
             return
@@ -114,7 +128,8 @@ def _loop(target: ast.AST, values: ast.expr) -> Iterator[tuple[ast.AST, set[str]
 
 def _unpacked(target: ast.AST, value: ast.expr) -> Iterator[tuple[ast.AST, set[str]]]:
     if (
-        isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+        isinstance(target, ast.Tuple)
+        and isinstance(value, ast.Tuple)
         and len(target.elts) == len(value.elts)
     ):
         for each, own in zip(target.elts, value.elts, strict=True):

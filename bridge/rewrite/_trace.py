@@ -8,25 +8,33 @@ has no hook for constructors: `nn.intercept_methods` does not see `__post_init__
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 from flax import linen as nn
 
-from ._records import Called, Instance, Making, Path, Records, Shape, Site, Span
+from ._records import Called, Instance, Making, Records, Site, Span
+from ._snapshots import fields_of, is_array, owner_of, path_of, shapes_of, snapshot
 
-_METHODS = ("param", "variable", "make_rng", "sow", "perturb", "has_variable", "get_variable",
-            "put_variable", "is_mutable_collection", "is_initializing")
+_METHODS = (
+    "param",
+    "variable",
+    "make_rng",
+    "sow",
+    "perturb",
+    "has_variable",
+    "get_variable",
+    "put_variable",
+    "is_mutable_collection",
+    "is_initializing",
+)
 _KINDS = {
     nn.Module.__post_init__.__code__: "module",
     **{inspect.unwrap(getattr(nn.Module, name)).__code__: name for name in _METHODS},
 }
-_OWN_FIELDS = ("parent", "name")
 
 
 class Watch:
@@ -97,10 +105,10 @@ class Watch:
             if event == "line":
                 lines.add(frame.f_lineno)
                 if frame.f_lineno in watched:
-                    owner = _owner(frame, self._is_users)[0]
+                    owner = owner_of(frame, self._is_users)[0]
                     if owner is not None and owner.scope is not None:
                         key = (self._run, path_of(owner) or (), file, frame.f_lineno)
-                        self.records.conditions.setdefault(key, []).append(_snapshot(frame))
+                        self.records.conditions.setdefault(key, []).append(snapshot(frame))
             return local
 
         return local
@@ -122,7 +130,7 @@ class Watch:
             return
         line, end_line, column, end_column = position
         site = Site(caller.f_code.co_filename, Span(line, end_line, column, end_column))  # pyright: ignore
-        owner, env = _owner(caller, self._is_users)
+        owner, env = owner_of(caller, self._is_users)
         name = frame.f_locals.get("name") if kind != "module" else None
         making = Making(
             kind,
@@ -187,8 +195,13 @@ class Watch:
                 making.made = fields_of(made)
 
 
-def run(watch: Watch, module: nn.Module, inputs: Any, kwargs: Mapping[str, Any],
-        method: str | None = None) -> Any:
+def run(
+    watch: Watch,
+    module: nn.Module,
+    inputs: Any,
+    kwargs: Mapping[str, Any],
+    method: str | None = None,
+) -> Any:
     """Runs `init` under `jax.eval_shape`.
 
     Returns:
@@ -199,7 +212,8 @@ def run(watch: Watch, module: nn.Module, inputs: Any, kwargs: Mapping[str, Any],
     def init(*arrays: Any) -> Any:
         given = iter(arrays)
         args, named = jax.tree.map(
-            lambda leaf: next(given) if is_array(leaf) else leaf, (tuple(inputs), dict(kwargs)))
+            lambda leaf: next(given) if is_array(leaf) else leaf, (tuple(inputs), dict(kwargs))
+        )
         function = getattr(type(module), method) if method else None
         keys = {name: jax.random.key(0) for name in ("params", "dropout")}
         with watch.running():
@@ -211,89 +225,5 @@ def run(watch: Watch, module: nn.Module, inputs: Any, kwargs: Mapping[str, Any],
     return variables
 
 
-def is_array(leaf: Any) -> bool:
-    """Whether a leaf is an array or stands for one."""
-    return isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct)
-
-
-def shapes_of(value: Any) -> Any:
-    """A tree with a `Shape` in the place of each array."""
-    if isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
-        return Shape(tuple(value.shape), value.dtype)
-    if type(value) in (list, tuple):
-        return type(value)(map(shapes_of, value))
-    if type(value) is dict:
-        return {name: shapes_of(each) for name, each in value.items()}
-    if isinstance(value, int | float | str | bool | type(None)):
-        return value
-    try:
-        return jax.tree.map(lambda leaf: shapes_of(leaf) if is_array(leaf) else leaf, value)
-    except (TypeError, ValueError):
-        return None
-
-
-def fields_of(module: nn.Module) -> dict[str, Any]:
-    """The dataclass fields of a module, but `parent` and `name`."""
-    return {
-        field.name: getattr(module, field.name)
-        for field in dataclasses.fields(module)
-        if field.name not in _OWN_FIELDS and hasattr(module, field.name)
-    }
-
-
 def _arguments(frame: Any) -> dict[str, Any]:
     return {name: shapes_of(value) for name, value in frame.f_locals.items() if name != "self"}
-
-
-def _owner(frame: Any, is_users: Callable[[str], bool]) -> tuple[nn.Module | None, dict[str, Any]]:
-    """The module whose method a frame is in, with the variables of the frames in between."""
-    env: dict[str, Any] = {}
-    while frame is not None and is_users(frame.f_code.co_filename):
-        for name, value in _snapshot(frame).items():
-            env.setdefault(name, value)
-        code = frame.f_code
-        if code.co_argcount and code.co_name not in ("<listcomp>", "<dictcomp>", "<genexpr>"):
-            first = frame.f_locals.get(code.co_varnames[0])
-            if isinstance(first, nn.Module) and code.co_varnames[0] == "self":
-                return first, env
-            if not code.co_flags & inspect.CO_NESTED:
-                return None, env
-        elif not code.co_flags & inspect.CO_NESTED:
-            return None, env
-        frame = frame.f_back
-    return None, env
-
-
-def _snapshot(frame: Any) -> dict[str, Any]:
-    return {
-        name: _kept_value(value)
-        for name, value in frame.f_locals.items()
-        if not isinstance(value, nn.Module) or name == "self"
-    }
-
-
-def _kept_value(value: Any) -> Any:
-    if isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
-        return Shape(tuple(value.shape), value.dtype)
-    if type(value) in (list, tuple):
-        return type(value)(map(_kept_value, value))
-    if isinstance(value, nn.Module):
-        return None
-    return value
-
-
-def path_of(module: nn.Module) -> Path | None:
-    """The path of a module that is bound, None for another."""
-    if module.scope is None:
-        return None
-    parent = module.parent
-    if isinstance(parent, nn.Module) and module.name is not None:
-        above = path_of(parent)
-        if above is not None:
-            return (*above, str(module.name))
-    return tuple(map(str, module.scope.path))
-
-
-def path_text(path: Path) -> str:
-    """A path as Linen writes it."""
-    return "/".join(path)

@@ -10,8 +10,12 @@ from ._method import Method
 from ._plans import LeftLinenError, Slot
 from ._slots import name_node
 
-_TYPES = {"params": "nnx.Param", "batch_stats": "nnx.BatchStat", "cache": "nnx.Cache",
-          "intermediates": "nnx.Intermediate"}
+_TYPES = {
+    "params": "nnx.Param",
+    "batch_stats": "nnx.BatchStat",
+    "cache": "nnx.Cache",
+    "intermediates": "nnx.Intermediate",
+}
 
 
 def variable_text(method: Method, slot: Slot) -> str:
@@ -51,7 +55,9 @@ def _texts(method: Method, slot: Slot, skipped: int, *named: str) -> list[str]:
 
 def _param(method: Method, slot: Slot) -> str:
     init, *rest = _texts(method, slot, 1, "init_fn")
-    called = init if _is_simple(slot.node.args[1] if len(slot.node.args) > 1 else None) else f"({init})"
+    called = (
+        init if _is_simple(slot.node.args[1] if len(slot.node.args) > 1 else None) else f"({init})"
+    )
     return f"nnx.Param({called}({', '.join(['rngs.params()', *rest])}))"
 
 

@@ -37,7 +37,8 @@ def random_variables(shapes: Any, seed: int = 0) -> Any:
         return jnp.asarray(drawn, dtype)
 
     return jax.tree_util.tree_map_with_path(
-        value, shapes, is_leaf=lambda x: isinstance(x, meta.AxisMetadata))
+        value, shapes, is_leaf=lambda x: isinstance(x, meta.AxisMetadata)
+    )
 
 
 def random_inputs(inputs: Any, seed: int = 0) -> Any:

@@ -36,8 +36,10 @@ def write_files(files: Mapping[str, str], *, overwrite: bool) -> tuple[str, ...]
     foreign = [str(p) for p in changed if p.exists() and not overwrite and not _is_own(p)]
     if foreign:
         raise RewriteError(
-            "these files were not written by bridge.rewrite, or were changed since", foreign,
-            "Move them away, or pass overwrite=True (--overwrite).")
+            "these files were not written by bridge.rewrite, or were changed since",
+            foreign,
+            "Move them away, or pass overwrite=True (--overwrite).",
+        )
     temporary: dict[pathlib.Path, str] = {}
     try:
         for path, text in changed.items():

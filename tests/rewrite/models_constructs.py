@@ -279,8 +279,12 @@ class Ensemble(nn.Module):
     @nn.compact
     def __call__(self, x):
         members = nn.vmap(
-            CompactChild, variable_axes={"params": 0}, split_rngs={"params": True},
-            in_axes=None, out_axes=0, axis_size=2,
+            CompactChild,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+            in_axes=None,
+            out_axes=0,
+            axis_size=2,
         )
         return members(3)(x)
 

@@ -146,9 +146,11 @@ class UnknownField(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        return nn.Dense(3, dot_general_cls=functools.partial)(x) if x is None else nn.Dense(
-            3, dot_general_cls=_general
-        )(x)
+        return (
+            nn.Dense(3, dot_general_cls=functools.partial)(x)
+            if x is None
+            else nn.Dense(3, dot_general_cls=_general)(x)
+        )
 
 
 def _general():
@@ -170,7 +172,7 @@ class Keywords(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        return nn.Dense(**{"features": 3})(x)
+        return nn.Dense(features=3)(x)
 
 
 class NeedsValue(nn.Module):

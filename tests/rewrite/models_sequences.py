@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+INIT = nn.initializers.xavier_uniform()
+
 
 @dataclasses.dataclass(frozen=True)
 class Config:
@@ -22,7 +24,7 @@ class Config:
     dropout_rate: float = 0.1
     deterministic: bool = True
     logits_via_embedding: bool = True
-    kernel_init: Callable = nn.initializers.xavier_uniform()
+    kernel_init: Callable = INIT
 
 
 class ConfigMlp(nn.Module):

@@ -116,9 +116,9 @@ class ViT(nn.Module):
             x = nn.Dense(features=self.representation_size, name="pre_logits")(x)
             x = nn.tanh(x)
         if self.num_classes:
-            x = nn.Dense(
-                features=self.num_classes, name="head", kernel_init=nn.initializers.zeros
-            )(x)
+            x = nn.Dense(features=self.num_classes, name="head", kernel_init=nn.initializers.zeros)(
+                x
+            )
         return x
 
 
@@ -267,7 +267,7 @@ class ConvNext(nn.Module):
         self.down = [nn.Conv(dim, (2, 2), strides=(2, 2)) for dim in self.dims[1:]]
         stages = []
         for depth in self.depths:
-            stages.append([ConvNextBlock() for _ in range(depth)])
+            stages.append([ConvNextBlock() for _ in range(depth)])  # noqa: PERF401
         self.stages = stages
         self.head = nn.Dense(3)
 

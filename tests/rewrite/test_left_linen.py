@@ -13,9 +13,14 @@ from tests.rewrite import models_left as models
 LEFT = [
     cls
     for cls in vars(models).values()
-    if inspect.isclass(cls) and issubclass(cls, nn.Module) and cls.__module__ == models.__name__
-    and cls.__doc__ and cls.__doc__[0].islower() or cls in (
-        models.OwnTrain, models.TrainField, models.ReadsPath)
+    if (
+        inspect.isclass(cls)
+        and issubclass(cls, nn.Module)
+        and cls.__module__ == models.__name__
+        and cls.__doc__
+        and cls.__doc__[0].islower()
+    )
+    or cls in (models.OwnTrain, models.TrainField, models.ReadsPath)
 ]
 INPUT = jax.ShapeDtypeStruct((2, 4, 3), "float32")
 
@@ -41,7 +46,8 @@ def test_a_class_that_stays_linen_says_why(cls):
 
 
 @pytest.mark.parametrize(
-    "part", [models.MadeByFunction, models.InnerFunction, models.WhileLoop, models.Starred],
+    "part",
+    [models.MadeByFunction, models.InnerFunction, models.WhileLoop, models.Starred],
     ids=lambda cls: cls.__name__,
 )
 def test_the_program_around_it_is_rewritten_and_proven(part):

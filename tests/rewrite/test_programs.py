@@ -130,9 +130,7 @@ def test_another_configuration_of_the_new_class_is_right_too():
 
 
 def test_random_weights_find_a_fault_that_initial_values_would_hide():
-    variables = random_variables(
-        {"params": {"bias": jax.ShapeDtypeStruct((3,), "float32")}}
-    )
+    variables = random_variables({"params": {"bias": jax.ShapeDtypeStruct((3,), "float32")}})
     assert (np.asarray(variables["params"]["bias"]) != 0).all()
 
 

@@ -66,7 +66,7 @@ def test_write_makes_the_new_file_and_the_rules_and_a_second_one_finds_nothing_t
 def test_a_file_of_the_same_name_that_it_did_not_write_is_kept(result, tmp_path):
     (path,) = result.sources
     pathlib.Path(path).write_text("mine = 1\n")
-    with pytest.raises(rewrite.RewriteError, match="not written by bridge.rewrite") as raised:
+    with pytest.raises(rewrite.RewriteError, match=r"not written by bridge\.rewrite") as raised:
         result.write()
     assert raised.value.problems == (path,)
     assert pathlib.Path(path).read_text() == "mine = 1\n"
