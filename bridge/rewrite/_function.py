@@ -63,7 +63,7 @@ def rewrite(
       >>> import bridge
       >>> from bridge._demo import _models
       >>> x = jax.ShapeDtypeStruct((2, 8, 8, 1), 'float32')
-      >>> result = bridge.rewrite(_models.LinenDigitsCNN, x, kwargs={'train': False})
+      >>> result = bridge.rewrite(_models.DigitsCNN, x, kwargs={'train': False})
       >>> result.is_proven
       True
     """
