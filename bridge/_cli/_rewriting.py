@@ -10,8 +10,7 @@ from typing import Any
 
 from flax import linen as nn
 
-from bridge import rewrite as rewriting
-from bridge.rewrite import Rewrite
+from bridge.rewrite import Rewrite, rewrite
 
 from . import _output, _target
 from ._input_errors import InputError
@@ -38,7 +37,7 @@ def rewritten(arguments: argparse.Namespace, progress: Any) -> Rewrite:
             for target in (arguments.target, *arguments.model)
         ]
         (make, inputs, own, method), *others = entries
-        return rewriting.rewrite(
+        return rewrite(
             make,
             *inputs,
             kwargs=own,

@@ -119,8 +119,9 @@ class Maker:
         if isinstance(value, nn.Module):
             return self._module(value, key)
         run, path = key
-        if type(value) in (list, tuple):
-            return type(value)(
+        if isinstance(value, list | tuple) and type(value) in (list, tuple):
+            kind: Any = type(value)
+            return kind(
                 self.mapped(each, (run, (*path[:-1], f"{path[-1]}_{i}")))
                 for i, each in enumerate(value)
             )
@@ -163,7 +164,8 @@ class Maker:
         return getattr(nnx, layer.name)(**named)
 
     def _partial(self, value: functools.partial[Any]) -> Any:
-        layer = layer_of(value.func) if isinstance(value.func, type) else None
+        own: Any = value.func
+        layer = layer_of(own) if isinstance(own, type) else None
         if layer is None:
             return functools.partial(
                 self.mapped(value.func, _NOWHERE),
@@ -172,7 +174,7 @@ class Maker:
             )
         from ._layers import field_order
 
-        named = dict(zip(field_order(value.func), value.args, strict=False)) | value.keywords
+        named = dict(zip(field_order(own), value.args, strict=False)) | value.keywords
         for name in layer.unsupported:
             if named.get(name) is not None:
                 raise LeftLinenError(f"nnx.{layer.name} has no {name}")

@@ -78,14 +78,14 @@ class Calls:
         """How the call names what a turn of a loop made."""
         if not slot.is_list:
             return ""
+        direct = self._direct(slot)
+        if direct is not None:
+            return direct
         loop = slot.loops[0]
         if len(slot.loops) == 1 and not self._is_conditional(slot):
             name = _counter(loop)
             if name is not None and name.strip("_"):
                 return f"self.{slot.attribute}[{name}]"
-        direct = self._direct(slot)
-        if direct is not None:
-            return direct
         name = slot.attribute
         taken = self.method.taint.names | self.method.taint.pure
         while name in taken:

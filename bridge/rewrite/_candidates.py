@@ -123,7 +123,7 @@ class Candidates:
             names = [f.name for f in dataclasses.fields(making.cls) if f.init]  # pyright: ignore
             nodes += list(zip(names, slot.node.args, strict=False))
         for name, node in nodes:
-            value = making.made.get(name) if name else None
+            value: Any = making.made.get(name) if name else None
             if is_size(value) and (
                 value == last or (name in _OUT_FIELDS and isinstance(value, int))
             ):
@@ -203,11 +203,12 @@ def _items(text: str, value: Any, rank: int) -> Iterator[Candidate]:
 
 def _config(text: str, value: Any) -> Iterator[Candidate]:
     found: Mapping[str, Any] = {}
+    own: Any = value
     if dataclasses.is_dataclass(value) and not isinstance(value, type | nn.Module):
         found = {f.name: getattr(value, f.name, None) for f in dataclasses.fields(value)}
     elif type(value).__name__ in ("ConfigDict", "FrozenConfigDict", "SimpleNamespace"):
         try:
-            found = dict(value.items()) if hasattr(value, "items") else vars(value)
+            found = dict(own.items()) if hasattr(own, "items") else vars(own)
         except (TypeError, ValueError):
             found = {}
     for name, inner in found.items():

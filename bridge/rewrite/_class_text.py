@@ -112,7 +112,7 @@ class ClassText:
         for node in ast.walk(self.plan.node):
             if isinstance(node, ast.Attribute):
                 value = self.references.value_of(node)
-                if value in (nn.share_scope, nn.add_metadata_axis, nn.map_variables):
+                if value in (nn.share_scope, nn.map_variables):
                     raise LeftLinenError(f"nn.{node.attr} has no counterpart", node)
                 lacking = {"scope", "path", "variables", "name", "parent"}
                 lacking -= {f.name for f in self.plan.fields}
@@ -174,11 +174,11 @@ class ClassText:
             if field.name in plan.mode_fields or field.name in inherited:
                 continue
             lines.append(f"self.{field.name} = {self.signature.stored(field)}")
-        text = "\n".join(" " * (indent + 4) + line for line in lines)
-        made = as_text(body, indent + 4)
+        text = "\n".join(" " * (2 * indent) + line for line in lines)
+        made = as_text(body, 2 * indent, indent)
         parts = [part for part in (text, setup, made) if part]
         if not parts and not plan.fields:
-            parts = [" " * (indent + 4) + "pass"]
+            parts = [" " * (2 * indent) + "pass"]
         return "\n".join([self.signature.text(self._indent), *parts])
 
     def _calls_parent(self) -> ClassPlan | None:

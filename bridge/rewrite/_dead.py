@@ -46,8 +46,8 @@ def _makes(method: Method, node: ast.Call) -> bool:
         return True
     lines = method.program.records.lines.get(method.source.file, set())
     return (isinstance(node.func, ast.Call) and node.lineno not in lines) or (
-        is_self(node.func) and node.func.attr in ("param", "variable")
-    )  # pyright: ignore
+        is_self(node.func, "param") or is_self(node.func, "variable")
+    )
 
 
 def _block_of(method: Method, statement: ast.AST, lines: set[int]) -> list[ast.stmt] | None:

@@ -155,9 +155,10 @@ def _changed(value: Any, *, flags_alone: bool) -> Iterator[Any]:
                 if field.init:
                     yield dataclasses.replace(value, **{field.name: inner})
     elif type(value).__name__ == "ConfigDict":
-        for name, inner in value.items():
+        config: Any = value
+        for name, inner in config.items():
             for changed in _changed(inner, flags_alone=flags_alone):
-                copied = value.copy_and_resolve_references()
+                copied = config.copy_and_resolve_references()
                 with copied.unlocked():
                     copied[name] = changed
                 yield copied

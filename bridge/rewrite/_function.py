@@ -93,7 +93,8 @@ def rewrite(
 
 def _entry(make: Any, inputs: Any, kwargs: Any, method: str | None) -> Entry:
     if isinstance(make, nn.Module):
-        return Entry(lambda: make, tuple(inputs), dict(kwargs or {}), method)
+        model = make
+        return Entry(lambda: model, tuple(inputs), dict(kwargs or {}), method)
     if not callable(make):
         raise RewriteError(
             "rewrite expected a Linen module, or a function that gives one",
@@ -107,7 +108,8 @@ def _entry(make: Any, inputs: Any, kwargs: Any, method: str | None) -> Entry:
             [f"it gave {shown(made)}"],
             "Give sample inputs as further arguments, not with the model.",
         )
-    return Entry(make, tuple(inputs), dict(kwargs or {}), method)
+    factory: Any = make
+    return Entry(factory, tuple(inputs), dict(kwargs or {}), method)
 
 
 def _extra(given: tuple[Any, ...], method: str | None) -> Entry:

@@ -129,7 +129,7 @@ def prove(
             plan.apply()
             label = "entry" if len(entries) == 1 else f"entry {run + 1}"
             linen = (entry.make(), _without_sown(variables))
-            checker = _Checker(linen, model, own, entry)
+            checker = _Checker(linen, model, own, entry, named_axes(program))
             report = checker.check(inputs, entry_kwargs(entry), gradients=gradients, jit=gradients)
             reports[label] = report
             if report.first_divergence is not None and first is None:
@@ -161,6 +161,7 @@ class _Checker:
     model: Any
     rules: Mapping[str, str]
     entry: Entry
+    axes: Mapping[str, int]
 
     def check(self, inputs: Any, kwargs: Mapping[str, Any], **options: Any) -> parity.Report:
         """A report; NNX models are compared without the shardings that a mesh would give."""
@@ -172,8 +173,15 @@ class _Checker:
                 rules=self.rules,
                 kwargs=kwargs,
                 method=self.entry.method,
+                axis_sizes=self.axes,
                 **options,
             )
+
+
+def named_axes(program: Program) -> dict[str, int]:
+    """The named axes that layers reduce over, each with a single member."""
+    found = [m.made.get("axis_name") for m in program.records.makings if m.kind == "module"]
+    return {name: 1 for name in found if isinstance(name, str)}
 
 
 def entry_kwargs(entry: Entry) -> dict[str, Any]:
@@ -230,7 +238,7 @@ def made(maker: Maker, root: Instance) -> Any:
     graphdef, state = nnx.split(model)
 
     def value(leaf: Any) -> Any:
-        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
             return jax.random.split(jax.random.key(0), leaf.shape)
         return jnp.asarray(np.zeros(leaf.shape, leaf.dtype))
 

@@ -39,8 +39,9 @@ class Removals:
         candidates = set(self.slice.kept) if self.slice is not None else set()
         inline = self._inlined()
         for node in ast.walk(self.method.node):
-            is_call = isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-            if is_call and bound_in(node) and self.method.moved(node.value):
+            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+                continue
+            if bound_in(node) and self.method.moved(node.value):
                 candidates.add(node)
         while True:
             loads = self._loads()

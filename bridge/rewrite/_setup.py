@@ -173,8 +173,8 @@ class Setup:
             if isinstance(node, ast.ListComp)
             else list(node.values)
             if isinstance(node, ast.Dict)
-            else [node.value]
-        )  # pyright: ignore
+            else [getattr(node, "value")]  # noqa: B009 of a comprehension of a dict
+        )
         parent = self.source.parents[node]
         return any(each in made for each in inside) and not isinstance(parent, ast.Assign)
 

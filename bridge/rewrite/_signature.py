@@ -70,7 +70,7 @@ class Signature:
         if len(line) <= _WIDTH and not any(comment for _, comment in parameters):
             return line
         rows = [
-            f"{indent}    {text},{'  ' + comment if comment else ''}"
+            f"{indent}{indent}{text},{'  ' + comment if comment else ''}"
             for text, comment in [("self", ""), *parameters]
         ]
         return "\n".join([f"{indent}def __init__(", *rows, f"{indent}):"])

@@ -87,11 +87,14 @@ class Sizes:
         best = self._chosen(found, makings, values, distinct)
         if best is not None:
             return best
-        if loops and isinstance(loops[-1], ast.For):
-            running = self._running(makings, values, hint, loops, at, names)
-            if running is not None:
-                return running
+        is_loop = bool(loops) and isinstance(loops[-1], ast.For)
+        place = (makings, values, hint, loops, at, names)
+        running = self._running(*place, may_add=False) if is_loop else None
+        if running is not None:
+            return running
         combined = self._combined(makings, values, names) if distinct > 1 else None
+        if combined is None and is_loop:
+            combined = self._running(*place, may_add=True)
         return combined or self._argument(makings, values, hint, loops)
 
     def _holding(self, makings: Any, values: Any, names: set[str]) -> list[Candidate]:
@@ -191,7 +194,15 @@ class Sizes:
         return None
 
     def _running(
-        self, makings: Any, values: Any, hint: str, loops: Any, at: Any, names: set[str]
+        self,
+        makings: Any,
+        values: Any,
+        hint: str,
+        loops: Any,
+        at: Any,
+        names: set[str],
+        *,
+        may_add: bool,
     ) -> str | None:
         groups: dict[Any, list[tuple[Making, Any]]] = {}
         for making, value in zip(makings, values, strict=True):
@@ -213,6 +224,8 @@ class Sizes:
         start = self._chosen(
             before, first_makings, first_values, len({repr(v) for v in first_values})
         )
+        if start is None and not may_add:
+            return None
         if start is None:
             start = self._add(hint, first_makings, first_values)
         loop = loops[-1]

@@ -76,9 +76,10 @@ class Watch:
 
     def _forget(self, before: int) -> None:
         del self.records.makings[before:]
-        for table in (self.records.instances, self.records.conditions):
+        tables: tuple[dict[Any, Any], ...] = (self.records.instances, self.records.conditions)
+        for table in tables:
             for key in [key for key in table if key[0] == self._run]:
-                del table[key]
+                table.pop(key)
         self._run -= 1
 
     def _event(self, frame: Any, event: str, arg: Any) -> Any:

@@ -22,7 +22,7 @@ def random_variables(shapes: Any, seed: int = 0) -> Any:
         if isinstance(leaf, meta.AxisMetadata):
             return leaf.replace_boxed(value(path, leaf.unbox()))
         shape, dtype = tuple(leaf.shape), leaf.dtype
-        if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
             return jax.random.key(seed)
         if not jnp.issubdtype(dtype, jnp.inexact):
             return jnp.zeros(shape, dtype)
