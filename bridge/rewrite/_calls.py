@@ -54,7 +54,7 @@ class Calls:
                 found += self._slot(slot)
         found += self._headers
         found += self._signature()
-        found += States(self.method).edits()
+        found += States(self.method, self.dead).edits()
         found += Removals(self.method, self.slice, self.dead, self._insertions).edits()
         return found
 

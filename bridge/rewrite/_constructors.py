@@ -211,7 +211,8 @@ class Constructor:
     def _check_fields(self, layer: Layer) -> None:
         for making in self.slot.makings:
             fields = making.made
-            if layer.name == "MultiHeadAttention" and fields.get("decode"):
+            is_entry = making.run < self.program.entries
+            if layer.name == "MultiHeadAttention" and fields.get("decode") and is_entry:
                 raise LeftLinenError("attention with a decode cache", self.node)
             if layer.name == "GroupNorm" and fields.get("axis_name"):
                 raise LeftLinenError("a norm over a named axis", self.node)

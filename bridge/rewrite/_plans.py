@@ -172,6 +172,7 @@ class Program:
         plans: by class, each after the classes that it makes.
         sources: by file.
         keep_names: whether automatic names stay Linen's.
+        entries: how many runs were of entry points, and not with other sizes.
         new_modules: the names of new modules by those of old ones.
         unreadable: classes of the package whose source cannot be used: file and reason.
     """
@@ -180,6 +181,7 @@ class Program:
     plans: dict[type, ClassPlan]
     sources: dict[str, Source]
     keep_names: bool = False
+    entries: int = 1
     new_modules: dict[str, str] = dataclasses.field(default_factory=dict)
     unreadable: dict[type, tuple[str, str]] = dataclasses.field(default_factory=dict)
 

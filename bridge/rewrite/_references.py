@@ -16,7 +16,11 @@ from ._plans import ClassPlan, LeftLinenError, Program
 from ._source import Edit, Source
 
 _LIFTED = (nn.remat, nn.checkpoint, nn.scan, nn.vmap, nn.jit, nn.map_variables, nn.remat_scan)
-_RENAMED = {"Module": "Module", "with_partitioning": "with_partitioning"}
+_RENAMED = {
+    "Module": "Module",
+    "with_partitioning": "with_partitioning",
+    "with_logical_partitioning": "with_partitioning",
+}
 
 
 class References:

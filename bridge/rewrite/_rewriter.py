@@ -100,6 +100,7 @@ class Rewriter:
     def _collected(self) -> Program:
         program = collect(self.watch.records, self._inside)
         program.keep_names = self.keep_names
+        program.entries = len(self.entries)
         return program
 
     def run(self) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+
+from flax import linen as nn
 
 from ._method import Method
 from ._plans import LeftLinenError
@@ -15,10 +17,30 @@ class States:
 
     Args:
         method: the method.
+        dead: blocks that did not run.
     """
 
-    def __init__(self, method: Method) -> None:
+    def __init__(self, method: Method, dead: Sequence[list[ast.stmt]]) -> None:
         self.method, self.source, self.plan = method, method.source, method.plan
+        self.dead = {statement for block in dead for statement in block}
+
+    def _calls(self) -> Iterator[ast.Call]:
+        """The calls in what ran."""
+        stack: list[ast.AST] = list(self.method.node.body)
+        while stack:
+            node = stack.pop()
+            if node in self.dead:
+                continue
+            if isinstance(node, ast.Call):
+                yield node
+            stack.extend(ast.iter_child_nodes(node))
+
+    def _merged(self, node: ast.Call) -> Iterator[Edit]:
+        """Linen raises where both are given; in NNX the call wins, as `eval()` sets the field."""
+        if len(node.args) != 3 or node.keywords:
+            raise LeftLinenError("nn.merge_param in another form", node)
+        field, given = (self.method.call_text(each) for each in node.args[1:])
+        yield self.source.edit(node, f"({given} if {given} is not None else {field})")
 
     def edits(self) -> Iterator[Edit]:
         """The edits.
@@ -26,8 +48,11 @@ class States:
         Raises:
             LeftLinenError: one has no counterpart.
         """
-        for node in ast.walk(self.method.node):
-            if not (isinstance(node, ast.Call) and is_self(node.func)):
+        for node in self._calls():
+            if self.method.references.value_of(node.func) is nn.merge_param:
+                yield from self._merged(node)
+                continue
+            if not is_self(node.func):
                 continue
             if node in self.plan.slots:
                 continue

@@ -172,7 +172,8 @@ class Keywords(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        return nn.Dense(features=3)(x)
+        options = {"features": 3}
+        return nn.Dense(**options)(x)
 
 
 class NeedsValue(nn.Module):
