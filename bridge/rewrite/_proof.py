@@ -104,7 +104,8 @@ def prove(
     notes: list[str] = []
     with importable(texts):
         modules = {f.module: importlib.import_module(f.name) for f in files}
-        for run, entry in enumerate(entries):
+        for run, given in enumerate(entries):
+            entry = dataclasses.replace(given, kwargs=random_inputs(dict(given.kwargs)))
             maker = Maker(program, modules)
             root = program.records.instances[(run, ())]
             model = made(maker, root)
