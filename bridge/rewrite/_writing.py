@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import pathlib
@@ -33,7 +34,19 @@ def write_files(files: Mapping[str, str], *, overwrite: bool) -> tuple[str, ...]
         RewriteError: a file is somebody else's, or was changed; nothing is written.
     """
     changed = changed_files(files)
-    foreign = [str(p) for p in changed if p.exists() and not overwrite and not _is_own(p)]
+    there = {p: text for p, text in changed.items() if p.exists() and not overwrite}
+    foreign = [str(p) for p, text in there.items() if not _is_own(p)]
+    lost = [
+        f"{p}: {', '.join(names)}"
+        for p, text in there.items()
+        if _is_own(p) and (names := _lost(p, text))
+    ]
+    if lost:
+        raise RewriteError(
+            "these files hold classes that the new ones lack",
+            lost,
+            "Rewrite all entry points together (--model), or pass overwrite=True (--overwrite).",
+        )
     if foreign:
         raise RewriteError(
             "these files were not written by bridge.rewrite, or were changed since",
@@ -73,6 +86,17 @@ def _is_own(path: pathlib.Path) -> bool:
         return False
     found = _MARK.match(text)
     return found is not None and found.group(1) == _digest(text[found.end() :])
+
+
+def _lost(path: pathlib.Path, text: str) -> list[str]:
+    """The classes that a file has and its new text has not."""
+    if path.suffix != ".py":
+        return []
+    before, after = (
+        {node.name for node in ast.parse(each).body if isinstance(node, ast.ClassDef)}
+        for each in (path.read_text(encoding="utf-8"), text)
+    )
+    return sorted(before - after)
 
 
 def _digest(text: str) -> str:

@@ -83,6 +83,15 @@ def test_a_file_that_was_changed_since_is_kept(result):
         result.write()
 
 
+def test_a_file_is_not_replaced_by_one_that_lacks_its_classes(tmp_path):
+    path = str(tmp_path / "models_nnx.py")
+    write_files({path: "class A:\n    pass\n\n\nclass B:\n    pass\n"}, overwrite=False)
+    with pytest.raises(rewrite.RewriteError, match="hold classes that the new ones lack") as raised:
+        write_files({path: "class B:\n    pass\n"}, overwrite=False)
+    assert raised.value.problems == (f"{path}: A",)
+    write_files({path: "class B:\n    pass\n"}, overwrite=True)
+
+
 def test_nothing_is_left_behind_if_writing_fails(tmp_path):
     files = {str(tmp_path / "a.py"): "a = 1\n", str(tmp_path / "missing" / "b.py"): "b = 1\n"}
     with pytest.raises(FileNotFoundError):
