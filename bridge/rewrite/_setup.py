@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import Any
 
 from ._calls import Calls
 from ._constructors import Constructor
@@ -166,15 +167,15 @@ class Setup:
         """Whether a container of modules is put into another."""
         if type(node) not in _CONTAINERS:
             return False
-        inside: list[ast.AST] = (
-            node.elts
-            if isinstance(node, ast.List | ast.Tuple)
-            else [node.elt]
-            if isinstance(node, ast.ListComp)
-            else list(node.values)
-            if isinstance(node, ast.Dict)
-            else [getattr(node, "value")]  # noqa: B009 of a comprehension of a dict
-        )
+        inside: list[Any] = []
+        if isinstance(node, ast.List | ast.Tuple):
+            inside = list(node.elts)
+        elif isinstance(node, ast.ListComp):
+            inside = [node.elt]
+        elif isinstance(node, ast.Dict):
+            inside = list(node.values)
+        elif isinstance(node, ast.DictComp):
+            inside = [node.value]
         parent = self.source.parents[node]
         return any(each in made for each in inside) and not isinstance(parent, ast.Assign)
 

@@ -76,10 +76,10 @@ class Watch:
 
     def _forget(self, before: int) -> None:
         del self.records.makings[before:]
-        tables: tuple[dict[Any, Any], ...] = (self.records.instances, self.records.conditions)
+        tables: list[Any] = [self.records.instances, self.records.conditions]
         for table in tables:
             for key in [key for key in table if key[0] == self._run]:
-                table.pop(key)
+                del table[key]
         self._run -= 1
 
     def _event(self, frame: Any, event: str, arg: Any) -> Any:
