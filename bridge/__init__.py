@@ -3,8 +3,8 @@
 `ToNNX` makes a Linen module usable as an NNX module, `ToLinen` an NNX module as a Linen module.
 Every name of `flax.nnx.bridge` has the same meaning here, so `import bridge` can replace it.
 
-`bridge.checkpoint`, `bridge.parity` and `bridge.port` are imported on first use, together with
-orbax, optax and rich.
+`bridge.checkpoint`, `bridge.parity`, `bridge.port` and `bridge.rewrite` are imported on first use,
+together with orbax, optax and rich.
 """
 
 import importlib as _importlib
@@ -73,6 +73,7 @@ if _typing.TYPE_CHECKING:
     from . import checkpoint as checkpoint
     from . import parity as parity
     from . import port as port
+    from .rewrite import rewrite as rewrite
 
 __all__ = [
     "AttrPriority",
@@ -118,6 +119,7 @@ __all__ = [
     "port",
     "register_variable_name",
     "register_variable_name_type_pair",
+    "rewrite",
     "to_linen",
     "to_linen_class",
     "variables",
@@ -127,6 +129,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name in ("checkpoint", "parity", "port"):
+    if name in ("checkpoint", "parity", "port", "rewrite"):
         return _importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

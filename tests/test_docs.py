@@ -21,6 +21,7 @@ PUBLIC = [
     "bridge.checkpoint",
     "bridge.parity",
     "bridge.port",
+    "bridge.rewrite",
     "bridge.variables",
     "bridge.wrappers",
     "registry",

@@ -3,7 +3,7 @@
 Only argparse is imported here, so that `--help` is quick and works without rich.
 """
 
-from . import convert, diff, inspect, parity, report
+from . import convert, diff, inspect, parity, report, rewrite
 
 COMMANDS = (
     report.add_command,
@@ -11,5 +11,6 @@ COMMANDS = (
     convert.add_command,
     diff.add_command,
     parity.add_command,
+    rewrite.add_command,
 )
 """What adds each command to the subparsers, in the order of `--help`."""

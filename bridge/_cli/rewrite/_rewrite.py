@@ -1,0 +1,103 @@
+"""`python -m bridge rewrite`: Linen sources become NNX sources, and are proven the same."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+from typing import Any
+
+from bridge._cli import _command
+
+_DESCRIPTION = """\
+Reads the source of a Linen model, runs the model once without computing anything, writes the same
+model in NNX, gives both the same random weights and compares them. What cannot be rewritten stays
+Linen inside bridge.ToNNX, with the reason. By default nothing is written: the diff, the level of
+each class and the proof are shown.
+
+TARGET is package.module:name or path/to/file.py:name, as in report. New files are put beside the
+old ones: models_nnx.py, and models_nnx.rules.toml for convert, parity and bridge.port.
+"""
+
+_EPILOG = """\
+exit codes:
+  0  every class is rewritten, and the program is proven; with --check: and the files are there
+  1  a class stays Linen or needs review, or the program is not proven
+  2  wrong usage, or a model that cannot be run
+
+examples:
+  python -m bridge rewrite my/models.py:make_model --input 2,224,224,3 --kwarg train=False
+  python -m bridge rewrite my/models.py:make_model --input 2,224,224,3 --write
+  python -m bridge rewrite my/models.py:make_tiny --model my/models.py:make_base --input 2,8
+
+The JSON document is {"schema": "linen-nnx-bridge/rewrite", "version": 1, ...} with all that
+bridge.rewrite.Rewrite.to_json gives.
+"""
+
+SCHEMA = "linen-nnx-bridge/rewrite"
+VERSION = 1
+
+
+def add_command(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the command `rewrite` to the subparsers of `python -m bridge`."""
+    parser = _command.new_parser(
+        commands, "rewrite", "rewrite Linen sources as NNX sources", _DESCRIPTION, _EPILOG, _run
+    )
+    parser.add_argument("target", metavar="TARGET", help="package.module:name or file.py:name")
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="TARGET",
+        help="another model that reaches other branches, with the same inputs; once for each",
+    )
+    _command.add_input(parser)
+    _command.add_kwarg(parser)
+    parser.add_argument("--method", metavar="NAME", help="what is called (default: __call__)")
+    parser.add_argument(
+        "--keep-names", action="store_true", help="keep automatic names such as Dense_0"
+    )
+    parser.add_argument(
+        "--only", action="append", metavar="CLASS", help="rewrite this class alone; repeatable"
+    )
+    parser.add_argument(
+        "--skip", action="append", default=[], metavar="CLASS", help="leave this class Linen"
+    )
+    parser.add_argument("--write", action="store_true", help="write the new files and the rules")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace files that were not written by rewrite"
+    )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="only say whether --write would change anything",
+    )
+    parser.add_argument(
+        "--no-gradients", dest="gradients", action="store_false", help="do not compare gradients"
+    )
+    parser.add_argument("--no-diff", action="store_true", help="do not show the diff")
+    parser.add_argument(
+        "--html", type=pathlib.Path, metavar="FILE", help="write the diff as a page, side by side"
+    )
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    import json
+
+    from bridge._cli import _output
+
+    from . import _rewriting
+
+    with _output.working(f"rewriting {arguments.target}") as progress:
+        result = _rewriting.rewritten(arguments, progress)
+    written: tuple[str, ...] = ()
+    if arguments.write:
+        written = result.write(overwrite=arguments.overwrite)
+    if arguments.html is not None:
+        arguments.html.write_text(result.html(), encoding="utf-8")
+    stale = _rewriting.stale(result) if arguments.check else ()
+    if arguments.json:
+        told = json.loads(result.to_json())
+        _output.show_json({"schema": SCHEMA, "version": VERSION, **told, "written": list(written)})
+    else:
+        _rewriting.show(result, written, stale, with_diff=not arguments.no_diff)
+    return _command.OK if result.ok and not stale else _command.FAILED

@@ -1,0 +1,247 @@
+"""The slice of a compact method that makes layers, as lines of the constructor."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import Any
+
+from ._conditions import Conditions
+from ._constructors import Constructor
+from ._lines import Lines
+from ._method import Method
+from ._plans import LeftLinenError, Slot
+from ._slots import _LOOP_KINDS
+from ._source import bound_in, names_in
+
+
+class Slice:
+    """The constructor's part of a compact method.
+
+    Args:
+        method: the method.
+        variables: what makes the Variables of parameters, by slot.
+    """
+
+    def __init__(self, method: Method, variables: Any) -> None:
+        self.method, self.source, self.plan = method, method.source, method.plan
+        self._variable = variables
+        self.kept: set[ast.stmt] = set()
+        self.texts: dict[ast.Call, str] = {}
+        self.conditions = Conditions(method)
+
+    def lines(self) -> Lines:
+        """The lines, with their depth of indentation."""
+        for slot in sorted(self.method.slots, key=lambda s: s.makings[0].order):
+            if slot.outer is None:
+                self.texts[slot.node] = (
+                    Constructor(self.method, slot).text()
+                    if slot.kind == "module"
+                    else self._variable(self.method, slot)
+                )
+        while True:
+            self.kept.clear()
+            before = set(self.method.used)
+            found = self._block(self.method.node.body, 0)
+            if before == self.method.used:
+                return found
+
+    def _block(self, statements: Sequence[ast.stmt], depth: int) -> Lines:
+        found: Lines = []
+        for statement in statements:
+            found += self._before(statement, depth)
+            found += self._statement(statement, depth)
+            found += self._running(depth, behind=statement)
+        return found
+
+    def _before(self, statement: ast.stmt, depth: int) -> Lines:
+        """What is set before a loop."""
+        found: Lines = []
+        seen: set[str] = set()
+        for slot in self.method.slots:
+            if (
+                slot.is_list
+                and slot.outer is None
+                and slot.attribute not in seen
+                and (self.source.statement_of(slot.loops[0]) is statement)
+                and not self._is_simple_list(slot)
+            ):
+                seen.add(slot.attribute)
+                found.append((depth, f"self.{slot.attribute} = nnx.List()"))
+        for name, loop in self.method.sizes.iterators.items():
+            if self.source.statement_of(loop) is statement:
+                found.append((depth, f"{name} = iter({name})"))
+        for running in self.method.sizes.running:
+            if self.source.statement_of(running.outermost) is statement:
+                self.method.used |= self.method.names_of(running.first)
+                found.append((depth, f"{running.name} = {running.first}"))
+        return found
+
+    def _running(
+        self, depth: int, behind: ast.stmt | None = None, loop: ast.AST | None = None
+    ) -> Lines:
+        found: Lines = []
+        for each in self.method.sizes.running:
+            if (loop is not None and each.loop is loop and each.behind is None) or (
+                behind is not None and each.behind is behind
+            ):
+                self.method.used |= self.method.names_of(each.following)
+                found.append((depth, f"{each.name} = {each.following}"))
+        return found
+
+    def _statement(self, node: ast.stmt, depth: int) -> Lines:
+        match node:
+            case ast.If():
+                return self._if(node, depth)
+            case ast.For():
+                body = self._block(node.body, depth + 1)
+                body += self._running(depth + 1, loop=node)
+                return self._headed(self._for(node), node, body, depth) if body else []
+            case ast.With():
+                return self._block(node.body, depth)
+            case ast.FunctionDef():
+                return self._copied(node, depth)
+            case ast.Try() | ast.While() | ast.Match():
+                if any(
+                    self.source.statement_of(s.node) is node
+                    or node in self.source.ancestors(s.node)
+                    for s in self.method.slots
+                ):
+                    raise LeftLinenError("a module is made in a try or while block", node)
+                return []
+        slots = [
+            s
+            for s in self.method.slots
+            if s.outer is None and self.source.statement_of(s.node) is node
+        ]
+        if slots:
+            slots.sort(key=lambda s: s.makings[0].order)
+            return [line for slot in slots for line in self._slot(slot, depth)]
+        return self._copied(node, depth)
+
+    def _headed(self, header: str, node: ast.stmt, body: Lines, depth: int) -> Lines:
+        comments = [(depth, text) for text in self.source.comments_above(node)]
+        return [*comments, (depth, header), *body]
+
+    def _for(self, node: ast.For) -> str:
+        if self.method.taint.touches(node.iter):
+            raise LeftLinenError("a loop over what only the call knows makes layers", node)
+        target, values = self.source.render(node.target), self.method.init_text(node.iter, ())
+        return f"for {target} in {values}:"
+
+    def _if(self, node: ast.If, depth: int) -> Lines:
+        test = self.conditions.text(node)
+        inner = depth if test is None else depth + 1
+        body, other = self._block(node.body, inner), self._block(node.orelse, inner)
+        if test is None:
+            return body + other
+        if not body and not other:
+            return []
+        if not body:
+            return [(depth, f"if not ({test}):"), *other]
+        lines = self._headed(f"if {test}:", node, body, depth)
+        if other:
+            is_elif = len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If)
+            if is_elif and other[0][0] == inner and other[0][1].startswith("if "):
+                return [
+                    *lines,
+                    (depth, f"el{other[0][1]}"),
+                    *((d - 1, text) for d, text in other[1:]),
+                ]
+            lines += [(depth, "else:"), *other]
+        return lines
+
+    def _copied(self, node: ast.stmt, depth: int) -> Lines:
+        if not isinstance(
+            node,
+            ast.Assign
+            | ast.AnnAssign
+            | ast.AugAssign
+            | ast.FunctionDef
+            | ast.Import
+            | ast.ImportFrom,
+        ):
+            return []
+        bound = bound_in(node)
+        if not bound & self.method.used:
+            return []
+        if bound & self.method.taint.names:
+            return []
+        text = self._config_text(node)
+        self.kept.add(node)
+        column = node.col_offset
+        comments = [(depth, line) for line in self.source.comments_above(node)]
+        return [*comments, (depth, f"\0{column}\0{text}")]
+
+    def _config_text(self, node: ast.stmt) -> str:
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:
+            text = self.method.init_text(node.value, self._env_makings())
+            begin = self.source.start(node)
+            return self.source.stretch(begin, self.source.start(node.value)) + text
+        self.method.used |= {n for n in names_in(node) if n in self.method.taint.pure}
+        return self.source.render(node, list(self.method.references.edits(node)))
+
+    def _env_makings(self) -> list[Any]:
+        seen: dict[Any, Any] = {}
+        for slot in self.method.slots:
+            for making in slot.makings:
+                seen[(making.run, making.owner)] = making
+        return list(seen.values())
+
+    def _is_simple_list(self, slot: Slot) -> bool:
+        return (
+            len(slot.loops) == 1
+            and isinstance(slot.loops[0], ast.ListComp)
+            and not any(isinstance(each, ast.IfExp) for each in self._contexts(slot))
+        )
+
+    def _contexts(self, slot: Slot) -> list[ast.AST]:
+        found: list[ast.AST] = []
+        for each in self.source.ancestors(slot.node):
+            if isinstance(each, ast.stmt):
+                break
+            if isinstance(each, (ast.IfExp, *_LOOP_KINDS)):
+                found.insert(0, each)
+        return found
+
+    def _slot(self, slot: Slot, depth: int) -> Lines:
+        statement = self.source.statement_of(slot.node)
+        made = self.texts[slot.node]
+        used_later = self.local_use(slot)
+        found: Lines = [(depth, line) for line in self._wrap_comment(slot)]
+        contexts = self._contexts(slot)
+        if self._is_simple_list(slot):
+            generators = "".join(self._generator(g) for g in slot.loops[0].generators)  # pyright: ignore
+            return [*found, (depth, f"self.{slot.attribute} = nnx.List([{made}{generators}])")]
+        for each in contexts:
+            if isinstance(each, ast.IfExp):
+                test = self.conditions.text(each)
+                is_body = slot.node in set(ast.walk(each.body))
+                if test is not None:
+                    found.append((depth, f"if {test}:" if is_body else f"if not ({test}):"))
+                    depth += 1
+            else:
+                for generator in each.generators:  # pyright: ignore
+                    found.append((depth, self._generator(generator).strip() + ":"))
+                    depth += 1
+        column = statement.col_offset
+        if slot.is_list:
+            found.append((depth, f"\0{column}\0self.{slot.attribute}.append({made})"))
+        else:
+            found.append((depth, f"\0{column}\0self.{slot.attribute} = {made}"))
+        if used_later:
+            found.append((depth, f"{slot.variable} = self.{slot.attribute}"))
+        return found
+
+    def local_use(self, slot: Slot) -> bool:
+        """Whether another constructor is given what a slot makes, by its variable."""
+        return bool(slot.variable and slot.variable in self.method.used)
+
+    def _wrap_comment(self, slot: Slot) -> list[str]:
+        return [f"# Stays Linen: {slot.linen}."] if slot.linen else []
+
+    def _generator(self, node: ast.comprehension) -> str:
+        if self.method.taint.touches(node.iter):
+            raise LeftLinenError("a loop over what only the call knows makes layers", node.iter)
+        text = f" for {self.source.render(node.target)} in {self.method.init_text(node.iter, ())}"
+        return text + "".join(f" if {self.method.init_text(each, ())}" for each in node.ifs)

@@ -1,0 +1,251 @@
+"""What the body of a method becomes where layers are no longer made in it."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+from collections.abc import Iterator
+from typing import Any
+
+from ._body import Slice
+from ._dead import dead_blocks
+from ._layers import layer_of
+from ._method import Method
+from ._plans import LeftLinenError, Slot
+from ._removals import Removals
+from ._slots import _LOOP_KINDS
+from ._source import Edit, bound_in
+from ._states import States
+
+_RAISE = 'raise NotImplementedError("this branch did not run when {} was rewritten")'
+
+
+class Calls:
+    """The edits of one method's body.
+
+    Args:
+        method: the method.
+        slice_: the constructor's part, None if the method makes nothing.
+    """
+
+    def __init__(self, method: Method, slice_: Slice | None) -> None:
+        self.method, self.source, self.plan = method, method.source, method.plan
+        self.slice = slice_
+        self.dead: list[list[ast.stmt]] = []
+        self._headers: list[Edit] = []
+        self._insertions: list[tuple[ast.stmt, str]] = []
+
+    def edits(self) -> list[Edit]:
+        """The edits.
+
+        Raises:
+            LeftLinenError: a call cannot be followed.
+        """
+        node = self.method.node
+        found = [e for each in node.body for e in self.method.references.edits(each)]
+        found += [e for each in node.body for e in self.method.field_edits(each)]
+        self.dead = dead_blocks(self.method)
+        for block in self.dead:
+            text = _RAISE.format(self.plan.name)
+            found.append(Edit(self.source.start(block[0]), self.source.end(block[-1]), text))
+            self.plan.note(block[0], "a branch that did not run raises NotImplementedError")
+        for slot in self.method.slots:
+            if slot.outer is None:
+                found += self._slot(slot)
+        found += self._headers
+        found += self._signature()
+        found += States(self.method, self.dead).edits()
+        found += Removals(self.method, self.slice, self.dead, self._insertions).edits()
+        return found
+
+    def _slot(self, slot: Slot) -> Iterator[Edit]:
+        slot.item = self._item(slot)
+        target = f"self.{slot.attribute}"
+        if slot.is_list:
+            target = slot.item
+        if slot.kind == "param":
+            target += "[...]"
+        yield self.source.edit(slot.node, target)
+        calls = list(self._calls_of(slot))
+        if slot.modes and not calls:
+            raise LeftLinenError("a mode moves to a call that is not found", slot.node)
+        for call in calls:
+            yield from self.adapted(slot, call)
+        if slot.kind == "variable" and slot.variable:
+            yield from self._values(slot.variable)
+
+    def _item(self, slot: Slot) -> str:
+        """How the call names what a turn of a loop made."""
+        if not slot.is_list:
+            return ""
+        direct = self._direct(slot)
+        if direct is not None:
+            return direct
+        loop = slot.loops[0]
+        if len(slot.loops) == 1 and not self._is_conditional(slot):
+            name = _counter(loop)
+            if name is not None and name.strip("_"):
+                return f"self.{slot.attribute}[{name}]"
+        name = slot.attribute
+        taken = self.method.taint.names | self.method.taint.pure
+        while name in taken:
+            name = f"{name}_iter"
+        statement = self.source.statement_of(loop)
+        entry = (statement, f"{name} = iter(self.{slot.attribute})")
+        if entry not in self._insertions:
+            self._insertions.append(entry)
+        return f"next({name})"
+
+    def _direct(self, slot: Slot) -> str | None:
+        """A loop that only counts becomes one over what it made: `for block in self.blocks`."""
+        loop: Any = slot.loops[0]
+        if len(slot.loops) > 1 or self._is_conditional(slot) or not isinstance(loop, ast.For):
+            return None
+        others = [s for s in self.method.slots if s.loops[:1] == [loop] and s.outer is None]
+        targets = bound_in(loop.target)
+        if len(others) > 1 or loop.orelse or self._reads(targets, slot):
+            return None
+        name = slot.attribute[:-1] if slot.attribute.endswith("s") else f"{slot.attribute}_item"
+        if name in self.method.taint.names | self.method.taint.pure or keyword.iskeyword(name):
+            return None
+        self._headers += [
+            self.source.edit(loop.target, name),
+            self.source.edit(loop.iter, f"self.{slot.attribute}"),
+        ]
+        return name
+
+    def _reads(self, names: set[str], slot: Slot) -> bool:
+        """Whether the method reads names anywhere but in a slot."""
+        stack: list[ast.AST] = list(self.method.node.body)
+        while stack:
+            node = stack.pop()
+            if node is slot.node:
+                continue
+            if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load):
+                return True
+            stack.extend(ast.iter_child_nodes(node))
+        return False
+
+    def _is_conditional(self, slot: Slot) -> bool:
+        for each in self.source.ancestors(slot.node):
+            if each is slot.loops[0]:
+                return False
+            if isinstance(each, ast.If | ast.IfExp):
+                return True
+        return False
+
+    def _calls_of(self, slot: Slot) -> Iterator[ast.Call]:
+        parent = self.source.parents[slot.node]
+        if isinstance(parent, ast.Call) and parent.func is slot.node:
+            yield parent
+        if slot.variable:
+            for each in ast.walk(self.method.node):
+                if (
+                    isinstance(each, ast.Call)
+                    and isinstance(each.func, ast.Name)
+                    and (each.func.id == slot.variable)
+                ):
+                    yield each
+
+    def adapted(self, slot: Slot, call: ast.Call) -> Iterator[Edit]:
+        """A call with what NNX takes by keyword, and with the modes of the constructor."""
+        layer = layer_of(next(iter({m.cls for m in slot.makings}), None))
+        if layer is not None and not any(isinstance(a, ast.Starred) for a in call.args):
+            for index, argument in enumerate(call.args[layer.keep :], layer.keep):
+                if index >= len(layer.call) or layer.call[index] == "rng":
+                    raise LeftLinenError(f"nnx.{layer.name} is called in another way", call)
+                begin = self.source.start(argument)
+                yield Edit(begin, begin, f"{layer.call[index]}=")
+        names = {k.arg for k in call.keywords}
+        if layer is not None:
+            by_position = set(layer.call[: len(call.args)])
+            names |= by_position
+        added = [f"{name}={text}" for name, text in slot.modes.items() if name not in names]
+        if added:
+            last = max(
+                [*call.args, *(k.value for k in call.keywords)], key=self.source.end, default=None
+            )
+            if last is None:
+                end = self.source.end(call) - 1
+                yield Edit(end, end, ", ".join(added))
+            else:
+                end = self._behind(last)
+                yield Edit(end, end, ", " + ", ".join(added))
+
+    def _behind(self, node: ast.AST) -> int:
+        """The end of an argument, with parentheses of its own."""
+        end = self.source.end(node)
+        parent = self.source.parents[node]
+        parent = self.source.parents[parent] if isinstance(parent, ast.keyword) else parent
+        stop = self.source.end(parent) - 1
+        rest = self.source.data[end:stop].decode()
+        text = rest.split("#")[0].split("\n")[0].rstrip()
+        closing = 0
+        for character in text:
+            if character == ")":
+                closing += 1
+            elif character not in " ":
+                break
+        return end + (text.rfind(")", 0, len(text)) + 1 if closing else 0)
+
+    def _values(self, variable: str) -> Iterator[Edit]:
+        for each in ast.walk(self.method.node):
+            if (
+                isinstance(each, ast.Attribute)
+                and each.attr == "value"
+                and isinstance(each.value, ast.Name)
+                and each.value.id == variable
+            ):
+                yield Edit(self.source.end(each.value), self.source.end(each), "[...]")
+
+    def _signature(self) -> Iterator[Edit]:
+        modes = [m for slot in self.method.slots for m, text in slot.modes.items() if m == text]
+        arguments = dict.fromkeys(
+            m for m in modes if any(m in carried for carried in self.plan.carried.values())
+        )
+        texts = [
+            f"{name}: bool | None = None"
+            for name in arguments
+            if name not in self.method.taint.names
+        ]
+        if self.method.node.name == "__call__":
+            for field in self.plan.fields:
+                if field.name in self.plan.mode_fields:
+                    default = "" if field.default is None else f" = {field.default}"
+                    texts.append(f"{field.name}: {field.annotation}{default}")
+        if not texts:
+            return
+        if self.method.node.name != "__call__":
+            raise LeftLinenError("a mode is handed on to another method", self.method.node)
+        given = self.method.node.args
+        last = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+        ends = [self.source.end(each) for each in last]
+        ends += [self.source.end(d) for d in (*given.defaults, *given.kw_defaults) if d]
+        if given.vararg:
+            ends.append(self.source.end(given.vararg))
+        if given.kwarg:
+            raise LeftLinenError("a mode is handed on to a method with ** arguments", given.kwarg)
+        star = "" if given.kwonlyargs or given.vararg else "*, "
+        end = max(ends)
+        yield Edit(end, end, f", {star}{', '.join(texts)}")
+
+
+def _counter(loop: Any) -> str | None:
+    """The name that counts a loop's turns from 0."""
+    if isinstance(loop, ast.For):
+        target, values = loop.target, loop.iter
+    elif isinstance(loop, _LOOP_KINDS) and len(loop.generators) == 1 and not loop.generators[0].ifs:  # pyright: ignore
+        target, values = loop.generators[0].target, loop.generators[0].iter  # pyright: ignore
+    else:
+        return None
+    if isinstance(values, ast.Call) and isinstance(values.func, ast.Name):
+        if values.func.id == "range" and len(values.args) == 1 and isinstance(target, ast.Name):
+            return target.id
+        if (
+            values.func.id == "enumerate"
+            and len(values.args) == 1
+            and isinstance(target, ast.Tuple)
+            and isinstance(target.elts[0], ast.Name)
+        ):
+            return target.elts[0].id
+    return None

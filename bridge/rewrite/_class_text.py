@@ -1,0 +1,261 @@
+"""A Linen class as the text of an NNX class."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from flax import linen as nn
+
+from ._body import Slice
+from ._calls import Calls
+from ._lines import Lines, as_text
+from ._method import Method
+from ._plans import ClassPlan, LeftLinenError, Program
+from ._references import References
+from ._setup import Setup
+from ._signature import Signature
+from ._slots import name_slots
+from ._source import Edit, is_self
+from ._variables import variable_text
+
+_TAKEN = (
+    "train",
+    "eval",
+    "sow",
+    "perturb",
+    "rngs",
+    "iter_modules",
+    "iter_children",
+    "set_attributes",
+    "set_mode",
+)
+_KEPT_DECORATORS = ("property", "staticmethod", "classmethod", "cached_property")
+
+
+class ClassText:
+    """The new text of one class.
+
+    Args:
+        program: everything.
+        plan: the class.
+        references: what Linen's names become in its file.
+    """
+
+    def __init__(self, program: Program, plan: ClassPlan, references: References) -> None:
+        self.program, self.plan, self.references = program, plan, references
+        self.source = plan.source
+        self.edits: list[Edit] = []
+        self.signature = Signature(program, plan, references)
+
+    def text(self) -> str:
+        """The text.
+
+        Raises:
+            LeftLinenError: the class stays Linen.
+        """
+        plan = self.plan
+        name_slots(self.program, plan)
+        self._check()
+        body: Lines = []
+        setup_text = ""
+        for base in plan.node.bases:
+            self.edits += self.references.edits(base)
+        methods = self._methods()
+        setup = next((m for m in methods if m.is_setup), None)
+        if setup is not None:
+            setup_text = Setup(setup).text()
+            self._delete(setup.node)
+        needs_rngs = False
+        for method in methods:
+            if method.is_setup:
+                continue
+            slice_ = None
+            if method.slots:
+                slice_ = Slice(method, variable_text)
+                body += slice_.lines()
+            own = Calls(method, slice_).edits()
+            if setup is not None:
+                own += Setup(setup).call_edits(method)
+            needs_rngs |= any(edit.text.startswith("self.rngs.") for edit in own)
+            self.edits += own
+            self._decorators(method)
+            self._annotations(method)
+        if needs_rngs:
+            body.insert(0, (0, "self.rngs = rngs.fork()"))
+        if self._is_needed(setup_text, body):
+            self._insert(self._constructor(setup_text, body))
+        return self.source.render(plan.node, self.edits).rstrip()
+
+    def _is_needed(self, setup: str, body: Lines) -> bool:
+        """Whether the class needs a constructor: one that only others derive from may not."""
+        made = any(i.cls is self.plan.cls for i in self.program.records.instances.values())
+        return bool(made or setup or body or self.plan.fields)
+
+    def _methods(self) -> list[Method]:
+        found = [
+            Method(self.program, self.plan, node, self.references)
+            for node in self.plan.methods.values()
+        ]
+        # What `setup` makes is there before anything that a compact method makes.
+        return sorted(found, key=lambda m: not m.is_setup)
+
+    def _check(self) -> None:
+        for name, node in self.plan.methods.items():
+            if name in ("__init__", "__post_init__", "__getattr__", "__setattr__"):
+                raise LeftLinenError(f"the class has its own {name}", node)
+            if name in ("train", "eval"):
+                raise LeftLinenError(f"NNX modules have a method {name} of their own", node)
+        for field in self.plan.fields:
+            if field.name in _TAKEN and field.name not in self.plan.mode_fields:
+                raise LeftLinenError(f"NNX modules have a {field.name} of their own", field.node)
+        for node in ast.walk(self.plan.node):
+            if isinstance(node, ast.Attribute):
+                value = self.references.value_of(node)
+                if value in (nn.share_scope, nn.map_variables):
+                    raise LeftLinenError(f"nn.{node.attr} has no counterpart", node)
+                lacking = {"scope", "path", "variables", "name", "parent"}
+                lacking -= {f.name for f in self.plan.fields}
+                if is_self(node) and node.attr in lacking:
+                    raise LeftLinenError(f"NNX modules have no self.{node.attr}", node)
+
+    def _decorators(self, method: Method) -> None:
+        for decorator in method.node.decorator_list:
+            value = self.references.value_of(decorator)
+            line = self.source.offset(decorator.lineno, 0)
+            following = self.source.offset((decorator.end_lineno or 0) + 1, 0)
+            if value in (nn.compact, nn.nowrap):
+                self.edits.append(Edit(line, following, ""))
+            elif ast.unparse(decorator).split(".")[-1] in _KEPT_DECORATORS or (
+                isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "getter")
+            ):
+                continue
+            elif ast.unparse(decorator) in ("nn.jit", "jax.jit"):
+                raise LeftLinenError(f"a method under {ast.unparse(decorator)}", decorator)
+            elif (
+                value is nn.remat
+                or value is nn.jit
+                or value is None
+                or isinstance(decorator, ast.Call)
+            ):
+                raise LeftLinenError(f"a method under @{ast.unparse(decorator)}", decorator)
+
+    def _annotations(self, method: Method) -> None:
+        given = method.node.args
+        for each in (*given.posonlyargs, *given.args, *given.kwonlyargs):
+            if each.annotation is not None:
+                self.edits += self.references.edits(each.annotation)
+        for default in (*given.defaults, *given.kw_defaults):
+            if default is not None:
+                self.edits += self.references.edits(default)
+        if method.node.returns is not None:
+            self.edits += self.references.edits(method.node.returns)
+
+    def _delete(self, node: ast.stmt) -> None:
+        above = len(self.source.comments_above(node))
+        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+        begin = self.source.offset(first - above, 0)
+        end = self.source.offset((node.end_lineno or node.lineno) + 1, 0)
+        while self.source.data[end : end + 1] == b"\n":
+            end += 1
+        self.edits.append(Edit(begin, min(end, self.source.end(self.plan.node)), ""))
+
+    def _constructor(self, setup: str, body: Lines) -> str:
+        plan = self.plan
+        indent = self._indent
+        lines: list[str] = []
+        parent = self._calls_parent()
+        inherited = {f.name for f in parent.fields} if parent is not None else set()
+        if parent is not None:
+            given = [f"{f.name}={f.name}" for f in parent.fields if f.name not in plan.mode_fields]
+            given += [f"{name}={name}" for name in parent.sizes]
+            lines.append(f"super().__init__({', '.join([*given, 'rngs=rngs'])})")
+        for field in plan.fields:
+            if field.name in plan.mode_fields or field.name in inherited:
+                continue
+            lines.append(f"self.{field.name} = {self.signature.stored(field)}")
+        text = "\n".join(" " * (2 * indent) + line for line in lines)
+        made = as_text(body, 2 * indent, indent)
+        parts = [part for part in (text, setup, made) if part]
+        if not parts and not plan.fields:
+            parts = [" " * (2 * indent) + "pass"]
+        return "\n".join([self.signature.text(self._indent), *parts])
+
+    def _calls_parent(self) -> ClassPlan | None:
+        for base in self.plan.bases:
+            if base.reason is None and (
+                base.slots or base.bases or any(m == "setup" for m in base.methods)
+            ):
+                ran = any(
+                    m.owner_cls is self.plan.cls for s in base.slots.values() for m in s.makings
+                )
+                if ran:
+                    return base
+        return None
+
+    @property
+    def _indent(self) -> int:
+        return self.plan.node.body[0].col_offset
+
+    def _insert(self, constructor: str) -> None:
+        source, plan = self.source, self.plan
+        own = [field.node for field in plan.fields if field.plan is plan]
+        first = next((n for n in plan.node.body if n in own), None)
+        if first is None:
+            first = next((n for n in plan.node.body if isinstance(n, ast.FunctionDef)), None)
+        if first is None:
+            # A class without fields and methods of its own.
+            end = source.end(plan.node)
+            last = plan.node.body[-1]
+            if isinstance(last, ast.Pass):
+                self.edits.append(Edit(source.offset(last.lineno, 0), end, constructor))
+            else:
+                self.edits.append(Edit(end, end, f"\n\n{constructor}"))
+            return
+        if first in own:
+            above = len(source.comments_above(first))
+            begin = source.offset(first.lineno - above, 0)
+            for node in own:
+                if node is not first:
+                    self._delete(node)
+            stop = source.offset((first.end_lineno or first.lineno) + 1, 0)
+            while source.data[stop : stop + 1] == b"\n":
+                stop += 1
+            self.edits.append(Edit(begin, stop, ""))
+        anchor = (
+            next(
+                n
+                for n in plan.node.body
+                if n not in own
+                and not _is_docstring(n)
+                and not (isinstance(n, ast.FunctionDef) and n.name == "setup")
+            )
+            if any(
+                n not in own
+                and not _is_docstring(n)
+                and not (isinstance(n, ast.FunctionDef) and n.name == "setup")
+                for n in plan.node.body
+            )
+            else None
+        )
+        if anchor is None:
+            end = source.end(plan.node)
+            blank = "\n" if _is_docstring(plan.node.body[-1]) else ""
+            self.edits.append(Edit(end, end, f"{blank}{constructor}"))
+            return
+        line = min([anchor.lineno, *(d.lineno for d in getattr(anchor, "decorator_list", []))])
+        line -= (
+            len(source.comments_above(anchor)) if not getattr(anchor, "decorator_list", []) else 0
+        )
+        begin = source.offset(line, 0)
+        place = own[0].lineno if own and own[0] is first else line
+        blank = "\n" if _is_docstring(plan.node.body[0]) and not _is_blank(source, place) else ""
+        self.edits.append(Edit(begin, begin, f"{blank}{constructor}\n\n"))
+
+
+def _is_blank(source: Any, line: int) -> bool:
+    return line < 2 or not source.lines[line - 2].strip()
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -1,0 +1,185 @@
+"""The entry points of a rewriting: what makes the model, and how it is called."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+_SMALL = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A model and a call of it.
+
+    Attributes:
+        make: what gives the Linen module.
+        inputs: shapes or arrays.
+        kwargs: keyword arguments of the call.
+        method: what is called, None for `__call__`.
+    """
+
+    make: Callable[[], nn.Module]
+    inputs: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    method: str | None = None
+
+    @property
+    def called(self) -> tuple[tuple[Any, ...], Mapping[str, Any], str | None]:
+        """The arguments of a call, and the method."""
+        return self.inputs, self.kwargs, self.method
+
+
+def variations(
+    module: nn.Module, inputs: tuple[Any, ...], *, flags_alone: bool = False
+) -> Iterator[tuple[nn.Module, Any]]:
+    """Models and inputs with one size changed in each, to tell equal sizes apart.
+
+    Sizes are doubled, so that what divides them still does.
+
+    Args:
+        module: the model.
+        inputs: its inputs.
+        flags_alone: whether only flags and the lengths of lists change.
+    """
+    shapes = jax.tree.map(_spec, inputs)
+    for index, spec in enumerate(() if flags_alone else shapes):
+        if not isinstance(spec, jax.ShapeDtypeStruct):
+            continue
+        for axis in reversed(range(1, len(spec.shape))):
+            sizes = list(spec.shape)
+            sizes[axis] *= 2
+            changed = list(shapes)
+            changed[index] = jax.ShapeDtypeStruct(tuple(sizes), spec.dtype)
+            yield module, tuple(changed)
+        if (
+            len({s.shape for s in shapes if isinstance(s, jax.ShapeDtypeStruct)}) == 1
+            and len(shapes) > 1
+            and spec.shape
+        ):
+            break
+    for field in dataclasses.fields(module):
+        if field.name in ("parent", "name") or not field.init:
+            continue
+        for value in _changed(getattr(module, field.name), flags_alone=flags_alone):
+            try:
+                yield module.clone(**{field.name: value}), shapes
+            except Exception:
+                continue
+
+
+def combined(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[nn.Module, Any] | None:
+    """The model and inputs with all sizes changed at once, each by a factor of its own.
+
+    Returns:
+        Both, None if the constructor refuses.
+    """
+    factors = itertools.cycle((3, 5, 2, 7))
+    by_size: dict[int, int] = {}
+
+    def dimension(size: int) -> int:
+        # What inputs have in common, such as the number of tokens, stays in common.
+        if size not in by_size:
+            by_size[size] = size * next(factors) if size > 1 else size
+        return by_size[size]
+
+    shapes = jax.tree.map(
+        lambda leaf: (
+            jax.ShapeDtypeStruct((*leaf.shape[:1], *map(dimension, leaf.shape[1:])), leaf.dtype)
+            if isinstance(leaf, jax.ShapeDtypeStruct)
+            else leaf
+        ),
+        jax.tree.map(_spec, inputs),
+    )
+    fields = {
+        field.name: _scaled(getattr(module, field.name), factors)
+        for field in dataclasses.fields(module)
+        if field.name not in ("parent", "name") and field.init
+    }
+    try:
+        return module.clone(**fields), shapes
+    except Exception:
+        return None
+
+
+def _scaled(value: Any, factors: Iterator[int]) -> Any:
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        # Small numbers are numbers of layers, heads or strides.
+        return value * 2 if 0 < value <= _SMALL else value * next(factors)
+    if type(value) in (list, tuple) and value and all(type(v) is int for v in value):
+        factor = next(factors) if max(value) > _SMALL else 1
+        return type(value)(v * factor for v in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type | nn.Module):
+        changed = {
+            f.name: _scaled(getattr(value, f.name), factors)
+            for f in dataclasses.fields(value)
+            if f.init
+        }
+        return dataclasses.replace(value, **changed)
+    return value
+
+
+def branches(module: nn.Module, inputs: tuple[Any, ...]) -> Iterator[tuple[nn.Module, Any]]:
+    """Models with one flag changed in each, or with a longer list of sizes."""
+    return variations(module, inputs, flags_alone=True)
+
+
+def _spec(leaf: Any) -> Any:
+    if isinstance(leaf, jax.Array | np.ndarray):
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+    return leaf
+
+
+def _changed(value: Any, *, flags_alone: bool) -> Iterator[Any]:
+    if isinstance(value, bool):
+        yield not value
+    elif isinstance(value, int):
+        if not flags_alone:
+            yield value * 2 if value else 1
+    elif type(value) in (list, tuple) and value and all(type(v) is int for v in value):
+        if not flags_alone:
+            yield type(value)(v * 2 for v in value)
+        yield type(value)([*value, 2 * value[-1]])
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type | nn.Module):
+        for field in dataclasses.fields(value):
+            for inner in _changed(getattr(value, field.name), flags_alone=flags_alone):
+                if field.init:
+                    yield dataclasses.replace(value, **{field.name: inner})
+    elif type(value).__name__ == "ConfigDict":
+        config: Any = value
+        for name, inner in config.items():
+            for changed in _changed(inner, flags_alone=flags_alone):
+                copied = config.copy_and_resolve_references()
+                with copied.unlocked():
+                    copied[name] = changed
+                yield copied
+
+
+def shaped(entry: Entry) -> Entry:
+    """An entry whose arrays are shapes."""
+    return dataclasses.replace(entry, inputs=tuple(jax.tree.map(_spec, entry.inputs)))
+
+
+def second_batch(inputs: Any) -> Any:
+    """The inputs with another batch size."""
+    sizes = {
+        leaf.shape[0] for leaf in jax.tree.leaves(inputs) if hasattr(leaf, "shape") and leaf.shape
+    }
+    if len(sizes) != 1:
+        return None
+
+    def larger(leaf: Any) -> Any:
+        if hasattr(leaf, "shape") and leaf.shape:
+            return jnp.concatenate([leaf, leaf[:1]])
+        return leaf
+
+    return jax.tree.map(larger, inputs)

@@ -1,0 +1,273 @@
+"""One method of a Linen class: what goes into the constructor, and what its calls become."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ._candidates import Candidates
+from ._constructors import Constructor
+from ._evaluate import UnknownValueError, evaluate, is_size
+from ._plans import ClassPlan, LeftLinenError, Program
+from ._records import Making, Path
+from ._references import References
+from ._sizes import Sizes
+from ._source import Edit, is_self, names_in
+from ._taint import Taint
+
+_LOOPS = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+class Method:
+    """A method under rewriting.
+
+    Args:
+        program: everything.
+        plan: its class.
+        node: the function.
+        references: what Linen's names become.
+
+    Attributes:
+        taint: which names depend on the call's arguments.
+        slots: what is made in it.
+        sizes: how their sizes are told.
+        used: local names that the constructor needs.
+        uses_bridge: whether something is wrapped.
+    """
+
+    def __init__(
+        self, program: Program, plan: ClassPlan, node: ast.FunctionDef, references: References
+    ) -> None:
+        self.program, self.plan, self.node, self.references = program, plan, node, references
+        self.source = plan.source
+        self.namespace: Mapping[str, Any] = references.namespace
+        self.slots = [slot for slot in plan.slots.values() if slot.method is node]
+        self.is_setup = node.name == "setup"
+        self.taint = Taint(node, (slot.node for slot in self.slots), plan.mode_fields)
+        self.sizes = Sizes(Candidates(program, plan, node, self.taint), plan)
+        self.used: set[str] = set()
+        self.uses_bridge = False
+        self.passed: dict[str, str] = {}
+
+    def init_text(self, node: ast.AST, makings: Sequence[Making]) -> str:
+        """An expression as the constructor can compute it.
+
+        Args:
+            node: the expression.
+            makings: every time that it was computed.
+
+        Raises:
+            LeftLinenError: it depends on what only the call knows.
+        """
+        text = self.source.render(
+            node, [*self.references.edits(node), *self._init_edits(node, makings)]
+        )
+        self.used |= self.names_of(text)
+        return text
+
+    def solve(
+        self,
+        makings: Sequence[Making],
+        values: Sequence[Any],
+        hint: str,
+        loops: Sequence[ast.AST],
+        at: ast.AST,
+    ) -> str:
+        """An expression for a size at a place."""
+        allowed = self.visible(at)
+        text = self.sizes.solve(makings, values, hint, loops, at, allowed)
+        self.used |= self.names_of(text)
+        return text
+
+    def visible(self, at: ast.AST) -> set[str]:
+        """The names of the method that a constructor knows and that are bound before a place."""
+        found: set[str] = set()
+        inside = set(self.source.ancestors(at))
+        for name in self.taint.pure:
+            for each in ast.walk(self.node):
+                if (
+                    isinstance(each, ast.Name)
+                    and each.id == name
+                    and isinstance(each.ctx, ast.Store)
+                ):
+                    comprehension = next(
+                        (a for a in self.source.ancestors(each) if isinstance(a, _LOOPS[2:])), None
+                    )
+                    if comprehension is not None and comprehension not in inside:
+                        continue
+                    if comprehension is not None or each.lineno <= at.lineno:  # pyright: ignore
+                        found.add(name)
+        return found
+
+    def names_of(self, text: str) -> set[str]:
+        """The names of the method that a text reads and a constructor knows."""
+        try:
+            tree = ast.parse(text.strip(), mode="eval")
+        except SyntaxError:
+            tree = ast.parse(f"({text})", mode="eval")
+        return names_in(tree) & self.taint.pure
+
+    def _init_edits(self, node: ast.AST, makings: Sequence[Making]) -> Iterator[Edit]:
+        slot = self.plan.slots.get(node) if isinstance(node, ast.Call) else None
+        if slot is not None and slot.kind == "module" and slot.outer is not None:
+            yield self.source.edit(node, Constructor(self, slot).text())
+            return
+        if isinstance(node, ast.Call) and self.moved(node):
+            yield from self._without(node, self.moved(node))
+            kept = [k.value for k in node.keywords if k not in self.moved(node)]
+            for child in (node.func, *node.args, *kept):
+                yield from self._init_edits(child, makings)
+            return
+        if isinstance(node, ast.expr) and self.taint.touches(node):
+            text = self._as_size(node, makings)
+            if text is not None:
+                yield self.source.edit(node, text)
+                return
+            if isinstance(node, ast.Name):
+                raise LeftLinenError(
+                    f"a constructor needs {node.id}, which only the call knows", node
+                )
+            if is_self(node):
+                raise LeftLinenError(
+                    f"a constructor needs {ast.unparse(node)}, which is told in the call", node
+                )
+            if isinstance(node, ast.Call) and (node.func in self.taint.slots or is_self(node.func)):
+                raise LeftLinenError("a constructor needs the result of a layer", node)
+        for child in ast.iter_child_nodes(node):
+            yield from self._init_edits(child, makings)
+
+    def _as_size(self, node: ast.expr, makings: Sequence[Making]) -> str | None:
+        if isinstance(node, ast.Tuple | ast.List):
+            return None
+        values = []
+        for making in makings:
+            try:
+                value = evaluate(node, {**self.namespace, **making.env}, making.fields)
+            except UnknownValueError:
+                return None
+            if not is_size(value):
+                return None
+            values.append(tuple(value) if isinstance(value, list) else value)
+        if not values:
+            return None
+        hint = node.id if isinstance(node, ast.Name) else "size"
+        loops = self._loops(node)
+        text = self.solve(makings, values, hint, loops, node)
+        is_part = isinstance(self.source.parents[node], ast.BinOp | ast.Attribute | ast.Subscript)
+        return f"({text})" if is_part and not text.isidentifier() else text
+
+    def moved(self, node: ast.Call) -> list[ast.keyword]:
+        """The modes in a partial of a layer that only the call knows."""
+        if not (node.args and self.references.value_of(node.func) is not None):
+            return []
+        if not self.references.is_partial(node):
+            return []
+        return [
+            k
+            for k in node.keywords
+            if k.arg in ("use_running_average", "deterministic") and self.taint.touches(k.value)
+        ]
+
+    def _without(self, node: ast.Call, keywords: list[ast.keyword]) -> Iterator[Edit]:
+        parts = sorted([*node.args, *node.keywords], key=self.source.start)
+        for keyword in keywords:
+            index = parts.index(keyword)
+            if index:
+                yield Edit(self.source.end(parts[index - 1]), self.source.end(keyword), "")
+
+    def modes_of(self, node: ast.AST) -> dict[str, str]:
+        """The modes that a partial would have brought to what it makes, as the call has them."""
+        if is_self(node) and node.attr in self.plan.carried:  # pyright: ignore
+            return {mode: mode for mode in self.plan.carried[node.attr]}  # pyright: ignore
+        if isinstance(node, ast.Name):
+            for each in ast.walk(self.node):
+                if isinstance(each, ast.Assign) and any(
+                    isinstance(t, ast.Name) and t.id == node.id for t in each.targets
+                ):
+                    found = self.modes_of(each.value)
+                    if found:
+                        return found
+        if isinstance(node, ast.Call):
+            own = {str(k.arg): self.call_text(k.value) for k in self.moved(node)}
+            inner = self.modes_of(node.args[0]) if node.args else {}
+            return {**inner, **own}
+        if isinstance(node, ast.IfExp):
+            return {**self.modes_of(node.body), **self.modes_of(node.orelse)}
+        return {}
+
+    def call_text(self, node: ast.AST) -> str:
+        """An expression as the call has it."""
+        return self.source.render(node, [*self.references.edits(node), *self.field_edits(node)])
+
+    def field_edits(self, node: ast.AST) -> Iterator[Edit]:
+        """Fields that became arguments of the call."""
+        for each in ast.walk(node):
+            if is_self(each) and each.attr in self.plan.mode_fields:  # pyright: ignore
+                yield self.source.edit(each, each.attr)  # pyright: ignore
+
+    def linen_text(self, node: ast.Call) -> str:
+        """A constructor that stays Linen's."""
+        edits = []
+        for each in ast.walk(node):
+            if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Load):
+                value = self.references.value_of(each)
+                if isinstance(value, type) and self.program.plan_of(value) is not None:
+                    name = self.source.render(each)
+                    edits.append(self.source.edit(each, f"_linen.{name}"))
+        named = [k for k in node.keywords if k.arg == "name"]
+        if named and len(node.args) + len(node.keywords) > 1:
+            edits += self._without(node, named)
+        for part in (*node.args, *(k.value for k in node.keywords)):
+            if part in [k.value for k in named]:
+                continue
+            if any(
+                s.outer is not None and s.node in ast.walk(part) for s in self.plan.slots.values()
+            ):
+                if self.taint.touches(part):
+                    raise LeftLinenError("a module inside of another depends on the call", part)
+                continue
+            edits += self._init_edits(part, self.plan.slots[node].makings)
+        if named and len(node.args) + len(node.keywords) == 1:
+            edits.append(Edit(self.source.end(node.func), self.source.end(node), "()"))
+        elif named and [*node.args, *node.keywords][0] is named[0]:
+            begin = self.source.offset(named[0].lineno, named[0].col_offset)
+            edits.append(Edit(begin, self.source.start(node.keywords[1]), ""))
+        text = self.source.render(node, edits)
+        self.used |= self.names_of(text)
+        return text
+
+    def variables_at(self, making: Making) -> Mapping[str, Any]:
+        """The abstract variables below the module that was made, by collection."""
+        return below(self.program.records.variables[making.run], making.path or ())
+
+    def _loops(self, node: ast.AST) -> list[ast.AST]:
+        return loops_around(self.source, node, self.node)
+
+
+def below(variables: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Each collection's part at a path."""
+    found: dict[str, Any] = {}
+    for collection, tree in variables.items():
+        inner = tree
+        for name in path:
+            inner = inner.get(name) if isinstance(inner, Mapping) else None
+        if isinstance(inner, Mapping):
+            found[collection] = inner
+    return found
+
+
+def loops_around(source: Any, node: ast.AST, method: ast.AST) -> list[ast.AST]:
+    """The loops around a place in a method, the outermost first."""
+    found: list[ast.AST] = []
+    before = node
+    for each in source.ancestors(node):
+        if each is method:
+            break
+        if (isinstance(each, ast.For | ast.While) and before in each.body) or isinstance(
+            each, _LOOPS[2:]
+        ):
+            found.insert(0, each)
+        before = each
+    return found

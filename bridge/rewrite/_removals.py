@@ -1,0 +1,132 @@
+"""What goes from the body of a method because the constructor does it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from ._body import Slice
+from ._dead import blocks_of
+from ._method import Method
+from ._plans import Slot
+from ._source import Edit, bound_in, names_in
+
+
+class Removals:
+    """The removals in one method.
+
+    Args:
+        method: the method.
+        slice_: the constructor's part, None if the method makes nothing.
+        dead: blocks that did not run.
+        insertions: text that goes before statements.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        slice_: Slice | None,
+        dead: Sequence[list[ast.stmt]],
+        insertions: Sequence[tuple[ast.stmt, str]],
+    ) -> None:
+        self.method, self.source = method, method.source
+        self.slice, self.dead, self.insertions = slice_, dead, insertions
+        self.removed: set[ast.stmt] = set()
+
+    def edits(self) -> Iterator[Edit]:
+        """The edits."""
+        candidates = set(self.slice.kept) if self.slice is not None else set()
+        inline = self._inlined()
+        for node in ast.walk(self.method.node):
+            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+                continue
+            if bound_in(node) and self.method.moved(node.value):
+                candidates.add(node)
+        while True:
+            loads = self._loads()
+            gone = {each for each in candidates - self.removed if not bound_in(each) & loads}
+            if not gone:
+                break
+            self.removed |= gone
+        for variable, slot in inline.items():
+            for each in ast.walk(self.method.node):
+                if (
+                    isinstance(each, ast.Name)
+                    and each.id == variable
+                    and isinstance(each.ctx, ast.Load)
+                ):
+                    yield self.source.edit(each, f"self.{slot.attribute}")
+            self.removed.add(self.source.statement_of(slot.node))
+        yield from self._deletions()
+        for statement, text in self.insertions:
+            begin = self.source.start(statement)
+            yield Edit(begin, begin, f"{text}\n{' ' * statement.col_offset}")
+
+    def _inlined(self) -> dict[str, Slot]:
+        """Variables that stand for one layer, at the method's own level."""
+        found = {}
+        for slot in self.method.slots:
+            name = slot.variable
+            if slot.kind != "module" or slot.is_list or slot.outer is not None or name is None:
+                continue
+            stores = [
+                n
+                for n in ast.walk(self.method.node)
+                if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)
+            ]
+            if len(stores) == 1 and self.source.statement_of(slot.node) in self.method.node.body:
+                found[name] = slot
+        return found
+
+    def _loads(self) -> set[str]:
+        """The names that what is left of the body reads."""
+        slots = {s.node for s in self.method.slots}
+        skipped = self.removed | {s for block in self.dead for s in block}
+        found: set[str] = set()
+        for slot in self.method.slots:
+            for text in slot.modes.values():
+                found |= names_in(ast.parse(text, mode="eval"))
+            if slot.item:
+                found |= names_in(ast.parse(slot.item, mode="eval"))
+        stack: list[Any] = list(self.method.node.body)
+        while stack:
+            node = stack.pop()
+            if node in skipped or node in slots:
+                continue
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                found.add(node.id)
+            stack.extend(ast.iter_child_nodes(node))
+        return found
+
+    def _deletions(self) -> Iterator[Edit]:
+        """The lines of what is removed; a block that is left empty goes too."""
+        whole = set(self.removed)
+        while True:
+            more = {
+                node
+                for node in ast.walk(self.method.node)
+                if isinstance(node, ast.If | ast.For | ast.With)
+                and node not in whole
+                and all(each in whole for block in blocks_of(node) for each in block)
+            }
+            if not more:
+                break
+            whole |= more
+        for node in whole:
+            parent = self.source.parents[node]
+            if parent in whole:
+                continue
+            block = next(b for b in blocks_of(parent) if node in b)
+            if all(each in whole for each in block) and parent is not self.method.node:
+                if node is block[0]:
+                    yield Edit(self.source.start(block[0]), self.source.end(block[-1]), "pass")
+                continue
+            yield self.source_lines(node)
+
+    def source_lines(self, node: ast.stmt) -> Edit:
+        """The whole lines of a statement, with its comments."""
+        above = len(self.source.comments_above(node))
+        begin = self.source.offset(node.lineno - above, 0)
+        end = self.source.offset((node.end_lineno or node.lineno) + 1, 0)
+        return Edit(begin, end, "")

@@ -1,0 +1,201 @@
+"""What a rewriting gives: sources, rules, a level for each class, and the proof."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import difflib
+import json
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from bridge import parity
+
+from ._writing import changed_files, write_files
+
+Level: TypeAlias = Literal["proven", "proven for this configuration", "needs review", "left Linen"]
+LEVELS: tuple[Level, ...] = (
+    "proven",
+    "proven for this configuration",
+    "needs review",
+    "left Linen",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassResult:
+    """What became of one Linen class.
+
+    Attributes:
+        name: the class.
+        file: where it is.
+        line: the line of `class`.
+        level: one of `LEVELS`.
+        notes: why it is not simply proven, each with a line of `file` where there is one.
+    """
+
+    name: str
+    file: str
+    line: int
+    level: Level
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewrite:
+    """The result of `bridge.rewrite`.
+
+    Nothing is written before `write`.
+
+    Attributes:
+        classes: each class of the package that the trace reached.
+        sources: the new files' texts by path.
+        old_sources: the path of the file that each of them comes from.
+        rules: NNX paths by Linen paths, for `bridge.port`, `bridge.parity` and
+            `checkpoint.restore`.
+        reports: of `bridge.parity.check`, by what was compared; empty if nothing could be.
+        sizes: what the model's constructor is given besides its fields, for each entry point.
+        root: the model's class.
+        notes: what concerns no single class.
+    """
+
+    classes: tuple[ClassResult, ...]
+    sources: Mapping[str, str]
+    old_sources: Mapping[str, str]
+    rules: Mapping[str, str]
+    reports: Mapping[str, parity.Report]
+    sizes: tuple[Mapping[str, Any], ...]
+    root: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether every class is rewritten, and the program is proven."""
+        return self.is_proven and all(
+            c.level in ("proven", "proven for this configuration") for c in self.classes
+        )
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the new program was run and does the same as the old one."""
+        return bool(self.reports) and all(report.ok for report in self.reports.values())
+
+    @property
+    def max_difference(self) -> float | None:
+        """The largest absolute difference of an output, None if nothing was compared."""
+        found = [
+            c.max_abs
+            for report in self.reports.values()
+            for section in report.sections
+            if section.name == "outputs"
+            for c in section.compared
+            if c.max_abs is not None
+        ]
+        return max(found, default=None)
+
+    @property
+    def diff(self) -> str:
+        """The new files beside the old ones, as a unified diff."""
+        lines: list[str] = []
+        for path, text in self.sources.items():
+            old = self.old_sources[path]
+            before = pathlib.Path(old).read_text(encoding="utf-8").splitlines(keepends=True)
+            lines += difflib.unified_diff(
+                before, text.splitlines(keepends=True), _shown(old), _shown(path)
+            )
+        return "".join(lines)
+
+    @property
+    def rules_text(self) -> str:
+        """The rules as TOML, as `python -m bridge convert --rules` takes them."""
+        rows = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in self.rules.items()]
+        return "\n".join(["[rules]", *rows]) + "\n"
+
+    def html(self) -> str:
+        """A page with the old and the new files side by side."""
+        tables = []
+        for path, text in self.sources.items():
+            old = self.old_sources[path]
+            before = pathlib.Path(old).read_text(encoding="utf-8").splitlines()
+            tables.append(
+                difflib.HtmlDiff(wrapcolumn=90).make_file(
+                    before, text.splitlines(), _shown(old), _shown(path), charset="utf-8"
+                )
+            )
+        return "\n".join(tables)
+
+    def write(self, *, overwrite: bool = False) -> tuple[str, ...]:
+        """Writes the new files and the rules: all of them, or none.
+
+        Args:
+            overwrite: whether files are replaced that were not written by the rewriter, or that
+                were changed since.
+
+        Returns:
+            The paths of the files that are new or changed.
+
+        Raises:
+            RewriteError: there are such files.
+        """
+        return write_files(self._files(), overwrite=overwrite)
+
+    def pending(self) -> tuple[str, ...]:
+        """The files that `write` would make or change."""
+        return tuple(map(str, changed_files(self._files())))
+
+    def _files(self) -> dict[str, str]:
+        files = dict(self.sources)
+        if self.sources:
+            main = next(iter(reversed(list(self.sources))))
+            files[str(pathlib.Path(main).with_suffix(".rules.toml"))] = self.rules_text
+        return files
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The result as a JSON document."""
+        return json.dumps(
+            {
+                "ok": self.ok,
+                "is_proven": self.is_proven,
+                "max_difference": self.max_difference,
+                "root": self.root,
+                "classes": [dataclasses.asdict(each) for each in self.classes],
+                "sources": dict(self.sources),
+                "rules": dict(self.rules),
+                "sizes": [{k: _plain(v) for k, v in each.items()} for each in self.sizes],
+                "reports": {k: json.loads(v.to_json()) for k, v in self.reports.items()},
+                "notes": list(self.notes),
+            },
+            indent=indent,
+            allow_nan=False,
+        )
+
+    def __str__(self) -> str:
+        counts = collections.Counter(each.level for each in self.classes)
+        summary = ", ".join(f"{counts[level]} {level}" for level in LEVELS if counts[level])
+        lines = [f"{self.root}: {summary or 'no classes'}; {self.verdict}"]
+        width = max((len(each.name) for each in self.classes), default=0)
+        for each in self.classes:
+            lines.append(f"  {each.name:<{width}}  {each.level}")
+            lines += [f"  {'':<{width}}    {note}" for note in each.notes]
+        return "\n".join([*lines, *self.notes])
+
+    @property
+    def verdict(self) -> str:
+        """What the proof says, in a few words."""
+        if not self.reports:
+            return "the program as a whole is not proven"
+        if not self.is_proven:
+            return "the program differs"
+        return f"the program is proven, largest difference {self.max_difference or 0.0:.3g}"
+
+
+def _shown(path: str) -> str:
+    try:
+        return pathlib.Path(path).relative_to(pathlib.Path.cwd()).as_posix()
+    except ValueError:
+        return path
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -1,0 +1,107 @@
+"""The constructor's arguments: the fields, the sizes, and `rngs`."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from flax import linen as nn
+
+from ._plans import ClassPlan, Field, Program
+from ._references import References
+
+_WIDTH = 100
+
+
+class Signature:
+    """The arguments of one class's constructor.
+
+    Args:
+        program: everything.
+        plan: the class.
+        references: what Linen's names become in its file.
+    """
+
+    def __init__(self, program: Program, plan: ClassPlan, references: References) -> None:
+        self.program, self.plan, self.references = program, plan, references
+        self.source = plan.source
+
+    def stored(self, field: Field) -> str:
+        """What the attribute of a field is set to."""
+        values = [
+            i.fields.get(field.name)
+            for i in self.program.records.instances.values()
+            if i.cls is self.plan.cls
+        ]
+        text = field.name
+        if field.factory is not None:
+            text = f"{self.factory(field)} if {field.name} is None else {field.name}"
+        if any(_holds_modules(v) for v in values):
+            kind = "Dict" if isinstance(values[0], dict) else "List"
+            return f"nnx.{kind}({text})"
+        return text
+
+    def factory(self, field: Field) -> str:
+        """What makes the default of a field."""
+        factory = field.factory or ""
+        if factory.startswith("lambda:"):
+            return factory[len("lambda:") :].strip()
+        return f"{factory}()"
+
+    def text(self, column: int) -> str:
+        """The line of `def`, or the lines.
+
+        Args:
+            column: its indentation.
+        """
+        indent = " " * column
+        parameters: list[tuple[str, str]] = []
+        for field in self.plan.fields:
+            if field.name in self.plan.mode_fields:
+                continue
+            annotation, default = self._field_texts(field)
+            if field.factory is not None:
+                annotation, default = f"{annotation} | None", "None"
+            text = f"{field.name}: {annotation}"
+            parameters.append((text if default is None else f"{text} = {default}", field.comment))
+        keyword = [f"{name}: {self._size_type(name)}" for name in self.plan.sizes]
+        parameters += [("*", ""), *((text, "") for text in keyword), ("rngs: nnx.Rngs", "")]
+        line = f"{indent}def __init__(self, {', '.join(text for text, _ in parameters)}):"
+        if len(line) <= _WIDTH and not any(comment for _, comment in parameters):
+            return line
+        rows = [
+            f"{indent}{indent}{text},{'  ' + comment if comment else ''}"
+            for text, comment in [("self", ""), *parameters]
+        ]
+        return "\n".join([f"{indent}def __init__(", *rows, f"{indent}):"])
+
+    def _size_type(self, name: str) -> str:
+        values = list(self.plan.sizes[name].values.values())
+        return "int" if all(isinstance(v, int) for v in values) else "tuple[int, ...]"
+
+    def _field_texts(self, field: Field) -> tuple[str, str | None]:
+        own = field.plan
+        if own.source is not self.source:
+            return field.annotation, field.default
+        annotation = self.source.render(
+            field.node.annotation, list(self.references.edits(field.node.annotation))
+        )
+        if field.default is None or field.node.value is None:
+            return annotation, field.default
+        node = default_node(field)
+        if node is None:
+            return annotation, field.default
+        return annotation, self.source.render(node, list(self.references.edits(node)))
+
+
+def default_node(field: Field) -> ast.expr | None:
+    """The expression of a field's default, in the field's file."""
+    value = field.node.value
+    if isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] == "field":
+        return next((k.value for k in value.keywords if k.arg == "default"), None)
+    return value
+
+
+def _holds_modules(value: Any) -> bool:
+    inside = value.values() if isinstance(value, dict) else value
+    return isinstance(value, list | tuple | dict) and any(isinstance(v, nn.Module) for v in inside)

@@ -1,0 +1,253 @@
+"""The slots of a class, and the attributes that they become."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from ._method import FUNCTIONS, loops_around
+from ._plans import ClassPlan, LeftLinenError, Program, Slot
+from ._records import Making
+from ._source import is_self
+
+_LOOP_KINDS = (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
+_STORING = ("module", "param", "variable")
+_ATTENTION = ("MultiHeadDotProductAttention", "MultiHeadAttention", "SelfAttention")
+_RESERVED = {
+    "train",
+    "eval",
+    "sow",
+    "perturb",
+    "set_attributes",
+    "iter_modules",
+    "iter_children",
+    "rngs",
+    "set_mode",
+    "setup",
+}
+_FIRST = re.compile(r"(.)([A-Z][a-z]+)")
+_SECOND = re.compile(r"([a-z0-9])([A-Z])")
+
+
+def snake(name: str) -> str:
+    """`MlpBlock` is `mlp_block`."""
+    return _SECOND.sub(r"\1_\2", _FIRST.sub(r"\1_\2", name)).lower()
+
+
+def find_slots(program: Program, plan: ClassPlan) -> None:
+    """Finds what a class's methods make.
+
+    Raises:
+        LeftLinenError: something is made where it cannot be followed.
+    """
+    methods = set(plan.methods.values())
+    for making in program.records.makings:
+        if making.site.file != plan.source.file or making.kind not in _STORING:
+            continue
+        node = plan.source.call_at(making.site.span)
+        if node is None:
+            continue
+        around = [a for a in plan.source.ancestors(node) if isinstance(a, FUNCTIONS)]
+        method = next((a for a in around if a in methods), None)
+        if method is None or not isinstance(method, ast.FunctionDef):
+            continue
+        if around[0] is not method and making.kind == "module":
+            raise LeftLinenError("a module is made in a function inside of a method", node)
+        if node not in plan.slots:
+            plan.slots[node] = Slot(node, making.kind, [], method)
+        plan.slots[node].makings.append(making)
+    for slot in plan.slots.values():
+        if slot.variable is None:
+            slot.variable = _variable(plan, slot)
+    for slot in plan.slots.values():
+        slot.makings = _once(slot.makings)
+        slot.loops = loops_around(plan.source, slot.node, slot.method)
+        slot.is_list = bool(slot.loops)
+        slot.outer = _outer(plan, slot) or _handed_on(plan, slot)
+        if any(isinstance(loop, ast.While) for loop in slot.loops):
+            raise LeftLinenError("a module is made in a while loop", slot.node)
+
+
+def _once(makings: list[Making]) -> list[Making]:
+    """A shared module's second call makes nothing new."""
+    seen: set[Any] = set()
+    found = []
+    for making in makings:
+        key = (making.run, making.path, making.name, making.owner)
+        if making.path is None and making.name is None:
+            key = (making.run, making.order, None, None)
+        if key not in seen:
+            seen.add(key)
+            found.append(making)
+    return found
+
+
+def _outer(plan: ClassPlan, slot: Slot) -> Slot | None:
+    """The slot whose constructor a slot is an argument of; not that of the call around it."""
+    before: ast.AST = slot.node
+    for each in plan.source.ancestors(slot.node):
+        if isinstance(each, ast.stmt):
+            return None
+        if isinstance(each, ast.Call):
+            if each.func is before:
+                return None
+            if each in plan.slots:
+                return plan.slots[each]
+        before = each
+    return None
+
+
+def _handed_on(plan: ClassPlan, slot: Slot) -> Slot | None:
+    """The slot that alone is given what a slot makes, by its variable."""
+    if slot.variable is None or slot.kind != "module":
+        return None
+    holders: set[ast.AST | None] = set()
+    for node in ast.walk(slot.method):
+        if (
+            isinstance(node, ast.Name)
+            and node.id == slot.variable
+            and isinstance(node.ctx, ast.Load)
+        ):
+            parent = plan.source.parents[node]
+            call = plan.source.parents[parent] if isinstance(parent, ast.keyword) else parent
+            holders.add(
+                call
+                if isinstance(call, ast.Call) and call in plan.slots and call.func is not node
+                else None
+            )
+    holder = next(iter(holders), None) if len(holders) == 1 else None
+    return plan.slots[holder] if isinstance(holder, ast.Call) else None
+
+
+def _variable(plan: ClassPlan, slot: Slot) -> str | None:
+    statement = plan.source.statement_of(slot.node)
+    if (
+        isinstance(statement, ast.Assign)
+        and statement.value is slot.node
+        and len(statement.targets) == 1
+        and isinstance(statement.targets[0], ast.Name)
+    ):
+        return statement.targets[0].id
+    return None
+
+
+def name_slots(program: Program, plan: ClassPlan) -> None:
+    """Gives every slot of compact methods an attribute."""
+    taken = set(plan.taken_names) | _RESERVED
+    slots = [
+        slot for slot in plan.slots.values() if slot.method.name != "setup" and slot.outer is None
+    ]
+    for slot in plan.slots.values():
+        if slot.method.name == "setup":
+            slot.attribute = _target(plan, slot)
+    slots.sort(key=lambda slot: slot.makings[0].order)
+    slots.sort(key=lambda slot: name_node(slot) is None)
+    wishes: dict[int, str] = {}
+    for slot in slots:
+        wishes[id(slot)] = _wish(program, slot)
+    counts: dict[str, int] = {}
+    for slot in slots:
+        wish = wishes[id(slot)]
+        counts[wish] = counts.get(wish, 0) + (name_node(slot) is None)
+    numbers: dict[str, int] = {}
+    by_explicit: dict[str, str] = {}
+    for slot in slots:
+        wish = wishes[id(slot)]
+        explicit = _explicit(slot)
+        if explicit is not None and not slot.is_list and explicit in by_explicit:
+            # Two branches make the layer of one name.
+            slot.attribute = by_explicit[explicit]
+            continue
+        name = wish
+        if (
+            name_node(slot) is None
+            and counts[wish] > 1
+            and not (program.keep_names and not slot.is_list)
+        ):
+            name = f"{wish}_{numbers.get(wish, 0)}"
+            numbers[wish] = numbers.get(wish, 0) + 1
+        while name in taken or keyword.iskeyword(name):
+            name = f"{name}_"
+        slot.attribute = name
+        taken.add(name)
+        if explicit is not None and not slot.is_list:
+            by_explicit[explicit] = name
+
+
+def _target(plan: ClassPlan, slot: Slot) -> str:
+    """The attribute that a slot of `setup` is assigned to, or what it is called otherwise."""
+    statement = plan.source.statement_of(slot.node)
+    if isinstance(statement, ast.Assign) and is_self(statement.targets[0]):
+        return statement.targets[0].attr  # pyright: ignore
+    cls = slot.makings[0].cls
+    return snake(cls.__name__) if cls is not None else str(slot.makings[0].name)
+
+
+def _explicit(slot: Slot) -> str | None:
+    """The constant name that the program gave."""
+    node = name_node(slot)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    return None
+
+
+def name_node(slot: Slot) -> ast.expr | None:
+    """The expression of the name that the program gave."""
+    if slot.kind == "module":
+        return next((k.value for k in slot.node.keywords if k.arg == "name"), None)
+    position = 0 if slot.kind == "param" else 1
+    if len(slot.node.args) > position:
+        return slot.node.args[position]
+    return next((k.value for k in slot.node.keywords if k.arg == "name"), None)
+
+
+def _wish(program: Program, slot: Slot) -> str:
+    node = name_node(slot)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return _identifier(node.value)
+    if isinstance(node, ast.JoinedStr):
+        fixed = "".join(str(v.value) for v in node.values if isinstance(v, ast.Constant))
+        return _identifier(fixed.strip("_-. ") or "layers")
+    if slot.kind != "module":
+        return _identifier(str(slot.makings[0].name))
+    cls = slot.makings[0].cls
+    name = cls.__name__ if cls is not None else "layer"
+    if (
+        not program.keep_names
+        and name in _ATTENTION
+        and cls is not None
+        and (cls.__module__.startswith("flax."))
+    ):
+        name = "Attention"
+    if (
+        program.keep_names
+        and not slot.is_list
+        and len(slot.makings) == len({(m.run, m.owner) for m in slot.makings})
+    ):
+        paths = {m.path[-1] for m in slot.makings if m.path}
+        if len(paths) == 1:
+            return next(iter(paths))
+    if slot.is_list:
+        return f"{snake(name)}s" if not name.endswith("s") else snake(name)
+    return slot.variable if slot.variable and len(slot.variable) > 1 else snake(name)
+
+
+def _identifier(text: str) -> str:
+    text = re.sub(r"\W", "_", text)
+    return f"_{text}" if text[:1].isdigit() else text or "layer"
+
+
+def dynamic_name(slot: Slot) -> bool:
+    """Whether the name is an expression that changes."""
+    node = name_node(slot)
+    return node is not None and not isinstance(node, ast.Constant)
+
+
+def attribute_of(slot: Slot, making: Making, numbers: Mapping[int, int]) -> str:
+    """The NNX path of one making below its owner."""
+    if not slot.is_list:
+        return slot.attribute
+    return f"{slot.attribute}.{numbers[id(making)]}"

@@ -1,0 +1,187 @@
+"""A source file, and text with parts of it replaced.
+
+`ast` gives positions in UTF-8 bytes, as code objects do, so that the position of a running call is
+that of a node. Text is replaced in the source itself, which keeps comments and formatting.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import pathlib
+import textwrap
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from ._records import Span
+
+
+class Edit(NamedTuple):
+    """A stretch of a file, in bytes, and the text in its place; an insertion has no length."""
+
+    start: int
+    end: int
+    text: str
+
+
+class Source:
+    """A parsed file.
+
+    Args:
+        file: its path.
+
+    Raises:
+        SyntaxError: it is not Python.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.text = pathlib.Path(file).read_bytes().decode("utf-8")
+        self.data = self.text.encode()
+        self.tree = ast.parse(self.text)
+        self.lines = self.data.split(b"\n")
+        starts = [0]
+        for line in self.lines:
+            starts.append(starts[-1] + len(line) + 1)
+        self._starts = starts
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self._calls: dict[Span, ast.AST] = {}
+        for node in ast.walk(self.tree):
+            for child in ast.iter_child_nodes(node):
+                self.parents[child] = node
+            if isinstance(node, ast.Call):
+                self._calls[span_of(node)] = node
+
+    def call_at(self, span: Span) -> ast.Call | None:
+        """The call at a position."""
+        found = self._calls.get(span)
+        return found if isinstance(found, ast.Call) else None
+
+    def offset(self, line: int, column: int) -> int:
+        """The byte at a position; lines count from 1."""
+        return self._starts[line - 1] + column
+
+    def start(self, node: ast.AST) -> int:
+        """The first byte of a node, decorators included."""
+        decorators = getattr(node, "decorator_list", None)
+        if decorators:
+            return self.offset(decorators[0].lineno, decorators[0].col_offset - 1)
+        return self.offset(node.lineno, node.col_offset)  # pyright: ignore
+
+    def end(self, node: ast.AST) -> int:
+        """The byte behind a node."""
+        return self.offset(node.end_lineno, node.end_col_offset)  # pyright: ignore
+
+    def render(self, node: ast.AST, edits: Iterable[Edit] = ()) -> str:
+        """A node's text, with stretches of it replaced."""
+        return self.stretch(self.start(node), self.end(node), edits)
+
+    def stretch(self, start: int, end: int, edits: Iterable[Edit] = ()) -> str:
+        """The text between two bytes, with stretches of it replaced; the outermost wins."""
+        inside = {each for each in edits if start <= each.start and each.end <= end}
+        parts, position = [], start
+        for edit in sorted(inside, key=lambda e: (e.start, e.end != e.start, -e.end)):
+            if edit.start < position:
+                continue
+            parts += [self.data[position : edit.start].decode(), edit.text]
+            position = edit.end
+        parts.append(self.data[position:end].decode())
+        return "".join(parts)
+
+    def edit(self, node: ast.AST, text: str) -> Edit:
+        """The replacement of a node."""
+        return Edit(self.start(node), self.end(node), text)
+
+    def comments_above(self, statement: ast.stmt) -> list[str]:
+        """The lines of comments right above a statement."""
+        found: list[str] = []
+        number = statement.lineno - 2
+        while number >= 0 and self.lines[number].strip().startswith(b"#"):
+            found.insert(0, self.lines[number].decode().strip())
+            number -= 1
+        return found
+
+    def comment_behind(self, node: ast.AST) -> str:
+        """The comment at the end of a node's last line, `""` if there is none."""
+        line = self.lines[node.end_lineno - 1][node.end_col_offset :].decode()  # pyright: ignore
+        rest = line.strip().lstrip(",;").strip()
+        return rest if rest.startswith("#") else ""
+
+    def statement_of(self, node: ast.AST) -> ast.stmt:
+        """The innermost statement around a node."""
+        while not isinstance(node, ast.stmt):
+            node = self.parents[node]
+        return node
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """What is around a node, the innermost first."""
+        while node in self.parents:
+            node = self.parents[node]
+            yield node
+
+
+def span_of(node: ast.AST) -> Span:
+    """A node's position."""
+    return Span(node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)  # pyright: ignore
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """The names that an expression or statement reads."""
+    return {
+        each.id
+        for each in ast.walk(node)
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
+    }
+
+
+def bound_in(node: ast.AST) -> set[str]:
+    """The names that a statement or target binds, comprehensions apart."""
+    found: set[str] = set()
+    stack = [node]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+            found.add(each.id)
+        elif isinstance(each, ast.FunctionDef | ast.ClassDef):
+            found.add(each.name)
+            continue
+        elif isinstance(each, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).split(".")[0] for alias in each.names}
+        elif isinstance(
+            each, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.Lambda
+        ):
+            continue
+        stack.extend(ast.iter_child_nodes(each))
+    return found
+
+
+def indented(text: str, old: int, new: int) -> str:
+    """A statement's text moved from one indentation to another, its first line without."""
+    first, *rest = text.split("\n")
+    moved = []
+    for line in rest:
+        blank = len(line) - len(line.lstrip(" "))
+        moved.append(" " * max(new + blank - old, 0) + line.lstrip(" ") if line.strip() else "")
+    return "\n".join([first, *moved])
+
+
+def is_self(node: ast.AST, name: str | None = None) -> bool:
+    """Whether an expression is `self.name`."""
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+        and (name is None or node.attr == name)
+    )
+
+
+@functools.cache
+def source_of(file: str, stamp: float) -> Source:
+    """The source of a file as it was at a time, parsed once."""
+    return Source(file)
+
+
+def dedented(text: str) -> str:
+    """Text without common indentation."""
+    return textwrap.dedent(text)

@@ -1,0 +1,154 @@
+"""Which names of a method come from the arguments of its call, and which a constructor can know."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator
+
+from ._source import bound_in, is_self, names_in
+
+MODES = ("use_running_average", "deterministic")
+_STATEFUL = (
+    "param",
+    "variable",
+    "make_rng",
+    "has_variable",
+    "get_variable",
+    "is_initializing",
+    "is_mutable_collection",
+    "has_rng",
+)
+
+
+class Taint:
+    """The names of a method by where their values come from.
+
+    Args:
+        method: the function.
+        slots: expressions in it that make modules.
+        mode_fields: fields that become arguments of the call.
+
+    Attributes:
+        names: those that depend on an argument of the call.
+        pure: those that are bound in the method and do not.
+    """
+
+    def __init__(
+        self, method: ast.FunctionDef, slots: Iterable[ast.AST], mode_fields: Iterable[str] = ()
+    ) -> None:
+        self.slots = set(slots)
+        self.mode_fields = set(mode_fields)
+        given = method.args
+        arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+        self.arguments = [each.arg for each in arguments if each.arg != "self"]
+        arguments += [each for each in (given.vararg, given.kwarg) if each]
+        self.names = {each.arg for each in arguments} - {"self"}
+        bindings = list(_bindings(method))
+        size = -1
+        while size != len(self.names):
+            size = len(self.names)
+            for value, targets in bindings:
+                if self.touches(value):
+                    self.names |= targets
+        bound = set().union(*(targets for _, targets in bindings)) if bindings else set()
+        self.pure = bound - self.names
+
+    def touches(self, node: ast.AST) -> bool:
+        """Whether an expression depends on an argument of the call."""
+        inside = list(_walk(node))
+        own = {
+            name
+            for each in inside
+            if isinstance(each, ast.comprehension)
+            for name in bound_in(each.target)
+        }
+        names = {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        if (names - own) & self.names:
+            return True
+        for each in inside:
+            if isinstance(each, ast.Call):
+                if each.func in self.slots:
+                    return True
+                if is_self(each.func) and each.func.attr in _STATEFUL:  # pyright: ignore
+                    return True
+            if is_self(each) and each.attr in self.mode_fields:  # pyright: ignore
+                return True
+        return False
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """A tree without the modes that constructors and partials are given: they move to the calls."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not (isinstance(child, ast.keyword) and child.arg in MODES):
+            yield from _walk(child)
+
+
+def _bindings(method: ast.FunctionDef) -> Iterator[tuple[ast.AST, set[str]]]:
+    for node in ast.walk(method):
+        match node:
+            case ast.Assign():
+                for target in node.targets:
+                    yield from _unpacked(target, node.value)
+            case ast.AnnAssign(value=ast.expr() as value):
+                yield value, bound_in(node.target)
+            case ast.AugAssign():
+                yield node.value, bound_in(node.target)
+            case ast.NamedExpr():
+                yield node.value, bound_in(node.target)
+            case ast.For():
+                yield from _loop(node.target, node.iter)
+            case ast.comprehension():
+                yield from _loop(node.target, node.iter)
+            case ast.With():
+                for item in node.items:
+                    if item.optional_vars is not None:
+                        yield item.context_expr, bound_in(item.optional_vars)
+            case ast.FunctionDef() if node is not method:
+                yield _Free(node), {node.name}
+
+
+def _loop(target: ast.AST, values: ast.expr) -> Iterator[tuple[ast.AST, set[str]]]:
+    """`for i, x in enumerate(xs)` binds `i` to nothing of `xs`."""
+    if isinstance(values, ast.Call) and isinstance(values.func, ast.Name):
+        if values.func.id == "enumerate" and isinstance(target, ast.Tuple):
+            yield ast.Constant(0), bound_in(target.elts[0])
+            yield from _loop(target.elts[1], values.args[0])
+            return
+        if (
+            values.func.id == "zip"
+            and isinstance(target, ast.Tuple)
+            and len(target.elts) == len(values.args)
+        ):
+            for each, own in zip(target.elts, values.args, strict=True):
+                yield from _loop(each, own)
+            return
+    yield values, bound_in(target)
+
+
+def _unpacked(target: ast.AST, value: ast.expr) -> Iterator[tuple[ast.AST, set[str]]]:
+    if (
+        isinstance(target, ast.Tuple)
+        and isinstance(value, ast.Tuple)
+        and len(target.elts) == len(value.elts)
+    ):
+        for each, own in zip(target.elts, value.elts, strict=True):
+            yield from _unpacked(each, own)
+    else:
+        yield value, bound_in(target)
+
+
+class _Free(ast.AST):
+    """The names that a nested function reads from around it, as one expression."""
+
+    _fields = ("names",)
+
+    def __init__(self, function: ast.FunctionDef) -> None:
+        super().__init__()
+        own = {each.arg for each in ast.walk(function) if isinstance(each, ast.arg)}
+        bound = set().union(set(), *(bound_in(each) for each in function.body))
+        self.names = [
+            ast.Name(name, ast.Load())
+            for each in function.body
+            for name in names_in(each) - own - bound
+        ]

@@ -1,0 +1,230 @@
+"""Runs a Linen model without computing anything, and looks on.
+
+`sys.settrace` tells when a module is made and which lines run; it is Python's public way to see
+the frame that calls a constructor, whose position in the source is exact since Python 3.11. Flax
+has no hook for constructors: `nn.intercept_methods` does not see `__post_init__`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+from ._records import Called, Instance, Making, Records, Site, Span
+from ._snapshots import fields_of, is_array, owner_of, path_of, shapes_of, snapshot
+
+_METHODS = (
+    "param",
+    "variable",
+    "make_rng",
+    "sow",
+    "perturb",
+    "has_variable",
+    "get_variable",
+    "put_variable",
+    "is_mutable_collection",
+    "is_initializing",
+)
+_KINDS = {
+    nn.Module.__post_init__.__code__: "module",
+    **{inspect.unwrap(getattr(nn.Module, name)).__code__: name for name in _METHODS},
+}
+
+
+class Watch:
+    """Looks on while models run.
+
+    Args:
+        is_inside: whether a file belongs to the user's package.
+        watched: by file, the lines at whose beginning local variables are kept.
+    """
+
+    def __init__(
+        self, is_inside: Callable[[str], bool], watched: Callable[[str], frozenset[int]]
+    ) -> None:
+        self.records = Records()
+        self._run = -1
+        self._order = 0
+        self._is_inside, self._watched = is_inside, watched
+        self._inside: dict[str, bool] = {}
+        self._kept: list[Any] = []
+
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """One run; what it saw is forgotten if it fails."""
+        self._run += 1
+        before = len(self.records.makings)
+        previous = sys.gettrace()
+        sys.settrace(self._event)
+        try:
+            with nn.intercept_methods(self._method):
+                yield
+            sys.settrace(previous)
+            self._finish(before)
+        except BaseException:
+            sys.settrace(previous)
+            self._forget(before)
+            raise
+        finally:
+            self._kept.clear()
+
+    def _forget(self, before: int) -> None:
+        del self.records.makings[before:]
+        tables: list[Any] = [self.records.instances, self.records.conditions]
+        for table in tables:
+            for key in [key for key in table if key[0] == self._run]:
+                del table[key]
+        self._run -= 1
+
+    def _event(self, frame: Any, event: str, arg: Any) -> Any:
+        code = frame.f_code
+        kind = _KINDS.get(code)
+        if kind is not None:
+            self._making(kind, frame)
+            return None
+        if self._is_users(code.co_filename):
+            return self._line(code.co_filename)
+        return None
+
+    def _is_users(self, file: str) -> bool:
+        known = self._inside.get(file)
+        if known is None:
+            known = self._inside[file] = self._is_inside(file)
+        return known
+
+    def _line(self, file: str) -> Any:
+        lines = self.records.lines.setdefault(file, set())
+        watched = self._watched(file)
+
+        def local(frame: Any, event: str, arg: Any) -> Any:
+            if event == "line":
+                lines.add(frame.f_lineno)
+                if frame.f_lineno in watched:
+                    owner = owner_of(frame, self._is_users)[0]
+                    if owner is not None and owner.scope is not None:
+                        key = (self._run, path_of(owner) or (), file, frame.f_lineno)
+                        self.records.conditions.setdefault(key, []).append(snapshot(frame))
+            return local
+
+        return local
+
+    def _making(self, kind: str, frame: Any) -> None:
+        made = frame.f_locals["self"]
+        caller = frame.f_back
+        if kind == "module":
+            # The dataclass's `__init__`, and those of the program's own around it.
+            while caller is not None and (
+                caller.f_code.co_name in ("__init__", "init_wrapper", "__post_init__")
+                and caller.f_locals.get("self") is made
+            ):
+                caller = caller.f_back
+        if caller is None or not self._is_users(caller.f_code.co_filename):
+            return
+        position = list(caller.f_code.co_positions())[caller.f_lasti // 2]
+        if None in position:
+            return
+        line, end_line, column, end_column = position
+        site = Site(caller.f_code.co_filename, Span(line, end_line, column, end_column))  # pyright: ignore
+        owner, env = owner_of(caller, self._is_users)
+        name = frame.f_locals.get("name") if kind != "module" else None
+        making = Making(
+            kind,
+            self._run,
+            self._order,
+            site,
+            None,
+            {} if owner is None else fields_of(owner),
+            env,
+            made if kind == "module" else _arguments(frame),
+            name=name,
+        )
+        self._order += 1
+        self._kept.append((making, owner, made))
+        self.records.makings.append(making)
+
+    def _method(self, following: Any, args: Any, kwargs: Any, context: Any) -> Any:
+        self._order += 1
+        began = self._order
+        instance = self._instance(context.module)
+        output = following(*args, **kwargs)
+        self._order += 1
+        if instance is not None:
+            instance.calls.append(
+                Called(
+                    context.method_name,
+                    shapes_of(args),
+                    shapes_of(dict(kwargs)),
+                    shapes_of(output),
+                    began,
+                    self._order,
+                )
+            )
+        return output
+
+    def _instance(self, module: nn.Module) -> Instance | None:
+        path = path_of(module)
+        if path is None:
+            return None
+        cls = type(module)
+        key = (self._run, path)
+        instance = self.records.instances.get(key)
+        if instance is None:
+            instance = Instance(self._run, path, cls, fields_of(module))
+            self.records.instances[key] = instance
+        elif instance.cls is not cls:
+            if not issubclass(instance.cls, cls):
+                # What a lifted transform calls may be told as another root.
+                return None
+            # The class that a lifted transform made is a subclass, and calls the other.
+            instance.lifted, instance.cls = instance.cls, cls
+        return instance
+
+    def _finish(self, before: int) -> None:
+        for making, owner, made in self._kept:
+            if owner is not None and owner.scope is not None:
+                making.owner = path_of(owner)
+                making.owner_cls = type(owner)
+            if making.kind == "module":
+                making.cls = type(made)
+                making.path = path_of(made)
+                making.made = fields_of(made)
+
+
+def run(
+    watch: Watch,
+    module: nn.Module,
+    inputs: Any,
+    kwargs: Mapping[str, Any],
+    method: str | None = None,
+) -> Any:
+    """Runs `init` under `jax.eval_shape`.
+
+    Returns:
+        Abstract variables.
+    """
+    variables = []
+
+    def init(*arrays: Any) -> Any:
+        given = iter(arrays)
+        args, named = jax.tree.map(
+            lambda leaf: next(given) if is_array(leaf) else leaf, (tuple(inputs), dict(kwargs))
+        )
+        function = getattr(type(module), method) if method else None
+        keys = {name: jax.random.key(0) for name in ("params", "dropout")}
+        with watch.running():
+            return module.init(keys, *args, method=function, **named)
+
+    leaves = [leaf for leaf in jax.tree.leaves((tuple(inputs), dict(kwargs))) if is_array(leaf)]
+    variables = jax.eval_shape(init, *leaves)
+    watch.records.variables.append(variables)
+    return variables
+
+
+def _arguments(frame: Any) -> dict[str, Any]:
+    return {name: shapes_of(value) for name, value in frame.f_locals.items() if name != "self"}

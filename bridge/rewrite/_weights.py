@@ -1,0 +1,55 @@
+"""Random values for a model that was never initialised."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax.core import meta
+
+
+def random_variables(shapes: Any, seed: int = 0) -> Any:
+    """Variables of given shapes: initial values would hide faults behind zeros.
+
+    Kernels are scaled by their fan-in, so that deep models neither explode nor vanish.
+    """
+    generator = np.random.default_rng(seed)
+
+    def value(path: Any, leaf: Any) -> Any:
+        if isinstance(leaf, meta.AxisMetadata):
+            return leaf.replace_boxed(value(path, leaf.unbox()))
+        shape, dtype = tuple(leaf.shape), leaf.dtype
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            return jax.random.key(seed)
+        if not jnp.issubdtype(dtype, jnp.inexact):
+            return jnp.zeros(shape, dtype)
+        name = str(getattr(path[-1], "key", ""))
+        drawn = generator.normal(size=shape)
+        if name in ("var", "scale"):
+            drawn = 1 + 0.2 * np.abs(drawn)
+        elif len(shape) > 1:
+            drawn = drawn / math.sqrt(max(math.prod(shape[:-1]), 1))
+        else:
+            drawn = 0.2 * drawn
+        return jnp.asarray(drawn, dtype)
+
+    return jax.tree_util.tree_map_with_path(
+        value, shapes, is_leaf=lambda x: isinstance(x, meta.AxisMetadata)
+    )
+
+
+def random_inputs(inputs: Any, seed: int = 0) -> Any:
+    """Arrays for shapes; integers are 0 or 1, which any table of embeddings has."""
+    generator = np.random.default_rng(seed + 1)
+
+    def value(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        if jnp.issubdtype(leaf.dtype, jnp.inexact):
+            return jnp.asarray(generator.normal(size=leaf.shape), leaf.dtype)
+        return jnp.asarray(generator.integers(0, 2, size=leaf.shape), leaf.dtype)
+
+    return jax.tree.map(value, inputs, is_leaf=lambda x: isinstance(x, jax.ShapeDtypeStruct))

@@ -1,0 +1,226 @@
+"""Models with what is not rewritten; each class's docstring is its reason."""
+
+from __future__ import annotations
+
+import functools
+
+from flax import linen as nn
+
+
+def head(x, size):
+    return nn.Dense(size, name="head")(x)
+
+
+class MadeByFunction(nn.Module):
+    """a function outside of the class makes a layer of it"""
+
+    @nn.compact
+    def __call__(self, x):
+        return head(nn.relu(nn.Dense(4)(x)), 3)
+
+
+class InnerFunction(nn.Module):
+    """a module is made in a function inside of a method"""
+
+    @nn.compact
+    def __call__(self, x):
+        def layer(y, size):
+            return nn.relu(nn.Dense(size)(y))
+
+        return layer(layer(x, 4), 3)
+
+
+class WhileLoop(nn.Module):
+    """a module is made in a while loop"""
+
+    @nn.compact
+    def __call__(self, x):
+        count = 0
+        while count < 2:
+            x = nn.Dense(4)(x)
+            count += 1
+        return x
+
+
+class TryBlock(nn.Module):
+    """a module is made in a try or while block"""
+
+    @nn.compact
+    def __call__(self, x):
+        try:
+            x = nn.Dense(4)(x)
+        finally:
+            x = x + 1
+        return x
+
+
+class OwnPostInit(nn.Module):
+    """the class has its own __post_init__"""
+
+    size: int = 4
+
+    def __post_init__(self):
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.size)(x)
+
+
+class OwnTrain(nn.Module):
+    """NNX modules have a method train of their own"""
+
+    def train(self):
+        return True
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x)
+
+
+class TrainField(nn.Module):
+    """NNX modules have a train of their own"""
+
+    train: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dropout(0.5, deterministic=not self.train)(nn.Dense(3)(x))
+
+
+class ReadsPath(nn.Module):
+    """NNX modules have no self.path"""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x) + len(self.path)
+
+
+class RematMethod(nn.Module):
+    """a method under @nn.remat"""
+
+    @nn.remat
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x)
+
+
+class SowsElsewhere(nn.Module):
+    """sow into another collection, or with its own reduction"""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(3)(x)
+        self.sow("losses", "norm", (x**2).mean(), reduce_fn=lambda a, b: b)
+        return x
+
+
+class Perturbed(nn.Module):
+    """self.perturb has no counterpart here"""
+
+    @nn.compact
+    def __call__(self, x):
+        return self.perturb("x", nn.Dense(3)(x))
+
+
+class DecodeCache(nn.Module):
+    """attention with a decode cache"""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.MultiHeadDotProductAttention(num_heads=1, decode=True)(x[:, :1])
+
+
+class ComputedName(nn.Module):
+    """a variable whose name is not written out"""
+
+    prefix: str = "w"
+
+    @nn.compact
+    def __call__(self, x):
+        return x * self.param(self.prefix + "_0", nn.initializers.ones, (x.shape[-1],))
+
+
+class UnknownField(nn.Module):
+    """nnx.Linear has no dot_general_cls"""
+
+    @nn.compact
+    def __call__(self, x):
+        return (
+            nn.Dense(3, dot_general_cls=functools.partial)(x)
+            if x is None
+            else nn.Dense(3, dot_general_cls=_general)(x)
+        )
+
+
+def _general():
+    from jax import lax
+
+    return lax.dot_general
+
+
+class Starred(nn.Module):
+    """a constructor is given * arguments"""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(*(3,))(x)
+
+
+class Keywords(nn.Module):
+    """a layer is given ** arguments"""
+
+    @nn.compact
+    def __call__(self, x):
+        options = {"features": 3}
+        return nn.Dense(**options)(x)
+
+
+class NeedsValue(nn.Module):
+    """a constructor needs scale, which only the call knows"""
+
+    @nn.compact
+    def __call__(self, x, scale=0.5):
+        return nn.Dense(3, kernel_init=nn.initializers.constant(scale))(x)
+
+
+class OwnLayer(nn.Dense):
+    """it derives from Dense, which is not of this package"""
+
+
+class Counted(nn.Module):
+    """it makes modules of its own class, directly or not"""
+
+    depth: int = 2
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(3)(x)
+        return Counted(self.depth - 1)(x) if self.depth else x
+
+
+class Hidden(nn.Module):
+    """it is used only inside of what stays Linen"""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x)
+
+
+class HidesIt(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.remat(Hidden)()(x)
+
+
+class Differs(nn.Module):
+    """its values differ from those of the Linen class"""
+
+    @nn.compact
+    def __call__(self, x):
+        # Something that no source shows: what came before.
+        COUNT.append(1)
+        return nn.Dense(3)(x) * len(COUNT)
+
+
+COUNT: list[int] = []

@@ -1,0 +1,82 @@
+"""`python -m bridge rewrite`."""
+
+import json
+
+import pytest
+
+from bridge.__main__ import main
+
+SOURCE = """from flax import linen as nn
+
+
+class Part(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x)
+
+
+class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return Part(name="part")(nn.relu(nn.Dense(4)(x)))
+"""
+
+
+@pytest.fixture
+def target(tmp_path):
+    name = f"command_{abs(hash(str(tmp_path))) % 10**8}"
+    (tmp_path / f"{name}.py").write_text(SOURCE)
+    return f"{tmp_path / name}.py:Net"
+
+
+def run(capsys, *arguments):
+    code = main(["rewrite", *arguments, "--input", "2,5", "--no-gradients"])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+def test_the_diff_the_levels_and_the_proof_are_shown_and_nothing_is_written(
+    target, capsys, tmp_path
+):
+    code, out, _ = run(capsys, target)
+    assert code == 0
+    assert "+class Net(nnx.Module):" in out
+    assert "the program is proven, largest difference 0" in out
+    assert len([each for each in tmp_path.iterdir() if each.is_file()]) == 1
+
+
+def test_check_fails_until_the_files_are_written(target, capsys):
+    assert run(capsys, target, "--check", "--no-diff")[0] == 1
+    code, out, _ = run(capsys, target, "--write", "--no-diff")
+    assert code == 0
+    assert out.count("written: ") == 2
+    assert run(capsys, target, "--check", "--no-diff")[0] == 0
+
+
+def test_a_class_that_stays_linen_is_exit_code_1_with_its_reason(target, capsys):
+    code, out, _ = run(capsys, target, "--skip", "Part", "--json")
+    document = json.loads(out)
+    assert code == 1
+    assert document["schema"] == "linen-nnx-bridge/rewrite"
+    assert document["is_proven"]
+    levels = {each["name"]: each["level"] for each in document["classes"]}
+    assert levels == {"Part": "left Linen", "Net": "proven"}
+
+
+def test_names_can_stay_linens(target, capsys):
+    code, out, _ = run(capsys, target, "--keep-names")
+    assert code == 0
+    assert "self.Dense_0 = nnx.Linear(in_features, 4, rngs=rngs)" in out
+
+
+def test_the_page_has_both_files(target, capsys, tmp_path):
+    assert run(capsys, target, "--html", str(tmp_path / "page.html"), "--no-diff")[0] == 0
+    page = (tmp_path / "page.html").read_text()
+    assert "nnx.Linear" in page.replace("&nbsp;", " ")
+    assert "nn.compact" in page.replace("&nbsp;", " ")
+
+
+def test_a_model_that_cannot_be_run_is_exit_code_2(target, capsys):
+    code = main(["rewrite", target])
+    assert code == 2
+    assert "pass --input" in capsys.readouterr().err
