@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import dataclasses
-import threading
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, TypeAlias, TypeVar, overload
-
-from flax import nnx
-from flax.core import meta
 
 from . import auto
 from ._boxes import BoxCodec, derive_codec
@@ -22,17 +14,23 @@ from ._errors import (
     UnknownNameError,
     describe,
 )
-
-VariableType: TypeAlias = type[nnx.Variable[Any]]
-T = TypeVar("T", bound=VariableType)
-
-# Unregistered types by the collection that they were put in, to find the type of that collection.
-_derived: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
-# The collections that Variable types have, or had, in registries that `use` put in force.
-_scoped_names: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
-# Collections by the definition of the class that was registered for them.
-_redefined: dict[tuple[str, str], str] = {}
-_lock = threading.RLock()
+from ._variable_types import (
+    VariableType,
+    check_box_type,
+    check_pair,
+    check_type,
+    derived,
+    flax_class,
+    flax_name,
+    flax_type,
+    key_of,
+    lock,
+    out_of_scope_remedy,
+    redefined,
+    same_definition,
+    scoped_names,
+    type_is_taken,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,9 +59,9 @@ class Registry:
     def __post_init__(self) -> None:
         names: dict[VariableType, str] = {}
         for name, typ in self.pairs.items():
-            _check_pair(name, typ)
+            check_pair(name, typ)
             if typ in names:
-                raise _type_is_taken(name, typ, names[typ])
+                raise type_is_taken(name, typ, names[typ])
             names[typ] = name
         object.__setattr__(self, "pairs", MappingProxyType(dict(self.pairs)))
         object.__setattr__(self, "boxes", MappingProxyType(dict(self.boxes)))
@@ -96,7 +94,7 @@ class Registry:
         """
         merged = dict(self.pairs)
         for name, typ in (pairs or {}).items():
-            _check_pair(name, typ)
+            check_pair(name, typ)
             if not overwrite:
                 Registry(merged).require_free(name, typ)
             merged = {n: t for n, t in merged.items() if n != name and t is not typ}
@@ -105,7 +103,7 @@ class Registry:
         for box_type, codec in (boxes or {}).items():
             if not isinstance(codec, BoxCodec):
                 raise InvalidRegistrationError(codec, "a registry.BoxCodec")
-            _check_box_type(box_type)
+            check_box_type(box_type)
             codecs[box_type] = codec
         return Registry(merged, codecs)
 
@@ -120,7 +118,7 @@ class Registry:
           RegistrationConflictError: the name or the type is taken.
         """
         found = self._owner(name)
-        if found is not None and not _same_definition(found, typ):
+        if found is not None and not same_definition(found, typ):
             raise RegistrationConflictError(
                 name,
                 typ,
@@ -130,11 +128,11 @@ class Registry:
             )
         taken = self._registered_name(typ)
         if taken not in (None, name):
-            raise _type_is_taken(name, typ, taken)
+            raise type_is_taken(name, typ, taken)
 
     def _owner(self, name: str) -> VariableType | None:
         """The type that a collection was registered for, here or in Flax."""
-        found = self.pairs.get(name) or _flax_type(name)
+        found = self.pairs.get(name) or flax_type(name)
         # A type that was made on demand makes way for a registered one.
         if found is None or auto.collection_of(found) is not None:
             return None
@@ -142,7 +140,7 @@ class Registry:
         return found if self._registered_name(found) == name else None
 
     def _registered_name(self, typ: VariableType) -> str | None:
-        return self._names.get(typ) or _flax_name(typ)
+        return self._names.get(typ) or flax_name(typ)
 
     def type_from_name(self, name: str, *, create: bool = True) -> VariableType:
         """The Variable type of a collection.
@@ -173,7 +171,7 @@ class Registry:
 
     def _derived_type(self, name: str) -> VariableType | None:
         """The type that goes to this collection because the class is called so."""
-        candidates = (_derived.get(name), _flax_class(name))
+        candidates = (derived.get(name), flax_class(name))
         return next((t for t in candidates if t and self._registered_name(t) is None), None)
 
     def name_from_type(self, typ: VariableType, *, create: bool = True) -> str:
@@ -193,26 +191,26 @@ class Registry:
             in a registry that `use` had put in force, and which no longer is.
           RegistrationConflictError: the collection named after the class belongs to another type.
         """
-        _check_type(typ)
+        check_type(typ)
         # After a notebook cell ran twice, models still hold the first definition of a registered
         # class.
-        name = self._registered_name(typ) or auto.collection_of(typ) or _redefined.get(_key(typ))
+        name = self._registered_name(typ) or auto.collection_of(typ) or redefined.get(key_of(typ))
         if name is not None:
             return name
-        scoped = _scoped_names.get(typ)
-        if scoped is not None and _derived.get(typ.__name__) is not typ:
+        scoped = scoped_names.get(typ)
+        if scoped is not None and derived.get(typ.__name__) is not typ:
             # Raise: a default here would differ from the collection of its model's variables.
-            raise UnknownNameError(typ, _out_of_scope_remedy(scoped, typ))
+            raise UnknownNameError(typ, out_of_scope_remedy(scoped, typ))
         if not create:
             raise UnknownNameError(typ, "register its collection with register_variable_name")
         return self._derive_name(typ)
 
     def _derive_name(self, typ: VariableType) -> str:
         name = typ.__name__
-        with _lock:
+        with lock:
             found = self._owner(name) or self._derived_type(name)
-            if found is None or _same_definition(found, typ):
-                _derived[name] = typ
+            if found is None or same_definition(found, typ):
+                derived[name] = typ
                 return name
         raise RegistrationConflictError(
             name,
@@ -237,266 +235,3 @@ class Registry:
           UnsupportedBoxError: no codec is registered and none can be derived.
         """
         return self.boxes.get(box_type) or derive_codec(box_type)
-
-
-class _Default:
-    """The default registry; registering a codec replaces the value. Its pairs are Flax's table."""
-
-    registry = Registry()
-
-
-_scoped: contextvars.ContextVar[Registry | None] = contextvars.ContextVar("registry", default=None)
-_MISSING: Any = object()
-
-
-def current() -> Registry:
-    """The registry in force: the innermost `use`, else the default one."""
-    return _scoped.get() or _Default.registry
-
-
-@contextlib.contextmanager
-def use(registry: Registry) -> Iterator[Registry]:
-    """Puts a registry in force for this thread and task, until the block ends.
-
-    Args:
-      registry: the registry; `current().extend(…)` keeps what is registered.
-
-    Yields:
-      The registry.
-
-    Raises:
-      InvalidRegistrationError: `registry` is not a `Registry`.
-
-    Example::
-
-      >>> import registry
-      >>> from flax import nnx
-      >>> class Visits(nnx.Variable): ...
-      >>> with registry.use(registry.current().extend({'visits': Visits})):
-      ...   registry.variable_name_from_type(Visits)
-      'visits'
-
-      Outside of the block nobody knows the type:
-
-      >>> registry.variable_name_from_type(Visits)
-      Traceback (most recent call last):
-      registry._errors.UnknownNameError: Variable type ... is not registered; it has collection
-      'visits' in the registry ...
-    """
-    if not isinstance(registry, Registry):
-        raise InvalidRegistrationError(registry, "a registry.Registry")
-    for name, typ in registry.pairs.items():
-        _scoped_names[typ] = name
-    token = _scoped.set(registry)
-    try:
-        yield registry
-    finally:
-        _scoped.reset(token)
-
-
-@overload
-def register_variable_name(name: str, typ: T, *, overwrite: bool = False) -> T: ...
-@overload
-def register_variable_name(name: str, *, overwrite: bool = False) -> Callable[[T], T]: ...
-def register_variable_name(name: str, typ: Any = _MISSING, *, overwrite: bool = False) -> Any:
-    """Pairs a collection with a Variable type in the default registry and in Flax's own table.
-
-    Args:
-      name: the collection's name.
-      typ: the Variable type; without it the call is a class decorator.
-      overwrite: whether the pair replaces those that the name or the type are in.
-
-    Returns:
-      The Variable type, or a decorator that returns it.
-
-    Raises:
-      InvalidRegistrationError: not a name, or not a Variable type.
-      RegistrationConflictError: the name or the type is taken and `overwrite` is false. The same
-        pair twice is fine, and so is the same class defined again (a notebook cell that runs
-        twice).
-
-    Example::
-
-      >>> import registry
-      >>> from flax import nnx
-      >>> @registry.register_variable_name('moments')
-      ... class Moment(nnx.Variable): ...
-      >>> registry.variable_type_from_name('moments') is Moment
-      True
-
-    Source: flax/nnx/variablelib.py:register_variable_name @ 0.12.8
-    """
-    _check_name(name)
-    if typ is _MISSING:
-
-        def decorate(decorated: T) -> T:
-            register_variable_name(name, decorated, overwrite=overwrite)
-            return decorated
-
-        return decorate
-    _check_type(typ)
-    with _lock:
-        if not overwrite:
-            _Default.registry.require_free(name, typ)
-        old = _flax_name(typ)
-        if old not in (None, name):
-            # Flax has no way to unregister a name.
-            nnx.register_variable_name(old, auto.for_collection(old), overwrite=True)
-        # Programs ask Flax for the pair too. What was checked above may replace what is there.
-        nnx.register_variable_name(name, typ, overwrite=True)
-        for key in [k for k, n in _redefined.items() if n == name]:
-            del _redefined[key]
-        _redefined[_key(typ)] = name
-    return typ
-
-
-def register_variable_name_type_pair(name: str, typ: T, overwrite: bool = False) -> T:
-    """`register_variable_name` under the name that the bridge guide uses.
-
-    Args:
-      name: the collection's name.
-      typ: the Variable type.
-      overwrite: whether the pair replaces those that the name or the type are in.
-
-    Returns:
-      The Variable type.
-
-    Raises:
-      InvalidRegistrationError: not a name, or not a Variable type.
-      RegistrationConflictError: the name or the type is taken and `overwrite` is false.
-    """
-    return register_variable_name(name, typ, overwrite=overwrite)
-
-
-def register_box(
-    box_type: type,
-    to_fields: Callable[[Any], tuple[Any, Mapping[str, Any]]],
-    from_fields: Callable[[Any, Mapping[str, Any]], Any],
-) -> None:
-    """Says in the default registry how boxes of a type become (value, fields) and back.
-
-    Args:
-      box_type: a subclass of `AxisMetadata`.
-      to_fields: box -> (value, fields); the fields become metadata of the NNX Variable.
-      from_fields: (value, fields) -> an equal box.
-
-    Raises:
-      InvalidRegistrationError: `box_type` is not a box type, or a codec is not a pair of functions.
-    """
-    _check_box_type(box_type)
-    codec = BoxCodec(to_fields, from_fields)
-    with _lock:
-        _Default.registry = _Default.registry.extend(boxes={box_type: codec})
-
-
-def variable_type_from_name(name: str, *, create: bool = False) -> VariableType:
-    """The Variable type of a collection in the registry in force; see `Registry.type_from_name`.
-
-    Args:
-      name: the collection's name.
-      create: whether a name that nobody knows gets a type (`registry.auto.<name>`), as it does
-        where the wrappers meet it.
-
-    Returns:
-      The Variable type.
-
-    Raises:
-      InvalidRegistrationError: `name` is not a string.
-      UnknownNameError: nobody knows the name and `create` is false.
-
-    Source: flax/nnx/variablelib.py:variable_type_from_name @ 0.12.8
-    """
-    return current().type_from_name(name, create=create)
-
-
-def variable_name_from_type(typ: VariableType, *, create: bool = False) -> str:
-    """The collection of a Variable type in the registry in force; see `Registry.name_from_type`.
-
-    Args:
-      typ: a subclass of `nnx.Variable`.
-      create: whether a type that nobody knows gets the collection named after the class, as it
-        does where the wrappers meet it.
-
-    Returns:
-      The collection's name.
-
-    Raises:
-      InvalidRegistrationError: `typ` is not a Variable type.
-      UnknownNameError: nobody knows the type and `create` is false, or it is known to a registry
-        that is not in force.
-
-    Source: flax/nnx/variablelib.py:variable_name_from_type @ 0.12.8
-    """
-    return current().name_from_type(typ, create=create)
-
-
-def _out_of_scope_remedy(name: str, typ: type) -> str:
-    pair = f"{{{name!r}: {typ.__name__}}}"
-    return (
-        f"it has collection {name!r} in the registry {pair} that registry.use had put in force and"
-        f" that is not in force here; use its model inside of `with registry.use(...)` too, or"
-        f" register the pair for good with register_variable_name({name!r}, {typ.__name__})"
-    )
-
-
-def _check_pair(name: Any, typ: Any) -> None:
-    _check_name(name)
-    _check_type(typ)
-
-
-def _check_name(name: Any) -> None:
-    if not isinstance(name, str) or not name:
-        raise InvalidRegistrationError(name, "a collection name, that is a non-empty string")
-
-
-def _check_box_type(box_type: Any) -> None:
-    if not (isinstance(box_type, type) and issubclass(box_type, meta.AxisMetadata)):
-        raise InvalidRegistrationError(box_type, "a subclass of flax.core.meta.AxisMetadata")
-
-
-def _type_is_taken(name: str, typ: type, taken: object) -> RegistrationConflictError:
-    return RegistrationConflictError(
-        name,
-        typ,
-        taken,
-        f"the type already belongs to collection {taken!r}; register a subclass of it, or pass"
-        " overwrite=True to replace that pair",
-    )
-
-
-def _check_type(typ: Any) -> None:
-    if not (isinstance(typ, type) and issubclass(typ, nnx.Variable)):
-        raise InvalidRegistrationError(
-            typ, "a Variable type, that is a subclass of flax.nnx.Variable"
-        )
-
-
-def _same_definition(a: type, b: type) -> bool:
-    """Whether two classes are one class, or one definition that ran twice."""
-    return a is b or _key(a) == _key(b)
-
-
-def _key(typ: type) -> tuple[str, str]:
-    return typ.__module__, typ.__qualname__
-
-
-def _flax_type(name: str) -> VariableType | None:
-    try:
-        return nnx.variable_type_from_name(name)
-    except ValueError:
-        return None
-
-
-def _flax_name(typ: VariableType) -> str | None:
-    try:
-        return nnx.variable_name_from_type(typ)
-    except ValueError:
-        return None
-
-
-def _flax_class(name: str) -> VariableType | None:
-    """A Variable type of Flax's own that has no collection there, such as RngKey."""
-    # Not getattr: flax.nnx makes some attributes on demand, with a warning.
-    typ = vars(nnx).get(name)
-    is_own = isinstance(typ, type) and issubclass(typ, nnx.Variable) and typ.__name__ == name
-    return typ if is_own else None

@@ -793,7 +793,7 @@ def test_a_registry_is_shown_by_what_it_was_made_of():
 
 def test_the_collection_named_after_a_class_of_flax_is_its_own_in_a_fresh_process(monkeypatch):
     # What was looked up before is remembered.
-    monkeypatch.setattr(registry._registry, "_derived", {})
+    monkeypatch.setattr(registry._registry, "derived", {})
     assert registry.Registry().type_from_name("RngKey") is nnx.RngKey
     for no_variable_type in ("Rngs", "nnx", "Linear", "variable_name_from_type"):
         typ = registry.Registry().type_from_name(no_variable_type)

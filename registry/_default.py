@@ -1,0 +1,220 @@
+"""The registry in force, and the functions that act on the default one."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, overload
+
+from flax import nnx
+
+from . import auto
+from ._boxes import BoxCodec
+from ._errors import (
+    InvalidRegistrationError,
+)
+from ._registry import Registry
+from ._variable_types import (
+    T,
+    VariableType,
+    check_box_type,
+    check_name,
+    check_type,
+    flax_name,
+    key_of,
+    lock,
+    redefined,
+    scoped_names,
+)
+
+
+class _Default:
+    """The default registry; registering a codec replaces the value. Its pairs are Flax's table."""
+
+    registry = Registry()
+
+
+_scoped: contextvars.ContextVar[Registry | None] = contextvars.ContextVar("registry", default=None)
+_MISSING: Any = object()
+
+
+def current() -> Registry:
+    """The registry in force: the innermost `use`, else the default one."""
+    return _scoped.get() or _Default.registry
+
+
+@contextlib.contextmanager
+def use(registry: Registry) -> Iterator[Registry]:
+    """Puts a registry in force for this thread and task, until the block ends.
+
+    Args:
+      registry: the registry; `current().extend(…)` keeps what is registered.
+
+    Yields:
+      The registry.
+
+    Raises:
+      InvalidRegistrationError: `registry` is not a `Registry`.
+
+    Example::
+
+      >>> import registry
+      >>> from flax import nnx
+      >>> class Visits(nnx.Variable): ...
+      >>> with registry.use(registry.current().extend({'visits': Visits})):
+      ...   registry.variable_name_from_type(Visits)
+      'visits'
+
+      Outside of the block nobody knows the type:
+
+      >>> registry.variable_name_from_type(Visits)
+      Traceback (most recent call last):
+      registry._errors.UnknownNameError: Variable type ... is not registered; it has collection
+      'visits' in the registry ...
+    """
+    if not isinstance(registry, Registry):
+        raise InvalidRegistrationError(registry, "a registry.Registry")
+    for name, typ in registry.pairs.items():
+        scoped_names[typ] = name
+    token = _scoped.set(registry)
+    try:
+        yield registry
+    finally:
+        _scoped.reset(token)
+
+
+@overload
+def register_variable_name(name: str, typ: T, *, overwrite: bool = False) -> T: ...
+@overload
+def register_variable_name(name: str, *, overwrite: bool = False) -> Callable[[T], T]: ...
+def register_variable_name(name: str, typ: Any = _MISSING, *, overwrite: bool = False) -> Any:
+    """Pairs a collection with a Variable type in the default registry and in Flax's own table.
+
+    Args:
+      name: the collection's name.
+      typ: the Variable type; without it the call is a class decorator.
+      overwrite: whether the pair replaces those that the name or the type are in.
+
+    Returns:
+      The Variable type, or a decorator that returns it.
+
+    Raises:
+      InvalidRegistrationError: not a name, or not a Variable type.
+      RegistrationConflictError: the name or the type is taken and `overwrite` is false. The same
+        pair twice is fine, and so is the same class defined again (a notebook cell that runs
+        twice).
+
+    Example::
+
+      >>> import registry
+      >>> from flax import nnx
+      >>> @registry.register_variable_name('moments')
+      ... class Moment(nnx.Variable): ...
+      >>> registry.variable_type_from_name('moments') is Moment
+      True
+
+    Source: flax/nnx/variablelib.py:register_variable_name @ 0.12.8
+    """
+    check_name(name)
+    if typ is _MISSING:
+
+        def decorate(decorated: T) -> T:
+            register_variable_name(name, decorated, overwrite=overwrite)
+            return decorated
+
+        return decorate
+    check_type(typ)
+    with lock:
+        if not overwrite:
+            _Default.registry.require_free(name, typ)
+        old = flax_name(typ)
+        if old not in (None, name):
+            # Flax has no way to unregister a name.
+            nnx.register_variable_name(old, auto.for_collection(old), overwrite=True)
+        # Programs ask Flax for the pair too. What was checked above may replace what is there.
+        nnx.register_variable_name(name, typ, overwrite=True)
+        for key in [k for k, n in redefined.items() if n == name]:
+            del redefined[key]
+        redefined[key_of(typ)] = name
+    return typ
+
+
+def register_variable_name_type_pair(name: str, typ: T, overwrite: bool = False) -> T:
+    """`register_variable_name` under the name that the bridge guide uses.
+
+    Args:
+      name: the collection's name.
+      typ: the Variable type.
+      overwrite: whether the pair replaces those that the name or the type are in.
+
+    Returns:
+      The Variable type.
+
+    Raises:
+      InvalidRegistrationError: not a name, or not a Variable type.
+      RegistrationConflictError: the name or the type is taken and `overwrite` is false.
+    """
+    return register_variable_name(name, typ, overwrite=overwrite)
+
+
+def register_box(
+    box_type: type,
+    to_fields: Callable[[Any], tuple[Any, Mapping[str, Any]]],
+    from_fields: Callable[[Any, Mapping[str, Any]], Any],
+) -> None:
+    """Says in the default registry how boxes of a type become (value, fields) and back.
+
+    Args:
+      box_type: a subclass of `AxisMetadata`.
+      to_fields: box -> (value, fields); the fields become metadata of the NNX Variable.
+      from_fields: (value, fields) -> an equal box.
+
+    Raises:
+      InvalidRegistrationError: `box_type` is not a box type, or a codec is not a pair of functions.
+    """
+    check_box_type(box_type)
+    codec = BoxCodec(to_fields, from_fields)
+    with lock:
+        _Default.registry = _Default.registry.extend(boxes={box_type: codec})
+
+
+def variable_type_from_name(name: str, *, create: bool = False) -> VariableType:
+    """The Variable type of a collection in the registry in force; see `Registry.type_from_name`.
+
+    Args:
+      name: the collection's name.
+      create: whether a name that nobody knows gets a type (`registry.auto.<name>`), as it does
+        where the wrappers meet it.
+
+    Returns:
+      The Variable type.
+
+    Raises:
+      InvalidRegistrationError: `name` is not a string.
+      UnknownNameError: nobody knows the name and `create` is false.
+
+    Source: flax/nnx/variablelib.py:variable_type_from_name @ 0.12.8
+    """
+    return current().type_from_name(name, create=create)
+
+
+def variable_name_from_type(typ: VariableType, *, create: bool = False) -> str:
+    """The collection of a Variable type in the registry in force; see `Registry.name_from_type`.
+
+    Args:
+      typ: a subclass of `nnx.Variable`.
+      create: whether a type that nobody knows gets the collection named after the class, as it
+        does where the wrappers meet it.
+
+    Returns:
+      The collection's name.
+
+    Raises:
+      InvalidRegistrationError: `typ` is not a Variable type.
+      UnknownNameError: nobody knows the type and `create` is false, or it is known to a registry
+        that is not in force.
+
+    Source: flax/nnx/variablelib.py:variable_name_from_type @ 0.12.8
+    """
+    return current().name_from_type(typ, create=create)
