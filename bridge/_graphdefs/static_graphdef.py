@@ -14,12 +14,11 @@ from flax import nnx, serialization
 
 import registry
 from bridge._conversion.neutral import Address, Path
-from bridge._equality.contents import contents
 from bridge._equality.written_objects import can_change
 from bridge._flax import graphdefs
 from bridge._flax.graphdef_builder import GraphDefBuilder, flatten
-from bridge._flax.objects import DATA_ATTRIBUTES, OBJECT_STATES, attributes_dict
 
+from .comparison import hold_the_same, is_equal, static_attributes
 from .leaves import GraphDefLeaves
 
 # The path of a bare array in the module, and where it is among the constructor's arguments.
@@ -64,7 +63,7 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         # In Python 1 == 1.0 == True and 0.0 == -0.0, but programs compute different things with
         # them.
         is_strict = isinstance(other, StaticGraphDef)
-        return _is_equal(self, other) and not (is_strict and not _hold_the_same(self, other))
+        return is_equal(self, other) and not (is_strict and not hold_the_same(self, other))
 
     def __repr__(self) -> str:
         # A model's variables are printed often, and the full definition is pages long.
@@ -100,7 +99,7 @@ class StaticGraphDef(nnx.GraphDef[Any]):
     def changeable(self) -> tuple[Any, ...]:
         """The static attributes that a call can write into."""
         if not hasattr(self, "_changeable"):
-            found = tuple(filter(can_change, _static_attributes(self)))
+            found = tuple(filter(can_change, static_attributes(self)))
             object.__setattr__(self, "_changeable", found)
         return self._changeable
 
@@ -154,11 +153,11 @@ def intern(
             _interned.setdefault(hash((static, known, None, given)), found)
     # The key is a hash, so check for collisions.
     is_same = found is static or (
-        _is_equal(found, static)
+        is_equal(found, static)
         and found.avals == avals
         and found.given == given
         and recipe in (None, found.recipe)
-        and _hold_the_same(found, static, identities=True)
+        and hold_the_same(found, static, identities=True)
     )
     return found if is_same else static
 
@@ -171,65 +170,6 @@ def with_facts(
     object.__setattr__(graphdef, "_recipe", recipe)
     object.__setattr__(graphdef, "_given", given)
     return graphdef
-
-
-def _is_equal(a: nnx.GraphDef[Any], b: nnx.GraphDef[Any]) -> bool:
-    """As Flax compares them."""
-    mine = a.num_leaves, a.nodes, a.attributes
-    return mine == (b.num_leaves, b.nodes, b.attributes)
-
-
-def _hold_the_same(a: StaticGraphDef, b: StaticGraphDef, *, identities: bool = False) -> bool:
-    """Whether static attributes of equal GraphDefs are the same to every program.
-
-    Args:
-      a: a GraphDef.
-      b: another one.
-      identities: whether objects that can be written into must be the same ones.
-    """
-    pairs: list[tuple[Any, Any]] = [(static_parts(a), static_parts(b))]
-    differing: list[tuple[Any, Any]] = []
-    while pairs:
-        mine, theirs = pairs.pop()
-        kind = type(mine)
-        if mine is theirs:
-            continue
-        if kind is not type(theirs):
-            return False
-        if kind is DATA_ATTRIBUTES:
-            pairs.append((attributes_dict(mine), attributes_dict(theirs)))
-        elif kind is dict and len(mine) == len(theirs):
-            # Equal ones have equal keys, which are names.
-            pairs += zip(mine.values(), map(theirs.get, mine), strict=True)
-        elif kind is graphdefs.IndexesPytreeDef:
-            pairs += [(mine.key_index, theirs.key_index), (mine.treedef, theirs.treedef)]
-        elif kind is jax.tree_util.PyTreeDef:
-            pairs += [(mine.node_data(), theirs.node_data())]
-            pairs += zip(mine.children(), theirs.children(), strict=True)
-        elif kind is tuple:
-            pairs += zip(mine, theirs, strict=True)
-        elif kind not in _ATOMS:
-            differing.append((mine, theirs))
-    if not differing:
-        return True
-    found, wanted = (contents(side) for side in zip(*differing, strict=True))
-    return found.key == wanted.key and (not identities or found.identities == wanted.identities)
-
-
-def static_parts(graphdef: StaticGraphDef) -> tuple[Any, ...]:
-    """Its metadata and static attributes."""
-    metadata = [getattr(node, "metadata", None) for node in graphdef.nodes]
-    return *metadata, *_static_attributes(graphdef)
-
-
-def _static_attributes(graphdef: StaticGraphDef) -> list[Any]:
-    attributes: Any = graphdef.attributes
-    return [kind.value for _, kind in attributes if isinstance(kind, _STATIC)]
-
-
-# Equal ones of one type are the same.
-_ATOMS = frozenset({int, bool, str, bytes, type(None), type, *OBJECT_STATES})
-_STATIC = graphdefs.Static
 
 
 def split(

@@ -19,7 +19,7 @@ from bridge._equality.walk import identity
 from bridge._errors import MismatchError
 from bridge._flax.nodes import nodes_below
 from bridge._flax.traces import partially_evaluate, trace_of
-from bridge._graphdefs import static_graphdef
+from bridge._graphdefs import comparison, static_graphdef
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 from bridge._graphdefs.template import Template
 from bridge._initialization.lazy_init import run_initializing
@@ -196,7 +196,7 @@ def _with_numbers(function: Callable[..., Any], *inputs: Any) -> None:
 
 def _holds_value_of(trace: Any, graphdef: StaticGraphDef) -> bool:
     """Whether a static attribute holds a value of a trace: in a function's cell, for example."""
-    found = contents(static_graphdef.static_parts(graphdef))
+    found = contents(comparison.static_parts(graphdef))
     # What can be told completely holds no value of any trace.
     return not found.is_complete and any(trace_of(value) is trace for value in found.objects)
 
