@@ -43,6 +43,9 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 # These take long for one worker, so they are started first.
 LONG_FILES = (
+    "tests/rewrite/test_programs.py",
+    "tests/transforms/test_nnx_mapped.py",
+    "tests/parity/test_fault_table.py",
     "migration_guides/08_migrating_a_codebase.md",
     "tests/transforms/test_linen_functions.py",
     "tests/transforms/test_linen_classes.py",

@@ -8,7 +8,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-from bridge._sharding.init_sharded import _Init
+from bridge._sharding.init_sharded import ShardedProgram
 from tests._sharding.sharded_models import (
     BUILDS,
     KEY,
@@ -34,7 +34,7 @@ class LinenTwin(nn.Module):
 
 def lowered(name, kind):
     make, rngs, _ = BUILDS[name]
-    return _Init(make("mesh"), mesh(kind), (X,), {}, None, rngs, None).lower()
+    return ShardedProgram(make("mesh"), mesh(kind), (X,), {}, None, rngs, None).lower()
 
 
 @functools.cache
@@ -116,6 +116,6 @@ def test_the_search_is_for_the_shapes_of_all_annotated_matrices():
 
 def test_a_native_model_in_a_mesh_with_explicit_axes_is_made_in_its_shards_too():
     """Where NNX by itself makes every value whole on every device, and then reshards it."""
-    ours = _Init(NNXStack, mesh("explicit"), (), {}, None, KEY, None).lower().compile()
+    ours = ShardedProgram(NNXStack, mesh("explicit"), (), {}, None, KEY, None).lower().compile()
     assert not shapes_in(ours) & whole_shapes({})
     assert peak(ours) <= 1.1 * peak(pure_nnx())
