@@ -199,7 +199,3 @@ def _holds_value_of(trace: Any, graphdef: StaticGraphDef) -> bool:
     found = contents(comparison.static_parts(graphdef))
     # What can be told completely holds no value of any trace.
     return not found.is_complete and any(trace_of(value) is trace for value in found.objects)
-
-
-def _aval_text(value: Any) -> Any:
-    return f"{value.dtype}{value.shape}" if is_array(value) else value

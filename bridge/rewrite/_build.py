@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import importlib.abc
 import importlib.util
@@ -196,8 +195,3 @@ def is_abstract(tree: Any) -> bool:
 def replaced(fields: Mapping[str, Any], **updates: Any) -> dict[str, Any]:
     """Fields with other values."""
     return {**fields, **updates}
-
-
-def copy_config(value: Any, **updates: Any) -> Any:
-    """A config with other values."""
-    return dataclasses.replace(value, **updates)

@@ -13,7 +13,7 @@ from flax import linen as nn
 from ._evaluate import is_size
 from ._plans import ClassPlan, Program, Slot
 from ._records import Instance, Making, Shape
-from ._source import is_self, names_in
+from ._source import names_in
 from ._taint import Taint
 
 _OUT_FIELDS = ("features", "out_features", "hidden_features")
@@ -216,8 +216,3 @@ def _config(text: str, value: Any) -> Iterator[Candidate]:
             yield Candidate(f"{text}.{name}", inner, 40)
         elif dataclasses.is_dataclass(inner) and not isinstance(inner, type):
             yield from _config(f"{text}.{name}", inner)
-
-
-def without_self(node: ast.AST) -> bool:
-    """Whether an expression reads no field."""
-    return not any(is_self(each) for each in ast.walk(node))

@@ -11,7 +11,7 @@ from typing import Any
 
 from flax import linen as nn
 
-from ._plans import ClassPlan, LeftLinenError, Program
+from ._plans import LeftLinenError, Program
 from ._references import References
 from ._source import Source, bound_in, names_in
 
@@ -282,8 +282,3 @@ def modules_of(program: Program) -> dict[str, Any]:
     for plan in program.plans.values():
         found.setdefault(plan.source.file, plan.cls.__module__)
     return found
-
-
-def linen_names(plans: Iterable[ClassPlan]) -> list[str]:
-    """The classes that stay."""
-    return [plan.name for plan in plans if plan.reason is not None]

@@ -11,8 +11,8 @@ from typing import Any
 from flax import linen as nn
 from flax import nnx
 
-from ._layers import LAYERS, field_order, layer_of
-from ._plans import ClassPlan, LeftLinenError, Program
+from ._layers import field_order, layer_of
+from ._plans import LeftLinenError, Program
 from ._source import Edit, Source
 
 _LIFTED = (nn.remat, nn.checkpoint, nn.scan, nn.vmap, nn.jit, nn.map_variables, nn.remat_scan)
@@ -145,13 +145,3 @@ class References:
                 begin = self.source.offset(keyword.lineno, keyword.col_offset)
                 yield Edit(begin, begin + len(str(keyword.arg)), str(new))
             yield from self._edits(keyword.value, hidden)
-
-
-def is_layer_class(value: Any) -> bool:
-    """Whether a value is a class of Flax's own layers."""
-    return isinstance(value, type) and value in LAYERS
-
-
-def plan_named(plan: ClassPlan) -> str:
-    """A class for messages."""
-    return plan.name

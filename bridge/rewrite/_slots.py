@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import keyword
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from ._method import FUNCTIONS, loops_around
@@ -238,16 +237,3 @@ def _wish(program: Program, slot: Slot) -> str:
 def _identifier(text: str) -> str:
     text = re.sub(r"\W", "_", text)
     return f"_{text}" if text[:1].isdigit() else text or "layer"
-
-
-def dynamic_name(slot: Slot) -> bool:
-    """Whether the name is an expression that changes."""
-    node = name_node(slot)
-    return node is not None and not isinstance(node, ast.Constant)
-
-
-def attribute_of(slot: Slot, making: Making, numbers: Mapping[int, int]) -> str:
-    """The NNX path of one making below its owner."""
-    if not slot.is_list:
-        return slot.attribute
-    return f"{slot.attribute}.{numbers[id(making)]}"

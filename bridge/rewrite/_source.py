@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import functools
 import pathlib
-import textwrap
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -180,8 +179,3 @@ def is_self(node: ast.AST, name: str | None = None) -> bool:
 def source_of(file: str, stamp: float) -> Source:
     """The source of a file as it was at a time, parsed once."""
     return Source(file)
-
-
-def dedented(text: str) -> str:
-    """Text without common indentation."""
-    return textwrap.dedent(text)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ast
 
-import registry
-
 from ._method import Method
 from ._plans import LeftLinenError, Slot
 from ._slots import name_node
@@ -76,11 +74,6 @@ def _state(method: Method, slot: Slot) -> str:
         return f"{kind}({body})"
     called = init if _is_simple(argument) else f"({init})"
     return f"{kind}({called}({', '.join(rest)}))"
-
-
-def known_collection(name: str) -> bool:
-    """Whether a collection has a Variable type that programs can name."""
-    return name in _TYPES or registry.current().names.get(name) is not None  # pyright: ignore
 
 
 def _is_simple(node: ast.AST | None) -> bool:
