@@ -24,37 +24,7 @@ from .graphdef_nodes import (
     decode,
 )
 from .objects import OBJECT_STATES, ObjectState, StaticObjectState
-from .self_references import Tie, tie
-
-
-def flatten(module: Any) -> tuple[nnx.GraphDef[Any], list[Any]]:
-    """A module's GraphDef and its leaves (Variables and bare arrays) in its order.
-
-    `nnx.split` would sort the leaves into a nested State, out of which they would have to be taken
-    again.
-    """
-    indices = graphdefs.RefMap()
-    graphdef, state = nnx.flatten(module, ref_index=indices, graph=True)
-    _put_back_references(graphdef, indices)
-    return tie(graphdef, indices), list(state.leaves)
-
-
-def _put_back_references(graphdef: nnx.GraphDef[Any], indices: Any) -> None:
-    """Gives Variables the references back that others hold too.
-
-    Flax 0.12.8 takes such a reference out of every Variable but the first.
-    """
-    definitions: Any = graphdef.nodes
-    shared = [
-        (node.index, node.array_refdef.index)
-        for node in definitions
-        if isinstance(node, graphdefs.VariableDef)
-        and isinstance(node.array_refdef, graphdefs.NodeRef)
-    ]
-    if shared:
-        nodes = {index: node for node, index in indices.items()}
-        for index, reference in shared:
-            nodes[index].set_raw_value(nodes[reference])
+from .self_references import Tie
 
 
 class Built(NamedTuple):
@@ -76,10 +46,16 @@ class GraphDefBuilder:
 
     Args:
       graphdef: a GraphDef in graph mode.
+
+    Attributes:
+      has_only_objects: whether every node is an NNX object or a Variable with a plain value, and no
+        static attribute is a container of its own. All that can change in such a module are the
+        attributes and flags of objects, and the values and metadata of Variables.
     """
 
     def __init__(self, graphdef: nnx.GraphDef[Any]):
         self._root = _part(decode(graphdef))
+        self.has_only_objects = self._root.is_plain
 
     def build(self, leaves: Iterable[Any], plain: Container[int] = ()) -> Built:
         """Makes the module; the inverse of `flatten`.
@@ -112,7 +88,13 @@ class _Build:
 
 
 class _Part(Protocol):
-    """Something in a module that can be made."""
+    """Something in a module that can be made.
+
+    Attributes:
+      is_plain: see `GraphDefBuilder.has_only_objects`.
+    """
+
+    is_plain: bool
 
     def build(self, build: _Build) -> Any: ...
 
@@ -122,6 +104,7 @@ class _Leaf:
 
     def __init__(self, index: int | None = None):
         self._index = index
+        self.is_plain = index is None
 
     def build(self, build: _Build) -> Any:
         leaf = next(build.leaves)
@@ -134,6 +117,8 @@ class _Leaf:
 class _Again:
     """A node that was met before."""
 
+    is_plain = True
+
     def __init__(self, index: int):
         self._index = index
 
@@ -143,6 +128,8 @@ class _Again:
 
 class _Constant:
     """A static attribute or item."""
+
+    is_plain = True
 
     def __init__(self, value: Any):
         self.value = value
@@ -154,9 +141,13 @@ class _Constant:
 class _Tied(_Constant):
     """A static attribute that refers to nodes of the module."""
 
+    is_plain = False
+
 
 class _Containers:
     """A static attribute or item that a call could write into: a list, a dict or a set."""
+
+    is_plain = False
 
     def __init__(self, value: Any):
         self._value = value
@@ -175,6 +166,7 @@ class _Variable:
         self._index = node.number
         self._reference: Any = node.reference
         self._has_leaf = node.has_leaf
+        self.is_plain = node.reference is None and not self._is_special
 
     def build(self, build: _Build) -> Any:
         nodes = build.by_index
@@ -204,6 +196,7 @@ class _Object:
         self._static = {name: p.value for name, p in named if isinstance(p, _Constant)}
         self._tied = [(name, p.value) for name, p in named if isinstance(p, _Tied)]
         self._parts = [(name, p) for name, p in named if not isinstance(p, _Constant)]
+        self.is_plain = all(part.is_plain for _, part in parts)
 
     def build(self, build: _Build) -> Any:
         made = object.__new__(self._type)
@@ -221,6 +214,8 @@ class _Object:
 class _ObjectState:
     """What an NNX object keeps for NNX itself."""
 
+    is_plain = True
+
     def __init__(self, state: Any):
         self._noted = StaticObjectState.of(state)
 
@@ -230,6 +225,8 @@ class _ObjectState:
 
 class _Registered:
     """A node of a type that Flax or JAX was told of: a container, an object of another library."""
+
+    is_plain = False
 
     def __init__(self, node: ContainerNode, parts: list[tuple[Any, _Part]]):
         self._metadata = node.metadata

@@ -46,6 +46,12 @@ class StaticObjectState(NamedTuple):
 OBJECT_STATES = ObjectState, StaticObjectState
 
 
+def state_flags(node: nnx.Pytree) -> Any:
+    """The flags in what an object keeps for NNX itself."""
+    state = vars(node).get(_STATE)
+    return StaticObjectState.of(state) if type(state) is ObjectState else state
+
+
 def is_note(name: str) -> bool:
     """Whether an attribute is NNX's own: `nnx.iter_graph` and `vars` show it beside the others."""
     return name.startswith(_PREFIX)

@@ -13,7 +13,7 @@ from flax import nnx
 import registry
 from bridge._equality.bounded_cache import BoundedCache
 from bridge._errors import InvalidModuleError
-from bridge._flax.graphdef_builder import flatten
+from bridge._flax.flattening import flatten
 
 from .bound_program import KINDS, BoundProgram, Program, StructureChangedError
 

@@ -16,7 +16,8 @@ import registry
 from bridge._conversion.neutral import Address, Path
 from bridge._equality.written_objects import can_change
 from bridge._flax import graphdefs
-from bridge._flax.graphdef_builder import GraphDefBuilder, flatten
+from bridge._flax.flattening import flatten
+from bridge._flax.graphdef_builder import GraphDefBuilder
 
 from .comparison import hold_the_same, is_equal, static_attributes
 from .leaves import GraphDefLeaves

@@ -19,14 +19,15 @@ from bridge._flax.variables import assign_raw_value, raw_value
 class Snapshot:
     """Every attribute, item and value of a model.
 
-    Objects, dicts and lists are put back to what they held, Variables to their values, so it does
-    not matter how a call has changed them.
+    Objects, dicts and lists are put back to what they were and held, Variables to their values, so
+    it does not matter how a call has changed them.
 
     Args:
       nodes: the nodes of the model.
     """
 
     def __init__(self, nodes: Nodes):
+        self._types = [(node, type(node)) for node in nodes.objects]
         self._variables = [(v, taken(raw_value(v)), v.get_metadata()) for v in nodes.variables]
         # Anything with one of these ids existed before, even if it has moved.
         self._known = {id(variable) for variable in nodes.variables}
@@ -49,6 +50,7 @@ class Snapshot:
         self._written.undo()
         for node, contents in self._contents.values():
             _fill(node, contents)
+        self._restore_types()
         self._restore_variables(())
 
     def keep_created(self, moved: Collection[int]) -> None:
@@ -70,7 +72,13 @@ class Snapshot:
                 _fill(node, self._list(contents, list(node)))
             else:
                 _fill(node, self._attributes(node, contents, dict(vars(node))))
+        self._restore_types()
         self._restore_variables(moved)
+
+    def _restore_types(self) -> None:
+        for node, kind in self._types:
+            if type(node) is not kind:
+                object.__setattr__(node, "__class__", kind)
 
     def _restore_variables(self, moved: Collection[int]) -> None:
         for variable, value, metadata in self._variables:

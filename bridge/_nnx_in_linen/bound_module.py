@@ -6,7 +6,7 @@ No Linen module is in sight here; `_to_linen` reads the variables and writes the
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,12 +18,14 @@ from bridge._conversion.arrays import taken
 from bridge._conversion.neutral import Address, Path
 from bridge._equality.written_objects import WrittenObjects, can_change, unwritten
 from bridge._errors import InvalidMethodError, MissingRngError
-from bridge._flax.graphdef_builder import flatten
+from bridge._flax.flattening import flatten
 from bridge._flax.nodes import nodes_below
+from bridge._flax.objects import attributes_dict
 from bridge._flax.tabulate import mark_tabulated
 from bridge._graphdefs.leaves import GraphDefLeaf
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 
+from .attributes_before import AttributesBefore, holds_the_same
 from .changes import Changes
 from .lent_streams import lend
 from .matched_variables import MatchedVariables, slot_avals
@@ -65,7 +67,8 @@ class BoundModule:
         for i in slots.references:
             if i not in self._plain:
                 leaves[i] = jax.new_ref(leaves[i])
-        self.module, variables, self._objects = graphdef.blueprint.build(leaves, self._plain)
+        built = graphdef.blueprint.build(leaves, self._plain)
+        self.module, self._variables, self._objects = built
         unknown = found.unknown
         self._attached = attach(self.module, unknown) if unknown else {}
         for address, (item, _) in self._attached.items():
@@ -79,7 +82,7 @@ class BoundModule:
         self._definition = definition
         self._read: set[Address] = set()
         self._drawn: set[Address] = set()
-        held = list(zip(variables, slots, strict=True)) if streams else []
+        held = list(zip(self._variables, slots, strict=True)) if streams else []
         self._lent = lend(self._objects, held, streams, seed)
         self.changes: Changes | None = None
 
@@ -103,10 +106,10 @@ class BoundModule:
         Raises:
           MissingRngError: it drew from a stream that has no key.
         """
-        before = [(node, dict(vars(node))) for node in self._objects]
+        attributes = AttributesBefore(self._objects)
         mark_tabulated(self._objects)
         _train_eval.set_on(self.module)
-        imposed = _imposed(before)
+        attributes.note_imposed()
         reads = Reads(
             {
                 address: attached.item
@@ -125,10 +128,17 @@ class BoundModule:
             written_names = _replace(self.module, written.undo())
         reads.stop()
         self._read = reads.read | {a for a, (_, is_linen) in self._attached.items() if is_linen}
-        _lift(imposed)
+        attributes.lift_imposed()
         self._drawn = {lent.address for lent in self._lent if lent.take_back()}
+        is_kept = self._is_kept(attributes)
         self.changes = changes = Changes(
-            self._found, self.module, self._before, self._definition, self._plain, written_names
+            self._found,
+            self.module,
+            self._before,
+            self._definition,
+            self._plain,
+            written_names,
+            self._variables if is_kept else None,
         )
         drawn = {
             item.get_metadata("tag", "/".join(map(str, address[1])))
@@ -189,6 +199,23 @@ class BoundModule:
         used = (self._read | updates.keys() | self.removed()).difference(self._refused)
         return [a for a in self._found.unknown if a not in used and not _is_sown(a, active)]
 
+    def _is_kept(self, attributes: AttributesBefore) -> bool:
+        """Whether the module is as it was built, but for the values of its Variables.
+
+        Flattening it would tell too, and takes longer than all else that a call costs. This cannot
+        be wrong where there are only objects and plain Variables, as a GraphDef says no more of
+        them: the type, the flags and the attributes of an object, by identity; the type and the
+        metadata of a Variable. A static attribute may be an object that the call has written into;
+        it was replaced by a copy then.
+        """
+        graphdef = self._found.graphdef
+        return (
+            self._definition is graphdef
+            and graphdef.blueprint.has_only_objects
+            and attributes.are_kept()
+            and all(map(_is_as_made, self._variables, graphdef.slots))
+        )
+
     def _rng_value(
         self, slot: GraphDefLeaf, aval: Any, stored: Any, seed: Callable[[GraphDefLeaf], Any]
     ) -> Any:
@@ -208,7 +235,12 @@ class BoundModule:
             return jax.random.split(key, shape) if shape else key
 
 
-_ABSENT = object()
+def _is_as_made(variable: nnx.Variable[Any] | None, slot: GraphDefLeaf) -> bool:
+    """Whether a Variable, or a bare array, is still what its slot says, whatever it holds."""
+    return variable is None or (
+        type(variable) is slot.var_type
+        and holds_the_same(variable.get_metadata(), attributes_dict(slot.metadata))
+    )
 
 
 def _replace(module: Any, copied: Callable[[Any], Any]) -> list[str]:
@@ -223,29 +255,6 @@ def _replace(module: Any, copied: Callable[[Any], Any]) -> list[str]:
     return list(replaced)
 
 
-def _imposed(
-    before: Sequence[tuple[nnx.Pytree, Mapping[str, Any]]],
-) -> list[tuple[nnx.Pytree, str, Any, Any]]:
-    """The attributes that were set since then: (object, name, value then, value now)."""
-    return [
-        (node, name, attributes.get(name, _ABSENT), value)
-        for node, attributes in before
-        for name, value in vars(node).items()
-        if attributes.get(name, _ABSENT) is not value
-    ]
-
-
-def _lift(imposed: Sequence[tuple[nnx.Pytree, str, Any, Any]]) -> None:
-    """Takes back attributes that were set for the call, where they are still as they were set."""
-    for node, name, before, during in imposed:
-        if vars(node).get(name, _ABSENT) is not during:
-            continue
-        if before is _ABSENT:
-            del vars(node)[name]
-        else:
-            vars(node)[name] = before
-
-
 def method_in_modes(module: Any, method: Any) -> Callable[..., Any]:
     """`method_of`, which sets the modes in force on the module while it runs."""
     function = method_of(module, method)
@@ -253,13 +262,13 @@ def method_in_modes(module: Any, method: Any) -> Callable[..., Any]:
         return function
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        before = [(node, dict(vars(node))) for node in nodes_below(module).objects]
+        attributes = AttributesBefore(nodes_below(module).objects)
         _train_eval.set_on(module)
-        imposed = _imposed(before)
+        attributes.note_imposed()
         try:
             return function(*args, **kwargs)
         finally:
-            _lift(imposed)
+            attributes.lift_imposed()
 
     return run
 

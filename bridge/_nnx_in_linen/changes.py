@@ -11,7 +11,7 @@ from flax import nnx
 import registry
 from bridge._conversion.arrays import is_taken
 from bridge._conversion.neutral import Address, Path
-from bridge._flax.graphdef_builder import flatten
+from bridge._flax.flattening import flatten
 from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import mark_arrays_as_data
 from bridge._graphdefs import static_graphdef
@@ -26,9 +26,10 @@ from .new_state import attach
 class Changes:
     """The state that a call leaves, compared by address with what went in.
 
-    The module is flattened as a whole, by Flax's own walk, which knows every container. So it does
-    not matter how the state was changed: a value that was set, a Variable, a submodule or an item
-    of a container that was replaced, added, moved or removed.
+    Unless `kept` says that only values can have changed, the module is flattened as a whole, by
+    Flax's own walk, which knows every container. So it does not matter how the state was changed: a
+    value that was set, a Variable, a submodule or an item of a container that was replaced, added,
+    moved or removed.
 
     Args:
       found: what the module was made of.
@@ -38,6 +39,8 @@ class Changes:
       plain: the indices of leaves whose Variables were made plain ones for the call.
       written: the names of static attributes with objects that the call has written into; their
         `==` may not tell.
+      kept: the Variable of every slot, None for a bare array, if it is known that nothing but their
+        values can have changed; None if the module has to be looked at.
 
     Attributes:
       updates: the Variables and bare arrays that are new, or others than before.
@@ -52,29 +55,43 @@ class Changes:
         definition: nnx.GraphDef[Any],
         plain: Container[int],
         written: Sequence[str] = (),
+        kept: Sequence[nnx.Variable[Any] | None] | None = None,
     ):
         self._written: list[Path] = [(name,) for name in written]
         self._found = found
         self._module = module
         self._plain = plain
         self._before = definition
-        graphdef, leaves = flatten(module)
-        self._is_same = _is_same(graphdef, definition)
-        if not self._is_same:
-            # An array that was assigned under a trace is static until it is marked.
-            mark_arrays_as_data(nodes_below(module).objects)
-            graphdef, leaves = flatten(module)
-        self._graphdef = graphdef
-        known = found.graphdef
-        is_known = self._is_same and len(leaves) == len(known.slots) == len(before)
-        slots = known.slots if is_known else GraphDefLeaves(graphdef, registry.current())
-        self._after = {slot.address: leaf for slot, leaf in zip(slots, leaves, strict=True)}
+        self._graphdef = definition
+        self._is_same = True
+        if kept is None:
+            self._after = self._flattened(module)
+        else:
+            self._after = {
+                slot.address: before[slot.address] if variable is None else variable
+                for slot, variable in zip(found.graphdef.slots, kept, strict=True)
+            }
         self.updates = {
             address: item
             for address, item in self._after.items()
             if address not in before or not _holds(item, before[address])
         }
         self.removed = frozenset(before.keys() - self._after.keys())
+
+    def _flattened(self, module: Any) -> dict[Address, Any]:
+        """The leaves of the module as it is now, by address."""
+        graphdef, leaves = flatten(module)
+        self._is_same = _is_same(graphdef, self._before)
+        if not self._is_same:
+            # An array that was assigned under a trace is static until it is marked.
+            mark_arrays_as_data(nodes_below(module).objects)
+            graphdef, leaves = flatten(module)
+        self._graphdef = graphdef
+        slots = self._found.graphdef.slots
+        if not self._is_same or len(leaves) != len(slots):
+            # The GraphDef has other leaves, or leaves with other addresses.
+            slots = GraphDefLeaves(graphdef, registry.current())
+        return {slot.address: leaf for slot, leaf in zip(slots, leaves, strict=True)}
 
     def definition(self) -> StaticGraphDef | None:
         """The GraphDef of the module as it is now, without what was sown.

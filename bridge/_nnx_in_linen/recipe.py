@@ -13,7 +13,7 @@ from bridge._conversion.collections import ARRAYS
 from bridge._conversion.neutral import Address
 from bridge._equality.contents import Contents, Origin, contents
 from bridge._errors import MissingRngError
-from bridge._flax.graphdef_builder import flatten
+from bridge._flax.flattening import flatten
 from bridge._flax.linen_modules import detached
 from bridge._flax.nodes import Nodes
 from bridge._flax.objects import mark_arrays_as_data

@@ -12,7 +12,7 @@ import registry
 from bridge._conversion import linen_leaves
 from bridge._conversion.neutral import Neutral
 from bridge._conversion.nnx_meta import NNXMeta
-from bridge._flax.graphdef_builder import flatten
+from bridge._flax.flattening import flatten
 from bridge._flax.nodes import Nodes, nodes_below
 from bridge._flax.variables import LATER, assign_raw_value, mark_eager_sharding, raw_value
 from bridge._graphdefs.leaves import GraphDefLeaves

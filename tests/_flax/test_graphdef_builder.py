@@ -8,7 +8,8 @@ from flax import linen as nn
 from flax import nnx
 
 import bridge
-from bridge._flax.graphdef_builder import GraphDefBuilder, flatten
+from bridge._flax.flattening import flatten
+from bridge._flax.graphdef_builder import GraphDefBuilder
 from tests.strategies import exact
 
 

@@ -78,15 +78,15 @@ def counts(*functions):
 
 
 @pytest.mark.parametrize("blocks", [2, 8])
-def test_a_to_linen_adds_a_sixth_of_what_flax_nnx_bridge_adds_to_an_eager_call(blocks):
+def test_a_to_linen_adds_a_fifteenth_of_what_flax_nnx_bridge_adds_to_an_eager_call(blocks):
     case = stack(blocks)
     ours, flax, native = counts(
         lambda: case.to_linen.apply(case.to_linen_variables, case.x),
         lambda: case.flax_to_linen.apply(case.flax_to_linen_variables, case.x),
         lambda: case.nnx(case.x),
     )
-    # The whole module is flattened after the call, to find what the call changed.
-    assert 6 * (ours - native) < flax - native
+    # All attributes are compared after the call, to find what the call changed.
+    assert 15 * (ours - native) < flax - native
 
 
 @pytest.mark.parametrize("blocks", [1, 8])
