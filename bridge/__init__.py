@@ -50,6 +50,7 @@ from ._errors import InvalidRngsError as InvalidRngsError
 from ._errors import InvalidSectionsError as InvalidSectionsError
 from ._errors import LostUpdateError as LostUpdateError
 from ._errors import MismatchError as MismatchError
+from ._errors import MissingInputsError as MissingInputsError
 from ._errors import MissingRngError as MissingRngError
 from ._errors import NotInitializedError as NotInitializedError
 from ._errors import ParityError as ParityError
@@ -92,6 +93,7 @@ __all__ = [
     "InvalidSectionsError",
     "LostUpdateError",
     "MismatchError",
+    "MissingInputsError",
     "MissingRngError",
     "NNXMeta",
     "NotInitializedError",

@@ -13,6 +13,7 @@
     ├── MissingRngError(flax InvalidRngError)    a key is needed and there is none
     ├── NotInitializedError(ValueError, flax ScopeCollectionNotFound)
     │                                            a wrapped Linen module has no variables yet
+    ├── MissingInputsError(TypeError)            init without inputs of a model that needs them
     ├── MismatchError(ValueError, flax ScopeParamShapeError, ScopeParamNotFoundError,
     │                 ScopeVariableNotFoundError, ScopeCollectionNotFound)
     │                                            variables that do not fit the module
@@ -64,6 +65,7 @@ from .wrapper_errors import InvalidModuleError as InvalidModuleError
 from .wrapper_errors import InvalidRngsError as InvalidRngsError
 from .wrapper_errors import LostUpdateError as LostUpdateError
 from .wrapper_errors import MismatchError as MismatchError
+from .wrapper_errors import MissingInputsError as MissingInputsError
 from .wrapper_errors import MissingRngError as MissingRngError
 from .wrapper_errors import NotInitializedError as NotInitializedError
 from .wrapper_errors import ReservedNameError as ReservedNameError

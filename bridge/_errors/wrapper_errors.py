@@ -122,6 +122,25 @@ class NotInitializedError(BridgeError, ValueError, flax_errors.ScopeCollectionNo
         )
 
 
+class MissingInputsError(BridgeError, TypeError):
+    """A `ToLinen` was initialised without inputs, and modules in it create variables from them.
+
+    Attributes:
+      modules: (path, class) of the wrapped Linen modules that have no variables yet.
+    """
+
+    def __init__(self, where: str, modules: Iterable[tuple[str, str]]):
+        self.modules = tuple(modules)
+        lines = [f"{path or 'the module itself'}: ToNNX({name})" for path, name in self.modules]
+        Exception.__init__(
+            self,
+            f"init of {where} was given no inputs, so only its constructor ran; these wrapped Linen"
+            f" modules create their variables when they are called:{bullets(lines)}\n"
+            "Pass sample inputs, init(key, *inputs), or initialise them in the constructor with"
+            " bridge.lazy_init.",
+        )
+
+
 class MismatchError(
     BridgeError,
     ValueError,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,14 +12,16 @@ from flax import nnx
 
 import registry
 from bridge._conversion.collections import ARRAYS
+from bridge._conversion.linen_attributes import held_variables
+from bridge._conversion.linen_holder import LinenHolder
 from bridge._conversion.neutral import Address, by_address, has_leaf
-from bridge._errors import MismatchError, path_text
+from bridge._errors import MismatchError, MissingInputsError, path_text
 from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 from bridge._initialization.lazy_init import initialized
 
 from . import rebuilding, scope_variables
-from .bound_module import method_in_modes
+from .bound_module import method_in_modes, method_of
 from .matched_variables import MatchedVariables, comparison, overlay
 from .nnx_call import NNXCall
 from .wrapper_scope import WrapperScope
@@ -97,8 +100,12 @@ def _create(
         found = scope.matched(static_graphdef.with_given(graphdef, given), variables)
         scope.check(dataclasses.replace(comparison(found), missing=()))
         overlay(constructed, found)
-    find = functools.partial(method_in_modes, method=method)
-    module, output = initialized(module, find, args, kwargs, nodes)
+    output = None
+    if scope.is_outermost and not _takes(method_of(module, method), args, kwargs):
+        _check_complete(scope, module)
+    else:
+        find = functools.partial(method_in_modes, method=method)
+        module, output = initialized(module, find, args, kwargs, nodes)
     graphdef, made = static_graphdef.split(module, recipe.origin, given)
     # An argument is not state: each call passes its own.
     arguments = {(ARRAYS, path) for path, _ in given}
@@ -107,6 +114,31 @@ def _create(
     scope.write(new, leaves, {})
     scope_variables.store_graphdef(scope.linen, graphdef)
     return output, graphdef
+
+
+def _takes(function: Any, args: Any, kwargs: Any) -> bool:
+    """False for a call without any arguments of a method that needs some."""
+    if args or kwargs:
+        return True
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return False
+    except ValueError:
+        # It has no signature to be read.
+        return True
+    return True
+
+
+def _check_complete(scope: WrapperScope, module: Any) -> None:
+    """Raises if modules lack variables that only a call with inputs can create."""
+    lacking = [
+        ("/".join(map(str, path)), type(item.to_nnx__module).__name__)
+        for path, item in nnx.iter_modules(module)
+        if isinstance(item, LinenHolder) and not held_variables(item)
+    ]
+    if lacking:
+        raise MissingInputsError(scope.where, lacking)
 
 
 def _check_kept(

@@ -50,6 +50,9 @@ class ToLinen(PlainFields, metaclass=WithOptions):
     type, its static definition to collection `nnx`. `apply` puts the two together and calls the
     module.
 
+    `init(key)` without inputs only constructs, and has no output. It is enough where no variable
+    depends on an input.
+
     What a call changes comes back in the collections that are mutable. If it changes more than
     leaves tell (a Python attribute, the class of a submodule, a parameter that it creates or
     removes), `nnx` has to be one of them: the new definition is in it, and what was removed is gone
@@ -89,6 +92,7 @@ class ToLinen(PlainFields, metaclass=WithOptions):
     Raises:
       InvalidModuleError: `nnx_class` is an instance, a function or a Linen class; or `args` are no
         sequence, or `kwargs` no mapping by name.
+      MissingInputsError: `init` without inputs of a module with a `ToNNX` that needs them.
 
     Source: flax/nnx/bridge/wrappers.py:ToLinen @ 0.12.8
     """

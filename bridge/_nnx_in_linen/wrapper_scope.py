@@ -66,6 +66,11 @@ class WrapperScope:
         return f"ToLinen({self.recipe.name})" + (f" at {place}" if place else "")
 
     @property
+    def is_outermost(self) -> bool:
+        """Whether Linen calls the wrapper itself, and no module around it."""
+        return self.linen.scope is not None and self.linen.scope.parent is None
+
+    @property
     def rngs(self) -> Mapping[str, Any]:
         """The keys of the call, by Linen's stream names."""
         return self.linen.scope.rngs if self.linen.scope is not None else {}

@@ -117,3 +117,74 @@ def test_a_shared_module_creates_in_a_second_method_what_only_that_one_creates()
     variables = Model().init(KEY, X)
     expected = {"total": jnp.zeros(()), "other": X.sum()}
     assert_identical(variables["cache"]["two"], expected)
+
+
+class Constructed(nnx.Module):
+    """All of its variables are there once it is constructed."""
+
+    def __init__(self):
+        rngs = nnx.Rngs(3)
+        self.layers = nnx.List([nnx.Linear(2, 2, rngs=rngs), nnx.BatchNorm(2, rngs=rngs)])
+        self.count = nnx.Cache(jnp.zeros(()))
+
+    def __call__(self, x, *, scale=1):
+        self.count[...] += 1
+        return self.layers[1](self.layers[0](x)) * scale
+
+    def without_inputs(self):
+        return self.count[...] + 1
+
+
+@pytest.mark.parametrize("run", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_init_without_inputs_gives_the_state_as_constructed(run):
+    model = bridge.ToLinen(Constructed)
+    variables = run(model.init)(KEY)
+    native = Constructed()
+    assert_identical(variables["params"]["layers"][0]["kernel"], native.layers[0].kernel[...])
+    assert_identical(variables["batch_stats"]["layers"][1]["var"], native.layers[1].var[...])
+    assert_identical(variables["cache"], {"count": native.count[...]})
+    y, updates = model.apply(variables, X, mutable=["cache", "batch_stats"])
+    assert_identical(y, native(X))
+    assert_identical(updates["batch_stats"]["layers"][1]["mean"], native.layers[1].mean[...])
+
+
+def test_init_without_inputs_computes_nothing_of_a_call():
+    model = bridge.ToLinen(Constructed)
+    made = jax.make_jaxpr(lambda key: model.init(key)["cache"])(KEY)
+    assert not any(eqn.primitive.name == "dot_general" for eqn in made.jaxpr.eqns)
+    assert model.init_with_output(KEY)[0] is None
+
+
+def test_a_method_without_arguments_is_called_by_init():
+    y, variables = bridge.ToLinen(Constructed).init_with_output(KEY, nnx_method="without_inputs")
+    assert float(y) == 1
+    assert float(variables["cache"]["count"]) == 0
+
+
+class Mixed(nnx.Module):
+    def __init__(self, sample=None, *, rngs):
+        self.native = nnx.Linear(2, 2, rngs=rngs)
+        self.inner = nnx.List([bridge.ToNNX(nn.Dense(2), rngs=rngs)])
+        if sample is not None:
+            bridge.lazy_init(self, sample)
+
+    def __call__(self, x):
+        return self.inner[0](self.native(x))
+
+
+def test_init_without_inputs_names_the_modules_that_need_them():
+    with pytest.raises(bridge.MissingInputsError, match=r"inner/0: ToNNX\(Dense\)") as error:
+        bridge.to_linen(Mixed).init(KEY)
+    assert error.value.modules == (("inner/0", "Dense"),)
+    variables = bridge.to_linen(Mixed, X).init(KEY)
+    assert variables["params"]["inner"][0]["kernel"].shape == (2, 2)
+
+
+def test_a_linen_parent_that_forgets_an_argument_gets_the_methods_own_error():
+    class Forgetful(nn.Module):
+        @nn.compact
+        def __call__(self):
+            return bridge.to_linen(nnx.Linear, 2, 3)()
+
+    with pytest.raises(TypeError, match="missing 1 required positional argument"):
+        Forgetful().init(KEY)
