@@ -131,7 +131,7 @@ class BoundModule:
         attributes.lift_imposed()
         self._drawn = {lent.address for lent in self._lent if lent.take_back()}
         is_kept = self._is_kept(attributes)
-        self.changes = changes = Changes(
+        changes = Changes(
             self._found,
             self.module,
             self._before,
@@ -140,19 +140,8 @@ class BoundModule:
             written_names,
             self._variables if is_kept else None,
         )
-        drawn = {
-            item.get_metadata("tag", "/".join(map(str, address[1])))
-            for address, item in changes.updates.items()
-            if address in self._unseeded
-        }
-        if drawn:
-            raise MissingRngError(
-                where,
-                sorted(drawn),
-                [],
-                "pass rngs={name: key} to apply, or variables with the collections RngKey and"
-                " RngCount",
-            )
+        self.changes = changes
+        self._check_keys(changes, where)
         return output
 
     def updates(self) -> dict[Address, Any]:
@@ -198,6 +187,22 @@ class BoundModule:
         updates = self.changes.updates if self.changes else {}
         used = (self._read | updates.keys() | self.removed()).difference(self._refused)
         return [a for a in self._found.unknown if a not in used and not _is_sown(a, active)]
+
+    def _check_keys(self, changes: Changes, where: str) -> None:
+        """Raises if the call has drawn from a stream that nothing gave a key to."""
+        drawn = {
+            item.get_metadata("tag", "/".join(map(str, address[1])))
+            for address, item in changes.updates.items()
+            if address in self._unseeded
+        }
+        if drawn:
+            raise MissingRngError(
+                where,
+                sorted(drawn),
+                [],
+                "pass rngs={name: key} to apply, or variables with the collections RngKey and"
+                " RngCount",
+            )
 
     def _is_kept(self, attributes: AttributesBefore) -> bool:
         """Whether the module is as it was built, but for the values of its Variables.
