@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from flax import linen as nn
@@ -127,6 +127,13 @@ class StreamScope(Scope):
             debug_path=plain.debug_path,
             flags=plain.flags,
         )
+
+
+def undo_draws(scope: Scope | None, names: Iterable[str]) -> None:
+    """Takes back the last draw from streams of a scope: the next one gives the same key again."""
+    counters: dict[Any, Any] = scope.rng_counters if scope is not None else {}
+    for name in names:
+        counters[name] -= 1
 
 
 def _has_deep_clone() -> bool:

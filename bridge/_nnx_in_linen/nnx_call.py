@@ -10,6 +10,7 @@ from bridge._conversion.collections import ARRAYS, STATIC
 from bridge._conversion.neutral import Address
 from bridge._errors import lifted_removal_text, path_text, untold_change_text
 from bridge._flax.linen_modules import is_lifted
+from bridge._flax.scopes import undo_draws
 from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.leaves import GraphDefLeaf
 from bridge._graphdefs.static_graphdef import StaticGraphDef
@@ -125,10 +126,8 @@ class NNXCall:
         The module has to have its keys before it is called. A `ToNNX` around it moves the streams
         on that were drawn from, and one that is deterministic is to leave them alone.
         """
-        scope = self._scope.linen.scope
-        counters: Any = scope.rng_counters if scope is not None else {}
-        for name in self._keys.keys() - {self._streams[a] for a in self._bound.drawn()}:
-            counters[name] -= 1
+        used = {self._streams[address] for address in self._bound.drawn()}
+        undo_draws(self._scope.linen.scope, self._keys.keys() - used)
 
 
 def _staying(gone: Iterable[Address], addresses: Collection[Address]) -> list[Address]:

@@ -5,7 +5,10 @@ import subprocess
 import sys
 from typing import NamedTuple
 
-from bridge import __main__
+from bridge import __main__, _cli
+
+# Every command but the demo.
+COMMANDS = [add_command.__module__.split(".")[2] for add_command in _cli.COMMANDS]
 
 
 class Outcome(NamedTuple):

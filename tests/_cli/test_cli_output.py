@@ -10,7 +10,7 @@ from bridge import __main__, checkpoint
 from bridge._cli import _output
 from bridge._cli.report import _document
 
-from .command_line import run
+from .command_line import COMMANDS, run
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_display_appears_on_stderr_only_in_a_terminal_and_only_for_long_work(m
     assert shown == {(False, 0.0): False, (True, 60.0): False, (True, 0.0): True}
 
 
-@pytest.mark.parametrize("command", ["report", "inspect", "convert", "diff", "parity"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_shows_examples_and_exit_codes(capsys, command):
     outcome = run(capsys, command, "--help")
     assert outcome.code == 0

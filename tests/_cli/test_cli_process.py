@@ -20,7 +20,7 @@ from flax import serialization
 from bridge import __main__, checkpoint
 
 from . import mixed_models
-from .command_line import run, start
+from .command_line import COMMANDS, run, start
 
 ROOT = pathlib.Path(mixed_models.__file__).parents[2]
 # As a user has it: no emulated devices, nothing of the tests'.
@@ -54,12 +54,24 @@ def workspace(tmp_path_factory):
         "    layers = [nn.Dense(3), nn.BatchNorm(use_running_average=True)]\n"
         "    return nn.Sequential(layers), jnp.ones((1, 4))\n"
     )
+    (place / "linen_models.py").write_text(
+        "from flax import linen as nn\n"
+        "class Net(nn.Module):\n"
+        "    features: int = 3\n"
+        "    @nn.compact\n"
+        "    def __call__(self, x, train=False):\n"
+        "        return nn.Dense(self.features)(x)\n"
+        "def make_net():\n"
+        "    return Net()\n"
+        "def make_wide():\n"
+        "    return Net(5)\n"
+    )
     return place
 
 
 def examples():
     """Every command in the help of every command but the demo, which takes long."""
-    for command in ("report", "inspect", "convert", "diff", "parity"):
+    for command in COMMANDS:
         text = _help(command)
         joined = re.sub(r"\\\n\s*", "", text[text.index("examples:") :])
         yield from re.findall(r"^  (python -m bridge .*)$", joined, re.MULTILINE)
@@ -76,13 +88,7 @@ EXAMPLES = list(examples())
 
 
 def test_every_command_has_examples():
-    assert {example.split()[3] for example in EXAMPLES} == {
-        "report",
-        "inspect",
-        "convert",
-        "diff",
-        "parity",
-    }
+    assert {example.split()[3] for example in EXAMPLES} == {*COMMANDS}
     assert len(EXAMPLES) >= 12
 
 

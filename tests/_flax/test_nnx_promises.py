@@ -126,6 +126,11 @@ def test_variables_of_one_trace_have_equal_trace_states():
     assert inner[0]._trace_state != a._trace_state
 
 
+def test_every_variable_has_these_three_fields_of_metadata():
+    # `variable_from_metadata` and the fields that no box may have know them by name.
+    assert nnx.Variable.required_metadata == {"hijax", "ref", "eager_sharding"}
+
+
 def test_from_metadata_takes_value_and_metadata_as_they_are():
     metadata = {**nnx.Param(0).get_metadata(), "on_set_value": None, "mine": 1}
     value = jnp.ones(1)

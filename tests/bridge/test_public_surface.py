@@ -205,6 +205,21 @@ def test_the_tools_are_imported_when_they_are_asked_for():
     assert run(code).splitlines() == ["[]", "bridge.checkpoint bridge.parity bridge.port"]
 
 
+def test_the_help_of_a_command_imports_nothing_but_the_command_line():
+    code = """
+        import contextlib, io, sys
+        import bridge
+        before = set(sys.modules)
+        from bridge import __main__, _cli
+        for add_command in _cli.COMMANDS:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+                __main__.main([add_command.__module__.split(".")[2], "--help"])
+        made = [name for name in set(sys.modules) - before if not name.startswith("bridge._cli")]
+        print(sorted(n for n in made if n.split(".")[0] not in sys.stdlib_module_names))
+    """
+    assert run(code).splitlines() == ["['bridge.__main__', 'bridge._demo']"]
+
+
 def test_importing_bridge_takes_little_longer_than_importing_flax():
     code = """
         import time

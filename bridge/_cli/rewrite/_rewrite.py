@@ -25,9 +25,9 @@ exit codes:
   2  wrong usage, or a model that cannot be run
 
 examples:
-  python -m bridge rewrite my/models.py:make_model --input 2,224,224,3 --kwarg train=False
-  python -m bridge rewrite my/models.py:make_model --input 2,224,224,3 --write
-  python -m bridge rewrite my/models.py:make_tiny --model my/models.py:make_base --input 2,8
+  python -m bridge rewrite linen_models.py:make_net --input 2,4 --kwarg train=False
+  python -m bridge rewrite linen_models.py:make_net --input 2,4 --kwarg train=False --write
+  python -m bridge rewrite linen_models.py:make_net --model linen_models.py:make_wide --input 2,4
 
 The JSON document is {"schema": "linen-nnx-bridge/rewrite", "version": 1, ...} with all that
 bridge.rewrite.Rewrite.to_json gives.
