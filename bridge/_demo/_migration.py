@@ -50,7 +50,7 @@ class StepResult:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class MigrationReport:
     """What the whole migration gave, and under which settings."""
 
     devices: int
@@ -99,7 +99,7 @@ def migrate(
     training_steps: int,
     floor: float,
     watcher: Watcher,
-) -> Report:
+) -> MigrationReport:
     """Trains the first step's model from scratch, then takes its weights through the other steps.
 
     Args:
@@ -129,7 +129,7 @@ def migrate(
         result = dataclasses.replace(result, problems=problems_of(result, floor))
         watcher.leave(result)
         results.append(result)
-    return Report(
+    return MigrationReport(
         devices=digits.mesh.size,
         train_images=len(digits.train_labels),
         held_out_images=len(digits.held_out_labels),
@@ -161,7 +161,7 @@ def _taken(
 ) -> tuple[StepResult, _Reached]:
     """Takes one step, with `count` training steps; which problems it has is not yet said."""
     started = time.perf_counter()
-    trainee = step.build(_weights.rename(before.weights, step.renames), seed, digits.mesh)
+    trainee = step.build(_weights.renamed(before.weights, step.renames), seed, digits.mesh)
     weights_before = trainee.weights()
     logits_before = np.asarray(trainee.logits(digits.held_out_images))
     trainee.fit(digits.batches(seed, count), watcher.advance)

@@ -19,7 +19,7 @@ from bridge._flax.nodes import Nodes
 from bridge._flax.objects import mark_arrays_as_data
 from bridge._graphdefs.leaves import GraphDefLeaves
 from bridge._graphdefs.static_graphdef import Given, StaticGraphDef
-from bridge._graphdefs.structure import is_equal, structure
+from bridge._graphdefs.structure import is_same_or_equal, structure
 from bridge._randomness.missing_stream import missing_stream
 from bridge._sharding import eager
 
@@ -179,4 +179,4 @@ def _given(module: Any, arguments: Any) -> Given:
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    return is_equal(a, b) or contents(a).key == contents(b).key
+    return is_same_or_equal(a, b) or contents(a).key == contents(b).key
