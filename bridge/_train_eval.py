@@ -120,7 +120,7 @@ def applied(modes: Mapping[str, Any]) -> Iterator[None]:
         _in_force.reset(token)
 
 
-def in_force() -> Mapping[str, Any]:
+def modes_in_force() -> Mapping[str, Any]:
     """The modes that the ToNNX set whose Linen module is being called."""
     return _in_force.get()
 

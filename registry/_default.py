@@ -21,8 +21,8 @@ from ._variable_types import (
     check_box_type,
     check_name,
     check_type,
+    definition_name,
     flax_name,
-    key_of,
     lock,
     redefined,
     scoped_names,
@@ -136,7 +136,7 @@ def register_variable_name(name: str, typ: Any = _MISSING, *, overwrite: bool = 
         nnx.register_variable_name(name, typ, overwrite=True)
         for key in [k for k, n in redefined.items() if n == name]:
             del redefined[key]
-        redefined[key_of(typ)] = name
+        redefined[definition_name(typ)] = name
     return typ
 
 

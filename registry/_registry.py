@@ -19,11 +19,11 @@ from ._variable_types import (
     check_box_type,
     check_pair,
     check_type,
+    definition_name,
     derived,
     flax_class,
     flax_name,
     flax_type,
-    key_of,
     lock,
     out_of_scope_remedy,
     redefined,
@@ -194,7 +194,11 @@ class Registry:
         check_type(typ)
         # After a notebook cell ran twice, models still hold the first definition of a registered
         # class.
-        name = self._registered_name(typ) or auto.collection_of(typ) or redefined.get(key_of(typ))
+        name = (
+            self._registered_name(typ)
+            or auto.collection_of(typ)
+            or redefined.get(definition_name(typ))
+        )
         if name is not None:
             return name
         scoped = scoped_names.get(typ)

@@ -69,10 +69,10 @@ def check_type(typ: Any) -> None:
 
 def same_definition(a: type, b: type) -> bool:
     """Whether two classes are one class, or one definition that ran twice."""
-    return a is b or key_of(a) == key_of(b)
+    return a is b or definition_name(a) == definition_name(b)
 
 
-def key_of(typ: type) -> tuple[str, str]:
+def definition_name(typ: type) -> tuple[str, str]:
     return typ.__module__, typ.__qualname__
 
 

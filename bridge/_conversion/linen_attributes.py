@@ -20,7 +20,7 @@ from .linen_holder import OWN_PREFIX, LinenHolder, name_of
 from .neutral import Address, Leaf, Neutral, Path, laid_over, nest
 
 
-class Held(NamedTuple):
+class HeldVariable(NamedTuple):
     """A Linen variable inside a wrapper."""
 
     path: Path
@@ -28,7 +28,7 @@ class Held(NamedTuple):
     leaf: Leaf
 
 
-def held_variables(wrapper: LinenHolder) -> dict[Address, Held]:
+def held_variables(wrapper: LinenHolder) -> dict[Address, HeldVariable]:
     """Every Linen variable of a wrapper by (collection, path).
 
     Plain attributes and what NNX's tools leave on a module are no Variables and are passed over.
@@ -39,7 +39,7 @@ def held_variables(wrapper: LinenHolder) -> dict[Address, Held]:
         if not is_own_name(name):
             _find_variables((name,), value, found)
     return {
-        nnx_leaves.address_of(path, variable, active): Held(
+        nnx_leaves.address_of(path, variable, active): HeldVariable(
             path, variable, nnx_leaves.to_leaf(variable, active, boxed_as_is=True)
         )
         for path, variable in found
@@ -66,7 +66,7 @@ def report_hooks(wrapper: LinenHolder, value: Any) -> None:
             warn(unread_hooks_text(name_of(wrapper), hooks))
 
 
-def to_linen(held: Mapping[Address, Held], *, boxed: bool = True) -> dict[str, Any]:
+def as_variables(held: Mapping[Address, HeldVariable], *, boxed: bool = True) -> dict[str, Any]:
     """Nested dicts for `module.apply`, made anew so that Linen may write into them.
 
     Args:
@@ -84,7 +84,7 @@ def to_linen(held: Mapping[Address, Held], *, boxed: bool = True) -> dict[str, A
     )
 
 
-def state_collections(held: Mapping[Address, Held]) -> tuple[str, ...]:
+def state_collections(held: Mapping[Address, HeldVariable]) -> tuple[str, ...]:
     """The collections that training updates, among those that exist."""
     return tuple(sorted(filter(holds_state, {collection for collection, _ in held})))
 
@@ -92,7 +92,7 @@ def state_collections(held: Mapping[Address, Held]) -> tuple[str, ...]:
 def store(
     wrapper: LinenHolder,
     changed: Neutral,
-    held: Mapping[Address, Held],
+    held: Mapping[Address, HeldVariable],
     *,
     update: bool = True,
     whole: Collection[str] = (),
@@ -154,7 +154,7 @@ def store(
 
 
 def _difference(
-    changed: Neutral, held: Mapping[Address, Held], update: bool, whole: Collection[str]
+    changed: Neutral, held: Mapping[Address, HeldVariable], update: bool, whole: Collection[str]
 ) -> tuple[Neutral, list[Address]]:
     """The leaves that have no Variable, and the addresses of Variables that make room for them."""
     new = {address: leaf for address, leaf in changed.items() if address not in held}

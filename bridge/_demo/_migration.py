@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -50,7 +50,7 @@ class StepResult:
 
 
 @dataclasses.dataclass(frozen=True)
-class Report:
+class MigrationReport:
     """What the whole migration gave, and under which settings."""
 
     devices: int
@@ -99,7 +99,7 @@ def migrate(
     training_steps: int,
     floor: float,
     watcher: Watcher,
-) -> Report:
+) -> MigrationReport:
     """Trains the first step's model from scratch, then takes its weights through the other steps.
 
     Args:
@@ -120,38 +120,16 @@ def migrate(
     started = time.perf_counter()
     first_count = epochs * digits.steps_per_epoch
     watcher.begin(first_count + training_steps * (len(steps) - 1))
-    weights: _weights.Weights = {}
-    reference: np.ndarray | None = None
-    results = []
+    reached = _Reached({}, None)
+    results: list[StepResult] = []
     for index, step in enumerate(steps):
         watcher.enter(index, step)
-        step_started = time.perf_counter()
-        trainee = step.build(_weights.rename(weights, step.renames), seed + index, digits.mesh)
-        weights_before = trainee.weights()
-        logits_before = np.asarray(trainee.logits(digits.held_out_images))
         count = training_steps if index else first_count
-        trainee.fit(digits.batches(seed + index, count), watcher.advance)
-        weights = trainee.weights()
-        logits_after = np.asarray(trainee.logits(digits.held_out_images))
-
-        result = StepResult(
-            index=index,
-            name=step.name,
-            change=step.change,
-            renames=dict(step.renames),
-            parameters=_weights.parameter_count(weights),
-            max_abs_diff=_max_abs_diff(logits_before, reference),
-            untrained=_untrained(weights_before, weights),
-            accuracy_before=digits.accuracy(logits_before),
-            accuracy_after=digits.accuracy(logits_after),
-            seconds=time.perf_counter() - step_started,
-            problems=[],
-        )
+        result, reached = _taken(digits, index, step, reached, seed + index, count, watcher)
         result = dataclasses.replace(result, problems=problems_of(result, floor))
         watcher.leave(result)
         results.append(result)
-        reference = logits_after
-    return Report(
+    return MigrationReport(
         devices=digits.mesh.size,
         train_images=len(digits.train_labels),
         held_out_images=len(digits.held_out_labels),
@@ -163,6 +141,46 @@ def migrate(
         steps=results,
         seconds=time.perf_counter() - started,
     )
+
+
+class _Reached(NamedTuple):
+    """What one step leaves to the next: its weights, and its logits of the held-out digits."""
+
+    weights: _weights.Weights
+    logits: np.ndarray | None
+
+
+def _taken(
+    digits: _digits.Digits,
+    index: int,
+    step: _steps.Step,
+    before: _Reached,
+    seed: int,
+    count: int,
+    watcher: Watcher,
+) -> tuple[StepResult, _Reached]:
+    """Takes one step, with `count` training steps; which problems it has is not yet said."""
+    started = time.perf_counter()
+    trainee = step.build(_weights.renamed(before.weights, step.renames), seed, digits.mesh)
+    weights_before = trainee.weights()
+    logits_before = np.asarray(trainee.logits(digits.held_out_images))
+    trainee.fit(digits.batches(seed, count), watcher.advance)
+    weights = trainee.weights()
+    logits_after = np.asarray(trainee.logits(digits.held_out_images))
+    result = StepResult(
+        index=index,
+        name=step.name,
+        change=step.change,
+        renames=dict(step.renames),
+        parameters=_weights.parameter_count(weights),
+        max_abs_diff=_max_abs_diff(logits_before, before.logits),
+        untrained=_untrained(weights_before, weights),
+        accuracy_before=digits.accuracy(logits_before),
+        accuracy_after=digits.accuracy(logits_after),
+        seconds=time.perf_counter() - started,
+        problems=[],
+    )
+    return result, _Reached(weights, logits_after)
 
 
 def _max_abs_diff(logits: np.ndarray, reference: np.ndarray | None) -> float | None:

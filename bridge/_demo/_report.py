@@ -72,7 +72,7 @@ class Display:
         self._progress.console.print(line, highlight=False)
 
 
-def print_table(report: _migration.Report) -> None:
+def print_table(report: _migration.MigrationReport) -> None:
     """Prints the closing table and the verdict on stdout."""
     console = _console()
     table = Table(
@@ -112,7 +112,7 @@ def print_table(report: _migration.Report) -> None:
     console.print(f"{verdict} {report.seconds:.1f} s in all.", highlight=False)
 
 
-def as_json(report: _migration.Report) -> str:
+def as_json(report: _migration.MigrationReport) -> str:
     """Returns the report as a JSON document; numbers that are not finite become null."""
     document: dict[str, Any] = dataclasses.asdict(report)
     document["held"] = report.held

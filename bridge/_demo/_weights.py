@@ -55,7 +55,7 @@ def into_nnx(model: nnx.Module, weights: Weights) -> None:
     nnx.update(model, linen_to_nnx(to_linen_variables(weights)))
 
 
-def rename(weights: Weights, rules: Mapping[str, str]) -> Weights:
+def renamed(weights: Weights, rules: Mapping[str, str]) -> Weights:
     """Returns `weights` under the paths that `rules` give them.
 
     Args:

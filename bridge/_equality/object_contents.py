@@ -40,7 +40,7 @@ _NUMBERS_AND_TEXTS = (int, float, complex, str, bytes)
 _MISSING = object()
 
 
-class Held(NamedTuple):
+class ObjectContents(NamedTuple):
     """What an object holds.
 
     Attributes:
@@ -95,7 +95,7 @@ def _derived(kind: type) -> frozenset[str]:
     )
 
 
-def held_by(value: Any) -> Held:
+def held_by(value: Any) -> ObjectContents:
     """What an object holds now."""
     kind = type(value)
     attributes = dict(getattr(value, "__dict__", ()))
@@ -105,7 +105,7 @@ def held_by(value: Any) -> Held:
             attributes[name] = held
     for name in _derived(kind) & attributes.keys():
         del attributes[name]
-    return Held(tuple(_items(value)), attributes)
+    return ObjectContents(tuple(_items(value)), attributes)
 
 
 _ITERATED = (set, bytearray, collections.deque)
@@ -122,13 +122,13 @@ def _items(value: Any) -> Iterable[Any]:
     return () if own is None else tuple(own.__iter__(value))
 
 
-def parts(held: Held) -> Iterator[Any]:
+def parts(held: ObjectContents) -> Iterator[Any]:
     """The values in what an object holds."""
     yield from held.items
     yield from held.attributes.values()
 
 
-def is_same(value: Any, before: Held, after: Held) -> bool:
+def is_same(value: Any, before: ObjectContents, after: ObjectContents) -> bool:
     """Whether an object held the same at two moments; its parts are compared by identity."""
     if not _are_same(before.attributes, after.attributes):
         return False
@@ -179,7 +179,7 @@ _BASES = (
 )
 
 
-def fill(value: Any, held: Held) -> None:
+def fill(value: Any, held: ObjectContents) -> None:
     """Makes an object hold this and nothing else."""
     if isinstance(value, dict):
         # Of an OrderedDict, `dict.clear` would leave the order behind.

@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable
 from typing import Any
 
-from .object_contents import Held, empty, fill, held_by, is_fixed, is_same, is_writable, parts
+from .object_contents import (
+    ObjectContents,
+    empty,
+    fill,
+    held_by,
+    is_fixed,
+    is_same,
+    is_writable,
+    parts,
+)
 
 # A larger object is configuration or data: looking at all of it would take longer than most calls.
 _MOST_OBJECTS = 20_000
@@ -30,7 +39,7 @@ class WrittenObjects:
 
     def __init__(self, values: Iterable[Any], besides: Container[int] = ()):
         # What is in here is kept alive, so that its id stays its own.
-        self._before: dict[int, tuple[Any, Held]] = {}
+        self._before: dict[int, tuple[Any, ObjectContents]] = {}
         pending = list(values)
         while pending and len(pending) < _MOST_OBJECTS:
             value = pending.pop()
@@ -96,7 +105,7 @@ class _Copies:
         made = self._made[id(value)] = empty(value)
         held = held_by(value)
         items = tuple(map(self.of, held.items))
-        fill(made, Held(items, {k: self.of(v) for k, v in held.attributes.items()}))
+        fill(made, ObjectContents(items, {k: self.of(v) for k, v in held.attributes.items()}))
         return made
 
     def _reaches(self, value: Any) -> bool:

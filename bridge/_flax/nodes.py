@@ -15,7 +15,7 @@ from .objects import DATA_ATTRIBUTES, OBJECT_STATES
 from .promises import holds
 
 # Most attributes are of these types, and none of them holds anything.
-ATOMS = frozenset(
+NODELESS_TYPES = frozenset(
     {int, float, complex, bool, str, bytes, type(None), types.FunctionType, type(Ellipsis)}
 ) | {*OBJECT_STATES, DATA_ATTRIBUTES}
 _NOTHING, _OBJECT, _VARIABLE, _OTHER = object(), object(), object(), object()
@@ -82,7 +82,7 @@ def _nodes_by_iteration(root: Any) -> Nodes:
             found.objects.append(node)
         elif isinstance(node, nnx.Variable):
             found.variables.append(node)
-        elif type(node) not in ATOMS and _is_node(node):
+        elif type(node) not in NODELESS_TYPES and _is_node(node):
             found.others.append(node)
     return found
 
@@ -117,7 +117,7 @@ items_of = _items_by_impl if _IS_FAST else _items_by_leaves
 @functools.lru_cache(maxsize=4096)
 def _kind(node_type: type) -> object:
     """What a type's class hierarchy says of its objects; whether it is registered may change."""
-    if node_type in ATOMS or issubclass(node_type, type):
+    if node_type in NODELESS_TYPES or issubclass(node_type, type):
         return _NOTHING
     if issubclass(node_type, nnx.Variable):
         return _VARIABLE

@@ -50,6 +50,11 @@ def raw_value(variable: nnx.Variable[Any]) -> Any:
     return value[...] if variable.ref else value
 
 
+def leaf_value(leaf: Any) -> Any:
+    """What a leaf of a flattened module holds: a Variable's raw value, else the leaf itself."""
+    return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
+
+
 def assign_raw_value(variable: nnx.Variable[Any], value: Any) -> None:
     """Puts a value into a Variable as it is: set hooks would change it a second time."""
     if variable.ref:

@@ -43,7 +43,9 @@ def structure(graphdef: nnx.GraphDef[Any]) -> dict[Path, Any]:
 def differences(a: dict[Path, Any], b: dict[Path, Any]) -> list[Path]:
     """The paths at which two structures differ."""
     return [
-        path for path in {**a, **b} if not (path in a and path in b and is_equal(a[path], b[path]))
+        path
+        for path in {**a, **b}
+        if not (path in a and path in b and is_same_or_equal(a[path], b[path]))
     ]
 
 
@@ -52,7 +54,7 @@ def differences_but_modes(a: dict[Path, Any], b: dict[Path, Any]) -> list[Path]:
     return [p for p in differences(a, b) if not (_is_mode(p, a) and _is_mode(p, b))]
 
 
-def is_equal(a: Any, b: Any) -> bool:
+def is_same_or_equal(a: Any, b: Any) -> bool:
     """Whether two values are the same or equal; what cannot be compared is not."""
     if a is b:
         return True

@@ -17,6 +17,7 @@ from bridge._flax.graphdef_builder import GraphDefBuilder
 from bridge._flax.nodes import Nodes, nodes_below
 from bridge._flax.objects import set_initializing
 from bridge._flax.traces import partially_evaluate, unbound_axis
+from bridge._flax.variables import leaf_value
 
 from .adopted import adopt
 from .snapshot import Snapshot, drop_sown
@@ -150,7 +151,7 @@ def _initialized_over(
 ) -> tuple[nnx.Module, Any]:
     """Initialises a copy of a module below axes of size 1."""
     graphdef, leaves = flatten(module)
-    given = Arrays(list(map(_raw, leaves)))
+    given = Arrays(list(map(leaf_value, leaves)))
     made: list[tuple[nnx.GraphDef[Any], Arrays]] = []
 
     def initialize(values: list[Any]) -> list[Any]:
@@ -158,7 +159,7 @@ def _initialized_over(
         copy = GraphDefBuilder(graphdef).build(given.tree(values)).module
         output = run_initializing(copy, method(copy), args, kwargs)
         graphdef_made, leaves_made = flatten(copy)
-        result = Arrays((list(map(_raw, leaves_made)), output))
+        result = Arrays((list(map(leaf_value, leaves_made)), output))
         made.append((graphdef_made, result))
         return result.values
 
@@ -169,10 +170,6 @@ def _initialized_over(
     graphdef_made, result = made[-1]
     leaves_made, output = result.tree(values)
     return GraphDefBuilder(graphdef_made).build(leaves_made).module, output
-
-
-def _raw(leaf: Any) -> Any:
-    return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
 
 
 def _init_abstractly(

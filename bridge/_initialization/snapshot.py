@@ -11,7 +11,7 @@ from flax import nnx
 from bridge._conversion.arrays import is_taken, taken
 from bridge._conversion.linen_holder import CREATED_ATTRIBUTES
 from bridge._equality.written_objects import WrittenObjects, can_change
-from bridge._flax.nodes import ATOMS, Nodes, items_of, nodes_below
+from bridge._flax.nodes import NODELESS_TYPES, Nodes, items_of, nodes_below
 from bridge._flax.objects import DATA_NOTE, noted_data
 from bridge._flax.variables import assign_raw_value, raw_value
 
@@ -40,7 +40,7 @@ class Snapshot:
             item
             for _, contents in self._contents.values()
             for item in (contents if isinstance(contents, list) else contents.values())
-            if type(item) not in ATOMS
+            if type(item) not in NODELESS_TYPES
         ]
         self._known.update(id(item) for item in held if isinstance(item, jax.Array))
         self._written = WrittenObjects(filter(can_change, held), besides=self._contents)
@@ -188,7 +188,7 @@ def _holds_state(value: Any, known: Collection[int]) -> bool:
 
 def _is_sown(value: Any) -> bool:
     # Cheap test first: a failing `isinstance(value, nnx.Variable)` is slow.
-    if type(value) in ATOMS or not isinstance(value, nnx.Variable):
+    if type(value) in NODELESS_TYPES or not isinstance(value, nnx.Variable):
         return False
     # Perturbations derive from it, and Linen's init makes them too.
     return value.var_type is nnx.Intermediate

@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from bridge._conversion import linen_leaves
 from bridge._conversion.arrays import Arrays
-from bridge._conversion.linen_attributes import Held
+from bridge._conversion.linen_attributes import HeldVariable
 from bridge._conversion.matching import compare, inputs_text
 from bridge._conversion.neutral import Address, Leaf, laid_over
 from bridge._conversion.own_leaves import graphdefs_in, with_graphdefs
@@ -56,7 +56,7 @@ def created(
         return updates
 
     keys = {name: draws.key(name) for name in draws.names}
-    updates = explicit_axes.created(init, variables, keys, args, kwargs, eager=eager)
+    updates = explicit_axes.init_in_auto_axes(init, variables, keys, args, kwargs, eager=eager)
     bare = {
         address: Leaf(leaf.value)
         for tree in (variables, updates)
@@ -88,7 +88,7 @@ def mismatch(
     function: Callable[..., Any],
     args: Any,
     kwargs: Any,
-    held: Mapping[Address, Held],
+    held: Mapping[Address, HeldVariable],
     where: str,
 ) -> MismatchError | None:
     """Every difference between the variables and what these inputs would create."""

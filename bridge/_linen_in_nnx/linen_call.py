@@ -90,7 +90,7 @@ class LinenCall:
     def run(self) -> Any:
         """Calls the Linen module, and returns its output."""
         call = self._call
-        bare = linen_attributes.to_linen(self._held, boxed=self._is_boxed)
+        bare = linen_attributes.as_variables(self._held, boxed=self._is_boxed)
         variables = with_graphdefs(
             {**bare, **self._captures.variables()}, self._wrapper.to_nnx__graphdefs
         )

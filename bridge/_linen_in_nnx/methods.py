@@ -14,7 +14,7 @@ from flax import nnx
 from bridge._errors import InvalidMethodError, InvalidModuleError
 from bridge._flax.linen_modules import unbound_function
 
-from .parts import has_modules, is_own, names_at
+from .parts import has_modules, is_own_attribute, names_at
 from .submodule import found_at
 from .submodule_call import At, run_at
 
@@ -32,7 +32,7 @@ def linen_attribute(wrapper: Any, module: nn.Module, name: str) -> Answer | None
         value = getattr(module, name)
         if not has_modules(value):
             return Answer(value)
-    elif is_own(type(module), name):
+    elif is_own_attribute(type(module), name):
         if inspect.isfunction(inspect.getattr_static(type(module), name)):
             return Answer(types.MethodType(functools.partial(run_at, (), name), wrapper))
     elif name not in (names_at(wrapper, ()).found or ()):

@@ -25,7 +25,7 @@ from bridge._flax.linen_modules import children
 _STREAM = "params"
 
 
-class Names(NamedTuple):
+class PartNames(NamedTuple):
     """What there is at a path.
 
     Attributes:
@@ -41,14 +41,14 @@ class Names(NamedTuple):
 class _Known(NamedTuple):
     module: nn.Module
     has_variables: bool
-    by_path: dict[tuple[Any, ...], Names]
+    by_path: dict[tuple[Any, ...], PartNames]
 
 
 # Weak keys: an entry is dropped with its ToNNX.
 _known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
 
 
-def names_at(owner: LinenHolder, path: tuple[Any, ...]) -> Names:
+def names_at(owner: LinenHolder, path: tuple[Any, ...]) -> PartNames:
     """The names that a submodule of a ToNNX answers for; `setup` runs once to find them.
 
     Args:
@@ -72,7 +72,7 @@ def names_at(owner: LinenHolder, path: tuple[Any, ...]) -> Names:
 def bound_at(owner: LinenHolder, path: tuple[Any, ...]) -> nn.Module | None:
     """A submodule bound to the variables that there are, None if it is made only in a call."""
     module = owner.to_nnx__module
-    variables = linen_attributes.to_linen(linen_attributes.held_variables(owner))
+    variables = linen_attributes.as_variables(linen_attributes.held_variables(owner))
     try:
         return below(module.bind(variables), path)
     except Exception:
@@ -117,17 +117,17 @@ def has_modules(value: Any) -> bool:
     )
 
 
-def _names(module: nn.Module | None) -> Names:
+def _names(module: nn.Module | None) -> PartNames:
     if module is None:
-        return Names(None, frozenset())
+        return PartNames(None, frozenset())
     inside = {name for name, child in children(module).items() if isinstance(child, nn.Module)}
-    own = {name for name in dir(type(module)) if is_own(type(module), name)}
+    own = {name for name in dir(type(module)) if is_own_attribute(type(module), name)}
     made = {name for name in vars(module) if not name.startswith("_")}
     found = (inside | own | made) - {"parent", "name", "scope"}
-    return Names(frozenset(found), frozenset(inside))
+    return PartNames(frozenset(found), frozenset(inside))
 
 
-def is_own(module_type: type[nn.Module], name: str) -> bool:
+def is_own_attribute(module_type: type[nn.Module], name: str) -> bool:
     """Whether a class attribute is one of the model rather than of `nn.Module`."""
     static = inspect.getattr_static(module_type, name, None)
     return static is not None and static is not inspect.getattr_static(nn.Module, name, None)

@@ -16,17 +16,16 @@ from jax.core import Tracer
 
 from bridge._conversion.linen_attributes import report_hooks
 from bridge._conversion.linen_holder import name_of
-from bridge._conversion.neutral import as_dicts
+from bridge._conversion.neutral import Path, as_dicts
 from bridge._errors import InvalidModuleError
 
 from .parts import bound_at, has_modules, has_variables, names_at
 from .submodule_call import run_at
 
-Path = tuple[Any, ...]
 _NO_TREE = (nnx.Variable, list, tuple)
 
 
-class Submodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[misc]
+class LinenSubmodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[misc]
     """The variables of a Linen submodule in a ToNNX by name, and its methods and fields.
 
     It is a view that looks the variables up each time, so it is never out of date, and writes reach
@@ -53,7 +52,7 @@ class Submodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[misc]
 
     def __getitem__(self, key: Any) -> Any:
         value = self._dict[key]
-        return Submodule(self._owner, (*self._path, key)) if type(value) is dict else value
+        return LinenSubmodule(self._owner, (*self._path, key)) if type(value) is dict else value
 
     def __setitem__(self, key: Any, value: Any) -> None:
         value = as_dicts(value)
@@ -86,7 +85,7 @@ class Submodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[misc]
         return repr(self._dict)
 
     def __eq__(self, other: object) -> bool:
-        return as_dicts(self) == (as_dicts(other) if isinstance(other, Submodule) else other)
+        return as_dicts(self) == (as_dicts(other) if isinstance(other, LinenSubmodule) else other)
 
     # `dict.__eq__` would compare the items of this object, not those of the view.
     def __ne__(self, other: object) -> bool:
@@ -117,7 +116,9 @@ class Submodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[misc]
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self[name] if name in self._dict else attribute(self._owner, self._path, name)
+        return (
+            self[name] if name in self._dict else submodule_attribute(self._owner, self._path, name)
+        )
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(type(self), name):
@@ -143,7 +144,7 @@ class Submodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[misc]
         return found if type(found) is dict else {}
 
 
-def attribute(owner: Any, path: Path, name: str) -> Any:
+def submodule_attribute(owner: Any, path: Path, name: str) -> Any:
     """An attribute of a Linen module in a ToNNX, as the bound Linen module has it.
 
     Args:
@@ -152,8 +153,8 @@ def attribute(owner: Any, path: Path, name: str) -> Any:
       name: the attribute.
 
     Returns:
-      Submodules as `Submodule`s, methods so that a call goes through the wrapper, anything else as
-      it is.
+      Submodules as `LinenSubmodule`s, methods so that a call goes through the wrapper, and anything
+      else as it is.
 
     Raises:
       AttributeError: there is none.
@@ -165,11 +166,11 @@ def attribute(owner: Any, path: Path, name: str) -> Any:
 
 
 def found_at(owner: Any, path: Path, name: str) -> Any:
-    """`attribute` of a name that is there."""
+    """`submodule_attribute` of a name that is there."""
     known = names_at(owner, path)
     module = bound_at(owner, path)
     if name in known.submodules and name not in vars(module):
-        return Submodule(owner, (*path, name))
+        return LinenSubmodule(owner, (*path, name))
     static = inspect.getattr_static(type(module), name, None)
     if name in vars(module):
         value = getattr(module, name)
@@ -206,11 +207,11 @@ def assign_parts(owner: Any, path: Path, name: str, value: Any) -> bool:
     Raises:
       InvalidModuleError: the items of `value` are not those of the list.
     """
-    if isinstance(value, Submodule) or not _has_variables(value):
+    if isinstance(value, LinenSubmodule) or not _has_variables(value):
         return False
     here = names_at(owner, path)
     own = found_at(owner, path, name) if name in (here.found or ()) else None
-    if isinstance(own, Submodule) or not has_submodules(own):
+    if isinstance(own, LinenSubmodule) or not has_submodules(own):
         if isinstance(value, Mapping) or not has_submodules(value):
             return False
         raise _misfit(owner, path, name, value, "an nnx.Variable, a dict of them or a submodule")
@@ -226,22 +227,22 @@ def assign_parts(owner: Any, path: Path, name: str, value: Any) -> bool:
 def _has_variables(value: Any) -> bool:
     """Whether a list, tuple or dict has submodules or Variables in it."""
     if isinstance(value, Mapping):
-        return isinstance(value, Submodule) or any(map(_has_variables, value.values()))
+        return isinstance(value, LinenSubmodule) or any(map(_has_variables, value.values()))
     if isinstance(value, list | tuple):
         return any(map(_has_variables, value))
     return isinstance(value, nnx.Variable)
 
 
 def has_submodules(value: Any) -> bool:
-    if isinstance(value, Submodule):
+    if isinstance(value, LinenSubmodule):
         return True
     items = value.values() if isinstance(value, Mapping) else value
     return isinstance(value, Mapping | list | tuple) and any(map(has_submodules, items))
 
 
-def _pairs(own: Any, value: Any) -> list[tuple[Submodule, Mapping[Any, Any]]] | None:
+def _pairs(own: Any, value: Any) -> list[tuple[LinenSubmodule, Mapping[Any, Any]]] | None:
     """Each submodule with what was assigned to it; None if something has no counterpart."""
-    if isinstance(own, Submodule):
+    if isinstance(own, LinenSubmodule):
         is_tree = isinstance(value, Mapping) and all(
             isinstance(leaf, nnx.Variable)
             for leaf in jax.tree.leaves(as_dicts(value), is_leaf=lambda x: isinstance(x, _NO_TREE))
@@ -283,13 +284,13 @@ def _dict_for_writing(owner: Any, path: Path) -> dict[Any, Any]:
 
 
 def _as_parts(owner: Any, value: Any) -> Any:
-    """A value with the bound Linen modules in it as Submodules."""
+    """A value with the bound Linen modules in it as LinenSubmodules."""
     if isinstance(value, nn.Module):
-        return Submodule(owner, value.path)
+        return LinenSubmodule(owner, value.path)
     if not has_modules(value):
         return value
     if isinstance(value, Mapping):
-        # A FrozenDict would make FrozenDicts of Submodules.
+        # A FrozenDict would make FrozenDicts of LinenSubmodules.
         return {key: _as_parts(owner, item) for key, item in value.items()}
     items = [_as_parts(owner, item) for item in value]
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
@@ -306,7 +307,7 @@ def _not_found(owner: Any, path: Path, name: str, known: frozenset[str] | None) 
     return text
 
 
-def _flatten(submodule: Submodule) -> tuple[Any, tuple[Any, ...]]:
+def _flatten(submodule: LinenSubmodule) -> tuple[Any, tuple[Any, ...]]:
     own = submodule.copy()
     keys = tuple(sorted(own))
     return [(jax.tree_util.DictKey(key), own[key]) for key in keys], keys
@@ -317,4 +318,4 @@ def _unflatten(keys: tuple[Any, ...], values: Iterable[Any]) -> Any:
     return dict(zip(keys, values, strict=True))
 
 
-jax.tree_util.register_pytree_with_keys(Submodule, _flatten, _unflatten)
+jax.tree_util.register_pytree_with_keys(LinenSubmodule, _flatten, _unflatten)

@@ -30,7 +30,7 @@ from . import mutable_filter
 from .bound import bound_state
 from .linen_call import LinenCall
 from .methods import check_module, field_names, linen_attribute
-from .submodule import Submodule, assign_parts, has_submodules
+from .submodule import LinenSubmodule, assign_parts, has_submodules
 
 
 class ToNNX(LinenHolder):
@@ -227,7 +227,7 @@ class ToNNX(LinenHolder):
                 # A Linen name must not take a method of the wrapper away.
                 return getattr(type(self), name).__get__(self)
             if is_tree and is_data_attribute(self, name):
-                return Submodule(self, (name,))
+                return LinenSubmodule(self, (name,))
         return value
 
     def __getattr__(self, name: str) -> Any:
@@ -259,7 +259,7 @@ class ToNNX(LinenHolder):
         )
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, Submodule):
+        if isinstance(value, LinenSubmodule):
             # It may belong to another model: share the Variables, but not the dict.
             value = value.copy()
         elif isinstance(value, list | tuple | Mapping) and not linen_attributes.is_own_name(name):

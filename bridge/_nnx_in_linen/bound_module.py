@@ -22,6 +22,7 @@ from bridge._flax.flattening import flatten
 from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import attributes_dict
 from bridge._flax.tabulate import mark_tabulated
+from bridge._flax.variables import leaf_value
 from bridge._graphdefs.leaves import GraphDefLeaf
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 
@@ -72,7 +73,7 @@ class BoundModule:
         unknown = found.unknown
         self._attached = attach(self.module, unknown) if unknown else {}
         for address, (item, _) in self._attached.items():
-            before[address] = item.get_raw_value() if isinstance(item, nnx.Variable) else item
+            before[address] = leaf_value(item)
         self._refused = [address for address in unknown if address not in self._attached]
         # The definition that flattening gives: the stored one, unless state was added.
         definition: nnx.GraphDef[Any] = graphdef
@@ -263,7 +264,7 @@ def _replace(module: Any, copied: Callable[[Any], Any]) -> list[str]:
 def method_in_modes(module: Any, method: Any) -> Callable[..., Any]:
     """`method_of`, which sets the modes in force on the module while it runs."""
     function = method_of(module, method)
-    if not _train_eval.in_force():
+    if not _train_eval.modes_in_force():
         return function
 
     def run(*args: Any, **kwargs: Any) -> Any:

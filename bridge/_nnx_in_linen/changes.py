@@ -14,10 +14,16 @@ from bridge._conversion.neutral import Address, Path
 from bridge._flax.flattening import flatten
 from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import mark_arrays_as_data
+from bridge._flax.variables import leaf_value
 from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.leaves import GraphDefLeaves
 from bridge._graphdefs.static_graphdef import StaticGraphDef
-from bridge._graphdefs.structure import differences, differences_but_modes, is_equal, structure
+from bridge._graphdefs.structure import (
+    differences,
+    differences_but_modes,
+    is_same_or_equal,
+    structure,
+)
 
 from .matched_variables import MatchedVariables, slot_avals
 from .new_state import attach
@@ -133,7 +139,7 @@ class Changes:
         if not slots.addresses <= self._after.keys():
             now, before = structure(self._graphdef), structure(self._before)
             return list(dict.fromkeys([*reshaped, *differences_but_modes(now, before)]))
-        values = [_raw(self._after[slot.address]) for slot in slots]
+        values = [leaf_value(self._after[slot.address]) for slot in slots]
         # The references are those of this module: new ones would be equations in a program.
         hijax = slots.special.difference(slots.references)
         following = self._found.graphdef.blueprint.build(values, hijax).module
@@ -155,7 +161,7 @@ class Changes:
             if slot.has_fixed_shape
             and slot.address in self.updates
             and isinstance(aval, jax.ShapeDtypeStruct)
-            and getattr(_raw(self.updates[slot.address]), "shape", aval.shape) != aval.shape
+            and getattr(leaf_value(self.updates[slot.address]), "shape", aval.shape) != aval.shape
         ]
 
 
@@ -164,16 +170,12 @@ def _ends(paths: list[Path]) -> set[Path]:
 
 
 def _is_same(a: nnx.GraphDef[Any], b: nnx.GraphDef[Any]) -> bool:
-    return is_equal(a.attributes, b.attributes) and is_equal(a.nodes, b.nodes)
-
-
-def _raw(item: Any) -> Any:
-    return item.get_raw_value() if isinstance(item, nnx.Variable) else item
+    return is_same_or_equal(a.attributes, b.attributes) and is_same_or_equal(a.nodes, b.nodes)
 
 
 def _holds(item: Any, before: Any) -> bool:
     """Whether a leaf is unchanged; a ref counts as changed, as reading it returns a new array."""
-    return is_taken(_raw(item), before)
+    return is_taken(leaf_value(item), before)
 
 
 def _drop_sown(module: Any) -> None:

@@ -24,7 +24,7 @@ from .matched_variables import comparison, slot_avals
 from .wrapper_scope import WrapperScope
 
 
-class Submodule:
+class NNXSubmodule:
     """A submodule of a bound NNX module: calls go through the wrapper, so that updates are kept.
 
     Args:
@@ -44,7 +44,7 @@ class Submodule:
         return self._owner.run_nnx_method(_method_at(self._path), *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
-        return attribute(self._owner, (*self._path, name), getattr(self._module, name))
+        return through_wrapper(self._owner, (*self._path, name), getattr(self._module, name))
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self.__slots__:
@@ -53,7 +53,7 @@ class Submodule:
         super().__setattr__(name, value)
 
     def __getitem__(self, key: Any) -> Any:
-        return attribute(self._owner, (*self._path, key), self._module[key])  # type: ignore[index]
+        return through_wrapper(self._owner, (*self._path, key), self._module[key])  # type: ignore[index]
 
     def __iter__(self) -> Iterator[Any]:
         return (self[key] for key in range(len(self)))
@@ -65,10 +65,10 @@ class Submodule:
         return f"{'.'.join(map(str, self._path))}: {self._module!r}"
 
 
-def attribute(owner: Any, path: tuple[Any, ...], value: Any) -> Any:
+def through_wrapper(owner: Any, path: tuple[Any, ...], value: Any) -> Any:
     """An attribute of a bound NNX module, so that calling it goes through the wrapper."""
     if isinstance(value, nnx.Module):
-        return Submodule(owner, path, value)
+        return NNXSubmodule(owner, path, value)
     if isinstance(value, types.MethodType):
         return functools.partial(owner.run_nnx_method, _method_at(path))
     return value
@@ -103,7 +103,7 @@ def _of_variables(scope: WrapperScope, name: str) -> Any:
     refuse = functools.partial(_refuse_write, scope.where)
     for variable in nodes_below(module).variables:
         add_set_hook(variable, refuse)
-    return attribute(scope.linen, (name,), value)
+    return through_wrapper(scope.linen, (name,), value)
 
 
 def _refuse_write(where: str, variable: nnx.Variable[Any], value: Any) -> Any:
@@ -135,10 +135,10 @@ def bound_method(owner: nn.Module, name: str) -> types.MethodType:
 
     Linen's `apply(method=…)` takes a bound method apart and calls its function on a bound copy.
     """
-    return types.MethodType(method(name), owner)
+    return types.MethodType(linen_method(name), owner)
 
 
-def method(name: str) -> Callable[..., Any]:
+def linen_method(name: str) -> Callable[..., Any]:
     """A Linen method that calls the NNX module's method of the same name."""
 
     def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:

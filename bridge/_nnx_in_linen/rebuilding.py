@@ -142,7 +142,7 @@ def _shapes(call: Call | None) -> Any:
         return None
     leaves, tree = jax.tree.flatten((call.args, call.kwargs))
     avals = [(x.shape, x.dtype) if is_array(x) else x for x in leaves]
-    return call.method, dict(_train_eval.in_force()), tree, avals
+    return call.method, dict(_train_eval.modes_in_force()), tree, avals
 
 
 def _abstract(

@@ -19,7 +19,8 @@ from bridge._flax.nodes import Nodes
 from bridge._flax.objects import mark_arrays_as_data
 from bridge._graphdefs.leaves import GraphDefLeaves
 from bridge._graphdefs.static_graphdef import Given, StaticGraphDef
-from bridge._graphdefs.structure import is_equal, structure
+from bridge._graphdefs.structure import is_same_or_equal, structure
+from bridge._randomness.missing_stream import missing_stream
 from bridge._sharding import eager
 
 from .arguments import Existing, arrays_in, takes_rngs, thaw
@@ -115,12 +116,12 @@ class Recipe(NamedTuple):
         """
         arguments: list[Any] = []
 
-        def construct() -> Any:
+        def construct(rngs_type: type[nnx.Rngs] = nnx.Rngs) -> Any:
             arguments[:] = self.arguments()
             args, kwargs = arguments
             kwargs = dict(kwargs)
             if not self.skip_rng and "rngs" not in kwargs and takes_rngs(self.nnx_class):
-                kwargs["rngs"] = nnx.Rngs(**streams)
+                kwargs["rngs"] = rngs_type(**streams)
             with detached():
                 return self.nnx_class(*args, **kwargs)
 
@@ -129,9 +130,9 @@ class Recipe(NamedTuple):
                 construct, self.eager_sharding, where, is_abstract=is_abstract
             )
         except (AttributeError, KeyError) as error:
-            if "No RngStream named" not in str(error):
+            wanted = missing_stream(construct)
+            if wanted is None:
                 raise
-            wanted = str(error).split("'")[1]
             raise MissingRngError(
                 f"the constructor of {where}",
                 [wanted],
@@ -178,4 +179,4 @@ def _given(module: Any, arguments: Any) -> Given:
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    return is_equal(a, b) or contents(a).key == contents(b).key
+    return is_same_or_equal(a, b) or contents(a).key == contents(b).key

@@ -11,7 +11,7 @@ from flax import nnx
 from bridge._conversion import convert
 
 from .arguments import check_class, freeze_arguments, thaw
-from .nnx_attributes import method
+from .nnx_attributes import linen_method
 from .to_linen import ToLinen
 
 
@@ -82,7 +82,7 @@ def to_linen_class(
         "__doc__": f"The NNX module {name} as a Linen module.",
         "__annotations__": {field: ToLinen.__annotations__[field] for field in defaults},
         # Lifted transforms look methods up on the class.
-        **{n: method(n) for n in _public_methods(base_nnx_class) if not hasattr(ToLinen, n)},
+        **{n: linen_method(n) for n in _public_methods(base_nnx_class) if not hasattr(ToLinen, n)},
         **defaults,
     }
     return type(f"{name}ToLinen", (Made,), attributes)

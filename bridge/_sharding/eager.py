@@ -68,7 +68,7 @@ def constructed(
     """
     has_flax_mesh = meta.get_global_mesh() is not None
     # Without a mesh, True is an error, which Flax raises.
-    is_native = has_flax_mesh or (option is True and explicit_axes.in_force().empty)
+    is_native = has_flax_mesh or (option is True and explicit_axes.mesh_in_force().empty)
     if not is_eager(option) or (is_native and not is_abstract):
         try:
             with nnx.use_eager_sharding(is_eager(option)):

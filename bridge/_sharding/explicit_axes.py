@@ -40,7 +40,7 @@ def all_auto(mesh: AnyMesh) -> AnyMesh:
     return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=types)
 
 
-def created(init: Callable[..., Any], *inputs: Any, eager: bool) -> Any:
+def init_in_auto_axes(init: Callable[..., Any], *inputs: Any, eager: bool) -> Any:
     """What `init(*inputs)` returns, computed with all axes Auto, in its annotated sharding.
 
     Args:
@@ -85,7 +85,7 @@ def sharded(tree: Any, where: str, *, strict: bool) -> Any:
     Raises:
       ShardingError: an annotation does not fit the mesh; strict: there is no mesh in force.
     """
-    mesh = in_force()
+    mesh = mesh_in_force()
     if mesh.empty and not strict:
         return tree
     concrete = _concrete(mesh)
@@ -117,7 +117,7 @@ def _wanted(
 
 def misfit(tree: Any, where: str, *, strict: bool) -> ShardingError | None:
     """The error that `sharded` would raise for a tree of these shapes, None if it would not."""
-    mesh = in_force()
+    mesh = mesh_in_force()
     try:
         if strict or not mesh.empty:
             shardings(tree, mesh, None, where, foreign=not strict)
@@ -126,7 +126,7 @@ def misfit(tree: Any, where: str, *, strict: bool) -> ShardingError | None:
     return None
 
 
-def in_force() -> AnyMesh:
+def mesh_in_force() -> AnyMesh:
     """The mesh of `jax.set_mesh`, or of `with mesh:`, which Flax does not see; it may be empty."""
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.empty:

@@ -12,14 +12,14 @@ from flax import nnx
 from bridge._errors import InvalidMeshError
 
 from .sharded_program import ShardedProgram
-from .specs import Mesh, Rules
+from .specs import AxisRules, Mesh
 
 
 def init_sharded(
     build: nn.Module | nnx.Module | Callable[..., nnx.Module],
     mesh: jax.sharding.Mesh,
     *inputs: Any,
-    rules: Rules | Mapping[str, Any] = None,
+    rules: AxisRules | Mapping[str, Any] = None,
     rngs: Any = None,
     method: Any = None,
     **kwargs: Any,
@@ -77,7 +77,7 @@ def abstract(
     build: nn.Module | nnx.Module | Callable[..., nnx.Module],
     mesh: Mesh,
     *inputs: Any,
-    rules: Rules | Mapping[str, Any] = None,
+    rules: AxisRules | Mapping[str, Any] = None,
     rngs: Any = None,
     method: Any = None,
     **kwargs: Any,

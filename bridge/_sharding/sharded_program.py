@@ -17,7 +17,7 @@ from bridge._initialization.lazy_init import lazy_init
 from bridge._randomness.streams import is_one_key
 
 from .explicit_axes import NO_MESH, all_auto
-from .specs import Mesh, Rules, shardings
+from .specs import AxisRules, Mesh, shardings
 
 
 class ShardedProgram:
@@ -29,7 +29,7 @@ class ShardedProgram:
         mesh: Mesh,
         inputs: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        rules: Rules | Mapping[str, Any],
+        rules: AxisRules | Mapping[str, Any],
         rngs: Any,
         method: Any,
     ):
@@ -179,7 +179,7 @@ def _is_constructor(build: Any) -> bool:
     return callable(build) and not is_linen
 
 
-def _pairs(rules: Any) -> Rules:
+def _pairs(rules: Any) -> AxisRules:
     """The rules as pairs, None for those in force."""
     if rules is None:
         return None

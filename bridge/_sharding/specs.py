@@ -22,13 +22,13 @@ from bridge._conversion.nnx_meta import NNXMeta
 from bridge._errors import ShardingError
 
 Mesh: TypeAlias = jax.sharding.Mesh | jax.sharding.AbstractMesh
-Rules: TypeAlias = Sequence[tuple[str, Any]] | None
+AxisRules: TypeAlias = Sequence[tuple[str, Any]] | None
 
 
 def shardings(
     tree: Any,
     mesh: Mesh,
-    rules: Rules,
+    rules: AxisRules,
     where: str,
     *,
     foreign: bool = False,
@@ -76,7 +76,7 @@ def has_axes(spec: PartitionSpec, mesh: Mesh) -> bool:
 
 
 def _specs(
-    tree: Any, mesh: Mesh, rules: Rules, *, uneven: bool = False
+    tree: Any, mesh: Mesh, rules: AxisRules, *, uneven: bool = False
 ) -> Iterator[tuple[str, tuple[int, ...], PartitionSpec, list[str]]]:
     """(path, shape, spec, what is wrong with it) of every array."""
     rules = nn.get_logical_axis_rules() if rules is None else rules
@@ -87,7 +87,7 @@ def _specs(
             yield path, shape, spec, list(_problems(spec, shape, mesh, uneven))
 
 
-def mesh_spec(box: meta.AxisMetadata[Any], rules: Rules) -> PartitionSpec:
+def mesh_spec(box: meta.AxisMetadata[Any], rules: AxisRules) -> PartitionSpec:
     """The partition spec of a box in names of mesh axes; the rules are applied once, here.
 
     The names of an `nn.LogicallyPartitioned` are logical: one that no rule mentions is not sharded,
@@ -112,7 +112,7 @@ def axes_of(entry: Any) -> tuple[Any, ...]:
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
-def _names(box: meta.AxisMetadata[Any]) -> tuple[PartitionSpec, Rules]:
+def _names(box: meta.AxisMetadata[Any]) -> tuple[PartitionSpec, AxisRules]:
     if isinstance(box, NNXMeta):
         return box.get_partition_spec(), box.metadata.get("sharding_rules")
     own = box.rules if isinstance(box, nn.LogicallyPartitioned) else None

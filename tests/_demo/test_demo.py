@@ -156,7 +156,7 @@ def one_step(**changes):
 
 
 def report_of(step):
-    return _migration.Report(
+    return _migration.MigrationReport(
         devices=8,
         train_images=1437,
         held_out_images=360,
@@ -214,7 +214,7 @@ def test_renames_match_whole_components_longest_first_and_do_not_chain():
         "params/Block_2/scale": 5,
     }
     rules = {"Block_1": "first", "Block_1/Conv_0": "first/conv", "Block_2": "Block_1"}
-    assert _weights.rename(weights, rules) == {
+    assert _weights.renamed(weights, rules) == {
         "params/first/conv/kernel": 1,
         "params/first/scale": 2,
         "batch_stats/first/mean": 3,

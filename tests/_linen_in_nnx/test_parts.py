@@ -6,7 +6,14 @@ import jax.numpy as jnp
 import pytest
 
 import bridge
-from bridge._linen_in_nnx.parts import below, bound_at, has_modules, has_variables, is_own, names_at
+from bridge._linen_in_nnx.parts import (
+    below,
+    bound_at,
+    has_modules,
+    has_variables,
+    is_own_attribute,
+    names_at,
+)
 from tests.models import LinenAutoencoder, LinenMLP, assert_identical
 
 KEY = jax.random.key(0)
@@ -137,4 +144,4 @@ def test_modules_are_found_in_containers(value, expected):
     [("encode", True), ("__call__", True), ("features", True), ("apply", False), ("nope", False)],
 )
 def test_a_class_attribute_is_the_models_own_if_linen_has_another(name, expected):
-    assert is_own(LinenAutoencoder, name) is expected
+    assert is_own_attribute(LinenAutoencoder, name) is expected

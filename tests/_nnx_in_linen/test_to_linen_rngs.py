@@ -278,6 +278,18 @@ def test_a_constructor_that_wants_a_stream_by_name_without_default_gets_linen_s_
     assert caught.value.streams == ("special",)
 
 
+def test_a_constructor_that_only_speaks_of_a_stream_keeps_its_own_error():
+    """Regression: Flax's words were looked for in the message of any error."""
+
+    class Speaking(nnx.Module):
+        def __init__(self, *, rngs):
+            raise KeyError("No RngStream named 'special' is what Flax would say")
+
+    with pytest.raises(KeyError) as caught:
+        bridge.to_linen(Speaking).init({"params": KEY})
+    assert not isinstance(caught.value, bridge.BridgeError)
+
+
 @pytest.mark.parametrize("cls", [Dropped, TwoDropouts])
 def test_init_needs_only_a_params_key(cls):
     """Regression: init of a Dropout raised without a key of its own."""

@@ -42,12 +42,12 @@ def test_the_mesh_in_force_is_asked_for_explicit_axes(kind):
 
 @KINDS
 def test_the_mesh_in_force_is_found_however_it_was_set(kind):
-    assert explicit_axes.in_force().empty
+    assert explicit_axes.mesh_in_force().empty
     with jax.set_mesh(mesh(kind)):
-        assert explicit_axes.in_force() == mesh(kind).abstract_mesh
+        assert explicit_axes.mesh_in_force() == mesh(kind).abstract_mesh
     with with_mesh(mesh("auto")):
-        assert isinstance(explicit_axes.in_force(), Mesh)
-        assert explicit_axes.in_force() == mesh("auto")
+        assert isinstance(explicit_axes.mesh_in_force(), Mesh)
+        assert explicit_axes.mesh_in_force() == mesh("auto")
 
 
 @KINDS
@@ -119,7 +119,7 @@ def test_variables_are_created_in_their_shards_where_axes_are_explicit(kind, eag
     x = jnp.ones((2, 4))
     key = jax.random.key(0)
     with jax.set_mesh(mesh(kind)):
-        made = explicit_axes.created(dense.init, key, x, eager=eager)
+        made = explicit_axes.init_in_auto_axes(dense.init, key, x, eager=eager)
         kernel = made["params"]["kernel"]
     assert kernel.names == ("data", "model")
     # Replicated is `P()` or `P(None, None)`, depending on the release of JAX.

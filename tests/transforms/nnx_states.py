@@ -264,6 +264,10 @@ def pure_state(model: nnx.Module) -> dict[str, Any]:
     return pure if wrapper is model else {**pure, "scale": model.scale.get_value()}
 
 
+# Initialising takes longer than most calls. The kind is kept, so that its id stays its own.
+_initialized: dict[tuple[int, int, Any], tuple[Kind, Any]] = {}
+
+
 @dataclasses.dataclass(frozen=True)
 class Setting:
     """How NNX holds and traverses a wrapped module.
@@ -287,8 +291,13 @@ class Setting:
             yield
 
     def model(self, kind: Kind, seed: int = 0) -> Any:
-        wrapped = kind.wrap(seed)
-        return Parent(wrapped) if self.parent else wrapped
+        """A new model; one in a parent is a copy of what was initialised once for the setting."""
+        if not self.parent:
+            return kind.wrap(seed)
+        key = id(kind), seed, self
+        if key not in _initialized:
+            _initialized[key] = kind, kind.wrap(seed)
+        return Parent(nnx.clone(_initialized[key][1]))
 
 
 def pure_params(pure: Mapping[str, Any]) -> dict[str, Any]:

@@ -175,7 +175,8 @@ def nnx_shard_map(setting, kind):
     reference = jax.shard_map(
         step, mesh=mesh, in_specs=(pure_spec, P("data")), out_specs=(P("data"), pure_spec)
     )
-    return model, ours(model, kind.x), reference(pure, kind.x)
+    # Compiled, as shard_map outside of a program makes a program of each operation.
+    return model, nnx.jit(ours)(model, kind.x), jax.jit(reference)(pure, kind.x)
 
 
 def sharded(path):

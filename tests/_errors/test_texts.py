@@ -1,0 +1,44 @@
+"""How messages write paths, values and lists."""
+
+import numpy as np
+import pytest
+
+from bridge._errors.texts import bullets, listed, misfits, path_text, shown
+
+
+def test_a_path_is_written_as_flax_writes_it():
+    assert path_text("params", ("layers", 0, "kernel")) == "params/layers/0/kernel"
+    assert path_text("params", ()) == "params"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (3, "3 of type int"),
+        ("a", "'a' of type str"),
+        (np.float32, "the class float32"),
+        (None, "None of type NoneType"),
+    ],
+)
+def test_a_value_is_shown_with_its_type(value, text):
+    assert shown(value) == text
+
+
+def test_a_long_value_is_cut_and_its_type_is_not():
+    text = shown(list(range(1000)))
+    assert text.endswith("… of type list")
+    assert len(text) < 100
+
+
+def test_what_is_missing_comes_before_what_is_another():
+    assert misfits([("a", "float32[3]")], [("b", "float32[3]", "float32[4]")]) == [
+        "a: missing, expected float32[3]",
+        "b: expected float32[3], found float32[4]",
+    ]
+
+
+def test_lists_are_readable_when_they_are_empty():
+    assert listed(["a", "b"]) == "'a', 'b'"
+    assert listed([]) == "none"
+    assert bullets(["a", "b"]) == "\n  - a\n  - b"
+    assert bullets([]) == ""

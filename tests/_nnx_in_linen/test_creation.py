@@ -1,0 +1,39 @@
+"""When a ToLinen creates its variables: where Linen's own modules create theirs."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import errors as flax_errors
+from flax import linen as nn
+from flax import nnx
+
+import bridge
+from tests.models import assert_identical
+
+KEY = jax.random.key(0)
+X = jnp.ones((2, 3))
+MODELS = {"bridged": bridge.to_linen(nnx.Linear, 3, 2), "linen": nn.Dense(2)}
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
+def test_apply_creates_what_is_missing_where_the_collection_is_mutable(model):
+    rngs = {"params": KEY}
+    y, created = model.apply({}, X, rngs=rngs, mutable=True)
+    expected, variables = model.init_with_output(rngs, X)
+    assert_identical(y, expected)
+    assert_identical(created["params"], variables["params"])
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=list(MODELS))
+def test_apply_without_variables_is_linen_s_error_where_it_is_not(model):
+    with pytest.raises(flax_errors.ScopeCollectionNotFound):
+        model.apply({}, X, mutable=["batch_stats"])
+
+
+def test_a_lifted_transform_that_would_leave_a_variable_behind_is_refused():
+    lifted = nn.vmap(
+        bridge.ToLinen, variable_axes={"params": 0}, split_rngs={"params": True}
+    )(nnx.BatchNorm, (3,), name="m")  # fmt: skip
+    with pytest.raises(bridge.MismatchError) as caught:
+        lifted.init(KEY, jnp.ones((2, 4, 3)))
+    assert {path for path, _ in caught.value.missing} == {"batch_stats/mean", "batch_stats/var"}

@@ -1,0 +1,99 @@
+"""The same constructor with the same arguments, and the module that it makes natively."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+from flax.core import FrozenDict
+
+import bridge
+from bridge._graphdefs import static_graphdef
+from bridge._nnx_in_linen.recipe import Recipe
+from tests.models import assert_identical
+
+KEY = jax.random.key(0)
+
+
+class Model(nnx.Module):
+    def __init__(self, width, activation=None, *, rngs):
+        self.linear = nnx.Linear(2, width, rngs=rngs)
+        self.activation = activation
+
+
+class Table(nnx.Module):
+    def __init__(self, table):
+        self.table = nnx.data(table)
+
+
+def recipe(*args, cls=Model, skip_rng=False, **kwargs):
+    return Recipe(cls, args, FrozenDict(kwargs), skip_rng)
+
+
+def graphdef_of(own):
+    constructed = own.construct({"default": KEY}, "here")
+    return static_graphdef.split(constructed.module, own.origin, constructed.given)[0]
+
+
+def refuse():
+    raise AssertionError("the constructor tells, so no module has to be made")
+
+
+def test_it_constructs_what_the_class_constructs():
+    made = recipe(3, activation=nnx.relu).construct({"default": KEY}, "here")
+    native = Model(3, activation=nnx.relu, rngs=nnx.Rngs(KEY))
+    assert nnx.graphdef(made.module) == nnx.graphdef(native)
+    assert_identical(nnx.state(made.module), nnx.state(native))
+    assert set(map(id, made.nodes.objects)) == {id(made.module), id(made.module.linear)}
+
+
+def test_rngs_are_passed_only_to_what_takes_them():
+    table = recipe(jnp.arange(3), cls=Table).construct({"default": KEY}, "here").module
+    assert_identical(table.table, jnp.arange(3))
+    with pytest.raises(TypeError, match="rngs"):
+        recipe(3, skip_rng=True).construct({"default": KEY}, "here")
+
+
+def test_a_stream_that_is_not_there_is_named_with_those_that_are():
+    with pytest.raises(bridge.MissingRngError, match="'noise'") as caught:
+        recipe(3).construct({"noise": KEY}, "here")
+    assert caught.value.streams == ("params",)
+
+
+@pytest.mark.parametrize(
+    ("other", "same"),
+    [
+        (recipe(3, activation=nnx.relu), True),
+        (recipe(3, activation=nnx.gelu), False),
+        (recipe(4, activation=nnx.relu), False),
+        (recipe(3), False),
+    ],
+)
+def test_a_definition_belongs_to_equal_arguments_alone(other, same):
+    graphdef = graphdef_of(recipe(3, activation=nnx.relu))
+    assert other.made(graphdef, lambda: graphdef_of(other)) is same
+
+
+def test_the_constructor_itself_needs_no_second_module():
+    own = recipe(3, activation=nnx.relu)
+    assert own.made(graphdef_of(own), refuse)
+
+
+def test_the_arguments_of_a_call_are_copies():
+    first, second = (recipe([1, [2]]).arguments()[0] for _ in range(2))
+    assert first == ([1, [2]],)
+    first[0][1].append(3)
+    assert second == ([1, [2]],)
+
+
+def test_arrays_that_the_module_keeps_are_found_among_the_arguments():
+    own = recipe(jnp.arange(3), cls=Table)
+    assert_identical(own.kept(graphdef_of(own)), {("nnx_arrays", ("table",)): jnp.arange(3)})
+    other = recipe(jnp.arange(3) + 1, cls=Table)
+    assert_identical(other.kept(graphdef_of(own)), {("nnx_arrays", ("table",)): jnp.arange(3) + 1})
+    assert recipe(3).kept(graphdef_of(recipe(3))) == {}
+
+
+def test_messages_name_the_class_behind_a_partial():
+    assert recipe(cls=functools.partial(Model, 3)).name == "Model"

@@ -1,0 +1,35 @@
+"""A name that modules export stands for one thing in all rooms of the core."""
+
+import ast
+import collections
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+# What uses the core has words of its own, and the core does not know them.
+TOOLS = {"_cli", "_demo", "checkpoint", "parity", "port", "rewrite"}
+# Names that are to be read as one: the inverse pairs of both sides, the two parts of one table, and
+# the variables of type checkers.
+ALIKE = {"to_leaf", "from_leaf", "BY_TYPE", "BY_PARENT", "T", "F"}
+
+
+def names(source):
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        elif isinstance(node, ast.Assign):
+            yield from (t.id for t in node.targets if isinstance(t, ast.Name))
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            yield node.target.id
+
+
+def test_a_name_of_the_core_is_defined_in_one_module():
+    places = collections.defaultdict(set)
+    modules = [*(ROOT / "bridge").rglob("*.py"), *(ROOT / "registry").rglob("*.py")]
+    for module in modules:
+        if not TOOLS.intersection(module.relative_to(ROOT).parts):
+            for name in names(module.read_text()):
+                places[name].add(module.relative_to(ROOT).as_posix())
+    twice = {n: sorted(p) for n, p in places.items() if len(p) > 1 and not n.startswith("_")}
+    assert len(places) > 500
+    assert {n: p for n, p in twice.items() if n not in ALIKE} == {}
+    assert twice.keys() == ALIKE

@@ -1,0 +1,77 @@
+"""The tests have the rooms of the packages, and a file for every module of the core."""
+
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+# Each of them is a few public functions over many files, and is tested by what those promise.
+TOOLS = {"_cli", "_demo", "checkpoint", "parity", "port", "rewrite"}
+PROMISES = ("tests/_flax/test_linen_promises.py", "tests/_flax/test_nnx_promises.py")
+RAISED = "tests/bridge/test_public_surface.py"
+# Modules whose tests have another name, and why.
+ELSEWHERE = {
+    # The public names themselves, with the tests of the whole package.
+    "bridge/variables.py": ["tests/bridge/test_variables.py"],
+    "bridge/wrappers.py": [RAISED],
+    # A part of Flax is tested by what Flax promises of it, and by breaking it.
+    **{
+        f"bridge/_flax/{name}.py": PROMISES
+        for name in (
+            "filters",
+            "graphdef_nodes",
+            "graphdefs",
+            "interceptors",
+            "linen_modules",
+            "objects",
+            "promises",
+            "scopes",
+            "tabulate",
+            "traces",
+            "variables",
+        )
+    },
+    # An error is tested where it is raised, by its fields; what all have in common, there.
+    "bridge/_errors/conversion_errors.py": [RAISED],
+    "bridge/_errors/tool_errors.py": [RAISED],
+    "bridge/_errors/wrapper_errors.py": [RAISED],
+    # What both doors share is tested through both.
+    "bridge/_functions/bound_program.py": [
+        "tests/_functions/test_functional.py",
+        "tests/_functions/test_jit_partial.py",
+    ],
+    # The second half of an initialisation.
+    "bridge/_initialization/adopted.py": ["tests/_initialization/test_lazy_init.py"],
+    # The functions of the default registry, and what they refuse.
+    "registry/_default.py": ["tests/registry/test_registry.py"],
+    "registry/_variable_types.py": ["tests/registry/test_registry.py"],
+}
+
+
+def modules():
+    for package in ("bridge", "registry"):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            if not path.name.startswith("__") and not TOOLS.intersection(path.parts):
+                yield path.relative_to(ROOT)
+
+
+def own_test(module):
+    """Where the tests of a module are: in its room, under its name."""
+    room = module.parts[1:-1] if module.parts[0] == "bridge" else module.parts[:-1]
+    return Path("tests", *room, f"test_{module.stem.lstrip('_')}.py")
+
+
+@pytest.mark.parametrize("module", [m.as_posix() for m in modules()])
+def test_a_module_has_a_test_file(module):
+    has_own = (ROOT / own_test(Path(module))).is_file()
+    assert has_own is (module not in ELSEWHERE), own_test(Path(module))
+    assert all((ROOT / other).is_file() for other in ELSEWHERE.get(module, ()))
+
+
+def test_no_exception_is_left_over():
+    assert ELSEWHERE.keys() <= {m.as_posix() for m in modules()}
+
+
+def test_every_folder_of_a_package_has_one_in_the_tests():
+    rooms = {p.parent.name for p in (ROOT / "bridge").glob("*/__init__.py")} | {"registry"}
+    assert {room for room in rooms if not (ROOT / "tests" / room).is_dir()} == set()
