@@ -88,4 +88,5 @@ def _version(name: str) -> str:
 
 
 if __name__ == "__main__":
+    _cli.silence_late_reads()
     sys.exit(main())

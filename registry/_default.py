@@ -212,8 +212,8 @@ def variable_name_from_type(typ: VariableType, *, create: bool = False) -> str:
 
     Raises:
       InvalidRegistrationError: `typ` is not a Variable type.
-      UnknownNameError: nobody knows the type and `create` is false, or it is known to a registry
-        that is not in force.
+      UnknownNameError: nobody knows the type and `create` is false, or it is none of Flax's own
+        and known to a registry that is not in force.
 
     Source: flax/nnx/variablelib.py:variable_name_from_type @ 0.12.8
     """

@@ -187,8 +187,9 @@ class Registry:
 
         Raises:
           InvalidRegistrationError: `typ` is not a Variable type.
-          UnknownNameError: nobody registered the type and `create` is false; or it has a collection
-            in a registry that `use` had put in force, and which no longer is.
+          UnknownNameError: nobody registered the type and `create` is false; or it is none of
+            Flax's own and has a collection in a registry that `use` had put in force, and which no
+            longer is.
           RegistrationConflictError: the collection named after the class belongs to another type.
         """
         check_type(typ)
@@ -202,8 +203,11 @@ class Registry:
         if name is not None:
             return name
         scoped = scoped_names.get(typ)
-        if scoped is not None and derived.get(typ.__name__) is not typ:
+        is_settled = derived.get(typ.__name__) is typ or flax_class(typ.__name__) is typ
+        if scoped is not None and not is_settled:
             # Raise: a default here would differ from the collection of its model's variables.
+            # Types of Flax's own are excepted, as models that know nothing of that registry have
+            # them too.
             raise UnknownNameError(typ, out_of_scope_remedy(scoped, typ))
         if not create:
             raise UnknownNameError(typ, "register its collection with register_variable_name")

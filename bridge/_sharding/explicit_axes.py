@@ -37,7 +37,8 @@ def all_auto(mesh: AnyMesh) -> AnyMesh:
     types = (AxisType.Auto,) * len(mesh.axis_names)
     if isinstance(mesh, Mesh):
         return Mesh(mesh.devices, mesh.axis_names, axis_types=types)
-    return AbstractMesh(mesh.axis_sizes, mesh.axis_names, axis_types=types)
+    # A mesh made of sizes and names alone would not know the kind of its devices.
+    return mesh.update_axis_types(dict(zip(mesh.axis_names, types, strict=True)))
 
 
 def init_in_auto_axes(init: Callable[..., Any], *inputs: Any, eager: bool) -> Any:

@@ -16,7 +16,7 @@ from ._divergence import Layers, compare_layers
 from ._dropout import remedy
 from ._findings import SECTIONS, Section
 from ._layouts import Layouts
-from ._models import Model, Request
+from ._models import Model, Observing, Request
 from ._numbers import Compared
 from ._report import Report
 from ._sections import Sides
@@ -121,8 +121,8 @@ class Assembly:
     def _traced(self, program: Any, request: Request) -> Trace:
         model: Model = program.model
 
-        def run(made: Callable[[Any], None]) -> Any:
-            return model.run(model.values, dataclasses.replace(request, made=made))[0]
+        def run(observing: Observing) -> Any:
+            return model.run(model.values, dataclasses.replace(request, observing=observing))[0]
 
         return trace(run, model.modes_of(request), is_traceable=program.is_compiled)
 

@@ -179,12 +179,9 @@ class NnxModel(Model):
             kwargs["method"] = request.method
         method = None if is_wrapped else request.method
 
-        def call(module: nnx.Module) -> Any:
-            return method_of(module, method)(*request.inputs, **kwargs)
-
-        request.made(module)
-        with _quiet(request.modes if modes else {}):
-            output = nnx.capture(call)(module)
+        _drop_sown(module)
+        with _quiet(request.modes if modes else {}), request.observing(module):
+            output = method_of(module, method)(*request.inputs, **kwargs)
         state = nnx.state(module, graph=True)
         return output, {**values, **nnx_leaves.from_leaves(walk(state))}
 
@@ -221,6 +218,17 @@ def model_of(given: Any, argument: str) -> Model:
     else:
         remedy = "give a Linen module with its variables in a tuple, or an NNX module instance"
     raise InvalidModuleError(where, given, expected, remedy)
+
+
+def _drop_sown(module: nnx.Module) -> None:
+    """Lets what a module sows go nowhere, as `nnx.capture` does where it captures nothing.
+
+    `nnx.capture` gives containers the attribute too, and an attribute of an `nnx.Dict` is an item.
+    """
+    below: Any
+    for _, below in nnx.iter_modules(module, graph=True):
+        if not isinstance(below, nnx.List | nnx.Dict):
+            below.__captures__ = nnx.data(())
 
 
 @contextlib.contextmanager

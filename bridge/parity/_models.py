@@ -8,9 +8,10 @@ and NNX by `merge` and a call; no wrapper of this package stands in between.
 from __future__ import annotations
 
 import abc
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from flax import nnx
 
@@ -34,6 +35,8 @@ UPDATING = {
     "is_training": True,
 }
 
+Observing: TypeAlias = Callable[[nnx.Module], contextlib.AbstractContextManager[None]]
+
 
 @dataclasses.dataclass(frozen=True)
 class Request:
@@ -46,7 +49,7 @@ class Request:
       rngs: keys by stream name, None for the model's own.
       modes: what `train()` and `eval()` set, by name.
       axes: the sizes of the named axes that the model is called under.
-      made: is told the NNX module that is called, if there is one.
+      observing: from the NNX module that is called, if there is one, to a context for the call.
     """
 
     inputs: tuple[Any, ...]
@@ -55,7 +58,7 @@ class Request:
     rngs: Mapping[str, Any] | None
     modes: Mapping[str, Any]
     axes: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    made: Callable[[nnx.Module], None] = lambda module: None
+    observing: Observing = lambda module: contextlib.nullcontext()
 
     @property
     def given(self) -> Any:

@@ -146,7 +146,9 @@ def _compare(
     if names[0] == names[1] and x.tobytes() == y.tobytes():
         return Compared(place, "bitwise", max_abs=0.0, max_rel=0.0, **about)
     wide = np.complex128 if np.iscomplexobj(x) or np.iscomplexobj(y) else np.float64
-    x, y = x.astype(wide), y.astype(wide)
+    # NumPy warns of signalling NaN.
+    with np.errstate(invalid="ignore"):
+        x, y = x.astype(wide), y.astype(wide)
     distance, note = _distance(x, y)
     worst = np.unravel_index(int(np.argmax(distance)), distance.shape) if distance.size else ()
     max_abs = float(distance[worst]) if distance.size else 0.0

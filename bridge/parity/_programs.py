@@ -96,6 +96,11 @@ class Program:
         return any(dataclasses.astuple(self._wanted))
 
     @property
+    def is_repeated(self) -> bool:
+        """Whether it runs for more values than those that the model was given with."""
+        return self._wanted.after
+
+    @property
     def is_compiled(self) -> bool:
         """Whether JAX could trace the model."""
         return self._build is not None
@@ -195,7 +200,9 @@ class _Build:
             self._rebuild = found.rebuild
             return found.arrays
 
-        self._pending = pool.submit(jax.jit(compute).lower(given.arrays).compile)
+        lowered = jax.jit(compute).lower(given.arrays)
+        options = _run_once(given.arrays) if not program.is_repeated else None
+        self._pending = pool.submit(lowered.compile, compiler_options=options)
 
     def fits(self, values: Neutral) -> bool:
         """Whether this was compiled for such values; all that is no array is compiled in."""
@@ -223,6 +230,17 @@ def _kind(array: Any) -> tuple[Any, ...]:
     is_whole = isinstance(sharding, jax.sharding.SingleDeviceSharding)
     weak = getattr(array, "weak_type", False)
     return tuple(array.shape), array.dtype, weak, None if is_whole else sharding
+
+
+def _run_once(arrays: Sequence[Any]) -> dict[str, Any] | None:
+    """Compiler options of a program that runs once, where compiling takes most of the time.
+
+    On a CPU, LLVM's optimisations take half of it. Both programs of a check get the same options,
+    and XLA's own passes, which choose the operations, run in any case.
+    """
+    devices = {d for array in arrays if isinstance(array, jax.Array) for d in array.devices()}
+    platforms = {device.platform for device in devices} or {jax.default_backend()}
+    return {"xla_backend_optimization_level": 0} if platforms == {"cpu"} else None
 
 
 def _is_float(value: Any) -> bool:

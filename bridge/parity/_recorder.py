@@ -5,9 +5,10 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import os
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping, MutableSequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence
+from contextlib import AbstractContextManager, contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
@@ -25,6 +26,7 @@ from bridge._nnx_in_linen.to_linen import ToLinen
 from ._captured import LayerCall, Trace, arrays, frame_arguments, linen_arguments
 from ._dropout import is_dropping
 from ._fields import fields_of
+from ._profiling import hooked
 
 # Static, so that it goes where a module's definition goes: through split and merge, into the copies
 # that transforms call.
@@ -123,7 +125,7 @@ class Recorder:
     def recording(self) -> Iterator[None]:
         self._previous = sys.getprofile()
         try:
-            with nn.intercept_methods(self._on_linen_call), self._watching_nnx(True):
+            with nn.intercept_methods(self._on_linen_call):
                 yield
             jax.effects_barrier()
         finally:
@@ -131,14 +133,15 @@ class Recorder:
                 vars(module).pop(_MARK, None)
 
     @contextmanager
-    def _watching_nnx(self, on: bool) -> Iterator[None]:
-        """Whether NNX calls are observed; it slows Python down, so not where Linen's are."""
-        before = sys.getprofile()
-        sys.setprofile(self._on_event if on else self._previous)
-        try:
+    def observing(self, root: nnx.Module) -> Iterator[None]:
+        """The call of the model itself, if it is an NNX module."""
+        self.mark(root)
+        with self._watching_nnx(True):
             yield
-        finally:
-            sys.setprofile(before)
+
+    def _watching_nnx(self, on: bool) -> AbstractContextManager[None]:
+        """Whether NNX calls are observed; it slows Python down, so not where Linen's are."""
+        return hooked(self._hook() if on else self._previous)
 
     def _on_linen_call(
         self, function: Any, args: Any, kwargs: Any, context: InterceptorContext
@@ -169,17 +172,24 @@ class Recorder:
             del self._open[self._open.index(entry) :]
         return output
 
-    def _on_event(self, frame: FrameType, event: str, arg: Any) -> None:
-        if self._previous is not None:
-            self._previous(frame, event, arg)
-        if event == "call":
-            if id(frame.f_code) not in self._no_layers:
+    def _hook(self) -> Callable[[FrameType, str, Any], None]:
+        # Called for every call and return of Python and C, so everything is in a local name.
+        previous = self._previous if callable(self._previous) else None
+        no_layers, opened = self._no_layers, self._open
+
+        def on_event(frame: FrameType, event: str, arg: Any) -> None:
+            if previous is not None:
+                previous(frame, event, arg)
+            if event == "call":
+                if id(frame.f_code) not in no_layers:
+                    with self._told():
+                        self._on_call(frame)
+            elif event == "return" and opened and opened[-1].frame is frame:
                 with self._told():
-                    self._on_call(frame)
-        elif event == "return" and self._open and self._open[-1].frame is frame:
-            with self._told():
-                self._close(self._open[-1], arg)
-            self._open.pop()
+                    self._close(opened[-1], arg)
+                opened.pop()
+
+        return on_event
 
     @contextmanager
     def _told(self) -> Iterator[None]:
@@ -192,8 +202,9 @@ class Recorder:
     def _on_call(self, frame: FrameType) -> None:
         code = frame.f_code
         name = code.co_name
-        if not code.co_argcount or (name != "__call__" and (name[0] in "_<" or name in _NNX_NAMES)):
-            # This runs for every function of Flax and JAX.
+        is_other = name != "__call__" and (name[0] in "_<" or name in _NNX_NAMES)
+        if not code.co_argcount or is_other or code.co_filename.startswith(_NO_LAYERS_IN):
+            # A frame's locals take time to read, and this runs for every function of Flax and JAX.
             self._no_layers[id(code)] = code
             return
         module: Any = frame.f_locals.get(code.co_varnames[0])
@@ -272,6 +283,7 @@ class Recorder:
 
 
 _NNX_NAMES = frozenset(dir(nnx.Module))
+_NO_LAYERS_IN = os.path.join(os.path.dirname(jax.__file__), "")
 
 
 def _is_container(module: Any) -> bool:

@@ -14,15 +14,15 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
-from flax import nnx
 
 from ._captured import LayerCall as LayerCall
 from ._captured import Trace as Trace
+from ._models import Observing
 from ._recorder import Recorder
 
 
 def trace(
-    run: Callable[[Callable[[nnx.Module], None]], Any],
+    run: Callable[[Observing], Any],
     modes: Mapping[str, Any] = MappingProxyType({}),
     *,
     is_traceable: bool = False,
@@ -39,14 +39,14 @@ def trace(
 
     Args:
       run: calls the model. It gets a function for the NNX module that it makes, if it makes one,
-        which says that this is where paths begin.
+        which says that this is where paths begin, and gives the context of the call.
       modes: those that are set on Linen modules.
       is_traceable: whether the model was traced before.
     """
     recorder = Recorder(modes, is_eager=True)
     try:
         with jax.disable_jit(), recorder.recording():
-            output = run(recorder.mark)
+            output = run(recorder.observing)
     except Exception as error:
         if not is_traceable:
             error.add_note(
@@ -57,7 +57,7 @@ def trace(
         reason = (str(error).strip() or "no message").splitlines()[0]
         recorder = Recorder(modes, is_eager=False)
         with recorder.recording():
-            output = run(recorder.mark)
+            output = run(recorder.observing)
         recorder.note(
             f"run a second time, compiled, as the eager run raised {type(error).__name__}:"
             f" {reason[:200]}; order may vary"

@@ -31,6 +31,8 @@ def test_the_same_mesh_has_auto_axes_alone(kind):
     assert isinstance(abstract, AbstractMesh)
     assert abstract.axis_types == made.axis_types
     assert abstract.shape == made.shape
+    # Regression: the kind of the devices was lost.
+    assert abstract.abstract_device == mesh(kind).abstract_mesh.abstract_device is not None
 
 
 @KINDS

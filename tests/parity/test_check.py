@@ -501,3 +501,37 @@ def test_sown_values_and_keys_are_no_part_of_the_comparison():
 def test_a_model_that_fails_raises_its_own_error(linen, native):
     with pytest.raises(flax_errors.ScopeParamShapeError):
         parity.check(linen, native, X[:, :2])
+
+
+def test_a_model_may_iterate_over_layers_in_an_nnx_dict():
+    class InDict(nn.Module):
+        def setup(self):
+            self.layers = {name: nn.Dense(WIDTH) for name in ("first", "second")}
+
+        def __call__(self, x):
+            for layer in self.layers.values():
+                x = layer(x)
+            return x
+
+    class InNNXDict(nnx.Module):
+        def __init__(self, params):
+            self.layers = nnx.Dict()
+            for name in ("first", "second"):
+                layer = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+                layer.kernel[...] = params[f"layers_{name}"]["kernel"]
+                self.layers[name] = layer
+
+        def __call__(self, x):
+            assert list(self.layers) == ["first", "second"]
+            for layer in self.layers.values():
+                x = layer(x)
+            return x
+
+    module = InDict()
+    variables = module.init(jax.random.key(0), X)
+
+    assert parity.check((module, variables), InNNXDict(variables["params"]), X).ok
+    wrong = InNNXDict(variables["params"])
+    wrong.layers["second"].bias[...] += 1.0
+    report = parity.check((module, variables), wrong, X, gradients=False)
+    assert report.first_divergence.path == ("layers_second",)

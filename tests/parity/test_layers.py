@@ -1,5 +1,6 @@
 """What the layers of a model did is observed as it is, through wrappers and transforms."""
 
+import cProfile
 import sys
 import threading
 
@@ -21,11 +22,11 @@ LAYERS = 5
 def traced(model, *inputs):
     """The trace of an NNX module, or of `(linen_module, variables)`."""
     if isinstance(model, tuple):
-        return trace(lambda made: model[0].apply(model[1], *inputs))
+        return trace(lambda observing: model[0].apply(model[1], *inputs))
 
-    def run(made):
-        made(model)
-        model(*inputs)
+    def run(observing):
+        with observing(model):
+            model(*inputs)
 
     return trace(run)
 
@@ -323,9 +324,9 @@ def test_a_model_that_runs_only_compiled_is_observed_compiled_and_the_note_says_
 
     model = Compiled()
 
-    def run(made):
-        made(model)
-        model(X)
+    def run(observing):
+        with observing(model):
+            model(X)
 
     found = trace(run, is_traceable=True)
 
@@ -441,3 +442,25 @@ def test_what_cannot_be_observed_is_said_and_the_model_runs_on():
 
     assert ("inner", 0) in names(found)
     assert "not all layers could be observed: RuntimeError: not now" in found.note
+
+
+def test_a_profiler_in_c_goes_on_after_a_model_was_observed():
+    profiler = cProfile.Profile()
+    model = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+
+    profiler.enable()
+    try:
+        found = traced(model, X)
+        marked_by_the_profiler()
+    finally:
+        profiler.disable()
+
+    assert names(found) == [("", 0)]
+    called = {
+        code.co_name for code in (e.code for e in profiler.getstats()) if hasattr(code, "co_name")
+    }
+    assert "marked_by_the_profiler" in called
+
+
+def marked_by_the_profiler():
+    """A call that a profiler sees."""

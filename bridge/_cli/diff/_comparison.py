@@ -168,4 +168,6 @@ def _only(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[int, int]:
 
 
 def _wide(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+    # A damaged array may have signalling NaN, of which NumPy warns.
+    with np.errstate(invalid="ignore"):
+        return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)

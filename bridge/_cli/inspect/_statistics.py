@@ -35,4 +35,6 @@ def statistics_of(value: Any) -> dict[str, float | int | None] | None:
 
 
 def _wide(array: Any) -> Any:
-    return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+    # A damaged array may have signalling NaN, of which NumPy warns.
+    with np.errstate(invalid="ignore"):
+        return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
