@@ -202,13 +202,12 @@ def run(
     inputs: Any,
     kwargs: Mapping[str, Any],
     method: str | None = None,
-) -> Any:
+) -> int:
     """Runs `init` under `jax.eval_shape`.
 
     Returns:
-        Abstract variables.
+        The number of the run.
     """
-    variables = []
 
     def init(*arrays: Any) -> Any:
         given = iter(arrays)
@@ -223,7 +222,7 @@ def run(
     leaves = [leaf for leaf in jax.tree.leaves((tuple(inputs), dict(kwargs))) if is_array(leaf)]
     variables = jax.eval_shape(init, *leaves)
     watch.records.variables.append(variables)
-    return variables
+    return len(watch.records.variables) - 1
 
 
 def _arguments(frame: Any) -> dict[str, Any]:
