@@ -9,6 +9,7 @@ from flax import linen as nn
 
 from ._body import Slice
 from ._calls import Calls
+from ._lift import STACKS
 from ._lines import Lines, as_text
 from ._method import Method
 from ._plans import ClassPlan, LeftLinenError, Program
@@ -81,11 +82,22 @@ class ClassText:
             self.edits += own
             self._decorators(method)
             self._annotations(method)
+        self._check_lifts()
         if needs_rngs:
             body.insert(0, (0, "self.rngs = rngs.fork()"))
         if self._is_needed(setup_text, body):
             self._insert(self._constructor(setup_text, body))
         return self.source.render(plan.node, self.edits).rstrip()
+
+    def _check_lifts(self) -> None:
+        """Transforms around layers whose calls were not found."""
+        for slot in self.plan.slots.values():
+            if slot.lift is None or slot.lift.is_put:
+                continue
+            if any(each.kind in STACKS for each in slot.lift.chain):
+                raise LeftLinenError("stacked layers whose calls are not found", slot.node)
+            kind = slot.lift.chain[0].kind
+            self.plan.note(slot.node, f"nn.{kind} is dropped, as the calls are not found")
 
     def _is_needed(self, setup: str, body: Lines) -> bool:
         """Whether the class needs a constructor: one that only others derive from may not."""

@@ -62,6 +62,7 @@ class Slot:
         loops: the loops and comprehensions around it, the outermost first.
         is_list: whether it makes one for each turn.
         item: how the call names the one of a turn.
+        lift: what its calls go through, None if it is called as it is.
         outer: the slot whose arguments it is among.
         modes: what each call is given besides, by name.
         linen: why it is wrapped instead of rewritten.
@@ -79,6 +80,7 @@ class Slot:
     outer: Slot | None = None
     modes: dict[str, str] = dataclasses.field(default_factory=dict)
     linen: str | None = None
+    lift: Any = None
     variable: str | None = None
 
 

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from flax import nnx
 
 import bridge
@@ -19,6 +18,7 @@ from bridge import parity, port
 from bridge._errors import BridgeError
 
 from ._build import Maker, importable
+from ._compare import Checker, draws, named_axes
 from ._draws import streams, with_same_keys
 from ._entries import Entry, Varied, entry_kwargs, second_batch, training_kwargs
 from ._files import NewFile
@@ -182,7 +182,7 @@ class _Prover:
             self.first = "/".join(found.path) if found is not None else None
             self.place = run
 
-    def _pair(self, run: int, entry: Entry, inputs: Any) -> _Checker:
+    def _pair(self, run: int, entry: Entry, inputs: Any) -> Checker:
         """Both models with the same random weights."""
         root = self.program.records.instances[(run, ())]
         model = made(self.maker, root)
@@ -205,7 +205,7 @@ class _Prover:
         with_same_keys(model)
         linen = (entry.make(), variables)
         keys = streams(self.program) if draws(self.program) else None
-        return _Checker(linen, model, rules, entry, named_axes(self.program), keys)
+        return Checker(linen, model, rules, entry, named_axes(self.program), keys)
 
     def _abstract(self, run: int, entry: Entry, label: str) -> None:
         """Compares shapes alone: with other sizes a model may be too large to run."""
@@ -228,55 +228,6 @@ class _Prover:
             self.limits.append(f"{label} the new program has weights of other shapes")
         elif repr(shapes_of(output)) != repr(before[-1]):
             self.limits.append(f"{label} the new program returns other shapes")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Checker:
-    """One pair of models under comparison."""
-
-    linen: Any
-    model: Any
-    rules: Mapping[str, str]
-    entry: Entry
-    axes: Mapping[str, int]
-    keys: Mapping[str, Any] | None
-
-    def check(self, inputs: Any, kwargs: Mapping[str, Any], **options: Any) -> parity.Report:
-        """A report; NNX models are compared without the shardings that a mesh would give."""
-        with nnx.use_eager_sharding(False):
-            return parity.check(
-                self.linen,
-                self.model,
-                *inputs,
-                rules=self.rules,
-                kwargs=kwargs,
-                method=self.entry.method,
-                axis_sizes=self.axes,
-                rngs=self.keys,
-                **options,
-            )
-
-
-def named_axes(program: Program) -> dict[str, int]:
-    """The named axes that layers reduce over, each with a single member."""
-    found = [m.made.get("axis_name") for m in program.records.makings if m.kind == "module"]
-    return {name: 1 for name in found if isinstance(name, str)}
-
-
-def draws(program: Program) -> bool:
-    """Whether a model draws keys when it is in training."""
-    for making in program.records.makings:
-        if (
-            making.kind == "make_rng"
-            or (making.cls is nn.Dropout and making.made.get("rate"))
-            or (
-                making.cls is not None
-                and making.kind == "module"
-                and making.made.get("dropout_rate")
-            )
-        ):
-            return True
-    return False
 
 
 def made(maker: Maker, root: Instance) -> Any:

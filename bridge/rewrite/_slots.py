@@ -212,7 +212,7 @@ def _wish(program: Program, slot: Slot) -> str:
         return _identifier(fixed.strip("_-. ") or "layers")
     if slot.kind != "module":
         return _identifier(str(slot.makings[0].name))
-    cls = slot.makings[0].cls
+    cls = program.records.base_of(slot.makings[0].cls)
     name = cls.__name__ if cls is not None else "layer"
     if (
         not program.keep_names
