@@ -69,6 +69,9 @@ class Lift:
             raise LeftLinenError("layers that are sometimes stacked", slot.node)
         for each in longest:
             self._check(each)
+        plan = method.program.plan_of(longest[-1].target)
+        if plan is not None and plan.wraps:
+            raise LeftLinenError("a transform around what stays Linen", slot.node)
         self.cls = self._name(longest[-1].target)
         self.is_put = False
         """Whether NNX's transforms are around its calls."""

@@ -114,6 +114,7 @@ class ClassPlan:
         carried: mode arguments by the field that brings them in.
         mode_fields: fields that become arguments of the call.
         bases: the classes of the package that it derives from.
+        wraps: whether something in it stays Linen.
     """
 
     cls: type
@@ -129,6 +130,7 @@ class ClassPlan:
     carried: dict[str, set[str]] = dataclasses.field(default_factory=dict)
     mode_fields: set[str] = dataclasses.field(default_factory=set)
     bases: list[ClassPlan] = dataclasses.field(default_factory=list)
+    wraps: bool = False
     text: str = ""
 
     @property
