@@ -72,7 +72,7 @@ class Blame:
         cls = None
         if proof.first_place is not None:
             place = proof.first_place
-            cls = self._class_of(tuple(place.split("/")) if place else ())
+            cls = self._class_of(tuple(place.split("/")) if place else (), proof.place)
         return cls or self._innermost() or self.root, (
             "its values differ from those of the Linen class"
         )
@@ -85,10 +85,10 @@ class Blame:
     def _innermost(self) -> type | None:
         return next((c for c, p in self.program.plans.items() if p.reason is None), None)
 
-    def _class_of(self, path: tuple[str, ...]) -> type | None:
+    def _class_of(self, path: tuple[str, ...], run: int = 0) -> type | None:
         """The innermost rewritten class around a path."""
         while True:
-            instance = self.program.records.instances.get((0, path))
+            instance = self.program.records.instances.get((run, path))
             plan = None if instance is None else self.program.plan_of(instance.cls)
             if plan is not None and plan.reason is None:
                 return plan.cls

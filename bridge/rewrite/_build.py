@@ -15,7 +15,7 @@ from flax import linen as nn
 from flax import nnx
 
 from ._layers import layer_of
-from ._method import below
+from ._paths_below import below
 from ._plans import LeftLinenError, Program
 from ._records import Instance
 

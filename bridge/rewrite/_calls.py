@@ -10,9 +10,11 @@ from typing import Any
 from ._body import Slice
 from ._dead import dead_blocks
 from ._layers import layer_of
+from ._lift import STACKS
+from ._lifted_calls import LiftedCalls
 from ._method import Method
 from ._plans import LeftLinenError, Slot
-from ._removals import Removals
+from ._removals import Removals, inlined
 from ._slots import _LOOP_KINDS
 from ._source import Edit, bound_in
 from ._states import States
@@ -71,8 +73,40 @@ class Calls:
             raise LeftLinenError("a mode moves to a call that is not found", slot.node)
         for call in calls:
             yield from self.adapted(slot, call)
+            yield from self._lifted(slot, call)
         if slot.kind == "variable" and slot.variable:
             yield from self._values(slot.variable)
+
+    def _lifted(self, slot: Slot, call: ast.Call) -> Iterator[Edit]:
+        """A call of a layer under lifted transforms."""
+        if slot.lift is None:
+            return
+        layer = self.source.render(call.func)
+        if call.func is slot.node:
+            layer = slot.item if slot.is_list else f"self.{slot.attribute}"
+        elif isinstance(call.func, ast.Name) and call.func.id in inlined(self.method):
+            layer = f"self.{slot.attribute}"
+        yield from self.through(slot, call, layer)
+
+    def through(self, slot: Slot, call: ast.Call, layer: str) -> Iterator[Edit]:
+        """A call through NNX's transforms.
+
+        Args:
+            slot: where the layer is made.
+            call: its call.
+            layer: its name there.
+        """
+        slot.lift.is_put = True
+        is_stacked = any(each.kind in STACKS for each in slot.lift.chain)
+        function, given = LiftedCalls(slot.lift).callee(call, layer, is_stacked=is_stacked)
+        begin = self.source.start(call.func)
+        opening = self.source.data.index(b"(", self.source.end(call.func)) + 1
+        if is_stacked:
+            yield Edit(begin, self.source.end(call), f"{function}({', '.join(given)})")
+        elif len(given) > 1:
+            yield Edit(begin, opening, f"{function}({layer}, ")
+        else:
+            yield Edit(begin, opening, f"{function}({layer}")
 
     def _item(self, slot: Slot) -> str:
         """How the call names what a turn of a loop made."""
@@ -105,8 +139,11 @@ class Calls:
         targets = bound_in(loop.target)
         if len(others) > 1 or loop.orelse or self._reads(targets, slot):
             return None
-        name = slot.attribute[:-1] if slot.attribute.endswith("s") else f"{slot.attribute}_item"
-        if name in self.method.taint.names | self.method.taint.pure or keyword.iskeyword(name):
+        own = slot.attribute[:-1] if slot.attribute.endswith("s") else f"{slot.attribute}_item"
+        taken = self.method.taint.names | self.method.taint.pure
+        names = [own, f"{own}_item"] if slot.lift is not None else [own]
+        name = next((n for n in names if n not in taken and not keyword.iskeyword(n)), None)
+        if name is None:
             return None
         self._headers += [
             self.source.edit(loop.target, name),
@@ -149,7 +186,8 @@ class Calls:
 
     def adapted(self, slot: Slot, call: ast.Call) -> Iterator[Edit]:
         """A call with what NNX takes by keyword, and with the modes of the constructor."""
-        layer = layer_of(next(iter({m.cls for m in slot.makings}), None))
+        base = self.method.program.records.base_of
+        layer = layer_of(next(iter({base(m.cls) for m in slot.makings}), None))
         if layer is not None and not any(isinstance(a, ast.Starred) for a in call.args):
             for index, argument in enumerate(call.args[layer.keep :], layer.keep):
                 if index >= len(layer.call) or layer.call[index] == "rng":

@@ -9,6 +9,8 @@ from flax import linen as nn
 
 from ._body import Slice
 from ._calls import Calls
+from ._lift import STACKS
+from ._lifted_methods import decorated
 from ._lines import Lines, as_text
 from ._method import Method
 from ._plans import ClassPlan, LeftLinenError, Program
@@ -46,6 +48,7 @@ class ClassText:
         self.program, self.plan, self.references = program, plan, references
         self.source = plan.source
         self.edits: list[Edit] = []
+        self.is_decorated = False
         self.signature = Signature(program, plan, references)
 
     def text(self) -> str:
@@ -81,11 +84,33 @@ class ClassText:
             self.edits += own
             self._decorators(method)
             self._annotations(method)
+        self._check_lifts()
+        self._check_wraps()
         if needs_rngs:
             body.insert(0, (0, "self.rngs = rngs.fork()"))
         if self._is_needed(setup_text, body):
             self._insert(self._constructor(setup_text, body))
         return self.source.render(plan.node, self.edits).rstrip()
+
+    def _check_lifts(self) -> None:
+        """Transforms around layers whose calls were not found."""
+        for slot in self.plan.slots.values():
+            if slot.lift is None or slot.lift.is_put:
+                continue
+            if any(each.kind in STACKS for each in slot.lift.chain):
+                raise LeftLinenError("stacked layers whose calls are not found", slot.node)
+            kind = slot.lift.chain[0].kind
+            self.plan.note(slot.node, f"nn.{kind} is dropped, as the calls are not found")
+
+    def _check_wraps(self) -> None:
+        """A wrapper makes its variables when it is first called, which no transform may see."""
+        makings = [m for slot in self.plan.slots.values() for m in slot.makings]
+        children = [self.program.plan_of(self.program.records.base_of(m.cls)) for m in makings]
+        self.plan.wraps = any(slot.linen for slot in self.plan.slots.values()) or any(
+            child is not None and (child.wraps or child.reason is not None) for child in children
+        )
+        if self.plan.wraps and self.is_decorated:
+            raise LeftLinenError("a layer that stays Linen, in a method under a transform")
 
     def _is_needed(self, setup: str, body: Lines) -> bool:
         """Whether the class needs a constructor: one that only others derive from may not."""
@@ -130,7 +155,10 @@ class ClassText:
                 isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "getter")
             ):
                 continue
-            elif ast.unparse(decorator) in ("nn.jit", "jax.jit"):
+            elif (text := decorated(self.references, decorator, method.node)) is not None:
+                self.edits.append(self.source.edit(decorator, text))
+                self.is_decorated = True
+            elif ast.unparse(decorator) == "jax.jit":
                 raise LeftLinenError(f"a method under {ast.unparse(decorator)}", decorator)
             elif (
                 value is nn.remat

@@ -15,7 +15,7 @@ from flax import linen as nn
 from ._plans import ClassPlan, Field, LeftLinenError, Program
 from ._records import Records
 from ._slots import find_slots
-from ._source import Source, is_self, source_of
+from ._source import Source, is_free, is_self, source_of
 from ._taint import Taint
 
 _MODES = ("use_running_average", "deterministic")
@@ -192,10 +192,16 @@ def _check_lifted(program: Program, plan: ClassPlan) -> None:
                 or plan.source.call_at(making.site.span) not in plan.slots
             )
             and not _in_base(making, plan)
+            and not _is_free(making, plan)
         ):
             plan.leave(
                 "a function outside of the class makes a module of it", making.site.span.line
             )
+
+
+def _is_free(making: Any, plan: ClassPlan) -> bool:
+    node = plan.source.call_at(making.site.span)
+    return making.site.file == plan.source.file and node is not None and is_free(node)
 
 
 def _in_base(making: Any, plan: ClassPlan) -> bool:

@@ -11,6 +11,7 @@ from flax import linen as nn
 
 from ._evaluate import UnknownValueError, evaluate
 from ._layers import Layer, field_order, layer_of
+from ._lift import Lift
 from ._plans import ClassPlan, LeftLinenError, Slot
 from ._records import Instance, Making
 
@@ -37,7 +38,10 @@ class Constructor:
         self.node = slot.node
         self.program, self.plan = method.program, method.plan
         classes = {making.cls for making in slot.makings}
-        self.classes = {cls for cls in classes if cls is not None}
+        records = method.program.records
+        self.lifted = [cls for cls in classes if cls in records.lifted]
+        bases = {records.base_of(cls) for cls in classes}
+        self.classes = {cls for cls in bases if cls is not None}
 
     def text(self) -> str:
         """The expression that makes it.
@@ -48,10 +52,15 @@ class Constructor:
         layers = [layer_of(cls) for cls in self.classes]
         plans = [self.program.plan_of(cls) for cls in self.classes]
         try:
+            if self.lifted and not self._can_lift([*plans, *layers]):
+                return self._wrapped()
+            made = None
             if all(plan is not None and plan.reason is None for plan in plans):
-                return self._own([plan for plan in plans if plan is not None])
-            if all(layers):
-                return self._layer([layer for layer in layers if layer is not None])
+                made = self._own([plan for plan in plans if plan is not None])
+            elif all(layers):
+                made = self._layer([layer for layer in layers if layer is not None])
+            if made is not None:
+                return self.slot.lift.constructor(made) if self.slot.lift else made
         except NestedLinenError as error:
             if self.slot.outer is not None or self._inner_variables():
                 raise
@@ -65,6 +74,16 @@ class Constructor:
             )
         return self._wrapped()
 
+    def _can_lift(self, known: list[Any]) -> bool:
+        """Whether NNX's transforms do what Linen's do here."""
+        if not any(known) or self.slot.outer is not None:
+            return False
+        try:
+            self.slot.lift = Lift(self.method, self.slot)
+        except LeftLinenError:
+            return False
+        return True
+
     def _inner_variables(self) -> bool:
         """Whether an argument is a local variable that holds a module."""
         return any(s.outer is self.slot and s.variable for s in self.plan.slots.values())
@@ -72,11 +91,12 @@ class Constructor:
     def _wrapped(self) -> str:
         cls = next(iter(self.classes))
         plan = self.program.plan_of(cls)
+        self.slot.lift = None
         reason = f"{cls.__name__} has no counterpart in NNX"
-        if plan is not None:
-            reason = f"{cls.__name__} stays Linen"
-        elif len(cls.__mro__) > 1 and self.program.plan_of(cls.__mro__[1]) is not None:
+        if plan is not None and plan.reason is None:
             reason = f"{cls.__name__} is made by a lifted transform"
+        elif plan is not None:
+            reason = f"{cls.__name__} stays Linen"
         if self.slot.outer is not None:
             raise NestedLinenError(reason, self.node)
         self.slot.linen = reason
@@ -116,7 +136,7 @@ class Constructor:
         return f"{self._callee()}({', '.join(a + b for a, b in parts)})"
 
     def _own_size(self, making: Making, name: str) -> Any:
-        plan = self.program.plan_of(making.cls)
+        plan = self.program.plan_of(self.program.records.base_of(making.cls))
         key = (making.run, making.path or ())
         if plan is None or name not in plan.sizes:
             return None
@@ -170,7 +190,7 @@ class Constructor:
         return bool(following) and following[0] in positional
 
     def _layer_size(self, making: Making, name: str) -> Any:
-        layer = layer_of(making.cls)
+        layer = layer_of(self.program.records.base_of(making.cls))
         if layer is None or making.path is None:
             return None
         instance = self.program.records.instances.get((making.run, making.path))
@@ -236,6 +256,8 @@ class Constructor:
         return f"{self._callee()}(*{self.method.init_text(argument, self.slot.makings)})"
 
     def _callee(self) -> str:
+        if self.slot.lift is not None:
+            return self.slot.lift.cls
         return self.method.init_text(self.node.func, self.slot.makings)
 
     def _bound(self) -> functools.partial[Any] | None:

@@ -10,7 +10,7 @@ from flax import linen as nn
 from ._method import FUNCTIONS, Method
 from ._plans import LeftLinenError
 from ._slots import _LOOP_KINDS
-from ._source import is_self
+from ._source import is_free, is_self
 
 
 def dead_blocks(method: Method) -> list[list[ast.stmt]]:
@@ -23,7 +23,12 @@ def dead_blocks(method: Method) -> list[list[ast.stmt]]:
     lines = method.program.records.lines.get(method.source.file, set())
     made = {s.node for s in method.slots}
     for node in ast.walk(method.node):
-        if not isinstance(node, ast.Call) or node in made or not _makes(method, node):
+        if (
+            not isinstance(node, ast.Call)
+            or is_free(node)
+            or node in made
+            or not _makes(method, node)
+        ):
             continue
         statement = method.source.statement_of(node)
         inner = [a for a in method.source.ancestors(node) if isinstance(a, _LOOP_KINDS + FUNCTIONS)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from flax import linen as nn
 
 _SMALL = 4
+MODE_NAMES = ("train", "training", "is_training", "deterministic", "use_running_average")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +37,37 @@ class Entry:
     def called(self) -> tuple[tuple[Any, ...], Mapping[str, Any], str | None]:
         """The arguments of a call, and the method."""
         return self.inputs, self.kwargs, self.method
+
+
+@dataclasses.dataclass(frozen=True)
+class Varied:
+    """A run with other fields or inputs than the program gives.
+
+    Attributes:
+        run: its number.
+        entry: how the model is made and called.
+        what: the difference, in words.
+        is_flag: whether every size is the given one.
+    """
+
+    run: int
+    entry: Entry
+    what: str
+    is_flag: bool
+
+
+def difference(before: Any, after: Any, name: str = "") -> Iterator[str]:
+    """What differs between two models or configurations, as `width=8`."""
+    if before is after or not dataclasses.is_dataclass(before) or isinstance(before, type):
+        return
+    for field in dataclasses.fields(before):
+        if field.name in ("parent", "name"):
+            continue
+        one, other = getattr(before, field.name), getattr(after, field.name)
+        if dataclasses.is_dataclass(one) and not isinstance(one, type):
+            yield from difference(one, other, f"{name}{field.name}.")
+        elif one is not other and repr(one) != repr(other):
+            yield f"{name}{field.name}={other!r}"
 
 
 def variations(
@@ -183,3 +216,30 @@ def second_batch(inputs: Any) -> Any:
         return leaf
 
     return jax.tree.map(larger, inputs)
+
+
+def entry_kwargs(entry: Entry) -> dict[str, Any]:
+    """The keyword arguments of an entry's call, with the defaults of modes written out.
+
+    `parity.check` would set a mode that is not given on the Linen side alone.
+    """
+    return {
+        **{name: p.default for name, p in _modes(entry).items() if isinstance(p.default, bool)},
+        **entry.kwargs,
+    }
+
+
+def training_kwargs(entry: Entry) -> dict[str, Any] | None:
+    """The same for training; None if the call has no mode, or is in training already."""
+    given = entry_kwargs(entry)
+    names = [name for name in _modes(entry) if name in given]
+    training = {name: name in ("train", "training", "is_training") for name in names}
+    if not names or all(given[name] == training[name] for name in names):
+        return None
+    return {**given, **training}
+
+
+def _modes(entry: Entry) -> dict[str, inspect.Parameter]:
+    function = getattr(type(entry.make()), entry.method or "__call__")
+    parameters = inspect.signature(function).parameters
+    return {name: parameters[name] for name in MODE_NAMES if name in parameters}

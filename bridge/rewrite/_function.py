@@ -122,7 +122,11 @@ def _result(rewriter: Rewriter) -> Rewrite:
     program, proof = rewriter.program, rewriter.proof
     reports = {} if proof is None else dict(proof.reports)
     is_proven = bool(reports) and all(report.ok for report in reports.values())
-    classes = [_class(plan, is_proven) for plan in program.plans.values()]
+    limits = () if proof is None else proof.limits
+    classes = [
+        _class(plan, is_proven, limits if plan.cls is rewriter.root else ())
+        for plan in program.plans.values()
+    ]
     classes += [
         ClassResult(cls.__name__, file, 0, "left Linen", (reason,))
         for cls, (file, reason) in program.unreadable.items()
@@ -139,7 +143,7 @@ def _result(rewriter: Rewriter) -> Rewrite:
     )
 
 
-def _class(plan: ClassPlan, is_proven: bool) -> ClassResult:
+def _class(plan: ClassPlan, is_proven: bool, limits: tuple[str, ...]) -> ClassResult:
     file, line = plan.source.file, plan.node.lineno
     name = pathlib.Path(file).name
     if plan.reason is not None:
@@ -152,7 +156,8 @@ def _class(plan: ClassPlan, is_proven: bool) -> ClassResult:
         )
     if notes:
         return ClassResult(plan.name, file, line, "needs review", tuple(notes))
-    if plan.seen:
+    if plan.seen or limits:
         texts = tuple(f"{text} was seen with a single value" for text in dict.fromkeys(plan.seen))
+        texts += limits
         return ClassResult(plan.name, file, line, "proven for this configuration", texts)
     return ClassResult(plan.name, file, line, "proven")

@@ -43,6 +43,8 @@ def wrapped(line: str, column: int) -> str:
         and len(call.args) == 1
     ):
         call = call.args[0]
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Call):
+        call = call.func
     if not isinstance(call, ast.Call) or not (call.args or call.keywords):
         return line
     parts = [ast.get_source_segment(text, a) or "" for a in call.args]

@@ -9,8 +9,9 @@ from typing import Any
 from ._candidates import Candidates
 from ._constructors import Constructor
 from ._evaluate import UnknownValueError, evaluate, is_size
+from ._paths_below import below
 from ._plans import ClassPlan, LeftLinenError, Program
-from ._records import Making, Path
+from ._records import Making
 from ._references import References
 from ._sizes import Sizes
 from ._source import Edit, is_self, names_in
@@ -240,22 +241,11 @@ class Method:
 
     def variables_at(self, making: Making) -> Mapping[str, Any]:
         """The abstract variables below the module that was made, by collection."""
-        return below(self.program.records.variables[making.run], making.path or ())
+        records, path = self.program.records, making.path or ()
+        return below(records.variables[making.run], path, records.axes_above(making.run, path))
 
     def _loops(self, node: ast.AST) -> list[ast.AST]:
         return loops_around(self.source, node, self.node)
-
-
-def below(variables: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Each collection's part at a path."""
-    found: dict[str, Any] = {}
-    for collection, tree in variables.items():
-        inner = tree
-        for name in path:
-            inner = inner.get(name) if isinstance(inner, Mapping) else None
-        if isinstance(inner, Mapping):
-            found[collection] = inner
-    return found
 
 
 def loops_around(source: Any, node: ast.AST, method: ast.AST) -> list[ast.AST]:

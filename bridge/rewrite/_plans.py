@@ -62,6 +62,7 @@ class Slot:
         loops: the loops and comprehensions around it, the outermost first.
         is_list: whether it makes one for each turn.
         item: how the call names the one of a turn.
+        lift: what its calls go through, None if it is called as it is.
         outer: the slot whose arguments it is among.
         modes: what each call is given besides, by name.
         linen: why it is wrapped instead of rewritten.
@@ -79,6 +80,7 @@ class Slot:
     outer: Slot | None = None
     modes: dict[str, str] = dataclasses.field(default_factory=dict)
     linen: str | None = None
+    lift: Any = None
     variable: str | None = None
 
 
@@ -112,6 +114,7 @@ class ClassPlan:
         carried: mode arguments by the field that brings them in.
         mode_fields: fields that become arguments of the call.
         bases: the classes of the package that it derives from.
+        wraps: whether something in it stays Linen.
     """
 
     cls: type
@@ -127,6 +130,7 @@ class ClassPlan:
     carried: dict[str, set[str]] = dataclasses.field(default_factory=dict)
     mode_fields: set[str] = dataclasses.field(default_factory=set)
     bases: list[ClassPlan] = dataclasses.field(default_factory=list)
+    wraps: bool = False
     text: str = ""
 
     @property

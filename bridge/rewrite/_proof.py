@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import linen as nn
 from flax import nnx
 
 import bridge
@@ -20,14 +18,15 @@ from bridge import parity, port
 from bridge._errors import BridgeError
 
 from ._build import Maker, importable
-from ._entries import Entry, second_batch
+from ._compare import Checker, draws, named_axes
+from ._draws import streams, with_same_keys
+from ._entries import Entry, Varied, entry_kwargs, second_batch, training_kwargs
 from ._files import NewFile
 from ._paths import rules_of
 from ._plans import Program
 from ._records import Instance
-from ._weights import random_inputs, random_variables
-
-MODE_NAMES = ("train", "training", "is_training", "deterministic", "use_running_average")
+from ._snapshots import shapes_of
+from ._weights import has_integers, inexact, random_inputs, random_variables
 
 
 class ProofError(BridgeError, ValueError):
@@ -52,6 +51,8 @@ class Proof:
         sizes: the size arguments of each entry's model.
         first_place: the Linen path of the first layer that differs.
         notes: what was not compared.
+        place: the run in which something differs.
+        limits: what raised, or had other shapes, with other fields than the given ones.
     """
 
     reports: Mapping[str, parity.Report]
@@ -59,6 +60,8 @@ class Proof:
     sizes: Sequence[Mapping[str, Any]]
     first_place: str | None = None
     notes: tuple[str, ...] = ()
+    place: int = 0
+    limits: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -81,6 +84,7 @@ def prove(
     entries: Sequence[Entry],
     files: Sequence[NewFile],
     texts: Mapping[str, tuple[str, str]],
+    varied: Sequence[Varied] = (),
     *,
     gradients: bool = True,
 ) -> Proof:
@@ -91,141 +95,162 @@ def prove(
         entries: how the model is made and called.
         files: the new files.
         texts: file and text by the new module's name.
+        varied: runs with other fields, or other sizes.
         gradients: whether gradients are compared too.
 
     Raises:
         LeftLinenError: the new model cannot be made.
         ProofError: the weights do not fit.
     """
-    reports: dict[str, parity.Report] = {}
-    rules: dict[str, str] = {}
-    sizes: list[Mapping[str, Any]] = []
-    first: str | None = None
-    notes: list[str] = []
     with importable(texts):
         modules = {f.module: importlib.import_module(f.name) for f in files}
-        for run, given in enumerate(entries):
-            entry = dataclasses.replace(given, kwargs=random_inputs(dict(given.kwargs)))
-            maker = Maker(program, modules)
-            root = program.records.instances[(run, ())]
-            model = made(maker, root)
-            sizes.append(maker.sizes(root))
-            own = rules_of(program, run)
-            rules.update(own)
-            variables = random_variables(program.records.variables[run])
+        prover = _Prover(program, Maker(program, modules), gradients=gradients)
+        for run, entry in enumerate(entries):
+            prover.entry(run, entry, "entry" if len(entries) == 1 else f"entry {run + 1}")
+        if all(report.ok for report in prover.reports.values()):
+            for each in varied:
+                prover.varied(each)
+    return Proof(
+        prover.reports,
+        prover.rules,
+        prover.sizes,
+        prover.first,
+        tuple(prover.notes),
+        prover.place,
+        tuple(prover.limits),
+    )
+
+
+class _Prover:
+    """Runs both models, and keeps what was found."""
+
+    def __init__(self, program: Program, maker: Maker, *, gradients: bool) -> None:
+        self.program, self.maker, self.gradients = program, maker, gradients
+        self.reports: dict[str, parity.Report] = {}
+        self.rules: dict[str, str] = {}
+        self.sizes: list[Mapping[str, Any]] = []
+        self.notes: list[str] = []
+        self.limits: list[str] = []
+        self.first: str | None = None
+        self.place = 0
+
+    def entry(self, run: int, given: Entry, label: str) -> None:
+        """Compares everything on one entry."""
+        entry, inputs = self._inputs(run, given)
+        self.sizes.append(self.maker.sizes(self.program.records.instances[(run, ())]))
+        checker = self._pair(run, entry, inputs)
+        self.rules.update(checker.rules)
+        kwargs = entry_kwargs(entry)
+        report = checker.check(inputs, kwargs, gradients=self.gradients, jit=self.gradients)
+        self._keep(run, label, report)
+        if not report.ok:
+            return
+        larger = second_batch(inputs)
+        if larger is not None:
+            own = checker.check(larger, kwargs, sections=["outputs"], jit=False)
+            self._keep(run, f"{label}, another batch size", own)
+        training = training_kwargs(entry)
+        if training is not None:
+            own = checker.check(inputs, training, sections=["outputs", "state"], jit=False)
+            self._keep(run, f"{label}, in training", own)
+
+    def varied(self, varied: Varied) -> None:
+        """Compares outputs where a flag is another; the shapes of all where a size is."""
+        label = f"with {varied.what}"
+        entry = dataclasses.replace(varied.entry, kwargs=random_inputs(dict(varied.entry.kwargs)))
+        try:
+            if not varied.is_flag:
+                self._abstract(varied.run, entry, label)
+                return
             inputs = random_inputs(entry.inputs)
-            if _is_mixed(model):
-                method = getattr(model, entry.method) if entry.method else model
-                with warnings.catch_warnings():
-                    # What is sown while variables are created is thrown away.
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    bridge.lazy_init(method, *inputs, **entry.kwargs)
-                nnx.pop(model, nnx.Intermediate)
-            plan = port.plan(_without_sown(variables), model, own)
-            if not plan.ok:
-                problems = "; ".join(map(str, plan.problems[:3]))
-                raise ProofError(
-                    f"the weights do not fit the new model: {problems}", _linen_paths(plan)
-                )
-            plan.apply()
-            label = "entry" if len(entries) == 1 else f"entry {run + 1}"
-            linen = (entry.make(), _without_sown(variables))
-            checker = _Checker(linen, model, own, entry, named_axes(program))
-            report = checker.check(inputs, entry_kwargs(entry), gradients=gradients, jit=gradients)
-            reports[label] = report
-            if report.first_divergence is not None and first is None:
-                first = "/".join(report.first_divergence.path)
+            checker = self._pair(varied.run, entry, inputs)
+            given = (inputs, entry_kwargs(entry))
+            report = checker.check(*given, sections=["outputs"], jit=False)
             if not report.ok:
-                continue
-            larger = second_batch(inputs)
-            if larger is not None:
-                reports[f"{label}, another batch size"] = checker.check(
-                    larger, entry_kwargs(entry), sections=["outputs"], jit=False
-                )
-            training = training_kwargs(entry)
-            if training is None:
-                continue
-            if draws(program):
-                notes.append(f"{label}: training was not compared, as dropout draws other masks")
-            else:
-                reports[f"{label}, in training"] = checker.check(
-                    inputs, training, sections=["outputs", "state"], jit=False
-                )
-    return Proof(reports, rules, sizes, first, tuple(notes))
+                report = checker.check(*given, gradients=False, jit=False)
+        except Exception as error:
+            text = (str(error).strip().splitlines() or [""])[0][:120]
+            self.limits.append(f"{label} the new program raised {type(error).__name__}: {text}")
+            return
+        self._keep(varied.run, label, report)
 
-
-@dataclasses.dataclass(frozen=True)
-class _Checker:
-    """One pair of models under comparison."""
-
-    linen: Any
-    model: Any
-    rules: Mapping[str, str]
-    entry: Entry
-    axes: Mapping[str, int]
-
-    def check(self, inputs: Any, kwargs: Mapping[str, Any], **options: Any) -> parity.Report:
-        """A report; NNX models are compared without the shardings that a mesh would give."""
-        with nnx.use_eager_sharding(False):
-            return parity.check(
-                self.linen,
-                self.model,
+    def _inputs(self, run: int, given: Entry) -> tuple[Entry, Any]:
+        """Values under which the Linen model returns numbers, if any are found."""
+        variables = _without_sown(random_variables(self.program.records.variables[run]))
+        entry, inputs = given, ()
+        for ones in (False, True):
+            kwargs = random_inputs(dict(given.kwargs), ones=ones)
+            entry = dataclasses.replace(given, kwargs=kwargs)
+            inputs = random_inputs(entry.inputs, ones=ones)
+            if ones or not has_integers((given.inputs, dict(given.kwargs))):
+                break
+            module = entry.make()
+            output = module.apply(
+                variables,
                 *inputs,
-                rules=self.rules,
-                kwargs=kwargs,
-                method=self.entry.method,
-                axis_sizes=self.axes,
-                **options,
+                method=getattr(type(module), entry.method) if entry.method else None,
+                mutable=list(variables),
+                rngs=streams(self.program),
+                **kwargs,
             )
+            if all(jnp.isfinite(leaf).all() for leaf in inexact(output)):
+                break
+        return entry, inputs
 
+    def _keep(self, run: int, label: str, report: parity.Report) -> None:
+        self.reports[label] = report
+        if not report.ok and self.first is None:
+            found = report.first_divergence
+            self.first = "/".join(found.path) if found is not None else None
+            self.place = run
 
-def named_axes(program: Program) -> dict[str, int]:
-    """The named axes that layers reduce over, each with a single member."""
-    found = [m.made.get("axis_name") for m in program.records.makings if m.kind == "module"]
-    return {name: 1 for name in found if isinstance(name, str)}
-
-
-def entry_kwargs(entry: Entry) -> dict[str, Any]:
-    """The keyword arguments of an entry's call, with the defaults of modes written out.
-
-    `parity.check` would set a mode that is not given on the Linen side alone.
-    """
-    return {
-        **{name: p.default for name, p in _modes(entry).items() if isinstance(p.default, bool)},
-        **entry.kwargs,
-    }
-
-
-def training_kwargs(entry: Entry) -> dict[str, Any] | None:
-    """The same for training; None if the call has no mode, or is in training already."""
-    given = entry_kwargs(entry)
-    names = [name for name in _modes(entry) if name in given]
-    training = {name: name in ("train", "training", "is_training") for name in names}
-    if not names or all(given[name] == training[name] for name in names):
-        return None
-    return {**given, **training}
-
-
-def _modes(entry: Entry) -> dict[str, inspect.Parameter]:
-    function = getattr(type(entry.make()), entry.method or "__call__")
-    parameters = inspect.signature(function).parameters
-    return {name: parameters[name] for name in MODE_NAMES if name in parameters}
-
-
-def draws(program: Program) -> bool:
-    """Whether a model draws keys when it is in training."""
-    for making in program.records.makings:
-        if (
-            making.kind == "make_rng"
-            or (making.cls is nn.Dropout and making.made.get("rate"))
-            or (
-                making.cls is not None
-                and making.kind == "module"
-                and making.made.get("dropout_rate")
+    def _pair(self, run: int, entry: Entry, inputs: Any) -> Checker:
+        """Both models with the same random weights."""
+        root = self.program.records.instances[(run, ())]
+        model = made(self.maker, root)
+        rules = rules_of(self.program, run)
+        variables = _without_sown(random_variables(self.program.records.variables[run]))
+        if _is_mixed(model):
+            method = getattr(model, entry.method) if entry.method else model
+            with warnings.catch_warnings():
+                # What is sown while variables are created is thrown away.
+                warnings.simplefilter("ignore", DeprecationWarning)
+                bridge.lazy_init(method, *inputs, **entry.kwargs)
+            nnx.pop(model, nnx.Intermediate)
+        plan = port.plan(variables, model, rules)
+        if not plan.ok:
+            problems = "; ".join(map(str, plan.problems[:3]))
+            raise ProofError(
+                f"the weights do not fit the new model: {problems}", _linen_paths(plan)
             )
-        ):
-            return True
-    return False
+        plan.apply()
+        with_same_keys(model)
+        linen = (entry.make(), variables)
+        keys = streams(self.program) if draws(self.program) else None
+        return Checker(linen, model, rules, entry, named_axes(self.program), keys)
+
+    def _abstract(self, run: int, entry: Entry, label: str) -> None:
+        """Compares shapes alone: with other sizes a model may be too large to run."""
+        root = self.program.records.instances[(run, ())]
+
+        def whole(*inputs: Any) -> Any:
+            model = self.maker.make(root, nnx.Rngs(0))
+            method = getattr(model, entry.method) if entry.method else model
+            state = nnx.state(model, nnx.Not(nnx.RngState))
+            return method(*inputs, **entry.kwargs), jax.tree.leaves(state)
+
+        with nnx.use_eager_sharding(False):
+            model = nnx.eval_shape(lambda: self.maker.make(root, nnx.Rngs(0)))
+            if _is_mixed(model):
+                return
+            output, leaves = jax.eval_shape(whole, *entry.inputs)
+        known = jax.tree.leaves(_without_sown(self.program.records.variables[run]))
+        before = [call.output for call in root.calls if call.method == (entry.method or "__call__")]
+        # Some cells keep the kernels of all gates in one.
+        if sum(each.size for each in leaves) != sum(each.size for each in known):
+            self.limits.append(f"{label} the new program has other weights")
+        elif repr(shapes_of(output)) != repr(before[-1]):
+            self.limits.append(f"{label} the new program returns other shapes")
 
 
 def made(maker: Maker, root: Instance) -> Any:
@@ -262,10 +287,3 @@ def _is_mixed(model: Any) -> bool:
 
 def _without_sown(variables: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in variables.items() if k not in ("intermediates", "perturbations")}
-
-
-def as_arrays(inputs: Any) -> Any:
-    """Zeros for shapes."""
-    return jax.tree.map(
-        lambda x: jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x, inputs
-    )

@@ -70,6 +70,28 @@ class Making:
     owner_cls: type | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class Lifted:
+    """How a lifted transform made a class.
+
+    Attributes:
+        kind: `remat`, `scan`, `vmap` or `jit`.
+        target: the class that it was given.
+        options: the arguments, defaults too.
+        site: the call, None if it is not in the program's files.
+    """
+
+    kind: str
+    target: type
+    options: Mapping[str, Any]
+    site: Site | None
+
+    @property
+    def is_stacking(self) -> bool:
+        """Whether it makes several of the module, along a new first axis of the variables."""
+        return self.kind in ("scan", "vmap") and bool(self.options["variable_axes"])
+
+
 @dataclasses.dataclass
 class Called:
     """One call of a module's method.
@@ -122,6 +144,7 @@ class Records:
         conditions: local variables when a watched line began, by run, owner's path, file and line.
         lines: the lines that ran, by file.
         variables: abstract variables of each run.
+        lifted: the classes that lifted transforms made.
     """
 
     makings: list[Making] = dataclasses.field(default_factory=list)
@@ -131,7 +154,34 @@ class Records:
     )
     lines: dict[str, set[int]] = dataclasses.field(default_factory=dict)
     variables: list[Any] = dataclasses.field(default_factory=list)
-    notes: list[str] = dataclasses.field(default_factory=list)
+    lifted: dict[type, Lifted] = dataclasses.field(default_factory=dict)
+    _stacks: dict[int, dict[Path, int]] = dataclasses.field(default_factory=dict)
+
+    def chain(self, cls: type | None) -> list[Lifted]:
+        """The transforms around a class, the outermost first."""
+        found: list[Lifted] = []
+        while cls in self.lifted:
+            found.append(self.lifted[cls])
+            cls = found[-1].target
+        return found
+
+    def base_of(self, cls: type | None) -> type | None:
+        """The class without the lifted transforms around it."""
+        chain = self.chain(cls)
+        return chain[-1].target if chain else cls
+
+    def axes_above(self, run: int, path: Path) -> int:
+        """How many axes lifted transforms put before those of the variables at a path."""
+        counts = self._stacks.get(run)
+        if counts is None:
+            counts = self._stacks[run] = {}
+            known = {m.path: m.cls for m in self.makings if m.run == run and m.path}
+            known |= {
+                i.path: i.lifted for i in self.instances.values() if i.run == run and i.lifted
+            }
+            for own, cls in known.items():
+                counts[own] = sum(each.is_stacking for each in self.chain(cls))
+        return sum(counts.get(path[:n], 0) for n in range(1, len(path) + 1))
 
     def of_class(self, cls: type) -> list[Instance]:
         """The instances of a class and of its subclasses."""

@@ -13,7 +13,7 @@ from flax import nnx
 
 from ._layers import field_order, layer_of
 from ._plans import LeftLinenError, Program
-from ._source import Edit, Source
+from ._source import Edit, Source, is_free
 
 _LIFTED = (nn.remat, nn.checkpoint, nn.scan, nn.vmap, nn.jit, nn.map_variables, nn.remat_scan)
 _RENAMED = {
@@ -55,6 +55,8 @@ class References:
 
     def _edits(self, node: ast.AST, hidden: frozenset[str]) -> Iterator[Edit]:
         match node:
+            case ast.Call() if is_free(node):
+                return
             case ast.Call() if self.is_partial(node) and node.args:
                 yield from self._partial(node, hidden)
                 return

@@ -37,12 +37,13 @@ class Removals:
     def edits(self) -> Iterator[Edit]:
         """The edits."""
         candidates = set(self.slice.kept) if self.slice is not None else set()
-        inline = self._inlined()
+        inline = inlined(self.method)
         for node in ast.walk(self.method.node):
             if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
                 continue
             if bound_in(node) and self.method.moved(node.value):
                 candidates.add(node)
+        candidates |= transforms(self.method)
         while True:
             loads = self._loads()
             gone = {each for each in candidates - self.removed if not bound_in(each) & loads}
@@ -63,22 +64,6 @@ class Removals:
             begin = self.source.start(statement)
             yield Edit(begin, begin, f"{text}\n{' ' * statement.col_offset}")
 
-    def _inlined(self) -> dict[str, Slot]:
-        """Variables that stand for one layer, at the method's own level."""
-        found = {}
-        for slot in self.method.slots:
-            name = slot.variable
-            if slot.kind != "module" or slot.is_list or slot.outer is not None or name is None:
-                continue
-            stores = [
-                n
-                for n in ast.walk(self.method.node)
-                if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)
-            ]
-            if len(stores) == 1 and self.source.statement_of(slot.node) in self.method.node.body:
-                found[name] = slot
-        return found
-
     def _loads(self) -> set[str]:
         """The names that what is left of the body reads."""
         slots = {s.node for s in self.method.slots}
@@ -87,12 +72,15 @@ class Removals:
         for slot in self.method.slots:
             for text in slot.modes.values():
                 found |= names_in(ast.parse(text, mode="eval"))
+            if slot.lift is not None:
+                found |= slot.lift.reads()
             if slot.item:
                 found |= names_in(ast.parse(slot.item, mode="eval"))
         stack: list[Any] = list(self.method.node.body)
+        made = transforms(self.method)
         while stack:
             node = stack.pop()
-            if node in skipped or node in slots:
+            if node in skipped or node in slots or node in made:
                 continue
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 found.add(node.id)
@@ -130,3 +118,37 @@ class Removals:
         begin = self.source.offset(node.lineno - above, 0)
         end = self.source.offset((node.end_lineno or node.lineno) + 1, 0)
         return Edit(begin, end, "")
+
+
+def inlined(method: Method) -> dict[str, Slot]:
+    """Variables that stand for one layer, at the method's own level."""
+    found = {}
+    for slot in method.slots:
+        name = slot.variable
+        if slot.kind != "module" or slot.is_list or slot.outer is not None or name is None:
+            continue
+        stores = [
+            n
+            for n in ast.walk(method.node)
+            if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)
+        ]
+        if len(stores) == 1 and method.source.statement_of(slot.node) in method.node.body:
+            found[name] = slot
+    return found
+
+
+def transforms(method: Method) -> set[ast.stmt]:
+    """The assignments of classes that lifted transforms made, and that only slots need."""
+    names: set[str] = set()
+    for slot in method.slots:
+        if slot.lift is not None:
+            names |= names_in(slot.node.func) & method.taint.pure
+    found: set[ast.stmt] = set()
+    before = -1
+    while len(found) != before:
+        before = len(found)
+        for node in ast.walk(method.node):
+            if isinstance(node, ast.Assign) and bound_in(node) & names:
+                found.add(node)
+                names |= names_in(node.value) & method.taint.pure
+    return found

@@ -3,19 +3,30 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import pathlib
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from . import _trace
 from ._blame import Blame
 from ._class_text import ClassText
 from ._collect import collect, inside_of
-from ._entries import Entry, branches, combined, shaped, variations
+from ._entries import (
+    Entry,
+    Varied,
+    branches,
+    combined,
+    difference,
+    shaped,
+    training_kwargs,
+    variations,
+)
 from ._files import SUFFIX, NewFile, modules_of
 from ._plans import ClassPlan, LeftLinenError, Program, SizeArgument
-from ._proof import Proof, prove, training_kwargs
+from ._proof import Proof, prove
 from ._references import References
 from ._source import Source, source_of
 
@@ -54,6 +65,7 @@ class Rewriter:
         self.files: list[NewFile] = []
         self.texts: dict[str, tuple[str, str]] = {}
         self.proof: Proof | None = None
+        self.varied: list[Varied] = []
         self.root: type = type(self.entries[0].make())
         self._inside = inside_of(self.root)
 
@@ -64,27 +76,23 @@ class Rewriter:
             self.told(f"tracing entry {number + 1}")
             _trace.run(watch, entry.make(), *shaped(entry).called)
         self._vary(watch)
-        self.watch = watch
         self.program: Program = self._collected()
 
     def _vary(self, watch: _trace.Watch) -> None:
-        started, failed = time.monotonic(), 0
+        self.watch, self.varied = watch, []
+        started = time.monotonic()
         for entry in self.entries:
             module = entry.make()
             training = training_kwargs(entry)
-            if training is not None:
-                try:
-                    _trace.run(watch, entry.make(), entry.inputs, training, entry.method)
-                except Exception:
-                    self.notes.append("the model was not traced in training: it raised")
+            if training is not None and self._traced(entry, None, entry.inputs, training) is None:
+                self.notes.append("the model was not traced in training: it raised")
             together = combined(module, entry.inputs)
             every = variations
             if together is not None:
-                try:
-                    _trace.run(watch, *together, entry.kwargs, entry.method)
+                run = self._traced(entry, *together, entry.kwargs)
+                if run is not None:
                     every = branches
-                except Exception:
-                    failed += 1
+                    self._keep(run, entry, *together, "other sizes")
             for number, (changed, inputs) in enumerate(every(module, entry.inputs)):
                 if time.monotonic() - started > _SECONDS_FOR_VARIATIONS or (
                     number >= _MOST_VARIATIONS
@@ -92,10 +100,22 @@ class Rewriter:
                     self.notes.append("not all sizes were varied: it would have taken too long")
                     return
                 self.told(f"tracing with other sizes, {number + 1}")
-                try:
-                    _trace.run(watch, changed, inputs, entry.kwargs, entry.method)
-                except Exception:
-                    failed += 1
+                run = self._traced(entry, changed, inputs, entry.kwargs)
+                if run is not None:
+                    what = ", ".join(difference(module, changed)) or "other inputs"
+                    self._keep(run, entry, changed, inputs, what)
+
+    def _traced(self, entry: Entry, changed: Any, inputs: Any, kwargs: Any) -> int | None:
+        """The number of a run, None if it raised."""
+        try:
+            return _trace.run(self.watch, changed or entry.make(), inputs, kwargs, entry.method)
+        except Exception:
+            return None
+
+    def _keep(self, run: int, entry: Entry, changed: Any, inputs: Any, what: str) -> None:
+        own = dataclasses.replace(entry, make=lambda: changed, inputs=inputs)
+        is_flag = what.endswith(("=True", "=False")) and ", " not in what
+        self.varied.append(Varied(run, own, what, is_flag))
 
     def _collected(self) -> Program:
         program = collect(self.watch.records, self._inside)
@@ -203,7 +223,12 @@ class Rewriter:
             return hidden, "it is used only inside of what stays Linen"
         try:
             proof = prove(
-                self.program, self.entries, self.files, self.texts, gradients=self.gradients
+                self.program,
+                self.entries,
+                self.files,
+                self.texts,
+                self.varied,
+                gradients=self.gradients,
             )
         except LeftLinenError as error:
             return root, error.reason

@@ -9,9 +9,11 @@ from typing import Any
 from ._calls import Calls
 from ._constructors import Constructor
 from ._dead import dead_blocks
+from ._item_calls import item_calls
 from ._lines import wrapped
 from ._method import Method
 from ._plans import LeftLinenError, Slot
+from ._removals import transforms
 from ._slots import name_node
 from ._source import Edit, bound_in, is_self
 from ._variables import variable_text
@@ -63,6 +65,7 @@ class Setup:
                 if slot.modes:
                     self._check_modes(slot)
         edits += self._unmade()
+        edits += self._untransformed()
         for statement in body:
             edits += self.method.references.edits(statement)
             edits += self._wrapped(statement)
@@ -72,6 +75,24 @@ class Setup:
         text = self.source.stretch(first, last, edits).rstrip("\n")
         lines = text.split("\n")
         return "\n".join(wrapped(line, len(line) - len(line.lstrip())) for line in lines)
+
+    def _untransformed(self) -> Iterator[Edit]:
+        """Without the classes that lifted transforms made, which nothing else needs."""
+        gone = transforms(self.method)
+        loads: set[str] = set()
+        stack: list[ast.AST] = list(self.method.node.body)
+        while stack:
+            node = stack.pop()
+            if node in gone or any(node is slot.node.func for slot in self.slots if slot.lift):
+                continue
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                loads.add(node.id)
+            stack.extend(ast.iter_child_nodes(node))
+        for node in gone:
+            if not bound_in(node) & loads and self.source.parents[node] is self.method.node:
+                begin = self.source.offset(node.lineno, 0)
+                end = self.source.offset((node.end_lineno or node.lineno) + 1, 0)
+                yield Edit(begin, end, "")
 
     def _check_modes(self, slot: Slot) -> None:
         if self.attribute(slot) is None:
@@ -212,11 +233,15 @@ class Setup:
         found: list[Edit] = []
         by_name = {self.attribute(slot): slot for slot in self.slots if slot.outer is None}
         calls = Calls(method, None)
+        for slot, call in item_calls(self.slots, method):
+            found += calls.through(slot, call, self.source.render(call.func))
         for node in ast.walk(method.node):
             if isinstance(node, ast.Call) and is_self(node.func):
                 slot = by_name.get(node.func.attr)  # pyright: ignore
                 if slot is not None and slot.kind == "module":
                     found += calls.adapted(slot, node)
+                    if slot.lift is not None:
+                        found += calls.through(slot, node, self.source.render(node.func))
             if is_self(node) and isinstance(node.ctx, ast.Load):  # pyright: ignore
                 slot = by_name.get(node.attr)  # pyright: ignore
                 parent = self.source.parents[node]

@@ -10,7 +10,7 @@ from typing import Any
 from ._method import FUNCTIONS, loops_around
 from ._plans import ClassPlan, LeftLinenError, Program, Slot
 from ._records import Making
-from ._source import is_self
+from ._source import is_free, is_self
 
 _LOOP_KINDS = (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
 _STORING = ("module", "param", "variable")
@@ -47,7 +47,7 @@ def find_slots(program: Program, plan: ClassPlan) -> None:
         if making.site.file != plan.source.file or making.kind not in _STORING:
             continue
         node = plan.source.call_at(making.site.span)
-        if node is None:
+        if node is None or is_free(node):
             continue
         around = [a for a in plan.source.ancestors(node) if isinstance(a, FUNCTIONS)]
         method = next((a for a in around if a in methods), None)
@@ -212,7 +212,7 @@ def _wish(program: Program, slot: Slot) -> str:
         return _identifier(fixed.strip("_-. ") or "layers")
     if slot.kind != "module":
         return _identifier(str(slot.makings[0].name))
-    cls = slot.makings[0].cls
+    cls = program.records.base_of(slot.makings[0].cls)
     name = cls.__name__ if cls is not None else "layer"
     if (
         not program.keep_names

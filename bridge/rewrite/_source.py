@@ -165,6 +165,14 @@ def indented(text: str, old: int, new: int) -> str:
     return "\n".join([first, *moved])
 
 
+def is_free(node: ast.Call) -> bool:
+    """Whether a constructor makes a module that is part of no model."""
+    return any(
+        k.arg == "parent" and isinstance(k.value, ast.Constant) and k.value.value is None
+        for k in node.keywords
+    )
+
+
 def is_self(node: ast.AST, name: str | None = None) -> bool:
     """Whether an expression is `self.name`."""
     return (

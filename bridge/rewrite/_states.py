@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from flax import linen as nn
 
+from ._layers import layer_of
 from ._method import Method
 from ._plans import LeftLinenError
 from ._source import Edit, is_self
@@ -52,6 +53,8 @@ class States:
             if self.method.references.value_of(node.func) is nn.merge_param:
                 yield from self._merged(node)
                 continue
+            if isinstance(node.func, ast.Attribute) and node.func.attr == "initialize_carry":
+                yield from self._carry(node)
             if not is_self(node.func):
                 continue
             if node in self.plan.slots:
@@ -86,6 +89,20 @@ class States:
                 "variables",
             ):
                 raise LeftLinenError(f"self.{name} has no counterpart here", node)
+
+    def _carry(self, node: ast.Call) -> Iterator[Edit]:
+        """NNX's cells take the shape first, and streams in the place of the key."""
+        cell = node.func.value  # pyright: ignore
+        for slot in self.method.slots:
+            layer = layer_of(self.method.program.records.base_of(slot.makings[0].cls))
+            is_it = cell is slot.node or (isinstance(cell, ast.Name) and cell.id == slot.variable)
+            if not is_it or layer is None or slot.linen:
+                continue
+            if len(node.args) != 2 or node.keywords:
+                raise LeftLinenError("a carry that is made in another way", node)
+            key, shape = (self.method.call_text(each) for each in node.args)
+            begin, end = self.source.start(node.args[0]), self.source.end(node.args[1])
+            yield Edit(begin, end, f"{shape}, nnx.Rngs({key})")
 
     def _never(self, node: ast.Call) -> Edit:
         """`x and not self.is_initializing()` is `x`."""

@@ -16,7 +16,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from ._records import Called, Instance, Making, Records, Site, Span
+from ._records import Called, Instance, Lifted, Making, Records, Site, Span
 from ._snapshots import fields_of, is_array, owner_of, path_of, shapes_of, snapshot
 
 _METHODS = (
@@ -34,6 +34,11 @@ _METHODS = (
 _KINDS = {
     nn.Module.__post_init__.__code__: "module",
     **{inspect.unwrap(getattr(nn.Module, name)).__code__: name for name in _METHODS},
+}
+
+
+_TRANSFORMS = {
+    inspect.unwrap(getattr(nn, name)).__code__: name for name in ("remat", "scan", "vmap", "jit")
 }
 
 
@@ -88,9 +93,34 @@ class Watch:
         if kind is not None:
             self._making(kind, frame)
             return None
+        if code in _TRANSFORMS:
+            return self._transform(_TRANSFORMS[code], frame)
         if self._is_users(code.co_filename):
             return self._line(code.co_filename)
         return None
+
+    def _transform(self, kind: str, frame: Any) -> Any:
+        """Waits for the class that a lifted transform makes."""
+        options = dict(frame.f_locals)
+        site = self._site(frame.f_back)
+
+        def local(frame: Any, event: str, arg: Any) -> Any:
+            if event == "return" and isinstance(arg, type):
+                target: Any = options.pop("target", None)
+                self.records.lifted[arg] = Lifted(kind, target, options, site)
+            return local
+
+        return local
+
+    def _site(self, frame: Any) -> Site | None:
+        """The expression that a frame of the program is at."""
+        if frame is None or not self._is_users(frame.f_code.co_filename):
+            return None
+        position = list(frame.f_code.co_positions())[frame.f_lasti // 2]
+        if None in position:
+            return None
+        line, end_line, column, end_column = position
+        return Site(frame.f_code.co_filename, Span(line, end_line, column, end_column))  # pyright: ignore
 
     def _is_users(self, file: str) -> bool:
         known = self._inside.get(file)
@@ -124,13 +154,9 @@ class Watch:
                 and caller.f_locals.get("self") is made
             ):
                 caller = caller.f_back
-        if caller is None or not self._is_users(caller.f_code.co_filename):
+        site = self._site(caller)
+        if site is None:
             return
-        position = list(caller.f_code.co_positions())[caller.f_lasti // 2]
-        if None in position:
-            return
-        line, end_line, column, end_column = position
-        site = Site(caller.f_code.co_filename, Span(line, end_line, column, end_column))  # pyright: ignore
         owner, env = owner_of(caller, self._is_users)
         name = frame.f_locals.get("name") if kind != "module" else None
         making = Making(
@@ -202,13 +228,12 @@ def run(
     inputs: Any,
     kwargs: Mapping[str, Any],
     method: str | None = None,
-) -> Any:
+) -> int:
     """Runs `init` under `jax.eval_shape`.
 
     Returns:
-        Abstract variables.
+        The number of the run.
     """
-    variables = []
 
     def init(*arrays: Any) -> Any:
         given = iter(arrays)
@@ -223,7 +248,7 @@ def run(
     leaves = [leaf for leaf in jax.tree.leaves((tuple(inputs), dict(kwargs))) if is_array(leaf)]
     variables = jax.eval_shape(init, *leaves)
     watch.records.variables.append(variables)
-    return variables
+    return len(watch.records.variables) - 1
 
 
 def _arguments(frame: Any) -> dict[str, Any]:

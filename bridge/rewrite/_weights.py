@@ -41,8 +41,14 @@ def random_variables(shapes: Any, seed: int = 0) -> Any:
     )
 
 
-def random_inputs(inputs: Any, seed: int = 0) -> Any:
-    """Arrays for shapes; integers are 0 or 1, which any table of embeddings has."""
+def random_inputs(inputs: Any, seed: int = 0, *, ones: bool = False) -> Any:
+    """Arrays for shapes; integers are 0 or 1, which any table of embeddings has.
+
+    Args:
+        inputs: shapes and values.
+        seed: for the numbers.
+        ones: whether all integers are 1, as a model may divide by a length.
+    """
     generator = np.random.default_rng(seed + 1)
 
     def value(leaf: Any) -> Any:
@@ -50,6 +56,22 @@ def random_inputs(inputs: Any, seed: int = 0) -> Any:
             return leaf
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
             return jnp.asarray(generator.normal(size=leaf.shape), leaf.dtype)
-        return jnp.asarray(generator.integers(0, 2, size=leaf.shape), leaf.dtype)
+        lowest = 1 if ones else 0
+        return jnp.asarray(generator.integers(lowest, 2, size=leaf.shape), leaf.dtype)
 
     return jax.tree.map(value, inputs, is_leaf=lambda x: isinstance(x, jax.ShapeDtypeStruct))
+
+
+def has_integers(tree: Any) -> bool:
+    """Whether a tree has shapes of integers."""
+    leaves = [leaf for leaf in jax.tree.leaves(tree) if isinstance(leaf, jax.ShapeDtypeStruct)]
+    return any(jnp.issubdtype(leaf.dtype, jnp.integer) for leaf in leaves)
+
+
+def inexact(tree: Any) -> list[Any]:
+    """The arrays of a tree that are no integers."""
+    return [
+        leaf
+        for leaf in jax.tree.leaves(tree)
+        if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jnp.inexact)
+    ]

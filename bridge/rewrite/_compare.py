@@ -1,0 +1,64 @@
+"""One comparison of a Linen model and a new one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from flax import linen as nn
+from flax import nnx
+
+from bridge import parity
+
+from ._entries import Entry
+from ._plans import Program
+
+
+@dataclasses.dataclass(frozen=True)
+class Checker:
+    """One pair of models under comparison."""
+
+    linen: Any
+    model: Any
+    rules: Mapping[str, str]
+    entry: Entry
+    axes: Mapping[str, int]
+    keys: Mapping[str, Any] | None
+
+    def check(self, inputs: Any, kwargs: Mapping[str, Any], **options: Any) -> parity.Report:
+        """A report; NNX models are compared without the shardings that a mesh would give."""
+        with nnx.use_eager_sharding(False):
+            return parity.check(
+                self.linen,
+                self.model,
+                *inputs,
+                rules=self.rules,
+                kwargs=kwargs,
+                method=self.entry.method,
+                axis_sizes=self.axes,
+                rngs=self.keys,
+                **options,
+            )
+
+
+def named_axes(program: Program) -> dict[str, int]:
+    """The named axes that layers reduce over, each with a single member."""
+    found = [m.made.get("axis_name") for m in program.records.makings if m.kind == "module"]
+    return {name: 1 for name in found if isinstance(name, str)}
+
+
+def draws(program: Program) -> bool:
+    """Whether a model draws keys when it is in training."""
+    for making in program.records.makings:
+        if (
+            making.kind == "make_rng"
+            or (making.cls is nn.Dropout and making.made.get("rate"))
+            or (
+                making.cls is not None
+                and making.kind == "module"
+                and making.made.get("dropout_rate")
+            )
+        ):
+            return True
+    return False
