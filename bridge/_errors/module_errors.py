@@ -12,7 +12,7 @@ from .texts import shown
 class DeclarationError(BridgeError, ValueError, flax_errors.AssignSubModuleError):
     """A `bridge.Module` declares something where it may not."""
 
-    def __init__(self, what: str, owner: str, *, is_bound: bool):
+    def __init__(self, what: str, owner: str, *, is_bound: bool = True):
         remedy = "do it there" if is_bound else "create them with init or bridge.lazy_init"
         Exception.__init__(
             self,

@@ -19,9 +19,10 @@ IS_SETUP = "bridge__is_setup"
 
 
 class AttrPriority(enum.IntEnum):
-    """Where an attribute comes when NNX takes a `bridge.Module` apart; smaller ones come first.
+    """Which of several attributes gives the variables of a shared module their path in Linen.
 
-    A module that two attributes share has its variables at the path of the first of them.
+    The smallest one does, in `init`, `apply` and `variables`. In `nnx.state` it is the first name,
+    as for every NNX module: `nnx.merge` hands out leaves in the order of names.
 
     Source: flax/nnx/bridge/module.py:AttrPriority @ 0.12.8
     """

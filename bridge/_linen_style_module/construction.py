@@ -56,7 +56,9 @@ def _placed(module: Any, name: str | None, parent: Any) -> Any:
         record = record and record.call.find(parent)
         if record is None:
             raise DeclarationError.of_parent(type(module).__name__, parent)
-    if record is None or (name is None and not record.in_compact):
+    if record is None or (record.in_setup and name is None):
         # In setup it gets its name when it is assigned.
         return module
+    if not record.is_declaring:
+        raise DeclarationError(f"Submodule {type(module).__name__}", type(record.module).__name__)
     return place(record, name or auto_name(record, type(module)), module)

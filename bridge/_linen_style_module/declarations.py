@@ -39,7 +39,9 @@ def param(
     if found is not None:
         _check_shape(record, name, found, lambda: init_fn(jax.random.key(0), *args, **kwargs))
         return found
-    _check_creating(record, "params", name)
+    if not is_creating(record, "params"):
+        key = jax.random.key(0)
+        raise _absent(record, "params", name, lambda: init_fn(key, *args, **kwargs))
     note_initial_draw(serving(record.rngs, "params") or "params")
     return _created(
         record, "params", name, init_fn(record.scope.make_rng("params"), *args, **kwargs)
@@ -60,9 +62,8 @@ def variable(
     found = variables.find(module, collection, name)
     if found is not None:
         return found
-    _check_creating(record, collection, name)
-    if init_fn is None:
-        raise _missing(record, collection, name)
+    if init_fn is None or not is_creating(record, collection):
+        raise _absent(record, collection, name, init_fn and (lambda: init_fn(*args, **kwargs)))
     return _created(record, collection, name, init_fn(*args, **kwargs))
 
 
@@ -117,28 +118,35 @@ def _created(record: ModuleInCall, collection: str, name: str, value: Any) -> nn
 def _check_shape(
     record: ModuleInCall, name: str, found: nnx.Variable[Any], init_fn: Callable[[], Any]
 ) -> None:
-    def value() -> Any:
-        made = init_fn()
-        return made.raw_value if isinstance(made, nnx.VariableMetadata) else made
-
-    wanted = jax.tree.map(np.shape, jax.tree.leaves(jax.eval_shape(value)))
-    shapes = jax.tree.map(np.shape, jax.tree.leaves(raw_value(found)))
+    wanted = _shapes(init_fn)
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(raw_value(found))]
     if any(a != b for a, b in zip(wanted, shapes, strict=False)):
         path = path_text("params", (*record.path, name))
         raise MismatchError(_where(record), mis_shaped=[(path, f"{wanted[0]}", f"{shapes[0]}")])
 
 
-def _check_creating(record: ModuleInCall, collection: str, name: str) -> None:
-    if is_creating(record, collection):
-        return
-    if record.call.mutable is None and not nnx.to_flat_state(nnx.state(record.call.root.module)):
-        raise NotInitializedError.of_class(type(record.call.root.module))
-    raise _missing(record, collection, name)
+def _shapes(init_fn: Callable[[], Any]) -> list[tuple[int, ...]]:
+    """The shapes of what an initializer makes."""
+
+    def value() -> Any:
+        made = init_fn()
+        return made.raw_value if isinstance(made, nnx.VariableMetadata) else made
+
+    return [np.shape(leaf) for leaf in jax.tree.leaves(jax.eval_shape(value))]
 
 
-def _missing(record: ModuleInCall, collection: str, name: str) -> MismatchError:
+def _absent(
+    record: ModuleInCall, collection: str, name: str, init_fn: Callable[[], Any] | None
+) -> Exception:
+    """The error for a variable that is not there."""
+    root = record.call.root.module
+    state = nnx.state(root, nnx.Not(nnx.RngState))
+    if record.call.mutable is None and not nnx.to_flat_state(state):
+        return NotInitializedError.of_class(type(root))
     path = path_text(collection, (*record.path, name))
-    return MismatchError(_where(record), missing=[(path, "a value")])
+    shapes = _shapes(init_fn) if init_fn is not None else []
+    shown = str(shapes[0]) if len(shapes) == 1 else "a value"
+    return MismatchError(_where(record), missing=[(path, shown)])
 
 
 def _where(record: ModuleInCall) -> str:

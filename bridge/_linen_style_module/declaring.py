@@ -10,6 +10,7 @@ from flax import nnx
 
 from bridge._errors import DeclarationError
 from bridge._flax.objects import is_initializing
+from bridge._flax.tabulate import uncounted
 from bridge._module_calls.calls import record_of
 from bridge._module_calls.scope import Scope
 
@@ -41,6 +42,7 @@ class Declaring(nnx.Module):
             raise DeclarationError.of_path(type(self).__name__)
         return record.path
 
+    @uncounted
     def param(
         self,
         name: str,
@@ -71,6 +73,7 @@ class Declaring(nnx.Module):
         found = declarations.param(self, name, init_fn, init_args, init_kwargs)
         return found if unbox else variables.boxed(found)
 
+    @uncounted
     def variable(
         self,
         col: str,
@@ -102,16 +105,19 @@ class Declaring(nnx.Module):
         del unbox
         return declarations.variable(self, col, name, init_fn, init_args, init_kwargs)
 
+    @uncounted
     def has_variable(self, col: str, name: str) -> bool:
         """Whether there is a variable, or a submodule with variables, of that name."""
         found = variables.find(self, col, name)
         return found is not None or variables.has_below(self, col, name)
 
+    @uncounted
     def get_variable(self, col: str, name: str, default: Any = None) -> Any:
         """The value of a variable, `default` if there is none."""
         found = variables.find(self, col, name)
         return default if found is None else found.get_value()
 
+    @uncounted
     def put_variable(self, col: str, name: str, value: Any) -> None:
         """Gives a variable a value, and creates it if there is none.
 
@@ -120,20 +126,24 @@ class Declaring(nnx.Module):
         """
         declarations.put_variable(self, col, name, value)
 
+    @uncounted
     def is_mutable_collection(self, col: str) -> bool:
         """Whether the call may update a collection; all of them, unless somebody said otherwise."""
         scope = self.scope
         return scope is None or scope.is_mutable_collection(col)
 
+    @uncounted
     def is_initializing(self) -> bool:
         """Whether `init` or `lazy_init` runs."""
         return is_initializing(self)
 
+    @uncounted
     def has_rng(self, name: str) -> bool:
         """Whether a key can be drawn from a stream."""
         scope = self.scope
         return scope is not None and scope.has_rng(name)
 
+    @uncounted
     def make_rng(self, name: str = "default") -> jax.Array:
         """The next key of a stream; `default`, then `params`, stands for one that is not there.
 
@@ -146,6 +156,7 @@ class Declaring(nnx.Module):
             raise DeclarationError.of_rngs(type(self).__name__)
         return scope.make_rng(name)
 
+    @uncounted
     def sow(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         variable_type: Any,
@@ -171,6 +182,7 @@ class Declaring(nnx.Module):
         collection = declarations.collection_name(variable_type)
         return declarations.sow(self, collection, name, value, reduce_fn, init_fn)
 
+    @uncounted
     def perturb(  # pyright: ignore[reportIncompatibleMethodOverride]
         self, name: str, value: Any, collection: Any = "perturbations"
     ) -> Any:

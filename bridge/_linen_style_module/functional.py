@@ -18,13 +18,14 @@ from bridge._flax.filters import union
 from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import set_initializing
 from bridge._flax.variables import raw_value
+from bridge._initialization.lazy_init import lazy_init
 from bridge._linen_in_nnx import mutable_filter
 from bridge._module_calls.calls import MODULE_CONTEXT, Call, ModuleInCall, detached_calls
 from bridge._module_calls.scope import as_rngs, is_in
 
 from .attributes import IS_SETUP
 from .given import install
-from .methods import in_call, set_up
+from .methods import in_call, is_entering, set_up
 from .submodules import is_lazy
 from .variables import linen_variables
 
@@ -117,7 +118,27 @@ def bound(module: Any, variables: Mapping[str, Any], rngs: Any, mutable: Any) ->
         clone.bridge__rngs = as_rngs(rngs, where)
     if mutable is not True:
         clone.bridge__mutable = mutable_filter.checked(mutable, where)
+    in_call(Call(clone, clone.bridge__rngs or nnx.Rngs(), mutable), _set_up_all)
     return clone
+
+
+def lazily(
+    module: Any, rngs: Any, args: tuple[Any, ...], kwargs: dict[str, Any], method: Any
+) -> dict[str, Any]:
+    """The variables that a method creates, without a forward pass for inputs that are shapes."""
+    clone = cloned(module)
+    clone.bridge__rngs = as_rngs(rngs, f"{type(module).__name__}.lazy_init")
+    lazy_init(clone if method == "__call__" else getattr(clone, method), *args, **kwargs)
+    return linen_variables(clone)
+
+
+def _set_up_all(record: ModuleInCall) -> None:
+    """Runs `setup` of a module and of those below it, whose submodules can be asked for then."""
+    set_up(record)
+    for value in list(vars(record.module).values()):
+        below = record.call.find(value)
+        if below is not None and below.is_owned:
+            _set_up_all(below)
 
 
 def _called(record: ModuleInCall, method: Any, args: Any, kwargs: Any) -> Any:
@@ -135,7 +156,7 @@ def _function(module: Any, method: Any) -> Callable[..., Any]:
     if isinstance(method, str):
         found = getattr(module, method, None)
         if not callable(found):
-            names = [n for n, x in inspect.getmembers(type(module), callable) if n[0] != "_"]
+            names = [n for n, x in inspect.getmembers(type(module)) if is_entering(x)]
             raise InvalidMethodError(type(module), method, names)
         return found
     function = method

@@ -10,7 +10,7 @@ from flax import nnx
 
 import registry
 from bridge._conversion import linen_attributes, linen_leaves, nnx_leaves
-from bridge._conversion.linen_holder import LinenHolder
+from bridge._conversion.linen_holder import LinenHolder, is_linen_style
 from bridge._conversion.neutral import nest, walk
 from bridge._conversion.own_leaves import graphdefs_in
 from bridge._errors import MismatchError
@@ -53,7 +53,7 @@ def claim(module: Any, unclaimed: Unclaimed, where: str) -> None:
     if isinstance(module, LinenHolder):
         for name, value in unclaimed.dicts().items():
             setattr(module, name, nnx.data(value))
-    elif getattr(type(module), "bridge__is_lazy", False):
+    elif is_linen_style(type(module)):
         active = registry.current()
         for name, value in unclaimed.items():
             own = vars(module).get(name)

@@ -67,9 +67,14 @@ def with_entries(cls: type) -> None:
         is_field = name in inspect.get_annotations(cls)
         if is_special or is_field or name == "setup" or not inspect.isfunction(value):
             continue
-        if not hasattr(value, _ENTERS) and not getattr(value, "nowrap", False):
+        if not is_entering(value) and not getattr(value, "nowrap", False):
             entering = _entering(value, is_compact=hasattr(value, "compact"))
             type.__setattr__(cls, name, entering)
+
+
+def is_entering(value: Any) -> bool:
+    """Whether a member of a class is a method of the model."""
+    return hasattr(value, _ENTERS)
 
 
 def _entering(method: Any, *, is_compact: bool) -> Any:

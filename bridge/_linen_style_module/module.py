@@ -6,12 +6,15 @@ import dataclasses
 from collections.abc import Iterable
 from typing import Any, ClassVar, Self, dataclass_transform
 
+from flax import nnx
+
 from bridge._flax.graphdefs import DataElem
 from bridge._flax.objects import graph_attributes, is_note, set_graph_attributes
+from bridge._flax.tabulate import uncounted
 from bridge._module_calls.calls import joined, record_of
 
 from .assignment import assign
-from .attributes import IS_SETUP, OWN_PREFIX, PRIORITIES, AttrPriority, names_of, resolved
+from .attributes import IS_SETUP, OWN_PREFIX, PRIORITIES, names_of, resolved
 from .construction import ModuleMeta
 from .declaring import Declaring
 from .methods import ensure_setup, with_entries
@@ -68,6 +71,7 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
     # The rooms below know the class by this.
     bridge__is_lazy: ClassVar[bool] = True
     bridge__has_own_init: ClassVar[bool] = False
+    bridge__rngs: nnx.Rngs | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -85,12 +89,13 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
         """What `set_attr_priority` has set, by attribute."""
         return dict(vars(self).get(PRIORITIES, ()))
 
+    @uncounted
     def set_attr_priority(self, name: str, value: int) -> None:
-        """Says where an attribute comes when NNX takes the module apart.
+        """Says which of several attributes gives the variables of a shared module their path.
 
         Args:
           name: the attribute.
-          value: an `AttrPriority`; smaller ones come first.
+          value: an `AttrPriority`; the smallest one decides.
         """
         priorities = {**self.attr_priorities, name: int(value)}
         vars(self)[PRIORITIES] = tuple(sorted(priorities.items()))
@@ -106,6 +111,10 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
             return resolved(names[name], lambda known: getattr(self, known))
         if name in vars(self):
             return vars(self)[name]
+        if name == "name":
+            # No property: a class may have a field of that name.
+            record = record_of(self)
+            return record.path[-1] if record is not None and record.path else None
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -116,14 +125,8 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
         scope = self.scope
         if scope is not None and len(scope.rngs):
             attributes.append(("scope", DataElem(scope)))
-        priorities, default = self.attr_priorities, AttrPriority.DEFAULT
-        if priorities or scope is not None:
-            attributes.sort(
-                key=lambda item: (
-                    -1 if is_note(item[0]) else priorities.get(item[0], default),
-                    item[0],
-                )
-            )
+            # `nnx.merge` hands out the leaves in the order of the names.
+            attributes.sort(key=lambda item: item[0])
         return attributes, type(self)
 
     def _graph_node_init(self, attributes: Iterable[tuple[str | int, Any]]) -> None:

@@ -9,6 +9,7 @@ from flax import nnx
 from flax.core import FrozenDict
 
 from bridge._errors import InvalidRngsError
+from bridge._flax.tabulate import uncounted
 
 from . import functional
 from .variables import linen_variables
@@ -22,6 +23,7 @@ class Running(nnx.Module):
         """The variables by collection, as Linen has them."""
         return FrozenDict(linen_variables(self))
 
+    @uncounted
     def init(
         self,
         rngs: Any = None,
@@ -33,6 +35,7 @@ class Running(nnx.Module):
         """`init_with_output` without the output."""
         return self.init_with_output(rngs, *args, method=method, mutable=mutable, **kwargs)[1]
 
+    @uncounted
     def init_with_output(
         self,
         rngs: Any = None,
@@ -72,6 +75,26 @@ class Running(nnx.Module):
             initializing=True,
         )
 
+    @uncounted
+    def lazy_init(self, rngs: Any, *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
+        """`init` from sample inputs of which some are `jax.ShapeDtypeStruct`s, as Linen's.
+
+        Args:
+          rngs: as for `init`.
+          *args: the method's arguments.
+          method: the method's name.
+          **kwargs: the method's keyword arguments.
+
+        Returns:
+          The variables by collection; the module stays as it is, unlike with `bridge.lazy_init`.
+
+        Raises:
+          InvalidRngsError: `rngs` are no keys.
+          LazyInitError: a variable depends on the values of an input that is a shape.
+        """
+        return functional.lazily(self, rngs, args, kwargs, method)
+
+    @uncounted
     def apply(
         self,
         variables: Mapping[str, Any],
@@ -117,6 +140,7 @@ class Running(nnx.Module):
         is_pure = mutable is False and not capture_intermediates
         return output if is_pure else (output, updates)
 
+    @uncounted
     def bind(
         self, variables: Mapping[str, Any], *args: Any, rngs: Any = None, mutable: Any = True
     ) -> Self:
@@ -139,6 +163,7 @@ class Running(nnx.Module):
             raise InvalidRngsError(args, f"{type(self).__name__}.bind")
         return functional.bound(self, variables, rngs, mutable)
 
+    @uncounted
     def clone(self, **updates: Any) -> Self:
         """A module with the same fields, but for those given here, and without variables."""
         return functional.cloned(self, None, **updates)

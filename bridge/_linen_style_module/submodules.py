@@ -8,7 +8,7 @@ from typing import Any
 from flax import linen as nn
 from flax import nnx
 
-from bridge._conversion.linen_holder import LinenHolder
+from bridge._conversion.linen_holder import LinenHolder, is_linen_style
 from bridge._errors import DeclarationError, NameInUseError
 from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import DATA_NOTE, is_initializing, is_note, set_initializing
@@ -25,8 +25,8 @@ _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
 def auto_name(record: ModuleInCall, kind: type) -> str:
     """Linen's name for the next submodule of a class."""
-    index = record.type_counter[kind]
-    record.type_counter[kind] += 1
+    index = record.type_counter[kind.__name__]
+    record.type_counter[kind.__name__] += 1
     return f"{kind.__name__}_{index}"
 
 
@@ -136,7 +136,7 @@ def _set_priority(module: Any, name: str, priority: int) -> None:
 
 def is_lazy(value: Any) -> bool:
     """Whether a value is a `bridge.Module`; its class is in a room above."""
-    return getattr(type(value), "bridge__is_lazy", False)
+    return is_linen_style(type(value))
 
 
 def wrapped(linen_module: nn.Module, record: ModuleInCall | None) -> ToNNX:
@@ -159,7 +159,11 @@ def reused(before: Any, fresh: Any) -> Any:
       `before` if its fields are the same, else `fresh` with the variables of `before`.
     """
     if type(before) is not type(fresh):
-        return None
+        # A class that is made in a call is another one in the next.
+        if not (is_lazy(before) and is_lazy(fresh)):
+            return None
+        _view(before, fresh, [field.name for field in dataclasses.fields(fresh) if field.init])
+        return fresh
     if isinstance(before, LinenHolder):
         if before.to_nnx__module == fresh.to_nnx__module:
             return before

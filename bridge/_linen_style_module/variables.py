@@ -11,12 +11,12 @@ from flax import nnx
 import registry
 from bridge._conversion import linen_leaves, nnx_leaves
 from bridge._conversion.convert import state_to_linen
-from bridge._conversion.linen_holder import LinenHolder
+from bridge._conversion.linen_holder import LinenHolder, is_linen_style
 from bridge._conversion.neutral import Displaced, as_dicts
 from bridge._conversion.nnx_leaves import DISPLACED_KEY
 from bridge._conversion.own_leaves import with_graphdefs
 
-from .attributes import is_free, put
+from .attributes import AttrPriority, is_free, is_own_name, put
 
 
 class Unclaimed(nnx.Pytree):
@@ -132,12 +132,34 @@ def boxed(variable: nnx.Variable[Any]) -> Any:
 
 def linen_variables(module: Any) -> dict[str, Any]:
     """The variables of a module as Linen has them; keys are not among them."""
-    items = [
-        (path, leaf)
-        for path, leaf in nnx.to_flat_state(nnx.state(module, graph=True))
-        if isinstance(leaf, nnx.Variable) and not isinstance(leaf, nnx.RngState)
-    ]
+    found: dict[int, tuple[tuple[Any, ...], nnx.Variable[Any]]] = {}
+    _collect(module, (), found, set())
+    items = [item for item in found.values() if not isinstance(item[1], nnx.RngState)]
     return with_graphdefs(as_dicts(state_to_linen(items)), _graphdefs(module))
+
+
+def _collect(
+    node: Any,
+    path: tuple[Any, ...],
+    found: dict[int, tuple[tuple[Any, ...], nnx.Variable[Any]]],
+    seen: set[int],
+) -> None:
+    """Adds the Variables below a node, each at the path of the smallest priority."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if not is_linen_style(type(node)):
+        for below, item in nnx.iter_graph(node, graph=True):
+            if isinstance(item, nnx.Variable):
+                found.setdefault(id(item), ((*path, *below), item))
+        return
+    priorities, default = node.attr_priorities, AttrPriority.DEFAULT
+    own = [(n, x) for n, x in vars(node).items() if not is_own_name(n)]
+    for name, value in sorted(own, key=lambda item: (priorities.get(item[0], default), item[0])):
+        if isinstance(value, nnx.Variable):
+            found.setdefault(id(value), ((*path, name), value))
+        elif isinstance(value, nnx.Pytree):
+            _collect(value, (*path, name), found, seen)
 
 
 def _graphdefs(module: Any) -> tuple[Any, ...]:

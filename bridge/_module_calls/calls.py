@@ -30,7 +30,7 @@ class ModuleInCall:
       is_owned: whether it has its place in the tree, so that another attribute is a reference.
       in_setup: whether its `setup` runs.
       compact_depth: how many of its compact methods run.
-      type_counter: how many submodules of each class its compact method has made.
+      type_counter: how many submodules of each class, by name, its compact method has made.
       reserved: the names that are taken, and by which collections; None stands for a submodule.
       views: (submodule, the same with other fields) of the compact method that runs.
     """
@@ -57,7 +57,7 @@ class ModuleInCall:
         self.is_owned = True
         self.in_setup = False
         self.compact_depth = 0
-        self.type_counter: defaultdict[type, int] = defaultdict(int)
+        self.type_counter: defaultdict[str, int] = defaultdict(int)
         self.reserved: dict[str, set[str | None]] = {}
         self.views: list[tuple[Any, Any]] = []
         self._scope: Scope | None = None
