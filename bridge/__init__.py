@@ -21,15 +21,13 @@ if not isinstance(vars(_registry).get("BridgeError"), type):
         path=_registry.__file__,
     )
 
-from flax.nnx.bridge import AttrPriority as AttrPriority
-from flax.nnx.bridge import Scope as Scope
-from flax.nnx.bridge import current_context as current_context
-from flax.nnx.bridge import current_module as current_module
 from flax.nnx.nn import initializers as initializers
 
 from registry import register_variable_name as register_variable_name
 from registry import register_variable_name_type_pair as register_variable_name_type_pair
 
+from . import interop as interop
+from . import module as module
 from . import variables as variables
 from . import wrappers as wrappers
 from ._conversion.convert import linen_to_nnx as linen_to_nnx
@@ -41,6 +39,7 @@ from ._errors import BridgeWarning as BridgeWarning
 from ._errors import CheckpointError as CheckpointError
 from ._errors import CheckpointNotFoundError as CheckpointNotFoundError
 from ._errors import ConversionError as ConversionError
+from ._errors import DeclarationError as DeclarationError
 from ._errors import ImmutableCollectionError as ImmutableCollectionError
 from ._errors import InvalidFilterError as InvalidFilterError
 from ._errors import InvalidMeshError as InvalidMeshError
@@ -52,6 +51,7 @@ from ._errors import LostUpdateError as LostUpdateError
 from ._errors import MismatchError as MismatchError
 from ._errors import MissingInputsError as MissingInputsError
 from ._errors import MissingRngError as MissingRngError
+from ._errors import NameInUseError as NameInUseError
 from ._errors import NotInitializedError as NotInitializedError
 from ._errors import ParityError as ParityError
 from ._errors import PortError as PortError
@@ -64,6 +64,14 @@ from ._functions.functional import functional as functional
 from ._functions.jit_partial import jit_partial as jit_partial
 from ._initialization.lazy_init import lazy_init as lazy_init
 from ._linen_in_nnx.to_nnx import ToNNX as ToNNX
+from ._linen_style_module.attributes import AttrPriority as AttrPriority
+from ._linen_style_module.interop import linen_in_bridge_mdl as linen_in_bridge_mdl
+from ._linen_style_module.interop import nnx_in_bridge_mdl as nnx_in_bridge_mdl
+from ._linen_style_module.methods import compact as compact
+from ._linen_style_module.module import Module as Module
+from ._module_calls.calls import current_context as current_context
+from ._module_calls.calls import current_module as current_module
+from ._module_calls.scope import Scope as Scope
 from ._nnx_in_linen.to_linen import ToLinen as ToLinen
 from ._nnx_in_linen.to_linen import to_linen as to_linen
 from ._nnx_in_linen.to_linen_class import to_linen_class as to_linen_class
@@ -83,6 +91,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointNotFoundError",
     "ConversionError",
+    "DeclarationError",
     "Functional",
     "ImmutableCollectionError",
     "InvalidFilterError",
@@ -95,7 +104,9 @@ __all__ = [
     "MismatchError",
     "MissingInputsError",
     "MissingRngError",
+    "Module",
     "NNXMeta",
+    "NameInUseError",
     "NotInitializedError",
     "ParityError",
     "PortError",
@@ -108,14 +119,19 @@ __all__ = [
     "UnsupportedFlaxError",
     "abstract",
     "checkpoint",
+    "compact",
     "current_context",
     "current_module",
     "functional",
     "init_sharded",
     "initializers",
+    "interop",
     "jit_partial",
     "lazy_init",
+    "linen_in_bridge_mdl",
     "linen_to_nnx",
+    "module",
+    "nnx_in_bridge_mdl",
     "nnx_to_linen",
     "parity",
     "port",

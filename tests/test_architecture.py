@@ -51,6 +51,25 @@ def to_linen(path):
     return lambda: model.apply(variables, X, mutable=["batch_stats"])
 
 
+class Scaled(bridge.Module):
+    def setup(self):
+        self.inner = Inner()
+
+    def __call__(self, x):
+        return self.inner(x)
+
+
+class Inner(bridge.Module):
+    @bridge.compact
+    def __call__(self, x):
+        return x * self.param("scale", nn.initializers.ones, (1, x.shape[-1]))
+
+
+def apply(path):
+    variables = Scaled().init(0, X)
+    return lambda: Scaled().apply(variables, X, mutable=["batch_stats"])
+
+
 def init_sharded(path):
     mesh = Mesh(jax.devices()[:2], "data")
     return lambda: bridge.init_sharded(LinenNet(), mesh, X, rngs=jax.random.key(0))
@@ -65,6 +84,7 @@ ROUTES = {
     "Variables through `linen_to_nnx` and back": convert,
     "A call of a ToNNX": to_nnx,
     "`init` and `apply` of a ToLinen": to_linen,
+    "`apply` of a `bridge.Module`": apply,
     "`init_sharded`": init_sharded,
     "`checkpoint.save`": save,
 }
@@ -98,7 +118,7 @@ def calls_of(function):
     return list(found)
 
 
-def test_there_are_five_routes():
+def test_there_are_six_routes():
     section = TEXT.split("## The routes\n")[1].split("\n## ")[0]
     assert [line[4:] for line in section.splitlines() if line.startswith("### ")] == list(ROUTES)
 

@@ -44,8 +44,23 @@ class LinenHolder(nnx.Module):
         return [] if streams is None else [streams[name].count for name in streams]
 
 
+def creates_in_call(kind: type) -> bool:
+    """Whether modules of a class create variables when they are called: a ToNNX, a `bridge.Module`.
+
+    The latter is a class of a room above, which says of itself that it is one.
+    """
+    return issubclass(kind, LinenHolder) or is_linen_style(kind)
+
+
+def is_linen_style(kind: object) -> bool:
+    """Whether a class is one of `bridge.Module`."""
+    return getattr(kind, "bridge__is_lazy", False)
+
+
 # The attributes that an initialisation creates beside the variables.
-CREATED_ATTRIBUTES = frozenset({"to_nnx__graphdefs"})
+CREATED_ATTRIBUTES = frozenset(
+    {"to_nnx__graphdefs", "bridge__is_setup", "bridge__names", "bridge__priorities"}
+)
 
 
 def name_of(holder: LinenHolder) -> str:

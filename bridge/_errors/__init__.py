@@ -18,6 +18,9 @@
     │                 ScopeVariableNotFoundError, ScopeCollectionNotFound)
     │                                            variables that do not fit the module
     ├── ReservedNameError(ValueError)            a name the wrapper keeps for itself
+    ├── DeclarationError(ValueError, flax AssignSubModuleError)
+    │                                            declared outside of setup and compact methods
+    ├── NameInUseError(flax NameInUseError)      two of a module's variables have the same name
     ├── ImmutableCollectionError(flax ModifyScopeVariableError)
     │                                            a call writes where it may not
     ├── ConversionError(ValueError, TypeError)   not variables, not a State
@@ -43,6 +46,8 @@ from .conversion_errors import ConversionError as ConversionError
 from .conversion_errors import InvalidMeshError as InvalidMeshError
 from .conversion_errors import ShardingError as ShardingError
 from .conversion_errors import mapping_error as mapping_error
+from .module_errors import DeclarationError as DeclarationError
+from .module_errors import NameInUseError as NameInUseError
 from .texts import path_text as path_text
 from .texts import shown as shown
 from .tool_errors import CheckpointError as CheckpointError

@@ -121,6 +121,18 @@ class NotInitializedError(BridgeError, ValueError, flax_errors.ScopeCollectionNo
             f" ToNNX.from_variables({name}(…), variables)",
         )
 
+    @classmethod
+    def of_class(cls, kind: type) -> NotInitializedError:
+        """The error for a `bridge.Module`."""
+        error = cls(None)
+        text = (
+            f"{kind.__name__} was called, and it has no variables yet; create them from sample"
+            f" inputs with bridge.lazy_init({kind.__name__}(…, rngs=nnx.Rngs(0)), *inputs), or take"
+            f" existing ones with {kind.__name__}(…).bind(variables)"
+        )
+        error.args = (text,)
+        return error
+
 
 class MissingInputsError(BridgeError, TypeError):
     """A `ToLinen` was initialised without inputs, and modules in it create variables from them.
@@ -200,6 +212,17 @@ class ImmutableCollectionError(BridgeError, flax_errors.ModifyScopeVariableError
             f"a call of ToNNX({type(module).__name__}) may not update collection {collection!r}:"
             f" {detail}\n{remedy}",
         )
+
+    @classmethod
+    def of_apply(cls, kind: type, collection: str) -> ImmutableCollectionError:
+        """The error for an `apply` of a `bridge.Module` that has changed a collection."""
+        error = cls(None, collection, "", inside_linen=True)
+        text = (
+            f"a call of {kind.__name__} has updated collection {collection!r}, which it may not;"
+            f" allow it with apply(…, mutable=[{collection!r}])"
+        )
+        error.args = (text,)
+        return error
 
     @classmethod
     def from_flax(

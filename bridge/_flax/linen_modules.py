@@ -81,6 +81,13 @@ def outer_mutable() -> Any:
     return None
 
 
+@_needs_stacks
+def is_linen_innermost() -> bool:
+    """Whether the module that is being called is a Linen one, as far as this thread knows."""
+    stack = _context.module_stack
+    return bool(stack) and stack[-1] is not None
+
+
 def unbound_function(method: Callable[..., Any]) -> Callable[..., Any]:
     """The function behind a method that may be bound to a Linen module.
 

@@ -4,12 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+import functools
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 from flax import nnx
 
+F = TypeVar("F", bound=Callable[..., Any])
+
 _TABULATE_ID = "_nnx_tabulate_id"
+
+
+class _Uncounted:
+    """A method that is no function, so that `nnx.tabulate` does not count its calls."""
+
+    def __init__(self, function: Callable[..., Any]):
+        functools.update_wrapper(self, function)
+        self._function = function
+
+    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+        return self if owner is None else types.MethodType(self._function, owner)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+
+def uncounted(function: F) -> F:
+    """Marks a method that is no part of the model; `nnx.tabulate` takes every public function."""
+    found: Any = _Uncounted(function)
+    return found
 
 
 class _NewTabulateId(int):

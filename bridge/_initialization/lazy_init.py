@@ -18,6 +18,7 @@ from bridge._flax.nodes import Nodes, nodes_below
 from bridge._flax.objects import set_initializing
 from bridge._flax.traces import partially_evaluate, unbound_axis
 from bridge._flax.variables import leaf_value
+from bridge._module_calls.calls import noting_initial_draws, stream_counts
 
 from .adopted import adopt
 from .snapshot import Snapshot, drop_sown
@@ -93,7 +94,9 @@ def run_initializing(
     moved = {id(count) for holder in holders for count in holder.stream_counts()}
     set_initializing(nodes.objects, True)
     try:
-        output = fn(*args, **kwargs)
+        with noting_initial_draws() as drawn:
+            output = fn(*args, **kwargs)
+        moved.update(id(c) for node in nodes.objects for c in stream_counts(node, drawn))
         snapshot.keep_created(moved)
     except BaseException:
         snapshot.restore()

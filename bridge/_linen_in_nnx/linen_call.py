@@ -18,10 +18,10 @@ from bridge._conversion.own_leaves import graphdefs_in, with_graphdefs
 from bridge._errors import ImmutableCollectionError, NotInitializedError
 from bridge._flax.call_keys import CallKeys
 from bridge._flax.filters import union
-from bridge._flax.linen_modules import outer_mutable
 from bridge._flax.objects import is_initializing
 from bridge._flax.scopes import run_linen
 from bridge._flax.tabulate import tabulated_as
+from bridge._module_calls.calls import outer_mutable
 from bridge._randomness.streams import sources
 from bridge._sharding import eager, explicit_axes
 

@@ -14,6 +14,7 @@ from flax import linen as nn
 from flax import nnx
 from flax.core import FrozenDict
 
+from bridge._conversion.linen_holder import is_linen_style
 from bridge._equality.contents import contents, tell_by
 from bridge._equality.tell_values import digest
 from bridge._equality.walk import Walk, identity
@@ -204,6 +205,8 @@ def takes_rngs(nnx_class: Any) -> bool:
     """Whether a constructor has a parameter `rngs`, or takes any keyword."""
     # The signature of an NNX class is that of its metaclass, which takes anything.
     is_class = isinstance(nnx_class, type)
+    if is_linen_style(nnx_class):
+        return True
     if is_class and nnx_class.__init__ is object.__init__:
         return False
     if isinstance(nnx_class, functools.partial):

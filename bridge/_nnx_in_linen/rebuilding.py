@@ -12,7 +12,7 @@ from flax.core import meta
 import registry
 from bridge import _train_eval
 from bridge._conversion.arrays import Arrays, is_array
-from bridge._conversion.linen_holder import LinenHolder
+from bridge._conversion.linen_holder import creates_in_call
 from bridge._equality.bounded_cache import BoundedCache
 from bridge._equality.contents import contents
 from bridge._equality.walk import identity
@@ -161,7 +161,7 @@ def _abstract(
             run_initializing(module, method_in_modes(module, call.method), args, kwargs, nodes)
         kinds = set(map(type, nodes_below(module).objects))
         graphdef, _ = static_graphdef.split(module, recipe.origin, kept)
-        made.append((graphdef, any(issubclass(kind, LinenHolder) for kind in kinds)))
+        made.append((graphdef, any(map(creates_in_call, kinds))))
         is_whole.append(not _holds_value_of(trace_of(key), graphdef))
 
     key = jax.eval_shape(lambda: jax.random.key(0))

@@ -20,6 +20,7 @@ from bridge._flax.objects import mark_arrays_as_data
 from bridge._graphdefs.leaves import GraphDefLeaves
 from bridge._graphdefs.static_graphdef import Given, StaticGraphDef
 from bridge._graphdefs.structure import is_same_or_equal, structure
+from bridge._module_calls.calls import detached_calls
 from bridge._randomness.missing_stream import missing_stream
 from bridge._sharding import eager
 
@@ -122,7 +123,7 @@ class Recipe(NamedTuple):
             kwargs = dict(kwargs)
             if not self.skip_rng and "rngs" not in kwargs and takes_rngs(self.nnx_class):
                 kwargs["rngs"] = rngs_type(**streams)
-            with detached():
+            with detached(), detached_calls():
                 return self.nnx_class(*args, **kwargs)
 
         try:

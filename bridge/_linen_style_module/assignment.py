@@ -1,0 +1,119 @@
+"""What setting an attribute of a `bridge.Module` means: a submodule, a container, another name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+from flax import linen as nn
+from flax import nnx
+
+from bridge._module_calls.calls import ModuleInCall, joined_record
+
+from .attributes import (
+    Ref,
+    drop_name,
+    frozen,
+    is_own_name,
+    names_of,
+    parts,
+    put,
+    replaced,
+    set_name,
+)
+from .submodules import is_lazy, place, refer, wrapped
+from .variables import Unclaimed
+
+
+def assign(module: Any, name: str, value: Any) -> None:
+    """Sets an attribute of a `bridge.Module`, as Linen does where that differs from NNX.
+
+    Args:
+      module: the module.
+      name: the attribute.
+      value: a submodule of either kind gets the name; one in a list or a dict gets Linen's name for
+        it, such as `layers_0`. A submodule or variable that has its place keeps it.
+    """
+    if is_own_name(name) or isinstance(value, dataclasses.Field):
+        put(module, name, value)
+        return
+    is_waiting = isinstance(vars(module).get(name), Unclaimed)
+    record = joined_record(module, is_copy=is_waiting)
+    if isinstance(value, nn.Module):
+        value = wrapped(value, record)
+    if isinstance(value, nnx.Module | nnx.Variable):
+        _assign_part(module, record, name, name, value)
+    elif isinstance(value, list | tuple | Mapping) and not isinstance(value, nnx.State):
+        _assign_container(module, record, name, value)
+    else:
+        if name in names_of(module):
+            drop_name(module, name)
+        put(module, name, value)
+
+
+def _assign_container(module: Any, record: ModuleInCall | None, name: str, value: Any) -> None:
+    has_parts = any(_is_part(item) for _, item in parts(value))
+    if not has_parts:
+        leaves = jax.tree.leaves(value)
+        is_data = any(nnx.is_data(leaf) for leaf in leaves)
+        put(module, name, nnx.data(value) if is_data else frozen(value))
+        return
+
+    def placed(suffix: str, item: Any) -> Any:
+        if not _is_part(item):
+            return item
+        if isinstance(item, nn.Module):
+            item = wrapped(item, record)
+        known = _name_of(module, item)
+        if known is None:
+            known = f"{name}{suffix}"
+            _assign_part(module, record, known, known, item)
+        return Ref(known)
+
+    structure = replaced(value, placed)
+    if name in vars(module):
+        delattr(module, name)
+    set_name(module, name, structure)
+
+
+def _is_part(item: Any) -> bool:
+    return isinstance(item, nn.Module | nnx.Module | nnx.Variable)
+
+
+def _assign_part(
+    module: Any, record: ModuleInCall | None, attribute: str, name: str, value: Any
+) -> None:
+    """Sets an attribute to a submodule or a Variable."""
+    known = _name_of(module, value)
+    if known == name:
+        return
+    if known is not None:
+        # Two references would be a shared node, whose path depends on the order of the names.
+        if attribute in vars(module):
+            delattr(module, attribute)
+        set_name(module, attribute, Ref(known))
+        return
+    if name in names_of(module):
+        drop_name(module, name)
+    if isinstance(value, nnx.Variable):
+        given = vars(module).get(name)
+        if record is not None and record.in_setup and type(given) is type(value):
+            # Variables that apply was given are there before setup makes its own.
+            value.set_raw_value(given.get_raw_value())
+        put(module, name, value)
+    elif record is None:
+        put(module, name, value)
+    else:
+        elsewhere = record.call.find(value) if is_lazy(value) else None
+        if elsewhere is not None and elsewhere.is_owned:
+            put(module, name, value)
+            refer(module, name)
+        else:
+            place(record, name, value)
+
+
+def _name_of(module: Any, value: Any) -> str | None:
+    """The attribute that a value is already in."""
+    return next((name for name, held in vars(module).items() if held is value), None)

@@ -1,0 +1,64 @@
+"""What happens when a `bridge.Module` is constructed: its name, its parent, its keys."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from flax import nnx
+
+from bridge._errors import DeclarationError
+from bridge._module_calls.calls import joined
+from bridge._module_calls.scope import as_rngs
+
+from .attributes import IS_SETUP
+from .submodules import auto_name, place
+
+_UNSET: Any = object()
+_NAME, _PARENT, _RNGS = "name", "parent", "rngs"
+
+
+class ModuleMeta(type(nnx.Module)):
+    """Takes `name`, `parent` and `rngs` of a constructor, and gives a submodule its place."""
+
+    bridge__has_own_init: bool
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        fields = getattr(cls, "__dataclass_fields__", {})
+        parameters = fields if not cls.bridge__has_own_init else _parameters(cls)
+        parent = _UNSET if _PARENT in parameters else kwargs.pop(_PARENT, _UNSET)
+        rngs = None if _RNGS in parameters else kwargs.pop(_RNGS, None)
+        name = kwargs.get(_NAME) if _NAME in parameters else kwargs.pop(_NAME, None)
+        if name is not None and not isinstance(name, str):
+            raise DeclarationError.of_name(cls.__name__, name)
+        module: Any = super().__call__(*args, **kwargs)
+        if rngs is not None:
+            streams = as_rngs(rngs, cls.__name__)
+            module.bridge__rngs = streams.fork() if isinstance(rngs, nnx.Rngs) else streams
+        return _placed(module, name, parent)
+
+    def _pytree_meta_construct(cls, self: Any, *args: Any, **kwargs: Any) -> None:
+        vars(self)[IS_SETUP] = False
+        super()._pytree_meta_construct(self, *args, **kwargs)
+
+
+def _parameters(cls: Any) -> Mapping[str, Any]:
+    return inspect.signature(cls.__init__).parameters
+
+
+def _placed(module: Any, name: str | None, parent: Any) -> Any:
+    """Makes a module a submodule of the one that is being called, unless it is to stand alone."""
+    record = joined()
+    if parent is None or (record is None and parent is _UNSET):
+        return module
+    if parent is not _UNSET:
+        record = record and record.call.find(parent)
+        if record is None:
+            raise DeclarationError.of_parent(type(module).__name__, parent)
+    if record is None or (record.in_setup and name is None):
+        # In setup it gets its name when it is assigned.
+        return module
+    if not record.is_declaring:
+        raise DeclarationError(f"Submodule {type(module).__name__}", type(record.module).__name__)
+    return place(record, name or auto_name(record, type(module)), module)

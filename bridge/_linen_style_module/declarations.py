@@ -1,0 +1,159 @@
+"""`param`, `variable` and what else a `bridge.Module` does with its variables by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+import registry
+from bridge._conversion.collections import OUTPUTS
+from bridge._errors import MismatchError, NotInitializedError, path_text
+from bridge._flax.objects import is_initializing
+from bridge._flax.variables import raw_value
+from bridge._module_calls.calls import ModuleInCall, note_initial_draw, record_of
+from bridge._module_calls.scope import serving
+
+from . import variables
+from .methods import is_creating
+from .submodules import check_declaring, reserve
+
+
+def param(
+    module: Any, name: str, init_fn: Callable[..., Any], args: Any, kwargs: Any
+) -> nnx.Variable[Any]:
+    """The parameter of a name, which is created if it may be.
+
+    Raises:
+      DeclarationError: neither `setup` nor a compact method runs.
+      NameInUseError: the name is taken.
+      MismatchError: it has another shape than the initializer says, or there is none.
+      NotInitializedError: the module has no variables yet.
+    """
+    record = check_declaring(record_of(module), module, "Parameters")
+    reserve(record, name, "params", "param")
+    found = variables.find(module, "params", name)
+    if found is not None:
+        _check_shape(record, name, found, lambda: init_fn(jax.random.key(0), *args, **kwargs))
+        return found
+    if not is_creating(record, "params"):
+        key = jax.random.key(0)
+        raise _absent(record, "params", name, lambda: init_fn(key, *args, **kwargs))
+    note_initial_draw(serving(record.rngs, "params") or "params")
+    return _created(
+        record, "params", name, init_fn(record.scope.make_rng("params"), *args, **kwargs)
+    )
+
+
+def variable(
+    module: Any,
+    collection: str,
+    name: str,
+    init_fn: Callable[..., Any] | None,
+    args: Any,
+    kwargs: Any,
+) -> nnx.Variable[Any]:
+    """The variable of a name in a collection; as `param`, without a key and without a shape."""
+    record = check_declaring(record_of(module), module, "Variables")
+    reserve(record, name, collection, "variable")
+    found = variables.find(module, collection, name)
+    if found is not None:
+        return found
+    if init_fn is None or not is_creating(record, collection):
+        raise _absent(record, collection, name, init_fn and (lambda: init_fn(*args, **kwargs)))
+    return _created(record, collection, name, init_fn(*args, **kwargs))
+
+
+def put_variable(module: Any, collection: str, name: str, value: Any) -> None:
+    """Gives a variable a value, and creates it if there is none."""
+    found = variables.find(module, collection, name)
+    if found is None:
+        variables.add(module, collection, name, variables.made(collection, name, value))
+    else:
+        found.set_value(value)
+
+
+def sow(
+    module: Any,
+    collection: str,
+    name: str,
+    value: Any,
+    reduce_fn: Callable[[Any, Any], Any],
+    init_fn: Callable[[], Any],
+) -> bool:
+    """Adds a value to an output collection, if the call keeps it."""
+    record = record_of(module)
+    mutable = record and record.call.mutable
+    is_kept = mutable is not None and record is not None
+    if not is_kept or (is_initializing(module) and collection in OUTPUTS):
+        return False
+    if record is None or not record.scope.is_mutable_collection(collection):
+        return False
+    found = variables.find(module, collection, name)
+    before = init_fn() if found is None else found.get_value()
+    put_variable(module, collection, name, reduce_fn(before, value))
+    return True
+
+
+def perturb(module: Any, collection: str, name: str, value: Any) -> Any:
+    """A value plus the variable of that name, which `init` creates as zeros."""
+    record = record_of(module)
+    found = variables.find(module, collection, name)
+    if found is None and record is not None and is_creating(record, collection):
+        zeros = jax.tree.map(jax.numpy.zeros_like, value)
+        put_variable(module, collection, name, zeros)
+        found = variables.find(module, collection, name)
+    return value if found is None else jax.tree.map(jax.numpy.add, value, found.get_value())
+
+
+def _created(record: ModuleInCall, collection: str, name: str, value: Any) -> nnx.Variable[Any]:
+    made = variables.made(collection, name, value)
+    variables.add(record.module, collection, name, made)
+    return made
+
+
+def _check_shape(
+    record: ModuleInCall, name: str, found: nnx.Variable[Any], init_fn: Callable[[], Any]
+) -> None:
+    wanted = _shapes(init_fn)
+    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(raw_value(found))]
+    if any(a != b for a, b in zip(wanted, shapes, strict=False)):
+        path = path_text("params", (*record.path, name))
+        raise MismatchError(_where(record), mis_shaped=[(path, f"{wanted[0]}", f"{shapes[0]}")])
+
+
+def _shapes(init_fn: Callable[[], Any]) -> list[tuple[int, ...]]:
+    """The shapes of what an initializer makes."""
+
+    def value() -> Any:
+        made = init_fn()
+        return made.raw_value if isinstance(made, nnx.VariableMetadata) else made
+
+    return [np.shape(leaf) for leaf in jax.tree.leaves(jax.eval_shape(value))]
+
+
+def _absent(
+    record: ModuleInCall, collection: str, name: str, init_fn: Callable[[], Any] | None
+) -> Exception:
+    """The error for a variable that is not there."""
+    root = record.call.root.module
+    state = nnx.state(root, nnx.Not(nnx.RngState))
+    if record.call.mutable is None and not nnx.to_flat_state(state):
+        return NotInitializedError.of_class(type(root))
+    path = path_text(collection, (*record.path, name))
+    shapes = _shapes(init_fn) if init_fn is not None else []
+    shown = str(shapes[0]) if len(shapes) == 1 else "a value"
+    return MismatchError(_where(record), missing=[(path, shown)])
+
+
+def _where(record: ModuleInCall) -> str:
+    return type(record.call.root.module).__name__
+
+
+def collection_name(variable_type: Any) -> str:
+    """The collection that is meant by a name or a Variable type."""
+    is_type = isinstance(variable_type, type)
+    return registry.current().name_from_type(variable_type) if is_type else variable_type

@@ -1,0 +1,201 @@
+"""The methods with which a `bridge.Module` uses its variables and keys, named as Linen's are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import nnx
+
+from bridge._errors import DeclarationError
+from bridge._flax.objects import is_initializing
+from bridge._flax.tabulate import uncounted
+from bridge._module_calls.calls import record_of
+from bridge._module_calls.scope import Scope
+
+from . import declarations, variables
+
+
+class Declaring(nnx.Module):
+    """The part of `bridge.Module` that declares, reads and writes variables."""
+
+    @property
+    def scope(self) -> Scope | None:
+        """The keys and the mutable collections of the call, None outside of one."""
+        record = record_of(self)
+        return vars(self).get("scope") if record is None else record.scope
+
+    @scope.setter
+    def scope(self, value: Scope | None) -> None:
+        vars(self)["scope"] = value
+
+    @property
+    def path(self) -> tuple[str, ...]:
+        """The names that lead from the outermost module of the call to this one.
+
+        Raises:
+          ValueError: outside of a call.
+        """
+        record = record_of(self)
+        if record is None:
+            raise DeclarationError.of_path(type(self).__name__)
+        return record.path
+
+    @uncounted
+    def param(
+        self,
+        name: str,
+        init_fn: Callable[..., Any],
+        *init_args: Any,
+        unbox: bool = True,
+        **init_kwargs: Any,
+    ) -> Any:
+        """Declares a parameter.
+
+        Args:
+          name: its name.
+          init_fn: makes the initial value from a key and the other arguments.
+          *init_args: further arguments of `init_fn`.
+          unbox: whether the Variable is returned rather than Linen's metadata box.
+          **init_kwargs: keyword arguments of `init_fn`.
+
+        Returns:
+          The `nnx.Param`, or the box around its value.
+
+        Raises:
+          DeclarationError: neither `setup` nor a compact method runs.
+          NameInUseError: the name is taken.
+          MismatchError: there is no such parameter, or it has another shape.
+          NotInitializedError: the module has no variables yet.
+          MissingRngError: there is no key to draw the value from.
+        """
+        found = declarations.param(self, name, init_fn, init_args, init_kwargs)
+        return found if unbox else variables.boxed(found)
+
+    @uncounted
+    def variable(
+        self,
+        col: str,
+        name: str,
+        init_fn: Callable[..., Any] | None = None,
+        *init_args: Any,
+        unbox: bool = True,
+        **init_kwargs: Any,
+    ) -> Any:
+        """Declares a variable of a collection.
+
+        Args:
+          col: the collection.
+          name: the variable's name.
+          init_fn: makes the initial value; without it the variable has to exist.
+          *init_args: arguments of `init_fn`.
+          unbox: of no effect: the Variable holds the value and the metadata.
+          **init_kwargs: keyword arguments of `init_fn`.
+
+        Returns:
+          The Variable, of the type that belongs to the collection.
+
+        Raises:
+          DeclarationError: neither `setup` nor a compact method runs.
+          NameInUseError: the name is taken in this collection, or by a submodule.
+          MismatchError: there is no such variable, and the call may not create it.
+          NotInitializedError: the module has no variables yet.
+        """
+        del unbox
+        return declarations.variable(self, col, name, init_fn, init_args, init_kwargs)
+
+    @uncounted
+    def has_variable(self, col: str, name: str) -> bool:
+        """Whether there is a variable, or a submodule with variables, of that name."""
+        found = variables.find(self, col, name)
+        return found is not None or variables.has_below(self, col, name)
+
+    @uncounted
+    def get_variable(self, col: str, name: str, default: Any = None) -> Any:
+        """The value of a variable, `default` if there is none."""
+        found = variables.find(self, col, name)
+        return default if found is None else found.get_value()
+
+    @uncounted
+    def put_variable(self, col: str, name: str, value: Any) -> None:
+        """Gives a variable a value, and creates it if there is none.
+
+        Raises:
+          ImmutableCollectionError: from `apply`, if it may not update the collection.
+        """
+        declarations.put_variable(self, col, name, value)
+
+    @uncounted
+    def is_mutable_collection(self, col: str) -> bool:
+        """Whether the call may update a collection; all of them, unless somebody said otherwise."""
+        scope = self.scope
+        return scope is None or scope.is_mutable_collection(col)
+
+    @uncounted
+    def is_initializing(self) -> bool:
+        """Whether `init` or `lazy_init` runs."""
+        return is_initializing(self)
+
+    @uncounted
+    def has_rng(self, name: str) -> bool:
+        """Whether a key can be drawn from a stream."""
+        scope = self.scope
+        return scope is not None and scope.has_rng(name)
+
+    @uncounted
+    def make_rng(self, name: str = "default") -> jax.Array:
+        """The next key of a stream; `default`, then `params`, stands for one that is not there.
+
+        Raises:
+          DeclarationError: outside of a call.
+          MissingRngError: there is no such stream.
+        """
+        scope = self.scope
+        if scope is None:
+            raise DeclarationError.of_rngs(type(self).__name__)
+        return scope.make_rng(name)
+
+    @uncounted
+    def sow(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self,
+        variable_type: Any,
+        name: str,
+        value: Any,
+        reduce_fn: Callable[[Any, Any], Any] = lambda before, value: (*before, value),
+        init_fn: Callable[[], Any] = tuple,
+    ) -> bool:
+        """Adds a value to an output collection if the caller asks for it, as Linen does.
+
+        Args:
+          variable_type: the collection's name, or a Variable type.
+          name: the name in the collection.
+          value: the value.
+          reduce_fn: (what is there, value) -> what is there then.
+          init_fn: makes what is there at first.
+
+        Returns:
+          Whether the value was kept: below `nnx.capture`, or where `mutable` takes the collection.
+        """
+        if "__captures__" in vars(self):
+            return super().sow(variable_type, name, value, reduce_fn, init_fn)
+        collection = declarations.collection_name(variable_type)
+        return declarations.sow(self, collection, name, value, reduce_fn, init_fn)
+
+    @uncounted
+    def perturb(  # pyright: ignore[reportIncompatibleMethodOverride]
+        self, name: str, value: Any, collection: Any = "perturbations"
+    ) -> Any:
+        """Adds a variable that is zero to a value, so that the value has a gradient.
+
+        Args:
+          name: the variable's name.
+          value: the value.
+          collection: the variable's collection, or its type.
+
+        Returns:
+          The sum; `value` if there is no such variable.
+        """
+        if "__captures__" in vars(self):
+            return super().perturb(name, value, collection)
+        return declarations.perturb(self, declarations.collection_name(collection), name, value)

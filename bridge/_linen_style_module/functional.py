@@ -1,0 +1,199 @@
+"""`init`, `apply` and `bind`: a module run on variables that it does not hold."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flax import errors as flax_errors
+from flax import nnx
+
+import registry
+from bridge._conversion.arrays import is_taken, taken
+from bridge._conversion.collections import OUTPUTS
+from bridge._errors import ImmutableCollectionError, InvalidMethodError
+from bridge._flax.filters import union
+from bridge._flax.nodes import nodes_below
+from bridge._flax.objects import set_initializing
+from bridge._flax.variables import raw_value
+from bridge._initialization.lazy_init import lazy_init
+from bridge._linen_in_nnx import mutable_filter
+from bridge._module_calls.calls import MODULE_CONTEXT, Call, ModuleInCall, detached_calls
+from bridge._module_calls.scope import as_rngs, is_in
+
+from .attributes import IS_SETUP
+from .given import install
+from .methods import in_call, is_entering, set_up
+from .submodules import is_lazy
+from .variables import linen_variables
+
+
+def cloned(module: Any, memo: dict[int, Any] | None = None, **updates: Any) -> Any:
+    """A module with the same fields that has no variables yet, as Linen's `clone` makes it.
+
+    Args:
+      module: a `bridge.Module`.
+      memo: the clones that were made, by the id of what they are clones of.
+      **updates: other values for fields.
+    """
+    memo = {} if memo is None else memo
+    if id(module) in memo:
+        return memo[id(module)]
+    with detached_calls():
+        if type(module).bridge__has_own_init:
+            made = nnx.clone(module)
+            vars(made)[IS_SETUP] = False
+        else:
+            fields = [field.name for field in dataclasses.fields(module) if field.init]
+            values = {name: getattr(module, name) for name in fields}
+            made = type(module)(**{n: _cloned_value(x, memo) for n, x in values.items()} | updates)
+    memo[id(module)] = made
+    return made
+
+
+def _cloned_value(value: Any, memo: dict[int, Any]) -> Any:
+    if is_lazy(value):
+        return cloned(value, memo)
+    if isinstance(value, nnx.Pytree):
+        if id(value) not in memo:
+            memo[id(value)] = nnx.clone(value)
+        return memo[id(value)]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_cloned_value(item, memo) for item in value))
+    if isinstance(value, list | tuple):
+        return type(value)(_cloned_value(item, memo) for item in value)
+    if isinstance(value, Mapping):
+        return {key: _cloned_value(item, memo) for key, item in value.items()}
+    return value
+
+
+def applied(
+    module: Any,
+    variables: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    rngs: Any,
+    method: Any,
+    mutable: Any,
+    capture_intermediates: Any = False,
+    initializing: bool = False,
+) -> tuple[Any, dict[str, Any]]:
+    """Runs a method of a clone: (output, variables of the mutable collections).
+
+    Raises:
+      InvalidMethodError: there is no such method.
+      InvalidRngsError: `rngs` are no keys.
+      InvalidFilterError: `mutable` is no filter of collections.
+      ImmutableCollectionError: the call has changed a collection that it may not update.
+    """
+    where = f"a call of {type(module).__name__}"
+    mutable_filter.checked(mutable, where)
+    if capture_intermediates:
+        mutable = union(mutable, "intermediates")
+    clone = cloned(module)
+    install(clone, variables)
+    if initializing:
+        set_initializing(nodes_below(clone).objects, True)
+    capture = _is_call if capture_intermediates is True else capture_intermediates or None
+    call = Call(clone, as_rngs(rngs, where), mutable, capture)
+    guard = _Guard(clone, mutable)
+    output = in_call(call, lambda record: _called(record, method, args, kwargs))
+    if initializing:
+        set_initializing(nodes_below(clone).objects, False)
+    guard.check(clone)
+    if mutable is False:
+        return output, {}
+    return output, {c: x for c, x in linen_variables(clone).items() if is_in(mutable, c)}
+
+
+def bound(module: Any, variables: Mapping[str, Any], rngs: Any, mutable: Any) -> Any:
+    """A clone that holds variables and keys."""
+    where = f"{type(module).__name__}.bind"
+    clone = cloned(module)
+    install(clone, variables)
+    if rngs is not None:
+        clone.bridge__rngs = as_rngs(rngs, where)
+    if mutable is not True:
+        clone.bridge__mutable = mutable_filter.checked(mutable, where)
+    in_call(Call(clone, clone.bridge__rngs or nnx.Rngs(), mutable), _set_up_all)
+    return clone
+
+
+def lazily(
+    module: Any, rngs: Any, args: tuple[Any, ...], kwargs: dict[str, Any], method: Any
+) -> dict[str, Any]:
+    """The variables that a method creates, without a forward pass for inputs that are shapes."""
+    clone = cloned(module)
+    clone.bridge__rngs = as_rngs(rngs, f"{type(module).__name__}.lazy_init")
+    lazy_init(clone if method == "__call__" else getattr(clone, method), *args, **kwargs)
+    return linen_variables(clone)
+
+
+def _set_up_all(record: ModuleInCall) -> None:
+    """Runs `setup` of a module and of those below it, whose submodules can be asked for then."""
+    set_up(record)
+    for value in list(vars(record.module).values()):
+        below = record.call.find(value)
+        if below is not None and below.is_owned:
+            _set_up_all(below)
+
+
+def _called(record: ModuleInCall, method: Any, args: Any, kwargs: Any) -> Any:
+    module = record.module
+    set_up(record)
+    MODULE_CONTEXT.module_stack.append(record)
+    try:
+        return _function(module, method)(*args, **kwargs)
+    finally:
+        MODULE_CONTEXT.module_stack.pop()
+
+
+def _function(module: Any, method: Any) -> Callable[..., Any]:
+    """The method of this module that a name, a function or a method of another one means."""
+    if isinstance(method, str):
+        found = getattr(module, method, None)
+        if not callable(found):
+            names = [n for n, x in inspect.getmembers(type(module)) if is_entering(x)]
+            raise InvalidMethodError(type(module), method, names)
+        return found
+    function = method
+    if inspect.ismethod(method) and isinstance(method.__self__, nnx.Module):
+        function = method.__func__
+    if not callable(function) or not inspect.signature(function).parameters:
+        raise flax_errors.ApplyModuleInvalidMethodError(function)
+    return lambda *args, **kwargs: function(module, *args, **kwargs)
+
+
+def _is_call(module: Any, method: str) -> bool:
+    return method == "__call__"
+
+
+class _Guard:
+    """The values that a call may not change.
+
+    NNX Variables can be written whatever the call says, so this is seen after the call.
+    """
+
+    def __init__(self, module: Any, mutable: Any):
+        self._mutable = mutable
+        self._before = [(v, taken(raw_value(v))) for v in self._fixed(module)]
+
+    def check(self, module: Any) -> None:
+        """Raises ImmutableCollectionError if one has changed."""
+        for variable, value in self._before:
+            if not is_taken(raw_value(variable), value):
+                collection = registry.current().name_from_type(variable.var_type)
+                raise ImmutableCollectionError.of_apply(type(module), collection)
+
+    def _fixed(self, module: Any) -> list[nnx.Variable[Any]]:
+        active = registry.current()
+        return [
+            variable
+            for variable in nodes_below(module).variables
+            if not isinstance(variable, nnx.RngState)
+            and (name := active.name_from_type(variable.var_type)) not in OUTPUTS
+            and not is_in(self._mutable, name)
+        ]

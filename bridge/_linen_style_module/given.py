@@ -1,0 +1,119 @@
+"""Variables that a module is given, those of submodules that it does not have yet as well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+from flax import nnx
+
+import registry
+from bridge._conversion import linen_attributes, linen_leaves, nnx_leaves
+from bridge._conversion.linen_holder import LinenHolder, is_linen_style
+from bridge._conversion.neutral import nest, walk
+from bridge._conversion.own_leaves import graphdefs_in
+from bridge._errors import MismatchError
+from bridge._flax.variables import assign_raw_value, raw_value
+
+from .attributes import put
+from .variables import Unclaimed, add, holders
+
+
+def _unclaimed(tree: Mapping[Any, Any]) -> Unclaimed:
+    found = Unclaimed()
+    for name, value in tree.items():
+        setattr(found, str(name), _unclaimed(value) if isinstance(value, Mapping) else value)
+    return found
+
+
+def install(module: Any, variables: Mapping[str, Any]) -> None:
+    """Gives a module Linen variables, those of submodules that it does not have yet as well."""
+    linen_leaves.check_variables(variables)
+    leaves = linen_attributes.as_arrays(linen_leaves.from_variables(variables))
+    full = {address: leaf for address, leaf in leaves.items() if not leaf.is_empty}
+    tree = nest(nnx_leaves.to_leaves(full, all_variables=True))
+    claim(module, _unclaimed(tree), where=f"{type(module).__name__}")
+    graphdefs = graphdefs_in(variables)
+    if graphdefs:
+        _install_graphdefs(module, graphdefs)
+
+
+def claim(module: Any, unclaimed: Unclaimed, where: str) -> None:
+    """Gives the Variables at a module's place to the module.
+
+    Args:
+      module: a `bridge.Module`, a ToNNX or any other NNX module.
+      unclaimed: the Variables.
+      where: the place, for the error.
+
+    Raises:
+      MismatchError: the module has no place for one, lacks one, or has one of another shape.
+    """
+    if isinstance(module, LinenHolder):
+        for name, value in unclaimed.dicts().items():
+            setattr(module, name, nnx.data(value))
+    elif is_linen_style(type(module)):
+        active = registry.current()
+        for name, value in unclaimed.items():
+            own = vars(module).get(name)
+            if isinstance(value, nnx.Variable):
+                add(module, active.name_from_type(value.var_type), name, value)
+            elif isinstance(own, nnx.Pytree):
+                claim(own, value, f"{where}/{name}")
+            else:
+                put(module, name, value)
+    else:
+        _update(module, unclaimed.dicts(), where)
+
+
+def _update(module: nnx.Pytree, given: Mapping[str, Any], where: str) -> None:
+    """Puts Variables into those of a native NNX module, all of them."""
+    own = {
+        tuple(map(str, path)): leaf
+        for path, leaf in nnx.to_flat_state(nnx.state(module, graph=True))
+        if isinstance(leaf, nnx.Variable)
+    }
+    variables = dict(_variables_of(module))
+    new = dict(walk(given))
+    needed = {path for path, leaf in own.items() if not isinstance(leaf, nnx.RngState)}
+    missing = [
+        ("/".join(path), str(jax.tree.map(jax.numpy.shape, raw_value(own[path]))))
+        for path in needed - new.keys()
+        if _is_abstract(raw_value(own[path]))
+    ]
+    mis_shaped = [
+        ("/".join(path), _shapes(own[path]), _shapes(new[path]))
+        for path in needed & new.keys()
+        if _shapes(own[path]) != _shapes(new[path])
+    ]
+    unknown = ["/".join(path) for path in new.keys() - own.keys()]
+    if missing or mis_shaped or unknown:
+        raise MismatchError(where, missing, mis_shaped, unknown)
+    for path, variable in new.items():
+        assign_raw_value(variables[path], raw_value(variable))
+
+
+def _variables_of(module: nnx.Pytree) -> Iterator[tuple[tuple[str, ...], nnx.Variable[Any]]]:
+    for path, node in nnx.iter_graph(module, graph=True):
+        if isinstance(node, nnx.Variable):
+            yield tuple(map(str, path)), node
+
+
+def _is_abstract(value: Any) -> bool:
+    return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(value))
+
+
+def _shapes(variable: nnx.Variable[Any]) -> str:
+    return str(jax.tree.map(jax.numpy.shape, raw_value(variable)))
+
+
+def _install_graphdefs(module: Any, graphdefs: Any) -> None:
+    """Gives GraphDefs to the wrappers that are there; one that comes later makes its own."""
+    for path, holder in holders(module):
+        own = tuple(map(str, path))
+        holder.to_nnx__graphdefs = tuple(
+            (place[len(own) :], graphdef)
+            for place, graphdef in graphdefs
+            if place[: len(own)] == own
+        )

@@ -1,0 +1,124 @@
+"""Modules of the other kinds as submodules of a `bridge.Module` that is being called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from flax import linen as nn
+from flax import nnx
+
+from bridge._errors import DeclarationError
+from bridge._flax.objects import is_initializing
+from bridge._linen_in_nnx.to_nnx import ToNNX
+from bridge._module_calls.calls import ModuleInCall, detached_calls, joined
+
+from .submodules import auto_name, place, wrapped
+
+M = TypeVar("M", bound=nnx.Module)
+
+
+def nnx_in_bridge_mdl(factory: Callable[[nnx.Rngs], M], name: str | None = None) -> M:
+    """Makes an NNX module a submodule of the `bridge.Module` that is being called.
+
+    The module is constructed where variables are created. Where they are given, only its shapes
+    are, and its keys; a module that holds its variables already is returned as it is.
+
+    Args:
+      factory: makes the module from the call's streams.
+      name: the submodule's name in a compact method, by default its class and a number. In `setup`
+        the attribute is its name.
+
+    Returns:
+      The submodule.
+
+    Raises:
+      DeclarationError: no `bridge.Module` is being called.
+
+    Example::
+
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import nnx
+      >>> import bridge
+      >>> class Model(bridge.Module):
+      ...     @bridge.compact
+      ...     def __call__(self, x):
+      ...         return bridge.nnx_in_bridge_mdl(lambda rngs: nnx.Linear(2, 3, rngs=rngs))(x)
+      >>> jax.tree.map(jnp.shape, Model().init(0, jnp.ones((1, 2))))
+      {'params': {'Linear_0': {'bias': (3,), 'kernel': (2, 3)}}}
+
+    Source: flax/nnx/bridge/interop.py:nnx_in_bridge_mdl @ 0.12.8
+    """
+    record = _calling("nnx_in_bridge_mdl")
+    held = vars(record.module)
+    is_first = is_initializing(record.module) and not any(
+        isinstance(value, nnx.Module) for value in held.values()
+    )
+    if not record.in_compact or (is_first and name is None):
+        module = _made(factory, record)
+        name = name or auto_name(record, type(module))
+        return place(record, name, module) if record.in_compact else module
+    if name is None:
+        # Only the constructor tells the class.
+        with detached_calls():
+            kind = type(nnx.eval_shape(factory, nnx.Rngs(0), graph=True))
+        name = auto_name(record, kind)
+    before = held.get(name)
+    return place(record, name, before if isinstance(before, nnx.Module) else _made(factory, record))
+
+
+def linen_in_bridge_mdl(linen_module: nn.Module, name: str | None = None) -> Any:
+    """Makes a Linen module a submodule of the `bridge.Module` that is being called, as a `ToNNX`.
+
+    Args:
+      linen_module: a Linen module.
+      name: as for `nnx_in_bridge_mdl`.
+
+    Returns:
+      The submodule.
+
+    Raises:
+      DeclarationError: no `bridge.Module` is being called.
+
+    Example::
+
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import linen as nn
+      >>> import bridge
+      >>> class Model(bridge.Module):
+      ...     @bridge.compact
+      ...     def __call__(self, x):
+      ...         return bridge.linen_in_bridge_mdl(nn.Dense(3))(x)
+      >>> jax.tree.map(jnp.shape, Model().init(0, jnp.ones((1, 2))))
+      {'params': {'Dense_0': {'bias': (3,), 'kernel': (2, 3)}}}
+
+    Source: flax/nnx/bridge/interop.py:linen_in_bridge_mdl @ 0.12.8
+    """
+    record = _calling("linen_in_bridge_mdl")
+    if name is None and record.in_compact:
+        name = auto_name(record, type(linen_module))
+    before = vars(record.module).get(name) if name else None
+    # One that is there has keys of its own.
+    module = wrapped(linen_module, None if isinstance(before, ToNNX) else record)
+    return place(record, name, module) if record.in_compact and name else module
+
+
+def _calling(who: str) -> ModuleInCall:
+    record = joined()
+    if record is None:
+        raise DeclarationError.of_interop(who)
+    return record
+
+
+def _made(factory: Callable[[nnx.Rngs], M], record: ModuleInCall) -> M:
+    """The module, abstract but for its keys if it is to get its variables."""
+    rngs = record.rngs
+    with detached_calls():
+        if is_initializing(record.module):
+            return factory(rngs)
+        has_keys = bool(len(rngs))
+        module = nnx.eval_shape(factory, rngs if has_keys else nnx.Rngs(0), graph=True)
+        if has_keys:
+            keys = nnx.jit(lambda rngs: nnx.state(factory(rngs), nnx.RngState, graph=True))
+            nnx.update(module, keys(rngs))
+        return module

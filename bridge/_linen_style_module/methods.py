@@ -1,0 +1,198 @@
+"""What happens around a method of a `bridge.Module`: `setup`, names, scopes, captured outputs."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+from flax import nnx
+
+from bridge._errors import InvalidModuleError
+from bridge._flax.linen_modules import detached
+from bridge._flax.objects import is_initializing
+from bridge._module_calls.calls import (
+    MODULE_CONTEXT,
+    Call,
+    ModuleInCall,
+    joined,
+    outer_mutable,
+    own_rngs,
+)
+
+from .attributes import IS_SETUP
+from .submodules import adopt_fields, is_lazy, settle
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Marks a function that enters the module by itself.
+_ENTERS = "bridge__enters"
+
+
+def compact(method: F) -> F:
+    """Lets a method declare submodules and variables where it uses them, as `nn.compact` does.
+
+    Args:
+      method: a method of a `bridge.Module`; `nn.compact` on it has the same meaning.
+
+    Returns:
+      The method.
+
+    Raises:
+      InvalidModuleError: later, if it is called with another kind of module.
+
+    Example::
+
+      >>> import jax, jax.numpy as jnp
+      >>> import bridge
+      >>> class Scale(bridge.Module):
+      ...     @bridge.compact
+      ...     def __call__(self, x):
+      ...         return x * self.param('scale', jax.nn.initializers.ones, x.shape[-1:])
+      >>> Scale().init(0, jnp.ones((1, 2)))['params']['scale'].shape
+      (2,)
+
+    Source: flax/nnx/bridge/module.py:compact @ 0.12.8
+    """
+    return _entering(method, is_compact=True)
+
+
+def with_entries(cls: type) -> None:
+    """Makes the methods that a class defines enter the module, but for those with `nn.nowrap`."""
+    for name, value in list(vars(cls).items()):
+        is_special = name.startswith("__") and name != "__call__"
+        # A function may be the default of a field.
+        is_field = name in inspect.get_annotations(cls)
+        if is_special or is_field or name == "setup" or not inspect.isfunction(value):
+            continue
+        if not is_entering(value) and not getattr(value, "nowrap", False):
+            entering = _entering(value, is_compact=hasattr(value, "compact"))
+            type.__setattr__(cls, name, entering)
+
+
+def is_entering(value: Any) -> bool:
+    """Whether a member of a class is a method of the model."""
+    return hasattr(value, _ENTERS)
+
+
+def _entering(method: Any, *, is_compact: bool) -> Any:
+    @functools.wraps(method)
+    def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_lazy(self):
+            raise InvalidModuleError(
+                f"the method {method.__name__}",
+                self,
+                "a bridge.Module",
+                "use flax.linen.compact in a Linen class",
+            )
+        return run(self, method, args, kwargs, is_compact=is_compact)
+
+    setattr(enter, _ENTERS, True)
+    enter.compact = is_compact  # pyright: ignore[reportAttributeAccessIssue]
+    return enter
+
+
+def run(
+    module: Any,
+    method: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    is_compact: bool = False,
+) -> Any:
+    """Calls a method of a module, in the call that runs or in one of its own."""
+    above = joined()
+    if above is not None:
+        record = above.call.find(module)
+        if record is None:
+            record = above.call.attach(module, above)
+            adopt_fields(record)
+        return _run_in(record, method, args, kwargs, is_compact)
+    return in_call(
+        Call(module, own_rngs(module) or nnx.Rngs(), _mutable(module)),
+        lambda record: _run_in(record, method, args, kwargs, is_compact),
+    )
+
+
+def in_call(call: Call, function: Callable[[ModuleInCall], Any]) -> Any:
+    """Runs a function in a call of an outermost module, and leaves the module without scopes."""
+    adopt_fields(call.root)
+    try:
+        with detached():
+            return function(call.root)
+    finally:
+        call.close()
+
+
+def ensure_setup(module: Any) -> None:
+    """Runs `setup`, if it has not been run."""
+    if vars(module)[IS_SETUP]:
+        return
+    above = joined()
+    record = above and above.call.find(module)
+    if record:
+        set_up(record)
+    elif above is None:
+        in_call(Call(module, own_rngs(module) or nnx.Rngs(), _mutable(module)), set_up)
+
+
+def set_up(record: ModuleInCall) -> None:
+    """Runs `setup` of a module that is part of a call, once for as long as the module lives."""
+    own = vars(record.module)
+    if own[IS_SETUP] or record.in_setup:
+        return
+    record.in_setup = True
+    MODULE_CONTEXT.module_stack.append(record)
+    try:
+        record.module.setup()
+        own[IS_SETUP] = True
+    finally:
+        MODULE_CONTEXT.module_stack.pop()
+        record.in_setup = False
+        record.type_counter.clear()
+
+
+def _run_in(
+    record: ModuleInCall,
+    method: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    is_compact: bool,
+) -> Any:
+    module = record.module
+    if not vars(module)[IS_SETUP]:
+        set_up(record)
+    stack = MODULE_CONTEXT.module_stack
+    record.compact_depth += is_compact
+    stack.append(record)
+    name = method.__name__
+    title = record.path[-1] if record.path else type(module).__name__
+    try:
+        with jax.named_scope(title if name == "__call__" else f"{title}.{name}"):
+            output = method(module, *args, **kwargs)
+        if record.call.capture is not None and record.call.capture(module, name):
+            module.sow("intermediates", name, output)
+        return output
+    finally:
+        stack.pop()
+        if is_compact:
+            record.compact_depth -= 1
+            record.reserved.clear()
+            if not record.compact_depth:
+                record.type_counter.clear()
+                settle(record)
+
+
+def _mutable(module: Any) -> Any:
+    """What a call of an outermost module may update; all that there is, unless somebody said."""
+    mutable = outer_mutable()
+    return vars(module).get("bridge__mutable") if mutable is None else mutable
+
+
+def is_creating(record: ModuleInCall, collection: str) -> bool:
+    """Whether a variable may be created now."""
+    if is_initializing(record.module):
+        return True
+    return record.call.mutable is not None and record.scope.is_mutable_collection(collection)

@@ -1,0 +1,139 @@
+"""`Module`: the base class of NNX modules that are written as Linen modules."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any, ClassVar, Self, dataclass_transform
+
+from flax import nnx
+
+from bridge._flax.graphdefs import DataElem
+from bridge._flax.objects import graph_attributes, is_note, set_graph_attributes
+from bridge._flax.tabulate import uncounted
+from bridge._module_calls.calls import joined, record_of
+
+from .assignment import assign
+from .attributes import IS_SETUP, OWN_PREFIX, PRIORITIES, names_of, resolved
+from .construction import ModuleMeta
+from .declaring import Declaring
+from .methods import ensure_setup, with_entries
+from .running import Running
+
+
+@dataclass_transform(field_specifiers=(dataclasses.field,))
+class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
+    Declaring, Running, metaclass=ModuleMeta
+):
+    """An NNX module whose class is written as a Linen class: its base class is all that changes.
+
+    Annotations are fields; submodules and variables are made in `setup` or in a `compact` method.
+    `lazy_init` creates the variables and leaves them in the module, which is an NNX module like any
+    other from then on: `model.Dense_0.kernel`. `init` and `apply` leave the module as it is and
+    work on variables by collection, as Linen's do.
+
+    A submodule may be another `bridge.Module`, any NNX module, or a Linen module, which becomes a
+    `ToNNX`. In a compact method, `linen_in_bridge_mdl` and `nnx_in_bridge_mdl` give it its name.
+
+    Args:
+      *args: the fields, in order.
+      name: the name in the module around it; by default the attribute's, or `Dense_0`.
+      parent: None for a module that stands alone, though it is made in a method of another one.
+      rngs: where the keys of `lazy_init` and of later calls come from: an `nnx.Rngs`, which is
+        forked, a number, a key, or a dict of keys by stream name.
+      **kwargs: fields by name.
+
+    Raises:
+      InvalidRngsError: `rngs` is none of these.
+      DeclarationError: `name` is no text, or `parent` is no module that is being called.
+
+    Example::
+
+      >>> import jax, jax.numpy as jnp
+      >>> import bridge
+      >>> class Dense(bridge.Module):
+      ...     features: int
+      ...     @bridge.compact
+      ...     def __call__(self, x):
+      ...         init, shape = jax.nn.initializers.lecun_normal(), (x.shape[-1], self.features)
+      ...         return x @ self.param('kernel', init, shape)
+      >>> x = jnp.ones((1, 2))
+      >>> model = bridge.lazy_init(Dense(3, rngs=0), x)
+      >>> model(x).shape, type(model.kernel).__name__
+      ((1, 3), 'Param')
+      >>> variables = Dense(3).init(0, x)
+      >>> bool(jnp.array_equal(variables['params']['kernel'], model.kernel[...]))
+      True
+
+    Source: flax/nnx/bridge/module.py:Module @ 0.12.8
+    """
+
+    # The rooms below know the class by this.
+    bridge__is_lazy: ClassVar[bool] = True
+    bridge__has_own_init: ClassVar[bool] = False
+    bridge__rngs: nnx.Rngs | None = None
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "__init__" in vars(cls):
+            cls.bridge__has_own_init = True
+        with_entries(cls)
+        dataclasses.dataclass(repr=False)(cls)
+        cls.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+    def setup(self) -> None:
+        """Makes submodules and variables; runs once, before the first method."""
+
+    @property
+    def attr_priorities(self) -> dict[str, int]:
+        """What `set_attr_priority` has set, by attribute."""
+        return dict(vars(self).get(PRIORITIES, ()))
+
+    @uncounted
+    def set_attr_priority(self, name: str, value: int) -> None:
+        """Says which of several attributes gives the variables of a shared module their path.
+
+        Args:
+          name: the attribute.
+          value: an `AttrPriority`; the smallest one decides.
+        """
+        priorities = {**self.attr_priorities, name: int(value)}
+        vars(self)[PRIORITIES] = tuple(sorted(priorities.items()))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("__", OWN_PREFIX)) or is_note(name):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        own = vars(self)
+        if name not in names_of(self) and name not in own and not own.get(IS_SETUP, True):
+            ensure_setup(self)
+        names = names_of(self)
+        if name in names:
+            return resolved(names[name], lambda known: getattr(self, known))
+        if name in vars(self):
+            return vars(self)[name]
+        if name == "name":
+            # No property: a class may have a field of that name.
+            record = record_of(self)
+            return record.path[-1] if record is not None and record.path else None
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        assign(self, name, value)
+
+    def _graph_node_flatten(self) -> tuple[list[tuple[str, Any]], type[Self]]:
+        attributes = [item for item in graph_attributes(self) if item[0] != "scope"]
+        scope = self.scope
+        if scope is not None and len(scope.rngs):
+            attributes.append(("scope", DataElem(scope)))
+            # `nnx.merge` hands out the leaves in the order of the names.
+            attributes.sort(key=lambda item: item[0])
+        return attributes, type(self)
+
+    def _graph_node_init(self, attributes: Iterable[tuple[str | int, Any]]) -> None:
+        record = record_of(self)
+        held = dict(attributes)
+        if record is not None:
+            held.pop("scope", None)
+        elif "scope" in held and (context := joined()) is not None:
+            context.call.note_copies()
+        set_graph_attributes(self, held.items())

@@ -1,0 +1,169 @@
+"""The methods with which a `bridge.Module` is run on variables, named as Linen's are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from flax import nnx
+from flax.core import FrozenDict
+
+from bridge._errors import InvalidRngsError
+from bridge._flax.tabulate import uncounted
+
+from . import functional
+from .variables import linen_variables
+
+
+class Running(nnx.Module):
+    """The part of `bridge.Module` that runs it on variables which it does not hold."""
+
+    @property
+    def variables(self) -> FrozenDict[str, Any]:
+        """The variables by collection, as Linen has them."""
+        return FrozenDict(linen_variables(self))
+
+    @uncounted
+    def init(
+        self,
+        rngs: Any = None,
+        *args: Any,
+        method: Any = "__call__",
+        mutable: Any = True,
+        **kwargs: Any,
+    ) -> Any:
+        """`init_with_output` without the output."""
+        return self.init_with_output(rngs, *args, method=method, mutable=mutable, **kwargs)[1]
+
+    @uncounted
+    def init_with_output(
+        self,
+        rngs: Any = None,
+        *args: Any,
+        method: Any = "__call__",
+        mutable: Any = True,
+        capture_intermediates: Any = False,
+        **kwargs: Any,
+    ) -> tuple[Any, Any]:
+        """Runs a method on a clone that creates its variables.
+
+        Args:
+          rngs: an `nnx.Rngs`, a number, a key, or a dict of keys by stream name.
+          *args: the method's arguments.
+          method: a name, or a function of a module.
+          mutable: the collections to return.
+          capture_intermediates: as for Linen's `init`.
+          **kwargs: the method's keyword arguments.
+
+        Returns:
+          (output, variables by collection).
+
+        Raises:
+          InvalidRngsError: `rngs` is none of these.
+          InvalidMethodError: there is no such method.
+          MissingRngError: a key is drawn from a stream that is not there.
+        """
+        return functional.applied(
+            self,
+            {},
+            args,
+            kwargs,
+            rngs=rngs,
+            method=method,
+            mutable=True if mutable is False else mutable,
+            capture_intermediates=capture_intermediates,
+            initializing=True,
+        )
+
+    @uncounted
+    def lazy_init(self, rngs: Any, *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
+        """`init` from sample inputs of which some are `jax.ShapeDtypeStruct`s, as Linen's.
+
+        Args:
+          rngs: as for `init`.
+          *args: the method's arguments.
+          method: the method's name.
+          **kwargs: the method's keyword arguments.
+
+        Returns:
+          The variables by collection; the module stays as it is, unlike with `bridge.lazy_init`.
+
+        Raises:
+          InvalidRngsError: `rngs` are no keys.
+          LazyInitError: a variable depends on the values of an input that is a shape.
+        """
+        return functional.lazily(self, rngs, args, kwargs, method)
+
+    @uncounted
+    def apply(
+        self,
+        variables: Mapping[str, Any],
+        *args: Any,
+        rngs: Any = None,
+        method: Any = "__call__",
+        mutable: Any = False,
+        capture_intermediates: Any = False,
+        **kwargs: Any,
+    ) -> Any:
+        """Runs a method on a clone that holds these variables.
+
+        Args:
+          variables: as `init` returns them.
+          *args: the method's arguments.
+          rngs: as for `init`.
+          method: a name, or a function of a module.
+          mutable: the collections that the call may update, as for Linen's `apply`.
+          capture_intermediates: as for Linen's `apply`.
+          **kwargs: the method's keyword arguments.
+
+        Returns:
+          The output, or (output, variables of the mutable collections) if there are any.
+
+        Raises:
+          MismatchError: the variables do not fit.
+          ImmutableCollectionError: the call has updated another collection.
+          ConversionError: `variables` are not Linen variables.
+          InvalidRngsError: `rngs` are no keys.
+          InvalidFilterError: `mutable` is no filter.
+          InvalidMethodError: there is no such method.
+        """
+        output, updates = functional.applied(
+            self,
+            variables,
+            args,
+            kwargs,
+            rngs=rngs,
+            method=method,
+            mutable=mutable,
+            capture_intermediates=capture_intermediates,
+        )
+        is_pure = mutable is False and not capture_intermediates
+        return output if is_pure else (output, updates)
+
+    @uncounted
+    def bind(
+        self, variables: Mapping[str, Any], *args: Any, rngs: Any = None, mutable: Any = True
+    ) -> Self:
+        """A clone that holds variables, as an NNX module does.
+
+        Args:
+          variables: as `init` returns them.
+          *args: none.
+          rngs: where keys come from, as for `init`.
+          mutable: the collections that calls may update.
+
+        Returns:
+          The module.
+
+        Raises:
+          ConversionError: `variables` are not Linen variables.
+          InvalidRngsError: `rngs` are no keys.
+        """
+        if args:
+            raise InvalidRngsError(args, f"{type(self).__name__}.bind")
+        return functional.bound(self, variables, rngs, mutable)
+
+    @uncounted
+    def clone(self, **updates: Any) -> Self:
+        """A module with the same fields, but for those given here, and without variables."""
+        return functional.cloned(self, None, **updates)

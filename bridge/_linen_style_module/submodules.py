@@ -1,0 +1,246 @@
+"""How a submodule gets its place: a new one, or the one of an earlier call with other fields."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from flax import linen as nn
+from flax import nnx
+
+from bridge._conversion.linen_holder import LinenHolder, is_linen_style
+from bridge._errors import DeclarationError, NameInUseError
+from bridge._flax.nodes import nodes_below
+from bridge._flax.objects import DATA_NOTE, is_initializing, is_note, set_initializing
+from bridge._linen_in_nnx.to_nnx import ToNNX
+from bridge._module_calls.calls import ModuleInCall
+from bridge._train_eval import MODE_FIELDS
+
+from .attributes import IS_SETUP, PRIORITIES, AttrPriority, is_own_name, put
+from .given import claim
+from .variables import Unclaimed
+
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+
+
+def auto_name(record: ModuleInCall, kind: type) -> str:
+    """Linen's name for the next submodule of a class."""
+    index = record.type_counter[kind.__name__]
+    record.type_counter[kind.__name__] += 1
+    return f"{kind.__name__}_{index}"
+
+
+def reserve(record: ModuleInCall, name: str, collection: str | None, what: str) -> None:
+    """Takes a name of a module; a variable shares it only with those of other collections.
+
+    Raises:
+      NameInUseError: it is taken.
+    """
+    taken = record.reserved.setdefault(name, set())
+    if None in taken or collection in taken or (collection is None and taken):
+        raise NameInUseError(what, name, type(record.module).__name__)
+    taken.add(collection)
+
+
+def place(record: ModuleInCall, name: str, submodule: Any) -> Any:
+    """Gives a submodule its place in a module that is being called.
+
+    Args:
+      record: the module.
+      name: the submodule's name.
+      submodule: any NNX module.
+
+    Returns:
+      The module at that place: this one, or the one of an earlier call if its fields are the same.
+
+    Raises:
+      NameInUseError: something else has the name.
+    """
+    if record.is_declaring:
+        reserve(record, name, None, "submodule")
+    module = record.module
+    before = vars(module).get(name)
+    if before is submodule:
+        return submodule
+    placed = submodule
+    if isinstance(before, nnx.Pytree) and not isinstance(before, Unclaimed):
+        placed = reused(before, submodule)
+        if placed is not submodule and placed is not before:
+            raise NameInUseError("submodule", name, type(module).__name__)
+        if placed is submodule:
+            record.views.append((before, submodule))
+    else:
+        if is_own_name(name) or (before is not None and not isinstance(before, Unclaimed)):
+            raise NameInUseError("submodule", name, type(module).__name__)
+        if record.in_compact and hasattr(type(module), name):
+            raise NameInUseError("submodule", name, type(module).__name__)
+        if isinstance(before, Unclaimed):
+            claim(submodule, before, f"{type(module).__name__}/{name}")
+        put(module, name, submodule)
+        if record.in_compact and is_lazy(submodule):
+            _set_priority(module, name, AttrPriority.INIT_PARENT)
+    adopt(record, name, placed)
+    return placed
+
+
+def adopt(record: ModuleInCall, name: str, submodule: Any) -> None:
+    """Makes a submodule part of the call that its parent is part of."""
+    if is_lazy(submodule):
+        found = record.call.find(submodule)
+        if found is None:
+            found = record.call.attach(submodule, record, name)
+        found.is_owned = True
+        found.path = (*record.path, name)
+        referred = adopt_fields(found)
+        own = [path[-1] for path in referred if path[:-1] == record.path]
+        if referred:
+            priorities = record.module.attr_priorities
+            after = max((priorities.get(n, AttrPriority.DEFAULT) for n in own), default=0)
+            _set_priority(record.module, name, after + 1)
+        return
+    if is_initializing(record.module):
+        if isinstance(submodule, LinenHolder) and submodule.to_nnx__rngs is None and record.rngs:
+            submodule.to_nnx__rngs = record.rngs.fork()
+        set_initializing(nodes_below(submodule).objects, True)
+
+
+def adopt_fields(record: ModuleInCall) -> list[tuple[str, ...]]:
+    """Makes the submodules that a module has part of its call.
+
+    Returns:
+      The paths of those that belong to other modules.
+    """
+    referred: list[tuple[str, ...]] = []
+    for name, value in list(vars(record.module).items()):
+        if isinstance(value, LinenHolder):
+            adopt(record, name, value)
+        elif is_lazy(value):
+            found = record.call.find(value)
+            if found is None or not found.is_owned:
+                adopt(record, name, value)
+            elif found.path != (*record.path, name):
+                refer(record.module, name)
+                referred.append(found.path)
+    return referred
+
+
+def refer(module: Any, name: str) -> None:
+    """Notes that an attribute refers to a submodule of another module, which owns it."""
+    _set_priority(module, name, AttrPriority.LOW)
+
+
+def _set_priority(module: Any, name: str, priority: int) -> None:
+    if name not in module.attr_priorities:
+        module.set_attr_priority(name, priority)
+
+
+def is_lazy(value: Any) -> bool:
+    """Whether a value is a `bridge.Module`; its class is in a room above."""
+    return is_linen_style(type(value))
+
+
+def wrapped(linen_module: nn.Module, record: ModuleInCall | None) -> ToNNX:
+    """A Linen module as a submodule."""
+    has_keys = record is not None and len(record.rngs)
+    return ToNNX(linen_module, record.rngs if record is not None and has_keys else None)
+
+
+def reused(before: Any, fresh: Any) -> Any:
+    """The submodule of an earlier call in the place of one that was just made.
+
+    A compact method makes its submodules anew at each call. Variables stay where they are, so a
+    call that changes nothing writes nothing, and other references to a submodule stay valid.
+
+    Args:
+      before: the one that holds the variables.
+      fresh: the one with the fields of this call.
+
+    Returns:
+      `before` if its fields are the same, else `fresh` with the variables of `before`.
+    """
+    if type(before) is not type(fresh):
+        # A class that is made in a call is another one in the next.
+        if not (is_lazy(before) and is_lazy(fresh)):
+            return None
+        _view(before, fresh, [field.name for field in dataclasses.fields(fresh) if field.init])
+        return fresh
+    if isinstance(before, LinenHolder):
+        if before.to_nnx__module == fresh.to_nnx__module:
+            return before
+        linen_module = fresh.to_nnx__module
+        _view(before, fresh, ())
+        fresh.to_nnx__module = linen_module
+        return fresh
+    if not is_lazy(before):
+        return before
+    names = [field.name for field in dataclasses.fields(before) if field.init]
+    if all(_is_same(before, fresh, name) for name in names):
+        return before
+    _view(before, fresh, names)
+    return fresh
+
+
+def _is_same(before: Any, fresh: Any, name: str) -> bool:
+    """Whether a field is as it was; a module in it is taken over from the earlier call."""
+    old, new = vars(before).get(name), vars(fresh).get(name)
+    if new is None and name in MODE_FIELDS:
+        # What train() and eval() have set answers where the model leaves it open.
+        vars(fresh)[name] = old
+        return True
+    if isinstance(old, nnx.Module) and isinstance(new, nnx.Module) and old is not new:
+        kept = reused(old, new)
+        if kept is not None:
+            vars(fresh)[name] = new = kept
+    return _is_equal(old, new)
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(_is_equal, a, b))
+    return isinstance(a, _SIMPLE) and a == b
+
+
+def _view(before: Any, fresh: Any, fields: Any) -> None:
+    """Gives a new module all that an earlier one holds besides its fields."""
+    own, held = vars(fresh), vars(before)
+    note = dict(held[DATA_NOTE]) if DATA_NOTE in held else {}
+    for name, value in held.items():
+        if is_note(name) or name in fields or name == IS_SETUP:
+            continue
+        new = own.get(name)
+        if isinstance(new, nnx.Module) and isinstance(value, nnx.Module) and new is not value:
+            own[name] = reused(value, new) or new
+        else:
+            own[name] = value
+    own[DATA_NOTE] = own[DATA_NOTE].update({n: d for n, d in note.items() if n not in fields})
+    set_initializing([fresh], is_initializing(before))
+
+
+def settle(record: ModuleInCall) -> None:
+    """Gives what a submodule with other fields has created to the one that stays."""
+    for before, fresh in record.views:
+        held = vars(before)
+        for name, value in list(vars(fresh).items()):
+            is_state = isinstance(value, nnx.Variable | nnx.Pytree)
+            if name not in held and is_state and not is_note(name) and name != "scope":
+                put(before, name, value)
+        if PRIORITIES in vars(fresh) and PRIORITIES not in held:
+            put(before, PRIORITIES, vars(fresh)[PRIORITIES])
+        if is_lazy(before) and vars(fresh)[IS_SETUP] and not held[IS_SETUP]:
+            held[IS_SETUP] = True
+    record.views.clear()
+
+
+def check_declaring(record: ModuleInCall | None, module: Any, what: str) -> ModuleInCall:
+    """The record of a module that may declare something now.
+
+    Raises:
+      DeclarationError: it may not.
+    """
+    if record is None or not record.is_declaring:
+        raise DeclarationError(what, type(module).__name__, is_bound=record is not None)
+    return record

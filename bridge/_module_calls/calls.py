@@ -1,0 +1,267 @@
+"""Which modules are being called in this thread, and what each of them does at the moment."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from flax import nnx
+
+from bridge._flax.linen_modules import is_linen_innermost
+from bridge._flax.linen_modules import outer_mutable as linen_mutable
+from bridge._flax.nodes import nodes_below
+from bridge._flax.objects import is_initializing, set_initializing
+
+from .scope import Scope
+
+
+class ModuleInCall:
+    """A module while it is part of a call.
+
+    Attributes:
+      module: the module.
+      call: the call of the outermost module.
+      path: the names that lead to the module.
+      rngs: the streams that its keys are drawn from.
+      is_owned: whether it has its place in the tree, so that another attribute is a reference.
+      in_setup: whether its `setup` runs.
+      compact_depth: how many of its compact methods run.
+      type_counter: how many submodules of each class, by name, its compact method has made.
+      reserved: the names that are taken, and by which collections; None stands for a submodule.
+      views: (submodule, the same with other fields) of the compact method that runs.
+    """
+
+    __slots__ = (
+        "_scope",
+        "call",
+        "compact_depth",
+        "in_setup",
+        "is_owned",
+        "module",
+        "path",
+        "reserved",
+        "rngs",
+        "type_counter",
+        "views",
+    )
+
+    def __init__(self, module: Any, call: Call, path: tuple[str, ...], rngs: nnx.Rngs):
+        self.module = module
+        self.call = call
+        self.path = path
+        self.rngs = rngs
+        self.is_owned = True
+        self.in_setup = False
+        self.compact_depth = 0
+        self.type_counter: defaultdict[str, int] = defaultdict(int)
+        self.reserved: dict[str, set[str | None]] = {}
+        self.views: list[tuple[Any, Any]] = []
+        self._scope: Scope | None = None
+
+    @property
+    def in_compact(self) -> bool:
+        """Whether one of its compact methods runs."""
+        return self.compact_depth > 0
+
+    @property
+    def is_declaring(self) -> bool:
+        """Whether it may declare variables and submodules."""
+        return self.in_setup or self.compact_depth > 0
+
+    @property
+    def scope(self) -> Scope:
+        """What the module shows as its scope."""
+        if self._scope is None:
+            self._scope = Scope(self.rngs, self.call.mutable, self.path)
+        return self._scope
+
+
+class Call:
+    """A call of an outermost module, with everything that is called in it.
+
+    Args:
+      root: the outermost module.
+      rngs: the streams that keys are drawn from.
+      mutable: the collections that may be updated, None if nobody has said.
+      capture: which outputs are sown, as for Linen's `capture_intermediates`.
+    """
+
+    def __init__(
+        self,
+        root: Any,
+        rngs: nnx.Rngs,
+        mutable: Any = None,
+        capture: Callable[[Any, str], bool] | None = None,
+    ):
+        self.mutable = mutable
+        self.capture = capture
+        # Records hold their modules, so that an id stays that of its module.
+        self._records: dict[int, ModuleInCall] = {}
+        self._has_copies = False
+        self.root = self.attach(root, None, rngs=rngs)
+
+    def find(self, module: Any) -> ModuleInCall | None:
+        """The record of a module that is part of this call."""
+        return self._records.get(id(module))
+
+    def attach(
+        self,
+        module: Any,
+        parent: ModuleInCall | None,
+        name: str | None = None,
+        rngs: nnx.Rngs | None = None,
+    ) -> ModuleInCall:
+        """Makes a module part of the call.
+
+        Args:
+          module: the module.
+          parent: the module that it belongs to.
+          name: its name there, None if it has none.
+          rngs: its streams, None for its own or those of the parent.
+        """
+        own = vars(module).get("scope")
+        if rngs is None:
+            rngs = own.rngs if own is not None else own_rngs(module)
+        if rngs is None:
+            rngs = parent.rngs if parent else nnx.Rngs()
+        path = (*parent.path, name or type(module).__name__) if parent else ()
+        record = ModuleInCall(module, self, path, rngs)
+        record.is_owned = name is not None or parent is None
+        self._records[id(module)] = record
+        if parent is not None and is_initializing(parent.module) and not is_initializing(module):
+            set_initializing(nodes_below(module).objects, True)
+        return record
+
+    def note_copies(self) -> None:
+        """Says that a transform has put scopes into modules that stay."""
+        self._has_copies = True
+
+    def close(self) -> None:
+        """Takes the scopes out of the modules that a transform has put them into."""
+        if self._has_copies:
+            for node in nodes_below(self.root.module).objects:
+                if isinstance(vars(node).get("scope"), Scope):
+                    del vars(node)["scope"]
+
+
+_initial: ContextVar[set[str] | None] = ContextVar("initial", default=None)
+
+
+@contextlib.contextmanager
+def noting_initial_draws() -> Iterator[set[str]]:
+    """Collects the names of the streams that initial values are drawn from in this block."""
+    names: set[str] = set()
+    token = _initial.set(names)
+    try:
+        yield names
+    finally:
+        _initial.reset(token)
+
+
+def note_initial_draw(name: str) -> None:
+    """Says that an initial value is drawn from a stream."""
+    names = _initial.get()
+    if names is not None:
+        names.add(name)
+
+
+def stream_counts(module: Any, names: Iterable[str]) -> list[nnx.Variable[Any]]:
+    """The counts of some streams, as far as a module keeps them itself."""
+    rngs = own_rngs(module)
+    return [] if rngs is None else [rngs[name].count for name in names if name in rngs]
+
+
+def own_rngs(module: Any) -> nnx.Rngs | None:
+    """The streams that a module keeps."""
+    return vars(module).get("bridge__rngs")
+
+
+class _Stack(threading.local):
+    """The modules that are being called in a thread, the innermost one last."""
+
+    def __init__(self) -> None:
+        self.module_stack: list[ModuleInCall | None] = [None]
+
+
+MODULE_CONTEXT = _Stack()
+
+
+def current_context() -> ModuleInCall | None:
+    """The `bridge.Module` that is being called in this thread, and what it is doing.
+
+    Returns:
+      An object with the attributes `module`, `in_compact` and `type_counter`; None outside of any
+      call.
+
+    Source: flax/nnx/bridge/module.py:current_context @ 0.12.8
+    """
+    return MODULE_CONTEXT.module_stack[-1]
+
+
+def current_module() -> Any:
+    """The `bridge.Module` that is being called in this thread, None outside of any call.
+
+    Example::
+
+      >>> import bridge
+      >>> class Model(bridge.Module):
+      ...     def __call__(self):
+      ...         return bridge.current_module() is self
+      >>> Model().apply({}), bridge.current_module()
+      (True, None)
+
+    Source: flax/nnx/bridge/module.py:current_module @ 0.12.8
+    """
+    context = current_context()
+    return None if context is None else context.module
+
+
+def outer_mutable() -> Any:
+    """The `mutable` of the Linen or bridge module that is being called, None outside of any."""
+    top = joined()
+    return linen_mutable() if top is None else top.call.mutable
+
+
+def joined() -> ModuleInCall | None:
+    """The module whose call a module that is called now is part of.
+
+    None inside of a Linen module: what is there has its own keys and collections.
+    """
+    top = MODULE_CONTEXT.module_stack[-1]
+    return None if top is None or is_linen_innermost() else top
+
+
+def record_of(module: Any) -> ModuleInCall | None:
+    """The record of a module in the call that runs, None if it is no part of one."""
+    top = MODULE_CONTEXT.module_stack[-1]
+    return None if top is None else top.call.find(module)
+
+
+@contextlib.contextmanager
+def detached_calls() -> Iterator[None]:
+    """Modules that are made in this block do not become submodules of the one being called."""
+    MODULE_CONTEXT.module_stack.append(None)
+    try:
+        yield
+    finally:
+        MODULE_CONTEXT.module_stack.pop()
+
+
+def joined_record(module: Any, *, is_copy: bool = False) -> ModuleInCall | None:
+    """The record of a module in the call that runs, also of a copy that a transform has made.
+
+    Args:
+      module: the module.
+      is_copy: whether it is known to be such a copy; one that has a scope is.
+    """
+    top = joined()
+    if top is None:
+        return None
+    found = top.call.find(module)
+    if found is None and (is_copy or "scope" in vars(module)):
+        found = top.call.attach(module, top)
+    return found

@@ -1,0 +1,117 @@
+"""What a module sees of the call that it is part of: keys, mutability and its path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import jax
+from flax import nnx
+from flax.core import DenyList
+
+from bridge._errors import InvalidRngsError, MissingRngError
+from bridge._randomness.streams import is_one_key
+
+# The stream that stands for one that is not there, in this order.
+_SUBSTITUTES = ("default", "params")
+
+
+class Scope(nnx.Pytree):
+    """The keys and the mutable collections of a call, as a `bridge.Module` sees them.
+
+    It is part of what NNX's transforms take apart while the call runs, so that `nnx.split_rngs`
+    gives each layer of a scan keys of its own.
+
+    Args:
+      rngs: the streams that keys are drawn from.
+      mutable: the collections that may be updated, as for Linen's `apply`; None if nobody has said.
+      path: the names that lead to the module.
+
+    Source: flax/nnx/bridge/module.py:Scope @ 0.12.8
+    """
+
+    def __init__(self, rngs: nnx.Rngs, mutable: Any, path: tuple[str, ...] = ()):
+        self.rngs = rngs
+        self.mutable = hashable_filter(mutable)
+        self.path = path
+
+    def copy(self) -> Self:
+        """Another scope with the same streams."""
+        return type(self)(self.rngs, self.mutable, self.path)
+
+    def is_mutable_collection(self, collection: str) -> bool:
+        """Whether a collection may be updated."""
+        return is_in(self.mutable, collection)
+
+    def has_rng(self, name: str) -> bool:
+        """Whether there is a stream of this name, or one that serves for all."""
+        return name in self.rngs or _SUBSTITUTES[0] in self.rngs
+
+    def make_rng(self, name: str = "default") -> jax.Array:
+        """The next key of a stream; `default`, then `params`, stands for one that is not there."""
+        return stream(self.rngs, name, self.path)()
+
+
+def stream(rngs: nnx.Rngs, name: str, path: tuple[str, ...]) -> nnx.RngStream:
+    """The stream that serves for a name.
+
+    Raises:
+      MissingRngError: there is none.
+    """
+    served = serving(rngs, name)
+    if served is not None:
+        return rngs[served]
+    raise MissingRngError(
+        f"the bridge.Module at /{'/'.join(path)}",
+        [name],
+        rngs,
+        "pass rngs= to init, apply or bind, or to the constructor of the outermost module",
+    )
+
+
+def serving(rngs: nnx.Rngs, name: str) -> str | None:
+    """The name of the stream that serves for a name, None if there is none."""
+    return next((known for known in (name, *_SUBSTITUTES) if known in rngs), None)
+
+
+def as_rngs(rngs: Any, where: str) -> nnx.Rngs:
+    """Streams of an `rngs` argument: an `nnx.Rngs` as it is, a number, a key, keys by name, None.
+
+    Raises:
+      InvalidRngsError: it is none of these.
+    """
+    if isinstance(rngs, nnx.Rngs):
+        return rngs
+    if rngs is None:
+        return nnx.Rngs()
+    if isinstance(rngs, Mapping) and all(isinstance(name, str) for name in rngs):
+        if all(_is_seed(key) for key in rngs.values()):
+            return nnx.Rngs(**rngs)
+    elif _is_seed(rngs):
+        return nnx.Rngs(rngs)
+    raise InvalidRngsError(rngs, where)
+
+
+def _is_seed(value: Any) -> bool:
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return is_number or isinstance(value, nnx.RngStream) or is_one_key(value)
+
+
+def is_in(mutable: Any, collection: str) -> bool:
+    """Whether a filter of collections takes one; a filter that nobody has given takes all."""
+    if mutable is None or mutable is True:
+        return True
+    if isinstance(mutable, DenyList):
+        return not is_in(mutable.deny, collection)
+    if mutable is False:
+        return False
+    return collection == mutable if isinstance(mutable, str) else collection in mutable
+
+
+def hashable_filter(mutable: Any) -> Any:
+    """The same filter, so that it can be part of a GraphDef."""
+    if isinstance(mutable, DenyList):
+        return DenyList(hashable_filter(mutable.deny))
+    if mutable is None or isinstance(mutable, bool | str):
+        return mutable
+    return frozenset(mutable)

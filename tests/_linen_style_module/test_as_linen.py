@@ -1,0 +1,383 @@
+"""What a body does on `bridge.Module` is what it does on Linen's base class, errors included."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import errors as flax_errors
+from flax import linen as nn
+from flax.traverse_util import flatten_dict
+
+import bridge
+
+pytestmark = pytest.mark.filterwarnings("ignore:'.value':DeprecationWarning")
+
+X = np.array([[1.0, 2.0, 3.0]], np.float32)
+KEY = jax.random.key(0)
+INIT = nn.initializers.normal()
+BASES = {"Linen": nn, "bridge": bridge}
+
+
+def scale(self, name, x):
+    return x * jnp.asarray(self.param(name, INIT, (1, 3)))
+
+
+def sub(b):
+    class Sub(b.Module):
+        @b.compact
+        def __call__(self, x):
+            return scale(self, "w", x)
+
+    return Sub
+
+
+def one_name_in_two_collections(b):
+    class Model(b.Module):
+        @b.compact
+        def __call__(self, x):
+            first = self.variable("stats", "w", lambda: jnp.ones((1, 3)))
+            return scale(self, "w", x) + first.value
+
+    return Model()
+
+
+def a_parameter_named_as_a_field_and_as_a_method(b):
+    class Model(b.Module):
+        w: int = 3
+
+        def encode(self, x):
+            return x
+
+        @b.compact
+        def __call__(self, x):
+            return scale(self, "w", scale(self, "encode", self.encode(x))) * self.w
+
+    return Model()
+
+
+def containers(b):
+    class Model(b.Module):
+        def setup(self):
+            self.heads = {"a": sub(b)(), "b": [sub(b)(), sub(b)()]}
+            self.pair = (sub(b)(), 3)
+
+        def __call__(self, x):
+            x = self.heads["a"](x) + self.heads["b"][1](self.heads["b"][0](x))
+            return self.pair[0](x) * self.pair[1]
+
+    return Model()
+
+
+def wrapper(b):
+    class Wrapper(b.Module):
+        inner: object
+
+        def __call__(self, x):
+            return self.inner(x)
+
+    return Wrapper
+
+
+def a_submodule_that_two_others_have(b):
+    class Model(b.Module):
+        @b.compact
+        def __call__(self, x):
+            shared = sub(b)()
+            return wrapper(b)(shared)(x) + wrapper(b)(wrapper(b)(shared))(x)
+
+    return Model()
+
+
+def a_submodule_of_setup_in_another_one(b):
+    class Model(b.Module):
+        def setup(self):
+            self.zzz = sub(b)()
+            self.aaa = wrapper(b)(self.zzz)
+            self.again = self.zzz
+
+        def __call__(self, x):
+            return self.aaa(x) + self.zzz(x) + self.again(x)
+
+    return Model()
+
+
+def modules_made_outside(b):
+    return wrapper(b)(wrapper(b)(sub(b)()))
+
+
+def a_compact_method_of_a_base_class(b):
+    class Model(sub(b)):
+        @b.compact
+        def __call__(self, x):
+            return scale(self, "v", super().__call__(x))
+
+    return Model()
+
+
+def a_compact_submodule_called_twice(b):
+    class Outer(b.Module):
+        @b.compact
+        def __call__(self, x):
+            return sub(b)()(sub(b)()(x))
+
+    class Model(b.Module):
+        @b.compact
+        def __call__(self, x):
+            outer = Outer()
+            return outer(outer(x))
+
+    return Model()
+
+
+def a_name_that_setup_gives(b):
+    class Model(b.Module):
+        def setup(self):
+            self.a = sub(b)(name="b")
+
+        def __call__(self, x):
+            return self.a(x)
+
+    return Model()
+
+
+def fields_of_a_post_init(b):
+    class Model(b.Module):
+        n: int = 1
+
+        def __post_init__(self):
+            self.double = self.n * 2
+            getattr(super(), "__post_init__", lambda: None)()
+
+        @b.compact
+        def __call__(self, x):
+            return scale(self, "w", x) * self.double
+
+    return Model(4)
+
+
+SAME = [
+    one_name_in_two_collections,
+    a_parameter_named_as_a_field_and_as_a_method,
+    containers,
+    a_submodule_that_two_others_have,
+    a_submodule_of_setup_in_another_one,
+    modules_made_outside,
+    a_compact_method_of_a_base_class,
+    a_compact_submodule_called_twice,
+    a_name_that_setup_gives,
+    fields_of_a_post_init,
+]
+
+
+def shapes(variables):
+    return {path: np.shape(np.asarray(x)) for path, x in flatten_dict(variables).items()}
+
+
+@pytest.mark.parametrize("make", SAME)
+def test_paths_and_outputs_are_linens(make):
+    expected = make(nn).init(KEY, X)
+    assert shapes(make(bridge).init(0, X)) == shapes(expected)
+    y = make(nn).apply(expected, X)
+    assert np.array_equal(make(bridge).apply(expected, X), y)
+    kept = make(bridge).bind(expected)
+    assert np.array_equal(kept(X), y)
+    assert shapes(kept.variables) == shapes(expected)
+
+
+def no_compact_method(b):
+    class Model(b.Module):
+        def __call__(self, x):
+            return scale(self, "w", x)
+
+    return Model().init
+
+
+def a_submodule_without_a_compact_method(b):
+    class Model(b.Module):
+        def __call__(self, x):
+            return sub(b)()(x)
+
+    return Model().init
+
+
+def a_parameter_twice(b):
+    class Model(b.Module):
+        @b.compact
+        def __call__(self, x):
+            return scale(self, "w", scale(self, "w", x))
+
+    return Model().init
+
+
+def a_submodule_twice(b):
+    class Model(b.Module):
+        @b.compact
+        def __call__(self, x):
+            return sub(b)(name="a")(sub(b)(name="a")(x))
+
+    return Model().init
+
+
+def a_submodule_named_as_a_parameter(b):
+    class Model(b.Module):
+        @b.compact
+        def __call__(self, x):
+            return sub(b)(name="a")(scale(self, "a", x))
+
+    return Model().init
+
+
+def another_shape(b):
+    return lambda key, x: sub(b)().apply({"params": {"w": np.zeros((1, 4))}}, x)
+
+
+def a_missing_parameter(b):
+    return lambda key, x: sub(b)().apply({"params": {"v": x}}, x)
+
+
+def no_variables(b):
+    return lambda key, x: sub(b)().apply({}, x)
+
+
+def an_update_of_a_fixed_collection(b):
+    class Model(b.Module):
+        @b.compact
+        def __call__(self, x):
+            count = self.variable("stats", "n", lambda: jnp.zeros(()))
+            count.value = count.value + 1
+
+    return lambda key, x: Model().apply({"stats": {"n": jnp.zeros(())}}, x)
+
+
+def a_key_of_no_stream(b):
+    class Model(b.Module):
+        def __call__(self, x):
+            return self.make_rng("noise")
+
+    return lambda key, x: Model().apply({}, x)
+
+
+FAILING = {
+    no_compact_method: ValueError,
+    a_submodule_without_a_compact_method: flax_errors.AssignSubModuleError,
+    a_parameter_twice: flax_errors.NameInUseError,
+    a_submodule_twice: flax_errors.NameInUseError,
+    a_submodule_named_as_a_parameter: flax_errors.NameInUseError,
+    another_shape: flax_errors.ScopeParamShapeError,
+    a_missing_parameter: flax_errors.ScopeParamNotFoundError,
+    no_variables: flax_errors.ScopeCollectionNotFound,
+    an_update_of_a_fixed_collection: flax_errors.ModifyScopeVariableError,
+    a_key_of_no_stream: flax_errors.InvalidRngError,
+}
+
+
+@pytest.mark.parametrize("make", FAILING)
+@pytest.mark.parametrize("base", BASES)
+def test_mistakes_raise_linens_errors(base, make):
+    call = make(BASES[base])
+    with pytest.raises(FAILING[make]) as caught:
+        call(KEY if base == "Linen" else 0, X)
+    assert base == "Linen" or isinstance(caught.value, bridge.BridgeError)
+
+
+def outputs(b):
+    class Model(b.Module):
+        @b.compact
+        def __call__(self, x):
+            self.sow("intermediates", "sum", x.sum())
+            self.sow("intermediates", "sum", x.sum())
+            if self.is_mutable_collection("cache"):
+                self.put_variable("cache", "k", x)
+            has = self.has_variable("cache", "k"), self.has_variable("params", "Sub_0")
+            return sub(b)()(self.perturb("p", x)), has, self.get_variable("cache", "k", 7)
+
+    return Model()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"mutable": ["intermediates"]}, {"mutable": ["cache"]}, {"capture_intermediates": True}],
+)
+def test_sown_perturbed_and_put_values_are_linens(options):
+    variables = outputs(nn).init(KEY, X)
+    assert shapes(outputs(bridge).init(0, X)) == shapes(variables)
+    expected = outputs(nn).apply(variables, X, **options)
+    found = outputs(bridge).apply(variables, X, **options)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert np.array_equal(a, b)
+
+
+def methods(b):
+    class Model(b.Module):
+        def setup(self):
+            self.inner = sub(b)()
+
+        def encode(self, x):
+            return self.inner(x)
+
+        @nn.nowrap
+        def factor(self):
+            return 3
+
+        def __call__(self, x):
+            return self.encode(x) * self.factor()
+
+    return Model
+
+
+def test_a_method_is_called_by_name_or_as_a_function():
+    variables = methods(nn)().init(KEY, X)
+    linen, ours = methods(nn), methods(bridge)
+    expected = linen().apply(variables, X, method=linen.encode)
+    for method in ("encode", "inner", ours.encode, ours().encode, lambda self, x: self.inner(x)):
+        assert np.array_equal(ours().apply(variables, X, method=method), expected)
+    bound = ours().bind(variables)
+    assert np.array_equal(bound.encode(X), expected)
+    assert np.array_equal(bound.inner(X), expected)
+    with pytest.raises(AttributeError, match="'encode'"):
+        ours().apply(variables, X, method="decode")
+
+
+def test_paths_and_names_are_linens():
+    def make(b):
+        class Inner(b.Module):
+            def __call__(self):
+                return self.path, self.name, self.scope is not None
+
+        class Outer(b.Module):
+            @b.compact
+            def __call__(self):
+                return Inner()(), Inner(name="q")(), Inner(name="r", parent=self)(), self.name
+
+        return Outer()
+
+    assert make(bridge).apply({}) == make(nn).apply({})
+    assert make(bridge).scope is None
+
+
+def test_setup_runs_once():
+    runs = []
+
+    class Model(bridge.Module):
+        def setup(self):
+            runs.append(1)
+            self.w = self.param("w", INIT, (1, 3))
+
+        def __call__(self, x):
+            return x * self.w
+
+    model = bridge.lazy_init(Model(rngs=0), X)
+    model(X), model(X)
+    assert runs == [1]
+    variables = Model().init(0, X)
+    Model().apply(variables, X)
+    assert runs == [1] * 3
+
+
+def test_lazy_init_of_a_module_takes_shapes_as_linens():
+    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
+    variables = methods(bridge)().lazy_init(0, x, method="encode")
+    assert shapes(variables) == shapes(methods(nn)().lazy_init(KEY, x))
+    values = methods(bridge)().init(0, X)
+    assert jax.tree.all(jax.tree.map(np.array_equal, variables, values))

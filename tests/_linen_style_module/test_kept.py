@@ -1,0 +1,319 @@
+"""A `bridge.Module` that keeps its variables is an NNX module, under transforms and in tools."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
+
+import bridge
+from bridge import checkpoint, parity, port
+from tests.models import assert_close
+
+X = np.array([[1.0, 2.0, 3.0, 4.0], [-1.0, 0.5, 2.0, 0.0]], np.float32)
+INIT = nn.initializers.normal()
+
+
+def make(b):
+    """(layer, model) on a base class."""
+
+    class Dense(b.Module):
+        features: int
+
+        @b.compact
+        def __call__(self, x):
+            init = nn.with_partitioning(INIT, (None, "model"))
+            kernel = self.param("kernel", init, (x.shape[-1], self.features))
+            return jnp.tanh(jnp.dot(x, jnp.asarray(kernel)))
+
+    class Noise(b.Module):
+        deterministic: bool | None = None
+
+        def __call__(self, x):
+            if self.deterministic:
+                return x
+            return x * jax.random.bernoulli(self.make_rng("dropout"), 0.5, x.shape)
+
+    class Model(b.Module):
+        features: int = 8
+
+        @b.compact
+        def __call__(self, x, *, train=False):
+            x = Dense(8)(x)
+            x = Noise(deterministic=not train)(x)
+            return Dense(self.features, name="out")(x)
+
+    return Dense, Model
+
+
+Dense, Model = make(bridge)
+LinenDense, LinenModel = make(nn)
+
+
+def made(**kwargs):
+    return bridge.lazy_init(Model(rngs=0, **kwargs), X)
+
+
+def linen(model, x=X, **kwargs):
+    variables = bridge.nnx_to_linen(nnx.state(model, nnx.Param))
+    return LinenModel(model.features).apply(variables, x, **kwargs)
+
+
+def test_the_state_is_at_linens_paths_and_equal_to_inits():
+    model = made()
+    variables = Model().init(0, X)
+    linen_paths = jax.tree.structure(LinenModel().init(jax.random.key(0), X))
+    assert jax.tree.structure(variables) == linen_paths
+    assert jax.tree.structure(bridge.nnx_to_linen(nnx.state(model, nnx.Param))) == linen_paths
+    jax.tree.map(np.testing.assert_array_equal, model.variables.unfreeze(), variables)
+    abstract = bridge.lazy_init(Model(rngs=0), jax.ShapeDtypeStruct(X.shape, X.dtype))
+    jax.tree.map(np.testing.assert_array_equal, abstract.variables.unfreeze(), variables)
+    assert np.array_equal(model(X), linen(model))
+
+
+def test_a_call_that_draws_nothing_changes_nothing_and_can_be_closed_over():
+    model = made()
+    before = nnx.split(model)
+    y = model(X)
+    graphdef, state = nnx.split(model)
+    assert graphdef == before[0]
+    assert_close(jax.jit(model.__call__)(X), y)
+    assert_close(
+        jax.grad(lambda x: model(x).sum())(X), jax.grad(lambda x: linen(model, x).sum())(X)
+    )
+    assert jax.tree.all(jax.tree.map(np.array_equal, *map(_counts, (state, before[1]))))
+
+
+def _counts(state):
+    return nnx.to_pure_dict(nnx.filter_state(state, nnx.RngCount))
+
+
+def test_a_training_step_is_linens():
+    model = made()
+    variables = bridge.nnx_to_linen(nnx.state(model, nnx.Param))
+
+    @nnx.jit
+    def step(model, x):
+        grads = nnx.grad(lambda model: (model(x) ** 2).sum())(model)
+        state = nnx.state(model, nnx.Param)
+        nnx.update(model, jax.tree.map(lambda p, g: p - 0.1 * g, state, grads))
+
+    @jax.jit
+    def linen_step(variables, x):
+        grads = jax.grad(lambda v: (LinenModel().apply(v, x) ** 2).sum())(variables)
+        return jax.tree.map(lambda p, g: p - 0.1 * g, variables, grads)
+
+    for _ in range(2):
+        step(model, X)
+        variables = linen_step(variables, X)
+    found = bridge.nnx_to_linen(nnx.state(model, nnx.Param))
+    jax.tree.map(assert_close, found, variables)
+
+
+def test_the_program_is_linens():
+    model = made()
+    variables = bridge.nnx_to_linen(nnx.state(model, nnx.Param))
+    graphdef, state = nnx.split(model)
+    found = [
+        jax.make_jaxpr(lambda s, x: nnx.merge(graphdef, s)(x))(state, X),
+        jax.make_jaxpr(Model().apply)(variables, X),
+    ]
+    expected = jax.make_jaxpr(LinenModel().apply)(variables, X)
+    assert str(found[1]) == str(expected)
+    assert [str(e) for e in found[0].eqns] != []
+    assert [e.primitive for e in found[0].eqns] == [e.primitive for e in expected.eqns]
+
+
+def test_keys_are_drawn_anew_at_each_call():
+    model = made()
+    first, second = model(X, train=True), model(X, train=True)
+    assert not np.array_equal(first, second)
+    # A key of a stream is its own, folded with the count.
+    again = made()
+    assert np.array_equal(again(X, train=True), first)
+
+
+def test_a_mode_answers_where_the_model_leaves_it_open():
+    class Open(bridge.Module):
+        @bridge.compact
+        def __call__(self, x):
+            return type(made().Noise_0)()(x)
+
+    model = bridge.lazy_init(Open(rngs=0), X)
+    model.eval()
+    assert np.array_equal(model(X), X)
+    model.train()
+    assert not np.array_equal(model(X), X)
+
+
+def test_other_fields_at_a_later_call_use_the_same_variables():
+    class Outer(bridge.Module):
+        @bridge.compact
+        def __call__(self, x, scale=1.0):
+            return Scaled(scale=scale, name="inner")(x)
+
+    class Scaled(bridge.Module):
+        scale: float
+
+        def setup(self):
+            self.dense = Dense(4)
+
+        def __call__(self, x):
+            return self.dense(x) * self.scale
+
+    model = bridge.lazy_init(Outer(rngs=0), X)
+    inner, kernel = model.inner, model.inner.dense.kernel
+    y = model(X)
+    assert np.array_equal(model(X, scale=2.0), y * 2)
+    assert_close(jax.jit(lambda x: model(x, scale=2.0))(X), y * 2)
+    assert model.inner is inner
+    assert model.inner.dense.kernel is kernel
+    assert model.inner.scale == 1.0
+    traced = jax.jit(lambda x, s: model(x, scale=s))(X, 3.0)
+    assert_close(traced, y * 3)
+    assert np.array_equal(model(X), y)
+
+
+def test_layers_are_stacked_by_vmap_and_run_by_scan():
+    class Layer(bridge.Module):
+        @bridge.compact
+        def __call__(self, x):
+            return Dense(4)(x)
+
+    keys = jax.random.split(jax.random.key(0), 3)
+    layers = nnx.vmap(lambda key: bridge.lazy_init(Layer(rngs=nnx.Rngs(key)), X))(keys)
+    assert layers.Dense_0.kernel.shape == (3, 4, 4)
+    y = nnx.scan(lambda m, x: m(x), in_axes=(0, nnx.Carry), out_axes=nnx.Carry)(layers, X)
+    expected = X
+    for kernel in layers.Dense_0.kernel[...]:
+        expected = LinenDense(4).apply({"params": {"kernel": kernel}}, expected)
+    assert_close(y, expected)
+    each = nnx.vmap(lambda m, x: m(x), in_axes=(0, None))(layers, X)
+    assert_close(each[0], LinenDense(4).apply({"params": {"kernel": layers.Dense_0.kernel[0]}}, X))
+
+
+def test_layers_of_a_body_are_created_and_scanned_inside_of_it():
+    class Stack(bridge.Module):
+        def setup(self):
+            @nnx.split_rngs(splits=2)
+            @nnx.vmap(in_axes=(nnx.StateAxes({nnx.RngState: 0, ...: None}),), axis_size=2)
+            def create(self):
+                self.layers = Dense(4)
+
+            create(self)
+
+        def __call__(self, x):
+            @nnx.split_rngs(splits=2)
+            @nnx.scan(in_axes=(0, nnx.Carry), out_axes=nnx.Carry)
+            def run(layer, x):
+                return layer(x)
+
+            return run(self.layers, x)
+
+    variables = nn.unbox(Stack().init(0, X))
+    kernel = variables["params"]["layers"]["kernel"]
+    assert kernel.shape == (2, 4, 4)
+    assert not np.array_equal(kernel[0], kernel[1])
+    expected = X
+    for one in kernel:
+        expected = LinenDense(4).apply({"params": {"kernel": one}}, expected)
+    assert_close(Stack().apply(variables, X), expected)
+    kept = bridge.lazy_init(Stack(rngs=0), X)
+    assert_close(kept(X), expected)
+    assert set(nnx.to_flat_state(nnx.state(kept, nnx.Param)).paths) == {("layers", "kernel")}
+    assert "scope" not in vars(kept.layers)
+
+
+def test_a_method_is_rematerialised():
+    class Remat(bridge.Module):
+        @bridge.compact
+        def run(self, x):
+            return Dense(4)(x)
+
+        def __call__(self, x):
+            return nnx.remat(type(self).run)(self, x)
+
+    model = bridge.lazy_init(Remat(rngs=0), X)
+    kernel = model.Dense_0.kernel[...]
+    assert_close(model(X), LinenDense(4).apply({"params": {"kernel": kernel}}, X))
+    grads = nnx.grad(lambda model: model(X).sum())(model)
+    expected = jax.grad(lambda k: LinenDense(4).apply({"params": {"kernel": k}}, X).sum())(kernel)
+    assert_close(grads["Dense_0"]["kernel"][...], expected)
+
+
+def test_threads_call_one_model_at_once():
+    model = made()
+    expected = model(X)
+    found, start = [], threading.Barrier(4)
+
+    def call():
+        start.wait()
+        found.extend(model(X) for _ in range(5))
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(found) == 20
+    assert all(np.array_equal(y, expected) for y in found)
+
+
+def test_a_model_is_created_in_its_shards():
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), ("data", "model"))
+    model = bridge.init_sharded(lambda rngs: Model(rngs=rngs), mesh, X, rngs=jax.random.key(0))
+    assert model.Dense_0.kernel.sharding.spec == PartitionSpec(None, "model")
+    specs = nn.get_partition_spec(Model().init(0, X))
+    assert specs == nn.get_partition_spec(LinenModel().init(jax.random.key(0), X))
+    assert_close(model(X), linen(model))
+
+
+def test_a_checkpoint_of_the_linen_model_fits(tmp_path):
+    variables = LinenModel().init(jax.random.key(0), X)
+    checkpoint.save(tmp_path / "model", variables)
+    model = made()
+    checkpoint.restore(tmp_path / "model", model)
+    assert np.array_equal(model(X), LinenModel().apply(variables, X))
+    checkpoint.save(tmp_path / "ours", model)
+    restored = checkpoint.restore(tmp_path / "ours", LinenModel().init(jax.random.key(1), X))
+    jax.tree.map(np.testing.assert_array_equal, restored, variables)
+
+
+def test_the_linen_models_weights_are_ported_without_rules():
+    variables = LinenModel().init(jax.random.key(0), X)
+    model = made()
+    plan = port.plan(variables, model)
+    plan.apply()
+    assert np.array_equal(model(X), LinenModel().apply(variables, X))
+
+
+def test_parity_with_the_linen_class():
+    model = made()
+    variables = bridge.nnx_to_linen(nnx.state(model, nnx.Param))
+    report = parity.check((LinenModel(), variables), model, X)
+    assert report.ok, str(report)
+
+
+def test_nnx_tools_take_the_module():
+    model = made()
+    y = model(X)
+    assert np.array_equal(nnx.clone(model)(X), y)
+    graphdef, state = nnx.split(model)
+    assert np.array_equal(nnx.merge(graphdef, state)(X), y)
+    assert "out" in nnx.tabulate(model, X)
+    assert "Dense_0" in repr(model)
+    assert_close(bridge.jit_partial(lambda model, x: model(x), model)(X), y)
+
+
+@pytest.mark.parametrize("call", [lambda m: m(X), lambda m: m.Noise_0])
+def test_a_module_without_variables_says_what_to_do(call):
+    with pytest.raises((bridge.NotInitializedError, AttributeError)):
+        call(Model(rngs=0))
+    with pytest.raises(bridge.NotInitializedError, match="lazy_init"):
+        Model()(X)
+    with pytest.raises(bridge.MissingRngError, match="rngs="):
+        bridge.lazy_init(Model(), X)
