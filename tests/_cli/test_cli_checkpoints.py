@@ -406,7 +406,7 @@ def project(tmp_path, made, monkeypatch):
         ("linen", "step", (), "it holds 'nnx'"),
         ("linen", "models.py", (), "not a checkpoint"),
         ("linen", "models.py", ("--format", "msgpack"), "not a checkpoint"),
-        ("linen", "x.msgpack", (), "a checkpoint that is a msgpack file"),
+        ("linen", "x.msgpack", ("--format", "orbax"), "a checkpoint that is a msgpack file"),
         ("linen", "step/nnx", ("--format", "msgpack"), "a checkpoint directory"),
         ("linen", "linen", (), "the checkpoint that is read"),
         ("step/nnx", "step", (), "the checkpoint that is read"),

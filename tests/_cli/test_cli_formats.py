@@ -162,6 +162,19 @@ def test_arrays_by_name_go_out_and_come_in_bitwise(capsys, place, form):
             assert "params.Dense_0.kernel" in set(file.keys())
 
 
+@pytest.mark.parametrize("form", ["msgpack", "safetensors", "npz"])
+def test_the_name_of_what_is_written_says_its_format(capsys, place, form):
+    """Regression: `convert source model.npz` made a directory of orbax of that name."""
+    checkpoint.save(place / "source", {"params": layers()})
+    outcome = run(capsys, "convert", "source", f"model.{form}", "--to", "linen")
+    assert f"written: model.{form} (layout linen, {form})" in outcome.out
+    assert (place / f"model.{form}").is_file()
+    assert run(capsys, "inspect", f"model.{form}", "--json").document["format"] == form
+    arguments = ("source", f"other.{form}", "--to", "linen", "--format", "orbax")
+    assert run(capsys, "convert", *arguments).code == 0
+    assert (place / f"other.{form}").is_dir()
+
+
 def write_data_set(path, form):
     arrays = {"x_train": np.zeros((2, 3), np.float32), "y_train": np.arange(2)}
     if form == "npz":

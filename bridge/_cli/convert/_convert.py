@@ -52,10 +52,10 @@ exit codes:
 examples:
   python -m bridge convert linen_checkpoint nnx_checkpoint --to nnx --rules rules.toml --dry-run
   python -m bridge convert linen_checkpoint nnx_checkpoint --to nnx --model models.py:make_nnx
-  python -m bridge convert nnx_checkpoint model.msgpack --to linen --format msgpack \\
+  python -m bridge convert nnx_checkpoint model.msgpack --to linen \\
       --model models.py:make_linen --input 1,28,28,1
   python -m bridge convert linen_checkpoint --to nnx --model models.py:make_nnx --suggest
-  python -m bridge convert linen_checkpoint model.npz --to linen --format npz
+  python -m bridge convert linen_checkpoint model.npz --to linen
 
 The JSON document is {"schema": "linen-nnx-bridge/convert", "version": 1, "written": bool,
 "left_out": [str], "ok": bool, "entries": [{"kind": str, "source": [str], "target": [str]}]}; with
@@ -64,6 +64,7 @@ The JSON document is {"schema": "linen-nnx-bridge/convert", "version": 1, "writt
 
 SCHEMA = "linen-nnx-bridge/convert"
 VERSION = 1
+_BY_NAME = ("msgpack", "safetensors", "npz")
 
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
@@ -103,9 +104,9 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--format",
         choices=("orbax", "msgpack", "bridge", "safetensors", "npz"),
-        default="orbax",
         help="orbax and msgpack: what a program of that library writes itself; bridge: what"
-        " programs of both read; safetensors and npz: arrays by name (default: %(default)s)",
+        " programs of both read; safetensors and npz: arrays by name (default: what the end of"
+        " OUT's name says, else orbax)",
     )
     _command.add_within(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the plan and write nothing")
@@ -120,6 +121,9 @@ def _run(arguments: argparse.Namespace) -> int:
     _check_usage(arguments)
     if arguments.suggest:
         return _suggest(arguments)
+    if arguments.format is None:
+        named = arguments.out.suffix.removeprefix(".") if arguments.out else ""
+        arguments.format = named if named in _BY_NAME else "orbax"
     to_nnx = arguments.to == "nnx"
     rules = _rules_file.load(arguments.rules) if arguments.rules else _rules_file.Rules()
     if not arguments.dry_run:
