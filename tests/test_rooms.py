@@ -42,9 +42,8 @@ ELSEWHERE = {
     ],
     # The second half of an initialisation.
     "bridge/_initialization/adopted.py": ["tests/_initialization/test_lazy_init.py"],
-    # The functions of the default registry, and what they refuse.
+    # The functions of the default registry.
     "registry/_default.py": ["tests/registry/test_registry.py"],
-    "registry/_variable_types.py": ["tests/registry/test_registry.py"],
 }
 
 

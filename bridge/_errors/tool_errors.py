@@ -76,7 +76,7 @@ class InvalidSectionsError(BridgeError, ValueError):
 
     def __init__(self, unknown: Iterable[str], known: Iterable[str], remedy: str = ""):
         self.unknown = tuple(unknown)
-        text = f"parity.check has no sections {listed(self.unknown)}; there are {listed(known)}"
+        text = f"parity.check has no sections {listed(self.unknown)}; it has {listed(known)}"
         super().__init__(f"{text}. {remedy}" if remedy else text)
 
 

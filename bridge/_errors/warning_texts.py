@@ -29,8 +29,7 @@ _INSIDE = ("bridge.", "flax.", "jax.", "contextlib", "functools")
 def unknown_paths_text(where: str, paths: Iterable[str]) -> str:
     """The warning about variables that a module does not have."""
     return (
-        f"these variables are not in {where} and are ignored:{bullets(paths)}\nRemove them, or"
-        f" pass"
+        f"these variables are not in {where} and are ignored:{bullets(paths)}\nRemove them, or pass"
         " strict=True to make this an error."
     )
 
@@ -42,18 +41,18 @@ def lost_update_text(where: str, collection: str, is_rng: bool) -> str:
     )
     return (
         f"{where} updated collection {collection!r}, which is not mutable, so the update is"
-        f" dropped and"
-        f" {effect}; keep it with apply(…, mutable=[{collection!r}])"
+        f" dropped and {effect}; keep it with apply(…, mutable=[{collection!r}])"
     )
 
 
 def untold_change_text(where: str, places: Iterable[str]) -> str:
     """The warning about a change of a module that its variables do not show."""
     return (
-        f"{where} changed in this call what its variables do not tell ({', '.join(places)}: an"
-        " attribute, a submodule, a container, or a parameter's shape or place), and the next call"
-        " starts from the old definition; keep it with apply(…, mutable=['nnx', …]), next to the"
-        " collections that the call updates"
+        f"a call of {where} changed the module itself at {', '.join(places)} (an attribute, a"
+        " submodule, a container, or a parameter's shape or place). Its definition is in collection"
+        " 'nnx', which is not mutable together with the collections that the call updates, so the"
+        " next call starts from the old definition; keep the change with"
+        " apply(…, mutable=['nnx', …]), where … stands for those collections"
     )
 
 

@@ -115,8 +115,7 @@ class NotInitializedError(BridgeError, ValueError, flax_errors.ScopeCollectionNo
         name = type(module).__name__
         Exception.__init__(
             self,
-            f"ToNNX({name}) was called, and it has no variables yet; create them from sample"
-            f" inputs with"
+            f"ToNNX({name}) was called before it had variables; create them from sample inputs with"
             " bridge.lazy_init(model, *inputs), or take existing ones with"
             f" ToNNX.from_variables({name}(…), variables)",
         )
@@ -181,7 +180,7 @@ class MismatchError(
         self.unknown = tuple(unknown)
         lines = misfits(self.missing, self.mis_shaped)
         lines += [f"{path}: not in the module" for path in self.unknown]
-        remedy = "Give variables that came from this module with these arguments."
+        remedy = "Pass variables that a module with these constructor arguments created."
         if {path for path, _ in self.missing} & {f"params/{path}" for path in self.unknown}:
             remedy = "These seem to be parameters alone; give them as {'params': …}."
         Exception.__init__(self, f"the variables do not fit {where}:{bullets(lines)}\n{remedy}")
@@ -201,6 +200,7 @@ class ImmutableCollectionError(BridgeError, flax_errors.ModifyScopeVariableError
     def __init__(self, module: object, collection: str | None, detail: str, inside_linen: bool):
         self.collection = collection
         names = f"[{collection!r}]" if collection else "[…]"
+        what = f"collection {collection!r}" if collection else "a collection"
         remedy = (
             f"Allow it for this call with model(…, mutable={names}), for good with"
             f" ToNNX(…, mutable={names}), or for training with model.train()."
@@ -209,8 +209,7 @@ class ImmutableCollectionError(BridgeError, flax_errors.ModifyScopeVariableError
             remedy = f"Allow it at the Linen module around it: apply(…, mutable={names})."
         Exception.__init__(
             self,
-            f"a call of ToNNX({type(module).__name__}) may not update collection {collection!r}:"
-            f" {detail}\n{remedy}",
+            f"a call of ToNNX({type(module).__name__}) may not update {what}: {detail}\n{remedy}",
         )
 
     @classmethod
@@ -243,8 +242,8 @@ class UnboundAxisError(BridgeError, NameError):
     def __init__(self, where: str, axis: str):
         self.axis = axis
         super().__init__(
-            f"{where} uses the named axis {axis!r}, which nothing binds; give its size:"
-            f" axis_sizes={{{axis!r}: 1}}"
+            f"{where} uses the named axis {axis!r}, which no transform around it binds; pass its"
+            f" size, axis_sizes={{{axis!r}: 1}}"
         )
 
 

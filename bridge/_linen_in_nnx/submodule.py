@@ -15,12 +15,18 @@ from flax import nnx
 from jax.core import Tracer
 
 from bridge._conversion.linen_attributes import report_hooks
-from bridge._conversion.linen_holder import name_of
 from bridge._conversion.neutral import Path, as_dicts
 from bridge._errors import InvalidModuleError
 
 from .parts import bound_at, has_modules, has_variables, names_at
 from .submodule_call import run_at
+from .submodule_texts import (
+    method_name_text,
+    misfit_error,
+    not_created_text,
+    not_found_text,
+    place_text,
+)
 
 _NO_TREE = (nnx.Variable, list, tuple)
 
@@ -60,7 +66,7 @@ class LinenSubmodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[
         for leaf in jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, _NO_TREE)):
             if not isinstance(leaf, nnx.Variable):
                 raise InvalidModuleError(
-                    f"{_text(self._owner, self._path)}[{key!r}]",
+                    f"{place_text(self._owner, self._path)}[{key!r}]",
                     leaf,
                     "an nnx.Variable, or a dict of them",
                     "write into the Variable that is there, with [...] = value, or assign another"
@@ -122,13 +128,13 @@ class LinenSubmodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[
 
     def __setattr__(self, name: str, value: Any) -> None:
         if hasattr(type(self), name):
-            raise AttributeError(f"{name!r} belongs to dict; set the variable as an item")
+            raise AttributeError(method_name_text(self._owner, self._path, name))
         if not assign_parts(self._owner, self._path, name, value):
             self[name] = value
 
     def __delattr__(self, name: str) -> None:
         if name not in self._dict:
-            raise AttributeError(f"{_text(self._owner, self._path)} has no variable {name!r}")
+            raise AttributeError(f"{place_text(self._owner, self._path)} has no variable {name!r}")
         del self[name]
 
     def __dir__(self) -> list[str]:
@@ -161,7 +167,7 @@ def submodule_attribute(owner: Any, path: Path, name: str) -> Any:
     """
     known = names_at(owner, path)
     if known.found is None or name not in known.found:
-        raise AttributeError(_not_found(owner, path, name, known.found))
+        raise AttributeError(not_found_text(owner, path, name, is_made=known.found is not None))
     return found_at(owner, path, name)
 
 
@@ -185,7 +191,7 @@ def found_at(owner: Any, path: Path, name: str) -> Any:
             raise error.__cause__ or error from None
     is_made = not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
     if not is_made and not has_variables(owner):
-        raise AttributeError(f"{_text(owner, path)}.{name} is created by lazy_init")
+        raise AttributeError(not_created_text(owner, path, name))
     return _as_parts(owner, value)
 
 
@@ -214,10 +220,14 @@ def assign_parts(owner: Any, path: Path, name: str, value: Any) -> bool:
     if isinstance(own, LinenSubmodule) or not has_submodules(own):
         if isinstance(value, Mapping) or not has_submodules(value):
             return False
-        raise _misfit(owner, path, name, value, "an nnx.Variable, a dict of them or a submodule")
+        raise misfit_error(
+            owner, (*path, name), value, "an nnx.Variable, a dict of them or a submodule"
+        )
     pairs = _pairs(own, value)
     if pairs is None:
-        raise _misfit(owner, path, name, value, f"submodules, or dicts of Variables, as in {own!r}")
+        raise misfit_error(
+            owner, (*path, name), value, f"submodules, or dicts of Variables, as in {own!r}"
+        )
     for part, variables in pairs:
         part.clear()
         part.update(variables)
@@ -265,15 +275,6 @@ def _pairs(own: Any, value: Any) -> list[tuple[LinenSubmodule, Mapping[Any, Any]
     return [pair for pairs in found for pair in pairs or ()]
 
 
-def _misfit(owner: Any, path: Path, name: str, value: Any, expected: str) -> InvalidModuleError:
-    return InvalidModuleError(
-        _text(owner, (*path, name)),
-        value,
-        expected,
-        "assign to each submodule by its own name, such as model.blocks_0",
-    )
-
-
 def _dict_for_writing(owner: Any, path: Path) -> dict[Any, Any]:
     if type(vars(owner).get(path[0])) is not dict:
         setattr(owner, path[0], nnx.data({}))
@@ -294,17 +295,6 @@ def _as_parts(owner: Any, value: Any) -> Any:
         return {key: _as_parts(owner, item) for key, item in value.items()}
     items = [_as_parts(owner, item) for item in value]
     return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-
-
-def _text(owner: Any, path: Path) -> str:
-    return ".".join((name_of(owner), *map(str, path)))
-
-
-def _not_found(owner: Any, path: Path, name: str, known: frozenset[str] | None) -> str:
-    text = f"{_text(owner, path)} has no variable, field or method {name!r}"
-    if known is None:
-        text += "; outside of a call only the variables are known of what nn.compact makes"
-    return text
 
 
 def _flatten(submodule: LinenSubmodule) -> tuple[Any, tuple[Any, ...]]:

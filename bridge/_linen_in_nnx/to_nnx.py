@@ -254,7 +254,7 @@ class ToNNX(LinenHolder):
             + (
                 ""
                 if linen_attributes.held_variables(self)
-                else "; its variables are created by lazy_init"
+                else "; bridge.lazy_init(model, *inputs) creates its variables"
             )
         )
 

@@ -1,7 +1,6 @@
 """Programs written for flax.nnx.bridge's ToLinen do the same with `import bridge`."""
 
 import functools
-import importlib
 import warnings
 
 import jax
@@ -349,40 +348,6 @@ def test_initialising_under_map_variables_uses_the_mapped_variables():
     nnx.update(layer, scaled_by(0.5)(nn.unbox(variables["params"]["Map_variablesToLinen_0"])))
     np.testing.assert_array_equal(y, layer(X))
     np.testing.assert_array_equal(Mapped().apply(variables, X), layer(X))
-
-
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        *(
-            ("variables", n)
-            for n in (
-                "NNXMeta",
-                "linen_vars_to_nnx_attrs",
-                "nnx_attrs_to_linen_vars",
-                "to_linen_var",
-                "to_nnx_var",
-                "with_partitioning",
-            )
-        ),
-        *(
-            ("wrappers", n)
-            for n in (
-                "Functional",
-                "ToLinen",
-                "ToNNX",
-                "functional",
-                "lazy_init",
-                "to_linen",
-                "to_linen_class",
-            )
-        ),
-    ],
-)
-def test_the_import_paths_lead_to_the_real_ones(path, name):
-    found = getattr(importlib.import_module(f"bridge.{path}"), name)
-    assert getattr(bridge, name, found) is found
-    assert hasattr(importlib.import_module(f"flax.nnx.bridge.{path}"), name)
 
 
 def test_a_box_is_read_and_written_as_with_flax_nnx_bridge():

@@ -13,6 +13,7 @@ from hypothesis import given
 
 import bridge
 import registry
+from registry._boxes import derive_codec
 from tests.strategies import Documented, Sealed, exact, linen_boxes
 
 KERNEL = jnp.arange(6.0).reshape(2, 3)
@@ -339,3 +340,47 @@ def test_a_field_that_means_something_else_on_a_variable_is_refused_by_its_name(
     box_type = dataclasses.make_dataclass("Reserved", [("value", object), name], bases=(Box,))
     with pytest.raises(registry.UnsupportedBoxError, match=rf"\['{name}'\] mean something else"):
         registry.current().codec_for(box_type)
+
+
+@pytest.mark.parametrize("place", ["to_fields", "from_fields"])
+def test_a_codec_of_what_cannot_be_called_holds_what_it_is(place):
+    functions = {"to_fields": len, "from_fields": len, place: 3}
+    with pytest.raises(registry.InvalidRegistrationError) as caught:
+        registry.BoxCodec(**functions)
+    assert (caught.value.found, caught.value.expected) == (3, "a function")
+
+
+def test_a_derived_codec_knows_the_fields_that_it_keeps():
+    @struct.dataclass
+    class Named(Box):
+        value: object
+        names: tuple = struct.field(pytree_node=False)
+
+    assert derive_codec(Named).names == {"names"}
+    # Flax's own name for the field of Partitioned on a Variable is another one.
+    own = meta.Partitioned(jnp.ones(2), ("a",)).to_nnx_metadata().keys() - {"value"}
+    assert derive_codec(meta.Partitioned).names >= own
+
+
+def test_the_value_of_a_protocol_is_none_of_its_fields():
+    class Own(Box):
+        def to_nnx_metadata(self):
+            return {"value": 1, "note": "a"}
+
+        @classmethod
+        def from_nnx_metadata(cls, metadata):
+            return metadata
+
+    codec = derive_codec(Own)
+    assert codec.to_fields(Own()) == (1, {"note": "a"})
+    assert codec.from_fields(2, {"note": "b"}) == {"value": 2, "note": "b"}
+
+
+def test_a_box_whose_value_cannot_be_told_says_which_fields_could_be_it():
+    @dataclasses.dataclass
+    class Two(Box):
+        left: object
+        right: object
+
+    with pytest.raises(registry.UnsupportedBoxError, match=r"\['left', 'right'\] could be it"):
+        derive_codec(Two)
