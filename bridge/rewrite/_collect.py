@@ -230,7 +230,7 @@ def _modes(program: Program) -> None:
             for slot in plan.slots.values():
                 taint = Taint(slot.method, (s.node for s in plan.slots.values()), plan.mode_fields)
                 for making in slot.makings:
-                    child = program.plan_of(making.cls)
+                    child = program.plan_of(program.records.base_of(making.cls))
                     if child is None:
                         continue
                     order = [field.name for field in child.fields]
@@ -265,7 +265,8 @@ def _ordered(program: Program) -> dict[type, ClassPlan]:
     }
     for plan in program.plans.values():
         for slot in plan.slots.values():
-            needs[plan.cls] |= {m.cls for m in slot.makings if m.cls in program.plans}  # pyright: ignore
+            made = {program.records.base_of(m.cls) for m in slot.makings}
+            needs[plan.cls] |= {cls for cls in made if cls is not None and cls in program.plans}
     found: dict[type, ClassPlan] = {}
     waiting = dict(program.plans)
     while waiting:

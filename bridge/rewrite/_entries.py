@@ -55,6 +55,13 @@ class Varied:
     what: str
     is_flag: bool
 
+    @property
+    def is_training(self) -> bool:
+        """Whether a mode is flipped to training."""
+        name, _, value = self.what.rpartition(".")[2].partition("=")
+        is_train = name in ("train", "training", "is_training")
+        return name in MODE_NAMES and value == str(is_train)
+
 
 def difference(before: Any, after: Any, name: str = "") -> Iterator[str]:
     """What differs between two models or configurations, as `width=8`."""

@@ -11,7 +11,7 @@ from ._constructors import Constructor
 from ._evaluate import UnknownValueError, evaluate, is_size
 from ._paths_below import below
 from ._plans import ClassPlan, LeftLinenError, Program
-from ._records import Making
+from ._records import Making, Shape
 from ._references import References
 from ._sizes import Sizes
 from ._source import Edit, is_self, names_in
@@ -153,11 +153,47 @@ class Method:
             values.append(tuple(value) if isinstance(value, list) else value)
         if not values:
             return None
+        argument = self._argument_dimension(node, makings)
+        if argument is not None:
+            text = self.sizes.argument(argument, makings, values, self.visible(node))
+            if text is not None:
+                self.used |= self.names_of(text)
+                return text
         hint = node.id if isinstance(node, ast.Name) else "size"
         loops = self._loops(node)
         text = self.solve(makings, values, hint, loops, node)
         is_part = isinstance(self.source.parents[node], ast.BinOp | ast.Attribute | ast.Subscript)
         return f"({text})" if is_part and not text.isidentifier() else text
+
+    def _argument_dimension(
+        self, node: ast.expr, makings: Sequence[Making]
+    ) -> tuple[str, int] | None:
+        """The argument and dimension of `x.shape[-1]`, while `x` is what the call was given."""
+        if not (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.value, ast.Attribute)
+            and node.value.attr == "shape"
+            and isinstance(node.value.value, ast.Name)
+        ):
+            return None
+        name = node.value.value.id
+        bound = [
+            each.lineno
+            for each in ast.walk(self.node)
+            if isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Store)
+        ]
+        if name not in self.taint.arguments or (bound and (min(bound) < node.lineno)):
+            return None
+        if bound and self._loops(node):
+            return None
+        try:
+            index = ast.literal_eval(node.slice)
+        except ValueError:
+            return None
+        shape = makings[0].env.get(name)
+        if not isinstance(index, int) or not isinstance(shape, Shape):
+            return None
+        return name, index if index < 0 else index - shape.ndim
 
     def moved(self, node: ast.Call) -> list[ast.keyword]:
         """The modes in a partial of a layer that only the call knows."""

@@ -164,10 +164,10 @@ class _Prover:
                 return
             inputs = random_inputs(entry.inputs)
             checker = self._pair(varied.run, entry, inputs)
-            given = (inputs, entry_kwargs(entry))
-            report = checker.check(*given, sections=["outputs"], jit=False)
+            given, train = (inputs, entry_kwargs(entry)), varied.is_training
+            report = checker.check(*given, sections=["outputs"], jit=False, train=train)
             if not report.ok:
-                report = checker.check(*given, gradients=False, jit=False)
+                report = checker.check(*given, gradients=False, jit=False, train=train)
         except Exception as error:
             text = (str(error).strip().splitlines() or [""])[0][:120]
             self.limits.append(f"{label} the new program raised {type(error).__name__}: {text}")

@@ -10,10 +10,11 @@ from __future__ import annotations
 import ast
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ._candidates import Candidate, Candidates
+from ._forms import forms
 from ._plans import ClassPlan, SizeArgument
 from ._records import Making
 from ._source import bound_in
@@ -80,6 +81,21 @@ class Sizes:
             names = self.candidates.taint.pure if allowed is None else allowed
             self._known[key] = self._solve(makings, values, hint, loops, at, set(names))
         return self._known[key]
+
+    def argument(
+        self, wanted: tuple[str, int], makings: Sequence[Making], values: Sequence[Any], names: Any
+    ) -> str | None:
+        """The size of a dimension of an argument, None if it is not that of the first call.
+
+        Args:
+            wanted: the argument's name, and the dimension from behind.
+            makings: every execution of the place where the size is needed.
+            values: the size at each of them.
+            names: local names that may be used.
+        """
+        found = self._holding(makings, values, set(names))
+        own = [each for each in found if each.argument == wanted]
+        return self._dimension(own[0], makings, values) if own else None
 
     def _solve(self, makings: Any, values: Any, hint: str, loops: Any, at: Any, names: Any) -> str:
         distinct = len({repr(v) for v in values})
@@ -185,7 +201,7 @@ class Sizes:
                     best.setdefault(each.text, each.value)
             tables.append(best)
         common = [text for text in tables[0] if all(text in table for table in tables)][:_COMBINED]
-        for text, function in _forms(common):
+        for text, function in forms(common):
             try:
                 if all(function(t) == v for t, v in zip(tables, values, strict=True)):
                     return text
@@ -259,32 +275,6 @@ class Sizes:
                     }
                 )
         return min(left, key=lambda text: left[text]) if left else None
-
-
-def _forms(texts: list[str]) -> Iterator[tuple[str, Any]]:
-    def product(a: str, b: str) -> Any:
-        return lambda t: t[a] * t[b]
-
-    def total(a: str, b: str) -> Any:
-        return lambda t: t[a] + t[b]
-
-    def multiple(a: str, k: int) -> Any:
-        return lambda t: t[a] * k
-
-    def part(a: str, k: int) -> Any:
-        return lambda t: t[a] // k if t[a] % k == 0 else None
-
-    texts = [text for text in texts if not text.isdecimal()] + [t for t in texts if t.isdecimal()]
-    for text in texts:
-        if text.isdecimal():
-            continue
-        for k in (2, 3, 4, 8, 16):
-            yield f"{k} * {text}", multiple(text, k)
-            yield f"{text} // {k}", part(text, k)
-    for a, b in itertools.combinations_with_replacement(texts, 2):
-        yield f"{a} + {b}", total(a, b)
-        if not a.isdecimal() and not b.isdecimal():
-            yield f"{a} * {b}", product(a, b)
 
 
 def _same(a: Any, b: Any) -> bool:

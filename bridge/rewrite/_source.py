@@ -1,7 +1,9 @@
 """A source file, and text with parts of it replaced.
 
 `ast` gives positions in UTF-8 bytes, as code objects do, so that the position of a running call is
-that of a node. Text is replaced in the source itself, which keeps comments and formatting.
+that of a node. Text is replaced in the source itself, which keeps comments and formatting: a syntax
+tree with formatting of its own, as LibCST has, would count columns in code points and be one more
+dependency.
 """
 
 from __future__ import annotations

@@ -101,8 +101,34 @@ class RematMethod(nn.Module):
 
     @nn.remat
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x, scale=1.0):
         return nn.Dense(3)(x)
+
+
+class CellThatStaysLinen(nn.Module):
+    """a layer that stays Linen, in a method under a transform"""
+
+    @nn.remat
+    @nn.compact
+    def __call__(self, x):
+        return nn.ConvLocal(3, (2,))(x)
+
+
+class ScanLayer(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return nn.Dense(x.shape[-1])(x), None
+
+
+class StackedInOneExpression(nn.Module):
+    """stacked layers are given what another layer returns"""
+
+    @nn.compact
+    def __call__(self, x):
+        layers = nn.scan(
+            ScanLayer, variable_axes={"params": 0}, split_rngs={"params": True}, length=2
+        )
+        return layers()(nn.Dense(4)(x), None)[0]
 
 
 class SowsElsewhere(nn.Module):
@@ -210,7 +236,7 @@ class Hidden(nn.Module):
 class HidesIt(nn.Module):
     @nn.compact
     def __call__(self, x):
-        return nn.remat(Hidden)()(x)
+        return nn.remat(Hidden, variables="params")()(x)
 
 
 class Differs(nn.Module):

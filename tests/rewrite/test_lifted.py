@@ -1,0 +1,84 @@
+"""Lifted transforms become NNX's, around the same layers."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+import bridge
+from bridge import port
+from tests.rewrite import models_lifted as models
+from tests.rewrite.test_programs import imported, spec
+
+SIZE = 4
+
+
+@functools.cache
+def rewritten():
+    return bridge.rewrite(models.Transformed, spec(2, SIZE), gradients=False)
+
+
+@functools.cache
+def pair(remat):
+    """The Linen model with weights, and the new one with the same."""
+    linen = models.Transformed(remat=remat)
+    x = jax.random.normal(jax.random.key(0), (2, SIZE))
+    variables = jax.jit(linen.init)(jax.random.key(1), x)
+    (module,) = imported(rewritten())
+    model = nnx.jit(lambda: module.Transformed(remat, **rewritten().sizes[0], rngs=nnx.Rngs(2)))()
+    port.plan(variables, model, rewritten().rules).apply()
+    return linen, variables, model, x
+
+
+def test_every_class_is_rewritten_and_proven():
+    result = rewritten()
+    assert result.is_proven, str(result)
+    assert [c.level for c in result.classes] == ["proven"] * 12, str(result)
+    (text,) = result.sources.values()
+    assert "_linen" not in text
+    assert "bridge" not in text.split("\n\n", 1)[1]
+
+
+@pytest.mark.parametrize("remat", [True, False])
+def test_outputs_are_equal_without_any_help_of_the_rewriter(remat):
+    linen, variables, model, x = pair(remat)
+    expected = jax.jit(linen.apply)(variables, x)
+    found = nnx.jit(lambda m, x: m(x))(model, x)
+    # A loop is compiled as one program, in which XLA may add in another order.
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), found, expected
+    )
+
+
+@pytest.mark.parametrize("remat", [True, False])
+def test_both_programs_have_the_same_transforms(remat):
+    """What remat saves and what scan does not unroll is seen in the program alone."""
+    linen, variables, model, x = pair(remat)
+    graphdef, state = nnx.split(model)
+    new = jax.make_jaxpr(lambda s, x: nnx.merge(graphdef, s)(x))(state, x)
+    old = jax.make_jaxpr(linen.apply)(variables, x)
+    for primitive in ("remat2", "checkpoint", "scan"):
+        counted = [len(re.findall(rf"\b{primitive}\[", str(each))) for each in (new, old)]
+        assert counted[0] == counted[1], primitive
+    assert ("checkpoint[" in str(new)) or ("remat2[" in str(new))
+
+
+def test_stacked_parameters_stay_stacked_and_named():
+    with jax.sharding.set_mesh(jax.make_mesh((1,), ("layers",))):
+        (module,) = imported(rewritten())
+        model = module.Scanned(in_features=SIZE, rngs=nnx.Rngs(0))
+    assert model.layers.dense_0.kernel.shape[0] == 3
+    assert model.layers.dense_1.bias.shape == (3, SIZE)
+
+
+def test_members_of_an_ensemble_and_layers_of_a_scan_start_apart():
+    _, _, model, _ = pair(True)
+    (module,) = imported(rewritten())
+    made = module.Ensemble(critic_dense_0_in_features=6, rngs=nnx.Rngs(0))
+    kernel = made.critic.dense_0.kernel
+    assert jnp.abs(kernel[0] - kernel[1]).max() > 0
+    assert model.scanned.layers.dense_0.kernel.shape[0] == 3
