@@ -15,6 +15,7 @@ from ._failures import RewriteError
 from ._plans import ClassPlan
 from ._result import ClassResult, Rewrite
 from ._rewriter import Rewriter
+from ._test_text import test_of
 
 
 def rewrite(
@@ -140,6 +141,7 @@ def _result(rewriter: Rewriter) -> Rewrite:
         () if proof is None else tuple(proof.sizes),
         rewriter.root.__name__,
         (*rewriter.notes, *(() if proof is None else proof.notes)),
+        test_of(program, rewriter.entries[0], proof.rules) if proof and is_proven else None,
     )
 
 

@@ -259,11 +259,14 @@ class Method:
         for part in (*node.args, *(k.value for k in node.keywords)):
             if part in [k.value for k in named]:
                 continue
-            if any(
-                s.outer is not None and s.node in ast.walk(part) for s in self.plan.slots.values()
-            ):
-                if self.taint.touches(part):
-                    raise LeftLinenError("a module inside of another depends on the call", part)
+            inner = [s for s in self.plan.slots.values() if s.outer is not None]
+            inner = [s for s in inner if s.node in ast.walk(part)]
+            if inner:
+                edits += [
+                    self.source.edit(s.node, self.linen_text(s.node))
+                    for s in inner
+                    if s.outer is self.plan.slots[node]
+                ]
                 continue
             edits += self._init_edits(part, self.plan.slots[node].makings)
         if named and len(node.args) + len(node.keywords) == 1:

@@ -1,6 +1,7 @@
 """`python -m bridge rewrite`."""
 
 import json
+import sys
 
 import pytest
 
@@ -51,6 +52,25 @@ def test_check_fails_until_the_files_are_written(target, capsys):
     assert code == 0
     assert out.count("written: ") == 2
     assert run(capsys, target, "--check", "--no-diff")[0] == 0
+
+
+def test_the_test_that_is_written_passes_and_fails_for_another_model(target, capsys, tmp_path):
+    assert run(capsys, target, "--write", "--write-test", "--no-diff")[0] == 0
+    (test,) = tmp_path.glob("test_*.py")
+    text = test.read_text()
+    space = {}
+    sys.path.insert(0, str(tmp_path))
+    try:
+        exec(compile(text, str(test), "exec"), space)
+        run_test = space["test_the_new_model_does_what_the_linen_model_does"]
+        run_test()
+        new = next(m for name, m in space.items() if name.endswith("_nnx"))
+        call = new.Net.__call__
+        new.Net.__call__ = lambda self, x: call(self, x) + 1
+        with pytest.raises(AssertionError, match="DIFFER"):
+            run_test()
+    finally:
+        sys.path.remove(str(tmp_path))
 
 
 def test_a_class_that_stays_linen_is_exit_code_1_with_its_reason(target, capsys):
