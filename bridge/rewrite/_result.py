@@ -59,6 +59,8 @@ class Rewrite:
         sizes: what the model's constructor is given besides its fields, for each entry point.
         root: the model's class.
         notes: what concerns no single class.
+        places: `TrainState.create`, `init` and `apply` in files beside the models, with what takes
+            their place; they are not rewritten.
         make_test: gives the text of the test that `write(test=True)` writes, None if the program
             was not proven.
     """
@@ -71,6 +73,7 @@ class Rewrite:
     sizes: tuple[Mapping[str, Any], ...]
     root: str
     notes: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
     make_test: Callable[[], str] | None = dataclasses.field(default=None, repr=False)
 
     @property
@@ -179,6 +182,7 @@ class Rewrite:
                 "sizes": [{k: _plain(v) for k, v in each.items()} for each in self.sizes],
                 "reports": {k: json.loads(v.to_json()) for k, v in self.reports.items()},
                 "notes": list(self.notes),
+                "places": list(self.places),
             },
             indent=indent,
             allow_nan=False,
@@ -192,7 +196,9 @@ class Rewrite:
         for each in self.classes:
             lines.append(f"  {each.name:<{width}}  {each.level}")
             lines += [f"  {'':<{width}}    {note}" for note in each.notes]
-        return "\n".join([*lines, *self.notes])
+        if self.places:
+            lines.append("To change by hand:")
+        return "\n".join([*lines, *(f"  {place}" for place in self.places), *self.notes])
 
     @property
     def verdict(self) -> str:

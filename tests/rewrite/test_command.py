@@ -83,6 +83,40 @@ def test_a_class_that_stays_linen_is_exit_code_1_with_its_reason(target, capsys)
     assert levels == {"Part": "left Linen", "Net": "proven"}
 
 
+TRAINING = """import jax
+from flax.training.train_state import TrainState
+from {name} import Net
+
+model = Net()
+
+
+def make(key, x, tx):
+    params = model.init(key, x)["params"]
+    return TrainState.create(apply_fn=model.apply, params=params, tx=tx)
+
+
+def loss(state, x):
+    y, updates = state.apply_fn({{"params": state.params}}, x, mutable=["batch_stats"])
+    return Net().apply({{"params": state.params}}, x, rngs={{"dropout": 0}}, method="encode")
+"""
+
+
+def test_training_code_beside_the_models_is_listed_and_stays(target, capsys, tmp_path):
+    (old,) = tmp_path.glob("*.py")
+    training = tmp_path / "training.py"
+    training.write_text(TRAINING.format(name=old.stem))
+    code, out, _ = run(capsys, target, "--json")
+    places = json.loads(out)["places"]
+    assert code == 0
+    lines = sorted(each.split(": ")[0] for each in places)
+    assert lines == [f"training.py:{line:d}" for line in (10, 14, 15, 9)]
+    told = "\n".join(places)
+    assert "nnx.Optimizer(model, tx, wrt=nnx.Param)" in told
+    assert "what ['batch_stats'] named is updated" in told
+    assert "model.encode(x)" in told
+    assert training.read_text() == TRAINING.format(name=old.stem)
+
+
 def test_names_can_stay_linens(target, capsys):
     code, out, _ = run(capsys, target, "--keep-names")
     assert code == 0
