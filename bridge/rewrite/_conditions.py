@@ -37,14 +37,30 @@ class Conditions:
         if not self.method.taint.touches(node.test):
             return self.method.init_text(node.test, ())
         makings = self._condition_records(node)
-        text = predicate(self.method, node.test, makings)
+        test = self._written(node.test)
+        text = predicate(self.method, test, makings)
         if text is not None:
             self.method.used |= self.method.names_of(text)
             return text
         try:
-            return self.method.init_text(node.test, makings)
+            return self.method.init_text(test, makings)
         except LeftLinenError:
             return self._of_call(node, slots)
+
+    def _written(self, test: ast.expr) -> ast.expr:
+        """What a condition's name was set to, if that happens once and not in a loop."""
+        if not isinstance(test, ast.Name):
+            return test
+        found = [
+            each
+            for each in ast.walk(self.method.node)
+            if isinstance(each, ast.stmt) and test.id in _own_targets(each)
+        ]
+        if len(found) != 1 or found[0] not in self.method.node.body:
+            return test
+        (statement,) = found
+        is_plain = isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
+        return statement.value if is_plain and isinstance(statement, ast.Assign) else test
 
     def _of_call(self, node: ast.If | ast.IfExp, slots: Sequence[Slot]) -> None:
         """A branch that an argument of the call decides: its layers are always there."""
@@ -89,3 +105,13 @@ class Conditions:
         if not found:
             raise LeftLinenError("a condition that was not seen", node)
         return found
+
+
+def _own_targets(statement: ast.stmt) -> set[str]:
+    """The names that a statement binds itself, and not a block in it."""
+    targets: list[ast.expr] = []
+    if isinstance(statement, ast.Assign):
+        targets = statement.targets
+    elif isinstance(statement, ast.AnnAssign | ast.AugAssign | ast.For):
+        targets = [statement.target]
+    return set().union(set(), *(bound_in(each) for each in targets))

@@ -12,9 +12,11 @@ from bridge._errors import BridgeError, shown
 
 from ._entries import Entry
 from ._failures import RewriteError
-from ._plans import ClassPlan
+from ._places import places_of
+from ._plans import ClassPlan, Program
 from ._result import ClassResult, Rewrite
 from ._rewriter import Rewriter
+from ._test_text import test_of
 
 
 def rewrite(
@@ -140,7 +142,13 @@ def _result(rewriter: Rewriter) -> Rewrite:
         () if proof is None else tuple(proof.sizes),
         rewriter.root.__name__,
         (*rewriter.notes, *(() if proof is None else proof.notes)),
+        tuple(places_of([f.source.file for f in rewriter.files], _rewritten(program))),
+        test_of(program, rewriter.entries[0], proof.rules) if proof and is_proven else None,
     )
+
+
+def _rewritten(program: Program) -> list[str]:
+    return [plan.name for plan in program.plans.values() if plan.reason is None]
 
 
 def _class(plan: ClassPlan, is_proven: bool, limits: tuple[str, ...]) -> ClassResult:

@@ -14,7 +14,7 @@ from ._plans import ClassPlan, LeftLinenError, Program
 from ._records import Making, Shape
 from ._references import References
 from ._sizes import Sizes
-from ._source import Edit, is_self, names_in
+from ._source import Edit, is_self, names_in, shape_item
 from ._taint import Taint
 
 _LOOPS = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
@@ -169,14 +169,10 @@ class Method:
         self, node: ast.expr, makings: Sequence[Making]
     ) -> tuple[str, int] | None:
         """The argument and dimension of `x.shape[-1]`, while `x` is what the call was given."""
-        if not (
-            isinstance(node, ast.Subscript)
-            and isinstance(node.value, ast.Attribute)
-            and node.value.attr == "shape"
-            and isinstance(node.value.value, ast.Name)
-        ):
+        found = shape_item(node)
+        if found is None:
             return None
-        name = node.value.value.id
+        name, index = found
         bound = [
             each.lineno
             for each in ast.walk(self.node)
@@ -186,12 +182,8 @@ class Method:
             return None
         if bound and self._loops(node):
             return None
-        try:
-            index = ast.literal_eval(node.slice)
-        except ValueError:
-            return None
         shape = makings[0].env.get(name)
-        if not isinstance(index, int) or not isinstance(shape, Shape):
+        if not isinstance(shape, Shape):
             return None
         return name, index if index < 0 else index - shape.ndim
 
@@ -259,11 +251,14 @@ class Method:
         for part in (*node.args, *(k.value for k in node.keywords)):
             if part in [k.value for k in named]:
                 continue
-            if any(
-                s.outer is not None and s.node in ast.walk(part) for s in self.plan.slots.values()
-            ):
-                if self.taint.touches(part):
-                    raise LeftLinenError("a module inside of another depends on the call", part)
+            inner = [s for s in self.plan.slots.values() if s.outer is not None]
+            inner = [s for s in inner if s.node in ast.walk(part)]
+            if inner:
+                edits += [
+                    self.source.edit(s.node, self.linen_text(s.node))
+                    for s in inner
+                    if s.outer is self.plan.slots[node]
+                ]
                 continue
             edits += self._init_edits(part, self.plan.slots[node].makings)
         if named and len(node.args) + len(node.keywords) == 1:

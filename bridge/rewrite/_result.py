@@ -7,11 +7,12 @@ import dataclasses
 import difflib
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from bridge import parity
 
+from ._failures import RewriteError
 from ._writing import changed_files, write_files
 
 Level: TypeAlias = Literal["proven", "proven for this configuration", "needs review", "left Linen"]
@@ -58,6 +59,10 @@ class Rewrite:
         sizes: what the model's constructor is given besides its fields, for each entry point.
         root: the model's class.
         notes: what concerns no single class.
+        places: `TrainState.create`, `init` and `apply` in files beside the models, with what takes
+            their place; they are not rewritten.
+        make_test: gives the text of the test that `write(test=True)` writes, None if the program
+            was not proven.
     """
 
     classes: tuple[ClassResult, ...]
@@ -68,6 +73,8 @@ class Rewrite:
     sizes: tuple[Mapping[str, Any], ...]
     root: str
     notes: tuple[str, ...] = ()
+    places: tuple[str, ...] = ()
+    make_test: Callable[[], str] | None = dataclasses.field(default=None, repr=False)
 
     @property
     def ok(self) -> bool:
@@ -125,10 +132,11 @@ class Rewrite:
             )
         return "\n".join(tables)
 
-    def write(self, *, overwrite: bool = False) -> tuple[str, ...]:
+    def write(self, *, overwrite: bool = False, test: bool = False) -> tuple[str, ...]:
         """Writes the new files and the rules: all of them, or none.
 
         Args:
+            test: whether a test is written too, which compares the two models.
             overwrite: whether files are replaced that were not written by the rewriter, or that
                 were changed since.
 
@@ -136,18 +144,27 @@ class Rewrite:
             The paths of the files that are new or changed.
 
         Raises:
-            RewriteError: there are such files.
+            RewriteError: there are such files, or the test cannot be written.
         """
-        return write_files(self._files(), overwrite=overwrite)
+        return write_files(self._files(test=test), overwrite=overwrite)
 
     def pending(self) -> tuple[str, ...]:
         """The files that `write` would make or change."""
         return tuple(map(str, changed_files(self._files())))
 
-    def _files(self) -> dict[str, str]:
+    def _files(self, *, test: bool = False) -> dict[str, str]:
         files = dict(self.sources)
+        if test and self.make_test is None:
+            raise RewriteError(
+                "the test cannot be written",
+                ["the program was not proven"],
+                "See what stays Linen and why in the report.",
+            )
         if self.sources:
             main = next(iter(reversed(list(self.sources))))
+            if test and self.make_test is not None:
+                path = pathlib.Path(main)
+                files[str(path.with_name(f"test_{path.name}"))] = self.make_test()
             files[str(pathlib.Path(main).with_suffix(".rules.toml"))] = self.rules_text
         return files
 
@@ -165,6 +182,7 @@ class Rewrite:
                 "sizes": [{k: _plain(v) for k, v in each.items()} for each in self.sizes],
                 "reports": {k: json.loads(v.to_json()) for k, v in self.reports.items()},
                 "notes": list(self.notes),
+                "places": list(self.places),
             },
             indent=indent,
             allow_nan=False,
@@ -178,7 +196,9 @@ class Rewrite:
         for each in self.classes:
             lines.append(f"  {each.name:<{width}}  {each.level}")
             lines += [f"  {'':<{width}}    {note}" for note in each.notes]
-        return "\n".join([*lines, *self.notes])
+        if self.places:
+            lines.append("To change by hand:")
+        return "\n".join([*lines, *(f"  {place}" for place in self.places), *self.notes])
 
     @property
     def verdict(self) -> str:

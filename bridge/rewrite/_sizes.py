@@ -17,7 +17,7 @@ from ._candidates import Candidate, Candidates
 from ._forms import forms
 from ._plans import ClassPlan, SizeArgument
 from ._records import Making
-from ._source import bound_in
+from ._source import bound_in, names_in
 
 _COMBINED = 14
 
@@ -247,6 +247,12 @@ class Sizes:
         loop = loops[-1]
         statement = self.plan.source.statement_of(at)
         behind = None if statement in loop.body else statement
+        if behind is None:
+            # What the next turn needs has its value here, and another one at the end.
+            later = loop.body[loop.body.index(statement) + 1 :]
+            rebound = set().union(set(), *(bound_in(each) for each in later))
+            if names_in(ast.parse(following, mode="eval")) & rebound:
+                behind = statement
         for known in self.running:
             if (known.first, known.following, known.loop) == (start, following, loop):
                 return known.name

@@ -175,6 +175,22 @@ def is_free(node: ast.Call) -> bool:
     )
 
 
+def shape_item(node: ast.expr) -> tuple[str, int] | None:
+    """The name and the number in `x.shape[-1]`, None for another expression."""
+    if (
+        isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "shape"
+        and isinstance(node.value.value, ast.Name)
+    ):
+        try:
+            index = ast.literal_eval(node.slice)
+        except ValueError:
+            return None
+        return (node.value.value.id, index) if isinstance(index, int) else None
+    return None
+
+
 def is_self(node: ast.AST, name: str | None = None) -> bool:
     """Whether an expression is `self.name`."""
     return (

@@ -324,3 +324,39 @@ class Partials(nn.Module):
         x = self.conv(features=5)(x)
         x = self.conv(6)(nn.relu(x))
         return dense()(dense(name="second")(x))
+
+
+class Projecting(nn.Module):
+    """A condition on shapes that has a name."""
+
+    width: int
+    scale: int = 1
+
+    @nn.compact
+    def __call__(self, x):
+        needs = x.shape[-1] != 2 * self.width or self.scale != 1
+        residual = x
+        if needs:
+            residual = nn.Dense(2 * self.width, name="proj")(residual) * self.scale
+        return residual + nn.Dense(2 * self.width)(nn.relu(nn.Dense(self.width)(x)))
+
+
+class Doubling(nn.Module):
+    """A loop that changes what a constructor was given, behind it."""
+
+    depth: int = 3
+
+    @nn.compact
+    def __call__(self, x):
+        width = 2
+        for _ in range(self.depth):
+            x = nn.Dense(width)(x)
+            width *= 2
+        return x
+
+
+class Choosing(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = Projecting(2, 3)(Projecting(2)(Projecting(2)(x)))
+        return Doubling()(x)

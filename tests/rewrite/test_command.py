@@ -1,6 +1,7 @@
 """`python -m bridge rewrite`."""
 
 import json
+import sys
 
 import pytest
 
@@ -53,6 +54,25 @@ def test_check_fails_until_the_files_are_written(target, capsys):
     assert run(capsys, target, "--check", "--no-diff")[0] == 0
 
 
+def test_the_test_that_is_written_passes_and_fails_for_another_model(target, capsys, tmp_path):
+    assert run(capsys, target, "--write", "--write-test", "--no-diff")[0] == 0
+    (test,) = tmp_path.glob("test_*.py")
+    text = test.read_text()
+    space = {}
+    sys.path.insert(0, str(tmp_path))
+    try:
+        exec(compile(text, str(test), "exec"), space)
+        run_test = space["test_the_new_model_does_what_the_linen_model_does"]
+        run_test()
+        new = next(m for name, m in space.items() if name.endswith("_nnx"))
+        call = new.Net.__call__
+        new.Net.__call__ = lambda self, x: call(self, x) + 1
+        with pytest.raises(AssertionError, match="DIFFER"):
+            run_test()
+    finally:
+        sys.path.remove(str(tmp_path))
+
+
 def test_a_class_that_stays_linen_is_exit_code_1_with_its_reason(target, capsys):
     code, out, _ = run(capsys, target, "--skip", "Part", "--json")
     document = json.loads(out)
@@ -61,6 +81,40 @@ def test_a_class_that_stays_linen_is_exit_code_1_with_its_reason(target, capsys)
     assert document["is_proven"]
     levels = {each["name"]: each["level"] for each in document["classes"]}
     assert levels == {"Part": "left Linen", "Net": "proven"}
+
+
+TRAINING = """import jax
+from flax.training.train_state import TrainState
+from {name} import Net
+
+model = Net()
+
+
+def make(key, x, tx):
+    params = model.init(key, x)["params"]
+    return TrainState.create(apply_fn=model.apply, params=params, tx=tx)
+
+
+def loss(state, x):
+    y, updates = state.apply_fn({{"params": state.params}}, x, mutable=["batch_stats"])
+    return Net().apply({{"params": state.params}}, x, rngs={{"dropout": 0}}, method="encode")
+"""
+
+
+def test_training_code_beside_the_models_is_listed_and_stays(target, capsys, tmp_path):
+    (old,) = tmp_path.glob("*.py")
+    training = tmp_path / "training.py"
+    training.write_text(TRAINING.format(name=old.stem))
+    code, out, _ = run(capsys, target, "--json")
+    places = json.loads(out)["places"]
+    assert code == 0
+    lines = sorted(each.split(": ")[0] for each in places)
+    assert lines == [f"training.py:{line:d}" for line in (10, 14, 15, 9)]
+    told = "\n".join(places)
+    assert "nnx.Optimizer(model, tx, wrt=nnx.Param)" in told
+    assert "what ['batch_stats'] named is updated" in told
+    assert "model.encode(x)" in told
+    assert training.read_text() == TRAINING.format(name=old.stem)
 
 
 def test_names_can_stay_linens(target, capsys):

@@ -48,6 +48,7 @@ PROGRAMS = {
     "vae": (sequences.Vae, (spec(2, 12), jax.random.key(1)), {}, set()),
     "all constructs": (constructs.Zoo, (spec(2, 3),), {"train": False}, {"Stack"}),
     "lifted transforms": (constructs.Lifted, (spec(2, 3),), {}, set()),
+    "choosing": (constructs.Choosing, (spec(2, 3),), {}, set()),
     "partials": (constructs.Partials, (spec(2, 5, 3),), {}, set()),
     "annotated": (constructs.Annotated, (spec(2, 3),), {}, set()),
     "a module as a field": (constructs.make_outer, (spec(2, 3),), {}, set()),

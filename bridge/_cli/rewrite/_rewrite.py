@@ -64,6 +64,11 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("--write", action="store_true", help="write the new files and the rules")
     parser.add_argument(
+        "--write-test",
+        action="store_true",
+        help="with --write: write a test too, which compares the two models",
+    )
+    parser.add_argument(
         "--overwrite", action="store_true", help="replace files that were not written by rewrite"
     )
     parser.add_argument(
@@ -91,7 +96,7 @@ def _run(arguments: argparse.Namespace) -> int:
         result = _rewriting.rewritten(arguments, progress)
     written: tuple[str, ...] = ()
     if arguments.write:
-        written = result.write(overwrite=arguments.overwrite)
+        written = result.write(overwrite=arguments.overwrite, test=arguments.write_test)
     if arguments.html is not None:
         arguments.html.write_text(result.html(), encoding="utf-8")
     stale = _rewriting.stale(result) if arguments.check else ()

@@ -80,6 +80,7 @@ def show(
         table.add_row(each.name, each.level, where, "; ".join(each.notes))
     _output.show(table)
     lines = [result.verdict, *result.notes]
+    lines += [f"to change by hand: {place}" for place in result.places]
     lines += [f"written: {path}" for path in written]
     lines += [f"--write would write {path}" for path in stale_files]
     _output.show("\n".join(lines))
