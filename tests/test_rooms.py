@@ -5,13 +5,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Each of them is a few public functions over many files, and is tested by what those promise.
-TOOLS = {"_cli", "_demo", "checkpoint", "parity", "port", "rewrite"}
+# Each of them is a few public functions, or one class, over many files, and is tested by what those
+# promise.
+TOOLS = {"_cli", "_demo", "_linen_style_module", "checkpoint", "parity", "port", "rewrite"}
 PROMISES = ("tests/_flax/test_linen_promises.py", "tests/_flax/test_nnx_promises.py")
 RAISED = "tests/bridge/test_public_surface.py"
+CALLED = [f"tests/_linen_style_module/test_{name}.py" for name in ("as_linen", "mixtures")]
 # Modules whose tests have another name, and why.
 ELSEWHERE = {
     # The public names themselves, with the tests of the whole package.
+    "bridge/interop.py": [RAISED],
+    "bridge/module.py": [RAISED],
     "bridge/variables.py": ["tests/bridge/test_variables.py"],
     "bridge/wrappers.py": [RAISED],
     # A part of Flax is tested by what Flax promises of it, and by breaking it.
@@ -33,6 +37,7 @@ ELSEWHERE = {
     },
     # An error is tested where it is raised, by its fields; what all have in common, there.
     "bridge/_errors/conversion_errors.py": [RAISED],
+    "bridge/_errors/module_errors.py": [RAISED],
     "bridge/_errors/tool_errors.py": [RAISED],
     "bridge/_errors/wrapper_errors.py": [RAISED],
     # What both doors share is tested through both.
@@ -40,6 +45,9 @@ ELSEWHERE = {
         "tests/_functions/test_functional.py",
         "tests/_functions/test_jit_partial.py",
     ],
+    # What is known of a call of a `bridge.Module`, which only such a call can show.
+    "bridge/_module_calls/calls.py": CALLED,
+    "bridge/_module_calls/scope.py": CALLED,
     # The second half of an initialisation.
     "bridge/_initialization/adopted.py": ["tests/_initialization/test_lazy_init.py"],
     # The functions of the default registry.
@@ -73,4 +81,5 @@ def test_no_exception_is_left_over():
 
 def test_every_folder_of_a_package_has_one_in_the_tests():
     rooms = {p.parent.name for p in (ROOT / "bridge").glob("*/__init__.py")} | {"registry"}
+    rooms.remove("_module_calls")
     assert {room for room in rooms if not (ROOT / "tests" / room).is_dir()} == set()

@@ -1,4 +1,4 @@
-"""A blueprint makes the module that `nnx.merge` makes, and flattening is its inverse."""
+"""A builder makes the module that `nnx.merge` makes."""
 
 import jax
 import jax.numpy as jnp
@@ -69,18 +69,6 @@ def test_it_makes_what_nnx_merge_makes(model):
         nnx.to_pure_dict(nnx.state(merged, graph=True))
     )
     assert sorted(vars(built)) == sorted(vars(merged))
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_flattening_tells_what_nnx_split_tells(model):
-    module = made(model)
-    graphdef, leaves = flatten(module)
-    split, state = nnx.split(module, graph=True)
-    assert graphdef == split
-    expected = [leaf for _, leaf in nnx.to_flat_state(state)]
-    assert [type(leaf) for leaf in leaves] == [type(leaf) for leaf in expected]
-    for value, other in zip(values(leaves), values(expected), strict=True):
-        assert value is other
 
 
 def test_every_build_is_a_module_of_its_own():
