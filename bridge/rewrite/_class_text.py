@@ -241,30 +241,16 @@ class ClassText:
                 self.edits.append(Edit(end, end, f"\n\n{constructor}"))
             return
         if first in own:
-            above = len(source.comments_above(first))
-            begin = source.offset(first.lineno - above, 0)
-            for node in own:
-                if node is not first:
-                    self._delete(node)
-            stop = source.offset((first.end_lineno or first.lineno) + 1, 0)
-            while source.data[stop : stop + 1] == b"\n":
-                stop += 1
-            self.edits.append(Edit(begin, stop, ""))
-        anchor = (
-            next(
+            self._remove_fields(own)
+        anchor = next(
+            (
                 n
                 for n in plan.node.body
                 if n not in own
                 and not _is_docstring(n)
                 and not (isinstance(n, ast.FunctionDef) and n.name == "setup")
-            )
-            if any(
-                n not in own
-                and not _is_docstring(n)
-                and not (isinstance(n, ast.FunctionDef) and n.name == "setup")
-                for n in plan.node.body
-            )
-            else None
+            ),
+            None,
         )
         if anchor is None:
             end = source.end(plan.node)
@@ -279,6 +265,18 @@ class ClassText:
         place = own[0].lineno if own and own[0] is first else line
         blank = "\n" if _is_docstring(plan.node.body[0]) and not _is_blank(source, place) else ""
         self.edits.append(Edit(begin, begin, f"{blank}{constructor}\n\n"))
+
+    def _remove_fields(self, own: list[ast.AnnAssign]) -> None:
+        """The lines of the fields, which the constructor has."""
+        source, first = self.source, min(own, key=lambda node: node.lineno)
+        begin = source.offset(first.lineno - len(source.comments_above(first)), 0)
+        for node in own:
+            if node is not first:
+                self._delete(node)
+        stop = source.offset((first.end_lineno or first.lineno) + 1, 0)
+        while source.data[stop : stop + 1] == b"\n":
+            stop += 1
+        self.edits.append(Edit(begin, stop, ""))
 
 
 def _is_blank(source: Any, line: int) -> bool:
