@@ -15,7 +15,8 @@ from flax.nnx import bridge as flax_bridge
 
 import bridge
 
-from . import programs
+from . import linen_style, programs
+from .linen_style import StyleCase
 from .models import VIT, Case
 
 Size: TypeAlias = int | str
@@ -364,6 +365,17 @@ CONVERSIONS: Mapping[str, Subject] = {
     ),
 }
 
+# A Linen class on another base class: `apply` on variables, and the module that keeps them.
+
+
+def _applied(library: Any, measured: Callable[..., Any]) -> Subject:
+    return lambda case: measured(*case.applying(library))
+
+
+def _each_applied(measured: Callable[..., Any]) -> dict[str, Subject]:
+    return {n: _applied(library, measured) for n, library in linen_style.APPLIED.items()}
+
+
 ROWS: tuple[Row, ...] = (
     Row(
         "jaxpr equations",
@@ -508,5 +520,30 @@ ROWS: tuple[Row, ...] = (
             Ratio("flax to Linen", "State"),
         ),
         case=variables_tree,
+    ),
+    Row(
+        "a Linen class on bridge.Module: jaxpr equations",
+        "equations",
+        (1, 8, 32),
+        _each_applied(programs.equations),
+        (Ratio("bridge.Module", "Linen", 1.0), Ratio("flax bridge.Module", "Linen")),
+        case=StyleCase,
+    ),
+    Row(
+        "a Linen class on bridge.Module: eager call",
+        "s",
+        (1, 8, 32),
+        {
+            **_each_applied(_calling),
+            "kept": lambda case: _calling(*case.kept()),
+            "NNX": lambda case: _calling(*case.native()),
+        },
+        (
+            Ratio("bridge.Module", "Linen", 1.15, 8),
+            Ratio("kept", "Linen", 1.15, 8),
+            Ratio("kept", "NNX"),
+            Ratio("flax bridge.Module", "Linen"),
+        ),
+        case=StyleCase,
     ),
 )

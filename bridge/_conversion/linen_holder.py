@@ -57,9 +57,11 @@ def is_linen_style(kind: object) -> bool:
     return getattr(kind, "bridge__is_lazy", False)
 
 
+# Says of a `bridge.Module` that its `setup` has run, so what that made has to stay.
+IS_SETUP = "bridge__is_setup"
 # The attributes that an initialisation creates beside the variables.
 CREATED_ATTRIBUTES = frozenset(
-    {"to_nnx__graphdefs", "bridge__is_setup", "bridge__names", "bridge__priorities"}
+    {"to_nnx__graphdefs", IS_SETUP, "bridge__names", "bridge__priorities"}
 )
 
 

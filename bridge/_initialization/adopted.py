@@ -66,7 +66,9 @@ def _adopt_attributes(node: Any, copy: Any, originals: dict[int, Any]) -> None:
         is_new = before is None and value is not None
         if name.startswith(_OF_NNX) or not (is_new or is_flag or is_length):
             continue
-        mark: Callable[[Any], Any] = nnx.data if is_data_attribute(copy, name) else nnx.static
+        # The public reader knows a module without state as no data.
+        is_data = nnx.is_data(value) or is_data_attribute(copy, name)
+        mark: Callable[[Any], Any] = nnx.data if is_data else nnx.static
         if before is not value:
             setattr(node, name, mark(_original(value, originals)))
 

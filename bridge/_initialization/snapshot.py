@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 
 from bridge._conversion.arrays import is_taken, taken
-from bridge._conversion.linen_holder import CREATED_ATTRIBUTES
+from bridge._conversion.linen_holder import CREATED_ATTRIBUTES, IS_SETUP
 from bridge._equality.written_objects import WrittenObjects, can_change
 from bridge._flax.nodes import NODELESS_TYPES, Nodes, items_of, nodes_below
 from bridge._flax.objects import DATA_NOTE, noted_data
@@ -128,7 +128,7 @@ class Snapshot:
     ) -> dict[str, Any]:
         kept = self._dict({k: v for k, v in before.items() if k != DATA_NOTE}, now)
         made = {k for k, v in kept.items() if k not in before or v is not before[k]}
-        if made:
+        if made or (now.get(IS_SETUP) and not before.get(IS_SETUP)):
             new = {k: v for k, v in now.items() if k not in before and not _is_sown(v)}
             flags = {
                 k: now[k]

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from flax import nnx
 from flax.core import FrozenDict
 
+from bridge._conversion.linen_holder import IS_SETUP as IS_SETUP
 from bridge._flax.objects import is_data_attribute, is_note
 
 # The attributes in which a module keeps what is neither a field nor a variable nor a submodule.
 OWN_PREFIX = "bridge__"
 NAMES = "bridge__names"
 PRIORITIES = "bridge__priorities"
-IS_SETUP = "bridge__is_setup"
 
 
 class AttrPriority(enum.IntEnum):

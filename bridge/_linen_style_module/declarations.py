@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -37,7 +38,7 @@ def param(
     reserve(record, name, "params", "param")
     found = variables.find(module, "params", name)
     if found is not None:
-        _check_shape(record, name, found, lambda: init_fn(jax.random.key(0), *args, **kwargs))
+        _check_shape(record, name, found, _expected(init_fn, args, kwargs))
         return found
     if not is_creating(record, "params"):
         key = jax.random.key(0)
@@ -116,13 +117,41 @@ def _created(record: ModuleInCall, collection: str, name: str, value: Any) -> nn
 
 
 def _check_shape(
-    record: ModuleInCall, name: str, found: nnx.Variable[Any], init_fn: Callable[[], Any]
+    record: ModuleInCall, name: str, found: nnx.Variable[Any], wanted: list[tuple[int, ...]]
 ) -> None:
-    wanted = _shapes(init_fn)
     shapes = [np.shape(leaf) for leaf in jax.tree.leaves(raw_value(found))]
     if any(a != b for a, b in zip(wanted, shapes, strict=False)):
         path = path_text("params", (*record.path, name))
         raise MismatchError(_where(record), mis_shaped=[(path, f"{wanted[0]}", f"{shapes[0]}")])
+
+
+# Weak keys: the cache must not keep initializers alive.
+_known_shapes: weakref.WeakKeyDictionary[Any, dict[Any, list[tuple[int, ...]]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _expected(init_fn: Callable[..., Any], args: Any, kwargs: Any) -> list[tuple[int, ...]]:
+    """The shapes that an initializer makes of these arguments.
+
+    Linen traces the initializer at each call, which is most of what an eager call costs. One that
+    is given a shape makes the same shape again.
+    """
+
+    def traced() -> list[tuple[int, ...]]:
+        return _shapes(lambda: init_fn(jax.random.key(0), *args, **kwargs))
+
+    if not args and not kwargs:
+        return traced()
+    try:
+        known = _known_shapes.setdefault(init_fn, {})
+        key = args, tuple(sorted(kwargs.items()))
+        if key not in known:
+            known[key] = traced()
+        return known[key]
+    except TypeError:
+        # Not hashable, or without weak references.
+        return traced()
 
 
 def _shapes(init_fn: Callable[[], Any]) -> list[tuple[int, ...]]:

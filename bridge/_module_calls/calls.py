@@ -102,7 +102,12 @@ class Call:
         # Records hold their modules, so that an id stays that of its module.
         self._records: dict[int, ModuleInCall] = {}
         self._has_copies = False
-        self.root = self.attach(root, None, rngs=rngs)
+        self.attach(root, None, rngs=rngs)
+
+    @property
+    def root(self) -> ModuleInCall:
+        """The record of the outermost module."""
+        return next(iter(self._records.values()))
 
     def find(self, module: Any) -> ModuleInCall | None:
         """The record of a module that is part of this call."""
@@ -141,9 +146,14 @@ class Call:
         self._has_copies = True
 
     def close(self) -> None:
-        """Takes the scopes out of the modules that a transform has put them into."""
+        """Takes the scopes out of the modules that a transform has put them into.
+
+        The records refer to the call, and must not keep it and their modules alive.
+        """
+        records = list(self._records.values())
+        self._records.clear()
         if self._has_copies:
-            for node in nodes_below(self.root.module).objects:
+            for node in nodes_below(records[0].module).objects:
                 if isinstance(vars(node).get("scope"), Scope):
                     del vars(node)["scope"]
 

@@ -100,6 +100,39 @@ def test_bare_modules_of_every_kind_are_submodules_in_setup_and_in_fields():
     assert_close(kept(X), expected)
 
 
+def normalised(b):
+    """A model with Flax's BatchNorm and Dropout in a compact method; `of` makes a submodule."""
+    of = getattr(b, "linen_in_bridge_mdl", lambda module: module)
+
+    class Model(b.Module):
+        @b.compact
+        def __call__(self, x, train=False):
+            x = of(nn.Dense(4))(x)
+            x = of(nn.BatchNorm(use_running_average=not train))(x)
+            return of(nn.Dropout(0.5, deterministic=not train))(x)
+
+    return Model
+
+
+def test_flaxs_layers_in_a_compact_method_do_what_they_do_in_linen():
+    variables = normalised(nn)().init(jax.random.key(0), X)
+    ours, linen = normalised(bridge)(), normalised(nn)()
+    assert jax.tree.structure(ours.init(0, X)) == jax.tree.structure(variables)
+    assert np.array_equal(ours.apply(variables, X), linen.apply(variables, X))
+    options = {"train": True, "mutable": ["batch_stats"]}
+    _, updates = ours.apply(variables, X, rngs={"dropout": 1}, **options)
+    _, expected = linen.apply(variables, X, rngs={"dropout": jax.random.key(1)}, **options)
+    assert jax.tree.all(jax.tree.map(np.array_equal, updates, expected))
+    kept = normalised(bridge)().bind(variables, rngs=nnx.Rngs(dropout=1))
+    assert np.array_equal(kept(X), linen.apply(variables, X))
+    # As for any ToNNX, train() opens its state.
+    kept.train()
+    kept(X, train=True)
+    assert np.array_equal(
+        kept.BatchNorm_0.mean[...], expected["batch_stats"]["BatchNorm_0"]["mean"]
+    )
+
+
 def nested(kind):
     """A model with a Scale in it, and the path to that."""
 

@@ -12,6 +12,7 @@ from flax import nnx
 
 import bridge
 from benchmarks import programs
+from benchmarks.linen_style import StyleCase
 from benchmarks.models import ViTShape, stack, vit
 from benchmarks.rows import PURE, variables_tree
 
@@ -229,3 +230,22 @@ def test_a_conversion_does_the_same_for_every_further_leaf(convert):
     convert(trees[0])
     calls = [programs.python_calls(lambda tree=tree: convert(tree)) for tree in trees]
     assert calls[2] - calls[1] == 2 * (calls[1] - calls[0])
+
+
+@pytest.fixture
+def _broadcasting():
+    with jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.usefixtures("_broadcasting")
+def test_a_linen_class_on_bridge_module_is_linens_program_with_less_python():
+    case = StyleCase(2)
+    linen, ours = case.applying(nn), case.applying(bridge)
+    assert str(jax.make_jaxpr(ours[0])(*ours[1:])) == str(jax.make_jaxpr(linen[0])(*linen[1:]))
+    model, x = case.kept()
+    assert programs.primitives(model.__call__, x) == programs.primitives(*linen)
+    functions = {"Linen": linen, "apply": ours, "kept": (model, x)}
+    calls = {name: programs.python_calls(lambda f=f: f[0](*f[1:])) for name, f in functions.items()}
+    assert calls["apply"] <= 1.15 * calls["Linen"]
+    assert calls["kept"] <= calls["apply"]

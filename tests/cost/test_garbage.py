@@ -5,6 +5,7 @@ import gc
 
 import jax
 import pytest
+from flax import linen as nn
 from flax import nnx
 
 import bridge
@@ -14,6 +15,25 @@ from tests.garbage_collection import earlier_objects_left_out
 
 CASE = stack(2)
 STATE = bridge.linen_to_nnx(CASE.variables)
+
+
+class Inner(bridge.Module):
+    @bridge.compact
+    def __call__(self, x):
+        return x * self.param("scale", nn.initializers.ones, (1, x.shape[-1]))
+
+
+class Outer(bridge.Module):
+    def setup(self):
+        self.inner = Inner()
+
+    @bridge.compact
+    def __call__(self, x):
+        return Inner()(self.inner(x))
+
+
+MODULE = bridge.lazy_init(Outer(rngs=0), CASE.x)
+MODULE_VARIABLES = Outer().init(0, CASE.x)
 
 
 def call(model, x):
@@ -33,6 +53,9 @@ OPERATIONS = {
     "ToNNX call": lambda: CASE.to_nnx(CASE.x),
     "lazy_init": lazily_initialised,
     "from_variables": lambda: bridge.ToNNX.from_variables(CASE.linen, CASE.variables),
+    "bridge.Module call": lambda: MODULE(CASE.x),
+    "bridge.Module.apply": lambda: Outer().apply(MODULE_VARIABLES, CASE.x),
+    "bridge.Module.init": lambda: Outer().init(0, CASE.x),
     "linen_variables": CASE.to_nnx.linen_variables,
     "linen_to_nnx": lambda: bridge.linen_to_nnx(CASE.variables),
     "nnx_to_linen": lambda: bridge.nnx_to_linen(STATE),
