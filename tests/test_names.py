@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 TOOLS = {"_cli", "_demo", "checkpoint", "parity", "port", "rewrite"}
 # Names that are to be read as one: the inverse pairs of both sides, the two parts of one table, and
 # the variables of type checkers.
-ALIKE = {"to_leaf", "from_leaf", "BY_TYPE", "BY_PARENT", "T", "F"}
+ALIKE = {"to_leaf", "from_leaf", "BY_TYPE", "BY_PARENT", "T", "F", "M"}
 
 
 def names(source):

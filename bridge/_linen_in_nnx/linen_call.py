@@ -21,7 +21,7 @@ from bridge._flax.filters import union
 from bridge._flax.objects import is_initializing
 from bridge._flax.scopes import run_linen
 from bridge._flax.tabulate import tabulated_as
-from bridge._module_calls.calls import outer_mutable
+from bridge._module_calls.calls import mutable_around
 from bridge._randomness.streams import sources
 from bridge._sharding import eager, explicit_axes
 
@@ -139,7 +139,7 @@ class LinenCall:
         call, where = self._call, name_of(self._wrapper)
         module = self._wrapper.to_nnx__module.clone(**call.fields)
         if isinstance(error, flax_errors.ModifyScopeVariableError):
-            return ImmutableCollectionError.from_flax(module, error, outer_mutable() is not None)
+            return ImmutableCollectionError.from_flax(module, error, mutable_around() is not None)
         if isinstance(error, _NO_VARIABLES) and not self._held:
             return NotInitializedError(module)
         inputs = (module, self._function, call.args, call.kwargs)
@@ -183,7 +183,7 @@ class LinenCall:
         held: Mapping[Any, Any] = self._held
         existing = linen_attributes.state_collections(held)
         mutable = mutable_filter.checked(mutable, f"a call of {name_of(self._wrapper)}")
-        if mutable is None and (outer := outer_mutable()) is not None:
+        if mutable is None and (outer := mutable_around()) is not None:
             return outer
         if mutable is None:
             mutable = self._wrapper.to_nnx__mutable

@@ -14,16 +14,16 @@ from bridge._module_calls.calls import ModuleInCall, joined_record
 
 from .attributes import (
     Ref,
+    container_parts,
     drop_name,
-    frozen,
-    is_own_name,
+    frozen_value,
+    is_reserved_name,
     names_of,
-    parts,
     put,
     replaced,
     set_name,
 )
-from .submodules import is_lazy, place, refer, wrapped
+from .submodules import is_lazy, place_submodule, refer, wrapped
 from .variables import Unclaimed
 
 
@@ -36,7 +36,7 @@ def assign(module: Any, name: str, value: Any) -> None:
       value: a submodule of either kind gets the name; one in a list or a dict gets Linen's name for
         it, such as `layers_0`. A submodule or variable that has its place keeps it.
     """
-    if is_own_name(name) or isinstance(value, dataclasses.Field):
+    if is_reserved_name(name) or isinstance(value, dataclasses.Field):
         put(module, name, value)
         return
     is_waiting = isinstance(vars(module).get(name), Unclaimed)
@@ -54,11 +54,11 @@ def assign(module: Any, name: str, value: Any) -> None:
 
 
 def _assign_container(module: Any, record: ModuleInCall | None, name: str, value: Any) -> None:
-    has_parts = any(_is_part(item) for _, item in parts(value))
+    has_parts = any(_is_part(item) for _, item in container_parts(value))
     if not has_parts:
         leaves = jax.tree.leaves(value)
         is_data = any(nnx.is_data(leaf) for leaf in leaves)
-        put(module, name, nnx.data(value) if is_data else frozen(value))
+        put(module, name, nnx.data(value) if is_data else frozen_value(value))
         return
 
     def placed(suffix: str, item: Any) -> Any:
@@ -111,7 +111,7 @@ def _assign_part(
             put(module, name, value)
             refer(module, name)
         else:
-            place(record, name, value)
+            place_submodule(record, name, value)
 
 
 def _name_of(module: Any, value: Any) -> str | None:

@@ -13,7 +13,7 @@ from bridge._conversion.linen_holder import IS_SETUP as IS_SETUP
 from bridge._flax.objects import is_data_attribute, is_note
 
 # The attributes in which a module keeps what is neither a field nor a variable nor a submodule.
-OWN_PREFIX = "bridge__"
+MODULE_PREFIX = "bridge__"
 NAMES = "bridge__names"
 PRIORITIES = "bridge__priorities"
 
@@ -39,16 +39,16 @@ class Ref(NamedTuple):
     name: str
 
 
-def is_own_name(name: str) -> bool:
+def is_reserved_name(name: str) -> bool:
     """Whether an attribute belongs to the bridge or to NNX, and not to the model."""
-    return name.startswith(OWN_PREFIX) or is_note(name) or name in ("scope", "__captures__")
+    return name.startswith(MODULE_PREFIX) or is_note(name) or name in ("scope", "__captures__")
 
 
 def is_free(module: Any, name: str) -> bool:
     """Whether a variable can live in an attribute of this name."""
     return not (
         name in vars(module)
-        or is_own_name(name)
+        or is_reserved_name(name)
         or name in names_of(module)
         or hasattr(type(module), name)
     )
@@ -97,31 +97,31 @@ def resolved(structure: Any, attribute: Callable[[str], Any]) -> Any:
     return structure
 
 
-def frozen(value: Any) -> Any:
+def frozen_value(value: Any) -> Any:
     """Lists as tuples and dicts as FrozenDicts, as Linen keeps them; hashable, if the items are."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(frozen, value))
+        return type(value)(*map(frozen_value, value))
     if isinstance(value, list | tuple):
-        return tuple(map(frozen, value))
+        return tuple(map(frozen_value, value))
     if isinstance(value, Mapping):
-        return FrozenDict({key: frozen(item) for key, item in value.items()})
+        return FrozenDict({key: frozen_value(item) for key, item in value.items()})
     return value
 
 
-def parts(value: Any, suffix: str = "") -> Iterator[tuple[str, Any]]:
+def container_parts(value: Any, suffix: str = "") -> Iterator[tuple[str, Any]]:
     """(suffix of the name that Linen gives it, item) of everything in nested containers."""
     if isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            yield from parts(item, f"{suffix}_{index}")
+            yield from container_parts(item, f"{suffix}_{index}")
     elif isinstance(value, Mapping):
         for key, item in value.items():
-            yield from parts(item, f"{suffix}_{key}")
+            yield from container_parts(item, f"{suffix}_{key}")
     else:
         yield suffix, value
 
 
 def replaced(value: Any, replace: Callable[[str, Any], Any], suffix: str = "") -> Any:
-    """The same containers with other items, frozen; `replace` gets what `parts` yields."""
+    """The same containers with other items, frozen_value; `replace` gets what `parts` yields."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(
             *(replaced(item, replace, f"{suffix}_{i}") for i, item in enumerate(value))

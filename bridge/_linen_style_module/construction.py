@@ -13,7 +13,7 @@ from bridge._module_calls.calls import joined
 from bridge._module_calls.scope import as_rngs
 
 from .attributes import IS_SETUP
-from .submodules import auto_name, place
+from .submodules import auto_name, place_submodule
 
 _UNSET: Any = object()
 _NAME, _PARENT, _RNGS = "name", "parent", "rngs"
@@ -61,4 +61,4 @@ def _placed(module: Any, name: str | None, parent: Any) -> Any:
         return module
     if not record.is_declaring:
         raise DeclarationError(f"Submodule {type(module).__name__}", type(record.module).__name__)
-    return place(record, name or auto_name(record, type(module)), module)
+    return place_submodule(record, name or auto_name(record, type(module)), module)

@@ -49,7 +49,7 @@ def param(
     )
 
 
-def variable(
+def declared_variable(
     module: Any,
     collection: str,
     name: str,

@@ -103,7 +103,7 @@ class Declaring(nnx.Module):
           NotInitializedError: the module has no variables yet.
         """
         del unbox
-        return declarations.variable(self, col, name, init_fn, init_args, init_kwargs)
+        return declarations.declared_variable(self, col, name, init_fn, init_args, init_kwargs)
 
     @uncounted
     def has_variable(self, col: str, name: str) -> bool:

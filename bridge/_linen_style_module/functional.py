@@ -20,7 +20,7 @@ from bridge._flax.objects import set_initializing
 from bridge._flax.variables import raw_value
 from bridge._initialization.lazy_init import lazy_init
 from bridge._linen_in_nnx import mutable_filter
-from bridge._module_calls.calls import MODULE_CONTEXT, Call, ModuleInCall, detached_calls
+from bridge._module_calls.calls import MODULE_CONTEXT, ModuleCall, ModuleInCall, detached_calls
 from bridge._module_calls.scope import as_rngs, is_in
 
 from .attributes import IS_SETUP
@@ -69,7 +69,7 @@ def _cloned_value(value: Any, memo: dict[int, Any]) -> Any:
     return value
 
 
-def applied(
+def apply_module(
     module: Any,
     variables: Mapping[str, Any],
     args: tuple[Any, ...],
@@ -98,7 +98,7 @@ def applied(
     if initializing:
         set_initializing(nodes_below(clone).objects, True)
     capture = _is_call if capture_intermediates is True else capture_intermediates or None
-    call = Call(clone, as_rngs(rngs, where), mutable, capture)
+    call = ModuleCall(clone, as_rngs(rngs, where), mutable, capture)
     guard = _Guard(clone, mutable)
     output = in_call(call, lambda record: _called(record, method, args, kwargs))
     if initializing:
@@ -118,7 +118,7 @@ def bound(module: Any, variables: Mapping[str, Any], rngs: Any, mutable: Any) ->
         clone.bridge__rngs = as_rngs(rngs, where)
     if mutable is not True:
         clone.bridge__mutable = mutable_filter.checked(mutable, where)
-    in_call(Call(clone, clone.bridge__rngs or nnx.Rngs(), mutable), _set_up_all)
+    in_call(ModuleCall(clone, clone.bridge__rngs or nnx.Rngs(), mutable), _set_up_all)
     return clone
 
 

@@ -13,7 +13,7 @@ from bridge._flax.objects import is_initializing
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._module_calls.calls import ModuleInCall, detached_calls, joined
 
-from .submodules import auto_name, place, wrapped
+from .submodules import auto_name, place_submodule, wrapped
 
 M = TypeVar("M", bound=nnx.Module)
 
@@ -57,14 +57,16 @@ def nnx_in_bridge_mdl(factory: Callable[[nnx.Rngs], M], name: str | None = None)
     if not record.in_compact or (is_first and name is None):
         module = _made(factory, record)
         name = name or auto_name(record, type(module))
-        return place(record, name, module) if record.in_compact else module
+        return place_submodule(record, name, module) if record.in_compact else module
     if name is None:
         # Only the constructor tells the class.
         with detached_calls():
             kind = type(nnx.eval_shape(factory, nnx.Rngs(0), graph=True))
         name = auto_name(record, kind)
     before = held.get(name)
-    return place(record, name, before if isinstance(before, nnx.Module) else _made(factory, record))
+    return place_submodule(
+        record, name, before if isinstance(before, nnx.Module) else _made(factory, record)
+    )
 
 
 def linen_in_bridge_mdl(linen_module: nn.Module, name: str | None = None) -> Any:
@@ -100,7 +102,7 @@ def linen_in_bridge_mdl(linen_module: nn.Module, name: str | None = None) -> Any
     before = vars(record.module).get(name) if name else None
     # One that is there has keys of its own.
     module = wrapped(linen_module, None if isinstance(before, ToNNX) else record)
-    return place(record, name, module) if record.in_compact and name else module
+    return place_submodule(record, name, module) if record.in_compact and name else module
 
 
 def _calling(who: str) -> ModuleInCall:

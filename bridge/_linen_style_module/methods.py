@@ -15,10 +15,10 @@ from bridge._flax.linen_modules import detached
 from bridge._flax.objects import is_initializing
 from bridge._module_calls.calls import (
     MODULE_CONTEXT,
-    Call,
+    ModuleCall,
     ModuleInCall,
     joined,
-    outer_mutable,
+    mutable_around,
     own_rngs,
 )
 
@@ -111,12 +111,12 @@ def run(
             adopt_fields(record)
         return _run_in(record, method, args, kwargs, is_compact)
     return in_call(
-        Call(module, own_rngs(module) or nnx.Rngs(), _mutable(module)),
+        ModuleCall(module, own_rngs(module) or nnx.Rngs(), _mutable(module)),
         lambda record: _run_in(record, method, args, kwargs, is_compact),
     )
 
 
-def in_call(call: Call, function: Callable[[ModuleInCall], Any]) -> Any:
+def in_call(call: ModuleCall, function: Callable[[ModuleInCall], Any]) -> Any:
     """Runs a function in a call of an outermost module, and leaves the module without scopes."""
     adopt_fields(call.root)
     try:
@@ -135,7 +135,7 @@ def ensure_setup(module: Any) -> None:
     if record:
         set_up(record)
     elif above is None:
-        in_call(Call(module, own_rngs(module) or nnx.Rngs(), _mutable(module)), set_up)
+        in_call(ModuleCall(module, own_rngs(module) or nnx.Rngs(), _mutable(module)), set_up)
 
 
 def set_up(record: ModuleInCall) -> None:
@@ -187,7 +187,7 @@ def _run_in(
 
 def _mutable(module: Any) -> Any:
     """What a call of an outermost module may update; all that there is, unless somebody said."""
-    mutable = outer_mutable()
+    mutable = mutable_around()
     return vars(module).get("bridge__mutable") if mutable is None else mutable
 
 

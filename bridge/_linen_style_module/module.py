@@ -14,7 +14,7 @@ from bridge._flax.tabulate import uncounted
 from bridge._module_calls.calls import joined, record_of
 
 from .assignment import assign
-from .attributes import IS_SETUP, OWN_PREFIX, PRIORITIES, names_of, resolved
+from .attributes import IS_SETUP, MODULE_PREFIX, PRIORITIES, names_of, resolved
 from .construction import ModuleMeta
 from .declaring import Declaring
 from .methods import ensure_setup, with_entries
@@ -101,7 +101,7 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
         vars(self)[PRIORITIES] = tuple(sorted(priorities.items()))
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(("__", OWN_PREFIX)) or is_note(name):
+        if name.startswith(("__", MODULE_PREFIX)) or is_note(name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         own = vars(self)
         if name not in names_of(self) and name not in own and not own.get(IS_SETUP, True):

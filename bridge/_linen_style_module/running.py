@@ -63,7 +63,7 @@ class Running(nnx.Module):
           InvalidMethodError: there is no such method.
           MissingRngError: a key is drawn from a stream that is not there.
         """
-        return functional.applied(
+        return functional.apply_module(
             self,
             {},
             args,
@@ -127,7 +127,7 @@ class Running(nnx.Module):
           InvalidFilterError: `mutable` is no filter.
           InvalidMethodError: there is no such method.
         """
-        output, updates = functional.applied(
+        output, updates = functional.apply_module(
             self,
             variables,
             args,

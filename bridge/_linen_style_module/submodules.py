@@ -16,7 +16,7 @@ from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._module_calls.calls import ModuleInCall
 from bridge._train_eval import MODE_FIELDS
 
-from .attributes import IS_SETUP, PRIORITIES, AttrPriority, is_own_name, put
+from .attributes import IS_SETUP, PRIORITIES, AttrPriority, is_reserved_name, put
 from .given import claim
 from .variables import Unclaimed
 
@@ -42,7 +42,7 @@ def reserve(record: ModuleInCall, name: str, collection: str | None, what: str) 
     taken.add(collection)
 
 
-def place(record: ModuleInCall, name: str, submodule: Any) -> Any:
+def place_submodule(record: ModuleInCall, name: str, submodule: Any) -> Any:
     """Gives a submodule its place in a module that is being called.
 
     Args:
@@ -70,7 +70,7 @@ def place(record: ModuleInCall, name: str, submodule: Any) -> Any:
         if placed is submodule:
             record.views.append((before, submodule))
     else:
-        if is_own_name(name) or (before is not None and not isinstance(before, Unclaimed)):
+        if is_reserved_name(name) or (before is not None and not isinstance(before, Unclaimed)):
             raise NameInUseError("submodule", name, type(module).__name__)
         if record.in_compact and hasattr(type(module), name):
             raise NameInUseError("submodule", name, type(module).__name__)
@@ -79,11 +79,11 @@ def place(record: ModuleInCall, name: str, submodule: Any) -> Any:
         put(module, name, submodule)
         if record.in_compact and is_lazy(submodule):
             _set_priority(module, name, AttrPriority.INIT_PARENT)
-    adopt(record, name, placed)
+    adopt_submodule(record, name, placed)
     return placed
 
 
-def adopt(record: ModuleInCall, name: str, submodule: Any) -> None:
+def adopt_submodule(record: ModuleInCall, name: str, submodule: Any) -> None:
     """Makes a submodule part of the call that its parent is part of."""
     if is_lazy(submodule):
         found = record.call.find(submodule)
@@ -113,11 +113,11 @@ def adopt_fields(record: ModuleInCall) -> list[tuple[str, ...]]:
     referred: list[tuple[str, ...]] = []
     for name, value in list(vars(record.module).items()):
         if isinstance(value, LinenHolder):
-            adopt(record, name, value)
+            adopt_submodule(record, name, value)
         elif is_lazy(value):
             found = record.call.find(value)
             if found is None or not found.is_owned:
-                adopt(record, name, value)
+                adopt_submodule(record, name, value)
             elif found.path != (*record.path, name):
                 refer(record.module, name)
                 referred.append(found.path)

@@ -16,7 +16,7 @@ from bridge._conversion.neutral import Displaced, as_dicts
 from bridge._conversion.nnx_leaves import DISPLACED_KEY
 from bridge._conversion.own_leaves import with_graphdefs
 
-from .attributes import AttrPriority, is_free, is_own_name, put
+from .attributes import AttrPriority, is_free, is_reserved_name, put
 
 
 class Unclaimed(nnx.Pytree):
@@ -154,7 +154,7 @@ def _collect(
                 found.setdefault(id(item), ((*path, *below), item))
         return
     priorities, default = node.attr_priorities, AttrPriority.DEFAULT
-    own = [(n, x) for n, x in vars(node).items() if not is_own_name(n)]
+    own = [(n, x) for n, x in vars(node).items() if not is_reserved_name(n)]
     for name, value in sorted(own, key=lambda item: (priorities.get(item[0], default), item[0])):
         if isinstance(value, nnx.Variable):
             found.setdefault(id(value), ((*path, name), value))

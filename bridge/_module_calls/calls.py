@@ -49,7 +49,7 @@ class ModuleInCall:
         "views",
     )
 
-    def __init__(self, module: Any, call: Call, path: tuple[str, ...], rngs: nnx.Rngs):
+    def __init__(self, module: Any, call: ModuleCall, path: tuple[str, ...], rngs: nnx.Rngs):
         self.module = module
         self.call = call
         self.path = path
@@ -80,7 +80,7 @@ class ModuleInCall:
         return self._scope
 
 
-class Call:
+class ModuleCall:
     """A call of an outermost module, with everything that is called in it.
 
     Args:
@@ -230,7 +230,7 @@ def current_module() -> Any:
     return None if context is None else context.module
 
 
-def outer_mutable() -> Any:
+def mutable_around() -> Any:
     """The `mutable` of the Linen or bridge module that is being called, None outside of any."""
     top = joined()
     return linen_mutable() if top is None else top.call.mutable
