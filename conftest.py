@@ -14,6 +14,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # Recording the Python frames of each operation takes a tenth of the time of lowering.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
+# Tests start a hundred processes, each of which would compile the sources of the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 FLAGS = {"--xla_force_host_platform_device_count": "8"}
 # These halve what is left. An XLA flag that jaxlib does not know ends the process, so they are only
 # for the releases that were tried.
@@ -47,6 +49,8 @@ settings.load_profile("ci" if os.environ.get("CI") else "local")
 # These take long for one worker, so they are started first.
 LONG_FILES = (
     "tests/rewrite/test_programs.py",
+    "tests/rewrite/test_generated.py",
+    "tests/rewrite/test_lifted.py",
     "tests/transforms/test_nnx_mapped.py",
     "tests/parity/test_fault_table.py",
     "migration_guides/08_migrating_a_codebase.md",

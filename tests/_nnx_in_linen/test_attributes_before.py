@@ -162,7 +162,7 @@ def definition(graphdef):
 
 
 @given(children=changing_models.modules, changes=changing_models.changes())
-@settings(max_examples=200)
+@settings(max_examples=60)
 def test_only_a_module_whose_definition_is_the_same_counts_as_kept(children, changes):
     told = []
 

@@ -46,7 +46,7 @@ PROGRAMS = {
     "actor critic": (sequences.ActorCritic, (spec(2, 8, 8, 4),), {}, set()),
     "agent": (sequences.Agent, (spec(2, 5),), {}, set()),
     "vae": (sequences.Vae, (spec(2, 12), jax.random.key(1)), {}, set()),
-    "all constructs": (constructs.Zoo, (spec(2, 3),), {"train": False}, {"Stack"}),
+    "all constructs": (constructs.Zoo, (spec(2, 3),), {"train": False}, set()),
     "lifted transforms": (constructs.Lifted, (spec(2, 3),), {}, set()),
     "choosing": (constructs.Choosing, (spec(2, 3),), {}, set()),
     "partials": (constructs.Partials, (spec(2, 5, 3),), {}, set()),
