@@ -99,13 +99,7 @@ def resolved(structure: Any, attribute: Callable[[str], Any]) -> Any:
 
 def frozen_value(value: Any) -> Any:
     """Lists as tuples and dicts as FrozenDicts, as Linen keeps them; hashable, if the items are."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*map(frozen_value, value))
-    if isinstance(value, list | tuple):
-        return tuple(map(frozen_value, value))
-    if isinstance(value, Mapping):
-        return FrozenDict({key: frozen_value(item) for key, item in value.items()})
-    return value
+    return replaced(value, lambda suffix, item: item)
 
 
 def container_parts(value: Any, suffix: str = "") -> Iterator[tuple[str, Any]]:
@@ -121,7 +115,7 @@ def container_parts(value: Any, suffix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def replaced(value: Any, replace: Callable[[str, Any], Any], suffix: str = "") -> Any:
-    """The same containers with other items, frozen_value; `replace` gets what `parts` yields."""
+    """Frozen containers with other items; `replace` gets what `container_parts` yields."""
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(
             *(replaced(item, replace, f"{suffix}_{i}") for i, item in enumerate(value))

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from bridge._conversion.collections import OUTPUTS
+
 from ._method import Method
 from ._plans import ClassPlan, Program, Slot
 from ._records import Making, Path
@@ -37,7 +39,7 @@ def _prefixes(variables: Mapping[str, Any]) -> set[str]:
                 walk(inner, (*path, str(name)))
 
     for collection, tree in variables.items():
-        if collection not in ("intermediates", "perturbations"):
+        if collection not in OUTPUTS:
             walk(tree, ())
     return found
 

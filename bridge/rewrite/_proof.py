@@ -15,6 +15,7 @@ from flax import nnx
 
 import bridge
 from bridge import parity, port
+from bridge._conversion.collections import OUTPUTS
 from bridge._errors import BridgeError
 
 from ._build import Maker, importable
@@ -286,4 +287,4 @@ def _is_mixed(model: Any) -> bool:
 
 
 def _without_sown(variables: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in variables.items() if k not in ("intermediates", "perturbations")}
+    return {k: v for k, v in variables.items() if k not in OUTPUTS}
