@@ -123,6 +123,13 @@ def item_bytes(dtype: str | None) -> int | None:
         return None
 
 
+def widened(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array of numbers in double precision, in which half ones can be added up and compared."""
+    # A damaged array may have signalling NaN, of which NumPy warns.
+    with np.errstate(invalid="ignore"):
+        return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+
+
 def _abstract(dtype: str | None, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, np.dtype("float32") if dtype is None else dtype)
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bridge._cli._leaves import dtype_of, shape_of
+from bridge._cli._leaves import dtype_of, shape_of, widened
 from bridge._conversion.neutral import Leaf, Path
 from bridge._randomness.typed_keys import to_bits
 
@@ -134,7 +134,7 @@ def _values(x: Any, y: Any, rtol: float, atol: float) -> tuple[bool, _Distance]:
     distance = _distance(x, y)
     if not (rtol or atol):
         return distance.is_zero, distance
-    wide_x, wide_y = _wide(x), _wide(y)
+    wide_x, wide_y = widened(x), widened(y)
     return bool(np.isclose(wide_x, wide_y, rtol=rtol, atol=atol, equal_nan=True).all()), distance
 
 
@@ -149,7 +149,7 @@ def _distance(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> _Distance:
         return _Distance(
             float(max((abs(a - b) for a, b in pairs), default=0)), float(max(relative, default=0))
         )
-    x, y = _wide(x), _wide(y)
+    x, y = widened(x), widened(y)
     nan_x, nan_y = np.isnan(x), np.isnan(y)
     same = (x == y) | nan_x | nan_y
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -165,9 +165,3 @@ def _distance(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> _Distance:
 
 def _only(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[int, int]:
     return int((x & ~y).sum()), int((y & ~x).sum())
-
-
-def _wide(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    # A damaged array may have signalling NaN, of which NumPy warns.
-    with np.errstate(invalid="ignore"):
-        return x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)

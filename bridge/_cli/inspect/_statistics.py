@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from bridge._cli._leaves import widened
 from bridge._randomness.typed_keys import is_key
 
 
@@ -21,7 +22,7 @@ def statistics_of(value: Any) -> dict[str, float | int | None] | None:
     """
     leaves = [leaf for leaf in jax.tree.leaves(value) if not isinstance(leaf, str)]
     arrays = [np.asarray(leaf) for leaf in leaves if not is_key(leaf)]
-    numbers = [_wide(array).ravel() for array in arrays if array.dtype.kind not in "OSUM"]
+    numbers = [widened(array).ravel() for array in arrays if array.dtype.kind not in "OSUM"]
     if not numbers:
         return None
     every = np.concatenate(numbers)
@@ -32,9 +33,3 @@ def statistics_of(value: Any) -> dict[str, float | int | None] | None:
     if finite.size:
         some |= {name: float(getattr(finite, name)()) for name in some}
     return {**some, "nan": int(nan.sum()), "infinite": int(infinite.sum())}
-
-
-def _wide(array: Any) -> Any:
-    # A damaged array may have signalling NaN, of which NumPy warns.
-    with np.errstate(invalid="ignore"):
-        return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
