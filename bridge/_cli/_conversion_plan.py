@@ -17,7 +17,7 @@ from bridge._conversion.linen_leaves import to_variables
 from bridge._conversion.neutral import Address, Neutral, Path
 from bridge._conversion.nnx_leaves import address_of
 from bridge._errors import path_text
-from bridge.checkpoint import _renaming
+from bridge.checkpoint import _path_rules, _renaming
 
 from . import _collections, _model, _target
 from ._input_errors import InputError
@@ -102,7 +102,7 @@ def by_rules(contents: Contents, rules: Rules, *, to_nnx: bool) -> Conversion:
         InputError: a rule cannot be followed, or two leaves get one path.
     """
     neutral = _with_collections(contents, rules)
-    table = _renaming.to_nnx(rules.paths) if to_nnx else _renaming.to_linen(rules.paths)
+    table = _path_rules.to_nnx(rules.paths) if to_nnx else _path_rules.to_linen(rules.paths)
     renamed = _renaming.rename(dict.fromkeys(path for _, path in neutral), table)
     moved: Neutral = {}
     sources: dict[Address, Path] = {}

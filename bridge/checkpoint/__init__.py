@@ -12,7 +12,7 @@ from bridge._errors import CheckpointNotFoundError as CheckpointNotFoundError
 from ._layout import Layout as Layout
 from ._layout import LeafLayout as LeafLayout
 from ._layout import layout as layout
-from ._renaming import RulesError as RulesError
+from ._path_rules import RulesError as RulesError
 from ._restore import restore as restore
 from ._save import save as save
 from ._save import save_args as save_args

@@ -1,135 +1,50 @@
-r"""Renames paths by a table of rules, in both directions, without knowing the model.
-
-A rule `'block_(\d+)/Dense_0': r'blocks.\1.linear'` holds for a Linen path that the whole
-expression matches, and for all below it. The longest such path decides, and of several rules for
-it the first. In the other direction the same rule is read backwards, which needs an expression
-that is literal but for its groups.
-"""
+"""Where the leaves of a checkpoint go by a table of rules, without knowing the model."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple, TypeAlias
 
 from bridge._conversion.neutral import Path
-from bridge._errors import BridgeError
 
-from ._source import Item, Source
-from ._stored import Names
+from . import _path_rules
+from ._path_rules import NUMBER, Landing, Rule, RulesError, StackedLayer
+from ._restacking import Made, Origin, restacked
+from ._source import Source
 from ._targets import Tree
 
-_STACKED = re.compile(r"\*|\[")
-_GROUP = re.compile(r"\((?P<inner>[^()?][^()]*)\)")
-_REFERENCE = re.compile(r"\\(?P<number>\d)")
-# Characters that make a regular expression more than literal text, outside of its groups.
-_SPECIAL = re.compile(r"[.^$*+?{}\[\]|()]")
+# A collection, if there are collections, and the path below it.
+Key: TypeAlias = tuple[Path, Path]
+# The shapes of the arrays in each leaf; most have one.
+Shapes: TypeAlias = Mapping[Key, Iterable[tuple[int, ...]]]
 
 
-class RulesError(BridgeError, ValueError):
-    """A table of rules cannot be followed.
-
-    Attributes:
-        found: what is in it.
-        expected: what is needed.
-        remedy: what to do.
-    """
-
-    def __init__(self, found: str, expected: str, remedy: str):
-        self.found = found
-        self.expected = expected
-        self.remedy = remedy
-        super().__init__(found, expected, remedy)
-
-    def __str__(self) -> str:
-        return f"rules: found {self.found}, expected {self.expected}; {self.remedy}"
-
-
-class Rule(NamedTuple):
-    """One direction of a rule.
+class _Move(NamedTuple):
+    """One part of a leaf on its way.
 
     Attributes:
-        pattern: for a source path joined by `/`.
-        template: the target path joined by `/`, with references to groups.
-        name: the rule's key in the table.
+        target: where it goes.
+        origin: what it is of the source.
+        entry: what it is of the target, None if it is the whole.
     """
 
-    pattern: re.Pattern[str]
-    template: str
-    name: str
-
-
-def to_nnx(table: Mapping[str, str]) -> list[Rule]:
-    """Rules that take Linen paths to NNX paths.
-
-    Raises:
-        RulesError: a rule cannot be read, or is about stacked layers, which takes the model's
-            shapes.
-    """
-    _check_readable(table)
-    _refuse_stacked(table)
-    return [Rule(re.compile(key), value.replace(".", "/"), key) for key, value in table.items()]
-
-
-def to_linen(table: Mapping[str, str]) -> list[Rule]:
-    """Rules that take NNX paths to Linen paths; the inverse of `to_nnx`.
-
-    Raises:
-        RulesError: a rule cannot be read, is about stacked layers, or cannot be read backwards.
-    """
-    _check_readable(table)
-    _refuse_stacked(table)
-    rules, problems = [], []
-    for key, value in table.items():
-        groups = [match["inner"] for match in _GROUP.finditer(key)]
-        pieces = _GROUP.split(key)[::2]
-        used = [int(match["number"]) for match in _REFERENCE.finditer(value)]
-        literal = [re.sub(r"\\(\W)", "", piece) for piece in pieces]
-        if any(_SPECIAL.search(p) or "\\" in p for p in literal) or sorted(used) != list(
-            range(1, len(groups) + 1)
-        ):
-            problems.append(key)
-            continue
-        # The target's groups are in the order in which the value names them.
-        position = {number: index + 1 for index, number in enumerate(used)}
-        template = _unescaped(pieces[0])
-        for index, piece in enumerate(pieces[1:], start=1):
-            template += f"\\{position[index]}{_unescaped(piece)}"
-        parts = _REFERENCE.split(value.replace(".", "/"))
-        pattern = re.escape(parts[0])
-        for number, rest in zip(parts[1::2], parts[2::2], strict=True):
-            pattern += f"({groups[int(number) - 1]}){re.escape(rest)}"
-        rules.append(Rule(re.compile(pattern), template, key))
-    if problems:
-        raise RulesError(
-            f"{problems}, which cannot be read backwards",
-            "expressions that are literal but for groups, each used once in the value",
-            "write the paths out, or give --model to convert",
-        )
-    return rules
+    target: Key
+    origin: Origin
+    entry: StackedLayer | None
 
 
 def rename(paths: Iterable[Path], rules: list[Rule]) -> dict[Path, Path]:
     """The new path by old path.
 
     Raises:
-        RulesError: a rule matches nothing.
+        RulesError: a rule matches nothing, or is about stacked layers.
     """
+    _path_rules.refuse_stacked(rules)
     unused = {rule.name for rule in rules}
-    renamed: dict[Path, Path] = {}
-    for path in paths:
-        renamed[path] = path
-        # The longest hit comes last.
-        for length in range(1, len(path) + 1):
-            text = "/".join(map(str, path[:length]))
-            hits = [(rule, hit) for rule in rules if (hit := rule.pattern.fullmatch(text))]
-            unused -= {rule.name for rule, _ in hits}
-            if hits:
-                new = hits[0][1].expand(hits[0][0].template)
-                renamed[path] = (*(new.split("/") if new else ()), *path[length:])
-    if unused:
-        raise unmatched(unused)
+    keys = [((), path) for path in paths]
+    renamed = {key[1]: move.target[1] for key in keys for move in _moves(key, (), rules, unused)}
+    _check_used(unused)
     return renamed
 
 
@@ -142,55 +57,12 @@ def unmatched(patterns: Iterable[str]) -> RulesError:
     )
 
 
-def _check_readable(table: Mapping[str, str]) -> None:
-    problems: list[str] = []
-    for key, value in table.items():
-        try:
-            # The references of a value are read even if nothing is found.
-            re.compile(key).sub(value.replace(".", "/"), "")
-        except (re.error, TypeError, AttributeError, IndexError) as error:
-            problems.append(f"{key!r}: {value!r} ({error})")
-    if problems:
-        raise RulesError(
-            f"{'; '.join(problems)}",
-            "regular expressions for Linen paths, and NNX paths with groups such as \\1",
-            "correct the table",
-        )
-
-
-def _refuse_stacked(table: Mapping[str, str]) -> None:
-    stacked = [key for key, value in table.items() if _STACKED.search(value)]
-    if stacked:
-        raise RulesError(
-            f"stacked layers in the rules for {stacked}",
-            "paths alone where there is no model",
-            "give --model to convert, or use bridge.port",
-        )
-
-
-def _unescaped(piece: str) -> str:
-    return re.sub(r"\\(\W)", r"\1", piece).replace("\\", r"\\")
-
-
-def renamed_item(
-    item: Item, names_of: Callable[[Path], Names], renamed: Mapping[Path, Path]
-) -> Item:
-    """A tree of a checkpoint whose leaves are at other paths; its arrays are where they were."""
-    records = []
-    for record in item.records:
-        path = renamed[record.path]
-        old, new = len(names_of(record.path)), names_of(path)
-        stored = {(*new, *names[old:]): each for names, each in record.stored.items()}
-        records.append(dataclasses.replace(record, path=path, stored=stored))
-    return dataclasses.replace(item, records=records)
-
-
 def for_target(source: Source, target: Tree | None, table: Mapping[str, str]) -> Source:
     """A checkpoint whose model's paths are those of a target of the other side.
 
     Raises:
-        RulesError: a rule cannot be followed, both sides are of one library, or two leaves get one
-            path.
+        RulesError: a rule cannot be followed, both sides are of one library, two leaves get one
+            path, or layers that are to be stacked are not all there.
     """
     if target is None:
         raise RulesError("no target", "one of the other library", "give it, or leave rules out")
@@ -203,15 +75,143 @@ def for_target(source: Source, target: Tree | None, table: Mapping[str, str]) ->
             "a table from the paths of the one to those of the other",
             "leave rules out",
         )
-    rules = to_nnx(table) if to_other else to_linen(table)
+    rules = _path_rules.to_nnx(table) if to_other else _path_rules.to_linen(table)
     first = 0 if source.layout == "nnx" else 1
-    paths = {record.path: record.path[first:] for record in source.variables.records}
-    new = rename(dict.fromkeys(paths.values()), rules)
-    renamed = {old: (*old[:first], *_keys(new[path])) for old, path in paths.items()}
-    if len(set(renamed.values())) != len(renamed):
-        raise RulesError("one new path for several leaves", "another for each", "correct the table")
-    item = renamed_item(source.variables, source.names, renamed)
-    return dataclasses.replace(source, variables=item)
+    shapes = {
+        (record.path[:first], record.path[first:]): [s.shape for s in record.stored.values()]
+        for record in source.variables.records
+    }
+    # Numbers are integers in an `nnx.List` and text in an `nnx.Dict`.
+    own = {tuple(map(str, path)): path for path in target.leaves}
+    placed = {
+        own.get(tuple(map(str, (*prefix, *path))), (*prefix, *_keys(path))): made
+        for (prefix, path), made in origins(shapes, rules).items()
+    }
+    return restacked(source, placed)
+
+
+def origins(shapes: Shapes, rules: list[Rule]) -> dict[Key, Made]:
+    """What each leaf under the new names is made of.
+
+    Args:
+        shapes: the shapes of the arrays in every leaf.
+        rules: one direction of a table.
+
+    Returns:
+        By new path, the leaves or the entries of stacked leaves that it is made of.
+
+    Raises:
+        RulesError: a rule matches nothing, two leaves get one path, or entries are missing.
+    """
+    unused = {rule.name for rule in rules}
+    found: dict[Key, list[_Move]] = {}
+    problems: list[str] = []
+    for key, own in shapes.items():
+        moves = _moves(key, own, rules, unused)
+        for move in moves:
+            found.setdefault(move.target, []).append(move)
+        problems += _left_out(key, moves, own)
+    _check_used(unused)
+    made: dict[Key, Made] = {}
+    for target, moves in found.items():
+        by_entry = {move.entry: move.origin for move in moves}
+        first = moves[0].entry
+        if first is None and len(moves) == 1:
+            made[target] = Made(None, [moves[0].origin])
+            continue
+        whole = (
+            [StackedLayer(first.axis, i) for i in range(len(moves))] if first is not None else []
+        )
+        if by_entry.keys() == set(whole):
+            made[target] = Made(whole[0].axis, [by_entry[entry] for entry in whole])
+        else:
+            problems.append(_collision(target, moves))
+    if problems:
+        raise RulesError("; ".join(problems), "one place for every leaf", "correct the table")
+    return made
+
+
+def _moves(
+    key: Key, shapes: Iterable[tuple[int, ...]], rules: list[Rule], unused: set[str]
+) -> list[_Move]:
+    """Where a leaf goes: to one place, or to as many as it has entries."""
+    prefix, path = key
+    moves = [_Move(key, Origin((*prefix, *path)), None)]
+    # The longest hit comes last.
+    for length in range(1, len(path) + 1):
+        text = "/".join(map(str, path[:length]))
+        hits = [(rule, hit) for rule in rules if (hit := rule.pattern.fullmatch(text))]
+        unused -= {rule.name for rule, _ in hits}
+        if not hits:
+            continue
+        landings = [rule.landing(hit) for rule, hit in hits]
+        # The first rule decides; others may name other entries of the same stack.
+        if landings[0].number is None:
+            del landings[1:]
+        moves = [
+            move
+            for landing in landings
+            for move in _of_landing(key, landing, path[length:], shapes)
+        ]
+    return moves
+
+
+def _of_landing(
+    key: Key, landing: Landing, rest: Path, shapes: Iterable[tuple[int, ...]]
+) -> list[_Move]:
+    prefix, path = key
+    if landing.axis is None:
+        numbers: list[int | None] = [None]
+    elif landing.number is not None:
+        numbers = [landing.number]
+    else:
+        numbers = [*range(_total(shapes, landing.axis))]
+    moves: list[_Move] = []
+    for number in numbers:
+        text = landing.template
+        cut = None
+        if number is not None and landing.axis is not None:
+            if not re.fullmatch(landing.admits, str(number)):
+                continue
+            text = text.replace(NUMBER, str(number))
+            cut = StackedLayer(landing.axis, number)
+        new = (*(text.split("/") if text else ()), *rest)
+        moves.append(_Move((prefix, new), Origin((*prefix, *path), cut), landing.entry))
+    return moves
+
+
+def _total(shapes: Iterable[tuple[int, ...]], axis: int) -> int:
+    """How many entries are stacked on an axis; none if there is no such axis."""
+    sizes = {shape[axis] if -len(shape) <= axis < len(shape) else 0 for shape in shapes}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _left_out(key: Key, moves: list[_Move], shapes: Iterable[tuple[int, ...]]) -> list[str]:
+    """What is wrong with the entries that are taken of one leaf."""
+    text = "/".join(map(str, key[1]))
+    if not moves:
+        return [f"{text}, which has no axis of stacked layers, under a rule for them"]
+    cuts = [move.origin.cut for move in moves]
+    if cuts[0] is None:
+        return []
+    taken = {cut.number for cut in cuts if cut is not None}
+    lacking = sorted({*range(_total(shapes, cuts[0].axis))} ^ taken)
+    return [f"a place for the layers {lacking} of {text} missing, or too many"] if lacking else []
+
+
+def _collision(target: Key, moves: list[_Move]) -> str:
+    text = "/".join(map(str, target[1]))
+    sources = ", ".join("/".join(map(str, move.origin.path)) for move in moves)
+    entries = [move.entry for move in moves]
+    if None in entries:
+        return f"one new path for several leaves: {text} for {sources}"
+    numbers = sorted(entry.number for entry in entries if entry is not None)
+    return f"the layers {numbers} of {text}, where 0 to {len(numbers) - 1} were expected"
+
+
+def _check_used(unused: set[str]) -> None:
+    if unused:
+        raise unmatched(unused)
 
 
 def _keys(path: Path) -> Path:

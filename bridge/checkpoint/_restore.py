@@ -85,8 +85,8 @@ def restore(
       within: the keys of the model in a checkpoint of another writer that holds more, such as
         `'model'` or `['model', 'ema']`.
       rules: NNX paths by regular expressions for Linen paths, as `bridge.port.plan` takes them, for
-        a checkpoint and a target of the two libraries whose names differ. Paths are renamed and
-        nothing more: fused and stacked layers take `bridge.port`.
+        a checkpoint and a target of the two libraries whose names differ. Layers that one side
+        keeps stacked are stacked or taken apart; what is fused takes `bridge.port`.
       verify: whether every array that is read is compared with the digest that was saved with it.
 
     Returns:
@@ -98,7 +98,8 @@ def restore(
       CheckpointError: the checkpoint does not fit the target, cannot be read, or is damaged; the
         error lists every path, and no target is changed.
       ConversionError: `target` is none of the above.
-      RulesError: a rule matches nothing, or cannot be followed.
+      RulesError: a rule matches nothing or cannot be followed, or layers that are to be stacked are
+        not all there.
 
     Example::
 

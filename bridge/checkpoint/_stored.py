@@ -35,6 +35,7 @@ class Stored:
       content: a Python scalar itself, None if it is among the arrays; the implementation of keys.
       location: its keys in the tree of arrays.
       digest: the digest of its array, None if the checkpoint has none.
+      origins: the arrays in the checkpoint that it is made of, if it is none of them itself.
     """
 
     kind: str
@@ -43,6 +44,7 @@ class Stored:
     content: Any = None
     location: tuple[Any, ...] = ()
     digest: str | None = None
+    origins: tuple[Stored, ...] = ()
 
     @property
     def is_python(self) -> bool:

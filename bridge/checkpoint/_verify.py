@@ -89,7 +89,8 @@ class Verification:
         """Adds arrays that were read, by location, with what the checkpoint says of them."""
         if not self._wanted:
             return
-        for entry in stored:
+        arrays = {array.location: array for entry in stored for array in entry.origins or (entry,)}
+        for entry in arrays.values():
             if entry.location in values:
                 _check_digest(self._path, [entry])
                 self._stored.append(entry)

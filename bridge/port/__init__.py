@@ -1,16 +1,31 @@
 """Moves values between Linen variables and the native NNX re-implementation of the same model.
 
 `plan` compares the two, `Plan.apply` moves the values, both ways, and `Plan.apply_optimizer` the
-optimizer state with its step. `suggest` gives the rules that a plan needs, with the evidence.
+optimizer state with its step. `suggest` gives the rules that a plan needs, with the evidence;
+`numbered_layers`, `layers_scanned_in_linen` and `layers_scanned_in_nnx` are rules by name.
 """
 
 from bridge._errors import PortError as PortError
 
 from ._entries import Entry as Entry
+from ._layer_rules import layers_scanned_in_linen as layers_scanned_in_linen
+from ._layer_rules import layers_scanned_in_nnx as layers_scanned_in_nnx
+from ._layer_rules import numbered_layers as numbered_layers
 from ._plan import Plan as Plan
 from ._plan import plan as plan
 from ._suggest import Proposal as Proposal
 from ._suggest import Suggestions as Suggestions
 from ._suggest import suggest as suggest
 
-__all__ = ["Entry", "Plan", "PortError", "Proposal", "Suggestions", "plan", "suggest"]
+__all__ = [
+    "Entry",
+    "Plan",
+    "PortError",
+    "Proposal",
+    "Suggestions",
+    "layers_scanned_in_linen",
+    "layers_scanned_in_nnx",
+    "numbered_layers",
+    "plan",
+    "suggest",
+]

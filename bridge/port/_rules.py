@@ -20,13 +20,11 @@ import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from bridge._conversion.rule_paths import Segment, segments
+
 from ._context import PLAIN, Context, Layer
 from ._names import did_you_mean
 from ._trees import LinenNode, NNXNode, linen_text, nnx_text
-
-_SEGMENT = re.compile(
-    r"(?P<star>\*(@(?P<star_axis>-?\d+))?)|(?P<name>[^\[\]]+)(\[(?P<index>\d+)(@(?P<axis>-?\d+))?\])?"
-)
 
 
 class Pair(NamedTuple):
@@ -109,18 +107,18 @@ def _collisions(pairs: list[Pair], rules: Mapping[str, str]) -> list[Problem]:
 
 def _resolve(root: NNXNode, target: str) -> list[tuple[NNXNode, Context]]:
     """The nodes that a target names, one for each item if it has a star."""
+    found = segments(target)
+    if found is None:
+        return []
     nodes = [(root, PLAIN)]
-    for segment in target.split(".") if target else ():
-        match = _SEGMENT.fullmatch(segment)
-        if match is None:
-            return []
+    for segment in found:
         nodes = [
             reached
             for node, context in nodes
             for reached in (
-                _items(node, context, int(match["star_axis"] or 0))
-                if match["star"]
-                else _named(node, context, match)
+                _items(node, context, segment.axis)
+                if segment.name is None
+                else _named(node, context, segment)
             )
         ]
     return nodes
@@ -136,12 +134,14 @@ def _items(node: NNXNode, context: Context, axis: int) -> list[tuple[NNXNode, Co
     ]
 
 
-def _named(node: NNXNode, context: Context, match: re.Match[str]) -> list[tuple[NNXNode, Context]]:
-    child = node.at((match["name"],))
+def _named(node: NNXNode, context: Context, segment: Segment) -> list[tuple[NNXNode, Context]]:
+    child = node.at((segment.name,))
     if child is None:
         return []
-    if match["index"] is not None:
-        layer = Layer(int(match["axis"] or 0), int(match["index"]), None, len(node.path))
+    if segment.number is not None:
+        if not segment.number.isdecimal():
+            return []
+        layer = Layer(segment.axis, int(segment.number), None, len(node.path))
         context = context._replace(nnx=layer)
     return [(child, context)]
 

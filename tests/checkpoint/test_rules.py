@@ -59,7 +59,10 @@ def test_rules_that_cannot_be_followed_change_nothing(tmp_path, variables):
     for rules, text in (
         ({"Conv_0": "layers.0"}, "match no path"),
         ({r"Dense_\d": "layers.0"}, "one new path for several leaves"),
-        ({"h": "layers.*"}, "stacked layers"),
+        ({"h": "layers.*"}, "match no path"),
+        ({"Dense_0": "layers.*.*"}, "one \\* or"),
+        ({r"(Dense_\d)": r"layers[\1]"}, "'Dense_0' for the number"),
+        ({r"Dense_(\d)/bias": r"layers.bias[\1@3]"}, "float32.4. on axis 3"),
         ({"(": "a"}, r"'\(': 'a' \(missing"),
         ({r"Dense_(\d)": r"layers.\2"}, "invalid group reference"),
         ({"Dense_0": 1}, "'Dense_0': 1"),
