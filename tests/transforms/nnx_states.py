@@ -248,19 +248,22 @@ def mapped_states(transform: str) -> tuple[str, ...]:
     return tuple(state for state in MAPPED_KINDS if state not in left_out)
 
 
-def wrapper_in(model: nnx.Module) -> bridge.ToNNX:
-    """The wrapped module in a `Parent`, or the model itself."""
+def wrapper_in(model: nnx.Module) -> Any:
+    """The module in a `Parent`, or the model itself."""
     return model.inner if isinstance(model, Parent) else model
 
 
 def pure_state(model: nnx.Module) -> dict[str, Any]:
     """All that a model holds as the pure computation has it."""
     wrapper = wrapper_in(model)
-    streams = {
-        name: {"key": stream.key.get_value(), "count": stream.count.get_value()}
-        for name, stream in wrapper.to_nnx__rngs.items()
-    }
-    pure = {"variables": wrapper.linen_variables(), "streams": streams}
+    if isinstance(wrapper, bridge.ToNNX):
+        streams = {
+            name: {"key": stream.key.get_value(), "count": stream.count.get_value()}
+            for name, stream in wrapper.to_nnx__rngs.items()
+        }
+        pure = {"variables": wrapper.linen_variables(), "streams": streams}
+    else:
+        pure = {"variables": bridge.nnx_to_linen(nnx.state(wrapper)), "streams": {}}
     return pure if wrapper is model else {**pure, "scale": model.scale.get_value()}
 
 
