@@ -62,7 +62,9 @@ from ._errors import UnsupportedFlaxError as UnsupportedFlaxError
 from ._functions.functional import Functional as Functional
 from ._functions.functional import functional as functional
 from ._functions.jit_partial import jit_partial as jit_partial
+from ._initialization.creating import creating_variables as creating_variables
 from ._initialization.lazy_init import lazy_init as lazy_init
+from ._linen_in_nnx.module_paths import set_module_paths as set_module_paths
 from ._linen_in_nnx.to_nnx import ToNNX as ToNNX
 from ._linen_style_module.attributes import AttrPriority as AttrPriority
 from ._linen_style_module.interop import linen_in_bridge_mdl as linen_in_bridge_mdl
@@ -72,6 +74,7 @@ from ._linen_style_module.module import Module as Module
 from ._module_calls.calls import current_context as current_context
 from ._module_calls.calls import current_module as current_module
 from ._module_calls.scope import Scope as Scope
+from ._nnx_in_linen.module_views import nnx_modules_as_linen as nnx_modules_as_linen
 from ._nnx_in_linen.to_linen import ToLinen as ToLinen
 from ._nnx_in_linen.to_linen import to_linen as to_linen
 from ._nnx_in_linen.to_linen_class import to_linen_class as to_linen_class
@@ -120,6 +123,7 @@ __all__ = [
     "abstract",
     "checkpoint",
     "compact",
+    "creating_variables",
     "current_context",
     "current_module",
     "functional",
@@ -132,12 +136,14 @@ __all__ = [
     "linen_to_nnx",
     "module",
     "nnx_in_bridge_mdl",
+    "nnx_modules_as_linen",
     "nnx_to_linen",
     "parity",
     "port",
     "register_variable_name",
     "register_variable_name_type_pair",
     "rewrite",
+    "set_module_paths",
     "to_linen",
     "to_linen_class",
     "variables",

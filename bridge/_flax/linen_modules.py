@@ -69,6 +69,12 @@ def _is_call(module: nn.Module, method: str) -> bool:
 
 
 @_needs_stacks
+def outer_capture() -> Any:
+    """Which outputs the Linen call around this one captures, as `capturing` was told; or None."""
+    return _context.capture_stack[-1] if _context.capture_stack else None
+
+
+@_needs_stacks
 def outer_mutable() -> Any:
     """The `mutable` of the Linen or bridge module that is being called, None outside of any."""
     bridge_parent = current_module()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import jax
 from flax import linen as nn
 from flax.core import Scope
 
@@ -14,7 +16,7 @@ from bridge._errors import MissingRngError
 from .call_keys import CallKeys, LazyKeys, used_streams
 from .filters import union
 from .interceptors import call_method
-from .linen_modules import capturing
+from .linen_modules import capturing, outer_capture
 from .promises import required
 
 
@@ -136,6 +138,11 @@ def undo_draws(scope: Scope | None, names: Iterable[str]) -> None:
         counters[name] -= 1
 
 
+def _named(path: tuple[str, ...]) -> AbstractContextManager[object]:
+    """The name stack of a path, as Linen makes it of the modules above."""
+    return jax.named_scope("/".join(path)) if path else nullcontext()
+
+
 def _has_deep_clone() -> bool:
     """A clone has submodules of its own if it is to be deep."""
     parameters = inspect.signature(nn.Module.clone).parameters
@@ -156,6 +163,7 @@ def run_linen(
     capture_intermediates: Any,
     fields: Mapping[str, Any],
     modes: Mapping[str, Any],
+    path: tuple[str, ...] = (),
 ) -> tuple[Any, Mapping[str, Any], set[str]]:
     """`module.apply`, or `module.init_with_output` if `initializing`, with keys drawn on demand.
 
@@ -175,19 +183,26 @@ def run_linen(
       fields: other values for fields of the module.
       modes: what else the program depends on; `nn.jit` looks at a scope's flags, and not at
         interceptors, to tell whether it has compiled this before.
+      path: where the module is in the outermost one.
 
     Returns:
       (output, variables of the mutable collections, RNG streams that were used).
     """
+    if path and not capture_intermediates:
+        # A part of the model around it, and of what that captures.
+        capture_intermediates = outer_capture()
     if capture_intermediates:
         mutable = union(mutable, "intermediates")
     flags: dict[str, Any] = {"initializing": True} if initializing else {}
     if modes:
         flags["bridge_modes"] = tuple(sorted(modes.items()))
     counters: dict[Any, Any] = {}
-    scope = StreamScope(variables, LazyKeys(draws), counters, mutable=mutable, flags=flags)
-    with scope.temporary(), capturing(capture_intermediates):
-        bound = module.clone(parent=scope, _deep_clone=True, **fields)
+    scope = StreamScope(
+        variables, LazyKeys(draws), counters, mutable=mutable, flags=flags, path=path
+    )
+    own: dict[str, Any] = {"name": path[-1]} if path else {}
+    with scope.temporary(), capturing(capture_intermediates), _named(path[:-1]):
+        bound = module.clone(parent=scope, _deep_clone=True, **own, **fields)
         output = call_method(function, bound, args, kwargs)
     updates = scope.mutable_variables() if mutable is not False else {}
     return output, updates, used_streams(counters)

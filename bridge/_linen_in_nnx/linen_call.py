@@ -21,6 +21,7 @@ from bridge._flax.filters import union
 from bridge._flax.objects import is_initializing
 from bridge._flax.scopes import run_linen
 from bridge._flax.tabulate import tabulated_as
+from bridge._initialization.creating import is_creating_variables
 from bridge._module_calls.calls import mutable_around
 from bridge._randomness.streams import sources
 from bridge._sharding import eager, explicit_axes
@@ -67,7 +68,9 @@ class LinenCall:
     ):
         module = wrapper.to_nnx__module
         self._wrapper = wrapper
-        self._initializing = is_initializing(wrapper)
+        # Beside variables that exist, if that was asked for.
+        self._replaces = is_creating_variables() and not is_initializing(wrapper)
+        self._initializing = self._replaces or is_initializing(wrapper)
         self._function, target, kwargs = called(module, method, kwargs)
         modes = dict(wrapper.to_nnx__modes)
         self._call = _train_eval.filled(module, target, self._function, args, kwargs, modes)
@@ -85,6 +88,7 @@ class LinenCall:
             capture_intermediates=capture_intermediates,
             fields=self._call.fields,
             modes=self._call.modes,
+            path=wrapper.to_nnx__path,
         )
 
     def run(self) -> Any:
@@ -126,7 +130,7 @@ class LinenCall:
             self._wrapper,
             changed,
             self._held,
-            update=not self._initializing,
+            update=self._replaces or not self._initializing,
             whole={collection for collection, _ in changed},
             boxed=self._is_boxed,
             then=lambda: self._keys.commit(used),

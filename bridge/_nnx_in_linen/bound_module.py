@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
@@ -94,6 +95,7 @@ class BoundModule:
         kwargs: dict[str, Any],
         where: str,
         run: Callable[..., Any] | None = None,
+        showing: Callable[[Any], AbstractContextManager[None]] = nullcontext,
     ) -> Any:
         """Calls a method of the module, and takes the state that it leaves.
 
@@ -103,6 +105,7 @@ class BoundModule:
           kwargs: keyword arguments.
           where: the wrapper, for errors.
           run: what makes the call of `(module, function, args, kwargs)`, if not the call itself.
+          showing: the block that the module is called in.
 
         Raises:
           MissingRngError: it drew from a stream that has no key.
@@ -118,13 +121,14 @@ class BoundModule:
                 if isinstance(attached.item, nnx.Variable) and not attached.is_linen
             }
         )
-        function = method_of(self.module, method)
         written = WrittenObjects(self._found.graphdef.changeable)
         try:
-            if run is None:
-                output = function(*args, **kwargs)
-            else:
-                output = run(self.module, function, args, kwargs)
+            with showing(self.module):
+                function = method_of(self.module, method)
+                if run is None:
+                    output = function(*args, **kwargs)
+                else:
+                    output = run(self.module, function, args, kwargs)
         finally:
             written_names = _replace(self.module, written.undo())
         reads.stop()

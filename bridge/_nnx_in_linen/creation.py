@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -23,6 +23,7 @@ from bridge._initialization.lazy_init import initialized
 from . import rebuilding, scope_variables
 from .bound_module import method_in_modes, method_of
 from .matched_variables import MatchedVariables, comparison, overlay
+from .module_views import are_shown, showing
 from .nnx_call import NNXCall
 from .wrapper_scope import WrapperScope
 
@@ -100,20 +101,41 @@ def _create(
         found = scope.matched(static_graphdef.with_given(graphdef, given), variables)
         scope.check(dataclasses.replace(comparison(found), missing=()))
         overlay(constructed, found)
+    shown = _write_shown(scope, module)
     output = None
     if scope.is_outermost and not _takes(method_of(module, method), args, kwargs):
         _check_complete(scope, module)
     else:
         find = functools.partial(method_in_modes, method=method)
-        module, output = initialized(module, find, args, kwargs, nodes)
+        with showing(module, scope.linen):
+            module, output = initialized(module, find, args, kwargs, nodes)
     graphdef, made = static_graphdef.split(module, recipe.origin, given)
     # An argument is not state: each call passes its own.
     arguments = {(ARRAYS, path) for path, _ in given}
     new = {a: x for a, x in scope.as_linen(graphdef, made).items() if a not in arguments}
     _check_kept(scope, new, leaves)
-    scope.write(new, leaves, {})
+    scope.write({a: x for a, x in new.items() if a not in shown()}, leaves, {})
     scope_variables.store_graphdef(scope.linen, graphdef)
     return output, graphdef
+
+
+def _write_shown(scope: WrapperScope, module: Any) -> Callable[[], set[Address]]:
+    """Writes the state as constructed at once where Linen's interceptors are to see it.
+
+    Returns:
+      What tells which of these leaves have been replaced since, by the interceptors.
+    """
+    if not are_shown():
+        return set
+    graphdef, constructed = static_graphdef.split(module)
+    written = scope.as_linen(graphdef, constructed)
+    scope.write(written, by_address(scope_variables.read(scope.linen)), {})
+
+    def replaced() -> set[Address]:
+        now = scope.matched(graphdef, scope_variables.read(scope.linen)).leaves
+        return {a for a, leaf in written.items() if now.get(a) is not leaf}
+
+    return replaced
 
 
 def _takes(function: Any, args: Any, kwargs: Any) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from bridge._conversion.collections import ARRAYS, STATIC
@@ -20,6 +21,7 @@ from bridge._randomness.streams import fold_path, stream_for
 from . import scope_variables
 from .bound_module import BoundModule
 from .matched_variables import MatchedVariables
+from .module_views import are_shown, showing
 from .wrapper_scope import WrapperScope
 
 
@@ -50,7 +52,8 @@ class NNXCall:
         scope = self._scope
         # The state at init is the state as constructed, and what the call creates.
         run = run_initializing if scope.linen.is_initializing() else None
-        output = self._bound.call(method, args, kwargs, scope.where, run)
+        show = functools.partial(showing, linen=scope.linen) if are_shown() else nullcontext
+        output = self._bound.call(method, args, kwargs, scope.where, run, show)
         self._give_back_keys()
         scope.report_unknown(self._bound.unused())
         return output

@@ -26,6 +26,7 @@ from bridge._randomness.streams import stream_of
 
 from . import scope_variables
 from .matched_variables import MatchedVariables
+from .module_views import are_shown
 from .recipe import Recipe
 from .subclassing import frozen
 
@@ -144,9 +145,9 @@ class WrapperScope:
     def report_unknown(self, unknown: Iterable[Address]) -> None:
         """Says once which variables the module does not have, as `strict` asks for it."""
         linen = self.linen
-        if self._is_extended or shares_scope(linen):
+        if self._is_extended or shares_scope(linen) or are_shown():
             # A subclass may have variables of its own, also some that it makes after this, and so
-            # may a module that shares the scope.
+            # may a module that shares the scope, and interceptors that see the NNX modules.
             return
         own = registered_names(linen)
         paths = tuple(path_text(*a) for a in unknown if not a[1] or a[1][0] not in own)

@@ -1,0 +1,221 @@
+"""The NNX modules of a ToLinen as Linen sees modules: with a path, a scope and interceptors."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import types
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+import jax
+from flax import linen as nn
+from flax import nnx
+from flax.core import Scope
+
+from bridge._conversion.linen_holder import LinenHolder, is_linen_style
+from bridge._conversion.neutral import Path
+from bridge._flax.nodes import nodes_below
+
+_active: ContextVar[bool] = ContextVar("active", default=False)
+
+
+@contextlib.contextmanager
+def nnx_modules_as_linen() -> Iterator[None]:
+    """Shows the NNX modules in every `ToLinen` to Linen's interceptors, in this block.
+
+    Each method of an NNX module inside runs as that of a Linen module: interceptors of
+    `nn.intercept_methods` get it as `context.module`, `capture_intermediates` and `jax.named_scope`
+    know it, and its `path` is the whole path from the outermost Linen module on. Its scope holds
+    its variables, under the names that the `ToLinen` has them, the very arrays that the module
+    computes with. What is put into the scope goes to the collections of the `ToLinen`, and
+    variables that the NNX module does not have are taken to be the interceptors'.
+
+    `context.module.nnx_module` is the NNX module. The call of the outermost module is that of the
+    `ToLinen`, which Linen shows anyway. Copies that `nnx` transforms make inside of a module are
+    not shown. A program that `jax.jit` has compiled before is run as it is.
+
+    Example::
+
+      >>> import jax, jax.numpy as jnp
+      >>> from flax import linen as nn, nnx
+      >>> import bridge
+      >>> class Model(nnx.Module):
+      ...     def __init__(self, rngs):
+      ...         self.fc = nnx.Linear(3, 2, rngs=rngs)
+      ...     def __call__(self, x):
+      ...         return self.fc(x)
+      >>> model, x = bridge.to_linen(Model), jnp.ones((1, 3))
+      >>> variables = model.init(jax.random.key(0), x)
+      >>> def tell(next_function, args, kwargs, context):
+      ...     print(context.module.path, type(context.module).__name__)
+      ...     return next_function(*args, **kwargs)
+      >>> with nn.intercept_methods(tell), bridge.nnx_modules_as_linen():
+      ...     y = model.apply(variables, x)
+      () ToLinen
+      ('fc',) Linear
+    """
+    token = _active.set(True)
+    try:
+        yield
+    finally:
+        _active.reset(token)
+
+
+def are_shown() -> bool:
+    """Whether the NNX modules of a ToLinen that is called now are shown to Linen."""
+    return _active.get()
+
+
+class NNXModuleView(nn.Module):
+    """An NNX module as a Linen module of its path; a subclass for each class has its methods."""
+
+    @property
+    def nnx_module(self) -> nnx.Module:
+        """The module that is shown."""
+        return vars(self)["_nnx_module"]
+
+
+class _Shown:
+    """The modules of one ToLinen that are shown, by their ids.
+
+    Args:
+      modules: (path, module).
+      scope: the scope of the ToLinen.
+    """
+
+    def __init__(self, modules: Sequence[tuple[Path, Any]], scope: Scope):
+        # The modules are held, so that an id stays that of its module.
+        self._modules = {id(module): (path, module) for path, module in modules}
+        self._scope = scope
+        self._is_entered = False
+
+    def view(self, module: Any) -> NNXModuleView | None:
+        """The view of a module, None if it is not shown: a copy that a transform has made.
+
+        The call of the outermost module is that of the ToLinen, which Linen sees already.
+        """
+        path, _ = self._modules.get(id(module), (None, None))
+        if path is None or (not path and not self._is_entered):
+            self._is_entered = True
+            return None
+        scope = self._scope
+        for key in path:
+            scope = _child(scope, key)
+        kind = vars(type(module))[_BASE]
+        name = _name(path) if path else scope.name
+        view = vars(kind)[_VIEW](parent=scope, name=name)
+        object.__setattr__(view, "_nnx_module", module)
+        return view
+
+
+_shown: ContextVar[_Shown | None] = ContextVar("shown", default=None)
+# Attributes of classes: what is kept elsewhere by class would keep the class.
+_VIEW, _SHOWN, _BASE = "bridge__view", "bridge__shown", "bridge__base"
+
+
+@contextlib.contextmanager
+def showing(module: Any, linen: Any) -> Iterator[None]:
+    """Shows the modules below an NNX module in this block, if that is asked for.
+
+    Args:
+      module: the module of a ToLinen; no one else has it.
+      linen: the ToLinen, bound.
+    """
+    scope = linen.scope
+    if not _active.get() or scope is None:
+        yield
+        return
+    found = list(nnx.iter_modules(module))
+    wrappers = [(path, each) for path, each in found if isinstance(each, LinenHolder)]
+    shown = [(path, each) for path, each in found if _has_methods(each)]
+    token = _shown.set(_Shown(shown, scope))
+    for path, each in wrappers:
+        vars(each)["to_nnx__path"] = (*scope.path, *map(str, path))
+    for _, each in shown:
+        each.__class__ = _shown_class(each)
+    try:
+        yield
+    finally:
+        _shown.reset(token)
+        # The call may have added modules, and taken some away.
+        for each in (*(each for _, each in shown), *nodes_below(module).objects):
+            base = vars(type(each)).get(_BASE)
+            if base is not None:
+                each.__class__ = base
+        for _, each in wrappers:
+            vars(each).pop("to_nnx__path", None)
+
+
+def _has_methods(module: Any) -> bool:
+    """Whether a module is shown by itself; lists and dicts have no methods of their own."""
+    kind = type(module)
+    is_shown_otherwise = isinstance(module, LinenHolder) or is_linen_style(kind)
+    return not is_shown_otherwise and not isinstance(module, nnx.List | nnx.Dict)
+
+
+def _shown_class(module: Any) -> type:
+    """A class whose methods run through the view of the module, made once for each class."""
+    kind = type(module)
+    if _SHOWN not in vars(kind):
+        methods = _methods(kind)
+        own = {name: _through_view(name, function) for name, function in methods.items()}
+        names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+        # A subclass is a pytree unless it says otherwise, whatever its base is.
+        options = {"pytree": not jax.tree_util.all_leaves([module])}
+        shown = types.new_class(
+            kind.__name__,
+            (kind,),
+            options,
+            lambda namespace: namespace.update({**own, **names, _BASE: kind}),
+        )
+        views = {name: _of_view(name, function) for name, function in methods.items()}
+        setattr(kind, _VIEW, type(kind.__name__, (NNXModuleView,), {**views, **names}))
+        setattr(kind, _SHOWN, shown)
+    return vars(kind)[_SHOWN]
+
+
+def _methods(kind: type) -> dict[str, Callable[..., Any]]:
+    """The public methods of a class that are its own, and `__call__`."""
+    names = {n for n in dir(kind) if n == "__call__" or not n.startswith("_")}
+    found = {n: inspect.getattr_static(kind, n) for n in names - _NOT_OWN}
+    return {n: function for n, function in found.items() if inspect.isfunction(function)}
+
+
+_NOT_OWN = frozenset((*dir(nnx.Module), *dir(nn.Module))) - {"__call__"}
+
+
+def _through_view(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        shown = _shown.get()
+        view = None if shown is None else shown.view(self)
+        if view is None:
+            return function(self, *args, **kwargs)
+        return getattr(view, name)(*args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+def _of_view(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return function(self.nnx_module, *args, **kwargs)
+
+    method.__name__ = name
+    return method
+
+
+def _child(scope: Scope, key: Any) -> Scope:
+    """The scope of an attribute or an item; a number may be one in the variables, or text."""
+    child = scope.push(str(key), reuse=True)
+    if any(key in tree for tree in scope.variables().values()):
+        child.name = key
+    return child
+
+
+def _name(path: Path) -> str:
+    """The Linen name: an item of a list has that of the list and its number."""
+    if isinstance(path[-1], str) or len(path) == 1:
+        return str(path[-1])
+    return f"{path[-2]}_{path[-1]}"
