@@ -159,7 +159,9 @@ def unboxed(leaf: Any, aval: Any = None) -> Any:
     is_constrained = isinstance(leaf, meta.AxisMetadata) and not any_explicit()
     value = leaf.unbox() if is_constrained else _inside(leaf)
     # A restored checkpoint holds NumPy arrays and scalars, into which a Variable would write.
-    is_foreign = hasattr(value, "__array__") and not isinstance(value, jax.Array)
+    # A pytree that has a dtype stays as it is, such as the quantized weights of a library.
+    is_foreign = hasattr(value, "dtype") and not isinstance(value, jax.Array | jax.ShapeDtypeStruct)
+    is_foreign = is_foreign and jax.tree_util.all_leaves([value])
     if is_foreign and _is_wide(value, aval):
         # A write in place would go unnoticed, so it is refused.
         kept = copy.copy(value)
