@@ -3,6 +3,8 @@
 `exact` describes any tree by plain Python values: two trees are the same exactly if their
 descriptions are equal, and a description taken before a call tells afterwards whether the call
 altered its argument.
+
+Each strategy is made once, because hypothesis takes longer to validate one than to draw from it.
 """
 
 import dataclasses
@@ -229,16 +231,19 @@ def _abstract():
     )
 
 
+@functools.cache
 def arrays():
     """Arrays of several dtypes and shapes, PRNG keys of both kinds, NumPy arrays and scalars."""
     return st.deferred(lambda: st.sampled_from((*_arrays(), *_keys())))
 
 
+@functools.cache
 def abstract_arrays():
     """Arrays of which only shape and dtype are known."""
     return st.deferred(lambda: st.sampled_from(_abstract()))
 
 
+@functools.cache
 def leaves():
     """What Linen takes for one leaf: anything but a mapping and a box."""
     single = st.one_of(
@@ -262,11 +267,13 @@ def leaves():
     return st.one_of(single, sown, nested)
 
 
+@functools.cache
 def _values_in_a_box():
     # In a box a mapping is a value and no subtree.
     return leaves() | _mapping_values()
 
 
+@functools.cache
 def _mapping_values():
     return st.recursive(
         st.dictionaries(_value_keys(), arrays(), max_size=2),
@@ -275,16 +282,19 @@ def _mapping_values():
     )
 
 
+@functools.cache
 def _value_keys():
     # JAX sorts the keys of a mapping that is a value, so they have to be of one type.
     return st.sampled_from(("a", "w", "params"))
 
 
+@functools.cache
 def _axis_names():
     name = st.sampled_from(("data", "model", None)) | st.just(("data", "model"))
     return st.lists(name, max_size=3).map(tuple)
 
 
+@functools.cache
 def metadata():
     """Variable metadata that says something: tags, hooks, shardings."""
     said = {
@@ -299,6 +309,7 @@ def metadata():
     return st.fixed_dictionaries({}, optional=said).filter(bool)
 
 
+@functools.cache
 def nnx_boxes(var_type):
     """`NNXMeta` boxes of one Variable type, as conversions and as people make them."""
     required = st.fixed_dictionaries(
@@ -310,6 +321,7 @@ def nnx_boxes(var_type):
     return st.builds(bridge.NNXMeta, st.just(var_type), values, full | metadata() | nothing)
 
 
+@functools.cache
 def linen_boxes():
     """Linen's own boxes, a dataclass box and one with a registered codec."""
     values = _values_in_a_box()
@@ -323,6 +335,12 @@ def linen_boxes():
     )
 
 
+@functools.cache
+def _leaves_and_boxes(var_type):
+    return leaves() | linen_boxes() | nnx_boxes(var_type)
+
+
+@functools.cache
 def trees(leaf, *, empty=True):
     """Nested dicts with string and integer keys."""
 
@@ -344,7 +362,7 @@ def linen_variables(draw, leaf_or_box=None):
         leaf = leaf_or_box
         if leaf is None:
             var_type = registry.variable_type_from_name(name, create=True)
-            leaf = leaves() | linen_boxes() | nnx_boxes(var_type)
+            leaf = _leaves_and_boxes(var_type)
         made[name] = draw(trees(leaf))
     frozen = draw(st.sampled_from(("none", "whole", "each")))
     if frozen == "whole":
@@ -356,20 +374,30 @@ def linen_variables(draw, leaf_or_box=None):
 def nnx_variables(draw):
     """Variables of every type, with and without metadata; also such as came out of a Linen box."""
     var_type = draw(st.sampled_from(VARIABLE_TYPES))
-    values = st.one_of(
+    variable = var_type(draw(_variable_values()))
+    said = draw(_variable_metadata())
+    if said:
+        variable.set_metadata(**said)
+    return variable
+
+
+@functools.cache
+def _variable_values():
+    return st.one_of(
         arrays(),
         abstract_arrays(),
         st.lists(arrays(), max_size=2).map(tuple),
         _mapping_values(),
         st.just(FrozenDict({"a": 1.0})),
     )
-    variable = var_type(draw(values))
-    said = draw(st.one_of(st.just({}), metadata(), _metadata_of_a_box()))
-    if said:
-        variable.set_metadata(**said)
-    return variable
 
 
+@functools.cache
+def _variable_metadata():
+    return st.one_of(st.just({}), metadata(), _metadata_of_a_box())
+
+
+@functools.cache
 def _metadata_of_a_box():
     return st.one_of(
         st.fixed_dictionaries(
@@ -392,6 +420,7 @@ def _metadata_of_a_box():
     )
 
 
+@functools.cache
 def states():
     """States with Variables and bare arrays at paths with string and integer keys."""
     bare = st.deferred(lambda: st.sampled_from(_arrays()))

@@ -6,6 +6,7 @@ import sys
 from typing import NamedTuple
 
 from bridge import __main__, _cli
+from tests import processes
 
 # Every command but the demo.
 COMMANDS = [add_command.__module__.split(".")[2] for add_command in _cli.COMMANDS]
@@ -34,6 +35,12 @@ def run(capsys, *arguments):
 
 def start(*arguments, **options):
     """The same in a process of its own, which has no terminal."""
+    done = processes.run_module("bridge", *arguments, **options)
+    return Outcome(done.returncode, done.stdout, done.stderr)
+
+
+def start_new(*arguments, **options):
+    """The same in a new process, where imports and the end of the interpreter count too."""
     command = [sys.executable, "-m", "bridge", *map(str, arguments)]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=120, check=False, **options

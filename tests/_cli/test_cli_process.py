@@ -20,7 +20,7 @@ from flax import serialization
 from bridge import __main__, checkpoint
 
 from . import mixed_models
-from .command_line import COMMANDS, run, start
+from .command_line import COMMANDS, run, start, start_new
 
 ROOT = pathlib.Path(mixed_models.__file__).parents[2]
 # As a user has it: no emulated devices, nothing of the tests'.
@@ -116,7 +116,7 @@ def test_the_examples_in_the_help_run(capsys, monkeypatch, workspace, tmp_path, 
 
 
 def test_report_in_a_pipe_is_json_and_nothing_else(workspace):
-    outcome = start(
+    outcome = start_new(
         "report", "models.py:make_linen", "--json", "--html", "page.html", cwd=workspace, env=QUIET
     )
     assert outcome.code == 0, outcome.err
@@ -189,10 +189,10 @@ def test_a_damaged_file_is_found_by_inspect_and_named_without_a_traceback(worksp
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
-    outcome = start("inspect", tmp_path / "damaged", "--verify", env=QUIET)
+    outcome = start_new("inspect", tmp_path / "damaged", "--verify", env=QUIET)
     assert outcome.code == 1, outcome
     file.write_bytes(b"")
-    outcome = start("diff", tmp_path / "damaged", tmp_path / "damaged", env=QUIET)
+    outcome = start_new("diff", tmp_path / "damaged", tmp_path / "damaged", env=QUIET)
     assert outcome.code == 2, outcome
     # Regression: tensorstore found orbax's event loop closed, and each read had a traceback.
     assert "arrays cannot be read" in outcome.err.splitlines()[0]

@@ -8,7 +8,7 @@ import sys
 import flax
 import pytest
 
-PROGRAM = pathlib.Path(__file__).parent / "broken_flax.py"
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 def renamed(name):
@@ -63,8 +63,8 @@ UNUSED = {
 def results():
     cases = [[name, *case] for name, case in {**FALLBACKS, **ERRORS, **UNUSED}.items()]
     ran = subprocess.run(
-        [sys.executable, "-W", "ignore", PROGRAM],
-        cwd=PROGRAM.parents[2],
+        [sys.executable, "-W", "ignore", "-m", "tests._flax.broken_flax"],
+        cwd=ROOT,
         input=json.dumps(cases),
         capture_output=True,
         text=True,

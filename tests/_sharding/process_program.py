@@ -7,7 +7,6 @@ comparison.
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 
 import jax
@@ -109,10 +108,6 @@ def main(process, port, folder, *interruption):
     mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
     if interruption:
         victim, where, second = interruption
-        run_interrupted(process, folder, mesh, int(victim), where, second)
+        run_interrupted(process, folder, mesh, victim, where, second)
     else:
         run_models(process, folder, mesh)
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), *sys.argv[4:])

@@ -5,10 +5,7 @@ import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +16,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from benchmarks.processes import reserved_port
 from bridge import checkpoint
 from bridge.checkpoint import CheckpointError, CheckpointNotFoundError
+from tests import processes
+from tests._sharding import process_program
 from tests._sharding.process_models import RUNS, live, shards
 
-ROOT = Path(__file__).parents[2]
 # Seconds for anything that processes are waited for.
 PATIENCE = 100
 # 127.0.0.1 as the kernel writes it: IPv4, and IPv4 within IPv6.
@@ -37,26 +35,20 @@ def two_processes(folder, *interruption):
         # With the other flags of this process: results are compared with its own.
         "XLA_FLAGS": re.sub(r"(device_count)=\d+", r"\1=4", os.environ["XLA_FLAGS"]),
     }
-    processes = []
-    with reserved_port() as port, contextlib.ExitStack() as logs:
+    started = []
+    with reserved_port() as port:
         try:
             for index in range(2):
-                arguments = [str(index), str(port), str(folder), *interruption]
-                log = logs.enter_context(log_of(folder, index).open("w"))
-                process = subprocess.Popen(
-                    [sys.executable, "-m", "tests._sharding.process_program", *arguments],
-                    cwd=ROOT,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
+                arguments = (index, port, folder, *interruption)
+                log = log_of(folder, index)
+                started.append(
+                    processes.start(process_program.main, *arguments, stdout=log, env=environment)
                 )
-                processes.append(process)
-            yield processes
+            yield started
         finally:
-            for process in processes:
+            for process in started:
                 process.kill()
-                process.wait()
+                process.join()
 
 
 def log_of(folder, index):
@@ -67,11 +59,18 @@ def logs(folder):
     return "\n".join(f"{index}: {log_of(folder, index).read_text()}" for index in range(2))
 
 
-def wait_until(condition, processes, folder):
+def codes_of(started):
+    """The exit codes, when both have ended."""
+    for process in started:
+        process.join(PATIENCE)
+    return [process.exitcode for process in started]
+
+
+def wait_until(condition, started, folder):
     """Waits for a condition; processes that end meanwhile fail the test."""
     deadline = time.monotonic() + PATIENCE
     while not condition():
-        ended = [process.poll() for process in processes]
+        ended = [process.exitcode for process in started]
         assert ended == [None, None], f"ended with {ended}\n{logs(folder)}"
         assert time.monotonic() < deadline, logs(folder)
         time.sleep(0.05)
@@ -87,9 +86,8 @@ def mesh():
 def folder(tmp_path_factory):
     """What two processes wrote that ran to their end."""
     folder = tmp_path_factory.mktemp("processes")
-    with two_processes(folder) as processes:
-        codes = [process.wait(PATIENCE) for process in processes]
-        assert codes == [0, 0], logs(folder)
+    with two_processes(folder) as started:
+        assert codes_of(started) == [0, 0], logs(folder)
     return folder
 
 
@@ -174,14 +172,14 @@ def test_killing_a_process_in_a_save_leaves_the_previous_checkpoint(
 ):
     # A hidden directory beside the path, in which orbax begins one of its own.
     begun = f".{second}.bridge-save-*/new.orbax-checkpoint-tmp/variables.*/ocdbt.process_0/d/*"
-    with two_processes(tmp_path, str(victim), where, second) as processes:
+    with two_processes(tmp_path, victim, where, second) as started:
         stopped = tmp_path / "stopped"
-        wait_until(lambda: stopped.exists() and any(tmp_path.glob(begun)), processes, tmp_path)
-        processes[victim].send_signal(signal.SIGKILL)
+        wait_until(lambda: stopped.exists() and any(tmp_path.glob(begun)), started, tmp_path)
+        started[victim].kill()
         # JAX ends a process whose peer is gone.
-        codes = [process.wait(PATIENCE) for process in processes]
+        codes = codes_of(started)
     assert codes[victim] == -signal.SIGKILL
-    assert codes[1 - victim] != 0
+    assert codes[1 - victim] not in (0, None)
 
     expected = 100 + np.arange(64, dtype=np.float32).reshape(8, 8)
     whole = checkpoint.restore(tmp_path / "first")

@@ -1,7 +1,5 @@
 """Runs programs with flax.nnx.bridge and with this package, to compare what they do."""
 
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -14,6 +12,7 @@ from flax.nnx import bridge as peer
 from flax.nnx import variablelib
 
 import bridge
+from tests import processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,13 +40,7 @@ def assert_fails_on_peer(check, *, apart=False):
         code = (
             f"from flax.nnx import bridge; from {check.__module__} import {check.__name__} as check"
         )
-        run = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", f"{code}; print('called'); check(bridge)"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        run = processes.run_code(f"{code}; print('called'); check(bridge)", cwd=ROOT)
         assert run.stdout == "called\n", run.stderr
         assert run.returncode == 1
         return

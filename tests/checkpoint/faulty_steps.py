@@ -125,8 +125,3 @@ def main(folder, old, new, fault, can_exchange, is_there):
         is_over = found is not None and len(found["steps"]) < number
         if not is_over:
             sys.stdout.write(json.dumps({"place": str(place), "outcome": found}) + "\n")
-
-
-if __name__ == "__main__":
-    paths, (fault, can_exchange, is_there) = map(Path, sys.argv[1:4]), sys.argv[4:]
-    main(*paths, fault, can_exchange == "True", is_there == "True")

@@ -19,6 +19,8 @@ import bridge
 from bridge import checkpoint
 from bridge.checkpoint import CheckpointError, CheckpointNotFoundError, _leftovers, _publish
 from bridge.checkpoint._rename import NoExchangeError
+from tests import processes
+from tests.checkpoint import faulty_steps
 from tests.strategies import exact
 
 ROOT = Path(__file__).parents[2]
@@ -44,16 +46,8 @@ def contents(folder):
 
 def attempts(made, folder, fault, *, can_exchange=True, is_there=True):
     """The outcome of each try to put the new checkpoint in the place of the old one."""
-    arguments = [folder, made / "old", made / "new", fault, can_exchange, is_there]
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.checkpoint.faulty_steps", *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    arguments = (folder, made / "old", made / "new", fault, can_exchange, is_there)
+    done = processes.run(faulty_steps.main, *arguments)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 

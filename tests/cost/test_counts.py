@@ -1,8 +1,6 @@
 """What crossing the boundary costs, where it can be counted instead of timed."""
 
 import pathlib
-import subprocess
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +13,7 @@ from benchmarks import programs
 from benchmarks.linen_style import StyleCase
 from benchmarks.models import ViTShape, stack, vit
 from benchmarks.rows import PURE, variables_tree
+from tests import processes
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -186,9 +185,8 @@ print(programs.peak_live_bytes(wrapped))
 
 def test_init_holds_no_more_arrays_than_construction_and_call():
     # In a process of its own: every array that is alive is looked at, again and again.
-    ran = subprocess.run(
-        [sys.executable, "-c", PEAKS], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    ran = processes.run_code(PEAKS, cwd=ROOT)
+    assert ran.returncode == 0, ran.stderr
     size, native, wrapped = map(int, ran.stdout.split())
     assert size < wrapped <= 1.02 * native
 
