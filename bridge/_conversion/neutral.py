@@ -205,6 +205,18 @@ def by_address(variables: Mapping[str, Any]) -> dict[Address, Any]:
     }
 
 
+def kinds_of_leaves(tree: Mapping[Any, Any]) -> set[type]:
+    """The types of the leaves of nested mappings."""
+    kinds = set(map(type, tree.values()))
+    mappings = {kind for kind in kinds if is_mapping(kind)}
+    if mappings:
+        kinds -= mappings
+        for value in tree.values():
+            if type(value) in mappings:
+                kinds |= kinds_of_leaves(value)
+    return kinds
+
+
 def has_leaf(tree: Mapping[Any, Any]) -> bool:
     """Whether nested mappings hold anything; the first leaf ends the search."""
     return any(not isinstance(x, Mapping) or has_leaf(x) for x in tree.values())
