@@ -10,8 +10,8 @@ from flax import nnx
 import registry
 from bridge._errors import mapping_error
 
-from . import linen_leaves, nnx_leaves
-from .neutral import Path, nest, walk
+from . import linen_leaves, nnx_leaves, trees
+from .neutral import Path, walk
 from .nnx_meta import NNXMeta
 
 
@@ -42,8 +42,8 @@ def linen_to_nnx(variables: Mapping[str, Any]) -> nnx.State[Any, Any]:
       >>> type(state['Dense_0']['kernel']).__name__, state['Dense_0']['kernel'].shape
       ('Param', (2, 3))
     """
-    linen_leaves.check_variables(variables)
-    return nnx.State(nest(nnx_leaves.to_leaves(linen_leaves.from_variables(variables))))
+    linen_leaves.check_collections(variables)
+    return nnx.State(trees.nnx_tree(variables))
 
 
 def nnx_to_linen(state_or_module: nnx.State[Any, Any] | nnx.Pytree | Mapping[Any, Any]) -> Any:
@@ -75,12 +75,11 @@ def nnx_to_linen(state_or_module: nnx.State[Any, Any] | nnx.Pytree | Mapping[Any
         state_or_module = nnx.state(state_or_module, graph=True)
     if not isinstance(state_or_module, Mapping):
         raise mapping_error(state_or_module, expected)
-    items = walk(state_or_module)
-    has_variables = any(isinstance(item, nnx.Variable) for _, item in items)
-    if items and not has_variables and not isinstance(state_or_module, nnx.State):
+    items = [] if isinstance(state_or_module, nnx.State) else walk(state_or_module)
+    if items and not any(isinstance(item, nnx.Variable) for _, item in items):
         remedy = "if these are Linen variables, bridge.linen_to_nnx makes a State of them"
         raise mapping_error(state_or_module, expected, remedy)
-    return state_to_linen(items)
+    return trees.linen_tree(state_or_module)
 
 
 def state_to_linen(items: Iterable[tuple[Path, Any]]) -> Any:

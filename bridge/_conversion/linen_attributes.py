@@ -11,10 +11,10 @@ from flax import nnx
 
 import registry
 from bridge._errors import ReservedNameError, unread_hooks_text, warn
-from bridge._flax.objects import is_note
+from bridge._flax.objects import is_note, set_data
 from bridge._flax.variables import assign_raw_value, class_hooks
 
-from . import linen_leaves, nnx_leaves
+from . import linen_leaves, nnx_leaves, trees
 from .collections import holds_state
 from .linen_holder import OWN_PREFIX, LinenHolder, name_of
 from .neutral import Address, Leaf, Neutral, Path, laid_over, nest
@@ -120,12 +120,8 @@ def store(
     new, gone = _difference(changed, held, update, whole)
     occupied = [entry.path for a, entry in held.items() if a not in gone] if new else []
     leaves = nnx_leaves.to_leaves(new, occupied, all_variables=True)
-    for path in leaves:
-        if is_own_name(str(path[0])):
-            raise ReservedNameError(
-                f"the Linen name {str(path[0])!r} cannot live in a ToNNX: names that start with"
-                " to_nnx__ hold the wrapper's own state; rename the variable or the submodule"
-            )
+    tree = nest(leaves)
+    _check_names(tree)
     attributes = dict(vars(wrapper))
     written: list[tuple[nnx.Variable[Any], Any, dict[str, Any]]] = []
     try:
@@ -141,8 +137,7 @@ def store(
                 entry.variable.set_metadata(nnx_leaves.metadata_with(entry.variable, leaf))
         for address in gone:
             _remove(wrapper, held[address].path)
-        for name, value in nest(leaves).items():
-            setattr(wrapper, name, nnx.data(_merged(vars(wrapper).get(name), value)))
+        _set(wrapper, {n: _merged(vars(wrapper).get(n), value) for n, value in tree.items()})
         then()
     except BaseException:
         for variable, value, metadata in written:
@@ -151,6 +146,42 @@ def store(
         vars(wrapper).clear()
         vars(wrapper).update(attributes)
         raise
+
+
+def take_in(wrapper: LinenHolder, variables: Mapping[str, Any]) -> None:
+    """Puts Linen variables into a wrapper that has none.
+
+    Raises:
+      ConversionError: a leaf is a Variable.
+      ReservedNameError: as for `store`.
+    """
+    tree = trees.nnx_tree(variables, all_variables=True, convert=as_jax_arrays)
+    _check_names(tree)
+    _set(wrapper, tree)
+
+
+def own_variables(wrapper: LinenHolder) -> Any:
+    """The Linen variables of a wrapper, in their boxes; the inverse of `take_in`."""
+    own = {name: value for name, value in vars(wrapper).items() if not is_own_name(name)}
+    return trees.linen_tree(own, is_held=True)
+
+
+def _check_names(tree: Mapping[Any, Any]) -> None:
+    for name in tree:
+        if is_own_name(str(name)):
+            raise ReservedNameError(
+                f"the Linen name {str(name)!r} cannot live in a ToNNX: names that start with"
+                " to_nnx__ hold the wrapper's own state; rename the variable or the submodule"
+            )
+
+
+def _set(wrapper: LinenHolder, tree: Mapping[str, Any]) -> None:
+    """Sets attributes that hold Variables."""
+    if type(wrapper).__setattr__ is type(wrapper).to_nnx__setattr:
+        set_data(wrapper, tree)
+        return
+    for name, value in tree.items():
+        setattr(wrapper, name, nnx.data(value))
 
 
 def _difference(
@@ -176,22 +207,26 @@ def _overlap(a: Address, b: Address) -> bool:
 
 
 def as_arrays(neutral: Neutral) -> Neutral:
-    """The NumPy arrays of a restored checkpoint as JAX arrays: Variables are written into.
-
-    One whose dtype JAX would cut, such as int64 without `jax_enable_x64`, stays a NumPy array.
-    """
-
-    def convert(value: Any) -> Any:
-        if not isinstance(value, np.ndarray | np.generic):
-            return value
-        if jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
-            return np.array(value)
-        return jax.numpy.asarray(value)
-
+    """The NumPy arrays of a restored checkpoint as JAX arrays: Variables are written into."""
     return {
-        address: leaf._replace(value=jax.tree.map(convert, leaf.value))
-        for address, leaf in neutral.items()
+        address: leaf._replace(value=as_jax_arrays(leaf.value)) for address, leaf in neutral.items()
     }
+
+
+def as_jax_arrays(value: Any) -> Any:
+    """The same for the value of a leaf.
+
+    An array whose dtype JAX would cut, such as int64 without `jax_enable_x64`, stays a NumPy array.
+    """
+    return value if isinstance(value, jax.Array) else jax.tree.map(_as_jax_array, value)
+
+
+def _as_jax_array(value: Any) -> Any:
+    if not isinstance(value, np.ndarray | np.generic):
+        return value
+    if jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
+        return np.array(value)
+    return jax.numpy.asarray(value)
 
 
 # Not a generator: each level would create one, and a ToNNX reads its variables at each call.

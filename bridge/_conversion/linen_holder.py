@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from flax import linen as nn
 from flax import nnx
@@ -29,6 +29,7 @@ class LinenHolder(nnx.Module):
       to_nnx__graphdefs: collection `nnx` of the modules inside. It is static, so it is in no
         Variable, but an initialisation that creates it must keep it.
       to_nnx__path: where it is in the outermost module, if it was told.
+      to_nnx__setattr: the `__setattr__` of `ToNNX`; a subclass may have another one.
     """
 
     to_nnx__module: nn.Module
@@ -39,6 +40,8 @@ class LinenHolder(nnx.Module):
     to_nnx__eager_sharding: bool | None = None
     to_nnx__graphdefs: tuple[tuple[Path, nnx.GraphDef[Any]], ...] = ()
     to_nnx__path: tuple[str, ...] = ()
+
+    to_nnx__setattr: ClassVar[Any] = nnx.Module.__setattr__
 
     def stream_counts(self) -> list[nnx.Variable[Any]]:
         """The counts of the streams that keys are drawn from."""

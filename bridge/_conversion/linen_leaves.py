@@ -99,12 +99,22 @@ def check_variables(variables: Any) -> None:
 
     `from_variables` itself looks at the collections alone: it runs in calls.
     """
+    check_collections(variables)
+    if any(isinstance(leaf, nnx.Variable) for _, leaf in walk(variables)):
+        raise is_nnx(variables)
+
+
+def check_collections(variables: Any) -> None:
+    """`check_variables` without a look at the leaves."""
     _check(variables)
     names = [name for name in variables if _SUBMODULE.fullmatch(name)]
     if names and "params" not in variables:
         raise mapping_error(variables, EXPECTED, _PARAMS_ALONE)
-    if any(isinstance(leaf, nnx.Variable) for _, leaf in walk(variables)):
-        raise mapping_error(variables, EXPECTED, _IS_NNX)
+
+
+def is_nnx(variables: Any) -> ConversionError:
+    """The error of Variables among Linen variables."""
+    return mapping_error(variables, EXPECTED, _IS_NNX)
 
 
 def _check(variables: Any) -> None:

@@ -47,32 +47,38 @@ class Leaf(NamedTuple):
 Neutral: TypeAlias = dict[Address, Leaf]
 
 
-class _Taken(dict[Key, "_Taken"]):
-    """Paths as a tree; a node without children is a leaf."""
+# In a tree of nested dicts, what is no dict is a leaf.
+_LEAF = object()
 
-    def is_free(self, path: Path) -> bool:
-        """Whether a leaf at `path` neither meets, nor covers, nor lies below another leaf."""
-        node = self
-        for key in path:
-            if key not in node:
-                return node is self or bool(node)
-            node = node[key]
-        # A leaf cannot be at the root.
-        return False
 
-    def meeting_point(self, path: Path) -> int:
-        """The index of the key at which a path that is not free meets a leaf or a subtree."""
-        node = self
-        for index, key in enumerate(path):
-            node = node[key]
-            if not node:
-                return index
-        return max(len(path) - 1, 0)
+def is_free_in(tree: Mapping[Key, Any], path: Path) -> bool:
+    """Whether a leaf at `path` neither meets, nor covers, nor lies below another leaf of a tree."""
+    node: Any = tree
+    for key in path:
+        if type(node) is not dict:
+            return False
+        if key not in node:
+            return True
+        node = node[key]
+    # A leaf cannot be at the root.
+    return False
 
-    def take(self, path: Path) -> None:
-        node = self
-        for key in path:
-            node = node.setdefault(key, _Taken())
+
+def _meeting_point(tree: Mapping[Key, Any], path: Path) -> int:
+    """The index of the key at which a path that is not free meets a leaf or a subtree."""
+    node: Any = tree
+    for index, key in enumerate(path):
+        node = node[key]
+        if type(node) is not dict:
+            return index
+    return max(len(path) - 1, 0)
+
+
+def put_leaf(tree: dict[Key, Any], path: Path, leaf: Any) -> None:
+    """Puts a leaf, which is no dict, at a free path of a tree."""
+    for key in path[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[path[-1]] = leaf
 
 
 class Displaced(NamedTuple):
@@ -103,9 +109,9 @@ def place(
     Returns:
       (path in the tree, None or how to find the leaf's own path in it) by address.
     """
-    taken = _Taken()
+    taken: dict[Key, Any] = {}
     for path in occupied:
-        taken.take(path)
+        put_leaf(taken, path, _LEAF)
     placed: dict[Address, tuple[Path, Displaced | None]] = {}
     colliding: list[Address] = []
     by_collection: dict[str, list[Path]] = {}
@@ -113,21 +119,26 @@ def place(
         by_collection.setdefault(collection, []).append(path)
     for collection in sorted(by_collection, key=lambda c: (c != "params", c)):
         for path in by_collection[collection]:
-            if taken.is_free(path):
-                taken.take(path)
+            if is_free_in(taken, path):
+                put_leaf(taken, path, _LEAF)
                 placed[collection, path] = path, None
             else:
                 colliding.append((collection, path))
     for collection, path in sorted(colliding, key=lambda a: (a[0], *map(str, a[1]))):
-        # At the point of the collision, so that a part of a tree is placed as the whole tree is.
-        index = taken.meeting_point(path)
-        # A leaf with the collection's own name may block the path below it.
-        heads = (collection + "_" * n for n in itertools.count())
-        targets = ((*path[:index], head, *path[index:]) for head in heads)
-        target = next(target for target in targets if taken.is_free(target))
-        taken.take(target)
-        placed[collection, path] = target, Displaced(len(path) - index)
+        target, displaced = place_beside(taken, collection, path)
+        put_leaf(taken, target, _LEAF)
+        placed[collection, path] = target, displaced
     return placed
+
+
+def place_beside(tree: Mapping[Key, Any], collection: str, path: Path) -> tuple[Path, Displaced]:
+    """Where a leaf of a collection goes whose path is not free in a tree; see `place`."""
+    # At the point of the collision, so that a part of a tree is placed as the whole tree is.
+    index = _meeting_point(tree, path)
+    # A leaf with the collection's own name may block the path below it.
+    heads = (collection + "_" * n for n in itertools.count())
+    targets = ((*path[:index], head, *path[index:]) for head in heads)
+    return next(t for t in targets if is_free_in(tree, t)), Displaced(len(path) - index)
 
 
 def unplace(path: Path, displaced: Displaced | None) -> Path:
@@ -194,6 +205,18 @@ def by_address(variables: Mapping[str, Any]) -> dict[Address, Any]:
     }
 
 
+def kinds_of_leaves(tree: Mapping[Any, Any]) -> set[type]:
+    """The types of the leaves of nested mappings."""
+    kinds = set(map(type, tree.values()))
+    mappings = {kind for kind in kinds if is_mapping(kind)}
+    if mappings:
+        kinds -= mappings
+        for value in tree.values():
+            if type(value) in mappings:
+                kinds |= kinds_of_leaves(value)
+    return kinds
+
+
 def has_leaf(tree: Mapping[Any, Any]) -> bool:
     """Whether nested mappings hold anything; the first leaf ends the search."""
     return any(not isinstance(x, Mapping) or has_leaf(x) for x in tree.values())
@@ -205,7 +228,7 @@ def _walk(tree: Mapping[Any, Any], path: Path, empty: bool, found: list[tuple[Pa
     if empty and not tree:
         found.append((path, {}))
     for key, value in tree.items():
-        if _is_mapping(type(value)):
+        if is_mapping(type(value)):
             _walk(value, (*path, key), empty, found)
         else:
             found.append(((*path, key), value))
@@ -213,7 +236,8 @@ def _walk(tree: Mapping[Any, Any], path: Path, empty: bool, found: list[tuple[Pa
 
 # Cheap test first: `isinstance` with an abstract class is slow, and each call tests every leaf.
 @functools.lru_cache(maxsize=1024)
-def _is_mapping(kind: type) -> bool:
+def is_mapping(kind: type) -> bool:
+    """Whether a type is one of mappings."""
     return issubclass(kind, Mapping)
 
 

@@ -43,22 +43,37 @@ def from_leaves(items: Iterable[FlatItem]) -> Neutral:
     active = registry.current()
     neutral: Neutral = {}
     for path, item in items:
-        if isinstance(item, nnx.Pytree | nn.Module):
-            raise ConversionError(
-                f"{'/'.join(map(str, path))} is a {type(item).__name__} module and not a Variable;"
-                " give the module itself, or its state with nnx.state"
-            )
         address = address_of(path, item, active)
         if address in neutral:
-            raise ConversionError(
-                f"two Variables would be {path_text(*address)} in Linen; rename one of them"
-            )
-        leaf = to_leaf(item, active)
-        if leaf.box is None and address == (ARRAYS, path) and not _is_bare(item, leaf):
-            # A bare value in this collection would come back without its Variable.
-            leaf = Leaf(leaf.value, NNXMeta, _own_metadata(item))
-        neutral[address] = leaf
+            raise two_at(*address)
+        neutral[address] = item_leaf(path, item, active)
     return neutral
+
+
+def two_at(collection: str, path: Path) -> ConversionError:
+    """The error of two Variables for one place."""
+    return ConversionError(
+        f"two Variables would be {path_text(collection, path)} in Linen; rename one of them"
+    )
+
+
+def item_leaf(path: Path, item: Any, active: registry.Registry) -> Leaf:
+    """`to_leaf` of what is at a path of a State.
+
+    Raises:
+      ConversionError: it is a module.
+    """
+    if isinstance(item, nnx.Pytree | nn.Module):
+        raise ConversionError(
+            f"{'/'.join(map(str, path))} is a {type(item).__name__} module and not a Variable;"
+            " give the module itself, or its state with nnx.state"
+        )
+    leaf = to_leaf(item, active)
+    is_bare = leaf.box is None and address_of(path, item, active) == (ARRAYS, path)
+    if is_bare and not _is_bare(item, leaf):
+        # A bare value in this collection would come back without its Variable.
+        return Leaf(leaf.value, NNXMeta, _own_metadata(item))
+    return leaf
 
 
 def to_leaves(
@@ -136,7 +151,7 @@ def from_leaf(
     """
     metadata = dict(leaf.fields)
     if leaf.box is None:
-        metadata["eager_sharding"] = nnx.using_eager_sharding()
+        metadata.update(bare_metadata())
     elif leaf.box is not NNXMeta:
         metadata[BOX_KEY] = leaf.box
     elif not metadata.keys() >= REQUIRED_METADATA or not (
@@ -147,6 +162,11 @@ def from_leaf(
     if displaced is not None:
         metadata[DISPLACED_KEY] = displaced
     return variable_from_metadata(var_type, leaf.value, metadata)
+
+
+def bare_metadata() -> dict[str, Any]:
+    """What a Variable without a box has besides what every Variable has."""
+    return {"eager_sharding": nnx.using_eager_sharding()}
 
 
 def _is_bare(item: Any, leaf: Leaf) -> bool:

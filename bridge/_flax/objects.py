@@ -75,7 +75,8 @@ def _has_data_note() -> bool:
     module: Any = nnx.Module()
     module.static, module.data = 1, nnx.data(2)
     note = vars(module)[DATA_NOTE]
-    return type(note) is DATA_ATTRIBUTES and note["data"] is True and note["static"] is False
+    is_noted = type(note) is DATA_ATTRIBUTES and note["data"] is True and note["static"] is False
+    return is_noted and note.update({"more": True})["more"] is True
 
 
 def _has_mapping() -> bool:
@@ -197,6 +198,25 @@ def noted_data(
         noted = attributes_dict(now[DATA_NOTE])
         kept |= {name: is_data for name, is_data in noted.items() if name in made}
     return {DATA_NOTE: DATA_ATTRIBUTES(kept, copy=False)}
+
+
+def set_data(node: nnx.Pytree, values: Mapping[str, Any]) -> None:
+    """`setattr(node, name, nnx.data(value))` for every name, past the `__setattr__` of its class.
+
+    Each assignment copies the note about all attributes and looks at the whole value, so the first
+    one alone is made so: it raises if the node belongs to another trace. A name of the class may be
+    a property.
+    """
+    together: dict[str, Any] = {}
+    for number, (name, value) in enumerate(values.items()):
+        if number and _has_data_notes and not hasattr(type(node), name):
+            together[name] = value
+        else:
+            nnx.Pytree.__setattr__(node, name, nnx.data(value))
+    if together:
+        own = vars(node)
+        own.update(together)
+        own[DATA_NOTE] = own[DATA_NOTE].update(dict.fromkeys(together, True))
 
 
 def mark_arrays_as_data(nodes: Iterable[nnx.Pytree]) -> None:

@@ -116,17 +116,15 @@ class ToNNX(LinenHolder):
           ShardingError: an annotation does not fit the mesh in force.
         """
         check_module(module)
-        linen_leaves.check_variables(variables)
+        linen_leaves.check_collections(variables)
         wrapper = cls(bound_state(module).module, rngs, **options)
         wrapper._take_in(variables)
         return wrapper
 
     def _take_in(self, variables: Mapping[str, Any]) -> None:
         # From the host to the shards, without a whole copy on one device.
-        leaves = eager.in_shards(
-            linen_leaves.from_variables(variables), self.to_nnx__eager_sharding, name_of(self)
-        )
-        linen_attributes.store(self, linen_attributes.as_arrays(leaves), {})
+        sharded = eager.variables_in_shards(variables, self.to_nnx__eager_sharding, name_of(self))
+        linen_attributes.take_in(self, sharded)
         if graphdefs := graphdefs_in(variables):
             self.to_nnx__graphdefs = graphdefs
 
@@ -152,8 +150,7 @@ class ToNNX(LinenHolder):
           `flax_return_frozendict` is on, a FrozenDict. The bridge's own state, such as RNG streams,
           is not among them.
         """
-        held = linen_attributes.held_variables(self)
-        return linen_leaves.to_variables({address: entry.leaf for address, entry in held.items()})
+        return linen_attributes.own_variables(self)
 
     def lazy_init(self, /, *args: Any, **kwargs: Any) -> Self:
         """`bridge.lazy_init` of this module."""
@@ -288,3 +285,5 @@ class ToNNX(LinenHolder):
         if not is_marked and not nnx.is_data(value) and nnx.has_data(value):
             value = nnx.data(value)
         super().__setattr__(name, as_tabulated(name, value))
+
+    to_nnx__setattr = __setattr__

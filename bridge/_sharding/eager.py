@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flax import nnx
@@ -10,7 +10,7 @@ from flax.core import meta
 
 import registry
 from bridge._conversion import linen_leaves
-from bridge._conversion.neutral import Neutral
+from bridge._conversion.neutral import Neutral, kinds_of_leaves, laid_over
 from bridge._conversion.nnx_meta import NNXMeta
 from bridge._flax.flattening import flatten
 from bridge._flax.nodes import Nodes, nodes_below
@@ -36,19 +36,28 @@ def in_shards(leaves: Neutral, option: bool | None, where: str) -> Neutral:
     Raises:
       ShardingError: an annotation does not fit the mesh.
     """
-    if not is_eager(option):
-        return leaves
+    placed = _sharded(leaves, option, where)
+    return {**leaves, **linen_leaves.from_variables(placed)} if placed else leaves
+
+
+def variables_in_shards(variables: Mapping[str, Any], option: bool | None, where: str) -> Any:
+    """The same for Linen variables as a tree."""
+    if not any(issubclass(kind, meta.AxisMetadata) for kind in kinds_of_leaves(variables)):
+        return variables
+    return laid_over(variables, _sharded(linen_leaves.from_variables(variables), option, where))
+
+
+def _sharded(leaves: Neutral, option: bool | None, where: str) -> Mapping[str, Any]:
+    """The annotated ones among leaves, as Linen variables in their shards."""
     annotated = {
         address: leaf
         for address, leaf in leaves.items()
         # An `NNXMeta` keeps what its Variable said about itself.
         if leaf.box is not None and (option or leaf.fields.get("eager_sharding") is not False)
     }
-    if not annotated:
-        return leaves
-    tree = linen_leaves.to_variables(annotated)
-    placed = explicit_axes.sharded(tree, where, strict=option is True)
-    return {**leaves, **linen_leaves.from_variables(placed)}
+    if not is_eager(option) or not annotated:
+        return {}
+    return explicit_axes.sharded(linen_leaves.to_variables(annotated), where, strict=option is True)
 
 
 def constructed(

@@ -1,5 +1,7 @@
 """The Linen variables that a ToNNX holds, whatever a call makes of their values."""
 
+import flax
+import jax
 import jax.numpy as jnp
 import pytest
 from flax import linen as nn
@@ -9,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import bridge
+from bridge._conversion.linen_attributes import own_variables, take_in
+from bridge._flax.objects import set_data
 from tests.models import assert_identical
 from tests.strategies import exact
 
@@ -144,3 +148,56 @@ def test_a_change_of_form_in_a_call_that_raises_leaves_the_model_as_it_was():
         model({"a": TWO})
     assert exact(model.linen_variables()) == before
     assert model.s is s
+
+
+VARIABLES = {"params": {"a": {"w": ONE, "b": TWO}, "c": ONE}, "cache": {"a": {"w": TWO}, "d": {}}}
+
+
+def test_what_a_wrapper_takes_in_is_what_it_has():
+    model = bridge.ToNNX(nn.Dense(2))
+    take_in(model, VARIABLES)
+    assert exact(own_variables(model)) == exact(VARIABLES)
+
+
+def test_attributes_that_are_set_together_are_those_that_are_set_one_by_one():
+    values = {name: {"w": nnx.Param(ONE)} for name in "abc"}
+    together, one_by_one = nnx.Module(), nnx.Module()
+    for module in (together, one_by_one):
+        module.a = nnx.Param(TWO)
+        module.note = "static"
+    set_data(together, values)
+    for name, value in values.items():
+        setattr(one_by_one, name, nnx.data(value))
+    assert vars(together).keys() == vars(one_by_one).keys()
+    assert nnx.graphdef(together) == nnx.graphdef(one_by_one)
+    assert all(getattr(together, name) is value for name, value in values.items())
+
+
+def test_attributes_are_not_set_on_a_module_of_another_trace():
+    module = nnx.Module()
+    values = {name: nnx.Param(ONE) for name in "ab"}
+    with pytest.raises(flax.errors.TraceContextError):
+        jax.eval_shape(lambda: set_data(module, values))
+    assert not vars(module).keys() & values.keys()
+
+
+def test_a_subclass_that_sets_attributes_in_its_own_way_is_asked_for_each():
+    asked = []
+
+    class Noting(bridge.ToNNX):
+        def __setattr__(self, name, value):
+            asked.append(name)
+            super().__setattr__(name, value)
+
+    Noting.from_variables(nn.Dense(2), VARIABLES)
+    assert {"a", "c", "d"} <= set(asked)
+
+
+def test_a_property_of_a_subclass_is_not_hidden_by_a_linen_name():
+    class Fixed(bridge.ToNNX):
+        @property
+        def c(self):
+            return 3
+
+    with pytest.raises(AttributeError, match="c"):
+        Fixed.from_variables(nn.Dense(2), VARIABLES)

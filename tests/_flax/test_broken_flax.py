@@ -19,6 +19,7 @@ def renamed(name):
 FALLBACKS = {
     "Variable._raw_value": renamed("_raw_value"),
     "Variable._trace_state": renamed("_trace_state"),
+    "Variable._var_metadata": renamed("_var_metadata"),
     "Pytree._pytree__state": renamed("_pytree__state"),
     "PytreeState._initializing": renamed("_initializing"),
     "PytreeState": renamed("PytreeState"),

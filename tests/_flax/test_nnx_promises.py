@@ -118,6 +118,20 @@ def test_a_variable_keeps_value_and_trace_in_attributes():
     assert valid == [False]
 
 
+def test_a_variable_is_its_value_its_metadata_and_its_trace():
+    # `variable_maker` fills them, for a type that makes its Variables as Flax does.
+    assert set(nnx.Variable.__slots__) == {"_raw_value", "_trace_state", "_var_metadata"}
+    metadata, value = nnx.Param(0).get_metadata(), jnp.ones(2)
+    make = variables.variable_maker(nnx.Param, {})
+    made, again = make(value), make(value)
+    native = nnx.Param.from_metadata(value, {**metadata, "eager_sharding": False})
+    assert made._var_metadata == native._var_metadata
+    assert made._raw_value is native._raw_value is value
+    assert made._trace_state == native._trace_state
+    assert made._var_metadata is not again._var_metadata
+    assert not vars(type(made)).keys() & {"__dict__", "__weakref__"}
+
+
 def test_variables_of_one_trace_have_equal_trace_states():
     a, b = nnx.Param(1), nnx.Param(2)
     assert a._trace_state == b._trace_state
