@@ -13,6 +13,7 @@ from bridge import parity
 
 from ._entries import Entry
 from ._plans import Program
+from ._same_program import is_same_program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,21 @@ class Checker:
                 axis_sizes=self.axes,
                 rngs=self.keys,
                 **options,
+            )
+
+    def is_same(self, inputs: Any, kwargs: Mapping[str, Any], *, state: bool = False) -> bool:
+        """Whether both models are one program, so that their numbers need no comparison."""
+        if self.axes:
+            return False
+        with nnx.use_eager_sharding(False):
+            return is_same_program(
+                self.linen,
+                self.model,
+                inputs,
+                kwargs,
+                method=self.entry.method,
+                keys=self.keys,
+                state=state,
             )
 
 

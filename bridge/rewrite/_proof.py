@@ -29,6 +29,9 @@ from ._records import Instance
 from ._snapshots import shapes_of
 from ._weights import has_integers, inexact, random_inputs, random_variables
 
+# What is still compared where both models are one program: layers and gradients follow from it.
+_OF_ONE_PROGRAM = ("port plan", "weights", "outputs", "partition specs")
+
 
 class ProofError(BridgeError, ValueError):
     """The weights of the Linen model do not fit the new one.
@@ -54,6 +57,7 @@ class Proof:
         notes: what was not compared.
         place: the run in which something differs.
         limits: what raised, or had other shapes, with other fields than the given ones.
+        same: the runs in which both models are one program, whose numbers need no comparison.
     """
 
     reports: Mapping[str, parity.Report]
@@ -63,6 +67,7 @@ class Proof:
     notes: tuple[str, ...] = ()
     place: int = 0
     limits: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -119,6 +124,7 @@ def prove(
         tuple(prover.notes),
         prover.place,
         tuple(prover.limits),
+        tuple(prover.same),
     )
 
 
@@ -132,8 +138,10 @@ class _Prover:
         self.sizes: list[Mapping[str, Any]] = []
         self.notes: list[str] = []
         self.limits: list[str] = []
+        self.same: list[str] = []
         self.first: str | None = None
         self.place = 0
+        self._may_be_same = True
 
     def entry(self, run: int, given: Entry, label: str) -> None:
         """Compares everything on one entry."""
@@ -142,18 +150,34 @@ class _Prover:
         checker = self._pair(run, entry, inputs)
         self.rules.update(checker.rules)
         kwargs = entry_kwargs(entry)
-        report = checker.check(inputs, kwargs, gradients=self.gradients, jit=self.gradients)
+        if self._is_same(checker, label, inputs, kwargs):
+            options: dict[str, Any] = {"sections": _OF_ONE_PROGRAM, "jit": False}
+        else:
+            options = {"gradients": self.gradients, "jit": self.gradients}
+        report = checker.check(inputs, kwargs, **options)
         self._keep(run, label, report)
         if not report.ok:
             return
         larger = second_batch(inputs)
-        if larger is not None:
+        name = f"{label}, another batch size"
+        if larger is not None and not self._is_same(checker, name, larger, kwargs):
             own = checker.check(larger, kwargs, sections=["outputs"], jit=False)
-            self._keep(run, f"{label}, another batch size", own)
-        training = training_kwargs(entry)
-        if training is not None:
+            self._keep(run, name, own)
+        training, name = training_kwargs(entry), f"{label}, in training"
+        if training is not None and not self._is_same(checker, name, inputs, training, state=True):
             own = checker.check(inputs, training, sections=["outputs", "state"], jit=False)
-            self._keep(run, f"{label}, in training", own)
+            self._keep(run, name, own)
+
+    def _is_same(
+        self, checker: Checker, label: str, inputs: Any, kwargs: Any, *, state: bool = False
+    ) -> bool:
+        """Whether both models are one program, which is noted."""
+        found = self._may_be_same and checker.is_same(inputs, kwargs, state=state)
+        # Tracing takes time as well: what differs on the entry differs elsewhere.
+        self._may_be_same &= found
+        if found:
+            self.same.append(label)
+        return found
 
     def varied(self, varied: Varied) -> None:
         """Compares outputs where a flag is another; the shapes of all where a size is."""
@@ -166,6 +190,8 @@ class _Prover:
             inputs = random_inputs(entry.inputs)
             checker = self._pair(varied.run, entry, inputs)
             given, train = (inputs, entry_kwargs(entry)), varied.is_training
+            if self._is_same(checker, label, *given, state=train):
+                return
             report = checker.check(*given, sections=["outputs"], jit=False, train=train)
             if not report.ok:
                 report = checker.check(*given, gradients=False, jit=False, train=train)
