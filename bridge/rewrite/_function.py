@@ -36,8 +36,9 @@ def rewrite(
     The model runs under `jax.eval_shape`, also with other sizes, and is looked at meanwhile. Each
     class of its package that was reached becomes an NNX class, or stays Linen with a reason and is
     wrapped in `bridge.ToNNX`. Then both models get the same random weights and are compared by
-    `bridge.parity`; what two traces show to be one program is not computed. A class that fails stays Linen, and the rest is proven again. Nothing is
-    written, and nothing of the program runs but its imports, `make` and the model.
+    `bridge.parity`; what two traces show to be one program is not computed. A class that fails
+    stays Linen, and the rest is proven again. Nothing is written, and nothing of the program runs
+    but its imports, `make` and the model.
 
     Args:
       make: what gives the Linen model, or the model.

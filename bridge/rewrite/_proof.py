@@ -27,10 +27,13 @@ from ._paths import rules_of
 from ._plans import Program
 from ._records import Instance
 from ._snapshots import shapes_of
+from ._steps import step
 from ._weights import has_integers, inexact, random_inputs, random_variables
 
 # What is still compared where both models are one program: layers and gradients follow from it.
 _OF_ONE_PROGRAM = ("port plan", "weights", "outputs", "partition specs")
+_OF_A_STEP = ("port plan", "weights", "outputs", "state", "partition specs")
+_STEPS = 3
 
 
 class ProofError(BridgeError, ValueError):
@@ -145,8 +148,11 @@ class _Prover:
 
     def entry(self, run: int, given: Entry, label: str) -> None:
         """Compares everything on one entry."""
-        entry, inputs = self._inputs(run, given)
         self.sizes.append(self.maker.sizes(self.program.records.instances[(run, ())]))
+        if run in self.program.records.steps:
+            self._decoded(run, given, label)
+            return
+        entry, inputs = self._inputs(run, given)
         checker = self._pair(run, entry, inputs)
         self.rules.update(checker.rules)
         kwargs = entry_kwargs(entry)
@@ -168,6 +174,21 @@ class _Prover:
             own = checker.check(inputs, training, sections=["outputs", "state"], jit=False)
             self._keep(run, name, own)
 
+    def _decoded(self, run: int, given: Entry, label: str) -> None:
+        """Compares outputs and the cache in some steps of a model that decodes."""
+        entry = dataclasses.replace(given, kwargs=random_inputs(dict(given.kwargs), ones=True))
+        inputs = random_inputs(entry.inputs, ones=True)
+        checker = self._pair(run, entry, inputs)
+        self.rules.update(checker.rules)
+        cut = self.program.records.steps[run]
+        for number in range(_STEPS):
+            called, kwargs = step(inputs, entry_kwargs(entry), cut, number)
+            report = checker.check(called, kwargs, sections=_OF_A_STEP, jit=False)
+            self._keep(run, f"{label}, step {number + 1} of decoding", report)
+            if not report.ok:
+                return
+            checker = checker.advanced(called, kwargs)
+
     def _is_same(
         self, checker: Checker, label: str, inputs: Any, kwargs: Any, *, state: bool = False
     ) -> bool:
@@ -186,6 +207,9 @@ class _Prover:
         try:
             if not varied.is_flag:
                 self._abstract(varied.run, entry, label)
+                return
+            if varied.run in self.program.records.steps:
+                self._decoded(varied.run, entry, label)
                 return
             inputs = random_inputs(entry.inputs)
             checker = self._pair(varied.run, entry, inputs)
@@ -259,24 +283,28 @@ class _Prover:
     def _abstract(self, run: int, entry: Entry, label: str) -> None:
         """Compares shapes alone: with other sizes a model may be too large to run."""
         root = self.program.records.instances[(run, ())]
+        cut = self.program.records.steps.get(run)
+        given, named = entry.inputs, entry.kwargs
+        if cut is not None:
+            given, named = step(given, named, cut)
 
         def whole(*inputs: Any) -> Any:
             model = self.maker.make(root, nnx.Rngs(0))
             method = getattr(model, entry.method) if entry.method else model
             state = nnx.state(model, nnx.Not(nnx.RngState))
-            return method(*inputs, **entry.kwargs), jax.tree.leaves(state)
+            return method(*inputs, **named), jax.tree.leaves(state)
 
         with nnx.use_eager_sharding(False):
             model = nnx.eval_shape(lambda: self.maker.make(root, nnx.Rngs(0)))
             if _is_mixed(model):
                 return
-            output, leaves = jax.eval_shape(whole, *entry.inputs)
+            output, leaves = jax.eval_shape(whole, *given)
         known = jax.tree.leaves(_without_sown(self.program.records.variables[run]))
         before = [call.output for call in root.calls if call.method == (entry.method or "__call__")]
         # Some cells keep the kernels of all gates in one.
         if sum(each.size for each in leaves) != sum(each.size for each in known):
             self.limits.append(f"{label} the new program has other weights")
-        elif repr(shapes_of(output)) != repr(before[-1]):
+        elif cut is None and repr(shapes_of(output)) != repr(before[-1]):
             self.limits.append(f"{label} the new program returns other shapes")
 
 
