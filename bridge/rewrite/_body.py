@@ -191,6 +191,7 @@ class Slice:
     def _is_simple_list(self, slot: Slot) -> bool:
         return (
             len(slot.loops) == 1
+            and slot.cache is None
             and isinstance(slot.loops[0], ast.ListComp)
             and not any(isinstance(each, ast.IfExp) for each in self._contexts(slot))
         )
@@ -229,6 +230,9 @@ class Slice:
             found.append((depth, f"\0{column}\0self.{slot.attribute}.append({made})"))
         else:
             found.append((depth, f"\0{column}\0self.{slot.attribute} = {made}"))
+        if slot.cache is not None:
+            made = f"self.{slot.attribute}{'[-1]' if slot.is_list else ''}"
+            found += slot.cache.lines(made, depth)
         if used_later:
             found.append((depth, f"{slot.variable} = self.{slot.attribute}"))
         return found

@@ -13,6 +13,7 @@ from bridge import parity
 
 from ._entries import Entry
 from ._plans import Program
+from ._same_program import is_same_program
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,6 +40,32 @@ class Checker:
                 axis_sizes=self.axes,
                 rngs=self.keys,
                 **options,
+            )
+
+    def advanced(self, inputs: Any, kwargs: Mapping[str, Any]) -> Checker:
+        """The same behind one more call, which changes the state of both models."""
+        module, variables = self.linen
+        mutable = [name for name in variables if name != "params"]
+        method = getattr(type(module), self.entry.method) if self.entry.method else None
+        options = {"method": method, "rngs": self.keys, "mutable": mutable}
+        _, updates = module.apply(variables, *inputs, **options, **kwargs)
+        called = getattr(self.model, self.entry.method) if self.entry.method else self.model
+        called(*inputs, **kwargs)
+        return dataclasses.replace(self, linen=(module, {**variables, **updates}))
+
+    def is_same(self, inputs: Any, kwargs: Mapping[str, Any], *, state: bool = False) -> bool:
+        """Whether both models are one program, so that their numbers need no comparison."""
+        if self.axes:
+            return False
+        with nnx.use_eager_sharding(False):
+            return is_same_program(
+                self.linen,
+                self.model,
+                inputs,
+                kwargs,
+                method=self.entry.method,
+                keys=self.keys,
+                state=state,
             )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flax import linen as nn
 
+from ._caches import CACHE, cache_of
 from ._evaluate import UnknownValueError, evaluate
 from ._layers import Layer, field_order, layer_of
 from ._lift import Lift
@@ -129,9 +130,8 @@ class Constructor:
             self._carry(plans, keyword.arg or "", keyword.value)
         if modes and any(name in modes for name, _ in given[:-1]):
             raise LeftLinenError("a mode is given by position before other arguments", self.node)
-        parts += [
-            (f"{name}=", self._size(name, lambda m, n=name: self._own_size(m, n))) for name in names
-        ]
+        sizes = [(n, self._size(n, lambda m, n=n: self._own_size(m, n))) for n in names]
+        parts += [(f"{name}=", text) for name, text in sizes if text]
         parts.append(("rngs=", "rngs"))
         return f"{self._callee()}({', '.join(a + b for a, b in parts)})"
 
@@ -164,6 +164,8 @@ class Constructor:
                 raise LeftLinenError("a layer is given ** arguments", self.node)
             self._argument(layer, keyword.arg, keyword.value, given)
         self._check_fields(layer)
+        if layer.name == "MultiHeadAttention":
+            self.slot.cache = cache_of(self.method, self.slot)
         if layer.name == "Sequential":
             return self._sequential()
         is_partial = self._bound() is not None
@@ -201,11 +203,11 @@ class Constructor:
     def _size(self, name: str, size: Any) -> str:
         records = [(m, size(m)) for m in self.slot.makings]
         if all(value is None for _, value in records):
-            if name in ("in_kv_features",):
+            if name == "in_kv_features" or name.startswith(CACHE):
                 return ""
             raise LeftLinenError(f"nothing tells {name} of {ast.unparse(self.node)}", self.node)
         records = [(m, value) for m, value in records if value is not None]
-        if self.slot.kind == "module" and self.slot.outer is None:
+        if not name.startswith(CACHE) and self.slot.outer is None:
             hint = f"{self.slot.attribute}_{name}".lower()
         else:
             hint = name
@@ -231,9 +233,6 @@ class Constructor:
     def _check_fields(self, layer: Layer) -> None:
         for making in self.slot.makings:
             fields = making.made
-            is_entry = making.run < self.program.entries
-            if layer.name == "MultiHeadAttention" and fields.get("decode") and is_entry:
-                raise LeftLinenError("attention with a decode cache", self.node)
             if layer.name == "GroupNorm" and fields.get("axis_name"):
                 raise LeftLinenError("a norm over a named axis", self.node)
         bound = self._bound()

@@ -50,6 +50,11 @@ def same_key() -> jax.Array:
     return jax.random.key(0, impl=_generator())
 
 
+def is_same_kind(dtype: Any) -> bool:
+    """Whether keys of a type are of this kind."""
+    return str(dtype) == "key<same>"
+
+
 def streams(program: Program) -> dict[str, jax.Array]:
     """Such a key for every stream that a Linen model may draw from."""
     names = {"params", "dropout"}

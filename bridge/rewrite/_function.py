@@ -36,8 +36,9 @@ def rewrite(
     The model runs under `jax.eval_shape`, also with other sizes, and is looked at meanwhile. Each
     class of its package that was reached becomes an NNX class, or stays Linen with a reason and is
     wrapped in `bridge.ToNNX`. Then both models get the same random weights and are compared by
-    `bridge.parity`. A class that fails stays Linen, and the rest is proven again. Nothing is
-    written, and nothing of the program runs but its imports, `make` and the model.
+    `bridge.parity`; what two traces show to be one program is not computed. A class that fails
+    stays Linen, and the rest is proven again. Nothing is written, and nothing of the program runs
+    but its imports, `make` and the model.
 
     Args:
       make: what gives the Linen model, or the model.
@@ -49,7 +50,8 @@ def rewrite(
       keep_names: whether attributes keep Linen's automatic names, such as `Dense_0`.
       only: names of the classes that may be rewritten; all by default.
       skip: names of classes that stay Linen.
-      gradients: whether gradients are compared too, which takes most of the time.
+      gradients: whether gradients are compared too, which takes time where the models are not one
+        program.
       progress: is told what goes on.
 
     Returns:
@@ -144,6 +146,7 @@ def _result(rewriter: Rewriter) -> Rewrite:
         (*rewriter.notes, *(() if proof is None else proof.notes)),
         tuple(places_of([f.source.file for f in rewriter.files], _rewritten(program))),
         test_of(program, rewriter.entries[0], proof.rules) if proof and is_proven else None,
+        () if proof is None else tuple(proof.same),
     )
 
 

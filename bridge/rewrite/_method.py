@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ._caches import CACHE, is_cache
 from ._candidates import Candidates
 from ._constructors import Constructor
 from ._evaluate import UnknownValueError, evaluate, is_size
@@ -126,6 +127,10 @@ class Method:
             if text is not None:
                 yield self.source.edit(node, text)
                 return
+            text = self._as_dtype(node, makings)
+            if text is not None:
+                yield self.source.edit(node, text)
+                return
             if isinstance(node, ast.Name):
                 raise LeftLinenError(
                     f"a constructor needs {node.id}, which only the call knows", node
@@ -160,10 +165,26 @@ class Method:
                 self.used |= self.names_of(text)
                 return text
         hint = node.id if isinstance(node, ast.Name) else "size"
+        if isinstance(values[0], tuple) and is_cache(makings[0]):
+            hint = CACHE
         loops = self._loops(node)
         text = self.solve(makings, values, hint, loops, node)
         is_part = isinstance(self.source.parents[node], ast.BinOp | ast.Attribute | ast.Subscript)
         return f"({text})" if is_part and not text.isidentifier() else text
+
+    def _as_dtype(self, node: ast.AST, makings: Sequence[Making]) -> str | None:
+        """`x.dtype`, where it was seen to be one type."""
+        if not isinstance(node, ast.Attribute) or node.attr != "dtype" or not makings:
+            return None
+        try:
+            spaces = [({**self.namespace, **m.env}, m.fields) for m in makings]
+            found = {str(evaluate(node, *space)) for space in spaces}
+        except UnknownValueError:
+            return None
+        if len(found) != 1:
+            return None
+        self.plan.seen.append(ast.unparse(node))
+        return repr(found.pop()).replace("'", '"')
 
     def _argument_dimension(
         self, node: ast.expr, makings: Sequence[Making]

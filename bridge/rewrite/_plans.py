@@ -67,6 +67,7 @@ class Slot:
         modes: what each call is given besides, by name.
         linen: why it is wrapped instead of rewritten.
         variable: the local variable that it alone is assigned to.
+        cache: how the constructor makes the decode cache, None if there is none.
     """
 
     node: ast.Call
@@ -82,6 +83,7 @@ class Slot:
     linen: str | None = None
     lift: Any = None
     variable: str | None = None
+    cache: Any = None
 
 
 @dataclasses.dataclass

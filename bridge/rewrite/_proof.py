@@ -27,7 +27,13 @@ from ._paths import rules_of
 from ._plans import Program
 from ._records import Instance
 from ._snapshots import shapes_of
+from ._steps import step
 from ._weights import has_integers, inexact, random_inputs, random_variables
+
+# What is still compared where both models are one program: layers and gradients follow from it.
+_OF_ONE_PROGRAM = ("port plan", "weights", "outputs", "partition specs")
+_OF_A_STEP = ("port plan", "weights", "outputs", "state", "partition specs")
+_STEPS = 3
 
 
 class ProofError(BridgeError, ValueError):
@@ -54,6 +60,7 @@ class Proof:
         notes: what was not compared.
         place: the run in which something differs.
         limits: what raised, or had other shapes, with other fields than the given ones.
+        same: the runs in which both models are one program, whose numbers need no comparison.
     """
 
     reports: Mapping[str, parity.Report]
@@ -63,6 +70,7 @@ class Proof:
     notes: tuple[str, ...] = ()
     place: int = 0
     limits: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -119,6 +127,7 @@ def prove(
         tuple(prover.notes),
         prover.place,
         tuple(prover.limits),
+        tuple(prover.same),
     )
 
 
@@ -132,28 +141,64 @@ class _Prover:
         self.sizes: list[Mapping[str, Any]] = []
         self.notes: list[str] = []
         self.limits: list[str] = []
+        self.same: list[str] = []
         self.first: str | None = None
         self.place = 0
+        self._may_be_same = True
 
     def entry(self, run: int, given: Entry, label: str) -> None:
         """Compares everything on one entry."""
-        entry, inputs = self._inputs(run, given)
         self.sizes.append(self.maker.sizes(self.program.records.instances[(run, ())]))
+        if run in self.program.records.steps:
+            self._decoded(run, given, label)
+            return
+        entry, inputs = self._inputs(run, given)
         checker = self._pair(run, entry, inputs)
         self.rules.update(checker.rules)
         kwargs = entry_kwargs(entry)
-        report = checker.check(inputs, kwargs, gradients=self.gradients, jit=self.gradients)
+        if self._is_same(checker, label, inputs, kwargs):
+            options: dict[str, Any] = {"sections": _OF_ONE_PROGRAM, "jit": False}
+        else:
+            options = {"gradients": self.gradients, "jit": self.gradients}
+        report = checker.check(inputs, kwargs, **options)
         self._keep(run, label, report)
         if not report.ok:
             return
         larger = second_batch(inputs)
-        if larger is not None:
+        name = f"{label}, another batch size"
+        if larger is not None and not self._is_same(checker, name, larger, kwargs):
             own = checker.check(larger, kwargs, sections=["outputs"], jit=False)
-            self._keep(run, f"{label}, another batch size", own)
-        training = training_kwargs(entry)
-        if training is not None:
+            self._keep(run, name, own)
+        training, name = training_kwargs(entry), f"{label}, in training"
+        if training is not None and not self._is_same(checker, name, inputs, training, state=True):
             own = checker.check(inputs, training, sections=["outputs", "state"], jit=False)
-            self._keep(run, f"{label}, in training", own)
+            self._keep(run, name, own)
+
+    def _decoded(self, run: int, given: Entry, label: str) -> None:
+        """Compares outputs and the cache in some steps of a model that decodes."""
+        entry = dataclasses.replace(given, kwargs=random_inputs(dict(given.kwargs), ones=True))
+        inputs = random_inputs(entry.inputs, ones=True)
+        checker = self._pair(run, entry, inputs)
+        self.rules.update(checker.rules)
+        cut = self.program.records.steps[run]
+        for number in range(_STEPS):
+            called, kwargs = step(inputs, entry_kwargs(entry), cut, number)
+            report = checker.check(called, kwargs, sections=_OF_A_STEP, jit=False)
+            self._keep(run, f"{label}, step {number + 1} of decoding", report)
+            if not report.ok:
+                return
+            checker = checker.advanced(called, kwargs)
+
+    def _is_same(
+        self, checker: Checker, label: str, inputs: Any, kwargs: Any, *, state: bool = False
+    ) -> bool:
+        """Whether both models are one program, which is noted."""
+        found = self._may_be_same and checker.is_same(inputs, kwargs, state=state)
+        # Tracing takes time as well: what differs on the entry differs elsewhere.
+        self._may_be_same &= found
+        if found:
+            self.same.append(label)
+        return found
 
     def varied(self, varied: Varied) -> None:
         """Compares outputs where a flag is another; the shapes of all where a size is."""
@@ -163,9 +208,14 @@ class _Prover:
             if not varied.is_flag:
                 self._abstract(varied.run, entry, label)
                 return
+            if varied.run in self.program.records.steps:
+                self._decoded(varied.run, entry, label)
+                return
             inputs = random_inputs(entry.inputs)
             checker = self._pair(varied.run, entry, inputs)
             given, train = (inputs, entry_kwargs(entry)), varied.is_training
+            if self._is_same(checker, label, *given, state=train):
+                return
             report = checker.check(*given, sections=["outputs"], jit=False, train=train)
             if not report.ok:
                 report = checker.check(*given, gradients=False, jit=False, train=train)
@@ -233,24 +283,28 @@ class _Prover:
     def _abstract(self, run: int, entry: Entry, label: str) -> None:
         """Compares shapes alone: with other sizes a model may be too large to run."""
         root = self.program.records.instances[(run, ())]
+        cut = self.program.records.steps.get(run)
+        given, named = entry.inputs, entry.kwargs
+        if cut is not None:
+            given, named = step(given, named, cut)
 
         def whole(*inputs: Any) -> Any:
             model = self.maker.make(root, nnx.Rngs(0))
             method = getattr(model, entry.method) if entry.method else model
             state = nnx.state(model, nnx.Not(nnx.RngState))
-            return method(*inputs, **entry.kwargs), jax.tree.leaves(state)
+            return method(*inputs, **named), jax.tree.leaves(state)
 
         with nnx.use_eager_sharding(False):
             model = nnx.eval_shape(lambda: self.maker.make(root, nnx.Rngs(0)))
             if _is_mixed(model):
                 return
-            output, leaves = jax.eval_shape(whole, *entry.inputs)
+            output, leaves = jax.eval_shape(whole, *given)
         known = jax.tree.leaves(_without_sown(self.program.records.variables[run]))
         before = [call.output for call in root.calls if call.method == (entry.method or "__call__")]
         # Some cells keep the kernels of all gates in one.
         if sum(each.size for each in leaves) != sum(each.size for each in known):
             self.limits.append(f"{label} the new program has other weights")
-        elif repr(shapes_of(output)) != repr(before[-1]):
+        elif cut is None and repr(shapes_of(output)) != repr(before[-1]):
             self.limits.append(f"{label} the new program returns other shapes")
 
 

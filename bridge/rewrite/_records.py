@@ -145,6 +145,7 @@ class Records:
         lines: the lines that ran, by file.
         variables: abstract variables of each run.
         lifted: the classes that lifted transforms made.
+        steps: of the runs of models that decode, which leaves of the arguments are sequences.
     """
 
     makings: list[Making] = dataclasses.field(default_factory=list)
@@ -155,6 +156,7 @@ class Records:
     lines: dict[str, set[int]] = dataclasses.field(default_factory=dict)
     variables: list[Any] = dataclasses.field(default_factory=list)
     lifted: dict[type, Lifted] = dataclasses.field(default_factory=dict)
+    steps: dict[int, frozenset[int]] = dataclasses.field(default_factory=dict)
     _stacks: dict[int, dict[Path, int]] = dataclasses.field(default_factory=dict)
 
     def chain(self, cls: type | None) -> list[Lifted]:

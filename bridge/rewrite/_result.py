@@ -63,6 +63,8 @@ class Rewrite:
             their place; they are not rewritten.
         make_test: gives the text of the test that `write(test=True)` writes, None if the program
             was not proven.
+        programs: the runs in which both models were traced to one program, the same operations on
+            the same values: whose results and gradients are equal without being computed.
     """
 
     classes: tuple[ClassResult, ...]
@@ -75,6 +77,7 @@ class Rewrite:
     notes: tuple[str, ...] = ()
     places: tuple[str, ...] = ()
     make_test: Callable[[], str] | None = dataclasses.field(default=None, repr=False)
+    programs: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -181,6 +184,7 @@ class Rewrite:
                 "rules": dict(self.rules),
                 "sizes": [{k: _plain(v) for k, v in each.items()} for each in self.sizes],
                 "reports": {k: json.loads(v.to_json()) for k, v in self.reports.items()},
+                "programs": list(self.programs),
                 "notes": list(self.notes),
                 "places": list(self.places),
             },

@@ -62,6 +62,7 @@ class Setup:
                     else variable_text(self.method, slot)
                 )
                 edits.append(self.source.edit(slot.node, made))
+                edits += self._cache(slot)
                 if slot.modes:
                     self._check_modes(slot)
         edits += self._unmade()
@@ -75,6 +76,17 @@ class Setup:
         text = self.source.stretch(first, last, edits).rstrip("\n")
         lines = text.split("\n")
         return "\n".join(wrapped(line, len(line) - len(line.lstrip())) for line in lines)
+
+    def _cache(self, slot: Slot) -> Iterator[Edit]:
+        """The decode cache, behind the statement that makes the layer."""
+        if slot.cache is None:
+            return
+        attribute, statement = self.attribute(slot), self.source.statement_of(slot.node)
+        if attribute is None or getattr(statement, "value", None) is not slot.node:
+            raise LeftLinenError("a decode cache in a list of setup", slot.node)
+        column, end = statement.col_offset, self.source.end(statement)
+        lines = slot.cache.lines(f"self.{attribute}")
+        yield Edit(end, end, "".join(f"\n{' ' * (column + 4 * d)}{line}" for d, line in lines))
 
     def _untransformed(self) -> Iterator[Edit]:
         """Without the classes that lifted transforms made, which nothing else needs."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from flax import linen as nn
 
+from ._caches import CACHE
 from ._plans import ClassPlan, Field, Program
 from ._references import References
 
@@ -77,6 +78,8 @@ class Signature:
 
     def _size_type(self, name: str) -> str:
         values = list(self.plan.sizes[name].values.values())
+        if name.startswith(CACHE):
+            return "tuple[int, ...] | None = None"
         return "int" if all(isinstance(v, int) for v in values) else "tuple[int, ...]"
 
     def _field_texts(self, field: Field) -> tuple[str, str | None]:

@@ -97,6 +97,10 @@ class Sizes:
         own = [each for each in found if each.argument == wanted]
         return self._dimension(own[0], makings, values) if own else None
 
+    def given(self, name: str, makings: Sequence[Making], values: Sequence[Any]) -> str:
+        """A constructor argument that has a value of its own at each execution of a place."""
+        return self._add(name, makings, values)
+
     def _solve(self, makings: Any, values: Any, hint: str, loops: Any, at: Any, names: Any) -> str:
         distinct = len({repr(v) for v in values})
         found = self._holding(makings, values, names)

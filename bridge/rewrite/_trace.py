@@ -18,6 +18,7 @@ from flax import linen as nn
 
 from ._records import Called, Instance, Lifted, Making, Records, Site, Span
 from ._snapshots import fields_of, is_array, owner_of, path_of, shapes_of, snapshot
+from ._steps import COLLECTION, choices, step
 
 _METHODS = (
     "param",
@@ -61,8 +62,12 @@ class Watch:
         self._kept: list[Any] = []
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
-        """One run; what it saw is forgotten if it fails."""
+    def running(self, *, keeps: bool = True) -> Iterator[None]:
+        """One run; what it saw but the lines is forgotten if it fails.
+
+        Args:
+            keeps: whether it is kept otherwise.
+        """
         self._run += 1
         before = len(self.records.makings)
         previous = sys.gettrace()
@@ -71,7 +76,10 @@ class Watch:
             with nn.intercept_methods(self._method):
                 yield
             sys.settrace(previous)
-            self._finish(before)
+            if keeps:
+                self._finish(before)
+            else:
+                self._forget(before)
         except BaseException:
             sys.settrace(previous)
             self._forget(before)
@@ -248,7 +256,41 @@ def run(
     leaves = [leaf for leaf in jax.tree.leaves((tuple(inputs), dict(kwargs))) if is_array(leaf)]
     variables = jax.eval_shape(init, *leaves)
     watch.records.variables.append(variables)
-    return len(watch.records.variables) - 1
+    number = len(watch.records.variables) - 1
+    if COLLECTION in variables:
+        _step(watch, number, module, (inputs, kwargs, method))
+    return number
+
+
+def _step(watch: Watch, run: int, module: nn.Module, called: Any) -> None:
+    """Runs a step of a model that decodes, to see the lines of which `init` runs none."""
+    inputs, kwargs, method = called
+    variables = watch.records.variables[run]
+    function = getattr(type(module), method) if method else None
+    keys = {name: jax.random.key(0) for name in ("params", "dropout")}
+
+    def apply(variables: Any, arrays: Any) -> Any:
+        options = {"rngs": keys, "method": function, "mutable": list(variables)}
+        args, named = arrays
+        return module.apply(variables, *args, **options, **named)
+
+    for cut in choices(inputs, kwargs):
+        given, tree = jax.tree.flatten(step(inputs, kwargs, cut))
+        arrays = [leaf for leaf in given if is_array(leaf)]
+
+        def traced(variables: Any, arrays: Any, given: Any = given, tree: Any = tree) -> Any:
+            own = iter(arrays)
+            filled = [next(own) if is_array(leaf) else leaf for leaf in given]
+            with watch.running(keeps=False):
+                return apply(variables, jax.tree.unflatten(tree, filled))
+
+        try:
+            jax.eval_shape(traced, variables, arrays)
+        except Exception:
+            # Other arguments are the sequences.
+            continue
+        watch.records.steps[run] = cut
+        return
 
 
 def _arguments(frame: Any) -> dict[str, Any]:

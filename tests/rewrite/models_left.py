@@ -149,12 +149,42 @@ class Perturbed(nn.Module):
         return self.perturb("x", nn.Dense(3)(x))
 
 
-class DecodeCache(nn.Module):
-    """attention with a decode cache"""
+class CacheOfPartial(nn.Module):
+    """a decode cache that a partial turns on"""
 
     @nn.compact
     def __call__(self, x):
-        return nn.MultiHeadDotProductAttention(num_heads=1, decode=True)(x[:, :1])
+        attention = functools.partial(nn.MultiHeadDotProductAttention, decode=True)
+        return attention(num_heads=1)(x)
+
+
+class CacheInList(nn.Module):
+    """a decode cache in a list of setup"""
+
+    def setup(self):
+        self.layers = [nn.MultiHeadDotProductAttention(1, decode=True) for _ in range(2)]
+
+    def __call__(self, x):
+        return self.layers[0](self.layers[1](x))
+
+
+class CacheInSequential(nn.Module):
+    """a decode cache under a transform or inside of a layer"""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Sequential([nn.Dense(3), nn.MultiHeadDotProductAttention(1, decode=True)])(x)
+
+
+class CachesOfShapes(nn.Module):
+    """decode caches of several shapes"""
+
+    @nn.compact
+    def __call__(self, x):
+        for i in range(2):
+            y = x[:, : x.shape[1] - i]
+            x = nn.MultiHeadDotProductAttention(1, decode=True)(y) if self.is_initializing() else x
+        return x
 
 
 class ComputedName(nn.Module):

@@ -1,0 +1,96 @@
+"""The decode cache of attention, which NNX makes by a call after the constructor."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from flax.core import meta
+
+from ._lines import Lines
+from ._plans import LeftLinenError, Slot
+from ._records import Making
+
+if TYPE_CHECKING:
+    from ._method import Method
+
+CACHE = "cache_shape"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """How a constructor makes a cache.
+
+    Attributes:
+        arguments: of `init_cache`.
+        test: when there is one, None for always.
+    """
+
+    arguments: str
+    test: str | None
+
+    def lines(self, attention: str, depth: int = 0) -> Lines:
+        """The statements behind that which makes the layer.
+
+        Args:
+            attention: the layer.
+            depth: the indentation of the first line.
+        """
+        call = f"{attention}.init_cache({self.arguments})"
+        if self.test is None:
+            return [(depth, call)]
+        return [(depth, f"if {self.test}:"), (depth + 1, call)]
+
+
+def cache_of(method: Method, slot: Slot) -> Cache | None:
+    """The cache of an attention layer; None if it never decodes.
+
+    The shape becomes an argument of the constructor, which is None where nothing is decoded.
+
+    Raises:
+        LeftLinenError: the constructor cannot make it.
+    """
+    makings = [m for m in slot.makings if m.made.get("decode")]
+    if not makings:
+        return None
+    if slot.outer is not None or slot.lift is not None:
+        raise LeftLinenError("a decode cache under a transform or inside of a layer", slot.node)
+    node = next((k.value for k in slot.node.keywords if k.arg == "decode"), None)
+    if node is None:
+        raise LeftLinenError("a decode cache that a partial turns on", slot.node)
+    found = [_shape(method, making) for making in makings]
+    if None in found or len({dtype for _, dtype in found if dtype}) > 1:
+        raise LeftLinenError("a decode cache that was not made", slot.node)
+    by_owner: dict[Any, tuple[int, ...]] = {}
+    for making, (shape, _) in zip(makings, found, strict=True):
+        if by_owner.setdefault((making.run, making.owner), shape) != shape:
+            raise LeftLinenError("decode caches of several shapes", slot.node)
+    name = method.sizes.given(CACHE, makings, [shape for shape, _ in found])
+    dtype = found[0][1]
+    arguments = name if dtype == "float32" else f'{name}, "{dtype}"'
+    if isinstance(node, ast.Constant):
+        return Cache(arguments, None)
+    return Cache(arguments, method.init_text(node, slot.makings))
+
+
+def is_cache(making: Making) -> bool:
+    """Whether a variable of the program's own was made in the collection of caches."""
+    return making.kind == "variable" and making.made.get("col") == "cache"
+
+
+def _shape(method: Method, making: Making) -> tuple[tuple[int, ...], str]:
+    """The shape of the input that the cache is for, and the dtype."""
+    variables = method.variables_at(making)
+    key = _leaf(variables, "cache", "cached_key")
+    query = _leaf(variables, "params", "query", "kernel")
+    if key is None or query is None:
+        return (), ""
+    return (*key.shape[:-2], query.shape[0]), str(key.dtype)
+
+
+def _leaf(variables: Any, *names: str) -> Any:
+    for name in names:
+        variables = variables.get(name) if isinstance(variables, Mapping) else None
+    return None if variables is None else meta.unbox(variables)

@@ -1,0 +1,255 @@
+"""Whether two models are one program: the same operations on the same values, in any order.
+
+Both are traced, and every value gets a number by what computes it. Equal numbers are equal results
+and equal gradients, to the bit and for all inputs of these shapes, and nothing is compiled or run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.extend import core
+
+from bridge._conversion.collections import OUTPUTS
+
+from ._draws import is_same_kind
+from ._snapshots import is_array
+
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2")
+_CUSTOM = ("custom_jvp_call", "custom_vjp_call")
+_ALIASES = ("copy", "copy_p")
+_COMMUTATIVE = ("add", "mul", "max", "min", "and", "or", "eq", "ne")
+_NO_STATE = (nnx.RngState, nnx.Intermediate, nnx.Perturbation)
+
+
+def is_same_program(
+    linen: tuple[Any, Mapping[str, Any]],
+    model: Any,
+    inputs: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    method: str | None = None,
+    keys: Mapping[str, Any] | None = None,
+    state: bool = False,
+) -> bool:
+    """Whether a Linen module and an NNX module do the same with these weights.
+
+    Args:
+        linen: the module and its variables; equal values are taken for the same weight.
+        model: the NNX module; it is not changed.
+        inputs: the arguments of both.
+        kwargs: keyword arguments.
+        method: what is called, None for `__call__`.
+        keys: keys by stream for the Linen module, that draw what those of `model` draw.
+        state: whether the collections besides `params` may change, and are compared.
+
+    Returns:
+        False also where that cannot be told.
+    """
+    numbering = Numbering()
+    given, tree = jax.tree.flatten((tuple(inputs), dict(kwargs)))
+
+    def called(function: Callable[..., Any], arrays: Sequence[Any]) -> Any:
+        own = iter(arrays)
+        args, named = jax.tree.unflatten(tree, [next(own) if is_array(g) else g for g in given])
+        return function(*args, **named)
+
+    arrays = [leaf for leaf in given if is_array(leaf)]
+    module, variables = linen
+    leaves, linen_tree = jax.tree.flatten(dict(variables))
+    mutable = [name for name in variables if name != "params" and name not in OUTPUTS]
+
+    def old(leaves: Any, arrays: Any) -> Any:
+        own = jax.tree.unflatten(linen_tree, leaves)
+
+        def apply(*args: Any, **named: Any) -> Any:
+            function = getattr(type(module), method) if method else None
+            options = {"method": function, "rngs": keys, "mutable": mutable if state else False}
+            return module.apply(own, *args, **options, **named)
+
+        output = called(apply, arrays)
+        output, updates = output if state else (output, {})
+        return output, jax.tree.leaves({**own, **updates})
+
+    graphdef, rest = nnx.split(model)
+    values, nnx_tree = jax.tree.flatten(rest)
+
+    def new(values: Any, arrays: Any) -> Any:
+        own = nnx.merge(graphdef, jax.tree.unflatten(nnx_tree, values))
+        output = called(getattr(own, method) if method else own, arrays)
+        return output, jax.tree.leaves(nnx.state(own, nnx.Not(_NO_STATE)))
+
+    before_old = [numbering.weight(leaf) for leaf in leaves]
+    before_new = list(map(numbering.weight, jax.tree.leaves(nnx.state(model, nnx.Not(_NO_STATE)))))
+    if len(set(before_old)) != len(leaves):
+        # One weight cannot be told from another.
+        return False
+    try:
+        outputs_old, after_old = numbering.outputs(old, leaves, arrays)
+        outputs_new, after_new = numbering.outputs(new, values, arrays)
+    except Exception:
+        # A program that cannot be traced, or that needs a mode; it is compared by its numbers.
+        return False
+    if outputs_old != outputs_new:
+        return False
+    if not state:
+        return True
+    changed = _changed(before_old, map(numbering.unstopped, after_old))
+    return changed is not None and changed == (
+        _changed(before_new, map(numbering.unstopped, after_new))
+    )
+
+
+def _changed(before: Sequence[int], later: Iterable[int]) -> dict[int, int] | None:
+    """What became of each value that changed; None if one value became several."""
+    found: dict[int, int] = {}
+    after = list(later)
+    if len(before) != len(after):
+        return None
+    for one, other in zip(before, after, strict=True):
+        if one != other and found.setdefault(one, other) != other:
+            return None
+    return found
+
+
+def _only_shapes(name: str, params: Mapping[str, Any]) -> bool:
+    """Whether an operation that keeps the number of elements keeps them and their order."""
+    if params.get("sharding") is not None:
+        return False
+    match name:
+        case "reshape":
+            return params["dimensions"] is None
+        case "broadcast_in_dim" | "squeeze" | "convert_element_type":
+            return True
+    return False
+
+
+class UnknownProgramError(Exception):
+    """A program does more than return values."""
+
+
+class Numbering:
+    """Numbers for values: the same number is the same value."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._stopped: dict[int, int] = {}
+
+    def weight(self, array: Any) -> int:
+        """The number of a weight, by what it holds; no constant has it."""
+        return self._array(array, "weight")
+
+    def unstopped(self, number: int) -> int:
+        """The number of a value that is the same, with its gradient."""
+        return self._stopped.get(number, number)
+
+    def outputs(
+        self, function: Callable[..., tuple[Any, Any]], leaves: Sequence[Any], arrays: Sequence[Any]
+    ) -> tuple[Any, list[int]]:
+        """The numbers of what a function returns: the tree of its output, and the list behind it.
+
+        Raises:
+            UnknownProgramError: it has effects.
+        """
+        closed, shapes = jax.make_jaxpr(function, return_shape=True)(list(leaves), list(arrays))
+        if closed.effects:
+            raise UnknownProgramError(str(closed.effects))
+        # Inputs are told apart by their place, as their values may be the same.
+        given = [self._number(("input", index, each.shape)) for index, each in enumerate(arrays)]
+        found = self._run(closed, [*map(self.weight, leaves), *given])
+        tree = jax.tree.structure(shapes[0])
+        return jax.tree.unflatten(tree, found[: tree.num_leaves]), found[tree.num_leaves :]
+
+    def _array(self, array: Any, kind: str) -> int:
+        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            if is_same_kind(array.dtype):
+                return self._number("same key")
+            array = jax.random.key_data(array)
+        own = np.asarray(array)
+        digest = hashlib.sha256(own.tobytes()).hexdigest()
+        return self._number((kind, own.shape, str(own.dtype), digest))
+
+    def _number(self, key: Any) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _run(self, closed: Any, inputs: Sequence[int]) -> list[int]:
+        jaxpr = closed.jaxpr
+        known = dict(zip(jaxpr.invars, inputs, strict=True))
+        constants = [self._array(each, "constant") for each in closed.consts]
+        known |= dict(zip(jaxpr.constvars, constants, strict=True))
+        for equation in jaxpr.eqns:
+            given = [self._read(each, known) for each in equation.invars]
+            known |= dict(zip(equation.outvars, self._equation(equation, given), strict=True))
+        return [self._read(each, known) for each in jaxpr.outvars]
+
+    def _read(self, atom: Any, known: Mapping[Any, int]) -> int:
+        if isinstance(atom, core.Literal):
+            kind: Any = atom.aval
+            return self._array(np.asarray(atom.val, kind.dtype), "constant")
+        return known[atom]
+
+    def _equation(self, equation: Any, given: list[int]) -> list[int]:
+        name, params = str(equation.primitive), equation.params
+        outs: list[Any] = [var.aval for var in equation.outvars]
+        if name in _CALLS or name in _CUSTOM:
+            inner = params.get("call_jaxpr", params.get("jaxpr"))
+            inner = inner if isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
+            found = self._run(inner, given)
+            if name in _CALLS:
+                return found
+            # Its gradient is the function's own.
+            return [self._number((name, self._named(inner), each)) for each in found]
+        first = equation.invars[0].aval if equation.invars else None
+        if first is not None and len(given) == 1 and first.dtype == outs[0].dtype:
+            if first.shape == outs[0].shape and (name in _ALIASES or _only_shapes(name, params)):
+                return given
+            if first.size == outs[0].size and _only_shapes(name, params):
+                # Both ways of adding dimensions of size 1.
+                return [self._number(("reshape", given[0], outs[0].shape))]
+        if name in _COMMUTATIVE:
+            given = sorted(given)
+        own = tuple(
+            (key, self._param(value)) for key, value in sorted(params.items()) if key != "weak_type"
+        )
+        found = [
+            self._number("same key")
+            if is_same_kind(out.dtype)
+            else self._number((name, own, tuple(given), index, out.shape, str(out.dtype)))
+            for index, out in enumerate(outs)
+        ]
+        if name == "stop_gradient":
+            self._stopped.update(zip(found, given, strict=True))
+        return found
+
+    def _named(self, closed: Any) -> str:
+        """The function, and where it is: a rule for gradients belongs to it."""
+        return str(getattr(closed.jaxpr.debug_info, "func_src_info", ""))
+
+    def _param(self, value: Any) -> Any:
+        if isinstance(value, core.Jaxpr):
+            value = core.ClosedJaxpr(value, ())
+        if isinstance(value, core.ClosedJaxpr):
+            inputs = [
+                self._number(("argument", index, var.aval.shape, str(var.aval.dtype)))
+                for index, var in enumerate(value.jaxpr.invars)
+            ]
+            return ("function", *self._run(value, inputs))
+        if isinstance(value, list | tuple):
+            return (type(value).__name__, *map(self._param, value))
+        if isinstance(value, Mapping):
+            return tuple((str(key), self._param(each)) for key, each in sorted(value.items()))
+        if is_array(value):
+            return self._array(value, "constant")
+        if callable(value) and hasattr(value, "__qualname__"):
+            return (value.__module__, value.__qualname__)
+        try:
+            hash(value)
+        except TypeError:
+            return repr(value)
+        return (type(value).__name__, value)
