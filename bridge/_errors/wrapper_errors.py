@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from flax import errors as flax_errors
@@ -194,7 +193,7 @@ class ImmutableCollectionError(BridgeError, flax_errors.ModifyScopeVariableError
     """A wrapped Linen module writes to a collection that the call may not update.
 
     Attributes:
-      collection: the collection's name, None if Flax's message does not tell it.
+      collection: the collection's name, None if it cannot be found out.
     """
 
     def __init__(self, module: object, collection: str | None, detail: str, inside_linen: bool):
@@ -222,14 +221,6 @@ class ImmutableCollectionError(BridgeError, flax_errors.ModifyScopeVariableError
         )
         error.args = (text,)
         return error
-
-    @classmethod
-    def from_flax(
-        cls, module: object, error: Exception, inside_linen: bool
-    ) -> ImmutableCollectionError:
-        """The error for Flax's, which keeps the collection only in its text."""
-        match = re.search(r'because collection "([^"]*)"', str(error))
-        return cls(module, match.group(1) if match else None, str(error), inside_linen)
 
 
 class UnboundAxisError(BridgeError, NameError):

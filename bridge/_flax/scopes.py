@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
+from flax import errors as flax_errors
 from flax import linen as nn
 from flax.core import Scope
 
@@ -18,6 +19,18 @@ from .filters import union
 from .interceptors import call_method
 from .linen_modules import capturing, outer_capture
 from .promises import required
+
+
+class ImmutableScopeError(flax_errors.ModifyScopeVariableError):
+    """Flax's error for a write to a collection that is not mutable, with the collection.
+
+    Attributes:
+      collection: the collection's name.
+    """
+
+    def __init__(self, collection: str, name: str, where: str):
+        self.collection = collection
+        super().__init__(collection, name, where)
 
 
 class StreamScope(Scope):
@@ -72,6 +85,12 @@ class StreamScope(Scope):
         self, col: str, name: str, init_fn: Any = None, *init_args: Any, **options: Any
     ) -> Any:
         return super().variable(col, name, self._initializer(init_fn), *init_args, **options)
+
+    def put_variable(self, col: str, name: str, value: Any) -> None:
+        # Flax's own error keeps the collection only in its text.
+        if not self.is_mutable_collection(col):
+            raise ImmutableScopeError(col, name, self.path_text)
+        super().put_variable(col, name, value)
 
     def _initializer(self, init_fn: Any) -> Any:
         """Tells keys of initial values from those that a forward pass draws."""

@@ -6,9 +6,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 from flax import errors as flax_errors
 from flax import linen as nn
-from flax.core import DenyList
+from flax.core import DenyList, Scope
 
 from bridge import _train_eval
 from bridge._conversion import linen_attributes, linen_leaves
@@ -19,7 +20,7 @@ from bridge._errors import ImmutableCollectionError, NotInitializedError
 from bridge._flax.call_keys import CallKeys
 from bridge._flax.filters import union
 from bridge._flax.objects import is_initializing
-from bridge._flax.scopes import run_linen
+from bridge._flax.scopes import ImmutableScopeError, run_linen
 from bridge._flax.tabulate import tabulated_as
 from bridge._initialization.creating import is_creating_variables
 from bridge._module_calls.calls import mutable_around
@@ -94,10 +95,7 @@ class LinenCall:
     def run(self) -> Any:
         """Calls the Linen module, and returns its output."""
         call = self._call
-        bare = linen_attributes.as_variables(self._held, boxed=self._is_boxed)
-        variables = with_graphdefs(
-            {**bare, **self._captures.variables()}, self._wrapper.to_nnx__graphdefs
-        )
+        variables = self._variables()
         with _train_eval.applied(call.modes), tabulated_as(self._wrapper):
             if not self._initializing or self._is_boxed:
                 output, self._updates, self._used = self._run(
@@ -143,7 +141,10 @@ class LinenCall:
         call, where = self._call, name_of(self._wrapper)
         module = self._wrapper.to_nnx__module.clone(**call.fields)
         if isinstance(error, flax_errors.ModifyScopeVariableError):
-            return ImmutableCollectionError.from_flax(module, error, mutable_around() is not None)
+            found = self._written_to(error)
+            return ImmutableCollectionError(
+                module, found, str(error), inside_linen=mutable_around() is not None
+            )
         if isinstance(error, _NO_VARIABLES) and not self._held:
             return NotInitializedError(module)
         inputs = (module, self._function, call.args, call.kwargs)
@@ -156,6 +157,33 @@ class LinenCall:
                 wanted = creation.shapes(*inputs)
             is_strict = self._wrapper.to_nnx__eager_sharding is True
             return explicit_axes.misfit(wanted, where, strict=is_strict)
+        return None
+
+    def _variables(self) -> dict[str, Any]:
+        """The Linen variables that the call begins with."""
+        bare = linen_attributes.as_variables(self._held, boxed=self._is_boxed)
+        return with_graphdefs(
+            {**bare, **self._captures.variables()}, self._wrapper.to_nnx__graphdefs
+        )
+
+    def _written_to(self, error: Exception) -> str | None:
+        """The collection that the module writes to, although it is not mutable."""
+        if isinstance(error, ImmutableScopeError):
+            return error.collection
+        # The scopes of lifted transforms are Flax's. So we look for a collection which alone is
+        # enough to make the call fail.
+        inputs = (self._variables(), self._keys, self._call.args, self._call.kwargs)
+        scope = Scope({}, mutable=self._run.keywords["mutable"])
+        for collection in sorted({name for name, _ in self._held}):
+            if scope.is_mutable_collection(collection):
+                continue
+            run = functools.partial(self._run, mutable=DenyList(collection))
+            try:
+                jax.eval_shape(lambda run=run: run(*inputs)[1])
+            except flax_errors.ModifyScopeVariableError:
+                return collection
+            except Exception:
+                return None
         return None
 
     def _changed(self) -> Neutral:

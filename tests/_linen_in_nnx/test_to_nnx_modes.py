@@ -102,6 +102,26 @@ def test_a_write_that_is_not_allowed_names_the_collection_and_every_remedy(mutab
     assert isinstance(raised.value, flax_errors.ModifyScopeVariableError)
 
 
+@pytest.mark.parametrize("mutable", [False, ["params"], ["batch_stats"]], ids=str)
+@pytest.mark.parametrize(
+    "lifted",
+    [
+        lambda axes: nn.vmap(models.LinenWriter, variable_axes=axes, split_rngs={"params": True}),
+        lambda axes: nn.remat(models.LinenWriter),
+        lambda axes: nn.jit(models.LinenWriter),
+    ],
+    ids=["vmap", "remat", "jit"],
+)
+def test_a_write_in_a_lifted_transform_names_the_collection(lifted, mutable):
+    writer = lifted({"params": 0, "batch_stats": 0, "counter": 0})
+    model = wrapped(writer(("batch_stats", "counter")), X)
+    with pytest.raises(bridge.ImmutableCollectionError) as raised:
+        model(X, mutable=mutable)
+    expected = "counter" if mutable == ["batch_stats"] else "batch_stats"
+    assert raised.value.collection == expected
+    assert f"mutable=['{expected}']" in str(raised.value)
+
+
 @pytest.mark.parametrize(
     "mutable",
     [True, ["counter"], ("counter",), {"counter"}, "counter", nn.DenyList("params"), "existing"],
