@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -30,8 +29,6 @@ from bridge._nnx_in_linen.to_linen import ToLinen
 
 from ._dropout import remedy
 from ._models import UPDATING, Model, Request, is_of
-
-_STREAM = re.compile(r'needs PRNG for "([^"]*)"')
 
 
 class LinenModel(Model):
@@ -83,13 +80,14 @@ class LinenModel(Model):
     def _naming_the_layer(
         self, function: Any, args: Any, kwargs: Any, context: InterceptorContext
     ) -> Any:
-        """Flax's error names neither the model nor the path."""
+        """Flax's error names neither the model nor the path, and the stream only in its text."""
         try:
-            return function(*args, **kwargs)
+            with _drawn_streams(context.module) as streams:
+                return function(*args, **kwargs)
         except flax_errors.InvalidRngError as error:
             if isinstance(error, BridgeError):
                 raise
-            stream = (_STREAM.search(str(error)) or ["", "?"])[1]
+            stream = streams[-1]
             place = "/".join(context.module.path) or "the model itself"
             where = f"{self.name}, layer {place} ({type(context.module).__name__}),"
             raise MissingRngError(where, [stream], [], self._remedy(stream, context)) from error
@@ -246,6 +244,27 @@ def _not_dropping(function: Any, args: Any, kwargs: Any, context: InterceptorCon
     is_tied = isinstance(vars(module).get("deterministic"), bool)
     with overridden(module, {"deterministic": True} if is_tied else {}):
         return function(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def _drawn_streams(module: nn.Module) -> Iterator[list[str]]:
+    """The streams that a method of a bound Linen module asks for, in a list that grows."""
+    # Linen draws initial values from it without asking the module.
+    streams = ["params"]
+    before = vars(module).get("make_rng")
+
+    def make_rng(name: str = "params") -> Any:
+        streams.append(name)
+        return type(module).make_rng(module, name)
+
+    # Linen made the instance for this very call, so nobody else sees it.
+    object.__setattr__(module, "make_rng", make_rng)
+    try:
+        yield streams
+    finally:
+        object.__delattr__(module, "make_rng")
+        if before is not None:
+            object.__setattr__(module, "make_rng", before)
 
 
 def _names_mode(function: Callable[..., Any], request: Request) -> bool:

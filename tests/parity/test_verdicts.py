@@ -228,6 +228,29 @@ def test_dropout_that_needs_a_key_is_named_with_how_to_turn_it_off():
     assert "dropout is on in it, turn it off with config.deterministic = True in the model" in text
 
 
+class Noisy(nn.Module):
+    def setup(self):
+        self.dense = nn.Dense(WIDTH)
+
+    def noise(self, x):
+        self.dense(x)
+        return jax.random.normal(self.make_rng("noise"), x.shape)
+
+    def __call__(self, x):
+        return x + self.noise(self.dense(x))
+
+
+def test_a_stream_of_the_model_s_own_that_has_no_key_is_named():
+    linen = Noisy()
+    streams = {"params": jax.random.key(0), "noise": jax.random.key(1)}
+
+    with pytest.raises(bridge.MissingRngError) as raised:
+        parity.check((linen, linen.init(streams, X)), dropping()[1], X)
+
+    assert raised.value.streams == ("noise",)
+    assert "Noisy, layer the model itself (Noisy), draws from" in str(raised.value)
+
+
 def test_dropout_that_makes_outputs_differ_is_named_with_how_to_turn_it_off():
     linen, native = dropping()
 
