@@ -21,7 +21,7 @@ from bridge.checkpoint import _path_rules, _renaming
 
 from . import _collections, _model, _target
 from ._input_errors import InputError
-from ._leaves import Contents
+from ._leaves import CheckpointContents
 from ._rules_file import Rules
 
 
@@ -52,7 +52,9 @@ class Conversion:
         return {"ok": True, "entries": entries}
 
 
-def against_model(contents: Contents, model: Any, rules: Rules, *, to_nnx: bool) -> Conversion:
+def against_model(
+    contents: CheckpointContents, model: Any, rules: Rules, *, to_nnx: bool
+) -> Conversion:
     """The conversion into what a model needs.
 
     Args:
@@ -70,14 +72,14 @@ def against_model(contents: Contents, model: Any, rules: Rules, *, to_nnx: bool)
     return Conversion((), plan, make)
 
 
-def source_of(contents: Contents, rules: Rules, *, to_nnx: bool) -> Any:
+def source_of(contents: CheckpointContents, rules: Rules, *, to_nnx: bool) -> Any:
     """A checkpoint as the source of a plan: Linen variables, or an NNX State."""
     variables = to_variables(_with_collections(contents, rules))
     return variables if to_nnx else linen_to_nnx(variables)
 
 
 def conversion_of(
-    contents: Contents, rules: Rules, arguments: argparse.Namespace, *, to_nnx: bool
+    contents: CheckpointContents, rules: Rules, arguments: argparse.Namespace, *, to_nnx: bool
 ) -> Conversion:
     """The conversion that `--model` with its inputs, or else `--rules` alone, makes.
 
@@ -95,7 +97,7 @@ def conversion_of(
     return against_model(contents, model, rules, to_nnx=to_nnx)
 
 
-def by_rules(contents: Contents, rules: Rules, *, to_nnx: bool) -> Conversion:
+def by_rules(contents: CheckpointContents, rules: Rules, *, to_nnx: bool) -> Conversion:
     """The conversion that renames paths and does no more.
 
     Raises:
@@ -133,7 +135,7 @@ def by_rules(contents: Contents, rules: Rules, *, to_nnx: bool) -> Conversion:
     return Conversion(tuple(moves), None, lambda: made)
 
 
-def _with_collections(contents: Contents, rules: Rules) -> Neutral:
+def _with_collections(contents: CheckpointContents, rules: Rules) -> Neutral:
     """The leaves by collection and path, without RNG state, which plain checkpoints cannot hold."""
     if contents.has_collections:
         return dict(contents.without_rngs().leaves)

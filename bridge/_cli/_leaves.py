@@ -22,7 +22,7 @@ NO_COLLECTION = ""
 
 
 @dataclasses.dataclass(frozen=True)
-class Contents:
+class CheckpointContents:
     """A checkpoint that was read.
 
     Attributes:
@@ -51,7 +51,7 @@ class Contents:
         """Whether its paths are those of a Linen model."""
         return self.layout.layout == "linen" or self.layout.written_by == "linen"
 
-    def without_rngs(self) -> Contents:
+    def without_rngs(self) -> CheckpointContents:
         """The same without the state of RNG streams."""
         active = registry.current()
         kept = {
@@ -73,7 +73,7 @@ class Contents:
         return {(c, _text(path)): leaf for (c, path), leaf in self.leaves.items()}
 
 
-def read(path: str, within: Sequence[str] = ()) -> Contents:
+def read(path: str, within: Sequence[str] = ()) -> CheckpointContents:
     """Reads a checkpoint.
 
     Args:
@@ -86,7 +86,7 @@ def read(path: str, within: Sequence[str] = ()) -> Contents:
     layout = checkpoint.layout(path, within=within)
     if layout.layout != "nnx":
         variables = checkpoint.restore(path, within=within)
-        return Contents(layout, linen_leaves.from_variables(variables))
+        return CheckpointContents(layout, linen_leaves.from_variables(variables))
     # Restoring takes a target where there are no collections; leaves are matched by path alone.
     like = {leaf.path: _abstract(leaf.dtype, leaf.shape or ()) for leaf in layout.leaves}
     target = {"params": nest(like)}
@@ -95,24 +95,21 @@ def read(path: str, within: Sequence[str] = ()) -> Contents:
     if all(len(p) > 1 and p[-1] == "value" for p in leaves):
         # Orbax writes each Variable of a State as a mapping.
         leaves = {p[:-1]: leaf for p, leaf in leaves.items()}
-    return Contents(layout, {(NO_COLLECTION, p): leaf for p, leaf in leaves.items()})
+    return CheckpointContents(layout, {(NO_COLLECTION, p): leaf for p, leaf in leaves.items()})
 
 
-def of_state(layout: Layout, state: nnx.State) -> Contents:
+def of_state(layout: Layout, state: nnx.State) -> CheckpointContents:
     """What a checkpoint of some layout holds once its paths are those of an NNX state."""
     neutral = linen_leaves.from_variables(nnx_to_linen(state))
     leaves = {address: leaf for address, leaf in neutral.items() if not leaf.is_empty}
-    return Contents(dataclasses.replace(layout, layout="bridge", written_by="nnx"), leaves)
+    return CheckpointContents(
+        dataclasses.replace(layout, layout="bridge", written_by="nnx"), leaves
+    )
 
 
 def dtype_of(value: Any) -> str | None:
     """The dtype of a leaf's value as text; None if it is not one array."""
     return str(value.dtype) if hasattr(value, "dtype") else None
-
-
-def shape_of(value: Any) -> tuple[int, ...] | None:
-    """The shape of a leaf's value; None if it is not one array."""
-    return tuple(value.shape) if hasattr(value, "shape") else None
 
 
 def item_bytes(dtype: str | None) -> int | None:

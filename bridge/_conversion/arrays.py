@@ -43,6 +43,11 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
+def shape_of(value: Any) -> tuple[int, ...] | None:
+    """The shape of a leaf's value, None if it is not one array."""
+    return tuple(value.shape) if hasattr(value, "shape") else None
+
+
 def taken(value: Any) -> Any:
     """A value that stays as it is now: with containers of its own."""
     return value if isinstance(value, jax.Array) else jax.tree.map(_itself, value)

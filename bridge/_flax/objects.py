@@ -27,7 +27,7 @@ DATA_ATTRIBUTES = part(
 )
 # The attributes in which it does.
 DATA_NOTE = "_pytree__nodes"
-NOTES = frozenset({_STATE, DATA_NOTE})
+PYTREE_NOTES = frozenset({_STATE, DATA_NOTE})
 
 
 class StaticObjectState(NamedTuple):

@@ -16,14 +16,14 @@ from bridge._flax.graphdef_nodes import (
     VariableNode,
     decode,
 )
-from bridge._flax.objects import NOTES
+from bridge._flax.objects import PYTREE_NOTES
 from bridge._flax.variables import REQUIRED_METADATA
 from bridge._train_eval import MODE_FIELDS
 
 # Attributes that `bridge.parity` sets while it observes a call; they do not belong to the model.
 OBSERVED_PLACE = "_parity_place"
 # What NNX notes about an object's attributes follows from the attributes.
-_NOTES = NOTES | {OBSERVED_PLACE}
+_NOTES = PYTREE_NOTES | {OBSERVED_PLACE}
 
 
 def structure(graphdef: nnx.GraphDef[Any]) -> dict[Path, Any]:

@@ -8,10 +8,10 @@ from flax import nnx
 
 from bridge._conversion.linen_holder import LinenHolder
 
-Model = TypeVar("Model", bound=nnx.Module)
+M = TypeVar("M", bound=nnx.Module)
 
 
-def set_module_paths(model: Model) -> Model:
+def set_module_paths(model: M) -> M:
     """Tells every `ToNNX` in a model where it is, so that the Linen modules inside know it too.
 
     NNX modules do not know their paths. Without this call the path of a wrapped Linen module

@@ -17,14 +17,14 @@ from bridge._randomness.typed_keys import from_bits, is_key
 from ._failures import quiet_orbax, reason
 from ._stored import PYTHON_TYPES, Stored, key_of
 
-Wanted = Mapping[tuple[Any, ...], Any]
+WantedArrays = Mapping[tuple[Any, ...], Any]
 
 # After so many arrays that cannot be read the others are not tried one by one: each attempt costs a
 # walk through the whole tree.
 _FAILURES = 20
 
 
-def read(directory: Any, tree: Any, wanted: Wanted) -> dict[tuple[Any, ...], Any]:
+def read(directory: Any, tree: Any, wanted: WantedArrays) -> dict[tuple[Any, ...], Any]:
     """The arrays at some places of an orbax tree.
 
     Args:
@@ -58,7 +58,7 @@ def read(directory: Any, tree: Any, wanted: Wanted) -> dict[tuple[Any, ...], Any
         ) from error
 
 
-def _check_shardings(directory: Any, wanted: Wanted) -> None:
+def _check_shardings(directory: Any, wanted: WantedArrays) -> None:
     """Raises an error for shardings that do not divide the shapes they are for."""
     problems: list[tuple[str, str]] = []
     for location, like in wanted.items():
@@ -109,7 +109,7 @@ def each(
             yield from ((location, values[location], None) for location in batch)
 
 
-def _read(directory: Any, tree: Any, wanted: Wanted) -> dict[tuple[Any, ...], Any]:
+def _read(directory: Any, tree: Any, wanted: WantedArrays) -> dict[tuple[Any, ...], Any]:
     def mapped(function: Any) -> Any:
         return jax.tree.map(function, tree, is_leaf=lambda leaf: isinstance(leaf, Stored))
 

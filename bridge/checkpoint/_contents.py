@@ -16,7 +16,7 @@ from ._files import NOTES, VARIABLES
 from ._json import NotCarriedError
 from ._processes import Agreement, summed
 from ._stored import Names, Record, is_rng, record_of, tree_text
-from ._targets import Tree, tree_of
+from ._targets import TargetTree, tree_of
 
 
 @dataclasses.dataclass
@@ -85,7 +85,9 @@ def _all_recorded(
     return trees[VARIABLES].side, contents
 
 
-def _recorded(tree: Tree, rngs: bool, label: str, unsupported: list[tuple[str, str]]) -> Content:
+def _recorded(
+    tree: TargetTree, rngs: bool, label: str, unsupported: list[tuple[str, str]]
+) -> Content:
     made = Content([], {})
     in_collection = tree.side != "pytree"
     for path, leaf in tree.leaves.items():

@@ -83,7 +83,7 @@ def find(path: str | os.PathLike[str]) -> Found:
             "It is neither a directory nor a file.",
         )
     if where.is_file():
-        form = _single_files.form_of(where)
+        form = _single_files.format_of(where)
         if form is None:
             raise CheckpointNotFoundError(
                 "there is a file that is not a checkpoint at",

@@ -111,7 +111,7 @@ def _check_document(path: Path) -> None:
 
 def _check_file(path: Path) -> str:
     try:
-        form = _single_files.form_of(path)
+        form = _single_files.format_of(path)
         content = _single_files.read(path, form) if form else None
     except OSError:
         raise

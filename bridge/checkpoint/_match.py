@@ -16,7 +16,7 @@ from bridge._randomness.typed_keys import is_key, to_bits
 
 from ._source import Item, Source
 from ._stored import PYTHON_TYPES, Names, Stored, is_rng, parts, tree_text
-from ._targets import Tree
+from ._targets import TargetTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +54,9 @@ class Match:
     unexpected: list[str]
 
 
-def match(source: Source, item: Item, target: Tree, options: Options, label: str = "") -> Match:
+def match(
+    source: Source, item: Item, target: TargetTree, options: Options, label: str = ""
+) -> Match:
     """Compares a tree of a checkpoint with a target.
 
     Args:

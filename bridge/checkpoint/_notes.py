@@ -19,7 +19,7 @@ from ._files import NOTES, VARIABLES
 from ._json import MalformedError, NotCarriedError
 from ._stored import PYTHON_TYPES, Names, Record, Stored, names_of, parts
 
-VERSION = 1
+FORMAT_VERSION = 1
 _FILE = "metadata"
 _HEADER = {"version", "written_by", "items"}
 _RECORD = {"path", "form", "leaves", "names"}
@@ -48,7 +48,7 @@ class Notes:
 def write(written_by: str, items: Mapping[str, Sequence[Record]], *, digest: bool) -> Any:
     """The JSON for a checkpoint; the inverse of `read`."""
     records = {name: [record.to_json() for record in own] for name, own in items.items()}
-    document = {"version": VERSION, "written_by": written_by, "items": records}
+    document = {"version": FORMAT_VERSION, "written_by": written_by, "items": records}
     return {**document, "digest": _digest(document)} if digest else document
 
 
@@ -62,9 +62,10 @@ def read(path: Any) -> Notes:
         document = json.loads((path / NOTES / _FILE).read_bytes())
         if not isinstance(document, dict) or type(document.get("version")) is not int:
             raise MalformedError("there is no version")
-        if document["version"] > VERSION:
+        if document["version"] > FORMAT_VERSION:
             raise CheckpointError(
-                f"format version {document['version']} is newer than this package's {VERSION}:",
+                f"format version {document['version']} is newer than this package's"
+                f" {FORMAT_VERSION}:",
                 path,
                 "Upgrade the package.",
             )

@@ -10,14 +10,14 @@ from bridge._conversion.neutral import Path
 
 from . import _path_rules
 from ._path_rules import NUMBER, Landing, Rule, RulesError, StackedLayer
-from ._restacking import Made, Origin, restacked
+from ._restacking import LeafOrigin, Made, restacked
 from ._source import Source
-from ._targets import Tree
+from ._targets import TargetTree
 
 # A collection, if there are collections, and the path below it.
-Key: TypeAlias = tuple[Path, Path]
+ItemPath: TypeAlias = tuple[Path, Path]
 # The shapes of the arrays in each leaf; most have one.
-Shapes: TypeAlias = Mapping[Key, Iterable[tuple[int, ...]]]
+Shapes: TypeAlias = Mapping[ItemPath, Iterable[tuple[int, ...]]]
 
 
 class _Move(NamedTuple):
@@ -29,8 +29,8 @@ class _Move(NamedTuple):
         entry: what it is of the target, None if it is the whole.
     """
 
-    target: Key
-    origin: Origin
+    target: ItemPath
+    origin: LeafOrigin
     entry: StackedLayer | None
 
 
@@ -57,7 +57,7 @@ def unmatched(patterns: Iterable[str]) -> RulesError:
     )
 
 
-def for_target(source: Source, target: Tree | None, table: Mapping[str, str]) -> Source:
+def for_target(source: Source, target: TargetTree | None, table: Mapping[str, str]) -> Source:
     """A checkpoint whose model's paths are those of a target of the other side.
 
     Raises:
@@ -90,7 +90,7 @@ def for_target(source: Source, target: Tree | None, table: Mapping[str, str]) ->
     return restacked(source, placed)
 
 
-def origins(shapes: Shapes, rules: list[Rule]) -> dict[Key, Made]:
+def origins(shapes: Shapes, rules: list[Rule]) -> dict[ItemPath, Made]:
     """What each leaf under the new names is made of.
 
     Args:
@@ -104,7 +104,7 @@ def origins(shapes: Shapes, rules: list[Rule]) -> dict[Key, Made]:
         RulesError: a rule matches nothing, two leaves get one path, or entries are missing.
     """
     unused = {rule.name for rule in rules}
-    found: dict[Key, list[_Move]] = {}
+    found: dict[ItemPath, list[_Move]] = {}
     problems: list[str] = []
     for key, own in shapes.items():
         moves = _moves(key, own, rules, unused)
@@ -112,7 +112,7 @@ def origins(shapes: Shapes, rules: list[Rule]) -> dict[Key, Made]:
             found.setdefault(move.target, []).append(move)
         problems += _left_out(key, moves, own)
     _check_used(unused)
-    made: dict[Key, Made] = {}
+    made: dict[ItemPath, Made] = {}
     for target, moves in found.items():
         by_entry = {move.entry: move.origin for move in moves}
         first = moves[0].entry
@@ -132,11 +132,11 @@ def origins(shapes: Shapes, rules: list[Rule]) -> dict[Key, Made]:
 
 
 def _moves(
-    key: Key, shapes: Iterable[tuple[int, ...]], rules: list[Rule], unused: set[str]
+    key: ItemPath, shapes: Iterable[tuple[int, ...]], rules: list[Rule], unused: set[str]
 ) -> list[_Move]:
     """Where a leaf goes: to one place, or to as many as it has entries."""
     prefix, path = key
-    moves = [_Move(key, Origin((*prefix, *path)), None)]
+    moves = [_Move(key, LeafOrigin((*prefix, *path)), None)]
     # The longest hit comes last.
     for length in range(1, len(path) + 1):
         text = "/".join(map(str, path[:length]))
@@ -157,7 +157,7 @@ def _moves(
 
 
 def _of_landing(
-    key: Key, landing: Landing, rest: Path, shapes: Iterable[tuple[int, ...]]
+    key: ItemPath, landing: Landing, rest: Path, shapes: Iterable[tuple[int, ...]]
 ) -> list[_Move]:
     prefix, path = key
     if landing.axis is None:
@@ -176,7 +176,7 @@ def _of_landing(
             text = text.replace(NUMBER, str(number))
             cut = StackedLayer(landing.axis, number)
         new = (*(text.split("/") if text else ()), *rest)
-        moves.append(_Move((prefix, new), Origin((*prefix, *path), cut), landing.entry))
+        moves.append(_Move((prefix, new), LeafOrigin((*prefix, *path), cut), landing.entry))
     return moves
 
 
@@ -186,7 +186,7 @@ def _total(shapes: Iterable[tuple[int, ...]], axis: int) -> int:
     return sizes.pop() if len(sizes) == 1 else 0
 
 
-def _left_out(key: Key, moves: list[_Move], shapes: Iterable[tuple[int, ...]]) -> list[str]:
+def _left_out(key: ItemPath, moves: list[_Move], shapes: Iterable[tuple[int, ...]]) -> list[str]:
     """What is wrong with the entries that are taken of one leaf."""
     text = "/".join(map(str, key[1]))
     if not moves:
@@ -199,7 +199,7 @@ def _left_out(key: Key, moves: list[_Move], shapes: Iterable[tuple[int, ...]]) -
     return [f"a place for the layers {lacking} of {text} missing, or too many"] if lacking else []
 
 
-def _collision(target: Key, moves: list[_Move]) -> str:
+def _collision(target: ItemPath, moves: list[_Move]) -> str:
     text = "/".join(map(str, target[1]))
     sources = ", ".join("/".join(map(str, move.origin.path)) for move in moves)
     entries = [move.entry for move in moves]

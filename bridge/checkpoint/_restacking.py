@@ -26,7 +26,7 @@ from ._stored import Names, Record, Stored
 Location: TypeAlias = tuple[Any, ...]
 
 
-class Origin(NamedTuple):
+class LeafOrigin(NamedTuple):
     """What a leaf, or one entry of it, is made of.
 
     Attributes:
@@ -47,7 +47,7 @@ class Made(NamedTuple):
     """
 
     axis: int | None
-    origins: Sequence[Origin]
+    origins: Sequence[LeafOrigin]
 
 
 class _Recipe(NamedTuple):

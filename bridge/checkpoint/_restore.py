@@ -22,7 +22,7 @@ from ._processes import Agreement
 from ._renaming import for_target
 from ._source import Item, Source, open_checkpoint
 from ._stored import is_rng, tree_text
-from ._targets import Assignment, Tree, tree_of
+from ._targets import Assignment, TargetTree, tree_of
 from ._verify import Verification
 
 
@@ -153,7 +153,7 @@ def _extra_item(source: Source, name: str) -> Item:
     return source.extra.get(name, Item((), lambda wanted: {}))
 
 
-def _values(item: Item, found: Match, target: Tree, check: Verification) -> dict[Any, Any]:
+def _values(item: Item, found: Match, target: TargetTree, check: Verification) -> dict[Any, Any]:
     """Values of the target's leaves by path, each with the containers of the target's."""
     wanted = {
         stored.location: like

@@ -29,7 +29,7 @@ _HEADER_LENGTH = 8
 _WRITER = "linen-nnx-bridge"
 
 
-def form_of(path: Any) -> str | None:
+def format_of(path: Any) -> str | None:
     """Which of the formats a file has, by how it begins; None for any other file."""
     with path.open("rb") as file:
         head = file.read(16)

@@ -18,7 +18,7 @@ from bridge._flax.variables import assign_raw_value, variable_from_metadata
 
 from ._stored import parts
 
-Values: TypeAlias = Mapping[Path, Any]
+ValuesByPath: TypeAlias = Mapping[Path, Any]
 
 
 class Assignment(NamedTuple):
@@ -29,7 +29,7 @@ class Assignment(NamedTuple):
     old: Any
 
 
-class Tree(NamedTuple):
+class TargetTree(NamedTuple):
     """Something to be saved, or restored into.
 
     Attributes:
@@ -42,11 +42,11 @@ class Tree(NamedTuple):
 
     leaves: Mapping[Path, Leaf]
     nnx_paths: Mapping[Path, Path]
-    filled: Callable[[Values], tuple[Any, list[Assignment]]]
+    filled: Callable[[ValuesByPath], tuple[Any, list[Assignment]]]
     side: str
 
 
-def tree_of(tree: Any, *, as_pytree: bool = False) -> Tree:
+def tree_of(tree: Any, *, as_pytree: bool = False) -> TargetTree:
     """The leaves of Linen variables, of an NNX module, of a State, or of any pytree.
 
     Args:
@@ -67,12 +67,12 @@ def tree_of(tree: Any, *, as_pytree: bool = False) -> Tree:
     raise mapping_error(tree, "Linen variables, an NNX module or an nnx.State")
 
 
-def _of_variables(variables: Mapping[str, Any]) -> Tree:
+def _of_variables(variables: Mapping[str, Any]) -> TargetTree:
     neutral = linen_leaves.from_variables(variables)
     placed = place(address for address in neutral if address[1])
     nnx_paths = {(c, *path): target for (c, path), (target, _) in placed.items()}
 
-    def filled(values: Values) -> tuple[Any, list[Assignment]]:
+    def filled(values: ValuesByPath) -> tuple[Any, list[Assignment]]:
         leaves = {
             (c, path): leaf._replace(value=values.get((c, *path), leaf.value))
             for (c, path), leaf in neutral.items()
@@ -80,26 +80,26 @@ def _of_variables(variables: Mapping[str, Any]) -> Tree:
         made = linen_leaves.to_variables(leaves)
         return _shaped_as(with_static(made, variables), variables), []
 
-    return Tree(_by_path(neutral), nnx_paths, filled, "linen")
+    return TargetTree(_by_path(neutral), nnx_paths, filled, "linen")
 
 
-def _of_module(module: nnx.Pytree) -> Tree:
+def _of_module(module: nnx.Pytree) -> TargetTree:
     items = walk(nnx.state(module, graph=True))
     leaves, paths, found = _nnx_leaves(items)
 
-    def filled(values: Values) -> tuple[Any, list[Assignment]]:
+    def filled(values: ValuesByPath) -> tuple[Any, list[Assignment]]:
         return module, [
             Assignment(_setter(module, paths[path], found[path]), value, leaves[path].value)
             for path, value in values.items()
         ]
 
-    return Tree(leaves, paths, filled, "nnx")
+    return TargetTree(leaves, paths, filled, "nnx")
 
 
-def _of_state(state: Mapping[Any, Any]) -> Tree:
+def _of_state(state: Mapping[Any, Any]) -> TargetTree:
     leaves, paths, found = _nnx_leaves(walk(state))
 
-    def filled(values: Values) -> tuple[Any, list[Assignment]]:
+    def filled(values: ValuesByPath) -> tuple[Any, list[Assignment]]:
         flat = {
             paths[path]: _with_value(item, values.get(path, leaves[path].value))
             for path, item in found.items()
@@ -107,18 +107,18 @@ def _of_state(state: Mapping[Any, Any]) -> Tree:
         made = nest(flat)
         return nnx.State(made) if isinstance(state, nnx.State) else made, []
 
-    return Tree(leaves, paths, filled, "nnx")
+    return TargetTree(leaves, paths, filled, "nnx")
 
 
-def _of_pytree(tree: Any) -> Tree:
+def _of_pytree(tree: Any) -> TargetTree:
     own = dict(parts(tree))
 
-    def filled(values: Values) -> tuple[Any, list[Assignment]]:
+    def filled(values: ValuesByPath) -> tuple[Any, list[Assignment]]:
         leaves = [values.get(path, value) for path, value in own.items()]
         return jax.tree.unflatten(jax.tree.structure(tree), leaves), []
 
     leaves = {path: Leaf(value) for path, value in own.items()}
-    return Tree(leaves, {path: path for path in own}, filled, "pytree")
+    return TargetTree(leaves, {path: path for path in own}, filled, "pytree")
 
 
 def _nnx_leaves(items: Any) -> tuple[dict[Path, Leaf], dict[Path, Path], dict[Path, Any]]:

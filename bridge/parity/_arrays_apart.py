@@ -10,7 +10,7 @@ import numpy as np
 from flax import linen as nn
 from flax import nnx
 
-from ._numbers import is_array
+from ._numbers import is_comparable
 
 
 class Apart(NamedTuple):
@@ -72,4 +72,4 @@ def under_axes(call: Callable[[], Any], axes: Mapping[str, int]) -> Any:
 
 
 def _is_traceable(leaf: Any) -> bool:
-    return is_array(leaf) and (isinstance(leaf, jax.Array) or leaf.dtype.kind in "biufcV")
+    return is_comparable(leaf) and (isinstance(leaf, jax.Array) or leaf.dtype.kind in "biufcV")

@@ -14,7 +14,7 @@ from flax import nnx
 
 from bridge._randomness.typed_keys import to_bits
 
-from ._numbers import is_array
+from ._numbers import is_comparable
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,4 +83,6 @@ def arrays(tree: Any) -> dict[str, Any]:
     leaves = jax.tree_util.tree_flatten_with_path(
         tree, is_leaf=lambda x: isinstance(x, nnx.Pytree | nnx.Variable | nn.Module)
     )[0]
-    return {jax.tree_util.keystr(path): to_bits(leaf) for path, leaf in leaves if is_array(leaf)}
+    return {
+        jax.tree_util.keystr(path): to_bits(leaf) for path, leaf in leaves if is_comparable(leaf)
+    }

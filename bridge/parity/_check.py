@@ -12,9 +12,9 @@ from bridge._errors import InvalidRngsError, ParityError
 from ._assembly import Assembly, chosen_sections
 from ._layouts import layouts_of
 from ._model_kinds import model_of
-from ._models import EVALUATION, TRAINING, UPDATING, Model, Request
+from ._models import EVALUATION, TRAINING_MODES, UPDATING, Model, Request
 from ._numbers import Tolerance, table_of
-from ._programs import Program, Wanted
+from ._programs import ModelProgram, Wanted
 from ._report import Report
 from ._sections import Sides, has_state
 from ._training import projection
@@ -123,7 +123,7 @@ def check(
         raise InvalidRngsError(rngs, "parity.check")
     chosen = chosen_sections(sections, layers=layers, gradients=gradients, steps=steps)
     models = model_of(a, "a"), model_of(b, "b")
-    modes = TRAINING if train else EVALUATION
+    modes = TRAINING_MODES if train else EVALUATION
 
     def requests(modes: Mapping[str, Any]) -> tuple[Request, Request]:
         own = [{**(kwargs or {}), **(extra or {})} for extra in (a_kwargs, b_kwargs)]
@@ -137,7 +137,9 @@ def check(
     is_observed = bool(chosen & {"layers", "fields"})
     layouts = layouts_of(*models, rules)
     first, second = (
-        Program(model, request, update, loss or projection, _wanted(chosen, model, is_observed))
+        ModelProgram(
+            model, request, update, loss or projection, _wanted(chosen, model, is_observed)
+        )
         for model, request, update in zip(models, evaluating, updating, strict=True)
     )
     sides = Sides(models, (first, second), layouts, table_of(tolerances), dtypes)

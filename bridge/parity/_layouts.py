@@ -16,11 +16,11 @@ from bridge._conversion.neutral import Address, Path
 from bridge._errors import PortError, path_text
 
 from ._models import Model
-from ._numbers import is_array
+from ._numbers import is_comparable
 
-Values: TypeAlias = dict[Address, Any]
-Names: TypeAlias = tuple[str, ...]
-Stacks: TypeAlias = Mapping[Names, tuple[Names, ...]]
+AddressedValues: TypeAlias = dict[Address, Any]
+LayerPath: TypeAlias = tuple[str, ...]
+Stacks: TypeAlias = Mapping[LayerPath, tuple[LayerPath, ...]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,15 +39,15 @@ class Layouts:
       problem: why values cannot be converted at all, empty if they can.
     """
 
-    convert: Callable[[Values], Values]
+    convert: Callable[[AddressedValues], AddressedValues]
     sources: Mapping[Address, tuple[Address, ...]]
-    paths: Mapping[Names, Names] | None = None
+    paths: Mapping[LayerPath, LayerPath] | None = None
     stacks: Stacks = dataclasses.field(default_factory=dict)
     stacks_in_b: Stacks = dataclasses.field(default_factory=dict)
     plan: Any = None
     problem: str = ""
 
-    def path_in_b(self, path: Names) -> Names | None:
+    def path_in_b(self, path: LayerPath) -> LayerPath | None:
         """The path in `b` of a layer of `a`, None if it is not known."""
         if self.paths is None or not path:
             return path
@@ -87,9 +87,9 @@ def layouts_of(a: Model, b: Model, rules: Any) -> Layouts:
         # Both are Linen, and only the rules say that their paths differ; a plan wants one of each.
         second = linen_to_nnx(second)
     plan = port.plan(first, second, rules=rules)
-    whole = {x: leaf.value for x, leaf in a.values.items() if is_array(leaf.value)}
+    whole = {x: leaf.value for x, leaf in a.values.items() if is_comparable(leaf.value)}
 
-    def convert(values: Values) -> Values:
+    def convert(values: AddressedValues) -> AddressedValues:
         # All at once: a value of `b` may need several, and not all are requested.
         given = set(map(as_text, values))
         converted = by_text(plan.convert({**whole, **values}))
@@ -111,18 +111,18 @@ def as_text(address: Address) -> Address:
     return address[0], tuple(map(str, address[1]))
 
 
-def by_text(values: Mapping[Address, Any]) -> Values:
+def by_text(values: Mapping[Address, Any]) -> AddressedValues:
     """Values by `as_text` of their address."""
     return {as_text(address): value for address, value in values.items()}
 
 
 def _sources(
-    whole: Values, convert: Callable[[Values], Values]
+    whole: AddressedValues, convert: Callable[[AddressedValues], AddressedValues]
 ) -> dict[Address, tuple[Address, ...]]:
     """Where each value of `b` comes from: numbers are converted in the place of the values."""
     # From 1, because a value that must be zero comes back as zeros.
     addresses = dict(enumerate(whole, 1))
-    numbered: Values = {
+    numbered: AddressedValues = {
         # These take no memory.
         address: np.broadcast_to(np.int32(number), whole[address].shape)
         for number, address in addresses.items()
@@ -134,10 +134,10 @@ def _sources(
     }
 
 
-def _layer_paths(pairs: Sequence[tuple[Names, Names]]) -> dict[Names, Names]:
+def _layer_paths(pairs: Sequence[tuple[LayerPath, LayerPath]]) -> dict[LayerPath, LayerPath]:
     """The layers that hold the same values; of nested ones the innermost go together."""
     by_values = _by_values(pairs)
-    paths: dict[Names, Names] = {(): ()}
+    paths: dict[LayerPath, LayerPath] = {(): ()}
     below_a = _below(path_a for path_a, _ in pairs)
     for path in sorted(below_a, key=len, reverse=True):
         found = by_values.get(frozenset(below_a[path]), [])
@@ -147,7 +147,9 @@ def _layer_paths(pairs: Sequence[tuple[Names, Names]]) -> dict[Names, Names]:
     return paths
 
 
-def stacks_of(pairs: Sequence[tuple[Names, Names]]) -> dict[Names, tuple[Names, ...]]:
+def stacks_of(
+    pairs: Sequence[tuple[LayerPath, LayerPath]],
+) -> dict[LayerPath, tuple[LayerPath, ...]]:
     """The layers of one side that are stacked, with their items on the other side by index.
 
     A layer is stacked if each of its leaves belongs to several leaves of the other side whose paths
@@ -156,7 +158,7 @@ def stacks_of(pairs: Sequence[tuple[Names, Names]]) -> dict[Names, tuple[Names, 
     Args:
       pairs: (path of a leaf, path of a leaf of the other side) of those that share values.
     """
-    of_leaf: dict[Names, list[int]] = {}
+    of_leaf: dict[LayerPath, list[int]] = {}
     for number, (path, _) in enumerate(pairs):
         of_leaf.setdefault(path, []).append(number)
     index: dict[int, int] = {}
@@ -176,7 +178,7 @@ def stacks_of(pairs: Sequence[tuple[Names, Names]]) -> dict[Names, tuple[Names, 
     return stacks
 
 
-def _indices(paths: Sequence[Names]) -> list[int]:
+def _indices(paths: Sequence[LayerPath]) -> list[int]:
     """The numbers in which paths differ, none if they differ in something else."""
     places = [set(parts) for parts in zip(*paths, strict=False)]
     varying = [place for place, parts in enumerate(places) if len(parts) > 1]
@@ -190,16 +192,18 @@ def _indices(paths: Sequence[Names]) -> list[int]:
     return indices if len(set(names)) == 1 and sorted(indices) == list(range(len(paths))) else []
 
 
-def _by_values(pairs: Sequence[tuple[Names, Names]]) -> dict[frozenset[int], list[Names]]:
+def _by_values(
+    pairs: Sequence[tuple[LayerPath, LayerPath]],
+) -> dict[frozenset[int], list[LayerPath]]:
     """The layers of the other side by the pairs that are below them."""
-    by_values: dict[frozenset[int], list[Names]] = {}
+    by_values: dict[frozenset[int], list[LayerPath]] = {}
     for path, numbers in _below(path for _, path in pairs).items():
         by_values.setdefault(frozenset(numbers), []).append(path)
     return by_values
 
 
-def _below(paths: Iterable[Path]) -> dict[Names, set[int]]:
-    below: dict[Names, set[int]] = {}
+def _below(paths: Iterable[Path]) -> dict[LayerPath, set[int]]:
+    below: dict[LayerPath, set[int]] = {}
     for number, path in enumerate(paths):
         for length in range(len(path)):
             below.setdefault(path[:length], set()).add(number)

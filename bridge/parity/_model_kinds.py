@@ -81,16 +81,16 @@ class LinenModel(Model):
         self, function: Any, args: Any, kwargs: Any, context: InterceptorContext
     ) -> Any:
         """Flax's error names neither the model nor the path, and the stream only in its text."""
-        try:
-            with _drawn_streams(context.module) as streams:
+        with _drawn_streams(context.module) as streams:
+            try:
                 return function(*args, **kwargs)
-        except flax_errors.InvalidRngError as error:
-            if isinstance(error, BridgeError):
-                raise
-            stream = streams[-1]
-            place = "/".join(context.module.path) or "the model itself"
-            where = f"{self.name}, layer {place} ({type(context.module).__name__}),"
-            raise MissingRngError(where, [stream], [], self._remedy(stream, context)) from error
+            except flax_errors.InvalidRngError as error:
+                if isinstance(error, BridgeError):
+                    raise
+                stream = streams[-1]
+                place = "/".join(context.module.path) or "the model itself"
+                where = f"{self.name}, layer {place} ({type(context.module).__name__}),"
+                raise MissingRngError(where, [stream], [], self._remedy(stream, context)) from error
 
     def _remedy(self, stream: str, context: InterceptorContext) -> str:
         given = f"give it: rngs={{{stream!r}: key}}"

@@ -24,7 +24,7 @@ from bridge._flax.traces import unbound_axis
 from ._arrays_apart import under_axes
 
 EVALUATION = {"deterministic": True, "use_running_average": True}
-TRAINING = {"deterministic": False, "use_running_average": False}
+TRAINING_MODES = {"deterministic": False, "use_running_average": False}
 # Running statistics are updated and nothing is dropped; what Linen modules call an argument that is
 # true in training is set besides.
 UPDATING = {

@@ -127,8 +127,8 @@ def compare(
 def _compare(
     place: str, a: Any, b: Any, table: Mapping[str, Tolerance], *, floor: float, dtypes: bool
 ) -> Compared:
-    if not is_array(a) or not is_array(b):
-        if is_array(a) or is_array(b):
+    if not is_comparable(a) or not is_comparable(b):
+        if is_comparable(a) or is_comparable(b):
             note = f"{_kind(a)} against {_kind(b)}"
             return Compared(place, "differs", note=note)
         same = type(a) is type(b) and a == b
@@ -171,8 +171,8 @@ def _compare(
 
 def lacking(place: str, *, in_b: bool, value: Any) -> Compared:
     """A value that one of the two models does not have."""
-    shape = tuple(value.shape) if is_array(value) else None
-    dtype = str(value.dtype) if is_array(value) else None
+    shape = tuple(value.shape) if is_comparable(value) else None
+    dtype = str(value.dtype) if is_comparable(value) else None
     return Compared(
         place,
         "differs",
@@ -192,7 +192,7 @@ def worst(compared: Any) -> Compared | None:
     return max(compared, key=badness, default=None)
 
 
-def is_array(value: Any) -> bool:
+def is_comparable(value: Any) -> bool:
     """Whether this is an array, concrete or traced, or a NumPy scalar."""
     return isinstance(value, jax.Array | np.ndarray | np.generic)
 
@@ -210,7 +210,7 @@ def same_bits(a: Any, b: Any) -> bool:
 def has_nan(value: Any) -> bool:
     """Whether there is a NaN in an array."""
     return (
-        is_array(value)
+        is_comparable(value)
         and not is_key(value)
         and jnp.issubdtype(value.dtype, jnp.inexact)
         and bool(np.isnan(_wide(value)).any())
@@ -225,7 +225,7 @@ def _wide(value: Any) -> Any:
 
 def magnitude(value: Any) -> float:
     """The largest finite magnitude in an array, 0 if there is none."""
-    if not is_array(value) or is_key(value):
+    if not is_comparable(value) or is_key(value):
         return 0.0
     x = np.abs(on_host(value).astype(np.complex128 if _is_complex(value) else np.float64))
     x = x[np.isfinite(x)]
@@ -256,7 +256,7 @@ def _is_complex(value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    return f"an array {value.dtype}{list(value.shape)}" if is_array(value) else _show(value)
+    return f"an array {value.dtype}{list(value.shape)}" if is_comparable(value) else _show(value)
 
 
 def _show(value: Any) -> str:

@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ._layouts import Layouts, Names, Stacks
+from ._layouts import LayerPath, Layouts, Stacks
 from ._trace import LayerCall, Trace
 
 
@@ -31,7 +31,7 @@ class _Placed:
     """A call, and where its layer is in the other model if that is known without looking there."""
 
     call: LayerCall
-    elsewhere: Names | None
+    elsewhere: LayerPath | None
 
 
 def paired(a: Trace, b: Trace, layouts: Layouts) -> Paired:
@@ -72,8 +72,8 @@ def _by_path(a: Sequence[_Placed], b: Sequence[_Placed], layouts: Layouts) -> di
 
 
 def _counted(
-    paths: Sequence[Names | None], calls: Sequence[_Placed]
-) -> Iterator[tuple[Names, int, int]]:
+    paths: Sequence[LayerPath | None], calls: Sequence[_Placed]
+) -> Iterator[tuple[LayerPath, int, int]]:
     """(path, which call of that method at that path, the call's number)."""
     counts: collections.Counter[Any] = collections.Counter()
     for number, path in enumerate(paths):
@@ -134,7 +134,7 @@ def _unstacked(calls: Sequence[LayerCall], stacks: Stacks) -> list[_Placed]:
     return placed
 
 
-def _item_indices(calls: Sequence[LayerCall], stacks: Stacks) -> dict[int, tuple[Names, int]]:
+def _item_indices(calls: Sequence[LayerCall], stacks: Stacks) -> dict[int, tuple[LayerPath, int]]:
     """(outermost stacked layer, index of the item) by the number of the call.
 
     A call belongs to the item whose block ends next. If the block itself is not called, its layers
@@ -142,7 +142,7 @@ def _item_indices(calls: Sequence[LayerCall], stacks: Stacks) -> dict[int, tuple
     """
     roots = [p for p in stacks if not any(p[:n] in stacks for n in range(1, len(p)))]
     totals = collections.Counter((call.path, call.method) for call in calls)
-    found: dict[int, tuple[Names, int]] = {}
+    found: dict[int, tuple[LayerPath, int]] = {}
     for root in roots:
         size, current = len(stacks[root]), -1
         whole = {m for p, m in totals if p == root and totals[p, m] % size == 0}
@@ -159,7 +159,7 @@ def _item_indices(calls: Sequence[LayerCall], stacks: Stacks) -> dict[int, tuple
     return found
 
 
-def _item(path: Names, index: int, stacks: Stacks) -> Names:
+def _item(path: LayerPath, index: int, stacks: Stacks) -> LayerPath:
     """Where an item of a stacked layer is on the other side."""
     if path in stacks:
         return stacks[path][index]

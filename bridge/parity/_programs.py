@@ -19,9 +19,9 @@ from flax import nnx
 from bridge._conversion.neutral import Neutral
 
 from ._arrays_apart import Apart, apart
-from ._layouts import Values
+from ._layouts import AddressedValues
 from ._models import Model, Request, is_of
-from ._numbers import is_array
+from ._numbers import is_comparable
 
 # A model that asks for the values of its arrays in Python cannot be traced.
 _NOT_TRACEABLE = (
@@ -61,12 +61,12 @@ class Results:
     """
 
     output: Any
-    gradients: Values
+    gradients: AddressedValues
     after: Neutral
     state: Neutral
 
 
-class Program:
+class ModelProgram:
     """A model, and what is to be known about it, as one function of its values.
 
     Attributes:
@@ -156,7 +156,9 @@ class Program:
             output if wanted.output else None, gradients, after if wanted.after else {}, state
         )
 
-    def _differentiated(self, values: Neutral, request: Request) -> tuple[Any, Values, Neutral]:
+    def _differentiated(
+        self, values: Neutral, request: Request
+    ) -> tuple[Any, AddressedValues, Neutral]:
         """The output, the gradients by address, and the values after the call."""
         if not self._wanted.gradients:
             output, after = self.model.run(values, request)
@@ -180,7 +182,7 @@ class Program:
 class _Build:
     """A program compiled for values of one structure."""
 
-    def __init__(self, program: Program, values: Neutral, pool: ThreadPoolExecutor):
+    def __init__(self, program: ModelProgram, values: Neutral, pool: ThreadPoolExecutor):
         given = program.given(values)
         self._program = program
         self._addresses, self._rest = list(values), given.rest
@@ -219,7 +221,7 @@ class _Build:
         return Results(output, *map(dict, by_address))
 
 
-def with_values(values: Neutral, changed: Values) -> Neutral:
+def with_values(values: Neutral, changed: AddressedValues) -> Neutral:
     """Leaves with some values replaced."""
     return {**values, **{x: values[x]._replace(value=value) for x, value in changed.items()}}
 
@@ -246,5 +248,5 @@ def _run_once(arrays: Sequence[Any]) -> dict[str, Any] | None:
 def _is_float(value: Any) -> bool:
     leaves = jax.tree.leaves(value)
     return bool(leaves) and all(
-        is_array(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves
+        is_comparable(leaf) and jnp.issubdtype(leaf.dtype, jnp.inexact) for leaf in leaves
     )

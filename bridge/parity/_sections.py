@@ -14,10 +14,10 @@ import registry
 from bridge._conversion.neutral import Neutral
 
 from ._findings import Section
-from ._layouts import Layouts, Values, as_text, by_text
+from ._layouts import AddressedValues, Layouts, as_text, by_text
 from ._models import Model, is_of
 from ._numbers import Compared, Tolerance, compare, lacking, same_bits
-from ._programs import Program
+from ._programs import ModelProgram
 from ._specs import spec_of
 
 NOT_COMPARED = (nnx.RngState, nnx.Intermediate, nnx.Perturbation)
@@ -36,15 +36,15 @@ class Sides:
     """
 
     models: tuple[Model, Model]
-    programs: tuple[Program, Program]
+    programs: tuple[ModelProgram, ModelProgram]
     layouts: Layouts
     table: Mapping[str, Tolerance]
     dtypes: bool
 
     def compare(
         self,
-        a: Values,
-        b: Values,
+        a: AddressedValues,
+        b: AddressedValues,
         floor: float = 0.0,
         *,
         zeros: bool = False,
@@ -136,7 +136,7 @@ _NOT_UPDATED = (
 )
 
 
-def _unchanged(before: Values, after: Values) -> bool:
+def _unchanged(before: AddressedValues, after: AddressedValues) -> bool:
     for address, value in before.items():
         mine, other = leaves_of(value), leaves_of(after[address])
         if mine.keys() != other.keys() or not all(same_bits(mine[k], other[k]) for k in mine):
@@ -167,7 +167,7 @@ def partition_specs(sides: Sides) -> Section:
     return Section("partition specs", tuple(compared), note)
 
 
-def values_of(values: Neutral, *without: type[nnx.Variable[Any]]) -> Values:
+def values_of(values: Neutral, *without: type[nnx.Variable[Any]]) -> AddressedValues:
     """The values of all leaves but those of some Variable types."""
     return {
         address: leaf.value

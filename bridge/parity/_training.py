@@ -12,9 +12,9 @@ import optax
 from bridge._conversion.neutral import Address, nest
 
 from ._findings import Section
-from ._layouts import Values, as_text, by_text
-from ._numbers import Compared, is_array, magnitude
-from ._programs import Program, with_values
+from ._layouts import AddressedValues, as_text, by_text
+from ._numbers import Compared, is_comparable, magnitude
+from ._programs import ModelProgram, with_values
 from ._sections import NOT_COMPARED, Sides, leaves_of, values_of
 
 # A gradient that is all rounding, as that of a bias below a norm, is small beside the others.
@@ -67,7 +67,9 @@ def steps(sides: Sides, count: int, optimizer: optax.GradientTransformation) -> 
     return Section("steps", compared, f"values after step {count}; those before it agree too")
 
 
-def training(program: Program, optimizer: optax.GradientTransformation) -> Iterator[Values]:
+def training(
+    program: ModelProgram, optimizer: optax.GradientTransformation
+) -> Iterator[AddressedValues]:
     """Parameters and state of a model after each step, without end."""
     values, results = program.model.values, program.first()
     memory = None
@@ -93,7 +95,7 @@ def projection(output: Any) -> Any:
     real = jax.dtypes.canonicalize_dtype(float)
     total = jnp.zeros((), real)
     for number, leaf in enumerate(leaves_of(output).values()):
-        if is_array(leaf) and leaf.size and jnp.issubdtype(leaf.dtype, jnp.inexact):
+        if is_comparable(leaf) and leaf.size and jnp.issubdtype(leaf.dtype, jnp.inexact):
             kind = jnp.promote_types(leaf.dtype, real)
             key = jax.random.fold_in(jax.random.key(_SEED), number)
             weight = jax.random.normal(key, leaf.shape, kind)
@@ -101,7 +103,7 @@ def projection(output: Any) -> Any:
     return total
 
 
-def _nested(values: Values) -> dict[Any, Any]:
+def _nested(values: AddressedValues) -> dict[Any, Any]:
     """Values as the nested dicts that optimizers take, which sort their keys."""
     return nest({(c, *path): value for (c, path), value in by_text(values).items()})
 

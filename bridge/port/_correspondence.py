@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Address, Path
 
 from ._context import Context
 from ._pieces import Piece, Region, covers
 from ._rules import Problem
-from ._trees import LinenNode, NNXNode, shape_of
+from ._trees import LinenNode, NNXNode
 
 
 class MisShaped(NamedTuple):

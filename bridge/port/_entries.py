@@ -8,6 +8,7 @@ from typing import Any
 
 from jax.core import Tracer
 
+from bridge._conversion.arrays import shape_of
 from bridge._conversion.matching import shape_text
 from bridge._conversion.neutral import Address
 from bridge._linen_in_nnx.to_nnx import ToNNX
@@ -17,7 +18,7 @@ from ._layers import NORMS, without_nnx_class
 from ._moving import cast_is_exact, is_unknown, is_zero, zero_pieces
 from ._pieces import Piece
 from ._structure import is_adapter
-from ._trees import NNXNode, linen_text, nnx_text, shape_of
+from ._trees import NNXNode, linen_text, nnx_text
 
 CLEAN = frozenset({"matched", "kept"})
 _CACHE = "cache"

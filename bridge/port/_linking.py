@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from bridge._conversion.arrays import shape_of
 from bridge._conversion.matching import same_shape
 
 from ._context import Context, Settled, layer_cut, without_axis
 from ._correspondence import Correspondence, MisShaped
 from ._layers import LayerRule
 from ._pieces import Cut, Piece, Region
-from ._trees import LinenNode, NNXNode, shape_of
+from ._trees import LinenNode, NNXNode
 
 
 class Linker:

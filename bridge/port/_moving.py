@@ -12,15 +12,14 @@ from flax import nnx
 from jax.core import Tracer
 
 from bridge._conversion import linen_leaves
+from bridge._conversion.arrays import shape_of
 from bridge._conversion.collections import STATIC
 from bridge._conversion.neutral import Address, Path, walk
 from bridge._errors import PortError, mapping_error
 
 from ._correspondence import Correspondence
 from ._pieces import Piece, Region, joined, part
-from ._trees import linen_text, nnx_text, shape_of, value_of
-
-Values = Mapping[Any, Any]
+from ._trees import linen_text, nnx_text, value_of
 
 
 def to_nnx(correspondence: Correspondence, values: Mapping[Address, Any]) -> dict[Path, Any]:

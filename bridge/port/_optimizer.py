@@ -17,13 +17,14 @@ from flax import nnx
 from flax.core import FrozenDict, freeze
 
 from bridge._conversion import linen_leaves, nnx_leaves
+from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import walk
 from bridge._errors import PortError
 
 from . import _moving
 from ._correspondence import Correspondence
 from ._structure import is_adapter
-from ._trees import linen_text, nnx_text, shape_of, value_of
+from ._trees import linen_text, nnx_text, value_of
 from ._writing import like, write
 
 

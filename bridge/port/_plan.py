@@ -21,7 +21,7 @@ from ._match import correspondence
 from ._optimizer import OptimizerPort
 from ._report import problem_texts, summary, table
 from ._rule_text import renames_of
-from ._trees import linen_text, linen_tree, nnx_text, nnx_tree
+from ._trees import linen_nodes, linen_text, nnx_nodes, nnx_text
 from ._writing import linen_variables, write_nnx
 
 
@@ -237,8 +237,8 @@ def plan(source: Any, target: Any, rules: Mapping[str, str] | None = None) -> Pl
       True
     """
     variables, model, to_nnx = sides_of(source, target)
-    linen, linen_left = linen_tree(linen_leaves.from_variables(variables))
-    root, nnx_left = nnx_tree(model)
+    linen, linen_left = linen_nodes(linen_leaves.from_variables(variables))
+    root, nnx_left = nnx_nodes(model)
     found = correspondence(linen, root, rules or {})
     extra = [STATIC] if STATIC in variables else []
     left_alone = (

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
+from bridge._conversion.arrays import shape_of
+
 from ._context import PLAIN, Context, Layer
 from ._numbers import families, sequence
 from ._places import Place
 from ._sequences import counts_constructions
 from ._structure import linen_core, matches, nnx_core, nnx_signature, open_modules, open_scopes
-from ._trees import LinenNode, NNXNode, shape_of
+from ._trees import LinenNode, NNXNode
 
 Stack: TypeAlias = list[tuple[NNXNode, LinenNode, Context]]
 
@@ -78,7 +80,7 @@ def _lists(place: Place, classes: frozenset[str]) -> Iterator[tuple[NNXNode, Lin
         # A scope with nothing but another one in it is the same stack.
         for scope in {linen_core(scope): scope for scope in scopes}:
             first = list_pairs(node, scope, place.context, only_first=True)[0]
-            if axes_of(first, classes):
+            if stackable_axes(first, classes):
                 yield node, scope, _cores(list_pairs(node, scope, place.context))
 
 
@@ -97,7 +99,7 @@ def _stacked_modules(
             continue
         for node in open_modules(place.nnx, place.settled, place.context, deep=False):
             pairs = stack_pairs(node, members, place.context)
-            if axes_of(pairs[0], classes):
+            if stackable_axes(pairs[0], classes):
                 yield node, members[0], _cores(pairs)
 
 
@@ -120,7 +122,7 @@ def _open_lists(node: NNXNode, place: Place) -> Iterator[NNXNode]:
             yield from _open_lists(child, place)
 
 
-def axes_of(pair: tuple[NNXNode, LinenNode, Context], classes: frozenset[str]) -> list[int]:
+def stackable_axes(pair: tuple[NNXNode, LinenNode, Context], classes: frozenset[str]) -> list[int]:
     """The axes on which the shapes of all leaves say that they may be stacked."""
     node, scope, _ = pair
     values = [each.value for each in node.walk() if each.is_leaf]

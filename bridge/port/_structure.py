@@ -15,12 +15,13 @@ from typing import Any
 
 from flax import nnx
 
+from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
 from bridge._linen_in_nnx.to_nnx import ToNNX
 
 from ._context import Context, Settled, without_axis
 from ._layers import NORMS, is_linen_layer, norm_leaves, rule_of
-from ._trees import InCollection, LinenNode, NNXNode, shape_of
+from ._trees import InCollection, LinenNode, NNXNode
 
 Signature = Counter[frozenset[tuple[str, str, Any]]]
 _AUTOMATIC = re.compile(r"([A-Za-z]\w*)_\d+")

@@ -19,7 +19,7 @@ from ._match import correspondence
 from ._orders import Orders
 from ._plan import Plan, plan, sides_of
 from ._rule_text import paths_of, python_text, rules_of, toml_text
-from ._trees import LinenNode, linen_tree, nnx_tree
+from ._trees import LinenNode, linen_nodes, nnx_nodes
 
 _SHOWN = 120
 _SETTLED = {
@@ -171,8 +171,8 @@ def suggest(
     """
     variables, model, _ = sides_of(source, target)
     own = dict(rules or {})
-    scopes, _ = linen_tree(linen_leaves.from_variables(variables))
-    nodes, _ = nnx_tree(model)
+    scopes, _ = linen_nodes(linen_leaves.from_variables(variables))
+    nodes, _ = nnx_nodes(model)
     orders = _orders(variables, model, inputs, kwargs, linen)
     first = correspondence(scopes, nodes, own, ByEvidence(orders))
     # A clear match in one block helps in the others, also in earlier ones.

@@ -147,7 +147,7 @@ class NNXNode:
         return node
 
 
-def linen_tree(neutral: Neutral) -> tuple[LinenNode, list[Address]]:
+def linen_nodes(neutral: Neutral) -> tuple[LinenNode, list[Address]]:
     """The tree of Linen variables, and the addresses of what is no weight and left out of it."""
     root, left_out = LinenNode(()), []
     names = AutomaticNames()
@@ -167,7 +167,7 @@ def linen_tree(neutral: Neutral) -> tuple[LinenNode, list[Address]]:
     return root, left_out
 
 
-def nnx_tree(model: Any) -> tuple[NNXNode, list[Address]]:
+def nnx_nodes(model: Any) -> tuple[NNXNode, list[Address]]:
     """The tree of an NNX module or a State, and the addresses of what is no weight in it."""
     active = registry.current()
     root, left_out = NNXNode(()), []
@@ -200,11 +200,6 @@ def nnx_tree(model: Any) -> tuple[NNXNode, list[Address]]:
 def value_of(item: Any) -> Any:
     """The value of a Variable as it is stored, or a bare array."""
     return nnx_leaves.raw_value(item) if isinstance(item, nnx.Variable) else item
-
-
-def shape_of(value: Any) -> tuple[int, ...] | None:
-    """A leaf's shape, None if it is no array."""
-    return tuple(value.shape) if hasattr(value, "shape") else None
 
 
 def linen_text(address: Address) -> str:

@@ -17,8 +17,8 @@ import bridge
 from bridge import parity
 from bridge.parity import _training
 from bridge.parity._model_kinds import model_of
-from bridge.parity._models import TRAINING, Request
-from bridge.parity._programs import Program, Wanted
+from bridge.parity._models import TRAINING_MODES, Request
+from bridge.parity._programs import ModelProgram, Wanted
 from tests.parity.parity_models import (
     WIDTH,
     X,
@@ -342,9 +342,9 @@ def test_training_steps_carry_the_running_statistics_along(linen, native, kind):
     module, variables = linen
     keys = {"dropout": jax.random.key(0)}
     model = model_of(linen if kind == "linen" else native, "a")
-    request = Request((X,), {}, None, keys, TRAINING)
+    request = Request((X,), {}, None, keys, TRAINING_MODES)
     wanted = Wanted(output=False, gradients=True, after=True, state=False)
-    program = Program(model, request, request, _training.projection, wanted)
+    program = ModelProgram(model, request, request, _training.projection, wanted)
     still = _training.training(program, optax.sgd(0.0))
 
     next(still)

@@ -12,12 +12,12 @@ from bridge import port
 from bridge._cli import _model, _target
 from bridge._cli._conversion_plan import source_of
 from bridge._cli._input_errors import InputError
-from bridge._cli._leaves import Contents
+from bridge._cli._leaves import CheckpointContents
 from bridge._cli._rules_file import Rules
 
 
 def suggestions(
-    contents: Contents, rules: Rules, arguments: argparse.Namespace
+    contents: CheckpointContents, rules: Rules, arguments: argparse.Namespace
 ) -> port.Suggestions:
     """The rules that `--model` needs.
 

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bridge._cli._leaves import dtype_of, shape_of, widened
+from bridge._cli._leaves import dtype_of, widened
+from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Leaf, Path
 from bridge._randomness.typed_keys import to_bits
 

@@ -84,7 +84,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from bridge._cli import _leaves, _output, _rules_file
 
     from . import _comparison, _text
-    from ._text import path_text
+    from ._text import document_path
 
     rules = _rules_file.load(arguments.rules) if arguments.rules else None
     contents = []
@@ -99,7 +99,7 @@ def _run(arguments: argparse.Namespace) -> int:
         a, b = _named(contents, rngs=arguments.rngs)
         if (search := arguments.filter) is not None:
             a, b = (
-                {path: leaf for path, leaf in side.items() if search.search(path_text(path))}
+                {path: leaf for path, leaf in side.items() if search.search(document_path(path))}
                 for side in (a, b)
             )
         comparison = _comparison.compare(

@@ -15,7 +15,7 @@ SCHEMA = "linen-nnx-bridge/diff"
 VERSION = 1
 
 
-def path_text(path: Path) -> str:
+def document_path(path: Path) -> str:
     """A path as the document has it."""
     return "/".join(map(str, path))
 
@@ -33,11 +33,11 @@ def document_of(paths: tuple[str, str], layouts: Any, comparison: Any) -> dict[s
         "a": sides[0],
         "b": sides[1],
         "equal": comparison.equal,
-        "only_in_a": list(map(path_text, comparison.only_a)),
-        "only_in_b": list(map(path_text, comparison.only_b)),
+        "only_in_a": list(map(document_path, comparison.only_a)),
+        "only_in_b": list(map(document_path, comparison.only_b)),
         "changed": [
             {
-                "path": path_text(difference.path),
+                "path": document_path(difference.path),
                 "what": list(difference.what),
                 "shapes": [None if s is None else list(s) for s in difference.shapes],
                 "dtypes": list(difference.dtypes),
