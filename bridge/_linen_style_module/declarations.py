@@ -134,14 +134,15 @@ _known_shapes: weakref.WeakKeyDictionary[Any, dict[Any, list[tuple[int, ...]]]] 
 def _expected(init_fn: Callable[..., Any], args: Any, kwargs: Any) -> list[tuple[int, ...]]:
     """The shapes that an initializer makes of these arguments.
 
-    Linen traces the initializer at each call, which is most of what an eager call costs. One that
-    is given a shape makes the same shape again.
+    Linen traces the initializer at each call, which is most of what an eager call costs. Those of
+    JAX itself depend on their arguments alone, so they make the same shapes again; any other one
+    may read what has changed, and is traced.
     """
 
     def traced() -> list[tuple[int, ...]]:
         return _shapes(lambda: init_fn(jax.random.key(0), *args, **kwargs))
 
-    if not args and not kwargs:
+    if getattr(init_fn, "__module__", None) not in _OF_JAX:
         return traced()
     try:
         known = _known_shapes.setdefault(init_fn, {})
@@ -150,8 +151,11 @@ def _expected(init_fn: Callable[..., Any], args: Any, kwargs: Any) -> list[tuple
             known[key] = traced()
         return known[key]
     except TypeError:
-        # Not hashable, or without weak references.
+        # An argument cannot be hashed, such as a shape in a list.
         return traced()
+
+
+_OF_JAX = {each.__module__ for each in (jax.nn.initializers.zeros, jax.nn.initializers.normal())}
 
 
 def _shapes(init_fn: Callable[[], Any]) -> list[tuple[int, ...]]:

@@ -381,3 +381,22 @@ def test_lazy_init_of_a_module_takes_shapes_as_linens():
     assert shapes(variables) == shapes(methods(nn)().lazy_init(KEY, x))
     values = methods(bridge)().init(0, X)
     assert jax.tree.all(jax.tree.map(np.array_equal, variables, values))
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_a_parameter_is_checked_against_what_its_initializer_makes_now(base):
+    width = [3]
+
+    def init(key, height):
+        return jnp.ones((height, width[0]))
+
+    class Model(BASES[base].Module):
+        @BASES[base].compact
+        def __call__(self, x):
+            return x * jnp.asarray(self.param("w", init, 1))
+
+    variables = Model().init(KEY, X)
+    assert np.array_equal(Model().apply(variables, X), X)
+    width[0] = 4
+    with pytest.raises((flax_errors.ScopeParamShapeError, bridge.MismatchError)):
+        Model().apply(variables, X)
