@@ -11,7 +11,7 @@ from flax import nnx
 
 import registry
 from bridge._errors import ReservedNameError, unread_hooks_text, warn
-from bridge._flax.objects import is_note, set_data
+from bridge._flax.objects import CAPTURES, is_note, set_data
 from bridge._flax.variables import assign_raw_value, class_hooks
 
 from . import linen_leaves, nnx_leaves, trees
@@ -48,7 +48,7 @@ def held_variables(wrapper: LinenHolder) -> dict[Address, HeldVariable]:
 
 def is_own_name(name: str) -> bool:
     """Whether an attribute belongs to the wrapper or to NNX rather than to the Linen module."""
-    return name.startswith(OWN_PREFIX) or is_note(name) or name == "__captures__"
+    return name.startswith(OWN_PREFIX) or is_note(name) or name == CAPTURES
 
 
 def report_hooks(wrapper: LinenHolder, value: Any) -> None:

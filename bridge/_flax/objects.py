@@ -28,6 +28,8 @@ DATA_ATTRIBUTES = part(
 # The attributes in which it does.
 DATA_NOTE = "_pytree__nodes"
 PYTREE_NOTES = frozenset({_STATE, DATA_NOTE})
+# Where `nnx.capture` puts the Variables that `sow` fills, on each module for the time of a call.
+CAPTURES = "__captures__"
 
 
 class StaticObjectState(NamedTuple):

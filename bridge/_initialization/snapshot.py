@@ -129,7 +129,7 @@ class Snapshot:
         kept = self._dict({k: v for k, v in before.items() if k != DATA_NOTE}, now)
         made = {k for k, v in kept.items() if k not in before or v is not before[k]}
         if made or (now.get(IS_SETUP) and not before.get(IS_SETUP)):
-            new = {k: v for k, v in now.items() if k not in before and not _is_sown(v)}
+            new = {k: v for k, v in now.items() if k not in before and not _is_intermediate(v)}
             flags = {
                 k: now[k]
                 for k, old in before.items()
@@ -147,7 +147,7 @@ def drop_sown(nodes: Nodes) -> None:
     """Removes what native modules sowed: initialisation is not a call whose output counts."""
     for node in nodes.objects:
         for name, value in list(vars(node).items()):
-            if _is_sown(value):
+            if _is_intermediate(value):
                 delattr(node, name)
 
 
@@ -177,7 +177,7 @@ def _holds_state(value: Any, known: Collection[int]) -> bool:
     if isinstance(value, jax.Array):
         return id(value) not in known
     if isinstance(value, nnx.Variable):
-        return not _is_sown(value) and id(value) not in known
+        return not _is_intermediate(value) and id(value) not in known
     nodes = nodes_below(value)
     if any(_holds_state(variable, known) for variable in nodes.variables):
         return True
@@ -186,7 +186,7 @@ def _holds_state(value: Any, known: Collection[int]) -> bool:
     return any(id(x) not in known for x in arrays)
 
 
-def _is_sown(value: Any) -> bool:
+def _is_intermediate(value: Any) -> bool:
     # Cheap test first: a failing `isinstance(value, nnx.Variable)` is slow.
     if type(value) in NODELESS_TYPES or not isinstance(value, nnx.Variable):
         return False

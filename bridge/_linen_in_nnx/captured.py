@@ -10,6 +10,7 @@ from flax import nnx
 
 import registry
 from bridge._conversion.neutral import as_dicts
+from bridge._flax.objects import CAPTURES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,6 @@ class Captures:
 
 def active(wrapper: nnx.Module) -> Captures:
     """The captures on a wrapper, none outside of `nnx.capture`."""
-    variables = vars(wrapper).get("__captures__", ())
+    variables = vars(wrapper).get(CAPTURES, ())
     in_force = registry.current()
     return Captures({in_force.name_from_type(v.var_type): v for v in variables})

@@ -10,7 +10,7 @@ from flax import nnx
 from flax.core import FrozenDict
 
 from bridge._conversion.linen_holder import IS_SETUP as IS_SETUP
-from bridge._flax.objects import is_data_attribute, is_note
+from bridge._flax.objects import CAPTURES, is_data_attribute, is_note
 
 # The attributes in which a module keeps what is neither a field nor a variable nor a submodule.
 MODULE_PREFIX = "bridge__"
@@ -41,7 +41,7 @@ class Ref(NamedTuple):
 
 def is_reserved_name(name: str) -> bool:
     """Whether an attribute belongs to the bridge or to NNX, and not to the model."""
-    return name.startswith(MODULE_PREFIX) or is_note(name) or name in ("scope", "__captures__")
+    return name.startswith(MODULE_PREFIX) or is_note(name) or name in ("scope", CAPTURES)
 
 
 def is_free(module: Any, name: str) -> bool:

@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 
 from bridge._errors import DeclarationError
-from bridge._flax.objects import is_initializing
+from bridge._flax.objects import CAPTURES, is_initializing
 from bridge._flax.tabulate import uncounted
 from bridge._module_calls.calls import record_of
 from bridge._module_calls.scope import Scope
@@ -177,7 +177,7 @@ class Declaring(nnx.Module):
         Returns:
           Whether the value was kept: below `nnx.capture`, or where `mutable` takes the collection.
         """
-        if "__captures__" in vars(self):
+        if CAPTURES in vars(self):
             return super().sow(variable_type, name, value, reduce_fn, init_fn)
         collection = declarations.collection_name(variable_type)
         return declarations.sow(self, collection, name, value, reduce_fn, init_fn)
@@ -196,6 +196,6 @@ class Declaring(nnx.Module):
         Returns:
           The sum; `value` if there is no such variable.
         """
-        if "__captures__" in vars(self):
+        if CAPTURES in vars(self):
             return super().perturb(name, value, collection)
         return declarations.perturb(self, declarations.collection_name(collection), name, value)

@@ -164,7 +164,7 @@ class BoundModule:
     def removed_state(self) -> list[Address]:
         """Those of them that were not sown."""
         active = registry.current()
-        return sorted((a for a in self.removed() if not _is_sown(a, active)), key=str)
+        return sorted((a for a in self.removed() if not _is_output(a, active)), key=str)
 
     def definition(self) -> StaticGraphDef | None:
         """The GraphDef after the call, if it is another; see `Changes.definition`."""
@@ -181,7 +181,7 @@ class BoundModule:
     def refused(self) -> list[Address]:
         """The leaves that have no place in the module."""
         active = registry.current()
-        return [address for address in self._refused if not _is_sown(address, active)]
+        return [address for address in self._refused if not _is_output(address, active)]
 
     def unused(self) -> list[Address]:
         """The leaves that the definition lacks, and that the call neither used nor removed.
@@ -191,7 +191,7 @@ class BoundModule:
         active = registry.current()
         updates = self.changes.updates if self.changes else {}
         used = (self._read | updates.keys() | self.removed()).difference(self._refused)
-        return [a for a in self._found.unknown if a not in used and not _is_sown(a, active)]
+        return [a for a in self._found.unknown if a not in used and not _is_output(a, active)]
 
     def _check_keys(self, changes: Changes, where: str) -> None:
         """Raises if the call has drawn from a stream that nothing gave a key to."""
@@ -296,5 +296,5 @@ def method_of(module: Any, method: Any) -> Callable[..., Any]:
     return found
 
 
-def _is_sown(address: Address, active: registry.Registry) -> bool:
+def _is_output(address: Address, active: registry.Registry) -> bool:
     return issubclass(active.type_from_name(address[0]), nnx.Intermediate)

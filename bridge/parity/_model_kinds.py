@@ -19,6 +19,7 @@ from bridge._conversion.neutral import Neutral, nest, walk
 from bridge._errors import BridgeError, ConversionError, InvalidModuleError, MissingRngError
 from bridge._flax.interceptors import InterceptorContext
 from bridge._flax.linen_modules import overridden
+from bridge._flax.objects import CAPTURES
 from bridge._graphdefs.static_graphdef import intern
 from bridge._linen_in_nnx.methods import function_of
 from bridge._linen_in_nnx.to_nnx import ToNNX
@@ -226,7 +227,7 @@ def _drop_sown(module: nnx.Module) -> None:
     below: Any
     for _, below in nnx.iter_modules(module, graph=True):
         if not isinstance(below, nnx.List | nnx.Dict):
-            below.__captures__ = nnx.data(())
+            setattr(below, CAPTURES, nnx.data(()))
 
 
 @contextlib.contextmanager

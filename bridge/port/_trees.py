@@ -19,7 +19,7 @@ from bridge._conversion.collections import OUTPUTS, STATIC
 from bridge._conversion.linen_attributes import held_variables
 from bridge._conversion.neutral import Address, Key, Leaf, Neutral, Path, walk
 from bridge._errors import path_text
-from bridge._flax.objects import is_note
+from bridge._flax.objects import CAPTURES, is_note
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._randomness.typed_keys import is_key
 
@@ -215,7 +215,7 @@ def nnx_text(path: Path) -> str:
 def _items(model: Any) -> Iterator[tuple[Path, Any]]:
     if isinstance(model, nnx.Pytree):
         for path, item in nnx.iter_graph(model, graph=True):
-            if not any(is_note(str(key)) or key == "__captures__" for key in path):
+            if not any(is_note(str(key)) or key == CAPTURES for key in path):
                 yield path, item
     else:
         yield from walk(cast(Mapping[Any, Any], model))

@@ -277,3 +277,29 @@ def test_a_compiled_function_keeps_its_function_where_it_is_looked_for(compiled)
 
     made = compiled(function)
     assert any(getattr(made, name, None) is function for name in _HIDDEN)
+
+
+class Sowing(nnx.Module):
+    def __call__(self, x):
+        self.sow(nnx.Intermediate, "seen", x)
+        return vars(self).get(objects.CAPTURES)
+
+
+def test_capture_puts_a_variable_on_each_module_for_the_time_of_a_call():
+    model = Sowing()
+    captures, _ = nnx.capture(model, nnx.Intermediate)(jnp.ones(1))
+    assert [variable.var_type for variable in captures] == [nnx.Intermediate]
+    assert captures[0].get_value().keys() == {"seen"}
+    assert objects.CAPTURES not in vars(model)
+
+
+# What sows outside of `nnx.capture` is what this is compared with.
+@pytest.mark.filterwarnings("ignore:Using .Module.sow:DeprecationWarning")
+def test_a_module_with_no_place_for_captures_sows_nowhere():
+    model = Sowing()
+    setattr(model, objects.CAPTURES, nnx.data(()))
+    model(jnp.ones(1))
+    assert not hasattr(model, "seen")
+    native = Sowing()
+    native(jnp.ones(1))
+    assert hasattr(native, "seen")
