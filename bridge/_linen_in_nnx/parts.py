@@ -19,6 +19,7 @@ from flax.core import FrozenDict
 
 from bridge._conversion import linen_attributes
 from bridge._conversion.linen_holder import LinenHolder
+from bridge._conversion.neutral import Path
 from bridge._flax.linen_modules import children
 
 # In Linen, one key serves every stream that is missing.
@@ -168,3 +169,13 @@ def _is_fixed(value: Any) -> bool:
         fields = [field.name for field in dataclasses.fields(value) if field.name != "parent"]
         return all(_is_fixed(getattr(value, name)) for name in fields)
     return False
+
+
+def dict_for_writing(owner: LinenHolder, path: Path) -> dict[Any, Any]:
+    """The dict of a submodule's variables in a ToNNX, made if it is not there."""
+    if type(vars(owner).get(path[0])) is not dict:
+        setattr(owner, path[0], nnx.data({}))
+    found = vars(owner)[path[0]]
+    for key in path[1:]:
+        found = found.setdefault(key, {})
+    return found

@@ -18,7 +18,7 @@ from bridge._conversion.linen_attributes import report_hooks
 from bridge._conversion.neutral import Path, as_dicts
 from bridge._errors import InvalidModuleError
 
-from .parts import bound_at, has_modules, has_variables, names_at
+from .parts import bound_at, dict_for_writing, has_modules, has_variables, names_at
 from .submodule_call import run_at
 from .submodule_texts import (
     method_name_text,
@@ -28,7 +28,10 @@ from .submodule_texts import (
     place_text,
 )
 
-_NO_TREE = (nnx.Variable, list, tuple)
+
+def _leaves(tree: Any) -> list[Any]:
+    # Linen keeps the variables of a list under the names of its items.
+    return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, nnx.Variable | list | tuple))
 
 
 class LinenSubmodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[misc]
@@ -62,8 +65,7 @@ class LinenSubmodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[
 
     def __setitem__(self, key: Any, value: Any) -> None:
         value = as_dicts(value)
-        # Linen keeps the variables of a list under the names of its items.
-        for leaf in jax.tree.leaves(value, is_leaf=lambda x: isinstance(x, _NO_TREE)):
+        for leaf in _leaves(value):
             if not isinstance(leaf, nnx.Variable):
                 raise InvalidModuleError(
                     f"{place_text(self._owner, self._path)}[{key!r}]",
@@ -73,7 +75,7 @@ class LinenSubmodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[
                     " one, such as nnx.Param(value)",
                 )
         report_hooks(self._owner, value)
-        _dict_for_writing(self._owner, self._path)[key] = value
+        dict_for_writing(self._owner, self._path)[key] = value
 
     def __delitem__(self, key: Any) -> None:
         del self._dict[key]
@@ -114,7 +116,7 @@ class LinenSubmodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[
     __copy__ = copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return dict, (as_dicts(self._dict),)
+        return dict, (self.copy(),)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return run_at(self._path, "__call__", self._owner, *args, **kwargs)
@@ -173,9 +175,8 @@ def submodule_attribute(owner: Any, path: Path, name: str) -> Any:
 
 def found_at(owner: Any, path: Path, name: str) -> Any:
     """`submodule_attribute` of a name that is there."""
-    known = names_at(owner, path)
     module = bound_at(owner, path)
-    if name in known.submodules and name not in vars(module):
+    if name in names_at(owner, path).submodules and name not in vars(module):
         return LinenSubmodule(owner, (*path, name))
     static = inspect.getattr_static(type(module), name, None)
     if name in vars(module):
@@ -189,8 +190,8 @@ def found_at(owner: Any, path: Path, name: str) -> Any:
         except flax_errors.DescriptorAttributeError as error:
             # Linen wraps an AttributeError inside a property; the cause names the attribute.
             raise error.__cause__ or error from None
-    is_made = not any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
-    if not is_made and not has_variables(owner):
+    is_traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
+    if is_traced and not has_variables(owner):
         raise AttributeError(not_created_text(owner, path, name))
     return _as_parts(owner, value)
 
@@ -215,8 +216,8 @@ def assign_parts(owner: Any, path: Path, name: str, value: Any) -> bool:
     """
     if isinstance(value, LinenSubmodule) or not _has_variables(value):
         return False
-    here = names_at(owner, path)
-    own = found_at(owner, path, name) if name in (here.found or ()) else None
+    is_known = name in (names_at(owner, path).found or ())
+    own = found_at(owner, path, name) if is_known else None
     if isinstance(own, LinenSubmodule) or not has_submodules(own):
         if isinstance(value, Mapping) or not has_submodules(value):
             return False
@@ -253,12 +254,10 @@ def has_submodules(value: Any) -> bool:
 def _pairs(own: Any, value: Any) -> list[tuple[LinenSubmodule, Mapping[Any, Any]]] | None:
     """Each submodule with what was assigned to it; None if something has no counterpart."""
     if isinstance(own, LinenSubmodule):
-        is_tree = isinstance(value, Mapping) and all(
-            isinstance(leaf, nnx.Variable)
-            for leaf in jax.tree.leaves(as_dicts(value), is_leaf=lambda x: isinstance(x, _NO_TREE))
-        )
         # A copy, as these may be the same submodules in another order.
-        return [(own, as_dicts(value))] if is_tree else None
+        given = as_dicts(value) if isinstance(value, Mapping) else value
+        is_tree = given is not value and all(isinstance(v, nnx.Variable) for v in _leaves(given))
+        return [(own, given)] if is_tree else None
     if isinstance(own, Mapping):
         is_alike = isinstance(value, Mapping) and own.keys() == value.keys()
         items = [(own[key], value[key]) for key in own] if is_alike else None
@@ -270,18 +269,8 @@ def _pairs(own: Any, value: Any) -> list[tuple[LinenSubmodule, Mapping[Any, Any]
         is_alike = own is value or (isinstance(own, bool | int | float | str) and own == value)
         return [] if is_alike else None
     found = [_pairs(*item) for item in items or ()]
-    if items is None or None in found:
-        return None
-    return [pair for pairs in found for pair in pairs or ()]
-
-
-def _dict_for_writing(owner: Any, path: Path) -> dict[Any, Any]:
-    if type(vars(owner).get(path[0])) is not dict:
-        setattr(owner, path[0], nnx.data({}))
-    found = vars(owner)[path[0]]
-    for key in path[1:]:
-        found = found.setdefault(key, {})
-    return found
+    is_whole = items is not None and None not in found
+    return [pair for pairs in found for pair in pairs or ()] if is_whole else None
 
 
 def _as_parts(owner: Any, value: Any) -> Any:
