@@ -77,7 +77,8 @@ def test_different_collections_have_different_types():
     "probe", ["__path__", "__wrapped__", "__all__", "__file_not__", "pytest_plugins", "pytestmark"]
 )
 def test_names_that_the_import_system_and_pytest_probe_make_no_type(probe):
-    assert not hasattr(auto, probe)
+    with pytest.raises(AttributeError, match=f"'registry.auto' has no attribute '{probe}'"):
+        getattr(auto, probe)
 
 
 def test_a_type_of_another_module_is_not_automatic():
@@ -105,6 +106,23 @@ def test_an_automatic_type_pickles_as_itself(name, pickler):
 def test_an_automatic_type_pickles_in_every_protocol(protocol):
     typ = auto.for_collection("a.b/c d")
     assert pickle.loads(pickle.dumps(typ, protocol)) is typ
+
+
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("tests_counter", "tests_counter"),
+        ("a.b", "a%2Eb"),
+        ("a/b", "a%2Fb"),
+        ("größe", "gr%C3%B6%C3%9Fe"),
+        ("Any", "%41ny"),
+        ("__init__", "%5F_init__"),
+        ("pytestmark", "%70ytestmark"),
+    ],
+)
+def test_a_type_has_the_name_that_it_has_in_pickles_of_earlier_versions(name, written):
+    assert auto.for_collection(name).__qualname__ == written
+    assert getattr(auto, written) is auto.for_collection(name)
 
 
 IN_A_FRESH_PROCESS = """
