@@ -132,6 +132,8 @@ def test_two_unregistered_types_of_one_name_are_a_conflict_that_names_both_and_t
     assert f"{first.__module__}.{first.__qualname__}" in message
     assert f"{second.__module__}.{second.__qualname__}" in message
     assert "register_variable_name(" in message
+    assert (caught.value.name, caught.value.typ) == ("TestsTwins", second)
+    assert caught.value.found is first
     assert registry.variable_name_from_type(first, create=True) == "TestsTwins"
 
 
@@ -169,7 +171,7 @@ def test_without_create_an_unknown_collection_is_an_error(name):
     with pytest.raises(registry.UnknownNameError, match=name) as caught:
         registry.variable_type_from_name(name, create=False)
     assert caught.value.wanted == name
-    assert "register_variable_name" in str(caught.value)
+    assert "register its Variable type with register_variable_name" in str(caught.value)
 
 
 def test_without_create_an_unknown_type_is_an_error():
@@ -177,6 +179,7 @@ def test_without_create_an_unknown_type_is_an_error():
     with pytest.raises(registry.UnknownNameError, match=typ.__qualname__) as caught:
         registry.variable_name_from_type(typ, create=False)
     assert caught.value.wanted is typ
+    assert "register its collection with register_variable_name" in str(caught.value)
 
 
 @pytest.mark.parametrize("register", REGISTER_FUNCTIONS)
