@@ -41,10 +41,9 @@ def model_of(size: int | str) -> Case:
     return MODELS[size]() if isinstance(size, str) else case_of(size)
 
 
-def _pairs(at_most: float | None, *, native: bool = True) -> tuple[Ratio, ...]:
+def _pairs(at_most: float | None) -> tuple[Ratio, ...]:
     """Either wrapper over what it wraps."""
-    found = Ratio("ToLinen", "NNX", at_most), Ratio("ToNNX", "Linen", at_most)
-    return found if native else found[:1]
+    return Ratio("ToLinen", "NNX", at_most), Ratio("ToNNX", "Linen", at_most)
 
 
 # Conversion.
@@ -411,14 +410,17 @@ SIZE_ROWS: tuple[Row, ...] = (
         case=int,
         rounds=5,
     ),
-    Row(
-        "first call, import included",
-        "s",
-        (1,),
-        {name: _process(program) for name, program in FIRST_CALLS.items()},
-        _pairs(1.10),
-        case=int,
-        rounds=3,
+    *(
+        Row(
+            f"first call of a {wrapped}, import included",
+            "s",
+            (1,),
+            {name: _process(FIRST_CALLS[name]) for name in (native, wrapped)},
+            (Ratio(wrapped, native, 1.10),),
+            case=int,
+            rounds=3,
+        )
+        for wrapped, native in (("ToLinen", "NNX"), ("ToNNX", "Linen"))
     ),
     Row(
         "training step",
