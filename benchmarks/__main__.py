@@ -1,17 +1,27 @@
-"""The command line: ``python -m benchmarks [--quick] [--row NAME]… [--output FOLDER]``."""
+"""The command line: ``python -m benchmarks``; ``--help`` tells its options.
+
+With ``--accelerator`` it measures the rows that have sizes for one, at these.
+"""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax
+
 from . import curves, report, results
+from .all_rows import ROWS
 from .measure import FULL, QUICK
-from .rows import ROWS, Row, Size
+from .rows import Row, Size
+
+# Figures of an accelerator go into a folder with its name.
+GPU = Path(__file__).parent / "results" / "gpu"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -19,13 +29,21 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=results.__doc__)
     parser.add_argument("--quick", action="store_true", help="two sizes, few rounds, for a look")
     parser.add_argument("--row", action="append", choices=[row.name for row in ROWS])
+    parser.add_argument("--size", action="append", help="such as 8 or ViT-S/16")
+    parser.add_argument("--accelerator", action="store_true", help="sizes that fill one")
     parser.add_argument("--output", type=Path, help="a folder for the JSON and the picture")
     chosen = parser.parse_args(arguments)
+    if chosen.accelerator and not chosen.output:
+        chosen.output = GPU / re.sub(r"\W+", "-", jax.devices()[0].device_kind)
     effort = QUICK if chosen.quick else FULL
     rows = [row for row in ROWS if not chosen.row or row.name in chosen.row]
 
     def sizes(row: Row) -> Sequence[Size]:
-        return row.sizes[:2] if chosen.quick else row.sizes
+        usual = row.accelerator if chosen.accelerator else row.sizes
+        if chosen.size:
+            known = dict.fromkeys((*row.sizes, *row.accelerator))
+            return [size for size in known if str(size) in chosen.size]
+        return usual[:2] if chosen.quick else usual
 
     environment = results.environment(effort)
     known: dict[tuple[str, Size], results.Measured] = {}

@@ -20,7 +20,7 @@ _SCALES = {"s": "seconds"}
 
 
 def draw(measured: Sequence[Measured], path: Path) -> None:
-    """Draws the growth curves, one picture for each row that has several sizes.
+    """Draws the growth curves, one picture for each row that has several sizes, if there is one.
 
     Args:
       measured: the run.
@@ -34,6 +34,8 @@ def draw(measured: Sequence[Measured], path: Path) -> None:
         if isinstance(one.size, int):
             by_row.setdefault(one.row, []).append(one)
     by_row = {name: found for name, found in by_row.items() if len(found) > 1}
+    if not by_row:
+        return
     height = -(-len(by_row) // COLUMNS)
     figure = Figure(figsize=(5 * COLUMNS, 3.6 * height), layout="constrained")
     for index, (name, found) in enumerate(by_row.items()):

@@ -35,6 +35,11 @@ class Effort:
         rounds = math.ceil(self.rounds / self.processes)
         return dataclasses.replace(self, rounds=rounds, processes=1)
 
+    def with_rounds(self, rounds: int | None) -> Effort:
+        """The same with that many rounds, if they are told; a look takes no more than it does."""
+        most = rounds if self.turn >= FULL.turn else min(rounds or self.rounds, self.rounds)
+        return dataclasses.replace(self, rounds=most or self.rounds)
+
 
 FULL = Effort(rounds=20, turn=0.05, processes=4)
 QUICK = Effort(rounds=5, turn=0.005)

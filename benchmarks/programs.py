@@ -29,8 +29,25 @@ def primitives(function: Callable[..., Any], *args: Any) -> collections.Counter[
 
 def instructions(function: Callable[..., Any], *args: Any) -> collections.Counter[str]:
     """How often each instruction, with its shape, is in a function's optimised HLO."""
-    text = jax.jit(function).lower(*args).compile().as_text() or ""
+    return counted(jax.jit(function).lower(*args).compile().as_text() or "")
+
+
+def counted(text: str) -> collections.Counter[str]:
+    """How often each instruction, with its shape, is in an optimised HLO module."""
     return collections.Counter(f"{op} {shape}" for shape, op in _INSTRUCTION.findall(text))
+
+
+def entry_instructions(text: str) -> int:
+    """How many instructions an optimised HLO module runs one after the other.
+
+    Those of its entry computation, but for what only names a value; on a GPU these are the kernels.
+    """
+    entry = text[text.index("\nENTRY ") :]
+    found = _INSTRUCTION.findall(entry[: entry.index("\n}")])
+    return sum(1 for _, operation in found if operation not in _NAMES)
+
+
+_NAMES = frozenset({"parameter", "constant", "tuple", "get-tuple-element", "bitcast"})
 
 
 def compiled_bytes(function: Callable[..., Any], *args: Any) -> int:

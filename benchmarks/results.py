@@ -18,9 +18,10 @@ from typing import Any
 
 import jax
 
+from .all_rows import ROWS
 from .measure import Effort, Spread, ratio, seconds
 from .models import case_of
-from .rows import ROWS, Ratio, Row, Size
+from .rows import Ratio, Row, Size
 
 LIBRARIES = ("jax", "jaxlib", "flax", "numpy")
 
@@ -118,9 +119,11 @@ def run(
         with _process(effort) as measure:
             for row in rows:
                 # What is counted is the same in every process.
-                for size in sizes(row) if row.unit == "s" or number == 0 else ():
+                is_pooled = row.unit == "s" and row.rounds is None
+                part = effort.of_one_process.with_rounds(row.rounds)
+                for size in sizes(row) if is_pooled or number == 0 else ():
                     known = pooled.setdefault((row.name, size), {})
-                    for name, found in measure(row, size, effort.of_one_process).items():
+                    for name, found in measure(row, size, part).items():
                         known.setdefault(name, []).extend(found)
                     yield _measured_as(row, size, known)
 

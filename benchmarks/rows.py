@@ -62,6 +62,9 @@ class Row:
       case: makes what the subjects are given, None for the model of that size.
       largest: the largest size of a subject that is left out at larger ones.
       is_dispatch: whether calls are timed until they return rather than until they are done.
+      rounds: of a row whose calls take long: how often at most every subject has its turn, in the
+        first process alone.
+      accelerator: the sizes for an accelerator; none of such a row's other sizes is measured there.
     """
 
     name: str
@@ -72,6 +75,8 @@ class Row:
     case: Callable[[Any], Any] | None = None
     largest: Mapping[str, int] = dataclasses.field(default_factory=dict)
     is_dispatch: bool = False
+    rounds: int | None = None
+    accelerator: tuple[Size, ...] = ()
 
     def subjects_at(self, size: Size) -> dict[str, Subject]:
         """The subjects that are measured at a size."""
