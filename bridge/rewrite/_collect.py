@@ -177,6 +177,10 @@ def _check_lifted(program: Program, plan: ClassPlan) -> None:
         texts = [ast.unparse(d) for d in plan.node.decorator_list]
         if any(t.split("(")[0].split(".")[-1] not in ("dataclass", "final") for t in texts):
             plan.leave(f"the decorator @{texts[0]} may hide the class", plan.node.lineno)
+    first, last = plan.node.lineno, plan.node.end_lineno or 0
+    for kind, site in program.records.functions:
+        if site.file == plan.source.file and first <= site.span.line <= last:
+            plan.leave(f"nn.{kind} over a function", site.span.line)
     for making in program.records.makings:
         if making.kind == "module" and making.owner is None and making.path:
             holder = program.records.instances.get((making.run, making.path[:-1]))

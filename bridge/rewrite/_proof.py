@@ -171,7 +171,8 @@ class _Prover:
             self._keep(run, name, own)
         training, name = training_kwargs(entry), f"{label}, in training"
         if training is not None and not self._is_same(checker, name, inputs, training, state=True):
-            own = checker.check(inputs, training, sections=["outputs", "state"], jit=False)
+            options = {"sections": ["outputs", "state"], "jit": False, "train": True}
+            own = checker.check(inputs, training, **options)
             self._keep(run, name, own)
 
     def _decoded(self, run: int, given: Entry, label: str) -> None:

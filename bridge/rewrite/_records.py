@@ -145,6 +145,7 @@ class Records:
         lines: the lines that ran, by file.
         variables: abstract variables of each run.
         lifted: the classes that lifted transforms made.
+        functions: lifted transforms of functions, by their names, and where they are made.
         steps: of the runs of models that decode, which leaves of the arguments are sequences.
     """
 
@@ -157,6 +158,7 @@ class Records:
     variables: list[Any] = dataclasses.field(default_factory=list)
     lifted: dict[type, Lifted] = dataclasses.field(default_factory=dict)
     steps: dict[int, frozenset[int]] = dataclasses.field(default_factory=dict)
+    functions: list[tuple[str, Site]] = dataclasses.field(default_factory=list)
     _stacks: dict[int, dict[Path, int]] = dataclasses.field(default_factory=dict)
 
     def chain(self, cls: type | None) -> list[Lifted]:

@@ -77,6 +77,7 @@ class Rewriter:
             _trace.run(watch, entry.make(), *shaped(entry).called)
         self._vary(watch)
         self.program: Program = self._collected()
+        self._is_fresh = True
 
     def _vary(self, watch: _trace.Watch) -> None:
         self.watch, self.varied = watch, []
@@ -140,7 +141,9 @@ class Rewriter:
 
     def write(self) -> None:
         """Writes the new texts, without a proof."""
-        self.program = self._collected()
+        if not self._is_fresh:
+            self.program = self._collected()
+        self._is_fresh = False
         self._leave()
         self._write()
 

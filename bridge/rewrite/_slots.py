@@ -136,6 +136,12 @@ def _variable(plan: ClassPlan, slot: Slot) -> str | None:
 def name_slots(program: Program, plan: ClassPlan) -> None:
     """Gives every slot of compact methods an attribute."""
     taken = set(plan.taken_names) | _RESERVED
+    # NNX keeps what is sown in an attribute of that name.
+    taken |= {
+        making.name
+        for making in program.records.makings
+        if making.kind in ("sow", "perturb") and making.owner_cls is plan.cls and making.name
+    }
     slots = [
         slot for slot in plan.slots.values() if slot.method.name != "setup" and slot.outer is None
     ]

@@ -64,8 +64,10 @@ class States:
                 yield self._never(node)
             elif name == "has_variable":
                 yield self.source.edit(node, "True")
-            elif name in ("sow", "perturb") and name == "sow":
+            elif name == "sow":
                 yield from self._sow(node)
+            elif name == "perturb":
+                self._perturb(node)
             elif name == "make_rng":
                 stream = node.args[0] if node.args else None
                 if not (isinstance(stream, ast.Constant) and isinstance(stream.value, str)):
@@ -73,7 +75,6 @@ class States:
                 self.plan.note(node, "keys are drawn from an NNX stream")
                 yield self.source.edit(node, f"self.rngs.{stream.value}()")
             elif name in (
-                "perturb",
                 "param",
                 "variable",
                 "get_variable",
@@ -118,6 +119,12 @@ class States:
                 return self.source.edit(both, self.method.call_text(other))
             return self.source.edit(negation, "True")
         return self.source.edit(node, "False")
+
+    def _perturb(self, node: ast.Call) -> None:
+        """Has one name in both; Linen's adds nothing where no perturbations are given."""
+        if len(node.args) > 2 or any(k.arg == "collection" for k in node.keywords):
+            raise LeftLinenError("perturb in another collection", node)
+        self.plan.note(node, "perturb adds to the state, and warns, outside of nnx.capture")
 
     def _sow(self, node: ast.Call) -> Iterator[Edit]:
         first = node.args[0] if node.args else None

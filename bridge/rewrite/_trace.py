@@ -116,6 +116,8 @@ class Watch:
             if event == "return" and isinstance(arg, type):
                 target: Any = options.pop("target", None)
                 self.records.lifted[arg] = Lifted(kind, target, options, site)
+            elif event == "return" and site is not None:
+                self.records.functions.append((kind, site))
             return local
 
         return local

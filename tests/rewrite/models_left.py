@@ -141,12 +141,12 @@ class SowsElsewhere(nn.Module):
         return x
 
 
-class Perturbed(nn.Module):
-    """self.perturb has no counterpart here"""
+class PerturbedElsewhere(nn.Module):
+    """perturb in another collection"""
 
     @nn.compact
     def __call__(self, x):
-        return self.perturb("x", nn.Dense(3)(x))
+        return self.perturb("x", nn.Dense(3)(x), "others")
 
 
 class CacheOfPartial(nn.Module):

@@ -9,14 +9,15 @@ from flax import linen as nn
 import bridge
 from bridge import rewrite
 from tests.rewrite import models_left as models
+from tests.rewrite import models_left_calls as others
 
 LEFT = [
     cls
-    for cls in vars(models).values()
+    for cls in (*vars(models).values(), *vars(others).values())
     if (
         inspect.isclass(cls)
         and issubclass(cls, nn.Module)
-        and cls.__module__ == models.__name__
+        and cls.__module__ in (models.__name__, others.__name__)
         and cls.__doc__
         and cls.__doc__[0].islower()
     )
@@ -33,7 +34,11 @@ def level(result, cls):
     return next(each for each in result.classes if each.name == cls.__name__)
 
 
-SPECIAL = {models.Hidden: models.HidesIt, models.OwnLayer: lambda: models.OwnLayer(3)}
+SPECIAL = {
+    others.NeverSeen: others.MakesNeverSeen,
+    models.Hidden: models.HidesIt,
+    models.OwnLayer: lambda: models.OwnLayer(3),
+}
 
 
 @pytest.mark.parametrize("cls", LEFT, ids=lambda cls: cls.__name__)
