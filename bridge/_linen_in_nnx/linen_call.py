@@ -70,7 +70,7 @@ class LinenCall:
         module = wrapper.to_nnx__module
         self._wrapper = wrapper
         # Beside variables that exist, if that was asked for.
-        self._replaces = is_creating_variables() and not is_initializing(wrapper)
+        self._replaces = is_creating_variables()
         self._initializing = self._replaces or is_initializing(wrapper)
         self._function, target, kwargs = called(module, method, kwargs)
         modes = dict(wrapper.to_nnx__modes)

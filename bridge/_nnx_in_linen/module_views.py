@@ -7,7 +7,7 @@ import inspect
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from flax import linen as nn
@@ -103,16 +103,27 @@ class _Shown:
         scope = self._scope
         for key in path:
             scope = _child(scope, key)
-        kind = vars(type(module))[_BASE]
         name = _name(path) if path else scope.name
-        view = vars(kind)[_VIEW](parent=scope, name=name)
+        view = _made[vars(type(module))[_BASE]].view(parent=scope, name=name)
         object.__setattr__(view, "_nnx_module", module)
         return view
 
 
 _shown: ContextVar[_Shown | None] = ContextVar("shown", default=None)
-# Attributes of classes: what is kept elsewhere by class would keep the class.
-_VIEW, _SHOWN, _BASE = "bridge__view", "bridge__shown", "bridge__base"
+
+
+class _Made(NamedTuple):
+    """What is made of a class: a subclass, and the class of the modules' views."""
+
+    shown: type
+    view: type[NNXModuleView]
+
+
+# By class, which Flax's and JAX's own registers of NNX classes keep anyway. Not attributes of it: a
+# constructor whose class has others counts as another one.
+_made: dict[type, _Made] = {}
+# Of a subclass, the class that it stands for.
+_BASE = "bridge__base"
 
 
 @contextlib.contextmanager
@@ -158,7 +169,7 @@ def _has_methods(module: Any) -> bool:
 def _shown_class(module: Any) -> type:
     """A class whose methods run through the view of the module, made once for each class."""
     kind = type(module)
-    if _SHOWN not in vars(kind):
+    if kind not in _made:
         methods = _methods(kind)
         own = {name: _through_view(name, function) for name, function in methods.items()}
         names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
@@ -171,9 +182,8 @@ def _shown_class(module: Any) -> type:
             lambda namespace: namespace.update({**own, **names, _BASE: kind}),
         )
         views = {name: _of_view(name, function) for name, function in methods.items()}
-        setattr(kind, _VIEW, type(kind.__name__, (NNXModuleView,), {**views, **names}))
-        setattr(kind, _SHOWN, shown)
-    return vars(kind)[_SHOWN]
+        _made[kind] = _Made(shown, type(kind.__name__, (NNXModuleView,), {**views, **names}))
+    return _made[kind].shown
 
 
 def _methods(kind: type) -> dict[str, Callable[..., Any]]:

@@ -22,6 +22,7 @@ from bridge._flax.traces import partially_evaluate, trace_of
 from bridge._graphdefs import comparison, static_graphdef
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 from bridge._graphdefs.template import Template
+from bridge._initialization.creating import is_creating_variables
 from bridge._initialization.lazy_init import run_initializing
 
 from .arguments import Existing
@@ -103,7 +104,7 @@ def _remembered(
 ) -> tuple[StaticGraphDef, bool]:
     """`_abstract`, computed once for all that hold the same."""
     has_call = call is not None
-    surroundings = names, identity(registry.current()), _settings()
+    surroundings = names, identity(registry.current()), _settings(), is_creating_variables()
     inputs = contents(_shapes(call)) if has_call else None
     before = recipe.contents(calls=has_call)
     key = before.key, inputs and inputs.key, surroundings

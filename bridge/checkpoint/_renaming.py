@@ -206,7 +206,9 @@ def _collision(target: ItemPath, moves: list[_Move]) -> str:
     if None in entries:
         return f"one new path for several leaves: {text} for {sources}"
     numbers = sorted(entry.number for entry in entries if entry is not None)
-    return f"the layers {numbers} of {text}, where 0 to {len(numbers) - 1} were expected"
+    wanted = set(range(max(len(numbers), max(numbers) + 1)))
+    lacking = sorted(wanted.difference(numbers))
+    return f"the layers {numbers} of {text}, each once and on one axis; missing are {lacking}"
 
 
 def _check_used(unused: set[str]) -> None:

@@ -9,7 +9,7 @@ def numbered_layers(linen: str, nnx: str) -> dict[str, str]:
     r"""The rule for layers that both sides have one by one: `layers_3` is `layers[3]`.
 
     Args:
-      linen: the Linen path up to the number and its `_`, with `/`.
+      linen: the Linen path up to the number and its `_`, with `/`; plain text, no expression.
       nnx: the NNX path of the list, with dots; an `nnx.Dict` whose keys are numbers is one too.
 
     Returns:
@@ -30,7 +30,7 @@ def layers_scanned_in_linen(linen: str, nnx: str, axis: int = 0) -> dict[str, st
     Args:
       linen: the Linen path of the scanned module, with `/`.
       nnx: the NNX path of the list, with dots.
-      axis: the axis of the layers, as in `variable_axes={'params': axis}`.
+      axis: the axis of the layers, as in `variable_axes={'params': axis}`; one for all collections.
 
     Returns:
       A table, as `numbered_layers` returns it. Read backwards it stacks the layers of the list.

@@ -218,3 +218,29 @@ def test_the_pure_model_is_quantized_at_all(provider):
     make, (first, _, leaves) = provider
     assert np.abs(first - PURE.apply({"params": PARAMS}, X)).max() > 1e-4
     assert (leaves.keys() == leaves_of(PARAMS).keys()) == (make is PROVIDERS["dynamic QAT"])
+
+
+class Between(nnx.Module):
+    """An NNX module in a Linen one, which holds a Linen one again."""
+
+    def __init__(self, *, rngs):
+        self.fc1 = bridge.ToNNX(nn.Dense(8), rngs=rngs)
+        self.fc2 = nnx.Linear(8, 6, rngs=rngs)
+
+    def __call__(self, x):
+        return self.fc2(jax.nn.relu(self.fc1(x)))
+
+
+def test_copies_of_a_deep_mixture_are_adapted_each_for_itself(provider):
+    """NNX holds Linen, which holds NNX, which holds Linen; the model itself stays as it is."""
+    make, expected = provider
+    float_model = bridge.lazy_init(
+        in_nnx(LinenTop(LinenInner(bridge.to_linen(Between))))(nnx.Rngs(0)), X
+    )
+    y = float_model(X)
+    for _ in range(2):
+        made = make()
+        with bridge.nnx_modules_as_linen():
+            result = nnx_result(lambda rngs: nnx.clone(float_model), made)
+            check(result, expected, made)
+        np.testing.assert_array_equal(float_model(X), y)
