@@ -116,7 +116,8 @@ class _Made(NamedTuple):
     """What is made of a class: a subclass, and the class of the modules' views."""
 
     shown: type
-    view: type[NNXModuleView]
+    # A scope for `parent` is what Linen takes, and not what it says it takes.
+    view: Any
 
 
 # By class, which Flax's and JAX's own registers of NNX classes keep anyway. Not attributes of it: a
