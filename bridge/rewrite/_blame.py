@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from ._files import NewFile
 from ._paths import Paths
 from ._plans import ClassPlan, Program
-from ._proof import Proof, ProofError
+from ._proven import Proof, ProofError
 
 
 class Blame:

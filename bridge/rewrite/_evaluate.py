@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ._records import Shape
@@ -159,3 +159,14 @@ def is_size(value: Any) -> bool:
         and bool(value)
         and all(isinstance(each, int) and not isinstance(each, bool) for each in value)
     )
+
+
+def same_dtype(node: ast.AST, spaces: Sequence[tuple[Mapping[str, Any], Any]]) -> str | None:
+    """`x.dtype` as text, where it is one type in all spaces of names and fields; else None."""
+    if not isinstance(node, ast.Attribute) or node.attr != "dtype":
+        return None
+    try:
+        found = {str(evaluate(node, names, fields)) for names, fields in spaces}
+    except UnknownValueError:
+        return None
+    return f'"{found.pop()}"' if len(found) == 1 else None

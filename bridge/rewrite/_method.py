@@ -9,16 +9,15 @@ from typing import Any
 from ._caches import CACHE, is_cache
 from ._candidates import Candidates
 from ._constructors import Constructor
-from ._evaluate import UnknownValueError, evaluate, is_size
+from ._evaluate import UnknownValueError, evaluate, is_size, same_dtype
 from ._paths_below import below
 from ._plans import ClassPlan, LeftLinenError, Program
 from ._records import Making, Shape
 from ._references import References
 from ._sizes import Sizes
-from ._source import Edit, is_self, names_in, shape_item
+from ._source import COMPREHENSIONS, Edit, is_self, loops_around, names_in, shape_item
 from ._taint import Taint
 
-_LOOPS = (ast.For, ast.While, ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
@@ -95,7 +94,8 @@ class Method:
                     and isinstance(each.ctx, ast.Store)
                 ):
                     comprehension = next(
-                        (a for a in self.source.ancestors(each) if isinstance(a, _LOOPS[2:])), None
+                        (a for a in self.source.ancestors(each) if isinstance(a, COMPREHENSIONS)),
+                        None,
                     )
                     if comprehension is not None and comprehension not in inside:
                         continue
@@ -173,18 +173,10 @@ class Method:
         return f"({text})" if is_part and not text.isidentifier() else text
 
     def _as_dtype(self, node: ast.AST, makings: Sequence[Making]) -> str | None:
-        """`x.dtype`, where it was seen to be one type."""
-        if not isinstance(node, ast.Attribute) or node.attr != "dtype" or not makings:
-            return None
-        try:
-            spaces = [({**self.namespace, **m.env}, m.fields) for m in makings]
-            found = {str(evaluate(node, *space)) for space in spaces}
-        except UnknownValueError:
-            return None
-        if len(found) != 1:
-            return None
-        self.plan.seen.append(ast.unparse(node))
-        return repr(found.pop()).replace("'", '"')
+        found = same_dtype(node, [({**self.namespace, **m.env}, m.fields) for m in makings])
+        if found is not None:
+            self.plan.seen.append(ast.unparse(node))
+        return found
 
     def _argument_dimension(
         self, node: ast.expr, makings: Sequence[Making]
@@ -298,18 +290,3 @@ class Method:
 
     def _loops(self, node: ast.AST) -> list[ast.AST]:
         return loops_around(self.source, node, self.node)
-
-
-def loops_around(source: Any, node: ast.AST, method: ast.AST) -> list[ast.AST]:
-    """The loops around a place in a method, the outermost first."""
-    found: list[ast.AST] = []
-    before = node
-    for each in source.ancestors(node):
-        if each is method:
-            break
-        if (isinstance(each, ast.For | ast.While) and before in each.body) or isinstance(
-            each, _LOOPS[2:]
-        ):
-            found.insert(0, each)
-        before = each
-    return found

@@ -16,7 +16,6 @@ from flax import nnx
 import bridge
 from bridge import parity, port
 from bridge._conversion.collections import OUTPUTS
-from bridge._errors import BridgeError
 
 from ._build import Maker, importable
 from ._compare import Checker, draws, named_axes
@@ -25,6 +24,7 @@ from ._entries import Entry, Varied, entry_kwargs, second_batch, training_kwargs
 from ._files import NewFile
 from ._paths import rules_of
 from ._plans import Program
+from ._proven import Proof, ProofError
 from ._records import Instance
 from ._snapshots import shapes_of
 from ._steps import step
@@ -34,58 +34,6 @@ from ._weights import has_integers, inexact, random_inputs, random_variables
 _OF_ONE_PROGRAM = ("port plan", "weights", "outputs", "partition specs")
 _OF_A_STEP = ("port plan", "weights", "outputs", "state", "partition specs")
 _STEPS = 3
-
-
-class ProofError(BridgeError, ValueError):
-    """The weights of the Linen model do not fit the new one.
-
-    Attributes:
-        paths: the Linen paths of what does not fit, without collections.
-    """
-
-    def __init__(self, text: str, paths: Sequence[tuple[str, ...]]) -> None:
-        self.paths = tuple(paths)
-        super().__init__(text)
-
-
-@dataclasses.dataclass(frozen=True)
-class Proof:
-    """What was compared.
-
-    Attributes:
-        reports: of `bridge.parity`, by what was run.
-        rules: Linen paths to NNX paths, for `bridge.port`.
-        sizes: the size arguments of each entry's model.
-        first_place: the Linen path of the first layer that differs.
-        notes: what was not compared.
-        place: the run in which something differs.
-        limits: what raised, or had other shapes, with other fields than the given ones.
-        same: the runs in which both models are one program, whose numbers need no comparison.
-    """
-
-    reports: Mapping[str, parity.Report]
-    rules: Mapping[str, str]
-    sizes: Sequence[Mapping[str, Any]]
-    first_place: str | None = None
-    notes: tuple[str, ...] = ()
-    place: int = 0
-    limits: tuple[str, ...] = ()
-    same: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing differs."""
-        return all(report.ok for report in self.reports.values())
-
-    @property
-    def worst(self) -> float:
-        """The largest difference of an output."""
-        found = [0.0]
-        for report in self.reports.values():
-            for section in report.sections:
-                if section.name == "outputs":
-                    found += [c.max_abs for c in section.compared if c.max_abs is not None]  # pyright: ignore
-        return max(found)
 
 
 def prove(

@@ -26,7 +26,8 @@ from ._entries import (
 )
 from ._files import SUFFIX, NewFile, modules_of
 from ._plans import ClassPlan, LeftLinenError, Program, SizeArgument
-from ._proof import Proof, prove
+from ._proof import prove
+from ._proven import Proof
 from ._references import References
 from ._source import Source, source_of
 

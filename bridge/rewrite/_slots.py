@@ -7,10 +7,10 @@ import keyword
 import re
 from typing import Any
 
-from ._method import FUNCTIONS, loops_around
+from ._method import FUNCTIONS
 from ._plans import ClassPlan, LeftLinenError, Program, Slot
 from ._records import Making
-from ._source import is_free, is_self
+from ._source import is_free, is_self, loops_around
 
 _LOOP_KINDS = (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
 _STORING = ("module", "param", "variable")

@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 from ._records import Span
 
+COMPREHENSIONS = (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
+
 
 class Edit(NamedTuple):
     """A stretch of a file, in bytes, and the text in its place; an insertion has no length."""
@@ -205,3 +207,18 @@ def is_self(node: ast.AST, name: str | None = None) -> bool:
 def source_of(file: str, stamp: float) -> Source:
     """The source of a file as it was at a time, parsed once."""
     return Source(file)
+
+
+def loops_around(source: Source, node: ast.AST, method: ast.AST) -> list[ast.AST]:
+    """The loops around a place in a method, the outermost first."""
+    found: list[ast.AST] = []
+    before = node
+    for each in source.ancestors(node):
+        if each is method:
+            break
+        if (isinstance(each, ast.For | ast.While) and before in each.body) or isinstance(
+            each, COMPREHENSIONS
+        ):
+            found.insert(0, each)
+        before = each
+    return found

@@ -1,0 +1,62 @@
+"""What a proof found, and that it cannot be made."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from bridge import parity
+from bridge._errors import BridgeError
+
+
+class ProofError(BridgeError, ValueError):
+    """The weights of the Linen model do not fit the new one.
+
+    Attributes:
+        paths: the Linen paths of what does not fit, without collections.
+    """
+
+    def __init__(self, text: str, paths: Sequence[tuple[str, ...]]) -> None:
+        self.paths = tuple(paths)
+        super().__init__(text)
+
+
+@dataclasses.dataclass(frozen=True)
+class Proof:
+    """What was compared.
+
+    Attributes:
+        reports: of `bridge.parity`, by what was run.
+        rules: Linen paths to NNX paths, for `bridge.port`.
+        sizes: the size arguments of each entry's model.
+        first_place: the Linen path of the first layer that differs.
+        notes: what was not compared.
+        place: the run in which something differs.
+        limits: what raised, or had other shapes, with other fields than the given ones.
+        same: the runs in which both models are one program, whose numbers need no comparison.
+    """
+
+    reports: Mapping[str, parity.Report]
+    rules: Mapping[str, str]
+    sizes: Sequence[Mapping[str, Any]]
+    first_place: str | None = None
+    notes: tuple[str, ...] = ()
+    place: int = 0
+    limits: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs."""
+        return all(report.ok for report in self.reports.values())
+
+    @property
+    def worst(self) -> float:
+        """The largest difference of an output."""
+        found = [0.0]
+        for report in self.reports.values():
+            for section in report.sections:
+                if section.name == "outputs":
+                    found += [c.max_abs for c in section.compared if c.max_abs is not None]  # pyright: ignore
+        return max(found)
