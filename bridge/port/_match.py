@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
 
+from . import _stacks
 from ._context import PLAIN, Context, Settled
 from ._correspondence import Ambiguous, Correspondence, Evidence, Pairing
 from ._layers import NORMS, norm_leaves, rule_of
@@ -14,16 +15,7 @@ from ._linking import Linker, label_of
 from ._places import Place, Proposer
 from ._rules import pairs_of
 from ._sequences import numbered_pairs
-from ._stacks import (
-    Stack,
-    either,
-    is_list,
-    list_pairs,
-    on_axis,
-    only_stacks,
-    stack_pairs,
-    stackable_axes,
-)
+from ._stacks import Stack, either, is_list, list_pairs, on_axis, only_stacks, stack_pairs
 from ._structure import matches, only_pairs, open_modules, open_scopes
 from ._trees import InCollection, LinenNode, NNXNode
 
@@ -202,7 +194,7 @@ class Matcher:
         axes = range(max(ranks, default=0))
         fits = [axis for axis in axes if self._fits(*on_axis(pair, axis))]
         # The parts of a layer may be ambiguous; the shapes show the axis anyway.
-        return fits or stackable_axes(pair, self._classes)
+        return fits or _stacks.stackable_axes(pair, self._classes)
 
     def _fits(self, node: NNXNode, scope: LinenNode, context: Context) -> bool:
         """Whether two modules match without a problem, tried on the side."""

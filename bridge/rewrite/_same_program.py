@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -55,36 +55,14 @@ def is_same_program(
     numbering = Numbering()
     given, tree = jax.tree.flatten((tuple(inputs), dict(kwargs)))
 
-    def called(function: Callable[..., Any], arrays: Sequence[Any]) -> Any:
+    def call(function: Callable[..., Any], arrays: Sequence[Any]) -> Any:
         own = iter(arrays)
         args, named = jax.tree.unflatten(tree, [next(own) if is_array(g) else g for g in given])
         return function(*args, **named)
 
     arrays = [leaf for leaf in given if is_array(leaf)]
-    module, variables = linen
-    leaves, linen_tree = jax.tree.flatten(dict(variables))
-    mutable = [name for name in variables if name != "params" and name not in OUTPUTS]
-
-    def old(leaves: Any, arrays: Any) -> Any:
-        own = jax.tree.unflatten(linen_tree, leaves)
-
-        def apply(*args: Any, **named: Any) -> Any:
-            function = getattr(type(module), method) if method else None
-            options = {"method": function, "rngs": keys, "mutable": mutable if state else False}
-            return module.apply(own, *args, **options, **named)
-
-        output = called(apply, arrays)
-        output, updates = output if state else (output, {})
-        return output, jax.tree.leaves({**own, **updates})
-
-    graphdef, rest = nnx.split(model)
-    values, nnx_tree = jax.tree.flatten(rest)
-
-    def new(values: Any, arrays: Any) -> Any:
-        own = nnx.merge(graphdef, jax.tree.unflatten(nnx_tree, values))
-        output = called(getattr(own, method) if method else own, arrays)
-        return output, jax.tree.leaves(nnx.state(own, nnx.Not(_NO_STATE)))
-
+    old, leaves = _linen_program(*linen, call, method, keys, state=state)
+    new, values = _nnx_program(model, call, method)
     before_old = [numbering.weight(leaf) for leaf in leaves]
     before_new = list(map(numbering.weight, jax.tree.leaves(nnx.state(model, nnx.Not(_NO_STATE)))))
     if len(set(before_old)) != len(leaves):
@@ -104,6 +82,53 @@ def is_same_program(
     return changed is not None and changed == (
         _changed(before_new, map(numbering.unstopped, after_new))
     )
+
+
+# Runs a function on the inputs, of which the arrays are given.
+_Call: TypeAlias = Callable[[Callable[..., Any], Sequence[Any]], Any]
+# Leaves and input arrays -> (output, leaves after the call).
+_Program: TypeAlias = Callable[[Any, Any], tuple[Any, list[Any]]]
+
+
+def _linen_program(
+    module: Any,
+    variables: Mapping[str, Any],
+    call: _Call,
+    method: str | None,
+    keys: Mapping[str, Any] | None,
+    *,
+    state: bool,
+) -> tuple[_Program, list[Any]]:
+    """A call of a Linen module as a function of its leaves, and these."""
+    leaves, tree = jax.tree.flatten(dict(variables))
+    mutable = [name for name in variables if name != "params" and name not in OUTPUTS]
+
+    def run(leaves: Any, arrays: Any) -> tuple[Any, list[Any]]:
+        own = jax.tree.unflatten(tree, leaves)
+
+        def apply(*args: Any, **named: Any) -> Any:
+            function = getattr(type(module), method) if method else None
+            options = {"method": function, "rngs": keys, "mutable": mutable if state else False}
+            return module.apply(own, *args, **options, **named)
+
+        output = call(apply, arrays)
+        output, updates = output if state else (output, {})
+        return output, jax.tree.leaves({**own, **updates})
+
+    return run, leaves
+
+
+def _nnx_program(model: Any, call: _Call, method: str | None) -> tuple[_Program, list[Any]]:
+    """The same of an NNX module."""
+    graphdef, state = nnx.split(model)
+    leaves, tree = jax.tree.flatten(state)
+
+    def run(leaves: Any, arrays: Any) -> tuple[Any, list[Any]]:
+        own = nnx.merge(graphdef, jax.tree.unflatten(tree, leaves))
+        output = call(getattr(own, method) if method else own, arrays)
+        return output, jax.tree.leaves(nnx.state(own, nnx.Not(_NO_STATE)))
+
+    return run, leaves
 
 
 def _changed(before: Sequence[int], later: Iterable[int]) -> dict[int, int] | None:
