@@ -1,7 +1,8 @@
 """Processes for tests, forked from one that has imported what they would each import.
 
-Importing JAX, Flax and orbax takes two seconds. JAX starts its threads and reads its flags when it
-is used first, so a fork of a process that has only imported it is as good as a new one.
+Importing JAX, Flax and orbax takes two seconds. JAX starts its threads and reads XLA_FLAGS when
+it is used first, so a fork of a process that has only imported it is as good as a new one. It reads
+the variables JAX_* when it is imported: those of the first process stay.
 """
 
 import atexit

@@ -83,6 +83,8 @@ def _is_made_of_slots() -> bool:
     """A Variable is its value, its metadata and its trace, in attributes of these names."""
     metadata = dict.fromkeys(REQUIRED_METADATA, False)
     variable: Any = nnx.Variable.from_metadata(1, metadata)
+    if not hasattr(nnx.Variable, "_new"):
+        return False
     slots = set(nnx.Variable.__slots__) == {"_raw_value", "_trace_state", "_var_metadata"}
     is_kept = variable._raw_value == 1 and variable._var_metadata == metadata
     return slots and is_kept and variable._trace_state.is_valid() is True

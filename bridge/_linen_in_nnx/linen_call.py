@@ -179,7 +179,8 @@ class LinenCall:
                 continue
             run = functools.partial(self._run, mutable=DenyList(collection))
             try:
-                jax.eval_shape(lambda run=run: run(*inputs)[1])
+                with _train_eval.applied(self._call.modes):
+                    jax.eval_shape(lambda run=run: run(*inputs)[1])
             except flax_errors.ModifyScopeVariableError:
                 return collection
             except Exception:

@@ -16,8 +16,8 @@ def set_module_paths(model: M) -> M:
 
     NNX modules do not know their paths. Without this call the path of a wrapped Linen module
     begins at its `ToNNX`, and so rules such as `encoder/.*` of a library that matches paths miss
-    what is inside. The path is a static attribute: copies of the model keep it, and a module that
-    moves to another model is told again.
+    what is inside. The path is a static attribute: copies of the model keep it. After moving a
+    module to another model, call this again.
 
     Args:
       model: the outermost NNX module; it is changed in place. A module that it holds twice has the
@@ -44,7 +44,7 @@ def set_module_paths(model: M) -> M:
       >>> model(1.0), bridge.set_module_paths(model)(1.0)
       ((), ('layers', '0'))
     """
-    for path, module in nnx.iter_modules(model):
+    for path, module in nnx.iter_modules(model, graph=True):
         if isinstance(module, LinenHolder):
             module.to_nnx__path = tuple(map(str, path))
     return model

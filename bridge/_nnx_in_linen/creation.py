@@ -23,7 +23,7 @@ from bridge._initialization.lazy_init import initialized
 from . import rebuilding, scope_variables
 from .bound_module import method_in_modes, method_of
 from .matched_variables import MatchedVariables, comparison, overlay
-from .module_views import are_shown, showing
+from .module_views import are_shown, showing, unshow
 from .nnx_call import NNXCall
 from .wrapper_scope import WrapperScope
 
@@ -109,6 +109,7 @@ def _create(
         find = functools.partial(method_in_modes, method=method)
         with showing(module, scope.linen):
             module, output = initialized(module, find, args, kwargs, nodes)
+        unshow(module)
     graphdef, made = static_graphdef.split(module, recipe.origin, given)
     # An argument is not state: each call passes its own.
     arguments = {(ARRAYS, path) for path, _ in given}

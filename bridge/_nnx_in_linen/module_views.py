@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -139,25 +140,40 @@ def showing(module: Any, linen: Any) -> Iterator[None]:
     if not _active.get() or scope is None:
         yield
         return
-    found = list(nnx.iter_modules(module))
+    found = list(nnx.iter_modules(module, graph=True))
     wrappers = [(path, each) for path, each in found if isinstance(each, LinenHolder)]
     shown = [(path, each) for path, each in found if _has_methods(each)]
+    told = [vars(each).pop("to_nnx__path", None) for _, each in wrappers]
     token = _shown.set(_Shown(shown, scope))
-    for path, each in wrappers:
-        vars(each)["to_nnx__path"] = (*scope.path, *map(str, path))
-    for _, each in shown:
-        each.__class__ = _shown_class(each)
     try:
+        for path, each in wrappers:
+            vars(each)["to_nnx__path"] = (*scope.path, *map(str, path))
+        for _, each in shown:
+            # Python looks `__call__` up in the class, and another object would not be the module
+            # that the parent calls, so the class is exchanged for the time of the call.
+            each.__class__ = _shown_class(each)
         yield
     finally:
         _shown.reset(token)
         # The call may have added modules, and taken some away.
-        for each in (*(each for _, each in shown), *nodes_below(module).objects):
-            base = vars(type(each)).get(_BASE)
-            if base is not None:
-                each.__class__ = base
-        for _, each in wrappers:
+        _unshow(each for _, each in shown)
+        unshow(module)
+        for (_, each), path in zip(wrappers, told, strict=True):
             vars(each).pop("to_nnx__path", None)
+            if path is not None:
+                vars(each)["to_nnx__path"] = path
+
+
+def unshow(module: Any) -> None:
+    """Gives the modules below one their own classes, also in a copy that was made in a block."""
+    _unshow(nodes_below(module).objects)
+
+
+def _unshow(nodes: Iterable[Any]) -> None:
+    for node in nodes:
+        base = vars(type(node)).get(_BASE)
+        if base is not None:
+            node.__class__ = base
 
 
 def _has_methods(module: Any) -> bool:
@@ -198,6 +214,8 @@ _NOT_OWN = frozenset((*dir(nnx.Module), *dir(nn.Module))) - {"__call__"}
 
 
 def _through_view(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    # NNX looks at the signatures of methods, to tell which of them take `rngs` for example.
+    @functools.wraps(function)
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         shown = _shown.get()
         view = None if shown is None else shown.view(self)
@@ -210,6 +228,7 @@ def _through_view(name: str, function: Callable[..., Any]) -> Callable[..., Any]
 
 
 def _of_view(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
     def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
         return function(self.nnx_module, *args, **kwargs)
 

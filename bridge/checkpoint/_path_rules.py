@@ -122,7 +122,7 @@ def refuse_stacked(rules: list[Rule]) -> None:
     if stacked:
         raise RulesError(
             f"stacked layers in the rules for {stacked}",
-            "paths alone where there is no model",
+            "rules that only rename paths, as there is no model",
             "give --model to convert, or use bridge.port",
         )
 

@@ -83,10 +83,15 @@ def for_target(source: Source, target: TargetTree | None, table: Mapping[str, st
     }
     # Numbers are integers in an `nnx.List` and text in an `nnx.Dict`.
     own = {tuple(map(str, path)): path for path in target.leaves}
-    placed = {
-        own.get(tuple(map(str, (*prefix, *path))), (*prefix, *_keys(path))): made
-        for (prefix, path), made in origins(shapes, rules).items()
-    }
+    placed: dict[Path, Made] = {}
+    for (prefix, path), made in origins(shapes, rules).items():
+        found = own.get(tuple(map(str, (*prefix, *path))), (*prefix, *_keys(path)))
+        if found in placed:
+            text = "/".join(map(str, found))
+            raise RulesError(
+                f"one new path for several leaves: {text}", "one for each", "correct the table"
+            )
+        placed[found] = made
     return restacked(source, placed)
 
 
@@ -196,7 +201,7 @@ def _left_out(key: ItemPath, moves: list[_Move], shapes: Iterable[tuple[int, ...
         return []
     taken = {cut.number for cut in cuts if cut is not None}
     lacking = sorted({*range(_total(shapes, cuts[0].axis))} ^ taken)
-    return [f"a place for the layers {lacking} of {text} missing, or too many"] if lacking else []
+    return [f"{text}, whose layers {lacking} have no place or do not exist"] if lacking else []
 
 
 def _collision(target: ItemPath, moves: list[_Move]) -> str:

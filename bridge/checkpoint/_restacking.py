@@ -82,7 +82,8 @@ def restacked(source: Source, made: Mapping[Path, Made]) -> Source:
     for path, each in made.items():
         first = by_path[each.origins[0].path]
         stored: dict[Names, Stored] = {}
-        for below in _names_below(source, first):
+        below_all = [n for o in each.origins for n in _names_below(source, by_path[o.path])]
+        for below in dict.fromkeys(below_all):
             parts = [
                 (by_path[o.path].stored.get((*source.names(o.path), *below)), o.cut)
                 for o in each.origins

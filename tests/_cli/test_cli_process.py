@@ -23,7 +23,7 @@ from . import mixed_models
 from .command_line import COMMANDS, run, start, start_new
 
 ROOT = pathlib.Path(mixed_models.__file__).parents[2]
-# As a user has it: no emulated devices, nothing of the tests'.
+# As a user has it: no emulated devices.
 QUIET = {**os.environ, "XLA_FLAGS": "", "COLUMNS": "40"}
 
 

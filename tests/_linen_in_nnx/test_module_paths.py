@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import pytest
 from flax import linen as nn
 from flax import nnx
 
@@ -112,13 +113,14 @@ def test_a_wrapper_that_moves_is_told_again():
 
 def test_errors_name_the_whole_path():
     module = bridge.set_module_paths(model())
-    found = []
 
-    def lacks(next_function, args, kwargs, context):
+    def draws(next_function, args, kwargs, context):
         if context.method_name == "__call__" and isinstance(context.module, nn.Dense):
-            found.append(context.module.scope.path_text)
+            context.module.make_rng("noise")
         return next_function(*args, **kwargs)
 
-    with nn.intercept_methods(lacks):
-        module(X)
-    assert found[0] == "/first/body/fc"
+    with (
+        nn.intercept_methods(draws),
+        pytest.raises(bridge.MissingRngError, match="/first/body/fc"),
+    ):
+        module.first(X, rngs={})

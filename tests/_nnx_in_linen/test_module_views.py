@@ -10,6 +10,7 @@ from flax import linen as nn
 from flax import nnx, serialization
 
 import bridge
+from bridge._nnx_in_linen import module_views
 from tests.models import assert_close
 
 X = jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
@@ -318,3 +319,82 @@ def test_a_table_has_a_row_for_each_module():
         table = model.tabulate(jax.random.key(0), X, console_kwargs={"width": 200})
     for row in ("inner/fc", "inner/layers/0", "inner/layers/1", "head"):
         assert row in table
+
+
+class Drops(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.Sequential(nnx.Linear(4, 4, rngs=rngs), nnx.Dropout(0.5))
+
+    def __call__(self, x, *, rngs):
+        return self.layers(x, rngs=rngs)
+
+
+def test_methods_keep_their_signatures_which_nnx_reads():
+    model = bridge.to_linen(Drops)
+
+    def run(variables):
+        # A keyword `rngs` of the module itself goes through a function of it.
+        return model.apply(
+            variables, X, nnx_method=lambda module, x: module(x, rngs=nnx.Rngs(dropout=3))
+        )
+
+    variables = bridge.ToLinen.from_module(Drops(nnx.Rngs(0)))[1]
+    expected = run(variables)
+    assert bool((expected == 0).any())
+    with bridge.nnx_modules_as_linen():
+        np.testing.assert_array_equal(run(variables), expected)
+
+
+def test_a_module_that_needs_an_axis_is_stored_as_its_own_class():
+    class Normalized(nnx.Module):
+        def __init__(self, rngs):
+            self.norm = nnx.BatchNorm(4, axis_name="batch", rngs=rngs)
+
+        def __call__(self, x):
+            return self.norm(x)
+
+    model = bridge.to_linen(Normalized)
+    expected = model.init(jax.random.key(0), X)
+    with bridge.nnx_modules_as_linen():
+        found = model.init(jax.random.key(0), X)
+    assert model.apply(found, X, nnx_method=lambda module, x: type(module.norm)) is nnx.BatchNorm
+    jax.tree.map(np.testing.assert_array_equal, found["batch_stats"], expected["batch_stats"])
+
+
+def test_what_cannot_be_shown_leaves_nothing_behind():
+    class NeedsMore(nnx.Module):
+        def __init_subclass__(cls, *, more, **options):
+            super().__init_subclass__(**options)
+
+        def __init__(self, rngs):
+            self.fc = nnx.Linear(4, 4, rngs=rngs)
+
+        def __call__(self, x):
+            return self.fc(x)
+
+    class Holds(nnx.Module):
+        def __init__(self, rngs):
+            self.inner = NeedsMore(rngs)
+
+        def __call__(self, x):
+            return self.inner(x)
+
+    model = bridge.to_linen(Holds)
+    variables = model.init(jax.random.key(0), X)
+    y = model.apply(variables, X)
+    with bridge.nnx_modules_as_linen(), pytest.raises(TypeError, match="more"):
+        model.apply(variables, X)
+    np.testing.assert_array_equal(model.apply(variables, X), y)
+    assert module_views._shown.get() is None
+
+
+def test_a_path_that_was_told_before_stays():
+    model, linen = bridge.ToNNX(LinenCore(), rngs=nnx.Rngs(0)).lazy_init(X), None
+    holder = nnx.Dict(inner=model)
+    bridge.set_module_paths(holder)
+    linen, variables = bridge.ToLinen.from_module(holder)
+    with bridge.nnx_modules_as_linen():
+        _, updates = linen.apply(
+            variables, X, nnx_method=lambda holder, x: holder["inner"](x), mutable=["nnx"]
+        )
+    assert not updates.get("nnx") or updates["nnx"] == variables["nnx"]

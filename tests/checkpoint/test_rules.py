@@ -59,6 +59,7 @@ def test_rules_that_cannot_be_followed_change_nothing(tmp_path, variables):
     for rules, text in (
         ({"Conv_0": "layers.0"}, "match no path"),
         ({r"Dense_\d": "layers.0"}, "one new path for several leaves"),
+        ({"Dense_0": "layers.0", "Dense_1": "layers.00"}, "one new path for several leaves"),
         ({"h": "layers.*"}, "match no path"),
         ({"Dense_0": "layers.*.*"}, "one \\* or"),
         ({r"(Dense_\d)": r"layers[\1]"}, "'Dense_0' for the number"),
