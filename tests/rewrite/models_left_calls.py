@@ -193,3 +193,14 @@ class Step(nn.Module):
 
 
 STACKED = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
+
+
+class CacheNotMade(nn.Module):
+    """a decode cache that was not made"""
+
+    def setup(self):
+        self.dense = nn.Dense(3)
+        self.attention = nn.MultiHeadDotProductAttention(2, decode=True, qkv_features=4)
+
+    def __call__(self, x):
+        return self.dense(x)
