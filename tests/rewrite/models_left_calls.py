@@ -204,3 +204,27 @@ class CacheNotMade(nn.Module):
 
     def __call__(self, x):
         return self.dense(x)
+
+
+class CountsWhenMutable(nn.Module):
+    """its values differ from those of the Linen class"""
+
+    @nn.compact
+    def __call__(self, x):
+        count = self.variable("stats", "count", lambda: jnp.zeros((), jnp.float32))
+        if self.is_mutable_collection("stats"):
+            count.value += 1
+        return nn.Dense(3)(x)
+
+
+class CountsUnderFlag(nn.Module):
+    """its values differ from those of the Linen class"""
+
+    counts: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        count = self.variable("stats", "count", lambda: jnp.zeros((), jnp.float32))
+        if self.counts and self.is_mutable_collection("stats"):
+            count.value += 1
+        return nn.Dense(3)(x)
