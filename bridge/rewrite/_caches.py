@@ -61,14 +61,17 @@ def cache_of(method: Method, slot: Slot) -> Cache | None:
     if node is None:
         raise LeftLinenError("a decode cache that a partial turns on", slot.node)
     found = [_shape(method, making) for making in makings]
-    if None in found or len({dtype for _, dtype in found if dtype}) > 1:
+    made = [cache for cache in found if cache is not None]
+    if len(made) < len(found):
         raise LeftLinenError("a decode cache that was not made", slot.node)
+    if len({dtype for _, dtype in made}) > 1:
+        raise LeftLinenError("decode caches of several dtypes", slot.node)
     by_owner: dict[Any, tuple[int, ...]] = {}
-    for making, (shape, _) in zip(makings, found, strict=True):
+    for making, (shape, _) in zip(makings, made, strict=True):
         if by_owner.setdefault((making.run, making.owner), shape) != shape:
             raise LeftLinenError("decode caches of several shapes", slot.node)
-    name = method.sizes.given(CACHE, makings, [shape for shape, _ in found])
-    dtype = found[0][1]
+    name = method.sizes.given(CACHE, makings, [shape for shape, _ in made])
+    dtype = made[0][1]
     arguments = name if dtype == "float32" else f'{name}, "{dtype}"'
     if isinstance(node, ast.Constant):
         return Cache(arguments, None)
@@ -80,13 +83,13 @@ def is_cache(making: Making) -> bool:
     return making.kind == "variable" and making.made.get("col") == "cache"
 
 
-def _shape(method: Method, making: Making) -> tuple[tuple[int, ...], str]:
-    """The shape of the input that the cache is for, and the dtype."""
+def _shape(method: Method, making: Making) -> tuple[tuple[int, ...], str] | None:
+    """The shape of the input that the cache is for, and the dtype; None if there is no cache."""
     variables = method.variables_at(making)
     key = _leaf(variables, "cache", "cached_key")
     query = _leaf(variables, "params", "query", "kernel")
     if key is None or query is None:
-        return (), ""
+        return None
     return (*key.shape[:-2], query.shape[0]), str(key.dtype)
 
 

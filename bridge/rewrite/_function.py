@@ -16,6 +16,7 @@ from ._places import places_of
 from ._plans import ClassPlan, Program
 from ._result import ClassResult, Rewrite
 from ._rewriter import Rewriter
+from ._steps import COLLECTION, choices
 from ._test_text import test_of
 
 
@@ -127,8 +128,11 @@ def _result(rewriter: Rewriter) -> Rewrite:
     reports = {} if proof is None else dict(proof.reports)
     is_proven = bool(reports) and all(report.ok for report in reports.values())
     limits = () if proof is None else proof.limits
+    whole = _undecoded(rewriter)
     classes = [
-        _class(plan, is_proven, limits if plan.cls is rewriter.root else ())
+        _class(plan, is_proven, limits, whole)
+        if plan.cls is rewriter.root
+        else _class(plan, is_proven)
         for plan in program.plans.values()
     ]
     classes += [
@@ -154,13 +158,26 @@ def _rewritten(program: Program) -> list[str]:
     return [plan.name for plan in program.plans.values() if plan.reason is None]
 
 
-def _class(plan: ClassPlan, is_proven: bool, limits: tuple[str, ...]) -> ClassResult:
+def _undecoded(rewriter: Rewriter) -> tuple[str, ...]:
+    """What is to be reviewed in a model with caches whose inputs could not be cut into steps."""
+    records = rewriter.program.records
+    for run, entry in enumerate(rewriter.entries):
+        has_cache = COLLECTION in records.variables[run]
+        has_sequence = any(choices(entry.inputs, entry.kwargs))
+        if has_cache and has_sequence and not records.steps.get(run):
+            return ("no single step of decoding could be run: only whole inputs were compared",)
+    return ()
+
+
+def _class(
+    plan: ClassPlan, is_proven: bool, limits: tuple[str, ...] = (), whole: tuple[str, ...] = ()
+) -> ClassResult:
     file, line = plan.source.file, plan.node.lineno
     name = pathlib.Path(file).name
     if plan.reason is not None:
         where = f"{name}:{plan.reason_line}: " if plan.reason_line else ""
         return ClassResult(plan.name, file, line, "left Linen", (f"{where}{plan.reason}",))
-    notes = [f"{name}:{number}: {text}" for number, text in plan.review]
+    notes = [*(f"{name}:{number}: {text}" for number, text in plan.review), *whole]
     if not is_proven:
         return ClassResult(
             plan.name, file, line, "needs review", (*notes, "the program was not proven")

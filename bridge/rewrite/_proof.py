@@ -104,7 +104,10 @@ class _Prover:
         checker = self._pair(run, entry, inputs)
         self.rules.update(checker.rules)
         kwargs = entry_kwargs(entry)
-        if self._is_same(checker, label, inputs, kwargs):
+        training = training_kwargs(entry)
+        # A call without a mode may update state whenever it is mutable.
+        state = training is None
+        if self._is_same(checker, label, inputs, kwargs, state=state):
             options: dict[str, Any] = {"sections": _OF_ONE_PROGRAM, "jit": False}
         else:
             options = {"gradients": self.gradients, "jit": self.gradients}
@@ -114,10 +117,10 @@ class _Prover:
             return
         larger = second_batch(inputs)
         name = f"{label}, another batch size"
-        if larger is not None and not self._is_same(checker, name, larger, kwargs):
+        if larger is not None and not self._is_same(checker, name, larger, kwargs, state=state):
             own = checker.check(larger, kwargs, sections=["outputs"], jit=False)
             self._keep(run, name, own)
-        training, name = training_kwargs(entry), f"{label}, in training"
+        name = f"{label}, in training"
         if training is not None and not self._is_same(checker, name, inputs, training, state=True):
             options = {"sections": ["outputs", "state"], "jit": False, "train": True}
             own = checker.check(inputs, training, **options)
@@ -163,9 +166,11 @@ class _Prover:
             inputs = random_inputs(entry.inputs)
             checker = self._pair(varied.run, entry, inputs)
             given, train = (inputs, entry_kwargs(entry)), varied.is_training
-            if self._is_same(checker, label, *given, state=train):
+            state = train or training_kwargs(entry) is None
+            if self._is_same(checker, label, *given, state=state):
                 return
-            report = checker.check(*given, sections=["outputs"], jit=False, train=train)
+            sections = ["outputs", "state"] if state else ["outputs"]
+            report = checker.check(*given, sections=sections, jit=False, train=train)
             if not report.ok:
                 report = checker.check(*given, gradients=False, jit=False, train=train)
         except Exception as error:

@@ -19,6 +19,7 @@ from jax.extend import core
 from bridge._conversion.collections import OUTPUTS
 
 from ._draws import is_same_kind
+from ._gradient_rules import is_known_rule
 from ._snapshots import is_array
 
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2")
@@ -65,14 +66,14 @@ def is_same_program(
     new, values = _nnx_program(model, call, method)
     before_old = [numbering.weight(leaf) for leaf in leaves]
     before_new = list(map(numbering.weight, jax.tree.leaves(nnx.state(model, nnx.Not(_NO_STATE)))))
-    if len(set(before_old)) != len(leaves):
-        # One weight cannot be told from another.
+    if len(set(before_old)) != len(leaves) or len(set(before_new)) != len(before_new):
+        # One weight cannot be told from another, or is held twice and has two gradients.
         return False
     try:
         outputs_old, after_old = numbering.outputs(old, leaves, arrays)
         outputs_new, after_new = numbering.outputs(new, values, arrays)
-    except Exception:
-        # A program that cannot be traced, or that needs a mode; it is compared by its numbers.
+    except UnknownProgramError:
+        # It is compared by its numbers.
         return False
     if outputs_old != outputs_new:
         return False
@@ -156,7 +157,7 @@ def _only_shapes(name: str, params: Mapping[str, Any]) -> bool:
 
 
 class UnknownProgramError(Exception):
-    """A program does more than return values."""
+    """A program cannot be traced, or has more to it than can be seen."""
 
 
 class Numbering:
@@ -180,9 +181,13 @@ class Numbering:
         """The numbers of what a function returns: the tree of its output, and the list behind it.
 
         Raises:
-            UnknownProgramError: it has effects.
+            UnknownProgramError: it has effects, a rule for gradients of its own, or raises, as it
+                does where it needs a mode.
         """
-        closed, shapes = jax.make_jaxpr(function, return_shape=True)(list(leaves), list(arrays))
+        try:
+            closed, shapes = jax.make_jaxpr(function, return_shape=True)(list(leaves), list(arrays))
+        except Exception as error:
+            raise UnknownProgramError(str(error)) from error
         if closed.effects:
             raise UnknownProgramError(str(closed.effects))
         # Inputs are told apart by their place, as their values may be the same.
@@ -228,8 +233,14 @@ class Numbering:
             found = self._run(inner, given)
             if name in _CALLS:
                 return found
-            # Its gradient is the function's own.
-            return [self._number((name, self._named(inner), each)) for each in found]
+            place = str(getattr(inner.jaxpr.debug_info, "func_src_info", ""))
+            if not is_known_rule(place):
+                raise UnknownProgramError(f"a rule for gradients: {place}")
+            # Its gradient is the function's own, and may be of inputs that the result ignores.
+            return [
+                self._number((name, place, tuple(given), index, each))
+                for index, each in enumerate(found)
+            ]
         first = equation.invars[0].aval if equation.invars else None
         if first is not None and len(given) == 1 and first.dtype == outs[0].dtype:
             if first.shape == outs[0].shape and (name in _ALIASES or _only_shapes(name, params)):
@@ -252,10 +263,6 @@ class Numbering:
             self._stopped.update(zip(found, given, strict=True))
         return found
 
-    def _named(self, closed: Any) -> str:
-        """The function, and where it is: a rule for gradients belongs to it."""
-        return str(getattr(closed.jaxpr.debug_info, "func_src_info", ""))
-
     def _param(self, value: Any) -> Any:
         if isinstance(value, core.Jaxpr):
             value = core.ClosedJaxpr(value, ())
@@ -271,8 +278,7 @@ class Numbering:
             return tuple((str(key), self._param(each)) for key, each in sorted(value.items()))
         if is_array(value):
             return self._array(value, "constant")
-        if callable(value) and hasattr(value, "__qualname__"):
-            return (value.__module__, value.__qualname__)
+        # A function is itself alone: closures of one factory have one name.
         try:
             hash(value)
         except TypeError:

@@ -193,3 +193,38 @@ class Step(nn.Module):
 
 
 STACKED = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
+
+
+class CacheNotMade(nn.Module):
+    """a decode cache that was not made"""
+
+    def setup(self):
+        self.dense = nn.Dense(3)
+        self.attention = nn.MultiHeadDotProductAttention(2, decode=True, qkv_features=4)
+
+    def __call__(self, x):
+        return self.dense(x)
+
+
+class CountsWhenMutable(nn.Module):
+    """its values differ from those of the Linen class"""
+
+    @nn.compact
+    def __call__(self, x):
+        count = self.variable("stats", "count", lambda: jnp.zeros((), jnp.float32))
+        if self.is_mutable_collection("stats"):
+            count.value += 1
+        return nn.Dense(3)(x)
+
+
+class CountsUnderFlag(nn.Module):
+    """its values differ from those of the Linen class"""
+
+    counts: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        count = self.variable("stats", "count", lambda: jnp.zeros((), jnp.float32))
+        if self.counts and self.is_mutable_collection("stats"):
+            count.value += 1
+        return nn.Dense(3)(x)

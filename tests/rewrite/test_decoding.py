@@ -90,3 +90,13 @@ def faulty():
     rewriter.varied.clear()
     rewriter.write()
     return rewriter
+
+
+def test_a_model_of_which_no_single_step_can_be_run_needs_review():
+    result = bridge.rewrite(
+        models.WholeOnly, jax.ShapeDtypeStruct((2, 4, 3), "float32"), gradients=False
+    )
+    assert result.is_proven, str(result)
+    (found,) = result.classes
+    assert found.level == "needs review"
+    assert "only whole inputs were compared" in found.notes[0]

@@ -1,14 +1,17 @@
 """Two models are one program only if all of their results and gradients are the same."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 from flax import nnx
+from jax.extend import core
 
 from bridge import parity, port
 from bridge.rewrite._draws import same_key, with_same_keys
-from bridge.rewrite._same_program import is_same_program
+from bridge.rewrite._same_program import Numbering, is_same_program
 from bridge.rewrite._weights import random_variables
 
 X = jax.ShapeDtypeStruct((2, 4), "float32")
@@ -111,6 +114,50 @@ class OtherTree(Native):
         return (super().__call__(x, y, train),)
 
 
+def reversal(factor, name):
+    """Its result does not depend on the factor, which only the gradient holds."""
+
+    def reverse(x, s):
+        return x
+
+    if name == "input":
+        reverse = jax.custom_vjp(reverse)
+        reverse.defvjp(lambda x, s: (x, s), lambda s, g: (-s * g, jnp.zeros_like(s)))
+        return lambda x: reverse(x, jnp.float32(factor))
+    if name == "not differentiated":
+        reverse = jax.custom_vjp(reverse, nondiff_argnums=(1,))
+        reverse.defvjp(lambda x, s: (x, None), lambda s, _, g: (-s * g,))
+        return lambda x: reverse(x, factor)
+    reverse = jax.custom_vjp(lambda x: x)
+    reverse.defvjp(lambda x: (x, None), lambda _, g: (-factor * g,))
+    return reverse
+
+
+class LinenFunction(nn.Module):
+    function: Any
+
+    @nn.compact
+    def __call__(self, x):
+        return self.function(nn.Dense(4, name="a")(x))
+
+
+class NativeFunction(nnx.Module):
+    def __init__(self, function, rngs):
+        self.a, self.function = nnx.Linear(4, 4, rngs=rngs), function
+
+    def __call__(self, x):
+        return self.function(self.a(x))
+
+
+def is_same_with(function, other):
+    """Whether one function behind a layer is taken for another."""
+    linen = LinenFunction(function)
+    variables = random_variables(jax.eval_shape(linen.init, jax.random.key(0), X))
+    model = NativeFunction(other, nnx.Rngs(0))
+    port.plan(variables, model).apply()
+    return is_same_program((linen, variables), model, (jnp.ones(X.shape),), {})
+
+
 def pair(cls):
     linen = Linen()
     variables = random_variables(jax.eval_shape(linen.init, jax.random.key(0), X, X))
@@ -171,3 +218,69 @@ def test_weights_that_cannot_be_told_apart_are_not_taken_for_each_other():
     port.plan(zeros, model).apply()
     x = jnp.ones(X.shape)
     assert not is_same_program((linen[0], zeros), model, (x, x), {"train": False})
+
+
+@pytest.mark.parametrize("name", ["input", "not differentiated", "closure"])
+def test_gradients_of_other_rules_are_not_taken_for_each_other(name):
+    one, two = reversal(1.0, name), reversal(2.0, name)
+    x = jnp.ones(X.shape)
+    assert (one(x) == two(x)).all()
+    assert (jax.grad(lambda x: one(x).sum())(x) != jax.grad(lambda x: two(x).sum())(x)).all()
+    assert not is_same_with(one, two)
+
+
+def test_a_rule_of_jax_is_known_by_its_name():
+    assert is_same_with(jax.nn.relu, nnx.relu)
+    assert not is_same_with(jax.nn.relu, lambda x: jnp.maximum(x, 0))
+
+
+def test_a_weight_that_is_held_twice_has_two_gradients():
+    class Tied(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            layer = nn.Dense(4, name="a")
+            return layer(layer(x))
+
+    class Untied(nnx.Module):
+        def __init__(self, rngs):
+            self.a, self.b = nnx.Linear(4, 4, rngs=rngs), nnx.Linear(4, 4, rngs=rngs)
+
+        def __call__(self, x):
+            return self.b(self.a(x))
+
+    linen, model = Tied(), Untied(nnx.Rngs(0))
+    variables = random_variables(jax.eval_shape(linen.init, jax.random.key(0), X))
+    for layer in (model.a, model.b):
+        layer.kernel[...] = variables["params"]["a"]["kernel"]
+        layer.bias[...] = variables["params"]["a"]["bias"]
+    x = jnp.ones(X.shape)
+    assert (linen.apply(variables, x) == model(x)).all()
+    assert not is_same_program((linen, variables), model, (x,), {})
+    model.b = model.a
+    assert is_same_program((linen, variables), model, (x,), {})
+
+
+def test_closures_of_one_factory_are_other_functions():
+    """An operation may have a function among its parameters."""
+    operation = core.Primitive("apply")
+    operation.def_impl(lambda x, function: function(x))
+    operation.def_abstract_eval(lambda x, function: x)
+
+    def scaling(factor):
+        return lambda x: factor * x
+
+    def call(function):
+        return lambda x: operation.bind(x, function=function)
+
+    function = scaling(1)
+    assert is_same_with(call(function), call(function))
+    assert not is_same_with(call(function), call(scaling(2)))
+
+
+def test_an_error_of_the_numbering_is_not_an_answer(monkeypatch):
+    def fails(*args):
+        raise KeyError("numbering")
+
+    monkeypatch.setattr(Numbering, "_equation", fails)
+    with pytest.raises(KeyError, match="numbering"):
+        is_same(Native)
