@@ -110,7 +110,10 @@ def by_rules(contents: CheckpointContents, rules: Rules, *, to_nnx: bool) -> Con
     sources: dict[Address, Path] = {}
     problems: list[str] = []
     for (collection, path), leaf in neutral.items():
-        target = collection, _keys(renamed[path]) if to_nnx else tuple(map(str, renamed[path]))
+        target = (
+            collection,
+            _renaming.nnx_keys(renamed[path]) if to_nnx else tuple(map(str, renamed[path])),
+        )
         if target in sources:
             places = [path_text(collection, p) for p in (path, sources[target])]
             problems.append(" and ".join(places))
@@ -142,11 +145,6 @@ def _with_collections(contents: CheckpointContents, rules: Rules) -> Neutral:
     leaves = {path: leaf for (_, path), leaf in contents.leaves.items()}
     found = _collections.collections_of(leaves, rules.collections)
     return {(found[path], path): leaf for path, leaf in leaves.items()}
-
-
-def _keys(path: Path) -> Path:
-    """Keys of an NNX path: those of an `nnx.List` are integers."""
-    return tuple(int(key) if str(key).isdecimal() else key for key in path)
 
 
 def _concrete(state: Any) -> Any:

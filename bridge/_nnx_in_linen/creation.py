@@ -101,7 +101,7 @@ def _create(
         found = scope.matched(static_graphdef.with_given(graphdef, given), variables)
         scope.check(dataclasses.replace(comparison(found), missing=()))
         overlay(constructed, found)
-    shown = _write_shown(scope, module)
+    replaced = _write_shown(scope, module)
     output = None
     if scope.is_outermost and not _takes(method_of(module, method), args, kwargs):
         _check_complete(scope, module)
@@ -109,13 +109,15 @@ def _create(
         find = functools.partial(method_in_modes, method=method)
         with showing(module, scope.linen):
             module, output = initialized(module, find, args, kwargs, nodes)
-        unshow(module)
+        if are_shown():
+            unshow(module)
     graphdef, made = static_graphdef.split(module, recipe.origin, given)
     # An argument is not state: each call passes its own.
     arguments = {(ARRAYS, path) for path, _ in given}
     new = {a: x for a, x in scope.as_linen(graphdef, made).items() if a not in arguments}
     _check_kept(scope, new, leaves)
-    scope.write({a: x for a, x in new.items() if a not in shown()}, leaves, {})
+    kept = replaced()
+    scope.write({a: x for a, x in new.items() if a not in kept}, leaves, {})
     scope_variables.store_graphdef(scope.linen, graphdef)
     return output, graphdef
 

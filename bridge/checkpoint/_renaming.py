@@ -85,7 +85,7 @@ def for_target(source: Source, target: TargetTree | None, table: Mapping[str, st
     own = {tuple(map(str, path)): path for path in target.leaves}
     placed: dict[Path, Made] = {}
     for (prefix, path), made in origins(shapes, rules).items():
-        found = own.get(tuple(map(str, (*prefix, *path))), (*prefix, *_keys(path)))
+        found = own.get(tuple(map(str, (*prefix, *path))), (*prefix, *nnx_keys(path)))
         if found in placed:
             text = "/".join(map(str, found))
             raise RulesError(
@@ -221,6 +221,6 @@ def _check_used(unused: set[str]) -> None:
         raise unmatched(unused)
 
 
-def _keys(path: Path) -> Path:
+def nnx_keys(path: Path) -> Path:
     """Keys as NNX has them: those of an `nnx.List` are integers."""
     return tuple(int(key) if str(key).isdecimal() else key for key in path)
