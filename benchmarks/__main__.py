@@ -6,6 +6,7 @@ With ``--accelerator`` it measures the rows that have sizes for one, at these.
 from __future__ import annotations
 
 import argparse
+import collections
 import importlib.util
 import re
 import sys
@@ -18,7 +19,7 @@ import jax
 from . import curves, report, results
 from .all_rows import ROWS
 from .measure import FULL, QUICK
-from .rows import Row, Size
+from .row import Row, Size
 
 # Figures of an accelerator go into a folder with its name.
 GPU = Path(__file__).parent / "results" / "gpu"
@@ -47,14 +48,19 @@ def main(arguments: Sequence[str]) -> int:
 
     environment = results.environment(effort)
     known: dict[tuple[str, Size], results.Measured] = {}
-    start = time.perf_counter()
+    spent: collections.Counter[str] = collections.Counter()
+    start = before = time.perf_counter()
     for one in results.run(rows, effort, sizes):
         known[one.row, one.size] = one
         if chosen.output:
             # A run that is cut short keeps what it has.
             _write_json(chosen.output, results.to_json(environment, list(known.values())))
-        passed = time.perf_counter() - start
-        print(f"{passed:6.0f} s  {one.row}, {one.size}", file=sys.stderr, flush=True)
+        now = time.perf_counter()
+        spent[one.row] += now - before
+        before = now
+        print(f"{now - start:6.0f} s  {one.row}, {one.size}", file=sys.stderr, flush=True)
+    for row, seconds in spent.most_common():
+        print(f"took {seconds:.0f} s: {row}", file=sys.stderr)
     measured = list(known.values())
     report.print_table(measured)
     if chosen.output:

@@ -41,7 +41,7 @@ class Effort:
         return dataclasses.replace(self, rounds=most or self.rounds)
 
 
-FULL = Effort(rounds=20, turn=0.05, processes=4)
+FULL = Effort(rounds=20, turn=0.05, processes=2)
 QUICK = Effort(rounds=5, turn=0.005)
 
 

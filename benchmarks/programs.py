@@ -37,6 +37,13 @@ def counted(text: str) -> collections.Counter[str]:
     return collections.Counter(f"{op} {shape}" for shape, op in _INSTRUCTION.findall(text))
 
 
+def nameless(text: str) -> str:
+    """An optimised HLO module without what tells where in the source its instructions are from."""
+    text = re.sub(r", metadata=\{[^}]*\}", "", text)
+    text = re.sub(r"\n(FileNames|FunctionNames|FileLocations|StackFrames)\n(.+\n)*", "\n", text)
+    return re.sub(r"^HloModule [^,]*", "HloModule", text)
+
+
 def entry_instructions(text: str) -> int:
     """How many instructions an optimised HLO module runs one after the other.
 

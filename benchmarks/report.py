@@ -9,7 +9,7 @@ from rich.table import Table
 
 from .measure import Spread
 from .results import Found, Measured
-from .rows import Size
+from .row import Size
 
 COLUMNS = ("row", "size", "ratio of", "to", "median", "quartiles", "least", "target", "met")
 WIDTH = 150

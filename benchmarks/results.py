@@ -21,7 +21,7 @@ import jax
 from .all_rows import ROWS
 from .measure import Effort, Spread, ratio, seconds
 from .models import case_of
-from .rows import Ratio, Row, Size
+from .row import Ratio, Row, Size
 
 LIBRARIES = ("jax", "jaxlib", "flax", "numpy")
 

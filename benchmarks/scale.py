@@ -1,9 +1,10 @@
 """What the sharded initialisation of billions of parameters costs, without executing any of it.
 
 ``python -m benchmarks.scale [--quick] [--output FOLDER]`` lowers and compiles the initialisation of
-a decoder from abstract inputs, in Linen and NNX, native and wrapped, for meshes of 256 and 4096
-emulated CPU devices. XLA compiles for at most 2048 CPU devices of one process, so two processes
-share the larger mesh. For an abstract mesh JAX lowers, but does not compile.
+a decoder from abstract inputs, in Linen and NNX, native, wrapped and mixed, for meshes of 256 and
+4096 emulated CPU devices. XLA compiles for at most 2048 CPU devices of one process, so two
+processes share the larger mesh. For an abstract mesh, of up to 16,384 devices and 100 billion
+parameters, JAX lowers, but does not compile.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from rich.table import Column, Table
 from . import processes, results
 from .measure import Effort
 from .scale_compiled import Compiled, compiled
-from .scale_models import AXES, FORMS, NATIVE, Shape
+from .scale_models import AXES, FORMS, NATIVE, SHAPES, Shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,12 +40,14 @@ class Mesh:
       processes: how many processes have its devices; none for an abstract mesh.
       depths: the numbers of layers.
       rounds: how often each is timed.
+      shape: the width of the layers, one of `SHAPES`.
     """
 
     sizes: tuple[int, int]
     processes: int
     depths: tuple[int, ...]
     rounds: int = 1
+    shape: str = ""
 
     @property
     def devices(self) -> int:
@@ -56,8 +59,13 @@ FULL = (
     Mesh((32, 8), 1, (2, 8, 32, 128), rounds=3),
     Mesh((256, 16), 2, (32, 128), rounds=2),
     Mesh((256, 16), 0, (2, 8, 32, 128), rounds=3),
+    Mesh((256, 64), 0, (26, 52, 104), rounds=3, shape="large"),
 )
-QUICK = (Mesh((32, 8), 1, (2, 8)), Mesh((256, 16), 0, (2, 8)))
+QUICK = (
+    Mesh((32, 8), 1, (2, 8)),
+    Mesh((256, 16), 0, (2, 8)),
+    Mesh((256, 64), 0, (104,), shape="large"),
+)
 
 
 def measure(mesh: Mesh) -> Iterator[Compiled]:
@@ -69,11 +77,12 @@ def measure(mesh: Mesh) -> Iterator[Compiled]:
         devices = jax.sharding.AbstractMesh(mesh.sizes, names, axis_types=axis_types)
     # What a process does once is nobody's figure.
     for form in FORMS:
-        compiled(form, Shape(1, 64, 64, 1, 64), jax.sharding.AbstractMesh((1, 1), names))
+        compiled(form, Shape(2, 64, 64, 1, 64), jax.sharding.AbstractMesh((1, 1), names))
     for depth in mesh.depths:
         for _ in range(mesh.rounds):
             for form in FORMS:
-                yield compiled(form, Shape(depth), devices)
+                shape = dataclasses.replace(SHAPES[mesh.shape], depth=depth)
+                yield compiled(form, shape, devices)
 
 
 def run(mesh: Mesh) -> Iterator[Compiled]:

@@ -1,4 +1,4 @@
-"""A decoder of billions of parameters in four forms: Linen and NNX, each native and wrapped.
+"""A decoder of billions of parameters: Linen and NNX, each native, wrapped and with half of both.
 
 The layers are made by a scan, and every weight has logical axes. It is for initialisation alone:
 there are no position embeddings and no causal mask, because they have no weights.
@@ -111,42 +111,56 @@ class NNXLayer(nnx.Module):
         return forward(x, lambda name: getattr(self, name), self.heads), None
 
 
+def _parts(shape: Shape, layer: Any) -> list[tuple[str, Any, int]]:
+    """Name, layer and depth of each stack: one for each layer, of about the same depth."""
+    layers = layer if isinstance(layer, tuple) else (layer,)
+    names = ("layers", "layers_2")
+    depths = [shape.depth // len(layers)] * (len(layers) - 1)
+    depths.append(shape.depth - sum(depths))
+    return list(zip(names, layers, depths, strict=False))
+
+
 class LinenDecoder(nn.Module):
-    """Layers of a Linen class between the embedding and the head."""
+    """Layers of a Linen class, or half of them of another one, between embedding and head."""
 
     shape: Shape
-    layer: type[nn.Module]
+    layer: Any
 
     @nn.compact
     def __call__(self, tokens: Any) -> Any:
         """The logits."""
         shape = self.shape
         axes = nn.with_logical_partitioning(_NORMAL, ("vocabulary", "embed"))
-        embed = nn.Embed(shape.vocabulary, shape.width, embedding_init=axes, name="embed")
-        layers = nn.scan(
-            self.layer,
-            variable_axes={"params": 0},
-            split_rngs={"params": True},
-            length=shape.depth,
-            metadata_params={nn.PARTITION_NAME: "layers"},
-        )
-        x, _ = layers(shape=shape, name="layers")(embed(tokens), None)
+        x = nn.Embed(shape.vocabulary, shape.width, embedding_init=axes, name="embed")(tokens)
+        for part, layer, depth in _parts(shape, self.layer):
+            layers = nn.scan(
+                layer,
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                length=depth,
+                metadata_params={nn.PARTITION_NAME: "layers"},
+            )
+            x, _ = layers(shape=shape, name=part)(x, None)
         return _linen_matrix(shape.vocabulary, ("embed", "vocabulary"), "head")(x)
 
 
-class NNXDecoder(nnx.Module):
-    """Layers that a function makes, between the embedding and the head."""
+def _stacked(shape: Shape, make_layer: Callable[..., Any], depth: int, rngs: nnx.Rngs) -> Any:
+    @nnx.split_rngs(splits=depth)
+    @nnx.scan(in_axes=0, out_axes=0, transform_metadata={nnx.PARTITION_NAME: "layers"})
+    def make_layers(rngs: nnx.Rngs) -> Any:
+        return make_layer(shape, rngs=rngs)
 
-    def __init__(self, shape: Shape, make_layer: Callable[..., Any], *, rngs: nnx.Rngs):
+    return make_layers(rngs)
+
+
+class NNXDecoder(nnx.Module):
+    """Layers that a function makes, or half of them another one, between embedding and head."""
+
+    def __init__(self, shape: Shape, make_layer: Any, *, rngs: nnx.Rngs):
         axes = nnx.with_partitioning(_NORMAL, ("vocabulary", "embed"))
         self.embed = nnx.Embed(shape.vocabulary, shape.width, embedding_init=axes, rngs=rngs)
-
-        @nnx.split_rngs(splits=shape.depth)
-        @nnx.scan(in_axes=0, out_axes=0, transform_metadata={nnx.PARTITION_NAME: "layers"})
-        def make_layers(rngs: nnx.Rngs) -> Any:
-            return make_layer(shape, rngs=rngs)
-
-        self.layers = make_layers(rngs)
+        for part, make, depth in _parts(shape, make_layer):
+            setattr(self, part, _stacked(shape, make, depth, rngs))
         self.head = _nnx_matrix(shape.width, shape.vocabulary, ("embed", "vocabulary"), rngs)
 
 
@@ -165,12 +179,12 @@ def _wrapped_linen_layer(shape: Shape, *, rngs: nnx.Rngs) -> nnx.Module:
     return bridge.lazy_init(bridge.ToNNX(LinenLayer(shape), rngs=rngs), x, None)
 
 
-def _linen(layer: type[nn.Module]) -> Callable[[Shape], Any]:
+def _linen(layer: Any) -> Callable[[Shape], Any]:
     tokens = jax.ShapeDtypeStruct((BATCH, LENGTH), jnp.int32)
     return lambda shape: (LinenDecoder(shape, layer), (tokens,))
 
 
-def _nnx(make_layer: Callable[..., Any]) -> Callable[[Shape], Any]:
+def _nnx(make_layer: Any) -> Callable[[Shape], Any]:
     return lambda shape: (lambda rngs: NNXDecoder(shape, make_layer, rngs=rngs), ())
 
 
@@ -180,6 +194,11 @@ FORMS: Mapping[str, Callable[[Shape], tuple[Any, tuple[Any, ...]]]] = {
     "ToLinen": _linen(bridge.to_linen_class(NNXLayer)),
     "NNX": _nnx(NNXLayer),
     "ToNNX": _nnx(_wrapped_linen_layer),
+    "mixed in Linen": _linen((LinenLayer, bridge.to_linen_class(NNXLayer))),
+    "mixed in NNX": _nnx((_wrapped_linen_layer, NNXLayer)),
 }
+MIXED = ("mixed in Linen", "mixed in NNX")
 # Each wrapped form and the native one that it is compared with.
-NATIVE = {"ToLinen": "Linen", "ToNNX": "NNX"}
+NATIVE = {"ToLinen": "Linen", "ToNNX": "NNX", "mixed in Linen": "Linen", "mixed in NNX": "NNX"}
+# 104 layers of the large one have 101.7 billion parameters.
+SHAPES = {"": Shape(), "large": Shape(width=8192, hidden=28672, heads=64)}

@@ -1,16 +1,23 @@
-"""Print the table of costs as Markdown, or write it into the guide on cost.
+"""Print what the documents tell of the benchmarks as Markdown, or write it into them.
 
 ``python scripts/cost_table.py`` prints it, ``python scripts/cost_table.py write`` puts it into the
-guide. It is made of the results of ``python -m benchmarks --output benchmarks/results/cpu``.
+guide on cost and into the README. It is made of the results of
+``python -m benchmarks --output benchmarks/results/cpu``.
 """
 
+import re
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "migration_guides" / "07_cost.md"
 RESULTS = ROOT / "benchmarks" / "results" / "cpu" / "cost.json"
-BEGIN, END = "<!-- cost:begin -->\n", "<!-- cost:end -->\n"
+README = ROOT / "README.md"
+# What stands between these in the guide is made here.
+TABLE, WITHOUT = "cost", "without"
+# The README's sentence on dispatch by `nnx.jit`, and what it tells of.
+DISPATCH = re.compile(r"dispatch takes (\d+) to (\d+) times .* on stacks of 8 to 128 blocks")
+ROW, SUBJECT, SIZES = "call in a hot loop, dispatch", "nnx.jit", (8, 32, 128)
 
 
 def table() -> str:
@@ -24,26 +31,74 @@ def table() -> str:
         f" of an {environment['processor']} ({environment['device']}), {environment['rounds']}"
         f" interleaved rounds over {environment['processes']} processes."
     )
+    # What else is to be known of a run, which its figures do not tell.
+    note = " ".join(filter(None, (note, environment.get("note"))))
     return f"{report.summary(measured)}\n\n{note}"
 
 
-def standing(text: str) -> str:
-    """Return the table that stands in the guide."""
-    return text.split(BEGIN)[1].split(END)[0].strip("\n")
+def without() -> str:
+    """Return which rows no run has measured yet, nothing if all have figures."""
+    from benchmarks import results
+    from benchmarks.all_rows import ROWS
+
+    measured = {one.row for one in results.from_json(RESULTS.read_text())[1]}
+    left = [f"| {row.name} |" for row in ROWS if row.name not in measured]
+    if not left:
+        return ""
+    head = (
+        "### Rows without figures\n\n`python -m benchmarks --row NAME` measures any row alone. No"
+        " run has these yet:\n\n| row |\n| --- |"
+    )
+    return "\n".join([head, *left])
 
 
-def replaced(text: str, new: str) -> str:
-    """Return the guide with another table."""
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{new}\n\n{END}{rest.split(END)[1]}"
+def dispatch() -> tuple[str, str]:
+    """Return the least and the largest ratio of dispatch by `nnx.jit`, as the README tells them."""
+    from benchmarks import results
+
+    medians = [
+        ratio.found.median
+        for one in results.from_json(RESULTS.read_text())[1]
+        if one.row == ROW and one.size in SIZES
+        for ratio in one.ratios
+        if ratio.of == SUBJECT
+    ]
+    return str(round(min(medians))), str(round(max(medians)))
+
+
+def _marks(name: str) -> tuple[str, str]:
+    return f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->\n"
+
+
+def standing(text: str, name: str = TABLE) -> str:
+    """Return what stands in the guide between the marks of a name."""
+    begin, end = _marks(name)
+    return text.split(begin)[1].split(end)[0].strip("\n")
+
+
+def replaced(text: str, new: str, name: str = TABLE) -> str:
+    """Return the guide with something else there."""
+    begin, end = _marks(name)
+    before, rest = text.split(begin)
+    middle = f"\n{new}\n" if new else ""
+    return f"{before}{begin}{middle}\n{end}{rest.split(end)[1]}"
+
+
+def told(text: str, least: str, most: str) -> str:
+    """Return the README with other figures of dispatch."""
+    found = DISPATCH.search(text)
+    if found is None:
+        raise SystemExit(f"{README.name} has no sentence like: {DISPATCH.pattern}")
+    return f"{text[: found.start(1)]}{least} to {most}{text[found.end(2) :]}"
 
 
 def main(arguments: list[str]) -> None:
-    """Print the table, or write it if there is an argument."""
-    if arguments:
-        GUIDE.write_text(replaced(GUIDE.read_text(), table()))
-    else:
-        print(table())
+    """Print all of it, or write it if there is an argument."""
+    if not arguments:
+        print(table(), without(), "dispatch takes {} to {} times".format(*dispatch()), sep="\n\n")
+        return
+    GUIDE.write_text(replaced(replaced(GUIDE.read_text(), table()), without(), WITHOUT))
+    README.write_text(told(README.read_text(), *dispatch()))
 
 
 if __name__ == "__main__":

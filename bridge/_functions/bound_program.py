@@ -30,12 +30,15 @@ class BoundProgram:
     Attributes:
       raw: the values of their Variables.
       arrays: their bare arrays.
+      is_plain: whether a program changes a value only by returning another one. Into a reference it
+        writes, as into a hijax Variable.
     """
 
     def __init__(self, modules: tuple[Any, ...], leaves: list[Any], program: Program):
         self.program = program
         self.raw = RawValues(leaf for leaf in leaves if isinstance(leaf, nnx.Variable))
         self.arrays = [leaf for leaf in leaves if not isinstance(leaf, nnx.Variable)]
+        self.is_plain = not any(map(_is_written_into, leaves))
         self._registry = registry.current()
         nodes = nodes_below(modules)
         # What may be replaced: the attributes of objects, and the items of containers.
@@ -84,6 +87,7 @@ class Program:
         returns the function's output and the new values of Variables by their index. Raises
         StructureChangedError if the function changes more than that.
       runs_under_nnx_jit: whether a call was found to change more than values.
+      changes_nothing: whether no call has changed anything, of those that could be told.
     """
 
     def __init__(
@@ -96,6 +100,7 @@ class Program:
         donate: bool,
     ):
         self.runs_under_nnx_jit = False
+        self.changes_nothing = False
         self._fun = fun
         self._graphdef = graphdef
         self._order = sorted(range(size), key=lambda i: (i in bare, i))
@@ -149,6 +154,12 @@ class Program:
 
 
 _chained = itertools.chain.from_iterable
+
+
+def _is_written_into(leaf: Any) -> bool:
+    if isinstance(leaf, nnx.Variable):
+        return leaf.hijax or leaf.ref
+    return isinstance(leaf, jax.Ref)
 
 
 class StructureChangedError(Exception):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import operator
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from flax import linen as nn
@@ -39,7 +41,7 @@ def jit_partial(
     A call that changes more than the values of Variables (`sow` for the first time, a new
     attribute), or that returns a module or a bound Variable, runs under `nnx.jit`, which costs what
     it costs and returns the very object. Calls of one compiled function from several threads take
-    turns.
+    turns if they change Variables, and run at once if they change none and nothing is donated.
 
     Args:
       fun: called as `fun(*modules, *args, **kwargs)`; it may change Variables, and draw keys.
@@ -74,18 +76,20 @@ def jit_partial(
     """
     _check_arguments(fun, modules)
     bindings = _Bindings(fun, modules, static_argnames, donate)
-    # Reentrant: `fun` is called while its program is traced.
-    lock = threading.RLock()
 
     # A function and no object with a `__call__`, which Python takes longer to call.
     @functools.wraps(fun)
     def call(*args: Any, **kwargs: Any) -> R:
-        with lock:
+        bound = bindings.last
+        if bound is not None and bound.program.changes_nothing:
+            is_done, output = bindings.run_at_once(bound, args, kwargs)
+            if is_done:
+                return output
+        with bindings.lock:
             bound = bindings.last
             values = None if bound is None else bound.values()
             if bound is None or values is None:
-                bound = bindings.renew()
-                values = bound.raw.get()
+                bound, values = bindings.renew()
             program = bound.program
             if not program.runs_under_nnx_jit:
                 run = program.run
@@ -100,9 +104,12 @@ def jit_partial(
                     program.runs_under_nnx_jit = True
                 else:
                     if changed:
-                        bound.raw.set(changed)
+                        bindings.write(bound, changed)
+                    else:
+                        program.changes_nothing = bound.is_plain and not donate
                     return output
-            return bindings.under_nnx_jit(*modules, *args, **kwargs)
+            with bindings.writing():
+                return bindings.under_nnx_jit(*modules, *args, **kwargs)
 
     return call
 
@@ -118,6 +125,7 @@ class _Bindings:
 
     Attributes:
       last: the modules as they were last found, None before the first call.
+      lock: held by the call whose turn it is. Reentrant: `fun` is called while it is traced.
     """
 
     def __init__(
@@ -128,6 +136,10 @@ class _Bindings:
         donate: bool,
     ):
         self.last: BoundProgram | None = None
+        self.lock = threading.RLock()
+        # How many blocks of `writing` there are, and how many there have been.
+        self._writers = 0
+        self._writes = 0
         self._fun = fun
         self._modules = modules
         self._static_argnames = static_argnames
@@ -135,18 +147,79 @@ class _Bindings:
         # One program for each structure, so that a model that switches back does not compile again.
         self._programs: BoundedCache[Program] = BoundedCache(maxsize=16)
 
-    def renew(self) -> BoundProgram:
-        """Finds the modules as they are now."""
-        graphdef, leaves = flatten(self._modules)
-        bare = frozenset(i for i, x in enumerate(leaves) if not isinstance(x, nnx.Variable))
-        program = self._programs.get(
-            (graphdef, bare, registry.current()),
-            lambda: Program(
-                self._fun, graphdef, bare, len(leaves), self._static_argnames, self._donate
-            ),
-        )
-        self.last = BoundProgram(self._modules, leaves, program)
-        return self.last
+    def renew(self) -> tuple[BoundProgram, list[Any]]:
+        """Finds the modules as they are now, and the values of their Variables."""
+        # Flattening takes references that are shared out of Variables for a moment.
+        with self.writing():
+            graphdef, leaves = flatten(self._modules)
+            bare = frozenset(i for i, x in enumerate(leaves) if not isinstance(x, nnx.Variable))
+            program = self._programs.get(
+                (graphdef, bare, registry.current()),
+                lambda: Program(
+                    self._fun, graphdef, bare, len(leaves), self._static_argnames, self._donate
+                ),
+            )
+            self.last = BoundProgram(self._modules, leaves, program)
+            return self.last, self.last.raw.get()
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """A block that changes modules, of the call whose turn it is."""
+        self._writers += 1
+        self._writes += 1
+        try:
+            yield
+        finally:
+            self._writers -= 1
+
+    def write(self, bound: BoundProgram, changed: dict[int, Any]) -> None:
+        """Puts new values into Variables; `writing` spelled out, which every training step pays."""
+        self._writers += 1
+        self._writes += 1
+        try:
+            bound.raw.set(changed)
+        finally:
+            self._writers -= 1
+
+    def run_at_once(
+        self, bound: BoundProgram, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[bool, Any]:
+        """Runs a program that changed nothing so far, without waiting for a turn.
+
+        It reads values as they were between two blocks of `writing`: if one begins meanwhile, the
+        call has to wait for its turn. Other arguments may make the program change something. Then
+        that is kept if nothing was written since the values were read, and else the call is to be
+        made again when it has its turn.
+
+        Returns:
+          (whether that could be done, the function's output).
+        """
+        before = self._writes
+        try:
+            values = None if self._writers else bound.values()
+        except RuntimeError:
+            # A dict cannot be gone through while another thread adds to it.
+            return False, None
+        if values is None or self._writers or self._writes != before:
+            return False, None
+        program = bound.program
+        try:
+            output, changed = (
+                program.run(values, bound.arrays, *args, **kwargs)
+                if kwargs
+                else program.run(values, bound.arrays, *args)
+            )
+        except StructureChangedError:
+            program.changes_nothing = False
+            return False, None
+        if not changed:
+            return True, output
+        program.changes_nothing = False
+        with self.lock:
+            if self._writes != before or not _are_same(bound.values(), values):
+                return False, None
+            self.write(bound, changed)
+        return True, output
 
     @functools.cached_property
     def under_nnx_jit(self) -> Callable[..., Any]:
@@ -155,6 +228,10 @@ class _Bindings:
             self._fun, static_argnames=self._static_argnames, graph=True, graph_updates=True
         )
         return jitted
+
+
+def _are_same(now: list[Any] | None, values: list[Any]) -> bool:
+    return now is not None and all(map(operator.is_, now, values))
 
 
 def _check_arguments(fun: Any, modules: tuple[Any, ...]) -> None:

@@ -117,6 +117,8 @@ class StaticGraphDef(nnx.GraphDef[Any]):
 
 
 _interned: weakref.WeakValueDictionary[int, StaticGraphDef] = weakref.WeakValueDictionary()
+# The same by what does not take a walk through the definition.
+_by_recipe: weakref.WeakValueDictionary[int, StaticGraphDef] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
@@ -144,6 +146,12 @@ def intern(
     static = with_facts(plain, avals, recipe, given)
     try:
         known = avals and tuple(map(_aval_key, avals))
+        # To hash a definition takes longer than to compare it with the one of this key, which may
+        # be another one: a constructor need not make the same module each time.
+        short = hash((len(plain.nodes), len(plain.attributes), known, recipe, given))
+        found = _by_recipe.get(short) if recipe is not None else None
+        if found is not None and _is_same(found, static):
+            return found
         key = hash((static, known, recipe, given))
     except TypeError:
         return static
@@ -153,14 +161,22 @@ def intern(
             # A pickle does not hold the recipe.
             _interned.setdefault(hash((static, known, None, given)), found)
     # The key is a hash, so check for collisions.
-    is_same = found is static or (
-        is_equal(found, static)
-        and found.avals == avals
-        and found.given == given
-        and recipe in (None, found.recipe)
-        and hold_the_same(found, static, identities=True)
+    if found is not static and not _is_same(found, static):
+        return static
+    if recipe is not None:
+        _by_recipe[short] = found
+    return found
+
+
+def _is_same(known: StaticGraphDef, made: StaticGraphDef) -> bool:
+    """Whether a GraphDef that is known may take the place of one that was made."""
+    return (
+        is_equal(known, made)
+        and known.avals == made.avals
+        and known.given == made.given
+        and made.recipe in (None, known.recipe)
+        and hold_the_same(known, made, identities=True)
     )
-    return found if is_same else static
 
 
 def with_facts(
@@ -178,9 +194,7 @@ def split(
 ) -> tuple[StaticGraphDef, list[Any]]:
     """A module's GraphDef and its leaves (Variables and bare arrays) in order."""
     graphdef, leaves = flatten(module)
-    avals = tuple(
-        _aval(leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf) for leaf in leaves
-    )
+    avals = tuple(map(_aval_of_leaf, leaves))
     return intern(graphdef, avals, recipe, given), leaves
 
 
@@ -213,6 +227,20 @@ def with_metadata(
         nodes.append(dataclasses.replace(node, metadata=metadata, array_refdef=reference))
     changed = nnx.GraphDef(nodes, graphdef.attributes, graphdef.num_leaves)
     return intern(changed, graphdef.avals, graphdef.recipe, graphdef.given)
+
+
+def _aval_of_leaf(leaf: Any) -> Any:
+    if not isinstance(leaf, nnx.Variable):
+        return _aval(leaf)
+    value = leaf.get_raw_value()
+    # What `get_value` of Flax does beside: read a reference, run hooks, copy the containers of a
+    # pytree. An array that nothing of this is for is its own result.
+    is_its_own = isinstance(value, jax.Array) and type(leaf).get_value is _GET_VALUE
+    return _aval(value if is_its_own and not leaf.has_metadata(_HOOK) else leaf.get_value())
+
+
+_GET_VALUE: Any = nnx.Variable.get_value
+_HOOK = "on_get_value"
 
 
 def _aval(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -66,6 +67,9 @@ class Snapshot:
         """
         self._written.undo()
         for node, contents in list(self._contents.values()):
+            # Most nodes: a call writes into Variables, and those are put back below.
+            if _holds_still(node, contents):
+                continue
             if isinstance(node, dict):
                 _fill(node, self._dict(contents, dict(node)))
             elif isinstance(node, list):
@@ -145,6 +149,9 @@ class Snapshot:
 
 def drop_sown(nodes: Nodes) -> None:
     """Removes what native modules sowed: initialisation is not a call whose output counts."""
+    # `nodes` has the Variables of all attributes, and there are fewer of them than of these.
+    if not any(map(_is_intermediate, nodes.variables)):
+        return
     for node in nodes.objects:
         for name, value in list(vars(node).items()):
             if _is_intermediate(value):
@@ -159,9 +166,22 @@ def _contents(node: Any) -> Any:
     return None if attributes is None else dict(attributes)
 
 
+def _holds_still(node: Any, contents: Any) -> bool:
+    """Whether a node holds the very objects that it held, in their places."""
+    held = _held(node)
+    if len(held) != len(contents) or not all(map(operator.is_, held, contents)):
+        return False
+    # Iterating a dict gives its keys.
+    return isinstance(held, list) or all(map(operator.is_, held.values(), contents.values()))
+
+
+def _held(node: Any) -> Any:
+    return node if isinstance(node, dict | list) else vars(node)
+
+
 def _fill(node: Any, contents: Any) -> None:
     """Makes a node hold these contents and no others."""
-    held = node if isinstance(node, dict | list) else vars(node)
+    held = _held(node)
     held.clear()
     if isinstance(held, list):
         held.extend(contents)

@@ -89,10 +89,17 @@ def constructed(
     with nnx.use_eager_sharding(LATER):
         module = construct()
     nodes = nodes_below(module)
-    if not is_abstract:
+    # Few models are annotated, and finding the paths takes a walk that `init` pays for. `nodes` has
+    # every Variable that the walk would find.
+    if not is_abstract and any(map(_is_to_be_sharded, nodes.variables)):
         _put_in_shards(module, where, strict=option is True)
     mark_eager_sharding(nodes.variables)
     return module, nodes
+
+
+def _is_to_be_sharded(variable: nnx.Variable[Any]) -> bool:
+    """Whether a Variable is annotated and was made with `LATER`."""
+    return variable.eager_sharding is LATER and bool(variable.get_metadata("out_sharding", None))
 
 
 def _put_in_shards(module: Any, where: str, *, strict: bool) -> None:
@@ -102,13 +109,11 @@ def _put_in_shards(module: Any, where: str, *, strict: bool) -> None:
     late: dict[str, nnx.Variable[Any]] = {
         "/".join(map(str, slot.path)): item
         for slot, item in zip(slots, leaves, strict=True)
-        if isinstance(item, nnx.Variable) and item.eager_sharding is LATER
+        if isinstance(item, nnx.Variable) and _is_to_be_sharded(item)
     }
     boxes = {
         path: NNXMeta(item.var_type, raw_value(item), item.get_metadata())
         for path, item in late.items()
-        if item.get_metadata("out_sharding", None)
     }
-    if boxes:
-        for path, box in explicit_axes.sharded(boxes, where, strict=strict).items():
-            assign_raw_value(late[path], box.value)
+    for path, box in explicit_axes.sharded(boxes, where, strict=strict).items():
+        assign_raw_value(late[path], box.value)

@@ -164,6 +164,41 @@ def test_threads_that_initialise_at_once_get_one_object():
     assert len({id(graphdef) for graphdef in found}) == 1
 
 
+class Rolled(nnx.Module):
+    """Neither its constructor's arguments nor its leaves tell its definition."""
+
+    def __init__(self, *, rngs):
+        self.side = int(jax.random.randint(rngs.params(), (), 0, 1000))
+
+    def __call__(self, x):
+        return x * self.side
+
+
+def test_modules_of_one_constructor_that_differ_have_definitions_of_their_own():
+    model = bridge.to_linen(Rolled)
+    made = [model.init(jax.random.key(seed), X)["nnx"]["graphdef"] for seed in (0, 1, 0, 1)]
+    assert made[0].recipe == made[1].recipe
+    assert made[0] != made[1]
+    assert made[0] is made[2]
+    assert made[1] is made[3]
+
+
+class Flat(nnx.Param):
+    def get_value(self, **options):
+        return super().get_value(**options).reshape(-1)
+
+
+@pytest.mark.filterwarnings("ignore:Variable hooks are deprecated:UserWarning")
+def test_the_shape_of_a_leaf_is_that_which_a_reader_gets():
+    ones = jnp.ones((2, 3))
+    with_hook = nnx.Param(ones, on_get_value=lambda variable, value: value.reshape(-1))
+    pair, reference = nnx.Variable((jnp.ones(4), jnp.ones(5))), nnx.Variable(ones, ref=True)
+    model = nnx.List([nnx.Param(ones), with_hook, Flat(ones), pair, reference])
+    graphdef, _ = static_graphdef.split(model)
+    shapes = jax.tree.map(jnp.shape, list(graphdef.avals))
+    assert shapes == [(2, 3), (6,), (6,), ((4,), (5,)), (2, 3)]
+
+
 def test_jit_traces_once_for_variables_of_equal_definitions(model):
     traces = []
 

@@ -126,3 +126,28 @@ def test_metadata_and_lists_in_variables_are_put_back():
     bridge.lazy_init(model, X)
     assert model.sibling.items.get_value() == [1]
     assert "mark" not in model.sibling.items.get_metadata()
+
+
+class Moving(nnx.Module):
+    """Holds the same objects after a call, by other names and in another order."""
+
+    def __init__(self):
+        self.first, self.second = "one", "two"
+        self.names = nnx.data({"a": nnx.Variable(jnp.ones(())), "b": nnx.Variable(jnp.ones(()))})
+        self.layers = nnx.data([nnx.Variable(jnp.zeros(())), nnx.Variable(jnp.ones(()))])
+
+    def __call__(self, x):
+        self.third = vars(self).pop("second")
+        self.names["c"] = self.names.pop("b")
+        self.layers.reverse()
+        return x
+
+
+def test_objects_that_only_change_places_are_put_back():
+    model = Beside(Moving())
+    moving = model.sibling
+    names, layers = list(moving.names.items()), list(moving.layers)
+    bridge.lazy_init(model, X)
+    assert (moving.first, moving.second, hasattr(moving, "third")) == ("one", "two", False)
+    assert list(moving.names.items()) == names
+    assert [a is b for a, b in zip(moving.layers, layers, strict=True)] == [True, True]

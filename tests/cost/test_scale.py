@@ -3,12 +3,15 @@
 `python -m benchmarks.scale` does the same at full size.
 """
 
+import dataclasses
+
 import jax
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
+from benchmarks import programs, scale_growth
 from benchmarks.scale_compiled import compiled, largest_buffer
-from benchmarks.scale_models import AXES, FORMS, Shape
+from benchmarks.scale_models import AXES, FORMS, MIXED, SHAPES, Shape
 
 SIZES = {"width": 64, "hidden": 192, "heads": 4, "vocabulary": 256}
 AUTO = (AxisType.Auto,) * 2
@@ -48,12 +51,44 @@ def test_a_device_holds_its_shards_only(found, form, depth):
     assert one.largest == 4 * max(depth * 64 * 192, 256 * 64) // 8
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in MIXED])
 def test_it_is_lowered_for_an_abstract_mesh_of_4096_devices(form):
     one = compiled(form, Shape(2), AbstractMesh((256, 16), AXES, axis_types=AUTO))
     assert (one.devices, one.parameters) == (4096, 666_910_720)
     assert one.operations > 0
     assert one.compile_seconds is None
+
+
+@pytest.mark.parametrize("form", MIXED)
+def test_a_mixed_model_of_100_billion_parameters_is_lowered_for_16384_devices(form):
+    mesh = AbstractMesh((256, 64), AXES, axis_types=AUTO)
+    one = compiled(form, dataclasses.replace(SHAPES["large"], depth=104), mesh)
+    assert (one.devices, one.parameters) == (16384, 101_726_158_848)
+    assert one.compile_seconds is None
+
+
+def python_calls(function):
+    function()
+    return programs.python_calls(function)
+
+
+def test_shapes_and_shardings_take_the_same_for_every_further_leaf_and_for_any_mesh():
+    mesh = scale_growth.abstract_mesh(64)
+    calls = [python_calls(lambda n=n: scale_growth.abstract(n, mesh)) for n in (8, 16, 24)]
+    assert calls[2] - calls[1] <= 1.02 * (calls[1] - calls[0])
+    large = scale_growth.abstract_mesh(16384)
+    assert python_calls(lambda: scale_growth.abstract(8, large)) == calls[0]
+
+
+def test_the_plan_of_a_restore_takes_the_same_for_every_further_leaf():
+    mesh = jax.make_mesh((1, 8), AXES, axis_types=AUTO)
+    targets = [scale_growth.abstract(count, mesh) for count in (8, 16, 24)]
+    # Key and count of the streams, too.
+    assert [len(scale_growth.planned(target)) for target in targets] == [10, 18, 26]
+    calls = [python_calls(lambda t=t: scale_growth.planned(t)) for t in targets]
+    assert calls[2] - calls[1] == calls[1] - calls[0] > 0
+    (parts, *_) = scale_growth.planned(targets[0]).values()
+    assert len(parts) == 8
 
 
 def test_the_largest_buffer_is_not_that_of_a_fusion_or_an_argument():

@@ -5,9 +5,10 @@ import json
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import errors, nnx
 from jax.core import Tracer
 
-from benchmarks import programs, size_rows
+from benchmarks import decoding, first_calls, programs, size_rows, training
 from benchmarks.__main__ import main
 from benchmarks.gpt import GPTShape, gpt
 from benchmarks.models import ViTShape, stack, vit
@@ -21,8 +22,8 @@ PAIRS = [("ToLinen", "NNX"), ("ToNNX", "Linen")]
 @pytest.mark.parametrize("case", [VIT, GPT], ids=["ViT", "GPT"])
 @pytest.mark.parametrize(("wrapped", "native"), PAIRS)
 def test_a_training_step_has_the_program_and_the_memory_of_what_is_wrapped(case, wrapped, native):
-    ours, theirs = (size_rows.compiled_step(form, case) for form in (wrapped, native))
-    assert programs.counted(ours.as_text()) == programs.counted(theirs.as_text())
+    ours, theirs = (training.compiled_step(form, case) for form in (wrapped, native))
+    assert programs.nameless(ours.as_text()) == programs.nameless(theirs.as_text())
     memory = [compiled.memory_analysis() for compiled in (ours, theirs)]
     assert memory[0].peak_memory_in_bytes == memory[1].peak_memory_in_bytes
     # The state is donated.
@@ -31,15 +32,15 @@ def test_a_training_step_has_the_program_and_the_memory_of_what_is_wrapped(case,
 
 @pytest.mark.parametrize(("wrapped", "native"), PAIRS)
 def test_decoding_has_the_equations_of_what_is_wrapped(wrapped, native):
-    found = programs.primitives(*size_rows.decoding(wrapped, DECODER))
-    assert found == programs.primitives(*size_rows.decoding(native, DECODER))
+    found = programs.primitives(*decoding.decoding(wrapped, DECODER))
+    assert found == programs.primitives(*decoding.decoding(native, DECODER))
     assert found["while"] == 1
 
 
 def test_every_form_decodes_the_same_tokens():
     found = set()
     for form in ("NNX", "ToLinen", "Linen", "ToNNX"):
-        run, *arguments = size_rows.decoding(form, DECODER)
+        run, *arguments = decoding.decoding(form, DECODER)
         found.add(int(jax.jit(run)(*arguments)[0, 0]))
     assert len(found) == 1
 
@@ -84,7 +85,7 @@ def calls(make):
     return measured
 
 
-MAKERS = size_rows.construct_abstractly, size_rows.abstract
+MAKERS = first_calls.construct_abstractly, first_calls.abstract
 
 
 @pytest.mark.usefixtures("cheap_sharding")
@@ -96,3 +97,23 @@ def test_only_the_message_of_a_tracer_makes_a_constructor_in_a_trace_quadratic(m
 def test_the_bridge_adds_the_same_to_a_traced_constructor_for_every_further_block():
     native, ours = map(calls, MAKERS)
     assert growth(lambda case: ours(case) - native(case)) <= 1.05
+
+
+def test_a_stream_that_is_made_before_the_trace_cannot_be_drawn_from_in_it():
+    rngs = nnx.Rngs(0)
+    with pytest.raises(errors.TraceContextError):
+        nnx.eval_shape(lambda: stack(1).construct(rngs))
+
+
+def test_a_count_that_is_made_as_a_number_is_traced_from_the_first_draw_on():
+    traced = []
+
+    def construct():
+        with jax.ensure_compile_time_eval():
+            rngs = nnx.Rngs(0)
+        for draw in (lambda: None, rngs.params):
+            draw()
+            traced.append(isinstance(rngs.default.count.get_raw_value(), Tracer))
+
+    nnx.eval_shape(construct)
+    assert traced == [False, True]

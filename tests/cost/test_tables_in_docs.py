@@ -36,9 +36,8 @@ def test_a_row_has_results_at_every_size_or_the_guide_says_that_it_has_none():
     assert [(row["row"], row["size"]) for row in rows] == [
         (row.name, size) for row in ROWS if row.name in measured for size in row.sizes
     ]
-    without = TEXT.split("Rows without figures")[1].split("\n## ")[0]
-    named = set(re.findall(r"^\| ([^|]+?) \|", without, re.MULTILINE)) - {"row", "---"}
-    assert named == {row.name for row in ROWS} - measured
+    named = set(re.findall(r"^\| ([^|]+?) \|", SCRIPT["standing"](TEXT, "without"), re.MULTILINE))
+    assert named - {"row", "---"} == {row.name for row in ROWS} - measured
 
 
 def test_the_guide_shows_the_picture_that_is_kept():
@@ -56,8 +55,15 @@ def test_the_readme_tells_how_long_dispatch_by_nnx_jit_takes():
         for ratio in row["ratios"]
         if ratio["of"] == "nnx.jit"
     ]
-    told = re.search(
-        r"dispatch takes (\d+) to (\d+) times .* on stacks of 8 to 128 blocks",
-        (ROOT / "README.md").read_text(),
-    )
+    text = (ROOT / "README.md").read_text()
+    told = re.search(r"dispatch takes (\d+) to (\d+) times .* on stacks of 8 to 128 blocks", text)
     assert [int(figure) for figure in told.groups()] == [round(min(medians)), round(max(medians))]
+    assert SCRIPT["told"](text, *SCRIPT["dispatch"]()) == text
+
+
+def test_a_section_is_replaced_between_its_marks_also_by_nothing():
+    text = SCRIPT["replaced"](TEXT, "| a |", "without")
+    assert SCRIPT["standing"](text, "without") == "| a |"
+    empty = SCRIPT["replaced"](text, "", "without")
+    assert SCRIPT["standing"](empty, "without") == ""
+    assert SCRIPT["replaced"](empty, SCRIPT["standing"](TEXT, "without"), "without") == TEXT
