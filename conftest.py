@@ -51,6 +51,7 @@ LONG_FILES = (
     "tests/rewrite/test_programs.py",
     "tests/rewrite/test_generated.py",
     "tests/rewrite/test_lifted.py",
+    "tests/rewrite/test_functions.py",
     "tests/transforms/test_nnx_mapped.py",
     "tests/parity/test_fault_table.py",
     "migration_guides/08_migrating_a_codebase.md",

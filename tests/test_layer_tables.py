@@ -27,7 +27,7 @@ WITHOUT_VARIABLES = {nn.Dropout}
 # Qwix has the Linen class: Flax has none.
 WITHOUT_LINEN_CLASS = {nnx.LoRA, nnx.LoRALinear}
 # The rewriter leaves these as they are: its Linen field has no place there, or the layer has none.
-NOT_REWRITTEN = {nn.Einsum, nn.GRUCell, nn.SpectralNorm, nn.WeightNorm}
+NOT_REWRITTEN = {nn.GRUCell, nn.SpectralNorm, nn.WeightNorm}
 
 
 def has_no_native_class(name):

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -192,6 +193,14 @@ def _module_of_name(place: str) -> Any:
             remedy = "run from the directory that holds it, or give the file's path"
             raise InputError("TARGET", found, _FORM, remedy) from error
         raise ProgramError.of(f"importing {place}", error) from error
+
+
+def is_nnx_class(target: str) -> bool:
+    """Whether a TARGET names a class of NNX; inside of the block of `imported`."""
+    place, _, name = target.rpartition(":")
+    module = _module_of_file(place) if place.endswith(".py") else _module_of_name(place)
+    found = functools.reduce(lambda made, part: getattr(made, part, None), name.split("."), module)
+    return isinstance(found, type) and issubclass(found, nnx.Module)
 
 
 def _maker(module: Any, name: str, target: str) -> Callable[[], Any]:

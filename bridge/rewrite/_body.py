@@ -8,11 +8,12 @@ from typing import Any
 
 from ._conditions import Conditions
 from ._constructors import Constructor
+from ._growth import grown_name, is_growth
 from ._lines import Lines
 from ._method import Method
 from ._plans import LeftLinenError, Slot
 from ._slots import _LOOP_KINDS
-from ._source import bound_in, names_in
+from ._source import bound_in, is_self, names_in
 
 
 class Slice:
@@ -41,10 +42,15 @@ class Slice:
                 )
         while True:
             self.kept.clear()
-            before = set(self.method.used)
+            before = self._known()
             found = self._block(self.method.node.body, 0)
-            if before == self.method.used:
+            if before == self._known():
                 return found
+
+    def _known(self) -> tuple[set[str], int, int]:
+        """What lines further up depend on."""
+        sizes = self.method.sizes
+        return set(self.method.used), len(sizes.running), len(sizes.iterators)
 
     def _block(self, statements: Sequence[ast.stmt], depth: int) -> Lines:
         found: Lines = []
@@ -92,14 +98,17 @@ class Slice:
     def _statement(self, node: ast.stmt, depth: int) -> Lines:
         match node:
             case ast.If():
-                return self._if(node, depth)
+                return self._slots_of(node, depth) + self._if(node, depth)
             case ast.For():
+                found = self._slots_of(node, depth)
                 body = self._block(node.body, depth + 1)
                 body += self._running(depth + 1, loop=node)
-                return self._headed(self._for(node), node, body, depth) if body else []
+                return [*found, *(self._headed(self._for(node), node, body, depth) if body else [])]
             case ast.With():
                 return self._block(node.body, depth)
             case ast.FunctionDef():
+                if any(each.function is node for s in self.method.slots for each in s.functions):
+                    return self._block(node.body, depth)
                 return self._copied(node, depth)
             case ast.Try() | ast.While() | ast.Match():
                 if any(
@@ -109,15 +118,29 @@ class Slice:
                 ):
                     raise LeftLinenError("a module is made in a try or while block", node)
                 return []
+        return self._slots_of(node, depth) or self._copied(node, depth)
+
+    def _slots_of(self, node: ast.stmt, depth: int) -> Lines:
+        """What a statement itself makes, or the header of a block."""
         slots = [
             s
             for s in self.method.slots
             if s.outer is None and self.source.statement_of(s.node) is node
         ]
-        if slots:
-            slots.sort(key=lambda s: s.makings[0].order)
-            return [line for slot in slots for line in self._slot(slot, depth)]
-        return self._copied(node, depth)
+        return [line for slot in self._in_order(slots) for line in self._slot(slot, depth)]
+
+    def _in_order(self, slots: list[Slot]) -> list[Slot]:
+        """The slots of one statement as the data goes; numbered ones as they are numbered."""
+        records = self.method.program.records
+        classes = {records.base_of(slot.makings[0].cls) for slot in slots}
+
+        def called(slot: Slot) -> int:
+            making = slot.makings[0]
+            instance = records.instances.get((making.run, making.path or ()))
+            calls = instance.calls if instance is not None and making.path else ()
+            return calls[0].began if calls and len(classes) == len(slots) else making.order
+
+        return sorted(slots, key=called)
 
     def _headed(self, header: str, node: ast.stmt, body: Lines, depth: int) -> Lines:
         comments = [(depth, text) for text in self.source.comments_above(node)]
@@ -160,12 +183,13 @@ class Slice:
             | ast.FunctionDef
             | ast.Import
             | ast.ImportFrom,
-        ):
+        ) and not (isinstance(node, ast.Expr) and is_growth(node.value)):
             return []
-        bound = bound_in(node)
+        grown = grown_name(node)
+        bound = bound_in(node) | ({grown} if grown is not None else set())
         if not bound & self.method.used:
             return []
-        if bound & self.method.taint.names:
+        if bound & self.method.taint.names or self._is_argument(node):
             return []
         text = self._config_text(node)
         self.kept.add(node)
@@ -173,11 +197,25 @@ class Slice:
         comments = [(depth, line) for line in self.source.comments_above(node)]
         return [*comments, (depth, f"\0{column}\0{text}")]
 
+    def _is_argument(self, node: ast.stmt) -> bool:
+        """Whether a statement is `size = self.size`, which the constructor has as an argument."""
+        if not isinstance(node, ast.Assign) or not is_self(node.value):
+            return False
+        name: str = node.value.attr  # pyright: ignore
+        fields = [f for f in self.plan.fields if f.name == name and f.factory is None]
+        alike = [isinstance(t, ast.Name) and t.id == name for t in node.targets]
+        if not fields or not all(alike):
+            return False
+        self.kept.add(node)
+        return True
+
     def _config_text(self, node: ast.stmt) -> str:
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:
             text = self.method.init_text(node.value, self._env_makings())
             begin = self.source.start(node)
             return self.source.stretch(begin, self.source.start(node.value)) + text
+        if isinstance(node, ast.Expr):
+            return self.method.init_text(node.value, self._env_makings())
         self.method.used |= {n for n in names_in(node) if n in self.method.taint.pure}
         return self.source.render(node, list(self.method.references.edits(node)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib.abc
 import importlib.util
@@ -14,7 +15,7 @@ import jax
 from flax import linen as nn
 from flax import nnx
 
-from ._layers import layer_of
+from ._layers import Layer, field_order
 from ._paths_below import below
 from ._plans import LeftLinenError, Program
 from ._records import Instance
@@ -62,6 +63,10 @@ def importable(texts: Mapping[str, tuple[str, str]]) -> Iterator[None]:
             if parent in sys.modules and name not in before:
                 vars(sys.modules[parent]).pop(own, None)
         sys.modules.update(before)
+        for name, module in before.items():
+            parent, _, own = name.rpartition(".")
+            if parent in sys.modules:
+                setattr(sys.modules[parent], own, module)
 
 
 class Maker:
@@ -84,6 +89,9 @@ class Maker:
         plan = self.program.plans[root.cls]
         cls = self._class(root.cls)
         self._rngs = rngs
+        layer = self.program.layer_of(root.cls)
+        if layer is not None:
+            return self._layer(root, layer)
         given = {
             f.name: self.mapped(root.fields[f.name], (root.run, (*root.path, f.name)))
             for f in plan.fields
@@ -109,12 +117,13 @@ class Maker:
         if isinstance(value, functools.partial):
             return self._partial(value)
         if isinstance(value, type) and issubclass(value, nn.Module):
-            plan, layer = self.program.plan_of(value), layer_of(value)
+            plan, layer = self.program.plan_of(value), self.program.layer_of(value)
             if plan is not None and plan.reason is None:
                 return self._class(value)
             if layer is not None:
                 return getattr(nnx, layer.name)
-            raise LeftLinenError(f"a field holds {value.__name__}, which stays Linen")
+            # What it makes is wrapped where it is called.
+            return value
         if isinstance(value, nn.Module):
             return self._module(value, key)
         run, path = key
@@ -141,50 +150,58 @@ class Maker:
     def _module(self, value: nn.Module, key: tuple[int, tuple[str, ...]]) -> Any:
         """A module that the model was given, made anew."""
         instance = self.program.records.instances.get(key)
-        plan, layer = self.program.plan_of(type(value)), layer_of(type(value))
+        plan, layer = self.program.plan_of(type(value)), self.program.layer_of(type(value))
         if instance is None:
             raise LeftLinenError("a module that the model was given was never called")
-        if plan is not None and plan.reason is None:
+        if layer is None and plan is not None and plan.reason is None:
             return self.make(instance, self._rngs)
         if layer is None or layer.name in ("Sequential", "RNN", "Bidirectional"):
             raise LeftLinenError(f"the model was given a {type(value).__name__} as a field")
+        return self._layer(instance, layer)
+
+    def _layer(self, instance: Instance, layer: Layer) -> Any:
+        """A layer of Flax, or of a class that derives from one, with the fields of an old one."""
+        key = (instance.run, instance.path)
         variables = below(self.program.records.variables[key[0]], key[1])
         sizes = {name: size(instance, variables) for name, size in layer.sizes.items()}
         named = {
-            layer.renames.get(name, name): self.mapped(each, key)
+            layer.renames.get(name, name): self.mapped(each, (key[0], (*key[1], name)))
             for name, each in instance.fields.items()
-            if name not in layer.unsupported
+            if name not in layer.unsupported and each is not _default(instance.cls, name)
         }
         named.update({name: size for name, size in sizes.items() if size is not None})
         if layer.rngs:
             named["rngs"] = self._rngs
         if "decode" in layer.extra and named.get("decode") is None:
             named["decode"] = False
-        return getattr(nnx, layer.name)(**named)
+        return self.mapped(instance.cls, _NOWHERE)(**named)
 
     def _partial(self, value: functools.partial[Any]) -> Any:
         own: Any = value.func
-        layer = layer_of(own) if isinstance(own, type) else None
+        layer = self.program.layer_of(own) if isinstance(own, type) else None
         if layer is None:
             return functools.partial(
                 self.mapped(value.func, _NOWHERE),
                 *(self.mapped(v, _NOWHERE) for v in value.args),
                 **{k: self.mapped(v, _NOWHERE) for k, v in value.keywords.items()},
             )
-        from ._layers import field_order
-
         named = dict(zip(field_order(own), value.args, strict=False)) | value.keywords
         for name in layer.unsupported:
             if named.get(name) is not None:
                 raise LeftLinenError(f"nnx.{layer.name} has no {name}")
         return functools.partial(
-            getattr(nnx, layer.name),
+            self.mapped(own, _NOWHERE),
             **{
                 layer.renames.get(k, k): self.mapped(v, _NOWHERE)
                 for k, v in named.items()
                 if k not in layer.unsupported
             },
         )
+
+
+def _default(cls: type, name: str) -> Any:
+    """The default of a field; those of NNX do the same, but may have other signatures."""
+    return next(f.default for f in dataclasses.fields(cls) if f.name == name)  # pyright: ignore
 
 
 def is_abstract(tree: Any) -> bool:

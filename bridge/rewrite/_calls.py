@@ -8,17 +8,22 @@ from collections.abc import Iterator
 from typing import Any
 
 from ._body import Slice
-from ._dead import dead_blocks
-from ._layers import layer_of
-from ._lift import STACKS
+from ._cells import carry_edits
+from ._dead import dead_blocks, in_place_of
+from ._function_arguments import call_edits
+from ._function_edits import function_edits
+from ._function_plans import called_function
 from ._lifted_calls import LiftedCalls
 from ._method import Method
+from ._options import STACKS
 from ._plans import LeftLinenError, Slot
 from ._removals import Removals, inlined
+from ._slot_calls import calls_of
 from ._slots import _LOOP_KINDS
 from ._source import Edit, bound_in
 from ._states import States
 
+_CALL_RENAMES = {"rng": "rngs"}
 _RAISE = 'raise NotImplementedError("this branch did not run when {} was rewritten")'
 
 
@@ -49,26 +54,33 @@ class Calls:
         self.dead = dead_blocks(self.method)
         for block in self.dead:
             text = _RAISE.format(self.plan.name)
-            found.append(Edit(self.source.start(block[0]), self.source.end(block[-1]), text))
+            found.append(in_place_of(self.source, block, text))
             self.plan.note(block[0], "a branch that did not run raises NotImplementedError")
         for slot in self.method.slots:
             if slot.outer is None:
                 found += self._slot(slot)
         found += self._headers
+        found += function_edits(self.method)
         found += self._signature()
+        found += carry_edits(self.method)
         found += States(self.method, self.dead).edits()
         found += Removals(self.method, self.slice, self.dead, self._insertions).edits()
         return found
 
     def _slot(self, slot: Slot) -> Iterator[Edit]:
         slot.item = self._item(slot)
-        target = f"self.{slot.attribute}"
+        target = f"{slot.holder}.{slot.attribute}"
         if slot.is_list:
             target = slot.item
+        function = called_function(self.method.program, slot)
+        if function is not None and not function.returns_layers:
+            yield self.source.edit(slot.node.func, target)
+            yield from call_edits(self.source, slot.node, function)
+            return
         if slot.kind == "param":
             target += "[...]"
         yield self.source.edit(slot.node, target)
-        calls = list(self._calls_of(slot))
+        calls = list(calls_of(self.plan, slot))
         if slot.modes and not calls:
             raise LeftLinenError("a mode moves to a call that is not found", slot.node)
         for call in calls:
@@ -83,7 +95,7 @@ class Calls:
             return
         layer = self.source.render(call.func)
         if call.func is slot.node:
-            layer = slot.item if slot.is_list else f"self.{slot.attribute}"
+            layer = slot.item if slot.is_list else f"{slot.holder}.{slot.attribute}"
         elif isinstance(call.func, ast.Name) and call.func.id in inlined(self.method):
             layer = f"self.{slot.attribute}"
         yield from self.through(slot, call, layer)
@@ -119,13 +131,13 @@ class Calls:
         if len(slot.loops) == 1 and not self._is_conditional(slot):
             name = _counter(loop)
             if name is not None and name.strip("_"):
-                return f"self.{slot.attribute}[{name}]"
+                return f"{slot.holder}.{slot.attribute}[{name}]"
         name = slot.attribute
         taken = self.method.taint.names | self.method.taint.pure
         while name in taken:
             name = f"{name}_iter"
         statement = self.source.statement_of(loop)
-        entry = (statement, f"{name} = iter(self.{slot.attribute})")
+        entry = (statement, f"{name} = iter({slot.holder}.{slot.attribute})")
         if entry not in self._insertions:
             self._insertions.append(entry)
         return f"next({name})"
@@ -147,7 +159,7 @@ class Calls:
             return None
         self._headers += [
             self.source.edit(loop.target, name),
-            self.source.edit(loop.iter, f"self.{slot.attribute}"),
+            self.source.edit(loop.iter, f"{slot.holder}.{slot.attribute}"),
         ]
         return name
 
@@ -171,29 +183,23 @@ class Calls:
                 return True
         return False
 
-    def _calls_of(self, slot: Slot) -> Iterator[ast.Call]:
-        parent = self.source.parents[slot.node]
-        if isinstance(parent, ast.Call) and parent.func is slot.node:
-            yield parent
-        if slot.variable:
-            for each in ast.walk(self.method.node):
-                if (
-                    isinstance(each, ast.Call)
-                    and isinstance(each.func, ast.Name)
-                    and (each.func.id == slot.variable)
-                ):
-                    yield each
-
     def adapted(self, slot: Slot, call: ast.Call) -> Iterator[Edit]:
         """A call with what NNX takes by keyword, and with the modes of the constructor."""
         base = self.method.program.records.base_of
-        layer = layer_of(next(iter({base(m.cls) for m in slot.makings}), None))
-        if layer is not None and not any(isinstance(a, ast.Starred) for a in call.args):
+        layer = self.method.program.layer_of(base(slot.makings[0].cls))
+        is_starred = any(isinstance(a, ast.Starred) for a in call.args)
+        if layer is not None and slot.linen is None and not is_starred:
             for index, argument in enumerate(call.args[layer.keep :], layer.keep):
-                if index >= len(layer.call) or layer.call[index] == "rng":
+                if index >= len(layer.call):
                     raise LeftLinenError(f"nnx.{layer.name} is called in another way", call)
                 begin = self.source.start(argument)
-                yield Edit(begin, begin, f"{layer.call[index]}=")
+                name = layer.call[index]
+                yield Edit(begin, begin, f"{_CALL_RENAMES.get(name, name)}=")
+            for keyword in call.keywords:
+                if keyword.arg in _CALL_RENAMES and keyword.arg in layer.call:
+                    begin = self.source.offset(keyword.lineno, keyword.col_offset)
+                    end = begin + len(keyword.arg)
+                    yield Edit(begin, end, _CALL_RENAMES[keyword.arg])
         names = {k.arg for k in call.keywords}
         if layer is not None:
             by_position = set(layer.call[: len(call.args)])
@@ -207,24 +213,8 @@ class Calls:
                 end = self.source.end(call) - 1
                 yield Edit(end, end, ", ".join(added))
             else:
-                end = self._behind(last)
+                end = self.source.end_of_argument(last)
                 yield Edit(end, end, ", " + ", ".join(added))
-
-    def _behind(self, node: ast.AST) -> int:
-        """The end of an argument, with parentheses of its own."""
-        end = self.source.end(node)
-        parent = self.source.parents[node]
-        parent = self.source.parents[parent] if isinstance(parent, ast.keyword) else parent
-        stop = self.source.end(parent) - 1
-        rest = self.source.data[end:stop].decode()
-        text = rest.split("#")[0].split("\n")[0].rstrip()
-        closing = 0
-        for character in text:
-            if character == ")":
-                closing += 1
-            elif character not in " ":
-                break
-        return end + (text.rfind(")", 0, len(text)) + 1 if closing else 0)
 
     def _values(self, variable: str) -> Iterator[Edit]:
         for each in ast.walk(self.method.node):

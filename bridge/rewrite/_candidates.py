@@ -11,6 +11,7 @@ from typing import Any
 from flax import linen as nn
 
 from ._evaluate import is_size
+from ._function_plans import FunctionPlan
 from ._plans import ClassPlan, Program, Slot
 from ._records import Instance, Making, Shape
 from ._source import names_in
@@ -101,8 +102,16 @@ class Candidates:
         found = [(self._first_call(m, ended=True), m) for m in self._makings(making)]
         return [m for when, m in sorted(found, key=lambda pair: pair[0]) if when < now]
 
+    def _instance(self, making: Making, *, last: bool) -> Instance | None:
+        """What was made; for a function that returns layers, the first or the last of them."""
+        path = making.path or ("",)
+        made = self._by_owner.get((making.run, path), [])
+        if made and self.program.records.functions_that_make.get(making.cls or Making):
+            path = made[-1 if last else 0].path or ("",)
+        return self.program.records.instances.get((making.run, path))
+
     def _first_call(self, making: Making, *, ended: bool = False) -> int:
-        instance = self.program.records.instances.get((making.run, making.path or ("",)))
+        instance = self._instance(making, last=ended)
         if instance is None or not instance.calls:
             return making.order
         return instance.calls[0].ended if ended else instance.calls[0].began
@@ -114,12 +123,14 @@ class Candidates:
         return self.plan.slots.get(node)
 
     def _out_arguments(self, slot: Slot, making: Making) -> Iterator[tuple[ast.expr, Any]]:
-        instance = self.program.records.instances.get((making.run, making.path or ()))
+        instance = self._instance(making, last=True)
         output = instance.calls[-1].output if instance and instance.calls else None
         shape = output.shape if isinstance(output, Shape) else ()
         last = shape[-1] if shape else None
         nodes: list[tuple[str | None, ast.expr]] = [(k.arg, k.value) for k in slot.node.keywords]
-        if making.cls is not None:
+        if isinstance(function := self.program.plan_of(making.cls), FunctionPlan):
+            nodes += list(zip(function.arguments, slot.node.args, strict=False))
+        elif making.cls is not None:
             names = [f.name for f in dataclasses.fields(making.cls) if f.init]  # pyright: ignore
             nodes += list(zip(names, slot.node.args, strict=False))
         for name, node in nodes:
@@ -146,7 +157,7 @@ class Candidates:
             value = making.env.get(name)
             if is_size(value):
                 yield Candidate(name, value, 10)
-                yield from _items(name, value, 15)
+                yield from _items(name, value, 31)
 
     def _own_sizes(self, making: Making) -> Iterator[Candidate]:
         for size in self.plan.sizes.values():
@@ -179,6 +190,9 @@ def call_shapes(
 ) -> list[tuple[str, tuple[int, ...]]]:
     """The shapes of the array arguments of an instance's first call, by name."""
     functions = plan.methods
+    if isinstance(plan, FunctionPlan):
+        given = instance.calls[0].kwargs
+        return [(n, given[n].shape) for n in plan.arguments if isinstance(given.get(n), Shape)]
     calls = [c for c in instance.calls if c.method != "setup"]
     calls = (
         [c for c in calls if c.method == method.name]

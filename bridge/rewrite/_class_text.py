@@ -9,29 +9,21 @@ from flax import linen as nn
 
 from ._body import Slice
 from ._calls import Calls
-from ._lift import STACKS
+from ._class_checks import check_class
+from ._layer_classes import LayerClass
+from ._layers import LAYERS, Layer
 from ._lifted_methods import decorated
 from ._lines import Lines, as_text
 from ._method import Method
+from ._options import STACKS
 from ._plans import ClassPlan, LeftLinenError, Program
 from ._references import References
 from ._setup import Setup
 from ._signature import Signature
 from ._slots import name_slots
-from ._source import Edit, is_self
+from ._source import Edit
 from ._variables import variable_text
 
-_TAKEN = (
-    "train",
-    "eval",
-    "sow",
-    "perturb",
-    "rngs",
-    "iter_modules",
-    "iter_children",
-    "set_attributes",
-    "set_mode",
-)
 _KEPT_DECORATORS = ("property", "staticmethod", "classmethod", "cached_property")
 
 
@@ -58,8 +50,10 @@ class ClassText:
             LeftLinenError: the class stays Linen.
         """
         plan = self.plan
+        if plan.layer is not None:
+            return self._of_layer(LAYERS[plan.layer])
         name_slots(self.program, plan)
-        self._check()
+        check_class(plan, self.references)
         body: Lines = []
         setup_text = ""
         for base in plan.node.bases:
@@ -90,6 +84,26 @@ class ClassText:
             body.insert(0, (0, "self.rngs = rngs.fork()"))
         if self._is_needed(setup_text, body):
             self._insert(self._constructor(setup_text, body))
+        return self.source.render(plan.node, self.edits).rstrip()
+
+    def _of_layer(self, layer: Layer) -> str:
+        """The text of a class that derives from a layer of Flax."""
+        plan = self.plan
+        check_class(plan, self.references)
+        own = LayerClass(plan, layer, self.references)
+        own.check()
+        for base in plan.node.bases:
+            self.edits += self.references.edits(base)
+        self.edits += own.edits()
+        for method in self._methods():
+            self._decorators(method)
+            self._annotations(method)
+        constructor, call = own.constructor(self._indent), own.call(self._indent)
+        if constructor:
+            self._insert(constructor)
+        if call:
+            end = self.source.end(plan.node)
+            self.edits.append(Edit(end, end, f"\n{call}"))
         return self.source.render(plan.node, self.edits).rstrip()
 
     def _check_lifts(self) -> None:
@@ -124,25 +138,6 @@ class ClassText:
         ]
         # What `setup` makes is there before anything that a compact method makes.
         return sorted(found, key=lambda m: not m.is_setup)
-
-    def _check(self) -> None:
-        for name, node in self.plan.methods.items():
-            if name in ("__init__", "__post_init__", "__getattr__", "__setattr__"):
-                raise LeftLinenError(f"the class has its own {name}", node)
-            if name in ("train", "eval"):
-                raise LeftLinenError(f"NNX modules have a method {name} of their own", node)
-        for field in self.plan.fields:
-            if field.name in _TAKEN and field.name not in self.plan.mode_fields:
-                raise LeftLinenError(f"NNX modules have a {field.name} of their own", field.node)
-        for node in ast.walk(self.plan.node):
-            if isinstance(node, ast.Attribute):
-                value = self.references.value_of(node)
-                if value in (nn.share_scope, nn.map_variables):
-                    raise LeftLinenError(f"nn.{node.attr} has no counterpart", node)
-                lacking = {"scope", "path", "variables", "name", "parent"}
-                lacking -= {f.name for f in self.plan.fields}
-                if is_self(node) and node.attr in lacking:
-                    raise LeftLinenError(f"NNX modules have no self.{node.attr}", node)
 
     def _decorators(self, method: Method) -> None:
         for decorator in method.node.decorator_list:
@@ -276,7 +271,7 @@ class ClassText:
         stop = source.offset((first.end_lineno or first.lineno) + 1, 0)
         while source.data[stop : stop + 1] == b"\n":
             stop += 1
-        self.edits.append(Edit(begin, stop, ""))
+        self.edits.append(Edit(begin, min(stop, source.end(self.plan.node)), ""))
 
 
 def _is_blank(source: Any, line: int) -> bool:

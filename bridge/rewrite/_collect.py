@@ -12,12 +12,15 @@ from typing import Any
 
 from flax import linen as nn
 
+from ._function_plans import FunctionPlan, find_known, function_plan, taint_of
+from ._layer_classes import layer_base
 from ._plans import ClassPlan, Field, LeftLinenError, Program
 from ._records import Records
 from ._slots import find_slots
 from ._source import Source, is_free, is_self, source_of
-from ._taint import Taint
 
+# Those that have a namesake in NNX.
+_BASES = (nn.Module, nn.RNNCellBase)
 _MODES = ("use_running_average", "deterministic")
 
 
@@ -50,9 +53,13 @@ def collect(records: Records, inside: Callable[[str], bool]) -> Program:
     reached |= {m.cls for m in records.makings if m.kind == "module" and m.cls is not None}
     ordered = sorted(reached, key=lambda c: (c.__module__, c.__qualname__))
     for cls in dict.fromkeys(base for each in ordered for base in each.__mro__):
-        if cls in program.plans or not issubclass(cls, nn.Module) or cls is nn.Module:
+        if cls in program.plans or not issubclass(cls, nn.Module) or cls in _BASES:
             continue
-        plan = plan_of(cls, inside, program)
+        site = next((s for s, made in records.function_classes.items() if made is cls), None)
+        if site is not None:
+            plan = function_plan(records, cls, parsed(program, site.file), site.span.line)
+        else:
+            plan = plan_of(cls, inside, program)
         if plan is not None:
             program.plans[cls] = plan
     for plan in program.plans.values():
@@ -60,16 +67,22 @@ def collect(records: Records, inside: Callable[[str], bool]) -> Program:
         foreign = [
             b
             for b in plan.cls.__mro__[1:]
-            if issubclass(b, nn.Module) and b is not nn.Module and b not in program.plans
+            if issubclass(b, nn.Module) and b not in (*_BASES, *program.plans)
         ]
         if foreign:
+            plan.layer = layer_base(plan.cls, program.plans)
+        if foreign and plan.layer is None:
             plan.leave(f"it derives from {foreign[0].__name__}, which is not of this package")
-        plan.fields = list(fields_of(plan))
+        if not isinstance(plan, FunctionPlan):
+            plan.fields = list(fields_of(plan))
         try:
             find_slots(program, plan)
             _check_lifted(program, plan)
         except LeftLinenError as error:
             plan.leave(error.reason, error.line)
+        except Exception as error:
+            plan.leave(f"the rewriter failed: {type(error).__name__}: {error}")
+    find_known(program)
     _modes(program)
     program.plans = _ordered(program)
     return program
@@ -177,10 +190,6 @@ def _check_lifted(program: Program, plan: ClassPlan) -> None:
         texts = [ast.unparse(d) for d in plan.node.decorator_list]
         if any(t.split("(")[0].split(".")[-1] not in ("dataclass", "final") for t in texts):
             plan.leave(f"the decorator @{texts[0]} may hide the class", plan.node.lineno)
-    first, last = plan.node.lineno, plan.node.end_lineno or 0
-    for kind, site in program.records.functions:
-        if site.file == plan.source.file and first <= site.span.line <= last:
-            plan.leave(f"nn.{kind} over a function", site.span.line)
     for making in program.records.makings:
         if making.kind == "module" and making.owner is None and making.path:
             holder = program.records.instances.get((making.run, making.path[:-1]))
@@ -232,10 +241,10 @@ def _modes(program: Program) -> None:
         changed = False
         for plan in program.plans.values():
             for slot in plan.slots.values():
-                taint = Taint(slot.method, (s.node for s in plan.slots.values()), plan.mode_fields)
+                taint = taint_of(plan, slot.method)
                 for making in slot.makings:
                     child = program.plan_of(program.records.base_of(making.cls))
-                    if child is None:
+                    if child is None or child.layer is not None:
                         continue
                     order = [field.name for field in child.fields]
                     given = list(zip(order, slot.node.args, strict=False))

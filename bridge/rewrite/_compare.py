@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
 
@@ -13,7 +15,13 @@ from bridge import parity
 
 from ._entries import Entry
 from ._plans import Program
+from ._records import Shape
 from ._same_program import is_same_program
+from ._weights import inexact
+
+_BITS = 32
+# Of the largest magnitude; each layer of a deep model adds a rounding.
+_LOW = 0.1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,6 +34,7 @@ class Checker:
     entry: Entry
     axes: Mapping[str, int]
     keys: Mapping[str, Any] | None
+    tolerances: Mapping[str, float]
 
     def check(self, inputs: Any, kwargs: Mapping[str, Any], **options: Any) -> parity.Report:
         """A report; NNX models are compared without the shardings that a mesh would give."""
@@ -39,8 +48,17 @@ class Checker:
                 method=self.entry.method,
                 axis_sizes=self.axes,
                 rngs=self.keys,
+                tolerances=self.tolerances,
                 **options,
             )
+
+    def is_finite(self, inputs: Any, kwargs: Mapping[str, Any]) -> bool:
+        """Whether the Linen model returns numbers alone."""
+        module, variables = self.linen
+        method = getattr(type(module), self.entry.method) if self.entry.method else None
+        options = {"method": method, "rngs": self.keys, "mutable": list(variables)}
+        output, _ = module.apply(variables, *inputs, **options, **kwargs)
+        return all(bool(jnp.isfinite(leaf).all()) for leaf in inexact(output))
 
     def advanced(self, inputs: Any, kwargs: Mapping[str, Any]) -> Checker:
         """The same behind one more call, which changes the state of both models."""
@@ -53,11 +71,34 @@ class Checker:
         called(*inputs, **kwargs)
         return dataclasses.replace(self, linen=(module, {**variables, **updates}))
 
+    def is_refused(self, inputs: Any, kwargs: Mapping[str, Any], *, mutable: bool = True) -> bool:
+        """Whether the Linen model itself cannot be called so.
+
+        Args:
+            inputs: the arguments.
+            kwargs: those by name.
+            mutable: whether its collections may change.
+        """
+        if self.axes:
+            return False
+        module, variables = self.linen
+        method = getattr(type(module), self.entry.method) if self.entry.method else None
+        may_change = list(variables) if mutable else False
+        options = {"method": method, "rngs": self.keys, "mutable": may_change}
+        try:
+            jax.eval_shape(
+                lambda given: module.apply(variables, *given, **options, **kwargs), inputs
+            )
+        except Exception:
+            return True
+        return False
+
     def is_same(self, inputs: Any, kwargs: Mapping[str, Any], *, state: bool = False) -> bool:
         """Whether both models are one program, so that their numbers need no comparison."""
         if self.axes:
             return False
-        with nnx.use_eager_sharding(False):
+
+        def same(*, state: bool) -> bool:
             return is_same_program(
                 self.linen,
                 self.model,
@@ -68,6 +109,13 @@ class Checker:
                 state=state,
             )
 
+        with nnx.use_eager_sharding(False):
+            if same(state=state):
+                return True
+            # A model that always updates its state cannot be called without.
+            always = not state and self.is_refused(inputs, kwargs, mutable=False)
+            return always and same(state=True)
+
 
 def named_axes(program: Program) -> dict[str, int]:
     """The named axes that layers reduce over, each with a single member."""
@@ -75,17 +123,31 @@ def named_axes(program: Program) -> dict[str, int]:
     return {name: 1 for name in found if isinstance(name, str)}
 
 
+def tolerances(program: Program, run: int) -> dict[str, float]:
+    """Those of a run in which layers return a precision that NNX rounds to at other places."""
+    outputs = [
+        leaf
+        for instance in program.records.instances.values()
+        if instance.run == run
+        for call in instance.calls
+        for leaf in jax.tree.leaves(call.output)
+        if isinstance(leaf, Shape) and jnp.issubdtype(leaf.dtype, jnp.floating)
+    ]
+    is_low = any(jnp.finfo(leaf.dtype).bits < _BITS for leaf in outputs)
+    return dict.fromkeys(("float32", "bfloat16", "float16"), _LOW) if is_low else {}
+
+
 def draws(program: Program) -> bool:
     """Whether a model draws keys when it is in training."""
     for making in program.records.makings:
         if (
             making.kind == "make_rng"
-            or (making.cls is nn.Dropout and making.made.get("rate"))
             or (
                 making.cls is not None
-                and making.kind == "module"
-                and making.made.get("dropout_rate")
+                and issubclass(making.cls, nn.Dropout)
+                and making.made["rate"]
             )
+            or (making.kind == "module" and making.made.get("dropout_rate"))
         ):
             return True
     return False

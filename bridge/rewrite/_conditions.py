@@ -25,7 +25,12 @@ class Conditions:
 
     def text(self, node: ast.If | ast.IfExp) -> str | None:
         """A condition as the constructor has it; None if it is about the call alone."""
-        slots = [s for s in self.method.slots if node in self.source.ancestors(s.node)]
+        in_test = set(ast.walk(node.test))
+        slots = [
+            s
+            for s in self.method.slots
+            if s.node not in in_test and node in self.source.ancestors(s.node)
+        ]
         body = node.body if isinstance(node, ast.If) else []
         needed = any(bound_in(s) & self.method.used for s in body)
         if not slots and not needed:

@@ -4,22 +4,31 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from flax import linen as nn
-
 from ._caches import CACHE, cache_of
-from ._evaluate import UnknownValueError, evaluate
-from ._layers import Layer, field_order, layer_of
+from ._cells import splits_all
+from ._class_checks import check_layer
+from ._evaluate import partial_of
+from ._fixed_modes import fixed_mode
+from ._function_arguments import constructor_text
+from ._function_plans import FunctionPlan, called_function
+from ._layer_arguments import has_next, ordered
+from ._layers import Layer, field_order
 from ._lift import Lift
-from ._plans import ClassPlan, LeftLinenError, Slot
+from ._plans import ClassPlan, LayerStaysLinenError, LeftLinenError, Slot
 from ._records import Instance, Making
+from ._rest_arguments import rest_of
+from ._sequential import unpacked
+from ._source import is_fixed
+from ._stacking import of_functions
+from ._wrapping import NAMED_BY_OTHERS, has_variables, kept, kept_layer, why_linen
 
 if TYPE_CHECKING:
     from ._method import Method
 
-_IGNORED = ("name", "parent")
+_IGNORED = ("name", "parent")  # A parent is None where a program writes it.
 
 
 class NestedLinenError(LeftLinenError):
@@ -43,6 +52,7 @@ class Constructor:
         self.lifted = [cls for cls in classes if cls in records.lifted]
         bases = {records.base_of(cls) for cls in classes}
         self.classes = {cls for cls in bases if cls is not None}
+        self._why = ""
 
     def text(self) -> str:
         """The expression that makes it.
@@ -50,24 +60,35 @@ class Constructor:
         Raises:
             LeftLinenError: there is none.
         """
-        layers = [layer_of(cls) for cls in self.classes]
+        layers = [self.program.layer_of(cls) for cls in self.classes]
         plans = [self.program.plan_of(cls) for cls in self.classes]
+        if (function := called_function(self.program, self.slot)) is not None:
+            return constructor_text(self, function)
         try:
             if self.lifted and not self._can_lift([*plans, *layers]):
                 return self._wrapped()
             made = None
-            if all(plan is not None and plan.reason is None for plan in plans):
-                made = self._own([plan for plan in plans if plan is not None])
-            elif all(layers):
+            if all(layers):
                 made = self._layer([layer for layer in layers if layer is not None])
+            elif all(plan is not None and plan.reason is None for plan in plans):
+                made = self._own([plan for plan in plans if plan is not None])
             if made is not None:
-                return self.slot.lift.constructor(made) if self.slot.lift else made
-        except NestedLinenError as error:
-            if self.slot.outer is not None or self._inner_variables():
+                made = self.slot.lift.constructor(made) if self.slot.lift else made
+                wraps = any(plan is not None and plan.wraps for plan in plans)
+                return of_functions(self.method, self.slot, made, wraps=wraps)
+        except LayerStaysLinenError as error:
+            is_named = isinstance(self.method.references.value_of(self.node.func), type)
+            is_lifted = bool(self.lifted or self.slot.functions)
+            if is_lifted or not is_named or has_variables(self.plan, self.slot):
                 raise
-            self.slot.linen = error.reason
-            self.method.uses_bridge = True
-            return f"bridge.ToNNX({self.method.linen_text(self.node)}, rngs=rngs)"
+            if self.slot.outer is not None:
+                raise NestedLinenError(error.reason, self.node) from error
+            layer = self.program.layer_of(next(iter(self.classes)))
+            return kept_layer(self.method, self.slot, error.reason, layer)
+        except NestedLinenError as error:
+            if self.slot.outer is not None or has_variables(self.plan, self.slot):
+                raise
+            return kept(self.method, self.slot, error.reason)
         if len({cls.__qualname__ for cls in self.classes}) > 1:
             raise LeftLinenError(
                 "one expression makes classes that are rewritten and classes that are not",
@@ -81,41 +102,33 @@ class Constructor:
             return False
         try:
             self.slot.lift = Lift(self.method, self.slot)
-        except LeftLinenError:
+        except LeftLinenError as error:
+            self._why = error.reason
             return False
         return True
 
-    def _inner_variables(self) -> bool:
-        """Whether an argument is a local variable that holds a module."""
-        return any(s.outer is self.slot and s.variable for s in self.plan.slots.values())
-
     def _wrapped(self) -> str:
         cls = next(iter(self.classes))
-        plan = self.program.plan_of(cls)
         self.slot.lift = None
-        reason = f"{cls.__name__} has no counterpart in NNX"
-        if plan is not None and plan.reason is None:
-            reason = f"{cls.__name__} is made by a lifted transform"
-        elif plan is not None:
-            reason = f"{cls.__name__} stays Linen"
+        plan = self.program.plan_of(cls)
+        reason = self._why or why_linen(plan, cls)
         if self.slot.outer is not None:
             raise NestedLinenError(reason, self.node)
-        self.slot.linen = reason
-        inside = self.method.linen_text(self.node)
-        self.method.uses_bridge = True
-        return f"bridge.ToNNX({inside}, rngs=rngs)"
+        if self.slot.functions:
+            raise LeftLinenError("a transform around what stays Linen", self.node)
+        if cls in NAMED_BY_OTHERS:
+            raise LeftLinenError(f"nn.{cls.__name__} names its variables by its layer", self.node)
+        return kept(self.method, self.slot, reason)
 
     def _own(self, plans: list[ClassPlan]) -> str:
-        names: list[str] = []
-        for plan in plans:
-            names += [name for name in plan.sizes if name not in names]
+        names = list(dict.fromkeys(name for plan in plans for name in plan.sizes))
         parts = []
         modes = set().union(*(plan.mode_fields for plan in plans))
         order = [field.name for field in plans[0].fields]
         given = self._positional(next(iter(self.classes)), order)
         for name, node in given:
             if name in modes:
-                self._move(name, node)
+                self.slot.modes[name] = self.method.call_text(node)
             else:
                 parts.append(("", self.method.init_text(node, self.slot.makings)))
                 self._carry(plans, name, node)
@@ -123,17 +136,23 @@ class Constructor:
             if keyword.arg in _IGNORED:
                 continue
             if keyword.arg in modes:
-                self._move(keyword.arg or "", keyword.value)
+                self.slot.modes[str(keyword.arg)] = self.method.call_text(keyword.value)
                 continue
             text = self.method.init_text(keyword.value, self.slot.makings)
             parts.append((f"{keyword.arg}=" if keyword.arg else "**", text))
             self._carry(plans, keyword.arg or "", keyword.value)
         if modes and any(name in modes for name, _ in given[:-1]):
             raise LeftLinenError("a mode is given by position before other arguments", self.node)
-        sizes = [(n, self._size(n, lambda m, n=n: self._own_size(m, n))) for n in names]
-        parts += [(f"{name}=", text) for name, text in sizes if text]
+        parts += [(f"{name}=", text) for name, text in self.own_sizes(names)]
         parts.append(("rngs=", "rngs"))
         return f"{self._callee()}({', '.join(a + b for a, b in parts)})"
+
+    def own_sizes(self, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """The sizes that a class or function of the program is given, those that it needs."""
+        for name in names:
+            own = functools.partial(self._own_size, name=name)
+            if any(own(making) is not None for making in self.slot.makings):
+                yield name, self.size(name, own)
 
     def _own_size(self, making: Making, name: str) -> Any:
         plan = self.program.plan_of(self.program.records.base_of(making.cls))
@@ -155,59 +174,73 @@ class Constructor:
         if any(each.sizes.keys() != layer.sizes.keys() for each in layers):
             raise LeftLinenError("one expression makes layers of several kinds", self.node)
         given: dict[str, str] = {}
-        positional: set[str] = set()
+        rest, known, positional = "", set[str](), set[str]()
         for name, node in self._positional(cls, field_order(cls)):
             self._argument(layer, name, node, given)
             positional.add(layer.renames.get(name, name))
         for keyword in self.node.keywords:
             if keyword.arg is None:
-                raise LeftLinenError("a layer is given ** arguments", self.node)
+                text, names = rest_of(self, layer, keyword)
+                rest, known = f"{rest}, **{text}", known | names
+                continue
             self._argument(layer, keyword.arg, keyword.value, given)
+        if any(layer.renames.get(name, name) not in {*given, *known} for name in layer.needed):
+            raise LayerStaysLinenError(f"nnx.{layer.name} needs {layer.needed[0]}", self.node)
         self._check_fields(layer)
         if layer.name == "MultiHeadAttention":
             self.slot.cache = cache_of(self.method, self.slot)
         if layer.name == "Sequential":
-            return self._sequential()
+            return f"{self._callee()}({unpacked(self.method, self.slot)})"
         is_partial = self._bound() is not None
         for name in layer.sizes:
-            text = self._size(name, lambda m, n=name: self._layer_size(m, n))
+            text = self.size(name, lambda m, n=name: self._layer_size(m, n))
             if text:
                 given[name] = text
-                if not is_partial or self._has_next(layer, name, positional):
+                if not is_partial or has_next(layer, name, positional):
                     positional.add(name)
+        for name in layer.carried:
+            if self._is_carried(layer, name):
+                text = self.size(name, lambda m, n=name: self._layer_size(m, n))
+                given[layer.renames.get(name, name)] = text
         bound = self._bound()
         for name, text in layer.extra.items():
-            if name not in given and name not in (bound.keywords if bound else {}):
+            if name not in {*given, *known, *(bound.keywords if bound else ())}:
                 given[name] = text
         if layer.rngs:
             given["rngs"] = "rngs"
-        return f"{self._callee()}({_ordered(layer, given, positional)})"
-
-    def _has_next(self, layer: Layer, name: str, positional: set[str]) -> bool:
-        following = (
-            layer.positional[layer.positional.index(name) + 1 :]
-            if (name in layer.positional)
-            else ()
-        )
-        return bool(following) and following[0] in positional
+        return f"{self._callee()}({ordered(layer, given, positional)}{rest})"
 
     def _layer_size(self, making: Making, name: str) -> Any:
-        layer = layer_of(self.program.records.base_of(making.cls))
+        layer = self.program.layer_of(self.program.records.base_of(making.cls))
         if layer is None or making.path is None:
             return None
         instance = self.program.records.instances.get((making.run, making.path))
         if instance is None:
             instance = Instance(making.run, making.path, type(None), dict(making.made))
-        return layer.sizes[name](instance, self.method.variables_at(making))
+        size = layer.sizes.get(name) or layer.carried[name]
+        return size(instance, self.method.variables_at(making))
 
-    def _size(self, name: str, size: Any) -> str:
+    def _is_carried(self, layer: Layer, name: str) -> bool:
+        """Whether a field is not what the variables were made with."""
+        sizes = [(m.made.get(name), self._layer_size(m, name)) for m in self.slot.makings]
+        return any(size not in (None, field) for field, size in sizes)
+
+    def size(self, name: str, size: Any) -> str:
+        """An expression for a size of what is made.
+
+        Args:
+            name: of the size.
+            size: what gives it for a making.
+        """
         records = [(m, size(m)) for m in self.slot.makings]
         if all(value is None for _, value in records):
-            if name == "in_kv_features" or name.startswith(CACHE):
+            layer = self.program.layer_of(next(iter(self.classes)))
+            if name.startswith(CACHE) or (layer is not None and name in layer.optional):
                 return ""
-            raise LeftLinenError(f"nothing tells {name} of {ast.unparse(self.node)}", self.node)
+            raise LayerStaysLinenError(f"nothing tells its {name}", self.node)
         records = [(m, value) for m, value in records if value is not None]
-        if not name.startswith(CACHE) and self.slot.outer is None:
+        is_only = isinstance(self.plan, FunctionPlan) and len(self.plan.slots) == 1
+        if not (name.startswith(CACHE) or self.slot.outer or is_only):
             hint = f"{self.slot.attribute}_{name}".lower()
         else:
             hint = name
@@ -217,28 +250,29 @@ class Constructor:
     def _argument(self, layer: Layer, name: str, node: ast.expr, given: dict[str, str]) -> None:
         if name in _IGNORED:
             return
-        if name in layer.modes and self.method.taint.touches(node):
-            self._move(name, node)
-            return
-        if name in layer.unsupported:
-            if isinstance(node, ast.Constant) and node.value is None:
+        if name in layer.modes:
+            if self.method.taint.touches(node):
+                self.slot.modes[name] = self.method.call_text(node)
                 return
-            raise LeftLinenError(f"nnx.{layer.name} has no {name}", self.node)
+            fixed = fixed_mode(self.method, self.slot, node)
+            if fixed is not None:
+                self.slot.modes[name] = fixed
+                return
+        if name in layer.dropped and is_fixed(node):
+            return
+        is_none = isinstance(node, ast.Constant) and node.value is None
+        if is_none and (
+            name in layer.unsupported or layer.refuses_none(next(iter(self.classes)), name)
+        ):
+            return
+        if name == "split_rngs" and splits_all(self.slot.makings):
+            return
+        if name in (*layer.unsupported, *layer.dropped):
+            raise LayerStaysLinenError(f"nnx.{layer.name} has no {name}", self.node)
         given[layer.renames.get(name, name)] = self.method.init_text(node, self.slot.makings)
 
-    def _move(self, name: str, node: ast.expr) -> None:
-        """A mode moves from the constructor to the calls."""
-        self.slot.modes[name] = self.method.call_text(node)
-
     def _check_fields(self, layer: Layer) -> None:
-        for making in self.slot.makings:
-            fields = making.made
-            if layer.name == "GroupNorm" and fields.get("axis_name"):
-                raise LeftLinenError("a norm over a named axis", self.node)
-        bound = self._bound()
-        for name in layer.unsupported if bound else ():
-            if bound is not None and bound.keywords.get(name) is not None:
-                raise LeftLinenError(f"nnx.{layer.name} has no {name}", self.node)
+        check_layer(layer, self.slot, self._bound())
         modes = self.method.modes_of(self.node.func)
         field = self.node.func.attr if isinstance(self.node.func, ast.Attribute) else ""
         for mode in layer.modes:
@@ -246,13 +280,6 @@ class Constructor:
                 self.slot.modes.setdefault(mode, modes[mode])
             elif field in self.plan.carried and mode in self.plan.carried[field]:
                 self.slot.modes.setdefault(mode, mode)
-
-    def _sequential(self) -> str:
-        argument = self.node.args[0] if self.node.args else self.node.keywords[0].value
-        if isinstance(argument, ast.List | ast.Tuple):
-            texts = [self.method.init_text(each, self.slot.makings) for each in argument.elts]
-            return f"{self._callee()}({', '.join(texts)})"
-        return f"{self._callee()}(*{self.method.init_text(argument, self.slot.makings)})"
 
     def _callee(self) -> str:
         if self.slot.lift is not None:
@@ -262,32 +289,11 @@ class Constructor:
     def _bound(self) -> functools.partial[Any] | None:
         """The partial that is called, None if it is a class."""
         making = self.slot.makings[0]
-        space = {**self.method.namespace, **making.env}
-        try:
-            found = evaluate(self.node.func, space, making.fields)
-        except UnknownValueError:
-            return None
-        return found if isinstance(found, functools.partial) else None
+        return partial_of(self.node.func, {**self.method.namespace, **making.env}, making.fields)
 
     def _positional(self, cls: type, order: list[str]) -> list[tuple[str, ast.expr]]:
         if any(isinstance(each, ast.Starred) for each in self.node.args):
-            raise LeftLinenError("a constructor is given * arguments", self.node)
-        if not issubclass(cls, nn.Module):
-            raise LeftLinenError("not a module", self.node)
+            raise LayerStaysLinenError("a constructor is given * arguments", self.node)
         bound = self._bound()
         skipped = len(bound.args) if bound is not None else 0
         return list(zip(order[skipped:], self.node.args, strict=False))
-
-
-def _ordered(layer: Layer, given: Mapping[str, str], positional: Iterable[str]) -> str:
-    """The arguments, by position as far as they were and NNX takes them so."""
-    by_position, rest = set(positional), dict(given)
-    parts = []
-    for name in layer.positional:
-        if name not in rest or name not in by_position:
-            break
-        parts.append(rest.pop(name))
-    first = [name for name in layer.positional if name in rest]
-    others = [name for name in rest if name not in first and name != "rngs"]
-    tail = ["rngs"] if "rngs" in rest else []
-    return ", ".join([*parts, *(f"{name}={rest[name]}" for name in (*first, *others, *tail))])

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import Any
 
 from flax import linen as nn
 
 from ._method import FUNCTIONS, Method
 from ._plans import LeftLinenError
 from ._slots import _LOOP_KINDS
-from ._source import is_free, is_self
+from ._source import Edit, Source, is_free, is_self
 
 
 def dead_blocks(method: Method) -> list[list[ast.stmt]]:
@@ -69,6 +70,15 @@ def _block_of(method: Method, statement: ast.AST, lines: set[int]) -> list[ast.s
     if best is None:
         raise LeftLinenError("a layer in a statement that did not run", statement)
     return best
+
+
+def in_place_of(source: Source, block: list[ast.stmt], text: str) -> Edit:
+    """A statement in the place of a block, which may be an `elif`."""
+    begin = source.start(block[0])
+    if source.data[begin : begin + 4] == b"elif":
+        body: Any = block[0]
+        text = f"else:\n{' ' * body.body[0].col_offset}{text}"
+    return Edit(begin, source.end(block[-1]), text)
 
 
 def blocks_of(node: ast.AST) -> Iterator[list[ast.stmt]]:

@@ -14,6 +14,9 @@ import numpy as np
 from flax import linen as nn
 
 _SMALL = 4
+_LOW = ("bfloat16", "float16")
+# What a field gets that may be an initializer and is None.
+_INITIALIZER = nn.initializers.normal(0.1)
 MODE_NAMES = ("train", "training", "is_training", "deterministic", "use_running_average")
 
 
@@ -74,7 +77,19 @@ def difference(before: Any, after: Any, name: str = "") -> Iterator[str]:
         if dataclasses.is_dataclass(one) and not isinstance(one, type):
             yield from difference(one, other, f"{name}{field.name}.")
         elif one is not other and repr(one) != repr(other):
-            yield f"{name}{field.name}={other!r}"
+            text = _dtype(other) or repr(other)
+            text = "an initializer" if other is _INITIALIZER else text
+            yield f"{name}{field.name}={text}"
+
+
+def is_flag(what: str) -> bool:
+    """Whether a difference changes no size.
+
+    Args:
+        what: the difference in words.
+    """
+    value = what.rpartition("=")[2]
+    return ", " not in what and value in ("True", "False", "None", "an initializer", "float32")
 
 
 def variations(
@@ -108,7 +123,7 @@ def variations(
     for field in dataclasses.fields(module):
         if field.name in ("parent", "name") or not field.init:
             continue
-        for value in _changed(getattr(module, field.name), flags_alone=flags_alone):
+        for value in _changed(getattr(module, field.name), field, flags_alone=flags_alone):
             try:
                 yield module.clone(**{field.name: value}), shapes
             except Exception:
@@ -179,9 +194,29 @@ def _spec(leaf: Any) -> Any:
     return leaf
 
 
-def _changed(value: Any, *, flags_alone: bool) -> Iterator[Any]:
+def _dtype(value: Any) -> str | None:
+    """The name of a floating dtype, None for anything else."""
+    is_scalar = isinstance(value, type) and (
+        issubclass(value, np.generic) or isinstance(getattr(value, "dtype", None), np.dtype)
+    )
+    if not is_scalar and not isinstance(value, str):
+        # NumPy warns where it is asked for the dtype of another class.
+        return None
+    try:
+        name = jnp.dtype(value).name
+    except (TypeError, ValueError):
+        return None
+    return name if "float" in name else None
+
+
+def _changed(value: Any, field: Any = None, *, flags_alone: bool) -> Iterator[Any]:
     if isinstance(value, bool):
         yield not value
+    elif field is not None and field.name.endswith("_init") and field.default is None:
+        yield _INITIALIZER if value is None else None
+    elif _dtype(value) in _LOW:
+        # In another precision Flax's own layers round at other places.
+        yield jnp.float32
     elif isinstance(value, int):
         if not flags_alone:
             yield value * 2 if value else 1
@@ -190,10 +225,10 @@ def _changed(value: Any, *, flags_alone: bool) -> Iterator[Any]:
             yield type(value)(v * 2 for v in value)
         yield type(value)([*value, 2 * value[-1]])
     elif dataclasses.is_dataclass(value) and not isinstance(value, type | nn.Module):
-        for field in dataclasses.fields(value):
-            for inner in _changed(getattr(value, field.name), flags_alone=flags_alone):
-                if field.init:
-                    yield dataclasses.replace(value, **{field.name: inner})
+        for own in dataclasses.fields(value):
+            for inner in _changed(getattr(value, own.name), own, flags_alone=flags_alone):
+                if own.init:
+                    yield dataclasses.replace(value, **{own.name: inner})
     elif type(value).__name__ == "ConfigDict":
         config: Any = value
         for name, inner in config.items():
@@ -209,10 +244,10 @@ def shaped(entry: Entry) -> Entry:
     return dataclasses.replace(entry, inputs=tuple(jax.tree.map(_spec, entry.inputs)))
 
 
-def second_batch(inputs: Any) -> Any:
-    """The inputs with another batch size."""
+def second_batch(given: Any) -> Any:
+    """The arguments of a call with another batch size, None if there is no single one."""
     sizes = {
-        leaf.shape[0] for leaf in jax.tree.leaves(inputs) if hasattr(leaf, "shape") and leaf.shape
+        leaf.shape[0] for leaf in jax.tree.leaves(given) if hasattr(leaf, "shape") and leaf.shape
     }
     if len(sizes) != 1:
         return None
@@ -222,7 +257,12 @@ def second_batch(inputs: Any) -> Any:
             return jnp.concatenate([leaf, leaf[:1]])
         return leaf
 
-    return jax.tree.map(larger, inputs)
+    return jax.tree.map(larger, given)
+
+
+def has_mode_field(entry: Entry) -> bool:
+    """Whether the model has a mode among its fields."""
+    return any(field.name in MODE_NAMES for field in dataclasses.fields(entry.make()))
 
 
 def entry_kwargs(entry: Entry) -> dict[str, Any]:

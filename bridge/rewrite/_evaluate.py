@@ -170,3 +170,14 @@ def same_dtype(node: ast.AST, spaces: Sequence[tuple[Mapping[str, Any], Any]]) -
     except UnknownValueError:
         return None
     return f'"{found.pop()}"' if len(found) == 1 else None
+
+
+def partial_of(
+    node: ast.AST, env: Mapping[str, Any], fields: Mapping[str, Any]
+) -> functools.partial[Any] | None:
+    """The partial that an expression is, None if it is another thing or unknown."""
+    try:
+        found = evaluate(node, env, fields)
+    except UnknownValueError:
+        return None
+    return found if isinstance(found, functools.partial) else None

@@ -24,3 +24,9 @@ class RewriteError(BridgeError, ValueError):
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         return type(self), (self.what, self.problems, self.remedy)
+
+
+def said(error: BaseException) -> str:
+    """The type and the first line of another's error."""
+    text = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {text}"

@@ -11,6 +11,7 @@ from typing import Any
 
 from flax import linen as nn
 
+from ._import_lines import alias_text, grouped, import_line, sorted_imports
 from ._plans import LeftLinenError, Program
 from ._references import References
 from ._source import Source, bound_in, names_in
@@ -51,9 +52,17 @@ class NewFile:
         Args:
             extra: names that are needed besides the rewritten classes.
         """
+        return self._assembled(self._needed(extra))
+
+    def pieces(self) -> dict[ast.stmt, str]:
+        """The new text of each statement that rewritten classes are or need, imports apart."""
+        self._needed(())
+        return dict(self._pieces)
+
+    def _needed(self, extra: Iterable[str]) -> set[str]:
         rewritten = {plan.node: plan for plan in self.plans if plan.reason is None}
         self._pieces = {node: plan.text for node, plan in rewritten.items()}
-        waiting = [name for text in self._pieces.values() for name in _names(text)]
+        waiting = [name for text in self._pieces.values() for name in names_of(text)]
         waiting += list(extra)
         binding: dict[str, list[ast.stmt]] = {}
         for statement in self.source.tree.body:
@@ -66,12 +75,12 @@ class NewFile:
                 continue
             needed.add(name)
             for statement in binding.get(name, ()):
-                if statement in self._pieces or _is_import(statement):
+                if statement in self._pieces or is_import(statement):
                     continue
                 text = self._statement(statement)
                 self._pieces[statement] = text
-                waiting += _names(text)
-        return self._assembled(needed)
+                waiting += names_of(text)
+        return needed
 
     def _statement(self, statement: ast.stmt) -> str:
         if isinstance(statement, ast.ClassDef):
@@ -98,7 +107,7 @@ class NewFile:
                 docstring = self.source.render(statement)
             elif isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
                 future.append(self.source.render(statement))
-            elif _is_import(statement):
+            elif is_import(statement):
                 imports += self._import(statement, needed)
             elif statement in self._pieces:
                 comments = self.source.comments_above(statement)
@@ -120,8 +129,9 @@ class NewFile:
         if future:
             groups.append("\n".join(future))
         if imports or added:
-            groups.append("\n".join(_sorted_imports(imports, added)))
-        return "\n\n".join(groups) + "\n\n\n" + text + "\n"
+            groups.append(grouped(sorted_imports(imports, added)))
+        blank = "\n\n" if _is_short(text) else "\n\n\n"
+        return "\n\n".join(groups) + blank + text + "\n"
 
     def _header(self) -> str:
         lines = []
@@ -143,7 +153,7 @@ class NewFile:
         if not names:
             return []
         if isinstance(statement, ast.Import):
-            return [f"import {_alias(a)}" for a in names]
+            return [f"import {alias_text(a)}" for a in names]
         if not isinstance(statement, ast.ImportFrom):
             return []
         return self._import_from(statement, names)
@@ -159,15 +169,15 @@ class NewFile:
             new = self.program.new_modules
             full = f"{absolute}.{alias.name}"
             if plan is not None and plan.reason is None and absolute in new:
-                by_place.setdefault(f"{where}{SUFFIX}", []).append(_alias(alias))
+                by_place.setdefault(f"{where}{SUFFIX}", []).append(alias_text(alias))
             elif plan is not None and plan.reason is None:
-                by_place.setdefault(new[plan.cls.__module__], []).append(_alias(alias))
+                by_place.setdefault(new[plan.cls.__module__], []).append(alias_text(alias))
             elif full in new and not isinstance(value, type):
                 own = alias.asname or alias.name
                 by_place.setdefault(where, []).append(f"{alias.name}{SUFFIX} as {own}")
             else:
-                by_place.setdefault(where, []).append(_alias(alias))
-        return [_import_line(place, aliases) for place, aliases in by_place.items()]
+                by_place.setdefault(where, []).append(alias_text(alias))
+        return [import_line(place, aliases) for place, aliases in by_place.items()]
 
     def _absolute(self, statement: ast.ImportFrom) -> str:
         if not statement.level:
@@ -178,18 +188,7 @@ class NewFile:
         return ".".join([*parts, *([statement.module] if statement.module else [])])
 
 
-def _import_line(place: str, aliases: list[str]) -> str:
-    line = f"from {place} import {', '.join(aliases)}"
-    if len(line) <= 100:
-        return line
-    return "\n".join([f"from {place} import (", *(f"    {alias}," for alias in aliases), ")"])
-
-
-def _alias(alias: ast.alias) -> str:
-    return alias.name if alias.asname is None else f"{alias.name} as {alias.asname}"
-
-
-def _names(text: str) -> list[str]:
+def names_of(text: str) -> list[str]:
     """The names of the module that a text reads."""
     found: set[str] = set()
     tables = [symtable.symtable(text, "new file", "exec")]
@@ -225,7 +224,8 @@ def _bound_at_top(statement: ast.stmt) -> set[str]:
     return bound_in(statement)
 
 
-def _is_import(statement: ast.stmt) -> bool:
+def is_import(statement: ast.stmt) -> bool:
+    """Whether a statement imports, or tries to."""
     if isinstance(statement, ast.Try):
         return all(isinstance(s, ast.Import | ast.ImportFrom) for s in statement.body)
     return isinstance(statement, ast.Import | ast.ImportFrom)
@@ -251,29 +251,12 @@ def _is_short(piece: str) -> bool:
 
 def _is_used(statement: str, text: str) -> bool:
     tree = ast.parse(statement)
-    used = set(_names(text))
+    used = set(names_of(text))
     return bool(bound_in(tree) & used) or "*" in statement
 
 
 def _binds(statement: str, name: str) -> bool:
     return name in bound_in(ast.parse(statement))
-
-
-def _sorted_imports(imports: list[str], added: list[str]) -> list[str]:
-    """The old order, with what is new behind the imports of other packages."""
-    relative = [each for each in imports if each.startswith("from .")]
-    others = [each for each in imports if each not in relative]
-    flax = [i for i, each in enumerate(others) if each.startswith(("from flax", "import flax"))]
-    new_flax = [each for each in added if "flax" in each]
-    rest = [each for each in added if each not in new_flax]
-    position = flax[-1] + 1 if flax else len(others)
-    others[position:position] = new_flax
-    return [
-        *others,
-        *[each for each in rest if "_linen" not in each],
-        *relative,
-        *[each for each in rest if "_linen" in each],
-    ]
 
 
 def modules_of(program: Program) -> dict[str, Any]:

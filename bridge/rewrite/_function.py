@@ -8,13 +8,14 @@ from typing import Any
 
 from flax import linen as nn
 
-from bridge._errors import BridgeError, shown
+from bridge._errors import shown
 
 from ._entries import Entry
-from ._failures import RewriteError
+from ._failures import RewriteError, said
+from ._function_plans import FunctionPlan
 from ._places import places_of
-from ._plans import ClassPlan, Program
-from ._result import ClassResult, Rewrite
+from ._plans import ClassPlan
+from ._result import ClassResult, Level, Rewrite
 from ._rewriter import Rewriter
 from ._steps import COLLECTION, choices
 from ._test_text import test_of
@@ -60,7 +61,7 @@ def rewrite(
       `result.write()` writes them.
 
     Raises:
-      RewriteError: the model cannot be run.
+      RewriteError: the model cannot be made or run.
 
     Example::
 
@@ -81,17 +82,7 @@ def rewrite(
         told=progress or (lambda text: None),
         gradients=gradients,
     )
-    try:
-        rewriter.trace()
-    except BridgeError:
-        raise
-    except Exception as error:
-        text = (str(error).strip().splitlines() or [""])[0]
-        raise RewriteError(
-            "the model cannot be run with its sample inputs",
-            [f"{type(error).__name__}: {text}"],
-            "Give the inputs and keyword arguments that its call takes.",
-        ) from error
+    rewriter.trace()
     rewriter.run()
     return _result(rewriter)
 
@@ -106,7 +97,14 @@ def _entry(make: Any, inputs: Any, kwargs: Any, method: str | None) -> Entry:
             [f"found {shown(make)}"],
             "Pass the function that makes the model.",
         )
-    made = make()
+    try:
+        made = make()
+    except Exception as error:
+        raise RewriteError(
+            "the model cannot be made",
+            [said(error)],
+            "Pass a function without arguments that makes it.",
+        ) from error
     if not isinstance(made, nn.Module):
         raise RewriteError(
             "rewrite expected a function that gives a Linen module",
@@ -134,6 +132,8 @@ def _result(rewriter: Rewriter) -> Rewrite:
         if plan.cls is rewriter.root
         else _class(plan, is_proven)
         for plan in program.plans.values()
+        # Where a function stays Linen, the classes that call it say so.
+        if not (isinstance(plan, FunctionPlan) and plan.reason)
     ]
     classes += [
         ClassResult(cls.__name__, file, 0, "left Linen", (reason,))
@@ -148,14 +148,22 @@ def _result(rewriter: Rewriter) -> Rewrite:
         () if proof is None else tuple(proof.sizes),
         rewriter.root.__name__,
         (*rewriter.notes, *(() if proof is None else proof.notes)),
-        tuple(places_of([f.source.file for f in rewriter.files], _rewritten(program))),
+        lambda: places_of({f.source.file: f.module for f in rewriter.files}, _rewritten(rewriter)),
         test_of(program, rewriter.entries[0], proof.rules) if proof and is_proven else None,
         () if proof is None else tuple(proof.same),
+        rewriter.in_place().texts,
     )
 
 
-def _rewritten(program: Program) -> list[str]:
-    return [plan.name for plan in program.plans.values() if plan.reason is None]
+def _rewritten(rewriter: Rewriter) -> dict[str, dict[str, Any] | None]:
+    """The rewritten classes, with what the constructor of the model is given besides."""
+    return {
+        plan.name: {n: s.values.get((0, ())) for n, s in plan.sizes.items()}
+        if plan.cls is rewriter.root
+        else None
+        for plan in rewriter.program.plans.values()
+        if plan.reason is None
+    }
 
 
 def _undecoded(rewriter: Rewriter) -> tuple[str, ...]:
@@ -178,14 +186,18 @@ def _class(
         where = f"{name}:{plan.reason_line}: " if plan.reason_line else ""
         return ClassResult(plan.name, file, line, "left Linen", (f"{where}{plan.reason}",))
     notes = [*(f"{name}:{number}: {text}" for number, text in plan.review), *whole]
+    wrapped = [
+        f"{name}:{slot.node.lineno}: {slot.attribute} stays Linen: {slot.linen}"
+        for slot in plan.slots.values()
+        if slot.linen
+    ]
+    level: Level = "proven"
     if not is_proven:
-        return ClassResult(
-            plan.name, file, line, "needs review", (*notes, "the program was not proven")
-        )
-    if notes:
-        return ClassResult(plan.name, file, line, "needs review", tuple(notes))
-    if plan.seen or limits:
-        texts = tuple(f"{text} was seen with a single value" for text in dict.fromkeys(plan.seen))
-        texts += limits
-        return ClassResult(plan.name, file, line, "proven for this configuration", texts)
-    return ClassResult(plan.name, file, line, "proven")
+        level, notes = "needs review", [*notes, "the program was not proven"]
+    elif notes:
+        level = "needs review"
+    elif plan.seen or limits:
+        level = "proven for this configuration"
+        notes = [f"{text} was seen with a single value" for text in dict.fromkeys(plan.seen)]
+        notes += limits
+    return ClassResult(plan.name, file, line, level, (*notes, *wrapped))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from flax import linen as nn
+from flax import nnx
 from flax.core import meta
 
 from ._records import Instance, Shape
@@ -28,7 +29,12 @@ class Layer:
         call: names of the positional arguments of Linen's call.
         keep: how many of these are positional in NNX too.
         unsupported: Linen fields that have no place in NNX.
+        dropped: Linen fields that the sizes tell.
+        needed: Linen fields without which there is no NNX layer.
+        optional: sizes that a layer may not have.
         rngs: whether the constructor takes `rngs`.
+        carried: Linen fields of which the variables know better, as a cell takes the size of the
+            carry that it is given: a function as in `sizes`, by name.
     """
 
     name: str
@@ -40,7 +46,24 @@ class Layer:
     call: tuple[str, ...] = ()
     keep: int = 99
     unsupported: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
+    needed: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
     rngs: bool = True
+    carried: Mapping[str, Callable[[Instance, Any], Any]] = dataclasses.field(default_factory=dict)
+
+    def has_next(self, name: str, positional: Collection[str]) -> bool:
+        """Whether the argument behind one is given by position."""
+        names = dict(zip(self.positional, self.positional[1:], strict=False))
+        return names.get(name) in positional
+
+    def refuses_none(self, cls: type, field: str) -> bool:
+        """Whether None is the default of a Linen field, and NNX has another one."""
+        taken = inspect.signature(getattr(nnx, self.name).__init__).parameters
+        given = taken.get(self.renames.get(field, field))
+        own = [f.default for f in dataclasses.fields(cls) if f.name == field]  # pyright: ignore
+        nothing = (None, inspect.Parameter.empty)
+        return own == [None] and given is not None and given.default not in nothing
 
 
 def leaf(variables: Any, *names: str) -> Any:
@@ -89,6 +112,10 @@ def _transposed(instance: Instance, variables: Any) -> Any:
     return shape[-1] if instance.fields.get("transpose_kernel") else shape[-2]
 
 
+def _bias(instance: Instance, variables: Any) -> Any:
+    return leaf(variables, "bias")
+
+
 def _norm(instance: Instance, variables: Any) -> Any:
     for name in ("scale", "bias", "mean"):
         shape = leaf(variables, name)
@@ -117,10 +144,10 @@ def _key(instance: Instance, variables: Any) -> Any:
     return None if shape is None or query is None or shape[0] == query[0] else shape[0]
 
 
-def _cell(name: str) -> Callable[[Instance, Any], Any]:
+def _cell(name: str, axis: int = 0) -> Callable[[Instance, Any], Any]:
     def size(instance: Instance, variables: Any) -> Any:
         shape = leaf(variables, name, "kernel")
-        return None if shape is None else shape[0]
+        return None if shape is None else shape[axis]
 
     return size
 
@@ -131,6 +158,7 @@ _ATTENTION: dict[str, Any] = {
     "positional": ("num_heads", "in_features", "qkv_features", "out_features"),
     "modes": ("deterministic",),
     "extra": {"decode": "False"},
+    "optional": ("in_kv_features",),
     "unsupported": (
         "force_fp32_for_softmax",
         "qkv_dot_general_cls",
@@ -147,6 +175,7 @@ def _recurrent(name: str, gate: str) -> Layer:
         {"in_features": _cell(gate)},
         {"features": "hidden_features"},
         ("in_features", "hidden_features"),
+        carried={"features": _cell(gate, -1)},
     )
 
 
@@ -164,6 +193,15 @@ LAYERS: Mapping[type, Layer] = {
         {"features": "out_features"},
         ("in_features", "out_features"),
         unsupported=("dot_general_cls", "batch_dims"),
+    ),
+    nn.Einsum: Layer(
+        "Einsum",
+        {"bias_shape": _bias},
+        {"shape": "kernel_shape"},
+        ("einsum_str", "kernel_shape", "bias_shape"),
+        dropped=("use_bias",),
+        needed=("einsum_str",),
+        optional=("bias_shape",),
     ),
     nn.Conv: Layer(
         "Conv",
@@ -242,8 +280,3 @@ def field_order(cls: type) -> list[str]:
         for field in dataclasses.fields(cls)  # pyright: ignore
         if field.init and not field.kw_only
     ]
-
-
-def flat(shape: tuple[int, ...]) -> int:
-    """The number of elements."""
-    return math.prod(shape)

@@ -4,44 +4,17 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import jax
-from flax import linen as nn
-
-from ._paths_below import below
+from ._axes import Axes, axis_texts
+from ._options import PASSED, STACKS, check_options
 from ._plans import LeftLinenError, Slot
 from ._records import Lifted
-from ._source import names_in
+from ._source import is_self, names_in
+from ._stacking import metadata, stacked
 
 if TYPE_CHECKING:
     from ._method import Method
-
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "remat": {"variables": True, "rngs": True, "concrete": False, "methods": None},
-    "jit": {
-        "variables": True,
-        "rngs": True,
-        "donate_argnums": (),
-        "device": None,
-        "backend": None,
-        "methods": None,
-        "static_argnames": (),
-    },
-    "scan": {
-        "variable_carry": False,
-        "data_transform": None,
-        "methods": None,
-    },
-    "vmap": {"methods": None},
-}
-PASSED = {
-    "remat": {"prevent_cse": True, "policy": None},
-    "jit": {},
-    "scan": {"reverse": False, "unroll": 1},
-    "vmap": {"axis_name": None, "spmd_axis_name": None},
-}
-STACKS = {"scan": "length", "vmap": "axis_size"}
 
 
 class Lift:
@@ -72,42 +45,35 @@ class Lift:
         plan = method.program.plan_of(longest[-1].target)
         if plan is not None and plan.wraps:
             raise LeftLinenError("a transform around what stays Linen", slot.node)
-        self.cls = self._name(longest[-1].target)
+        self.cls = self._field(longest[-1]) or self._name(longest[-1].target)
         self.is_put = False
         """Whether NNX's transforms are around its calls."""
         self.test = None if self.is_always else self._test()
 
-    def _check(self, lifted: Lifted) -> None:
-        options = lifted.options
-        for name, default in _DEFAULTS[lifted.kind].items():
-            if options.get(name, default) not in (default, None):
-                raise LeftLinenError(f"nn.{lifted.kind} with {name}", self.slot.node)
-        if lifted.is_stacking:
-            axes = dict(options["variable_axes"])
-            if axes.get("params") != 0 or any(axis != 0 for axis in axes.values()):
-                raise LeftLinenError(
-                    f"nn.{lifted.kind} whose parameters have no axis 0 of their own",
-                    self.slot.node,
-                )
-        elif lifted.kind in STACKS and (options["split_rngs"] or {}).get("params"):
-            raise LeftLinenError(f"nn.{lifted.kind} of layers that it gives up", self.slot.node)
-        elif lifted.kind == "vmap" or (
-            lifted.kind == "scan" and options["variable_broadcast"] != "params"
-        ):
-            raise LeftLinenError(f"nn.{lifted.kind} without variable_axes", self.slot.node)
-        if options.get("metadata_params"):
-            self.metadata(lifted)
-
-    def metadata(self, lifted: Lifted) -> str:
-        """What NNX's transform is told of the new axis.
+    def axes(self, lifted: Lifted) -> Axes:
+        """The axes of one of the transforms.
 
         Raises:
-            LeftLinenError: it is more than a name.
+            LeftLinenError: NNX cannot say them.
         """
-        given = dict(lifted.options["metadata_params"])
-        if set(given) != {nn.PARTITION_NAME} or not isinstance(given[nn.PARTITION_NAME], str):
-            raise LeftLinenError(f"nn.{lifted.kind} with other metadata", self.slot.node)
-        return f"transform_metadata={{nnx.PARTITION_NAME: {given[nn.PARTITION_NAME]!r}}}"
+        places = [(m.run, m.path or ()) for m in self.slot.makings]
+        texts = axis_texts(self._call(lifted), self.method.call_text)
+        return Axes(self.method.program.records, lifted, places, texts)
+
+    def _check(self, lifted: Lifted) -> None:
+        check_options(lifted)
+        if lifted.kind in STACKS:
+            self.axes(lifted)
+        if lifted.options.get("metadata_params"):
+            metadata(lifted)
+
+    def _field(self, lifted: Lifted) -> str:
+        """The field that brings what is transformed, `""` if there is none."""
+        call = self._call(lifted)
+        target = call.args[0] if call is not None and call.args else None
+        if target is None or not is_self(target) or any(e.kind not in STACKS for e in self.chain):
+            return ""
+        return self.method.init_text(target, self.slot.makings)
 
     def _name(self, cls: type) -> str:
         """What the class is called in the file."""
@@ -163,30 +129,10 @@ class Lift:
         """
         for each in reversed(self.chain):
             if each.is_stacking:
-                options = ""
-                if each.options.get("metadata_params"):
-                    options = f", {self.metadata(each)}"
-                made = f"nnx.vmap(lambda rngs: {made}{options})(rngs.split({self._length(each)}))"
+                call = self._call(each)
+                inside = call is not None and self.method.node in self.method.source.ancestors(call)
+                made = stacked(self.method, self.slot, each, made, call if inside else None)
         return made
-
-    def _length(self, lifted: Lifted) -> str:
-        name = STACKS[lifted.kind]
-        node = self.keyword(lifted, name)
-        inside = node is not None and self.method.node in self.method.source.ancestors(node)
-        if node is not None and inside:
-            return self.method.init_text(node, self.slot.makings)
-        value = lifted.options.get(name)
-        if isinstance(value, int):
-            return repr(value)
-        slot, records = self.slot, self.method.program.records
-        values = []
-        for making in slot.makings:
-            path = making.path or ()
-            inside = below(
-                records.variables[making.run], path, records.axes_above(making.run, path) - 1
-            )
-            values.append(jax.tree.leaves(inside)[0].shape[0])
-        return self.method.solve(slot.makings, values, name, slot.loops, slot.node)
 
     def reads(self) -> set[str]:
         """The names that the call needs besides."""
@@ -194,7 +140,7 @@ class Lift:
         for each in self.chain:
             call = self._call(each)
             for keyword in call.keywords if call is not None else ():
-                if keyword.arg in PASSED[each.kind]:
+                if keyword.arg in PASSED[each.kind] or keyword.arg == "variable_axes":
                     found |= names_in(keyword.value)
         if self.test is not None:
             found |= names_in(ast.parse(self.test, mode="eval"))

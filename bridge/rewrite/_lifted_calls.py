@@ -7,10 +7,13 @@ import inspect
 
 from flax import linen as nn
 
-from ._lift import PASSED, STACKS, Lift
+from ._lift import Lift
+from ._lines import part_text
+from ._options import PASSED, STACKS
 from ._plans import LeftLinenError
 from ._records import Lifted
 from ._source import names_in
+from ._stacking import metadata
 
 _WIDTH = 100
 
@@ -44,8 +47,13 @@ class LiftedCalls:
         inner = [each for each in self.chain if each.kind not in STACKS]
         if len(self.chain) - len(inner) > 1 or self.chain[0] in inner:
             raise LeftLinenError("layers that are stacked twice", self.slot.node)
-        if any(isinstance(a, ast.Starred) for a in call.args) or call.keywords:
-            raise LeftLinenError(f"nn.{self.chain[0].kind} with keywords in the call", call)
+        is_closed = self.chain[0].kind == "vmap" and self.chain[0].options["in_axes"] is None
+        is_plain = not any(isinstance(a, ast.Starred) for a in call.args)
+        if is_closed and not is_plain and not inner and not call.keywords:
+            return self._closed(self.chain[0], call, layer), [layer]
+        if not is_plain or call.keywords:
+            kind = self.chain[0].kind
+            raise LeftLinenError(f"nn.{kind} with keywords or * arguments in the call", call)
         for each in reversed(inner):
             function = self._plain(each, function)
         return self._stacked(self.chain[0], function if inner else None, call, layer)
@@ -112,13 +120,22 @@ class LiftedCalls:
         axes: list[str] = []
         inside: list[str] = []
         outside: list[str] = []
-        for index, argument in enumerate(call.args):
+        given = [(each, _axis(lifted, i, len(call.args))) for i, each in enumerate(call.args)]
+        given = [
+            (each, None if isinstance(each, ast.Constant) and axis != "nnx.Carry" else axis)
+            for each, axis in given
+        ]
+        closed = {name for each, axis in given if axis is None for name in names_in(each)}
+        for argument, axis in given:
             text = self._text(argument)
-            axis = _axis(lifted, index, len(call.args))
-            if axis is None or (isinstance(argument, ast.Constant) and axis != "nnx.Carry"):
+            if axis is None:
                 inside.append(text)
                 continue
             name = argument.id if isinstance(argument, ast.Name) else f"x{len(names) or ''}"
+            while name in closed or name in names:
+                # What all layers are given reads the value before the transform.
+                is_free = is_scan and not names and "carry" not in closed
+                name = "carry" if is_free else f"{name}_item"
             names.append(name)
             axes.append(axis)
             inside.append(name)
@@ -131,7 +148,7 @@ class LiftedCalls:
         )
         options = [*self._options(lifted)]
         if names or is_scan:
-            first = "0" if lifted.is_stacking else "None"
+            first = self.lift.axes(lifted).called
             options.insert(0, f"in_axes=({', '.join([first, *axes])})" if axes else "in_axes=(0,)")
         out = lifted.options["out_axes"]
         if is_scan:
@@ -139,9 +156,21 @@ class LiftedCalls:
         elif out != 0:
             options.append(f"out_axes={out!r}")
         if lifted.options.get("metadata_params"):
-            options.append(self.lift.metadata(lifted))
+            options.append(metadata(lifted))
         head = f"lambda {', '.join([own, *names])}: {body}"
         return self._fitting(f"nnx.{lifted.kind}", [head, *options], call), [layer, *outside]
+
+    def _closed(self, lifted: Lifted, call: ast.Call, layer: str) -> str:
+        """A call that gives all layers the same, whatever it is."""
+        given = [self._text(argument) for argument in call.args]
+        own = _fresh(layer, set().union(set(), *map(names_in, call.args)))
+        options = self._options(lifted)
+        if lifted.options["out_axes"] != 0:
+            options.append(f"out_axes={lifted.options['out_axes']!r}")
+        if lifted.options.get("metadata_params"):
+            options.append(metadata(lifted))
+        head = f"lambda {own}: {own}({', '.join(given)})"
+        return self._fitting("nnx.vmap", [head, *options], call)
 
     def _fitting(self, function: str, arguments: list[str], call: ast.Call) -> str:
         """A call on several lines, if it is too long for one."""
@@ -153,7 +182,7 @@ class LiftedCalls:
         if column + 4 + len(", ".join(arguments)) <= _WIDTH:
             lines = inner + ", ".join(arguments)
         else:
-            lines = "".join(f"{inner}{each}," for each in arguments)
+            lines = "".join(f"\n{part_text(each, column + 4)}," for each in arguments)
         return f"{function}({lines}\n{' ' * column})"
 
 

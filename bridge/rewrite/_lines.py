@@ -28,9 +28,9 @@ def as_text(lines: Lines, indent: int, unit: int = 4) -> str:
 
 def wrapped(line: str, column: int) -> str:
     """A line that is too long with one argument of its outermost call on each line."""
-    if len(line) <= _WIDTH or "\n" in line:
-        return line
     text = line.strip()
+    if len(line) <= _WIDTH or "\n" in line or text.startswith("#"):
+        return line
     try:
         statement = ast.parse(text).body[0]
     except SyntaxError:
@@ -59,5 +59,17 @@ def wrapped(line: str, column: int) -> str:
     if len(joined) + column + 4 <= _WIDTH:
         rows = [f"{blank}    {joined}"]
     else:
-        rows = [f"{blank}    {part}," for part in parts]
+        rows = [f"{part_text(part, column + 4)}," for part in parts]
     return "\n".join([f"{blank}{head}(", *rows, f"{blank}){tail}"])
+
+
+def part_text(part: str, column: int) -> str:
+    """An argument on a line of its own; the call that a lambda is goes on several, if too long."""
+    head, colon, body = part.partition(": ")
+    if not head.startswith("lambda ") or not colon or column + len(part) < _WIDTH:
+        return " " * column + part
+    first, *rest = wrapped(" " * (_WIDTH - column) + body, 0).split("\n")
+    if not rest:
+        return " " * column + part
+    blank = " " * column
+    return "\n".join([f"{blank}{head}: {first.strip()}", *(f"{blank}{line}" for line in rest)])

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from ._caches import CACHE, is_cache
 from ._candidates import Candidates
 from ._constructors import Constructor
+from ._definitions import written_out
 from ._evaluate import UnknownValueError, evaluate, is_size, same_dtype
+from ._function_plans import taint_of
 from ._paths_below import below
 from ._plans import ClassPlan, LeftLinenError, Program
 from ._records import Making, Shape
 from ._references import References
 from ._sizes import Sizes
-from ._source import COMPREHENSIONS, Edit, is_self, loops_around, names_in, shape_item
-from ._taint import Taint
+from ._source import COMPREHENSIONS, Edit, is_fixed, is_self, loops_around, names_in, shape_item
+from ._taint import MODES
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -35,7 +37,6 @@ class Method:
         slots: what is made in it.
         sizes: how their sizes are told.
         used: local names that the constructor needs.
-        uses_bridge: whether something is wrapped.
     """
 
     def __init__(
@@ -46,10 +47,9 @@ class Method:
         self.namespace: Mapping[str, Any] = references.namespace
         self.slots = [slot for slot in plan.slots.values() if slot.method is node]
         self.is_setup = node.name == "setup"
-        self.taint = Taint(node, (slot.node for slot in self.slots), plan.mode_fields)
+        self.taint = taint_of(plan, node)
         self.sizes = Sizes(Candidates(program, plan, node, self.taint), plan)
         self.used: set[str] = set()
-        self.uses_bridge = False
         self.passed: dict[str, str] = {}
 
     def init_text(self, node: ast.AST, makings: Sequence[Making]) -> str:
@@ -80,6 +80,12 @@ class Method:
         allowed = self.visible(at)
         text = self.sizes.solve(makings, values, hint, loops, at, allowed)
         self.used |= self.names_of(text)
+        return text
+
+    def named(self, makings: Sequence[Making], values: Sequence[Any], at: ast.AST) -> str | None:
+        """A name or a field that has these values, None if there is none."""
+        text = self.sizes.named(makings, values, self.visible(at))
+        self.used |= self.names_of(text or "0")
         return text
 
     def visible(self, at: ast.AST) -> set[str]:
@@ -123,11 +129,11 @@ class Method:
                 yield from self._init_edits(child, makings)
             return
         if isinstance(node, ast.expr) and self.taint.touches(node):
-            text = self._as_size(node, makings)
-            if text is not None:
-                yield self.source.edit(node, text)
-                return
-            text = self._as_dtype(node, makings)
+            text = written_out(self, node, makings)
+            if text is None:
+                text = self._as_size(node, makings)
+            if text is None:
+                text = self._as_dtype(node, makings)
             if text is not None:
                 yield self.source.edit(node, text)
                 return
@@ -201,7 +207,7 @@ class Method:
         return name, index if index < 0 else index - shape.ndim
 
     def moved(self, node: ast.Call) -> list[ast.keyword]:
-        """The modes in a partial of a layer that only the call knows."""
+        """The modes in a partial of a layer: only the call knows them, or they are written out."""
         if not (node.args and self.references.value_of(node.func) is not None):
             return []
         if not self.references.is_partial(node):
@@ -209,7 +215,7 @@ class Method:
         return [
             k
             for k in node.keywords
-            if k.arg in ("use_running_average", "deterministic") and self.taint.touches(k.value)
+            if k.arg in MODES and (self.taint.touches(k.value) or is_fixed(k.value))
         ]
 
     def _without(self, node: ast.Call, keywords: list[ast.keyword]) -> Iterator[Edit]:
@@ -249,44 +255,43 @@ class Method:
             if is_self(each) and each.attr in self.plan.mode_fields:  # pyright: ignore
                 yield self.source.edit(each, each.attr)  # pyright: ignore
 
-    def linen_text(self, node: ast.Call) -> str:
-        """A constructor that stays Linen's."""
-        edits = []
+    def linen_text(self, node: ast.Call, without: Collection[str] = ()) -> str:
+        """A constructor that stays Linen's.
+
+        Args:
+            node: the constructor.
+            without: names of arguments that are left out, besides the name of what it makes.
+        """
+        slot = self.plan.slots[node]
+        linen = []
         for each in ast.walk(node):
             if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Load):
                 value = self.references.value_of(each)
                 if isinstance(value, type) and self.program.plan_of(value) is not None:
-                    name = self.source.render(each)
-                    edits.append(self.source.edit(each, f"_linen.{name}"))
-        named = [k for k in node.keywords if k.arg == "name"]
-        if named and len(node.args) + len(node.keywords) > 1:
-            edits += self._without(node, named)
-        for part in (*node.args, *(k.value for k in node.keywords)):
-            if part in [k.value for k in named]:
-                continue
-            inner = [s for s in self.plan.slots.values() if s.outer is not None]
-            inner = [s for s in inner if s.node in ast.walk(part)]
-            if inner:
-                edits += [
-                    self.source.edit(s.node, self.linen_text(s.node))
-                    for s in inner
-                    if s.outer is self.plan.slots[node]
-                ]
-                continue
-            edits += self._init_edits(part, self.plan.slots[node].makings)
-        if named and len(node.args) + len(node.keywords) == 1:
-            edits.append(Edit(self.source.end(node.func), self.source.end(node), "()"))
-        elif named and [*node.args, *node.keywords][0] is named[0]:
-            begin = self.source.offset(named[0].lineno, named[0].col_offset)
-            edits.append(Edit(begin, self.source.start(node.keywords[1]), ""))
-        text = self.source.render(node, edits)
-        self.used |= self.names_of(text)
-        return text
+                    linen.append(self.source.edit(each, f"_linen.{self.source.render(each)}"))
+        inner = [s for s in self.plan.slots.values() if s.outer is not None]
+
+        def text(part: ast.expr) -> str:
+            inside = [s for s in inner if s.node in ast.walk(part)]
+            own = [s for s in inside if s.outer is slot]
+            edits = [self.source.edit(s.node, self.linen_text(s.node)) for s in own]
+            if not inside:
+                edits = [*self._init_edits(part, slot.makings)]
+            return self.source.render(part, [*linen, *edits])
+
+        given = [text(each) for each in node.args]
+        for keyword in node.keywords:
+            if keyword.arg not in ("name", *without):
+                begin = f"{keyword.arg}=" if keyword.arg else "**"
+                given.append(begin + text(keyword.value))
+        made = f"{self.source.render(node.func, linen)}({', '.join(given)})"
+        self.used |= self.names_of(made)
+        return made
 
     def variables_at(self, making: Making) -> Mapping[str, Any]:
         """The abstract variables below the module that was made, by collection."""
         records, path = self.program.records, making.path or ()
-        return below(records.variables[making.run], path, records.axes_above(making.run, path))
+        return below(records.variables[making.run], path, records.stacks_above(making.run, path))
 
     def _loops(self, node: ast.AST) -> list[ast.AST]:
         return loops_around(self.source, node, self.node)

@@ -7,21 +7,33 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from flax import linen as nn
+
 from bridge._conversion.collections import OUTPUTS
 
+from ._function_plans import FunctionPlan
+from ._layers import field_order
 from ._method import Method
 from ._plans import ClassPlan, Program, Slot
 from ._records import Making, Path
 from ._setup import Setup
+from ._shared_nodes import first_paths, node_at
 from ._slots import name_node
+from ._snapshots import path_of
 
 _NUMBERS = re.compile(r"\d+(_\d+)*")
 _NUMBER = re.compile(r"\d+")
 
 
-def rules_of(program: Program, run: int) -> dict[str, str]:
-    """The rules for one run, for `bridge.port`: what the names alone do not tell."""
-    paths = Paths(program, run)
+def rules_of(program: Program, run: int, model: Any = None) -> dict[str, str]:
+    """The rules for one run, for `bridge.port`: what the names alone do not tell.
+
+    Args:
+        program: everything.
+        run: which run.
+        model: the new model, which may hold one module at several paths.
+    """
+    paths = Paths(program, run, model)
     leaves = _prefixes(program.records.variables[run])
     found = {path: target for path, target in paths.rules().items() if path in leaves}
     return compressed(found, leaves)
@@ -50,10 +62,12 @@ class Paths:
     Args:
         program: everything.
         run: which run.
+        model: the new model, None if nothing in it is shared.
     """
 
-    def __init__(self, program: Program, run: int) -> None:
-        self.program, self.run = program, run
+    def __init__(self, program: Program, run: int, model: Any = None) -> None:
+        self.program, self.run, self.model = program, run, model
+        self._first = {} if model is None else first_paths(model)
         self.makings = [m for m in program.records.makings if m.run == run]
         self.slots: dict[int, tuple[ClassPlan, Slot]] = {}
         for plan in program.plans.values():
@@ -61,6 +75,8 @@ class Paths:
                 for slot in plan.slots.values():
                     for making in slot.makings:
                         self.slots[id(making)] = (plan, slot)
+        self._owners = {path: m.owner for m in self.makings if (path := self._path(m))}
+        self._depths: dict[Path, int] = {}
         self.numbers: dict[int, int] = {}
         counts: dict[tuple[Path, str], int] = {}
         for making in self.makings:
@@ -78,7 +94,7 @@ class Paths:
         kept: set[Path] = set()
         entries = [(self._path(m), m) for m in self.makings]
         entries = [(path, m) for path, m in entries if path]
-        for path, making in sorted(entries, key=lambda e: len(e[0])):
+        for path, making in sorted(entries, key=lambda e: self._depth(e[0])):
             if path in known or any(path[:n] in kept for n in range(len(path))):
                 continue
             slot = self.slots.get(id(making), (None, None))[1]
@@ -86,12 +102,26 @@ class Paths:
                 # Below a `ToNNX` the paths are Linen's.
                 kept.add(path)
             parent = self._parent(path, known)
-            own = self._own(making, path, known)
-            known[path] = own
+            own = known[path] = self._shared(self._own(making, path, known))
             default = ".".join([*([parent] if parent else []), path[-1]])
             if own != default and not self._is_named_alike(path, own, parent):
                 found["/".join(path)] = own
         return found
+
+    def _depth(self, path: Path) -> int:
+        """How many modules are around a path; what functions make is in theirs besides."""
+        if not path:
+            return 0
+        if path not in self._depths:
+            owner = self._owners.get(path) or ()
+            # A module that was handed on may be owned by one that it holds.
+            self._depths[path] = len(path)
+            self._depths[path] = 1 + max(self._depth(path[:-1]), self._depth(owner))
+        return self._depths[path]
+
+    def _shared(self, own: str) -> str:
+        """The path that NNX takes for the one of a module that the model holds several times."""
+        return self._first.get(id(node_at(self.model, own)), own) if self._first else own
 
     def wrapped(self) -> set[Path]:
         """The paths of what is wrapped in `ToNNX`."""
@@ -125,6 +155,8 @@ class Paths:
         plan, slot = self.slots.get(id(making), (None, None))
         owner = making.owner if making.owner is not None else path[:-1]
         parent = known[owner] if owner in known else self._parent((*owner, ""), known)
+        if isinstance(plan, FunctionPlan) and plan.returns_layers:
+            return self._returned(making, path, known, parent)
         if plan is None or slot is None:
             names = [path[-1]]
         elif slot.outer is not None:
@@ -136,6 +168,14 @@ class Paths:
             if slot.is_list:
                 names.append(str(self.numbers[id(making)]))
         return ".".join([*([parent] if parent else []), *names])
+
+    def _returned(self, making: Making, path: Path, known: Mapping[Path, str], parent: str) -> str:
+        """What a function returned is where its call is; `setup` names it by itself."""
+        caller = next(m for m in self.makings if m.path == making.owner)
+        slot = self.slots[id(caller)][1] if id(caller) in self.slots else None
+        if slot is not None and slot.method.name == "setup":
+            return ".".join([*filter(None, [self._parent(path, known)]), path[-1]])
+        return ".".join([parent, *(making.place or ())])
 
     def _nested(
         self,
@@ -162,7 +202,7 @@ class Paths:
         if holder is None or holder.path is None or outer is None:
             return ".".join([*([parent] if parent else []), path[-1]])
         base = self._own(holder, holder.path, known)
-        field = _argument_name(outer, slot, holder)
+        field = _argument_name(outer, slot, holder, making)
         return f"{base}.{field}"
 
     def _in_setup(self, plan: ClassPlan, slot: Slot, making: Making, name: str) -> str:
@@ -188,14 +228,11 @@ def _setup_of(program: Program, plan: ClassPlan, slot: Slot) -> Setup:
     return Setup(Method(program, plan, slot.method, References(program, plan.source, namespace)))
 
 
-def _argument_name(outer: Slot, slot: Slot, holder: Making) -> str:
-    from ._layers import field_order
-
-    if holder.cls is not None and holder.cls.__name__ == "Sequential":
-        argument: Any = outer.node.args[0]
-        if hasattr(argument, "elts") and slot.node in argument.elts:
-            return f"layers.{argument.elts.index(slot.node)}"
-        return "layers.0"
+def _argument_name(outer: Slot, slot: Slot, holder: Making, making: Making) -> str:
+    if holder.cls is nn.Sequential:
+        layers = list(holder.made["layers"])
+        own = [isinstance(e, nn.Module) and path_of(e) == making.path for e in layers]
+        return f"layers.{own.index(True) if True in own else 0}"
 
     def is_it(node: ast.AST) -> bool:
         return node is slot.node or (isinstance(node, ast.Name) and node.id == slot.variable)

@@ -4,91 +4,248 @@ from __future__ import annotations
 
 import ast
 import pathlib
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 from ._source import Source
+from ._uses import Uses, package_folder, sources_below
 
-_MOST_FILES = 300
-_CREATE = "optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param), and optimizer.update(model, grads)"
-_INIT = "the model is made with its values: model = {}(..., rngs=nnx.Rngs(0))"
+_OF_MODELS = ("init", "init_with_output", "lazy_init", "apply", "bind", "tabulate")
+_NAMES = ("model", "net", "network", "module")
+_VARIABLES = re.compile(r"(^|[_.])(params|variables)$")
+_SAVES = ("save_checkpoint", "save_checkpoint_multiprocess", "to_bytes", "to_state_dict")
+_RESTORES = ("restore_checkpoint", "from_bytes", "from_state_dict")
+_LONGEST = 60
+Place = tuple[int, str]
+Sizes: TypeAlias = Mapping[str, Mapping[str, Any] | None]
 
 
-def places_of(files: Iterable[str], names: Iterable[str]) -> list[str]:
+def places_of(
+    modules: Mapping[str, str], sizes: Mapping[str, Mapping[str, Any] | None]
+) -> list[str]:
     """Training code beside the models, each with what takes its place.
 
     Args:
-        files: the files that were rewritten.
-        names: of the rewritten classes.
+        modules: the files that were rewritten, with the names of their modules.
+        sizes: what the constructor of the model is given besides, None for another class.
     """
+    if not modules:
+        return []
+    folder = package_folder(*next(iter(modules.items())))[1]
+    beside = {pathlib.Path(file).resolve().parent for file in modules}
+    sources = dict(sources_below(folder))
+    importing = Uses(modules, {}).importing(sources)
     found: list[str] = []
-    folders = {pathlib.Path(file).parent for file in files}
-    paths = sorted({p for folder in folders for p in folder.glob("*.py")})[:_MOST_FILES]
-    for path in paths:
-        if path.stem.endswith("_nnx"):
+    for path, source in sources.items():
+        if path.parent not in beside and str(path) not in importing:
             continue
-        try:
-            source = Source(str(path))
-        except (SyntaxError, UnicodeDecodeError, OSError):
-            continue
-        found += [f"{path.name}:{line}: {text}" for line, text in _places(source, set(names))]
+        name = path.relative_to(folder).as_posix()
+        own = sorted(set(_Places(source, sizes).found()))
+        found += [f"{name}:{line}: {text}" for line, text in own]
     return found
 
 
-def _places(source: Source, names: set[str]) -> Iterator[tuple[int, str]]:
-    models = _models(source.tree, names)
-    for node in ast.walk(source.tree):
-        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
-            continue
-        holder, method = ast.unparse(node.func.value), node.func.attr
-        if method == "create" and holder.endswith("TrainState"):
-            yield node.lineno, f"{holder}.create: {_CREATE}"
-        elif method == "init" and _is_model(node.func.value, models, names):
-            yield node.lineno, f"{holder}.init: {_INIT.format(_class(holder, names))}"
-        elif method in ("apply", "apply_fn") and (
-            _is_model(node.func.value, models, names) or method == "apply_fn"
-        ):
-            yield node.lineno, f"{holder}.{method}: {_instead(node)}"
+class _Places:
+    """The places in one file."""
+
+    def __init__(self, source: Source, sizes: Sizes) -> None:
+        self.source, self.sizes = source, sizes
+        self.made: dict[str, ast.Call] = {}
+        for node in ast.walk(source.tree):
+            value = node.value if isinstance(node, ast.Assign) else None
+            if isinstance(value, ast.Call) and _last(value.func) in sizes:
+                self.made |= {ast.unparse(target): value for target in node.targets}  # pyright: ignore
+
+    def found(self) -> Iterator[Place]:
+        losses: set[str] = set()
+        for node in ast.walk(self.source.tree):
+            if isinstance(node, ast.ClassDef):
+                if any(_last(base) == "TrainState" for base in node.bases):
+                    yield node.lineno, _STATE.format(node.name)
+            elif isinstance(node, ast.Attribute) and self._is_of_model(node):
+                text = self._of_model(node)
+                if text is not None:
+                    yield node.lineno, text
+                    losses |= _functions_around(self.source, node)
+            elif isinstance(node, ast.Call) and self._is_made_here(node):
+                yield node.lineno, f"{_short(node.func)}: {self._made(node, 'key')}"
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                text = self._other(node, node.func)
+                if text is not None:
+                    yield node.lineno, f"{_short(node.func)}: {text}"
+        yield from self._gradients(losses)
+
+    def _gradients(self, losses: set[str]) -> Iterator[Place]:
+        """Gradients of functions that call the model."""
+        for node in ast.walk(self.source.tree):
+            if not isinstance(node, ast.Call) or not node.args:
+                continue
+            is_jax = isinstance(node.func, ast.Name) or ast.unparse(node.func).startswith("jax.")
+            name = _last(node.func)
+            if is_jax and name in ("grad", "value_and_grad") and _last(node.args[0]) in losses:
+                given = ", ".join(map(_short, [*node.args, *node.keywords]))
+                yield node.lineno, f"{_short(node.func)}: nnx.{name}({given})(model)"
+
+    def _is_made_here(self, node: ast.Call) -> bool:
+        """Whether a model is made, by no class that is rewritten and not only for one call."""
+        if self.sizes.get(_last(node.func)) is None:
+            return False
+        above = self.source.parents[node]
+        if isinstance(above, ast.Attribute) and above.attr in _OF_MODELS:
+            return False
+        around = (a for a in self.source.ancestors(node) if isinstance(a, ast.ClassDef))
+        return not any(each.name in self.sizes for each in around)
+
+    def _is_of_model(self, node: ast.Attribute) -> bool:
+        if node.attr == "apply_fn":
+            return isinstance(self.source.parents[node], ast.Call)
+        if node.attr not in _OF_MODELS:
+            return False
+        holder = node.value
+        if isinstance(holder, ast.Call) and _last(holder.func) in self.sizes:
+            return True
+        if ast.unparse(holder) in self.made or _last(holder) in _NAMES:
+            return True
+        call = self._call(node)
+        if call is None or not call.args:
+            return False
+        if node.attr == "apply":
+            return _is_variables(call.args[0])
+        above = self.source.parents[call]
+        return (
+            node.attr == "init"
+            and isinstance(above, ast.Subscript)
+            and isinstance(above.slice, ast.Constant)
+            and above.slice.value == "params"
+        )
+
+    def _call(self, node: ast.Attribute) -> ast.Call | None:
+        parent = self.source.parents[node]
+        return parent if isinstance(parent, ast.Call) and parent.func is node else None
+
+    def _of_model(self, node: ast.Attribute) -> str | None:
+        """What a method of the Linen model becomes."""
+        parent, call = self.source.parents[node], self._call(node)
+        if isinstance(parent, ast.keyword) and parent.arg == "apply_fn":
+            return None
+        name = _short(node)
+        if node.attr == "tabulate":
+            return f"{name}: nnx.tabulate(model, x)"
+        if node.attr == "bind":
+            return f"{name}: the model has its values, and its methods are called"
+        if node.attr in ("apply", "apply_fn"):
+            if call is None:
+                return f"{name}: a function of the model, lambda model, x: model(x), under nnx.jit"
+            return f"{name}: {_applied(call)}"
+        made = self._constructor(node.value, call)
+        if call is None:
+            made = f"nnx.jit(lambda: {made})()"
+        called = ""
+        if node.attr == "init_with_output" and call is not None:
+            called = f"; model({', '.join(map(_short, [*call.args[1:], *call.keywords]))})"
+        return f"{name}: made with its values, model = {made}{called}"
+
+    def _constructor(self, holder: ast.expr, call: ast.Call | None) -> str:
+        """What makes the model."""
+        own = holder if isinstance(holder, ast.Call) else self.made.get(ast.unparse(holder))
+        has_key = call is not None and call.args and not isinstance(call.args[0], ast.Starred)
+        keys = _streams(call.args[0]) if call is not None and has_key else "key"
+        if own is None or _last(own.func) not in self.sizes:
+            return f"Model(..., rngs=nnx.Rngs({keys}))"
+        return self._made(own, keys)
+
+    def _made(self, own: ast.Call, keys: str) -> str:
+        """A constructor with what NNX's takes besides."""
+        given = ", ".join(map(_short, [*own.args, *own.keywords]))
+        sizes = (self.sizes[_last(own.func)] or {}).items()
+        more = [f"{name}={value!r}" for name, value in sizes if value is not None]
+        parts = [given if len(given) <= _LONGEST else "...", *more, f"rngs=nnx.Rngs({keys})"]
+        return f"{_short(own.func)}({', '.join(filter(None, parts))})"
+
+    def _other(self, node: ast.Call, function: ast.Attribute) -> str | None:
+        """What a call around training becomes."""
+        holder = _last(function.value)
+        named = {k.arg: k.value for k in node.keywords}
+        if function.attr == "create" and holder.endswith("TrainState"):
+            tx = _short(named["tx"]) if "tx" in named else "tx"
+            more = [str(k) for k in named if k not in ("apply_fn", "params", "tx")]
+            rest = f"; {', '.join(more)}: in the model, or beside it" if more else ""
+            return f"optimizer = nnx.Optimizer(model, {tx}, wrt=nnx.Param){rest}"
+        if function.attr == "apply_gradients":
+            grads = _short(named["grads"]) if "grads" in named else "grads"
+            return f"optimizer.update(model, {grads})"
+        if holder in ("checkpoints", "serialization"):
+            if function.attr in _SAVES:
+                return 'bridge.checkpoint.save(path, model, extra={"optimizer": optimizer})'
+            if function.attr in _RESTORES:
+                return "bridge.checkpoint.restore(path, model), with rules= for a Linen checkpoint"
+        return None
 
 
-def _instead(node: ast.Call) -> str:
+_STATE = "class {}: the state is the model and the optimizer, with what else there is beside them"
+
+
+def _applied(node: ast.Call) -> str:
+    """A call of the new model."""
     given = {k.arg: k.value for k in node.keywords}
     method = given.get("method")
-    called = "model(x)"
+    name = "model"
     if isinstance(method, ast.Constant) and isinstance(method.value, str):
-        called = f"model.{method.value}(x)"
+        name = f"model.{method.value}"
     elif isinstance(method, ast.Attribute):
-        called = f"model.{method.attr}(x)"
-    parts = [called]
-    if "mutable" in given:
-        parts.append(f"what {ast.unparse(given['mutable'])} named is updated in the model")
+        name = f"model.{method.attr}"
+    own = [k for k in node.keywords if k.arg not in ("method", "mutable", "rngs")]
+    parts = [f"{name}({', '.join(map(_short, [*node.args[1:], *own]))})"]
+    mutable = given.get("mutable")
+    if isinstance(mutable, ast.List | ast.Tuple):
+        parts.append(f"{', '.join(map(_plain, mutable.elts))} updated in the model")
+    elif mutable is not None and not (isinstance(mutable, ast.Constant) and not mutable.value):
+        parts.append(f"what {_plain(mutable)} names is updated in the model")
     if "rngs" in given:
-        parts.append("the model has its streams, nnx.reseed(model, dropout=key) sets them")
+        parts.append(f"before it nnx.reseed(model, {_streams(given['rngs'], 'dropout')})")
     return "; ".join(parts)
 
 
-def _models(tree: ast.Module, names: set[str]) -> set[str]:
-    """The variables that a rewritten class was called for."""
-    return {
-        target.id
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Call)
-        and _last(node.value.func) in names
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
+def _streams(node: ast.expr, alone: str = "") -> str:
+    """Keys by stream, as `nnx.Rngs` takes them."""
+    if isinstance(node, ast.Dict) and all(isinstance(k, ast.Constant) for k in node.keys):
+        pairs = zip(node.keys, node.values, strict=True)
+        return ", ".join(f"{_plain(k)}={_short(v)}" for k, v in pairs if k is not None)
+    if alone and isinstance(node, ast.Name | ast.Attribute | ast.Call):
+        return f"**{_short(node)}"
+    return _short(node)
 
 
-def _is_model(node: ast.expr, models: set[str], names: set[str]) -> bool:
-    if isinstance(node, ast.Call):
-        return _last(node.func) in names
-    return isinstance(node, ast.Name) and (node.id in models or node.id == "model")
+def _functions_around(source: Source, node: ast.AST) -> set[str]:
+    """The name of the innermost function around a place."""
+    around: Callable[[ast.AST], Iterable[ast.AST]] = source.ancestors
+    found = (each for each in around(node) if isinstance(each, ast.FunctionDef))
+    innermost = next(found, None)
+    return {innermost.name} if innermost is not None else set()
 
 
-def _class(holder: str, names: set[str]) -> str:
-    name = holder.split("(")[0].split(".")[-1]
-    return name if name in names else "Model"
+def _is_variables(node: ast.expr) -> bool:
+    if isinstance(node, ast.Dict):
+        return any(isinstance(k, ast.Constant) and k.value == "params" for k in node.keys)
+    if isinstance(node, ast.Name | ast.Attribute):
+        return _VARIABLES.search(ast.unparse(node)) is not None
+    return False
 
 
-def _last(node: ast.expr) -> str:
+def _plain(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    return _short(node)
+
+
+def _short(node: ast.AST) -> str:
+    """An expression, or dots in the place of a long one."""
+    text = ast.unparse(node)
+    if len(text) <= _LONGEST:
+        return text
+    return f"{node.arg}=..." if isinstance(node, ast.keyword) else "..."
+
+
+def _last(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")

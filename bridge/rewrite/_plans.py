@@ -6,7 +6,8 @@ import ast
 import dataclasses
 from typing import Any
 
-from ._records import Making, Path, Records
+from ._layers import Layer, layer_of
+from ._records import FunctionCall, Lifted, Making, Path, Records
 from ._source import Source
 
 Key = tuple[int, Path]
@@ -24,6 +25,10 @@ class LeftLinenError(Exception):
         self.reason = reason
         self.line: int | None = getattr(node, "lineno", None)
         super().__init__(reason)
+
+
+class LayerStaysLinenError(LeftLinenError):
+    """One layer has no counterpart, and can be wrapped where it is made."""
 
 
 @dataclasses.dataclass
@@ -68,6 +73,9 @@ class Slot:
         linen: why it is wrapped instead of rewritten.
         variable: the local variable that it alone is assigned to.
         cache: how the constructor makes the decode cache, None if there is none.
+        functions: the functions under lifted transforms that are given it, or that it is made in,
+            the outermost first.
+        holder: the name of the module there.
     """
 
     node: ast.Call
@@ -84,6 +92,25 @@ class Slot:
     lift: Any = None
     variable: str | None = None
     cache: Any = None
+    functions: list[FunctionLift] = dataclasses.field(default_factory=list)
+    holder: str = "self"
+
+
+@dataclasses.dataclass
+class FunctionLift:
+    """A lifted transform of a function.
+
+    Attributes:
+        lifted: the transform.
+        node: the expression that makes it, or the decorator.
+        function: what is transformed, if it is in the class.
+        calls: every call that was seen.
+    """
+
+    lifted: Lifted
+    node: ast.expr
+    function: ast.FunctionDef | ast.Lambda | None
+    calls: list[FunctionCall]
 
 
 @dataclasses.dataclass
@@ -116,7 +143,9 @@ class ClassPlan:
         carried: mode arguments by the field that brings them in.
         mode_fields: fields that become arguments of the call.
         bases: the classes of the package that it derives from.
+        layer: the layer of Flax that it derives from, None for another class.
         wraps: whether something in it stays Linen.
+        functions: the lifted transforms of functions in it.
     """
 
     cls: type
@@ -132,8 +161,10 @@ class ClassPlan:
     carried: dict[str, set[str]] = dataclasses.field(default_factory=dict)
     mode_fields: set[str] = dataclasses.field(default_factory=set)
     bases: list[ClassPlan] = dataclasses.field(default_factory=list)
+    layer: type | None = None
     wraps: bool = False
     text: str = ""
+    functions: list[FunctionLift] = dataclasses.field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -194,3 +225,10 @@ class Program:
     def plan_of(self, cls: type | None) -> ClassPlan | None:
         """The plan of a class; that of a class that a lifted transform made is none."""
         return None if cls is None else self.plans.get(cls)
+
+    def layer_of(self, cls: type | None) -> Layer | None:
+        """What becomes of a layer of Flax, or of a rewritten class that derives from one."""
+        plan = self.plan_of(cls)
+        if plan is None:
+            return layer_of(cls)
+        return layer_of(plan.layer) if plan.reason is None else None

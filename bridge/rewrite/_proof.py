@@ -4,36 +4,38 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
-import bridge
-from bridge import parity, port
-from bridge._conversion.collections import OUTPUTS
+from bridge import parity
 
 from ._build import Maker, importable
-from ._compare import Checker, draws, named_axes
-from ._draws import streams, with_same_keys
-from ._entries import Entry, Varied, entry_kwargs, second_batch, training_kwargs
+from ._compare import Checker
+from ._entries import (
+    Entry,
+    Varied,
+    entry_kwargs,
+    has_mode_field,
+    second_batch,
+    training_kwargs,
+)
 from ._files import NewFile
-from ._paths import rules_of
+from ._pairing import NoNumbersError, is_mixed, pair, without_sown
 from ._plans import Program
-from ._proven import Proof, ProofError
-from ._records import Instance
+from ._proven import Proof
 from ._snapshots import shapes_of
 from ._steps import step
-from ._weights import has_integers, inexact, random_inputs, random_variables
+from ._weights import INTEGERS, has_integers, random_inputs
 
 # What is still compared where both models are one program: layers and gradients follow from it.
 _OF_ONE_PROGRAM = ("port plan", "weights", "outputs", "partition specs")
 _OF_A_STEP = ("port plan", "weights", "outputs", "state", "partition specs")
 _STEPS = 3
+# The first step has no position but 0.
+_OF_STEPS = (INTEGERS[1], INTEGERS[2])
 
 
 def prove(
@@ -61,7 +63,7 @@ def prove(
     """
     with importable(texts):
         modules = {f.module: importlib.import_module(f.name) for f in files}
-        prover = _Prover(program, Maker(program, modules), gradients=gradients)
+        prover = Prover(program, Maker(program, modules), gradients=gradients)
         for run, entry in enumerate(entries):
             prover.entry(run, entry, "entry" if len(entries) == 1 else f"entry {run + 1}")
         if all(report.ok for report in prover.reports.values()):
@@ -79,7 +81,7 @@ def prove(
     )
 
 
-class _Prover:
+class Prover:
     """Runs both models, and keeps what was found."""
 
     def __init__(self, program: Program, maker: Maker, *, gradients: bool) -> None:
@@ -100,11 +102,10 @@ class _Prover:
         if run in self.program.records.steps:
             self._decoded(run, given, label)
             return
-        entry, inputs = self._inputs(run, given)
-        checker = self._pair(run, entry, inputs)
+        checker, inputs = self._paired(run, given)
         self.rules.update(checker.rules)
-        kwargs = entry_kwargs(entry)
-        training = training_kwargs(entry)
+        kwargs = entry_kwargs(checker.entry)
+        training = training_kwargs(checker.entry)
         # A call without a mode may update state whenever it is mutable.
         state = training is None
         if self._is_same(checker, label, inputs, kwargs, state=state):
@@ -115,27 +116,37 @@ class _Prover:
         self._keep(run, label, report)
         if not report.ok:
             return
-        larger = second_batch(inputs)
+        larger = second_batch((inputs, kwargs))
         name = f"{label}, another batch size"
-        if larger is not None and not self._is_same(checker, name, larger, kwargs, state=state):
-            own = checker.check(larger, kwargs, sections=["outputs"], jit=False)
-            self._keep(run, name, own)
+        before = self._may_be_same
+        if larger is not None and not self._is_same(checker, name, *larger, state=state):
+            if checker.is_refused(*larger):
+                # The Linen model takes one batch size alone, which says nothing about the other.
+                self._may_be_same = before
+            else:
+                own = checker.check(*larger, sections=["outputs"], jit=False)
+                self._keep(run, name, own)
         name = f"{label}, in training"
         if training is not None and not self._is_same(checker, name, inputs, training, state=True):
             options = {"sections": ["outputs", "state"], "jit": False, "train": True}
             own = checker.check(inputs, training, **options)
+            if not own.ok:
+                # The layers tell which class it is.
+                del options["sections"]
+                own = checker.check(inputs, training, gradients=False, **options)
             self._keep(run, name, own)
 
     def _decoded(self, run: int, given: Entry, label: str) -> None:
         """Compares outputs and the cache in some steps of a model that decodes."""
-        entry = dataclasses.replace(given, kwargs=random_inputs(dict(given.kwargs), ones=True))
-        inputs = random_inputs(entry.inputs, ones=True)
-        checker = self._pair(run, entry, inputs)
-        self.rules.update(checker.rules)
         cut = self.program.records.steps[run]
+        checker, inputs = self._paired(run, given, _OF_STEPS)
+        if run < self.program.entries:
+            self.rules.update(checker.rules)
+        # A mode that the author fixed holds; otherwise Linen's attention would not drop.
+        options = {"sections": _OF_A_STEP, "jit": False, "train": not has_mode_field(given)}
         for number in range(_STEPS):
-            called, kwargs = step(inputs, entry_kwargs(entry), cut, number)
-            report = checker.check(called, kwargs, sections=_OF_A_STEP, jit=False)
+            called, kwargs = step(inputs, entry_kwargs(checker.entry), cut, number)
+            report = checker.check(called, kwargs, **options)
             self._keep(run, f"{label}, step {number + 1} of decoding", report)
             if not report.ok:
                 return
@@ -155,52 +166,59 @@ class _Prover:
     def varied(self, varied: Varied) -> None:
         """Compares outputs where a flag is another; the shapes of all where a size is."""
         label = f"with {varied.what}"
-        entry = dataclasses.replace(varied.entry, kwargs=random_inputs(dict(varied.entry.kwargs)))
         try:
             if not varied.is_flag:
-                self._abstract(varied.run, entry, label)
-                return
-            if varied.run in self.program.records.steps:
-                self._decoded(varied.run, entry, label)
-                return
-            inputs = random_inputs(entry.inputs)
-            checker = self._pair(varied.run, entry, inputs)
-            given, train = (inputs, entry_kwargs(entry)), varied.is_training
-            state = train or training_kwargs(entry) is None
-            if self._is_same(checker, label, *given, state=state):
-                return
-            sections = ["outputs", "state"] if state else ["outputs"]
-            report = checker.check(*given, sections=sections, jit=False, train=train)
-            if not report.ok:
-                report = checker.check(*given, gradients=False, jit=False, train=train)
+                kwargs = random_inputs(dict(varied.entry.kwargs))
+                own = dataclasses.replace(varied.entry, kwargs=kwargs)
+                self._abstract(varied.run, own, label)
+            elif varied.run in self.program.records.steps:
+                self._decoded(varied.run, varied.entry, label)
+            else:
+                self._flag(varied, label)
+        except NoNumbersError:
+            self.limits.append(f"{label} the Linen program returns no numbers")
         except Exception as error:
             text = (str(error).strip().splitlines() or [""])[0][:120]
             self.limits.append(f"{label} the new program raised {type(error).__name__}: {text}")
+
+    def _flag(self, varied: Varied, label: str) -> None:
+        inputs, kwargs = random_inputs(varied.entry.inputs), dict(varied.entry.kwargs)
+        entry = dataclasses.replace(varied.entry, kwargs=random_inputs(kwargs))
+        checker = pair(self.program, self.maker, varied.run, entry, inputs)
+        train = varied.is_training
+        state = train or training_kwargs(entry) is None
+        if self._is_same(checker, label, inputs, entry_kwargs(entry), state=state):
             return
+        checker, inputs = self._paired(varied.run, varied.entry)
+        given = (inputs, entry_kwargs(checker.entry))
+        sections = ["outputs", "state"] if state else ["outputs"]
+        report = checker.check(*given, sections=sections, jit=False, train=train)
+        if not report.ok:
+            report = checker.check(*given, gradients=False, jit=False, train=train)
         self._keep(varied.run, label, report)
 
-    def _inputs(self, run: int, given: Entry) -> tuple[Entry, Any]:
-        """Values under which the Linen model returns numbers, if any are found."""
-        variables = _without_sown(random_variables(self.program.records.variables[run]))
-        entry, inputs = given, ()
-        for ones in (False, True):
-            kwargs = random_inputs(dict(given.kwargs), ones=ones)
-            entry = dataclasses.replace(given, kwargs=kwargs)
-            inputs = random_inputs(entry.inputs, ones=ones)
-            if ones or not has_integers((given.inputs, dict(given.kwargs))):
-                break
-            module = entry.make()
-            output = module.apply(
-                variables,
-                *inputs,
-                method=getattr(type(module), entry.method) if entry.method else None,
-                mutable=list(variables),
-                rngs=streams(self.program),
-                **kwargs,
-            )
-            if all(jnp.isfinite(leaf).all() for leaf in inexact(output)):
-                break
-        return entry, inputs
+    def _paired(
+        self, run: int, given: Entry, integers: Sequence[tuple[int, int]] = INTEGERS
+    ) -> tuple[Checker, Any]:
+        """Both models, and values under which the Linen model returns numbers.
+
+        Raises:
+            NoNumbersError: none were found, and the run is not one of the program's own.
+        """
+        cut, is_entry = self.program.records.steps.get(run), run < self.program.entries
+        found = None
+        for own in integers:
+            entry = dataclasses.replace(given, kwargs=random_inputs(dict(given.kwargs), own))
+            inputs = random_inputs(entry.inputs, own)
+            found = pair(self.program, self.maker, run, entry, inputs), inputs
+            if is_entry and not has_integers((given.inputs, dict(given.kwargs))):
+                return found
+            called = inputs, entry_kwargs(entry)
+            if found[0].is_finite(*(called if cut is None else step(*called, cut))):
+                return found
+        if is_entry and found is not None:
+            return found
+        raise NoNumbersError
 
     def _keep(self, run: int, label: str, report: parity.Report) -> None:
         self.reports[label] = report
@@ -208,31 +226,6 @@ class _Prover:
             found = report.first_divergence
             self.first = "/".join(found.path) if found is not None else None
             self.place = run
-
-    def _pair(self, run: int, entry: Entry, inputs: Any) -> Checker:
-        """Both models with the same random weights."""
-        root = self.program.records.instances[(run, ())]
-        model = made(self.maker, root)
-        rules = rules_of(self.program, run)
-        variables = _without_sown(random_variables(self.program.records.variables[run]))
-        if _is_mixed(model):
-            method = getattr(model, entry.method) if entry.method else model
-            with warnings.catch_warnings():
-                # What is sown while variables are created is thrown away.
-                warnings.simplefilter("ignore", DeprecationWarning)
-                bridge.lazy_init(method, *inputs, **entry.kwargs)
-            nnx.pop(model, nnx.Intermediate)
-        plan = port.plan(variables, model, rules)
-        if not plan.ok:
-            problems = "; ".join(map(str, plan.problems[:3]))
-            raise ProofError(
-                f"the weights do not fit the new model: {problems}", _linen_paths(plan)
-            )
-        plan.apply()
-        with_same_keys(model)
-        linen = (entry.make(), variables)
-        keys = streams(self.program) if draws(self.program) else None
-        return Checker(linen, model, rules, entry, named_axes(self.program), keys)
 
     def _abstract(self, run: int, entry: Entry, label: str) -> None:
         """Compares shapes alone: with other sizes a model may be too large to run."""
@@ -245,54 +238,23 @@ class _Prover:
         def whole(*inputs: Any) -> Any:
             model = self.maker.make(root, nnx.Rngs(0))
             method = getattr(model, entry.method) if entry.method else model
-            state = nnx.state(model, nnx.Not(nnx.RngState))
+            state = nnx.state(model, nnx.All(nnx.Variable, nnx.Not(nnx.RngState)))
             return method(*inputs, **named), jax.tree.leaves(state)
 
         with nnx.use_eager_sharding(False):
             model = nnx.eval_shape(lambda: self.maker.make(root, nnx.Rngs(0)))
-            if _is_mixed(model):
+            if is_mixed(model):
                 return
             output, leaves = jax.eval_shape(whole, *given)
-        known = jax.tree.leaves(_without_sown(self.program.records.variables[run]))
+        known = jax.tree.leaves(without_sown(self.program.records.variables[run]))
         before = [call.output for call in root.calls if call.method == (entry.method or "__call__")]
         # Some cells keep the kernels of all gates in one.
         if sum(each.size for each in leaves) != sum(each.size for each in known):
             self.limits.append(f"{label} the new program has other weights")
-        elif cut is None and repr(shapes_of(output)) != repr(before[-1]):
+        elif cut is None and _shown(shapes_of(output)) != _shown(before[-1]):
             self.limits.append(f"{label} the new program returns other shapes")
 
 
-def made(maker: Maker, root: Instance) -> Any:
-    """The new model, with zeros for the values that the Linen model's will replace.
-
-    No initialiser runs, of which each shape would be compiled.
-    """
-    # Without a mesh NNX raises where it would shard an annotated value eagerly.
-    with nnx.use_eager_sharding(False):
-        model = nnx.eval_shape(lambda: maker.make(root, nnx.Rngs(0)))
-    graphdef, state = nnx.split(model)
-
-    def value(leaf: Any) -> Any:
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            return jax.random.split(jax.random.key(0), leaf.shape)
-        return jnp.asarray(np.zeros(leaf.shape, leaf.dtype))
-
-    return nnx.merge(graphdef, jax.tree.map(value, state))
-
-
-def _linen_paths(plan: port.Plan) -> list[tuple[str, ...]]:
-    """The Linen sides of a plan's problems; a rule's is a regular expression without groups."""
-    found = []
-    for entry in plan.problems:
-        for text in (*entry.source, *entry.target):
-            parts = [part for part in text.split("/") if not any(c in part for c in "(\\.")]
-            found.append(tuple(parts[1:] if parts[:1] in (["params"], ["batch_stats"]) else parts))
-    return sorted(found, key=len, reverse=True)
-
-
-def _is_mixed(model: Any) -> bool:
-    return any(isinstance(node, bridge.ToNNX) for _, node in nnx.iter_graph(model))
-
-
-def _without_sown(variables: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in variables.items() if k not in OUTPUTS}
+def _shown(output: Any) -> str:
+    """The leaves of an output: a class of the program's own may be shown by its address."""
+    return repr(jax.tree.leaves(output))

@@ -6,6 +6,10 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from flax import linen as nn
+
+from bridge._conversion.collections import OUTPUTS
+
 Path = tuple[str, ...]
 
 
@@ -54,6 +58,7 @@ class Making:
         path: the path of what was made; None if it became no part of the model.
         cls: the class of the module.
         names: where `kind` is no module, the name that was given.
+        place: where it is in the result of the function that made it.
     """
 
     kind: str
@@ -68,28 +73,70 @@ class Making:
     cls: type | None = None
     name: str | None = None
     owner_cls: type | None = None
+    place: tuple[str, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Lifted:
-    """How a lifted transform made a class.
+    """How a lifted transform made a class or a function.
 
     Attributes:
-        kind: `remat`, `scan`, `vmap` or `jit`.
-        target: the class that it was given.
+        kind: the name of the transform.
+        target: the class or the function that it was given.
         options: the arguments, defaults too.
         site: the call, None if it is not in the program's files.
     """
 
     kind: str
-    target: type
+    target: Any
     options: Mapping[str, Any]
     site: Site | None
 
     @property
+    def axes(self) -> dict[Any, int]:
+        """The axis that it gives the variables of each collection, of those that get one."""
+        axes = self.options.get("variable_axes") or {}
+        return {
+            name: axis
+            for name, axis in dict(axes).items()
+            if isinstance(axis, int) and name not in OUTPUTS
+        }
+
+    @property
     def is_stacking(self) -> bool:
-        """Whether it makes several of the module, along a new first axis of the variables."""
-        return self.kind in ("scan", "vmap") and bool(self.options["variable_axes"])
+        """Whether it makes several of the module, along a new axis of the variables."""
+        return self.kind in ("scan", "vmap") and bool(self.axes)
+
+
+@dataclasses.dataclass
+class FunctionCall:
+    """One call of a function under a lifted transform.
+
+    Attributes:
+        lifted: the transform.
+        run: the number of the run.
+        path: of the module that the function was given.
+        arrays: of each argument besides, whether it has arrays.
+        named: the names of those that it was given by name.
+        began: when, in makings and calls of the run.
+        ended: when it returned.
+    """
+
+    lifted: Lifted
+    run: int
+    path: Path
+    arrays: tuple[bool, ...]
+    named: tuple[str, ...]
+    began: int
+    ended: int
+
+    def holds(self, making: Making) -> bool:
+        """Whether a module was made in the function."""
+        return (
+            making.run == self.run
+            and making.owner == self.path
+            and self.began < making.order < self.ended
+        )
 
 
 @dataclasses.dataclass
@@ -145,7 +192,9 @@ class Records:
         lines: the lines that ran, by file.
         variables: abstract variables of each run.
         lifted: the classes that lifted transforms made.
-        functions: lifted transforms of functions, by their names, and where they are made.
+        functions: the calls of functions under lifted transforms.
+        function_classes: classes that stand for functions that make layers, by where they are.
+        functions_that_make: of these, whether a function returns the layers.
         steps: of the runs of models that decode, which leaves of the arguments are sequences.
     """
 
@@ -158,8 +207,20 @@ class Records:
     variables: list[Any] = dataclasses.field(default_factory=list)
     lifted: dict[type, Lifted] = dataclasses.field(default_factory=dict)
     steps: dict[int, frozenset[int]] = dataclasses.field(default_factory=dict)
-    functions: list[tuple[str, Site]] = dataclasses.field(default_factory=list)
-    _stacks: dict[int, dict[Path, int]] = dataclasses.field(default_factory=dict)
+    functions: list[FunctionCall] = dataclasses.field(default_factory=list)
+    function_classes: dict[Site, type] = dataclasses.field(default_factory=dict)
+    functions_that_make: dict[type, bool] = dataclasses.field(default_factory=dict)
+    _stacks: dict[int, dict[Path, list[Lifted]]] = dataclasses.field(default_factory=dict)
+
+    def function_class(self, frame: Any) -> type:
+        """The class that stands for a function."""
+        code = frame.f_code
+        line = code.co_firstlineno
+        site = Site(code.co_filename, Span(line, line, 0, 0))
+        if site not in self.function_classes:
+            space = {"__module__": frame.f_globals.get("__name__"), "__qualname__": code.co_name}
+            self.function_classes[site] = type(code.co_name, (nn.Module,), space)
+        return self.function_classes[site]
 
     def chain(self, cls: type | None) -> list[Lifted]:
         """The transforms around a class, the outermost first."""
@@ -174,18 +235,28 @@ class Records:
         chain = self.chain(cls)
         return chain[-1].target if chain else cls
 
-    def axes_above(self, run: int, path: Path) -> int:
-        """How many axes lifted transforms put before those of the variables at a path."""
-        counts = self._stacks.get(run)
-        if counts is None:
-            counts = self._stacks[run] = {}
-            known = {m.path: m.cls for m in self.makings if m.run == run and m.path}
-            known |= {
-                i.path: i.lifted for i in self.instances.values() if i.run == run and i.lifted
-            }
-            for own, cls in known.items():
-                counts[own] = sum(each.is_stacking for each in self.chain(cls))
-        return sum(counts.get(path[:n], 0) for n in range(1, len(path) + 1))
+    def stacks_above(self, run: int, path: Path) -> list[Lifted]:
+        """The transforms that give the variables at a path an axis each, the outermost first."""
+        stacks = self._stacks.get(run)
+        if stacks is None:
+            stacks = self._stacks[run] = self._stacks_of(run)
+        return [each for n in range(len(path) + 1) for each in stacks.get(path[:n], ())]
+
+    def _stacks_of(self, run: int) -> dict[Path, list[Lifted]]:
+        found: dict[Path, list[Lifted]] = {}
+        until: dict[Path, int] = {}
+        for call in self.functions:
+            if call.run != run or not call.lifted.is_stacking:
+                continue
+            # A second call, which is not inside of the first one, stacks nothing more.
+            if call.began < until.setdefault(call.path, call.ended):
+                found.setdefault(call.path, []).append(call.lifted)
+        known = {m.path: m.cls for m in self.makings if m.run == run and m.path}
+        known |= {i.path: i.lifted for i in self.instances.values() if i.run == run and i.lifted}
+        for path, cls in known.items():
+            own = [each for each in self.chain(cls) if each.is_stacking]
+            found[path] = [*found.get(path, []), *own]
+        return found
 
     def of_class(self, cls: type) -> list[Instance]:
         """The instances of a class and of its subclasses."""

@@ -61,6 +61,9 @@ class References:
                 yield from self._partial(node, hidden)
                 return
             case ast.Call() if self._is_lifted(node):
+                if self._is_function(node.args[0]):
+                    yield from self._edits(node.args[0], hidden)
+                    return
                 # What a lifted transform is given stays Linen.
                 for each in ast.walk(node.args[0]):
                     value = self.value_of(each) if isinstance(each, ast.Name) else None
@@ -92,8 +95,8 @@ class References:
             if plan.reason is not None and plan.source is self.source:
                 return f"_linen.{cls.__name__}"
             return None
-        if cls is nn.Module:
-            return "nnx.Module"
+        if cls in (nn.Module, nn.RNNCellBase):
+            return f"nnx.{cls.__name__}"
         layer = layer_of(cls)
         if layer is not None:
             return f"nnx.{layer.name}"
@@ -121,6 +124,16 @@ class References:
         value = self.value_of(node.func)
         return bool(node.args) and any(value is each for each in _LIFTED)
 
+    def _is_function(self, node: ast.expr) -> bool:
+        """Whether a transform is given a function, and not a class."""
+        if isinstance(node, ast.Call) and node.args:
+            known = self._is_lifted(node) or self.is_partial(node)
+            return known and self._is_function(node.args[0])
+        if isinstance(node, ast.Name | ast.Attribute):
+            value = self.value_of(node)
+            return callable(value) and not isinstance(value, type)
+        return isinstance(node, ast.Lambda)
+
     def is_partial(self, node: ast.Call) -> bool:
         """Whether a call makes a `functools.partial`."""
         return self.value_of(node.func) is functools.partial
@@ -128,12 +141,12 @@ class References:
     def _partial(self, node: ast.Call, hidden: frozenset[str]) -> Iterator[Edit]:
         """`partial(nn.Conv, 3)` is `partial(nnx.Conv, out_features=3)`."""
         cls = self.value_of(node.args[0])
-        layer = layer_of(cls) if isinstance(cls, type) else None
+        layer = self.program.layer_of(cls) if isinstance(cls, type) else None
         if layer is None or cls is None:
             for child in ast.iter_child_nodes(node):
                 yield from self._edits(child, hidden)
             return
-        yield self.source.edit(node.args[0], f"nnx.{layer.name}")
+        yield from self._edits(node.args[0], hidden)
         for name, value in zip(field_order(cls), node.args[1:], strict=False):
             renamed = layer.renames.get(name, name)
             begin = self.source.start(value)

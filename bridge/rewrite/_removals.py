@@ -10,7 +10,7 @@ from ._body import Slice
 from ._dead import blocks_of
 from ._method import Method
 from ._plans import Slot
-from ._source import Edit, bound_in, names_in
+from ._source import Edit, bound_in, is_shadowed, names_in
 
 
 class Removals:
@@ -56,8 +56,9 @@ class Removals:
                     isinstance(each, ast.Name)
                     and each.id == variable
                     and isinstance(each.ctx, ast.Load)
+                    and not is_shadowed(self.source, each, variable)
                 ):
-                    yield self.source.edit(each, f"self.{slot.attribute}")
+                    yield self.source.edit(each, f"{slot.holder}.{slot.attribute}")
             self.removed.add(self.source.statement_of(slot.node))
         yield from self._deletions()
         for statement, text in self.insertions:
@@ -83,7 +84,7 @@ class Removals:
             if node in skipped or node in slots or node in made:
                 continue
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                found.add(node.id)
+                found |= {node.id} if not is_shadowed(self.source, node, node.id) else set()
             stack.extend(ast.iter_child_nodes(node))
         return found
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import collections
 import dataclasses
 import difflib
+import functools
 import json
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from bridge import parity
 
 from ._failures import RewriteError
-from ._writing import changed_files, write_files
+from ._writing import changed_files, write_files, write_in_place
 
 Level: TypeAlias = Literal["proven", "proven for this configuration", "needs review", "left Linen"]
 LEVELS: tuple[Level, ...] = (
@@ -59,12 +60,12 @@ class Rewrite:
         sizes: what the model's constructor is given besides its fields, for each entry point.
         root: the model's class.
         notes: what concerns no single class.
-        places: `TrainState.create`, `init` and `apply` in files beside the models, with what takes
-            their place; they are not rewritten.
+        find_places: gives `places`.
         make_test: gives the text of the test that `write(test=True)` writes, None if the program
             was not proven.
         programs: the runs in which both models were traced to one program, the same operations on
             the same values: whose results and gradients are equal without being computed.
+        make_in_place: gives what `in_place` does.
     """
 
     classes: tuple[ClassResult, ...]
@@ -75,9 +76,21 @@ class Rewrite:
     sizes: tuple[Mapping[str, Any], ...]
     root: str
     notes: tuple[str, ...] = ()
-    places: tuple[str, ...] = ()
+    find_places: Callable[[], Iterable[str]] | None = dataclasses.field(default=None, repr=False)
     make_test: Callable[[], str] | None = dataclasses.field(default=None, repr=False)
     programs: tuple[str, ...] = ()
+    make_in_place: Callable[[Iterable[str]], Mapping[str, str]] | None = dataclasses.field(
+        default=None, repr=False
+    )
+
+    @functools.cached_property
+    def places(self) -> tuple[str, ...]:
+        """Where the rest of the package makes the models, calls, trains and saves them.
+
+        Each is shown with what takes its place; nothing of it is rewritten. The package's files
+        are read when this is asked for.
+        """
+        return () if self.find_places is None else tuple(self.find_places())
 
     @property
     def ok(self) -> bool:
@@ -135,21 +148,63 @@ class Rewrite:
             )
         return "\n".join(tables)
 
-    def write(self, *, overwrite: bool = False, test: bool = False) -> tuple[str, ...]:
+    def write(
+        self,
+        *,
+        overwrite: bool = False,
+        test: bool = False,
+        in_place: bool = False,
+        by_hand: Iterable[str] = (),
+    ) -> tuple[str, ...]:
         """Writes the new files and the rules: all of them, or none.
 
         Args:
             test: whether a test is written too, which compares the two models.
             overwrite: whether files are replaced that were not written by the rewriter, or that
                 were changed since.
+            in_place: whether the old files get the new classes, and no new files are written.
+            by_hand: with `in_place`, as for `in_place`.
 
         Returns:
             The paths of the files that are new or changed.
 
         Raises:
-            RewriteError: there are such files, or the test cannot be written.
+            RewriteError: there are such files, or the test cannot be written; or something stands
+                in the way of writing in place.
         """
-        return write_files(self._files(test=test), overwrite=overwrite)
+        if not in_place:
+            return write_files(self._files(test=test), overwrite=overwrite)
+        if test:
+            raise RewriteError(
+                "the test cannot be written",
+                ["it compares with the Linen model, which would be gone"],
+                "Write the new files beside the old ones first, with the test.",
+            )
+        texts = self.in_place(by_hand)
+        main = pathlib.Path(next(iter(reversed(list(texts)))))
+        return write_in_place(texts, {str(main.with_suffix(".rules.toml")): self.rules_text})
+
+    def in_place(self, by_hand: Iterable[str] = ()) -> Mapping[str, str]:
+        """The old files with the new classes in the place of the old ones.
+
+        Args:
+            by_hand: files that use the old classes, or whose classes need review, and that are
+                changed by hand.
+
+        Returns:
+            Their texts by path.
+
+        Raises:
+            RewriteError: a class of these files stays Linen, the package uses one in another way,
+                or a file was changed since it was read; everything that stands in the way is told.
+        """
+        if self.make_in_place is None:
+            raise RewriteError(
+                "the files cannot be rewritten in place",
+                ["nothing was rewritten"],
+                "See what stays Linen and why in the report.",
+            )
+        return self.make_in_place(by_hand)
 
     def pending(self) -> tuple[str, ...]:
         """The files that `write` would make or change."""

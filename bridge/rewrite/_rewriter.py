@@ -7,10 +7,10 @@ import dataclasses
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import _trace
+from . import _runs
 from ._blame import Blame
 from ._class_text import ClassText
 from ._collect import collect, inside_of
@@ -20,16 +20,22 @@ from ._entries import (
     branches,
     combined,
     difference,
+    is_flag,
     shaped,
     training_kwargs,
     variations,
 )
 from ._files import SUFFIX, NewFile, modules_of
+from ._function_plans import FunctionPlan, called_function
+from ._function_text import FunctionText
+from ._in_place import InPlace
 from ._plans import ClassPlan, LeftLinenError, Program, SizeArgument
 from ._proof import prove
+from ._proof_in_place import fault_in_place
 from ._proven import Proof
 from ._references import References
 from ._source import Source, source_of
+from ._trace import Watch
 
 _MOST_ROUNDS = 40
 _SECONDS_FOR_VARIATIONS = 20.0
@@ -72,17 +78,17 @@ class Rewriter:
 
     def trace(self) -> None:
         """Runs every entry, and the model with other sizes."""
-        watch = _trace.Watch(self._inside, _watched_lines)
+        watch = Watch(self._inside, _watched_lines)
         for number, entry in enumerate(self.entries):
             self.told(f"tracing entry {number + 1}")
-            _trace.run(watch, entry.make(), *shaped(entry).called)
+            _runs.run_entry(watch, shaped(entry))
         self._vary(watch)
         self.program: Program = self._collected()
         self._is_fresh = True
 
-    def _vary(self, watch: _trace.Watch) -> None:
+    def _vary(self, watch: Watch) -> None:
         self.watch, self.varied = watch, []
-        started = time.monotonic()
+        started = time.process_time()
         for entry in self.entries:
             module = entry.make()
             training = training_kwargs(entry)
@@ -96,7 +102,7 @@ class Rewriter:
                     every = branches
                     self._keep(run, entry, *together, "other sizes")
             for number, (changed, inputs) in enumerate(every(module, entry.inputs)):
-                if time.monotonic() - started > _SECONDS_FOR_VARIATIONS or (
+                if time.process_time() - started > _SECONDS_FOR_VARIATIONS or (
                     number >= _MOST_VARIATIONS
                 ):
                     self.notes.append("not all sizes were varied: it would have taken too long")
@@ -110,14 +116,13 @@ class Rewriter:
     def _traced(self, entry: Entry, changed: Any, inputs: Any, kwargs: Any) -> int | None:
         """The number of a run, None if it raised."""
         try:
-            return _trace.run(self.watch, changed or entry.make(), inputs, kwargs, entry.method)
+            return _runs.run(self.watch, changed or entry.make(), inputs, kwargs, entry.method)
         except Exception:
             return None
 
     def _keep(self, run: int, entry: Entry, changed: Any, inputs: Any, what: str) -> None:
         own = dataclasses.replace(entry, make=lambda: changed, inputs=inputs)
-        is_flag = what.endswith(("=True", "=False")) and ", " not in what
-        self.varied.append(Varied(run, own, what, is_flag))
+        self.varied.append(Varied(run, own, what, is_flag(what)))
 
     def _collected(self) -> Program:
         program = collect(self.watch.records, self._inside)
@@ -152,11 +157,18 @@ class Rewriter:
         for cls, plan in self.program.plans.items():
             if cls in self.left:
                 plan.leave(*self.left[cls])
+            if isinstance(plan, FunctionPlan):
+                continue
             if self.only is not None and plan.name not in self.only:
                 plan.leave("it is not among those that were asked for")
             if plan.name in self.skip:
                 plan.leave("it was to be left out")
         for plan in self.program.plans.values():
+            for slot in plan.slots.values():
+                made = called_function(self.program, slot)
+                if made is not None and (made.reason or made.source is not plan.source):
+                    reason = made.reason or "it is in another file"
+                    plan.leave(f"a function makes a layer of it: {reason}", slot.node.lineno)
             for base in plan.bases:
                 if base.reason is not None:
                     plan.leave(f"it derives from {base.name}, which stays Linen")
@@ -179,7 +191,11 @@ class Rewriter:
             try:
                 for base in plan.bases:
                     _inherit(plan, base)
-                plan.text = ClassText(program, plan, references[plan.source.file]).text()
+                names = references[plan.source.file]
+                if isinstance(plan, FunctionPlan):
+                    plan.text = FunctionText(program, plan, names).text()
+                else:
+                    plan.text = ClassText(program, plan, names).text()
                 compile(plan.text, plan.name, "exec")
             except LeftLinenError as error:
                 self.left[plan.cls] = (error.reason, error.line)
@@ -240,6 +256,14 @@ class Rewriter:
             return blame.of_error(error)
         self.proof = proof
         return None if proof.ok else blame.of_difference(proof)
+
+    def in_place(self) -> InPlace:
+        """The old files with NNX classes in them."""
+
+        def fault(texts: Mapping[str, tuple[str, str]]) -> str | None:
+            return fault_in_place(self.program, self.entries, self.files, texts)
+
+        return InPlace(self.files, fault, is_proven=self.proof is not None and self.proof.ok)
 
     def _blame(self) -> Blame:
         return Blame(self.program, self.root, self.files, self.texts, self.left)

@@ -8,12 +8,15 @@ from typing import Any
 
 from ._calls import Calls
 from ._constructors import Constructor
-from ._dead import dead_blocks
+from ._dead import dead_blocks, in_place_of
+from ._function_edits import function_edits
+from ._function_plans import called_function
 from ._item_calls import item_calls
 from ._lines import wrapped
 from ._method import Method
 from ._plans import LeftLinenError, Slot
 from ._removals import transforms
+from ._slot_calls import attribute_of
 from ._slots import name_node
 from ._source import Edit, bound_in, is_self
 from ._variables import variable_text
@@ -55,7 +58,7 @@ class Setup:
             return ""
         edits: list[Edit] = []
         for slot in self.slots:
-            if slot.outer is None:
+            if slot.outer is None or self._is_apart(slot):
                 made = (
                     Constructor(self.method, slot).text()
                     if slot.kind == "module"
@@ -63,10 +66,12 @@ class Setup:
                 )
                 edits.append(self.source.edit(slot.node, made))
                 edits += self._cache(slot)
+                edits += self._comment(slot)
                 if slot.modes:
                     self._check_modes(slot)
         edits += self._unmade()
         edits += self._untransformed()
+        edits += function_edits(self.method)
         for statement in body:
             edits += self.method.references.edits(statement)
             edits += self._wrapped(statement)
@@ -76,6 +81,18 @@ class Setup:
         text = self.source.stretch(first, last, edits).rstrip("\n")
         lines = text.split("\n")
         return "\n".join(wrapped(line, len(line) - len(line.lstrip())) for line in lines)
+
+    def _comment(self, slot: Slot) -> Iterator[Edit]:
+        """Why a layer stays Linen, above the statement that makes it."""
+        if slot.linen is not None:
+            statement = self.source.statement_of(slot.node)
+            begin, blank = self.source.start(statement), " " * statement.col_offset
+            yield Edit(begin, begin, f"# Stays Linen: {slot.linen}.\n{blank}")
+
+    def _is_apart(self, slot: Slot) -> bool:
+        """Whether what a slot makes is handed on by a variable, in another statement."""
+        statement = self.source.statement_of
+        return slot.outer is not None and statement(slot.node) is not statement(slot.outer.node)
 
     def _cache(self, slot: Slot) -> Iterator[Edit]:
         """The decode cache, behind the statement that makes the layer."""
@@ -115,7 +132,7 @@ class Setup:
             text = (
                 f'raise NotImplementedError("this did not run when {self.plan.name} was rewritten")'
             )
-            yield Edit(self.source.start(block[0]), self.source.end(block[-1]), text)
+            yield in_place_of(self.source, block, text)
             self.plan.note(block[0], "a branch that did not run raises NotImplementedError")
 
     def _containers(self) -> dict[str, str]:
@@ -165,13 +182,22 @@ class Setup:
                     and (value.func.id in ("list", "tuple") and value.args)
                 ):
                     value = value.args[0]
-                if isinstance(value, ast.GeneratorExp):
+                several = self._several(value)
+                if several:
+                    found[target.attr] = several  # pyright: ignore
+                elif isinstance(value, ast.GeneratorExp):
                     found[target.attr] = "List"  # pyright: ignore
                 elif isinstance(value, ast.Name) and value.id in self.inside:
                     found[target.attr] = self.inside[value.id]  # pyright: ignore
                 elif type(value) in _CONTAINERS and any(n in made for n in ast.walk(value)):
                     found[target.attr] = _CONTAINERS[type(value)]  # pyright: ignore
         return found
+
+    def _several(self, value: ast.expr) -> str:
+        """`List` or `Dict` for the call of a function that returns several layers."""
+        slot = next((s for s in self.slots if s.node is value), None)
+        function = called_function(self.method.program, slot) if slot is not None else None
+        return function.returns_several if function is not None else ""
 
     def _wrapped(self, statement: ast.stmt) -> Iterator[Edit]:
         containers = self.containers()
@@ -233,12 +259,7 @@ class Setup:
 
     def attribute(self, slot: Slot) -> str | None:
         """The attribute that a slot alone is assigned to."""
-        parent = self.source.parents[slot.node]
-        if isinstance(parent, ast.IfExp):
-            parent = self.source.parents[parent]
-        if isinstance(parent, ast.Assign) and is_self(parent.targets[0]):
-            return parent.targets[0].attr  # pyright: ignore
-        return None
+        return attribute_of(self.plan, slot)
 
     def call_edits(self, method: Method) -> list[Edit]:
         """The edits of another method that uses what `setup` made."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from typing import Any
 
 from flax import linen as nn
@@ -65,22 +66,18 @@ class Signature:
                 annotation, default = f"{annotation} | None", "None"
             text = f"{field.name}: {annotation}"
             parameters.append((text if default is None else f"{text} = {default}", field.comment))
-        keyword = [f"{name}: {self._size_type(name)}" for name in self.plan.sizes]
+        keyword = size_arguments(self.program, self.plan)
         parameters += [("*", ""), *((text, "") for text in keyword), ("rngs: nnx.Rngs", "")]
-        line = f"{indent}def __init__(self, {', '.join(text for text, _ in parameters)}):"
+        # As the other methods have it.
+        end = " -> None:" if any(m.returns for m in self.plan.methods.values()) else ":"
+        line = f"{indent}def __init__(self, {', '.join(text for text, _ in parameters)}){end}"
         if len(line) <= _WIDTH and not any(comment for _, comment in parameters):
             return line
         rows = [
             f"{indent}{indent}{text},{'  ' + comment if comment else ''}"
             for text, comment in [("self", ""), *parameters]
         ]
-        return "\n".join([f"{indent}def __init__(", *rows, f"{indent}):"])
-
-    def _size_type(self, name: str) -> str:
-        values = list(self.plan.sizes[name].values.values())
-        if name.startswith(CACHE):
-            return "tuple[int, ...] | None = None"
-        return "int" if all(isinstance(v, int) for v in values) else "tuple[int, ...]"
+        return "\n".join([f"{indent}def __init__(", *rows, f"{indent}){end}"])
 
     def _field_texts(self, field: Field) -> tuple[str, str | None]:
         own = field.plan
@@ -94,7 +91,36 @@ class Signature:
         node = default_node(field)
         if node is None:
             return annotation, field.default
+        if self._stays_linen(field):
+            return annotation, self.source.render(node)
         return annotation, self.source.render(node, list(self.references.edits(node)))
+
+    def _stays_linen(self, field: Field) -> bool:
+        """Whether a field brings a layer of Flax that NNX lacks, so that it is wrapped."""
+        values = [i.fields.get(field.name) for i in self.program.records.of_class(self.plan.cls)]
+        classes = [v.func if isinstance(v, functools.partial) else v for v in values]
+        return bool(classes) and all(
+            isinstance(each, type)
+            and issubclass(each, nn.Module)
+            and self.program.plan_of(each) is None
+            and self.program.layer_of(each) is None
+            for each in classes
+        )
+
+
+def size_arguments(program: Program, plan: ClassPlan) -> list[str]:
+    """The sizes as arguments of a constructor."""
+    instances = program.records.of_class(plan.cls)
+    found = []
+    for name, size in plan.sizes.items():
+        if name.startswith(CACHE):
+            found.append(f"{name}: tuple[int, ...] | None = None")
+            continue
+        text = "int" if all(isinstance(v, int) for v in size.values.values()) else "tuple[int, ...]"
+        # An instance whose loop has no turn needs no size.
+        is_told = all((i.run, i.path) in size.values for i in instances)
+        found.append(f"{name}: {text}" if is_told else f"{name}: {text} | None = None")
+    return found
 
 
 def default_node(field: Field) -> ast.expr | None:

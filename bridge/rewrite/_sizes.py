@@ -97,6 +97,12 @@ class Sizes:
         own = [each for each in found if each.argument == wanted]
         return self._dimension(own[0], makings, values) if own else None
 
+    def named(self, makings: Sequence[Making], values: Sequence[Any], names: Any) -> str | None:
+        """A name or a field of the method that is a size, None if there is none."""
+        found = [each for each in self._holding(makings, values, set(names)) if each.text]
+        found = [each for each in found if each.text not in self.plan.sizes and not each.certain]
+        return self._chosen(found, makings, values, len({repr(v) for v in values}))
+
     def given(self, name: str, makings: Sequence[Making], values: Sequence[Any]) -> str:
         """A constructor argument that has a value of its own at each execution of a place."""
         return self._add(name, makings, values)

@@ -7,6 +7,8 @@ import keyword
 import re
 from typing import Any
 
+from ._growth import grown_name, is_growth
+from ._lifted_functions import find_functions, first_argument, functions_of
 from ._method import FUNCTIONS
 from ._plans import ClassPlan, LeftLinenError, Program, Slot
 from ._records import Making
@@ -27,6 +29,7 @@ _RESERVED = {
     "set_mode",
     "setup",
 }
+_MAKES = re.compile(r"^(make|build|get|create)_")
 _FIRST = re.compile(r"(.)([A-Z][a-z]+)")
 _SECOND = re.compile(r"([a-z0-9])([A-Z])")
 
@@ -43,6 +46,8 @@ def find_slots(program: Program, plan: ClassPlan) -> None:
         LeftLinenError: something is made where it cannot be followed.
     """
     methods = set(plan.methods.values())
+    plan.functions = find_functions(program, plan)
+    lifted = {each.function for each in plan.functions}
     for making in program.records.makings:
         if making.site.file != plan.source.file or making.kind not in _STORING:
             continue
@@ -53,21 +58,42 @@ def find_slots(program: Program, plan: ClassPlan) -> None:
         method = next((a for a in around if a in methods), None)
         if method is None or not isinstance(method, ast.FunctionDef):
             continue
-        if around[0] is not method and making.kind == "module":
+        if plan.layer is not None and method.name == "param":
+            # What the layer makes, seen on its way.
+            continue
+        is_nested = around[0] is not method and around[0] not in lifted
+        if is_nested and making.kind == "module":
             raise LeftLinenError("a module is made in a function inside of a method", node)
         if node not in plan.slots:
             plan.slots[node] = Slot(node, making.kind, [], method)
+            if around[0] in lifted:
+                plan.slots[node].holder = first_argument(around[0])
         plan.slots[node].makings.append(making)
     for slot in plan.slots.values():
-        if slot.variable is None:
+        # What a function returns that calls its layers is no layer.
+        makes = program.records.functions_that_make.get(slot.makings[0].cls or Slot, True)
+        if slot.variable is None and makes:
             slot.variable = _variable(plan, slot)
     for slot in plan.slots.values():
         slot.makings = _once(slot.makings)
         slot.loops = loops_around(plan.source, slot.node, slot.method)
         slot.is_list = bool(slot.loops)
-        slot.outer = _outer(plan, slot) or _handed_on(plan, slot)
+        slot.outer = (
+            _outer(program, plan, slot)
+            or _handed_on(program, plan, slot)
+            or _collected(program, plan, slot)
+        )
         if any(isinstance(loop, ast.While) for loop in slot.loops):
             raise LeftLinenError("a module is made in a while loop", slot.node)
+        if not slot.is_list and _is_repeated(slot):
+            raise LeftLinenError("a method that makes layers is called several times", slot.node)
+        slot.functions = functions_of(plan, slot)
+
+
+def _is_repeated(slot: Slot) -> bool:
+    """Whether a place outside of loops makes several layers of one module."""
+    places = [(m.run, m.owner) for m in slot.makings if m.kind == "module" and m.path]
+    return len(places) > len(set(places))
 
 
 def _once(makings: list[Making]) -> list[Making]:
@@ -84,7 +110,12 @@ def _once(makings: list[Making]) -> list[Making]:
     return found
 
 
-def _outer(plan: ClassPlan, slot: Slot) -> Slot | None:
+def _is_function(program: Program, slot: Slot) -> bool:
+    """Whether a slot calls a function: what it is given are arguments of a call."""
+    return slot.makings[0].cls in program.records.functions_that_make
+
+
+def _outer(program: Program, plan: ClassPlan, slot: Slot) -> Slot | None:
     """The slot whose constructor a slot is an argument of; not that of the call around it."""
     before: ast.AST = slot.node
     for each in plan.source.ancestors(slot.node):
@@ -93,30 +124,50 @@ def _outer(plan: ClassPlan, slot: Slot) -> Slot | None:
         if isinstance(each, ast.Call):
             if each.func is before:
                 return None
-            if each in plan.slots:
+            if each in plan.slots and not _is_function(program, plan.slots[each]):
                 return plan.slots[each]
         before = each
     return None
 
 
-def _handed_on(plan: ClassPlan, slot: Slot) -> Slot | None:
+def _handed_on(program: Program, plan: ClassPlan, slot: Slot) -> Slot | None:
     """The slot that alone is given what a slot makes, by its variable."""
     if slot.variable is None or slot.kind != "module":
         return None
+    return _holder(program, plan, slot, slot.variable)
+
+
+def _collected(program: Program, plan: ClassPlan, slot: Slot) -> Slot | None:
+    """The slot that alone is given the local list that a slot's module goes into."""
+    if slot.kind != "module" or slot.variable is not None:
+        return None
+    statement, inside = plan.source.statement_of(slot.node), slot.node
+    for each in plan.source.ancestors(slot.node):
+        if each is statement:
+            break
+        is_added = isinstance(each, ast.Call) and inside is not each.func and is_growth(each)
+        if not (is_added or isinstance(each, (ast.List, ast.Tuple, ast.BinOp, *_LOOP_KINDS))):
+            return None
+        inside = each
+    name = grown_name(statement)
+    return None if name is None else _holder(program, plan, slot, name)
+
+
+def _holder(program: Program, plan: ClassPlan, slot: Slot, name: str) -> Slot | None:
+    """The slot that alone is given a local variable."""
     holders: set[ast.AST | None] = set()
     for node in ast.walk(slot.method):
-        if (
-            isinstance(node, ast.Name)
-            and node.id == slot.variable
-            and isinstance(node.ctx, ast.Load)
-        ):
-            parent = plan.source.parents[node]
-            call = plan.source.parents[parent] if isinstance(parent, ast.keyword) else parent
-            holders.add(
-                call
-                if isinstance(call, ast.Call) and call in plan.slots and call.func is not node
-                else None
-            )
+        if not (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)):
+            continue
+        call: ast.AST = plan.source.parents[node]
+        if isinstance(call, ast.Attribute) and is_growth(plan.source.parents[call]):
+            continue
+        while isinstance(call, ast.keyword | ast.Starred | ast.List | ast.Tuple):
+            call = plan.source.parents[call]
+        is_given = isinstance(call, ast.Call) and call in plan.slots and call.func is not node
+        holders.add(
+            call if is_given and not _is_function(program, plan.slots[call]) else None  # pyright: ignore
+        )
     holder = next(iter(holders), None) if len(holders) == 1 else None
     return plan.slots[holder] if isinstance(holder, ast.Call) else None
 
@@ -175,7 +226,7 @@ def name_slots(program: Program, plan: ClassPlan) -> None:
             name = f"{wish}_{numbers.get(wish, 0)}"
             numbers[wish] = numbers.get(wish, 0) + 1
         while name in taken or keyword.iskeyword(name):
-            name = f"{name}_"
+            name = f"{name}_layer" if slot.kind == "module" else f"{name}_"
         slot.attribute = name
         taken.add(name)
         if explicit is not None and not slot.is_list:
@@ -220,6 +271,8 @@ def _wish(program: Program, slot: Slot) -> str:
         return _identifier(str(slot.makings[0].name))
     cls = program.records.base_of(slot.makings[0].cls)
     name = cls.__name__ if cls is not None else "layer"
+    if program.records.functions_that_make.get(cls or Slot):
+        name = _MAKES.sub("", name) or name
     if (
         not program.keep_names
         and name in _ATTENTION

@@ -57,7 +57,9 @@ def owner_of(
         code = frame.f_code
         if code.co_argcount and code.co_name not in ("<listcomp>", "<dictcomp>", "<genexpr>"):
             first = frame.f_locals.get(code.co_varnames[0])
-            if isinstance(first, nn.Module) and code.co_varnames[0] == "self":
+            if isinstance(first, nn.Module) and (
+                code.co_varnames[0] == "self" or _is_lifted(frame, first, is_users)
+            ):
                 return first, env
             if not code.co_flags & inspect.CO_NESTED:
                 return None, env
@@ -65,6 +67,17 @@ def owner_of(
             return None, env
         frame = frame.f_back
     return None, env
+
+
+def _is_lifted(frame: Any, first: nn.Module, is_users: Callable[[str], bool]) -> bool:
+    """Whether a function is called by a lifted transform, with the module that it is for."""
+    caller = frame.f_back
+    return (
+        first.scope is not None
+        and caller is not None
+        and not is_users(caller.f_code.co_filename)
+        and bool(frame.f_code.co_flags & inspect.CO_NESTED)
+    )
 
 
 def snapshot(frame: Any) -> dict[str, Any]:

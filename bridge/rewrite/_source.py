@@ -48,18 +48,19 @@ class Source:
         for line in self.lines:
             starts.append(starts[-1] + len(line) + 1)
         self._starts = starts
-        self.parents: dict[ast.AST, ast.AST] = {}
-        self._calls: dict[Span, ast.AST] = {}
-        for node in ast.walk(self.tree):
-            for child in ast.iter_child_nodes(node):
-                self.parents[child] = node
-            if isinstance(node, ast.Call):
-                self._calls[span_of(node)] = node
+
+    @functools.cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        """The node around each node."""
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    @functools.cached_property
+    def _calls(self) -> dict[Span, ast.Call]:
+        return {span_of(node): node for node in ast.walk(self.tree) if isinstance(node, ast.Call)}
 
     def call_at(self, span: Span) -> ast.Call | None:
         """The call at a position."""
-        found = self._calls.get(span)
-        return found if isinstance(found, ast.Call) else None
+        return self._calls.get(span)
 
     def offset(self, line: int, column: int) -> int:
         """The byte at a position; lines count from 1."""
@@ -76,13 +77,35 @@ class Source:
         """The byte behind a node."""
         return self.offset(node.end_lineno, node.end_col_offset)  # pyright: ignore
 
+    def end_of_argument(self, node: ast.AST) -> int:
+        """The byte behind an argument of a call, with parentheses of its own."""
+        end = self.end(node)
+        parent = self.parents[node]
+        parent = self.parents[parent] if isinstance(parent, ast.keyword) else parent
+        stop = self.end(parent) - 1
+        rest = self.data[end:stop].decode()
+        text = rest.split("#")[0].split("\n")[0].rstrip()
+        closing = 0
+        for character in text:
+            if character == ")":
+                closing += 1
+            elif character not in " ":
+                break
+        return end + (text.rfind(")", 0, len(text)) + 1 if closing else 0)
+
     def render(self, node: ast.AST, edits: Iterable[Edit] = ()) -> str:
         """A node's text, with stretches of it replaced."""
         return self.stretch(self.start(node), self.end(node), edits)
 
+    def lines_of(self, node: ast.AST) -> Edit:
+        """Takes away the whole lines of a statement."""
+        last: int = node.end_lineno or node.lineno  # pyright: ignore
+        return Edit(self.offset(node.lineno, 0), self.offset(last + 1, 0), "")  # pyright: ignore
+
     def stretch(self, start: int, end: int, edits: Iterable[Edit] = ()) -> str:
         """The text between two bytes, with stretches of it replaced; the outermost wins."""
-        inside = {each for each in edits if start <= each.start and each.end <= end}
+        # In order: of insertions at one place the first given comes first.
+        inside = dict.fromkeys(e for e in edits if start <= e.start and e.end <= end)
         parts, position = [], start
         for edit in sorted(inside, key=lambda e: (e.start, e.end != e.start, -e.end)):
             if edit.start < position:
@@ -127,6 +150,20 @@ class Source:
 def span_of(node: ast.AST) -> Span:
     """A node's position."""
     return Span(node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)  # pyright: ignore
+
+
+def binding(function: ast.AST, name: str) -> list[ast.stmt]:
+    """The statements in a function that bind a name, with the blocks around them."""
+    return [
+        each
+        for each in ast.walk(function)
+        if isinstance(each, ast.stmt) and each is not function and name in bound_in(each)
+    ]
+
+
+def is_fixed(node: ast.AST) -> bool:
+    """Whether an expression is True or False."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, bool)
 
 
 def names_in(node: ast.AST) -> set[str]:
@@ -191,6 +228,16 @@ def shape_item(node: ast.expr) -> tuple[str, int] | None:
             return None
         return (node.value.value.id, index) if isinstance(index, int) else None
     return None
+
+
+def is_shadowed(source: Source, node: ast.AST, name: str) -> bool:
+    """Whether a function inside of a method has an argument of this name."""
+    for each in source.ancestors(node):
+        if isinstance(each, ast.FunctionDef | ast.Lambda):
+            given = [*each.args.posonlyargs, *each.args.args, *each.args.kwonlyargs]
+            if any(argument.arg == name for argument in given):
+                return True
+    return False
 
 
 def is_self(node: ast.AST, name: str | None = None) -> bool:

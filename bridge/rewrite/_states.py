@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from flax import linen as nn
 
-from ._layers import layer_of
+from ._cells import is_cell
+from ._entries import MODE_NAMES
+from ._known_branches import branch_edits
 from ._method import Method
 from ._plans import LeftLinenError
-from ._source import Edit, is_self
+from ._source import Edit, is_self, names_in
 
 
 class States:
@@ -60,10 +63,16 @@ class States:
             if node in self.plan.slots:
                 continue
             name = node.func.attr  # pyright: ignore
-            if name in ("is_initializing", "is_mutable_collection"):
-                yield self._never(node)
+            if name == "is_initializing" or (
+                name == "is_mutable_collection" and _collection(node) == "params"
+            ):
+                yield from self._constant(node, value=False)
+            elif name == "is_mutable_collection":
+                if _collection(node) != "intermediates" and not self._is_under_mode(node):
+                    self.plan.note(node, "NNX state is always mutable, in evaluation too")
+                yield from self._constant(node, value=True)
             elif name == "has_variable":
-                yield self.source.edit(node, "True")
+                yield from self._always(node)
             elif name == "sow":
                 yield from self._sow(node)
             elif name == "perturb":
@@ -95,9 +104,11 @@ class States:
         """NNX's cells take the shape first, and streams in the place of the key."""
         cell = node.func.value  # pyright: ignore
         for slot in self.method.slots:
-            layer = layer_of(self.method.program.records.base_of(slot.makings[0].cls))
+            program = self.method.program
+            layer = program.layer_of(program.records.base_of(slot.makings[0].cls))
             is_it = cell is slot.node or (isinstance(cell, ast.Name) and cell.id == slot.variable)
-            if not is_it or layer is None or slot.linen:
+            is_own = is_cell(self.method.program.records.base_of(slot.makings[0].cls))
+            if not is_it or not (layer or is_own) or slot.linen:
                 continue
             if len(node.args) != 2 or node.keywords:
                 raise LeftLinenError("a carry that is made in another way", node)
@@ -105,20 +116,48 @@ class States:
             begin, end = self.source.start(node.args[0]), self.source.end(node.args[1])
             yield Edit(begin, end, f"{shape}, nnx.Rngs({key})")
 
-    def _never(self, node: ast.Call) -> Edit:
-        """`x and not self.is_initializing()` is `x`."""
-        negation = self.source.parents[node]
-        if isinstance(negation, ast.UnaryOp) and isinstance(negation.op, ast.Not):
-            both = self.source.parents[negation]
-            if (
-                isinstance(both, ast.BoolOp)
-                and isinstance(both.op, ast.And)
-                and len(both.values) == 2
-            ):
-                other = both.values[0] if both.values[1] is negation else both.values[1]
-                return self.source.edit(both, self.method.call_text(other))
-            return self.source.edit(negation, "True")
-        return self.source.edit(node, "False")
+    def _is_under_mode(self, node: ast.AST) -> bool:
+        """Whether a condition around a call, or beside it, asks for training."""
+        for each in self.source.ancestors(node):
+            test = each.test if isinstance(each, ast.If | ast.IfExp) else each
+            if isinstance(test, ast.expr) and names_in(test) & {*MODE_NAMES}:
+                return True
+        return False
+
+    def _always(self, node: ast.Call) -> Iterator[Edit]:
+        """What is true behind the constructor, itself or by its variable."""
+        statement = self.source.parents[node]
+        name = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        uses = [
+            each
+            for each in ast.walk(self.method.node)
+            if isinstance(name, ast.Name) and isinstance(each, ast.Name) and each.id == name.id
+        ]
+        if len([each for each in uses if isinstance(each.ctx, ast.Store)]) != 1:
+            yield from self._constant(node, value=True)
+            return
+        yield self.source.lines_of(statement)
+        for each in uses:
+            if isinstance(each.ctx, ast.Load):
+                yield from self._constant(each, value=True)
+
+    def _constant(self, node: ast.expr, *, value: bool) -> Iterator[Edit]:
+        """What is known: `x and not self.is_initializing()` is `x`."""
+        parent = self.source.parents[node]
+        if isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not):
+            yield from self._constant(parent, value=not value)
+            return
+        if value and isinstance(parent, ast.BoolOp) and isinstance(parent.op, ast.And):
+            others = [each for each in parent.values if each is not node]
+            if len(others) == 1:
+                yield self.source.edit(parent, self.method.call_text(others[0]))
+                return
+        if isinstance(parent, ast.If) and parent.test is node:
+            edits = branch_edits(self.method, parent, value=value)
+            if edits is not None:
+                yield from edits
+                return
+        yield self.source.edit(node, str(value))
 
     def _perturb(self, node: ast.Call) -> None:
         """Has one name in both; Linen's adds nothing where no perturbations are given."""
@@ -135,3 +174,9 @@ class States:
         ):
             raise LeftLinenError("sow into another collection, or with its own reduction", node)
         yield self.source.edit(first, "nnx.Intermediate")
+
+
+def _collection(node: ast.Call) -> Any:
+    """The collection that a call asks for, None if it is not written out."""
+    given = [*node.args, *(k.value for k in node.keywords if k.arg == "col")]
+    return given[0].value if given and isinstance(given[0], ast.Constant) else None

@@ -27,6 +27,7 @@ class Taint:
         method: the function.
         slots: expressions in it that make modules.
         mode_fields: fields that become arguments of the call.
+        known: arguments that a constructor knows.
 
     Attributes:
         names: those that depend on an argument of the call.
@@ -34,7 +35,11 @@ class Taint:
     """
 
     def __init__(
-        self, method: ast.FunctionDef, slots: Iterable[ast.AST], mode_fields: Iterable[str] = ()
+        self,
+        method: ast.FunctionDef,
+        slots: Iterable[ast.AST],
+        mode_fields: Iterable[str] = (),
+        known: Iterable[str] = (),
     ) -> None:
         self.slots = set(slots)
         self.mode_fields = set(mode_fields)
@@ -42,7 +47,8 @@ class Taint:
         arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs]
         self.arguments = [each.arg for each in arguments if each.arg != "self"]
         arguments += [each for each in (given.vararg, given.kwarg) if each]
-        self.names = {each.arg for each in arguments} - {"self"}
+        self.names = {each.arg for each in arguments} - {"self", *known}
+        self.names |= set(_inner_arguments(method, self.slots))
         bindings = list(_bindings(method))
         size = -1
         while size != len(self.names):
@@ -51,7 +57,7 @@ class Taint:
                 if self.touches(value):
                     self.names |= targets
         bound = set().union(*(targets for _, targets in bindings)) if bindings else set()
-        self.pure = bound - self.names
+        self.pure = (bound | set(known)) - self.names
 
     def touches(self, node: ast.AST) -> bool:
         """Whether an expression depends on an argument of the call."""
@@ -74,6 +80,16 @@ class Taint:
             if is_self(each) and each.attr in self.mode_fields:  # pyright: ignore
                 return True
         return False
+
+
+def _inner_arguments(method: ast.FunctionDef, slots: set[ast.AST]) -> Iterator[str]:
+    """What functions inside are given, where they make layers."""
+    for each in ast.walk(method):
+        if not isinstance(each, ast.FunctionDef | ast.Lambda) or each is method:
+            continue
+        if any(inner in slots for inner in ast.walk(each)):
+            own = [*each.args.posonlyargs, *each.args.args, *each.args.kwonlyargs]
+            yield from (a.arg for a in own if a.arg != "self")
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
@@ -104,6 +120,8 @@ def _bindings(method: ast.FunctionDef) -> Iterator[tuple[ast.AST, set[str]]]:
                 for item in node.items:
                     if item.optional_vars is not None:
                         yield item.context_expr, bound_in(item.optional_vars)
+            case ast.Import() | ast.ImportFrom():
+                yield ast.Constant(0), bound_in(node)
             case ast.FunctionDef() if node is not method:
                 yield _Free(node), {node.name}
 

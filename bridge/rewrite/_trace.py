@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import jax
 from flax import linen as nn
 
-from ._records import Called, Instance, Lifted, Making, Records, Site, Span
-from ._snapshots import fields_of, is_array, owner_of, path_of, shapes_of, snapshot
-from ._steps import COLLECTION, choices, step
+from ._function_calls import Transforms
+from ._layer_functions import Function, FunctionCalls
+from ._records import Called, Instance, Making, Records, Site, Span
+from ._snapshots import fields_of, owner_of, path_of, shapes_of, snapshot
 
 _METHODS = (
     "param",
@@ -35,11 +35,6 @@ _METHODS = (
 _KINDS = {
     nn.Module.__post_init__.__code__: "module",
     **{inspect.unwrap(getattr(nn.Module, name)).__code__: name for name in _METHODS},
-}
-
-
-_TRANSFORMS = {
-    inspect.unwrap(getattr(nn, name)).__code__: name for name in ("remat", "scan", "vmap", "jit")
 }
 
 
@@ -60,6 +55,12 @@ class Watch:
         self._is_inside, self._watched = is_inside, watched
         self._inside: dict[str, bool] = {}
         self._kept: list[Any] = []
+        self._calls = FunctionCalls(self._is_users)
+        self._transforms = Transforms(self.records, self._site, self._count)
+
+    def _count(self) -> int:
+        self._order += 1
+        return self._order
 
     @contextlib.contextmanager
     def running(self, *, keeps: bool = True) -> Iterator[None]:
@@ -86,9 +87,12 @@ class Watch:
             raise
         finally:
             self._kept.clear()
+            self._calls.clear()
+            self._transforms.forget()
 
     def _forget(self, before: int) -> None:
         del self.records.makings[before:]
+        self.records.functions[:] = [f for f in self.records.functions if f.run != self._run]
         tables: list[Any] = [self.records.instances, self.records.conditions]
         for table in tables:
             for key in [key for key in table if key[0] == self._run]:
@@ -101,26 +105,14 @@ class Watch:
         if kind is not None:
             self._making(kind, frame)
             return None
-        if code in _TRANSFORMS:
-            return self._transform(_TRANSFORMS[code], frame)
+        transform = self._transforms.tracer(frame, self._run)
+        if transform is not None:
+            return transform
         if self._is_users(code.co_filename):
-            return self._line(code.co_filename)
+            call = self._calls.began(frame, self._site, self._order)
+            self._order += call is not None
+            return self._line(code.co_filename, call)
         return None
-
-    def _transform(self, kind: str, frame: Any) -> Any:
-        """Waits for the class that a lifted transform makes."""
-        options = dict(frame.f_locals)
-        site = self._site(frame.f_back)
-
-        def local(frame: Any, event: str, arg: Any) -> Any:
-            if event == "return" and isinstance(arg, type):
-                target: Any = options.pop("target", None)
-                self.records.lifted[arg] = Lifted(kind, target, options, site)
-            elif event == "return" and site is not None:
-                self.records.functions.append((kind, site))
-            return local
-
-        return local
 
     def _site(self, frame: Any) -> Site | None:
         """The expression that a frame of the program is at."""
@@ -138,11 +130,14 @@ class Watch:
             known = self._inside[file] = self._is_inside(file)
         return known
 
-    def _line(self, file: str) -> Any:
+    def _line(self, file: str, call: Function | None) -> Any:
         lines = self.records.lines.setdefault(file, set())
         watched = self._watched(file)
 
         def local(frame: Any, event: str, arg: Any) -> Any:
+            if event == "return" and call is not None:
+                call.returned, call.ended = arg, self._order
+                self._order += 1
             if event == "line":
                 lines.add(frame.f_lineno)
                 if frame.f_lineno in watched:
@@ -168,6 +163,7 @@ class Watch:
         if site is None:
             return
         owner, env = owner_of(caller, self._is_users)
+        call = self._calls.around(caller) if owner is None else None
         name = frame.f_locals.get("name") if kind != "module" else None
         making = Making(
             kind,
@@ -182,14 +178,15 @@ class Watch:
         )
         self._order += 1
         self._kept.append((making, owner, made))
+        if call is not None:
+            self._calls.made(making, made if kind == "module" else None, call)
         self.records.makings.append(making)
 
     def _method(self, following: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        self._order += 1
-        began = self._order
+        began = self._count()
         instance = self._instance(context.module)
         output = following(*args, **kwargs)
-        self._order += 1
+        ended = self._count()
         if instance is not None:
             instance.calls.append(
                 Called(
@@ -198,7 +195,7 @@ class Watch:
                     shapes_of(dict(kwargs)),
                     shapes_of(output),
                     began,
-                    self._order,
+                    ended,
                 )
             )
         return output
@@ -230,69 +227,10 @@ class Watch:
                 making.cls = type(made)
                 making.path = path_of(made)
                 making.made = fields_of(made)
-
-
-def run(
-    watch: Watch,
-    module: nn.Module,
-    inputs: Any,
-    kwargs: Mapping[str, Any],
-    method: str | None = None,
-) -> int:
-    """Runs `init` under `jax.eval_shape`.
-
-    Returns:
-        The number of the run.
-    """
-
-    def init(*arrays: Any) -> Any:
-        given = iter(arrays)
-        args, named = jax.tree.map(
-            lambda leaf: next(given) if is_array(leaf) else leaf, (tuple(inputs), dict(kwargs))
+        own = self.records.makings
+        own[before:] = sorted(
+            [*own[before:], *self._calls.finish(self.records, self._run)], key=lambda m: m.order
         )
-        function = getattr(type(module), method) if method else None
-        keys = {name: jax.random.key(0) for name in ("params", "dropout")}
-        with watch.running():
-            return module.init(keys, *args, method=function, **named)
-
-    leaves = [leaf for leaf in jax.tree.leaves((tuple(inputs), dict(kwargs))) if is_array(leaf)]
-    variables = jax.eval_shape(init, *leaves)
-    watch.records.variables.append(variables)
-    number = len(watch.records.variables) - 1
-    if COLLECTION in variables:
-        _step(watch, number, module, (inputs, kwargs, method))
-    return number
-
-
-def _step(watch: Watch, run: int, module: nn.Module, called: Any) -> None:
-    """Runs a step of a model that decodes, to see the lines of which `init` runs none."""
-    inputs, kwargs, method = called
-    variables = watch.records.variables[run]
-    function = getattr(type(module), method) if method else None
-    keys = {name: jax.random.key(0) for name in ("params", "dropout")}
-
-    def apply(variables: Any, arrays: Any) -> Any:
-        options = {"rngs": keys, "method": function, "mutable": list(variables)}
-        args, named = arrays
-        return module.apply(variables, *args, **options, **named)
-
-    for cut in choices(inputs, kwargs):
-        given, tree = jax.tree.flatten(step(inputs, kwargs, cut))
-        arrays = [leaf for leaf in given if is_array(leaf)]
-
-        def traced(variables: Any, arrays: Any, given: Any = given, tree: Any = tree) -> Any:
-            own = iter(arrays)
-            filled = [next(own) if is_array(leaf) else leaf for leaf in given]
-            with watch.running(keeps=False):
-                return apply(variables, jax.tree.unflatten(tree, filled))
-
-        try:
-            jax.eval_shape(traced, variables, arrays)
-        except Exception:
-            # Other arguments are the sequences.
-            continue
-        watch.records.steps[run] = cut
-        return
 
 
 def _arguments(frame: Any) -> dict[str, Any]:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Mapping
 
 from ._method import Method
 from ._plans import LeftLinenError, Slot
+from ._records import Making
 from ._slots import name_node
-
-_TYPES = {
-    "params": "nnx.Param",
-    "batch_stats": "nnx.BatchStat",
-    "cache": "nnx.Cache",
-    "intermediates": "nnx.Intermediate",
-}
+from ._variable_types import type_text
 
 
 def variable_text(method: Method, slot: Slot) -> str:
@@ -31,13 +27,22 @@ def variable_text(method: Method, slot: Slot) -> str:
     name = name_node(slot)
     if not (isinstance(name, ast.Constant) or (slot.is_list and isinstance(name, ast.JoinedStr))):
         raise LeftLinenError("a variable whose name is not written out", node)
+    if slot.kind == "param" and any(_is_tree(method, each) for each in slot.makings):
+        raise LeftLinenError("a parameter that holds several arrays", node)
     return _param(method, slot) if slot.kind == "param" else _state(method, slot)
+
+
+def _is_tree(method: Method, making: Making) -> bool:
+    """Whether a parameter is a tree of arrays."""
+    found = method.program.records.variables[making.run].get("params", {})
+    for name in (*(making.owner or ()), str(making.name)):
+        found = found.get(name) if isinstance(found, Mapping) else None
+    return isinstance(found, Mapping | list | tuple)
 
 
 def _texts(method: Method, slot: Slot, skipped: int, *named: str) -> list[str]:
     """The arguments behind the name, the initialiser first."""
     given = list(slot.node.args[skipped:])
-    keywords = {k.arg: k.value for k in slot.node.keywords}
     texts = [method.init_text(each, slot.makings) for each in given]
     for keyword in slot.node.keywords:
         if keyword.arg in ("name", "col"):
@@ -46,8 +51,6 @@ def _texts(method: Method, slot: Slot, skipped: int, *named: str) -> list[str]:
             raise LeftLinenError("a variable that is not unboxed", slot.node)
         text = method.init_text(keyword.value, slot.makings)
         texts.append(text if keyword.arg in named else f"{keyword.arg}={text}")
-    if not texts:
-        raise LeftLinenError(f"a variable without an initialiser{keywords and ''}", slot.node)
     return texts
 
 
@@ -65,9 +68,7 @@ def _state(method: Method, slot: Slot) -> str:
     if not (isinstance(collection, ast.Constant) and isinstance(collection.value, str)):
         raise LeftLinenError("a collection whose name is not written out", node)
     init, *rest = _texts(method, slot, 2, "init_fn")
-    kind = _TYPES.get(collection.value)
-    if kind is None:
-        kind = f'registry.current().type_from_name("{collection.value}", create=True)'
+    kind = type_text(collection.value)
     argument = node.args[2] if len(node.args) > 2 else None
     if isinstance(argument, ast.Lambda) and not argument.args.args and not rest:
         body = method.init_text(argument.body, slot.makings)

@@ -41,23 +41,28 @@ def random_variables(shapes: Any, seed: int = 0) -> Any:
     )
 
 
-def random_inputs(inputs: Any, seed: int = 0, *, ones: bool = False) -> Any:
-    """Arrays for shapes; integers are 0 or 1, which any table of embeddings has.
+# What integers may be: 0 or 1, which any table of embeddings has; 1, as a model may divide by a
+# length; 0, which is the only position of a single step.
+INTEGERS = ((0, 1), (1, 1), (0, 0))
+
+
+def random_inputs(inputs: Any, integers: tuple[int, int] = (0, 1), seed: int = 0) -> Any:
+    """Arrays for shapes.
 
     Args:
         inputs: shapes and values.
+        integers: the least and the largest integer.
         seed: for the numbers.
-        ones: whether all integers are 1, as a model may divide by a length.
     """
     generator = np.random.default_rng(seed + 1)
+    least, largest = integers
 
     def value(leaf: Any) -> Any:
         if not isinstance(leaf, jax.ShapeDtypeStruct):
             return leaf
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
             return jnp.asarray(generator.normal(size=leaf.shape), leaf.dtype)
-        lowest = 1 if ones else 0
-        return jnp.asarray(generator.integers(lowest, 2, size=leaf.shape), leaf.dtype)
+        return jnp.asarray(generator.integers(least, largest + 1, size=leaf.shape), leaf.dtype)
 
     return jax.tree.map(value, inputs, is_leaf=lambda x: isinstance(x, jax.ShapeDtypeStruct))
 

@@ -34,12 +34,45 @@ def write_files(files: Mapping[str, str], *, overwrite: bool) -> tuple[str, ...]
         RewriteError: a file is somebody else's, or was changed; nothing is written.
     """
     changed = changed_files(files)
-    there = {p: text for p, text in changed.items() if p.exists() and not overwrite}
-    foreign = [str(p) for p, text in there.items() if not _is_own(p)]
+    if not overwrite:
+        _check(changed)
+    _replace(changed)
+    return tuple(map(str, changed))
+
+
+def write_in_place(texts: Mapping[str, str], files: Mapping[str, str]) -> tuple[str, ...]:
+    """Writes texts over the files that they come from, and files of the rewriter's own.
+
+    Args:
+        texts: by path.
+        files: as for `write_files`.
+
+    Returns:
+        The paths of those that changed.
+
+    Raises:
+        RewriteError: a file of the second kind is somebody else's; nothing is written.
+    """
+    own = changed_files(files)
+    _check(own)
+    wanted = {pathlib.Path(path): text for path, text in texts.items()}
+    changed = {p: text for p, text in wanted.items() if p.read_bytes() != text.encode()} | own
+    _replace(changed)
+    return tuple(map(str, changed))
+
+
+def _check(changed: Mapping[pathlib.Path, str]) -> None:
+    """Looks for files that are not the rewriter's.
+
+    Raises:
+        RewriteError: there are some.
+    """
+    there = {p: text for p, text in changed.items() if p.exists()}
+    foreign = [str(p) for p, text in there.items() if not is_own(p)]
     lost = [
         f"{p}: {', '.join(names)}"
         for p, text in there.items()
-        if _is_own(p) and (names := _lost(p, text))
+        if is_own(p) and (names := _lost(p, text))
     ]
     if lost:
         raise RewriteError(
@@ -53,7 +86,14 @@ def write_files(files: Mapping[str, str], *, overwrite: bool) -> tuple[str, ...]
             foreign,
             "Move them away, or pass overwrite=True (--overwrite).",
         )
+
+
+def _replace(changed: Mapping[pathlib.Path, str]) -> None:
+    """Puts texts in the place of files: all of them or none."""
     temporary: dict[pathlib.Path, str] = {}
+    before: dict[pathlib.Path, bytes | None] = {}
+    umask = os.umask(0)
+    os.umask(umask)
     try:
         for path, text in changed.items():
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -61,16 +101,20 @@ def write_files(files: Mapping[str, str], *, overwrite: bool) -> tuple[str, ...]
             with os.fdopen(handle, "wb") as file:
                 file.write(text.encode())
             # `mkstemp` lets nobody else read it.
-            umask = os.umask(0)
-            os.umask(umask)
-            os.chmod(name, 0o666 & ~umask)
-        for path, name in list(temporary.items()):
-            os.replace(name, path)
-            del temporary[path]
+            os.chmod(name, path.stat().st_mode if path.exists() else 0o666 & ~umask)
+        try:
+            for path, name in list(temporary.items()):
+                content = path.read_bytes() if path.exists() else None
+                os.replace(name, path)
+                before[path] = content
+                del temporary[path]
+        except OSError:
+            for path, content in before.items():
+                path.unlink() if content is None else path.write_bytes(content)
+            raise
     finally:
         for name in temporary.values():
             pathlib.Path(name).unlink(missing_ok=True)
-    return tuple(map(str, changed))
 
 
 def changed_files(files: Mapping[str, str]) -> dict[pathlib.Path, str]:
@@ -79,7 +123,8 @@ def changed_files(files: Mapping[str, str]) -> dict[pathlib.Path, str]:
     return {p: t for p, t in wanted.items() if not p.exists() or p.read_bytes() != t.encode()}
 
 
-def _is_own(path: pathlib.Path) -> bool:
+def is_own(path: pathlib.Path) -> bool:
+    """Whether the rewriter wrote a file, and nobody changed it since."""
     try:
         text = path.read_bytes().decode("utf-8")
     except UnicodeDecodeError:

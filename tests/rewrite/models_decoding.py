@@ -107,3 +107,25 @@ class WholeOnly(nn.Module):
         if not self.is_initializing():
             count.value += 1
         return nn.Dense(3)(x.reshape(x.shape[0], 12))
+
+
+class Reader(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(4)(x)
+
+
+class Both(nn.Module):
+    """Has a method that calls one half alone."""
+
+    decode: bool = False
+
+    def setup(self):
+        self.reader = Reader()
+        self.writer = SetupLayer(decode=self.decode)
+
+    def write(self, x):
+        return self.writer(x)
+
+    def __call__(self, x):
+        return self.reader(self.write(x))

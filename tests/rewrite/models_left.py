@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
+import jax.numpy as jnp
 from flax import linen as nn
 
 
-def head(x, size):
-    return nn.Dense(size, name="head")(x)
+def head(x, *sizes):
+    return nn.Dense(sizes[-1], name="head")(x)
 
 
 class MadeByFunction(nn.Module):
-    """a function outside of the class makes a layer of it"""
+    """a function with * arguments makes a layer"""
 
     @nn.compact
     def __call__(self, x):
@@ -28,6 +30,17 @@ class InnerFunction(nn.Module):
             return nn.relu(nn.Dense(size)(y))
 
         return layer(layer(x, 4), 3)
+
+
+class MethodTwice(nn.Module):
+    """a method that makes layers is called several times"""
+
+    def block(self, x, size):
+        return nn.relu(nn.Dense(size)(x))
+
+    @nn.compact
+    def __call__(self, x):
+        return self.block(self.block(x, 4), 3)
 
 
 class WhileLoop(nn.Module):
@@ -197,41 +210,6 @@ class ComputedName(nn.Module):
         return x * self.param(self.prefix + "_0", nn.initializers.ones, (x.shape[-1],))
 
 
-class UnknownField(nn.Module):
-    """nnx.Linear has no dot_general_cls"""
-
-    @nn.compact
-    def __call__(self, x):
-        return (
-            nn.Dense(3, dot_general_cls=functools.partial)(x)
-            if x is None
-            else nn.Dense(3, dot_general_cls=_general)(x)
-        )
-
-
-def _general():
-    from jax import lax
-
-    return lax.dot_general
-
-
-class Starred(nn.Module):
-    """a constructor is given * arguments"""
-
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dense(*(3,))(x)
-
-
-class Keywords(nn.Module):
-    """a layer is given ** arguments"""
-
-    @nn.compact
-    def __call__(self, x):
-        options = {"features": 3}
-        return nn.Dense(**options)(x)
-
-
 class NeedsValue(nn.Module):
     """a constructor needs scale, which only the call knows"""
 
@@ -240,8 +218,45 @@ class NeedsValue(nn.Module):
         return nn.Dense(3, kernel_init=nn.initializers.constant(scale))(x)
 
 
-class OwnLayer(nn.Dense):
-    """it derives from Dense, which is not of this package"""
+class OwnLayer(nn.Sequential):
+    """it derives from Sequential, which is not of this package"""
+
+
+class FieldCls(nn.Module):
+    """NNX constructors take no argument cls"""
+
+    cls: Any = nn.Dense
+
+    @nn.compact
+    def __call__(self, x):
+        return self.cls(3)(x)
+
+
+class DefaultModule(nn.Module):
+    """the default of a field is a module"""
+
+    inner: Any = nn.Dense(3, parent=None)
+
+    @nn.compact
+    def __call__(self, x):
+        return self.inner(x)
+
+
+class SeveralArrays(nn.Module):
+    """a parameter that holds several arrays"""
+
+    @nn.compact
+    def __call__(self, x):
+        both = self.param("both", lambda key: {"scale": jnp.ones(3), "bias": jnp.zeros(3)})
+        return x * both["scale"] + both["bias"]
+
+
+class Spectral(nn.Module):
+    """nn.SpectralNorm names its variables by its layer"""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.SpectralNorm(nn.Dense(3))(x, update_stats=False)
 
 
 class Counted(nn.Module):

@@ -9,20 +9,6 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 
-class ScannedFunction(nn.Module):
-    """nn.scan over a function"""
-
-    @nn.compact
-    def __call__(self, x):
-        scan = nn.scan(
-            lambda layer, x, _: (layer(x), None),
-            variable_axes={"params": 0},
-            split_rngs={"params": True},
-            length=2,
-        )
-        return scan(nn.Dense(3), x, None)[0]
-
-
 class LoopOverInput(nn.Module):
     """a loop over what only the call knows makes layers"""
 
@@ -207,7 +193,7 @@ class CacheNotMade(nn.Module):
 
 
 class CountsWhenMutable(nn.Module):
-    """its values differ from those of the Linen class"""
+    """NNX state is always mutable, in evaluation too"""
 
     @nn.compact
     def __call__(self, x):
@@ -218,7 +204,7 @@ class CountsWhenMutable(nn.Module):
 
 
 class CountsUnderFlag(nn.Module):
-    """its values differ from those of the Linen class"""
+    """NNX state is always mutable, in evaluation too"""
 
     counts: bool = False
 

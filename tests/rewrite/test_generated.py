@@ -13,8 +13,8 @@ from bridge import port
 from bridge.rewrite._build import Maker, importable
 from bridge.rewrite._draws import same_key, with_same_keys
 from bridge.rewrite._entries import Entry
+from bridge.rewrite._pairing import made
 from bridge.rewrite._paths import rules_of
-from bridge.rewrite._proof import made
 from bridge.rewrite._rewriter import Rewriter
 from bridge.rewrite._same_program import is_same_program
 from bridge.rewrite._weights import random_inputs, random_variables

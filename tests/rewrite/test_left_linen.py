@@ -9,19 +9,26 @@ from flax import linen as nn
 import bridge
 from bridge import rewrite
 from tests.rewrite import models_left as models
+from tests.rewrite import models_left_arguments as arguments
 from tests.rewrite import models_left_calls as others
+from tests.rewrite import models_left_functions as functions
+from tests.rewrite import models_left_makers as makers
+from tests.rewrite import models_left_places as places
+from tests.rewrite import models_wrapped_lifts as lifts
 
 LEFT = [
     cls
-    for cls in (*vars(models).values(), *vars(others).values())
+    for module in (models, others, arguments, functions, makers, places)
+    for cls in vars(module).values()
     if (
         inspect.isclass(cls)
         and issubclass(cls, nn.Module)
-        and cls.__module__ in (models.__name__, others.__name__)
+        and cls.__module__ == module.__name__
         and cls.__doc__
         and cls.__doc__[0].islower()
     )
-    or cls in (models.OwnTrain, models.TrainField, models.ReadsPath)
+    or cls
+    in (models.OwnTrain, models.TrainField, models.ReadsPath, models.FieldCls, models.Spectral)
 ]
 INPUT = jax.ShapeDtypeStruct((2, 4, 3), "float32")
 
@@ -37,22 +44,54 @@ def level(result, cls):
 SPECIAL = {
     others.NeverSeen: others.MakesNeverSeen,
     models.Hidden: models.HidesIt,
-    models.OwnLayer: lambda: models.OwnLayer(3),
+    functions.StacksField: functions.MakesField,
+    makers.Uncalled: lambda: makers.Uncalled(nn.Dense(3)),
+    makers.GivenSequential: lambda: makers.GivenSequential(nn.Sequential([nn.Dense(3)])),
+    models.OwnLayer: lambda: models.OwnLayer([nn.Dense(3)]),
 }
 
 
+# Linen drops the keyword, with a warning.
+@pytest.mark.filterwarnings("ignore:kwargs are not supported in vmap:RuntimeWarning")
 @pytest.mark.parametrize("cls", LEFT, ids=lambda cls: cls.__name__)
 def test_a_class_that_stays_linen_says_why(cls):
-    result = result_of(SPECIAL.get(cls, cls))
+    around = getattr(places, f"Makes{cls.__name__}", cls)
+    result = result_of(SPECIAL.get(cls, around))
     found = level(result, cls)
     assert found.level == "left Linen", str(result)
     assert cls.__doc__ in found.notes[0]
     assert not result.ok
 
 
+@pytest.mark.parametrize("name", ["Maybe", "OfKinds", "Sometimes", "WithoutName"])
+def test_a_lifted_layer_that_stays_linen_says_why(name):
+    cls = getattr(lifts, name)
+    result = result_of(cls)
+    assert result.is_proven, str(result)
+    assert level(result, cls).notes[0].endswith(f"stays Linen: {cls.__doc__}")
+
+
+def test_what_the_rewriter_cannot_do_by_mistake_stays_linen(monkeypatch):
+    def failed(self):
+        raise ZeroDivisionError("a mistake")
+
+    monkeypatch.setattr("bridge.rewrite._rewriter.ClassText.text", failed)
+    found = level(result_of(lifts.Step), lifts.Step)
+    assert found.notes == ("the rewriter failed: ZeroDivisionError: a mistake",)
+
+
+@pytest.mark.parametrize("cls", [others.CountsWhenMutable, others.CountsUnderFlag])
+def test_state_that_asks_whether_it_is_mutable_is_reviewed(cls):
+    result = result_of(cls)
+    found = level(result, cls)
+    assert result.is_proven, str(result)
+    assert found.level == "needs review"
+    assert found.notes[0].endswith(cls.__doc__)
+
+
 @pytest.mark.parametrize(
     "part",
-    [models.MadeByFunction, models.InnerFunction, models.WhileLoop, models.Starred],
+    [models.MadeByFunction, models.InnerFunction, models.WhileLoop, models.TryBlock],
     ids=lambda cls: cls.__name__,
 )
 def test_the_program_around_it_is_rewritten_and_proven(part):
@@ -159,15 +198,15 @@ class AroundWhile(nn.Module):
         return models.WhileLoop()(nn.Dense(3)(x))
 
 
-class AroundStarred(nn.Module):
+class AroundTry(nn.Module):
     @nn.compact
     def __call__(self, x):
-        return models.Starred()(nn.Dense(3)(x))
+        return models.TryBlock()(nn.Dense(3)(x))
 
 
 PROGRAMS = {
     models.MadeByFunction: AroundFunction,
     models.InnerFunction: AroundInner,
     models.WhileLoop: AroundWhile,
-    models.Starred: AroundStarred,
+    models.TryBlock: AroundTry,
 }

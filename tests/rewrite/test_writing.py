@@ -114,3 +114,4 @@ def test_only_and_skip_leave_classes_linen(model):
     assert (skipped.level, skipped.notes) == ("left Linen", ("it was to be left out",))
     (other,) = bridge.rewrite(model.make, INPUT, only=["Other"]).classes
     assert other.level == "left Linen"
+    assert other.notes == ("it is not among those that were asked for",)

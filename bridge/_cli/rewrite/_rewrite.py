@@ -15,7 +15,10 @@ Linen inside bridge.ToNNX, with the reason. By default nothing is written: the d
 each class and the proof are shown.
 
 TARGET is package.module:name or path/to/file.py:name, as in report. New files are put beside the
-old ones: models_nnx.py, and models_nnx.rules.toml for convert, parity and bridge.port.
+old ones: models_nnx.py, and models_nnx.rules.toml for convert, parity and bridge.port. --in-place
+changes the old files instead, all of them or none. It refuses, with every reason, while a class of
+these files stays Linen or needs review, or the rest of the package makes one or calls its init or
+apply; --by-hand names the files where you change that yourself.
 """
 
 _EPILOG = """\
@@ -27,6 +30,8 @@ exit codes:
 examples:
   python -m bridge rewrite linen_models.py:make_net --input 2,4 --kwarg train=False
   python -m bridge rewrite linen_models.py:make_net --input 2,4 --kwarg train=False --write
+  python -m bridge rewrite linen_models.py:make_net --input 2,4 --kwarg train=False \\
+      --in-place --by-hand linen_models.py
   python -m bridge rewrite linen_models.py:make_net --model linen_models.py:make_wide --input 2,4
 
 The JSON document is {"schema": "linen-nnx-bridge/rewrite", "version": 1, ...} with all that
@@ -62,7 +67,20 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--skip", action="append", default=[], metavar="CLASS", help="leave this class Linen"
     )
-    parser.add_argument("--write", action="store_true", help="write the new files and the rules")
+    writing = parser.add_mutually_exclusive_group()
+    writing.add_argument("--write", action="store_true", help="write the new files and the rules")
+    writing.add_argument(
+        "--in-place",
+        action="store_true",
+        help="put the new classes into the old files, if nothing else of the package uses them",
+    )
+    parser.add_argument(
+        "--by-hand",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="with --in-place: a file that you change by hand; repeatable",
+    )
     parser.add_argument(
         "--write-test",
         action="store_true",
@@ -94,9 +112,15 @@ def _run(arguments: argparse.Namespace) -> int:
 
     with _output.working(f"rewriting {arguments.target}") as progress:
         result = _rewriting.rewritten(arguments, progress)
+    if result is None:
+        _output.show(f"nothing to do: {arguments.target} is an NNX model")
+        return _command.OK
     written: tuple[str, ...] = ()
     if arguments.write:
         written = result.write(overwrite=arguments.overwrite, test=arguments.write_test)
+    diff = _rewriting.diff_of(result, arguments)
+    if arguments.in_place:
+        written = result.write(in_place=True, by_hand=arguments.by_hand, test=arguments.write_test)
     if arguments.html is not None:
         arguments.html.write_text(result.html(), encoding="utf-8")
     stale = _rewriting.stale(result) if arguments.check else ()
@@ -104,5 +128,5 @@ def _run(arguments: argparse.Namespace) -> int:
         told = json.loads(result.to_json())
         _output.show_json({"schema": SCHEMA, "version": VERSION, **told, "written": list(written)})
     else:
-        _rewriting.show(result, written, stale, with_diff=not arguments.no_diff)
+        _rewriting.show(result, written, stale, diff)
     return _command.OK if result.ok and not stale else _command.FAILED

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from flax import linen as nn
+from flax import nnx
 
 from bridge._cli import _output, _target
 from bridge._cli._input_errors import InputError
 from bridge.rewrite import Rewrite, rewrite
 
 
-def rewritten(arguments: argparse.Namespace, progress: Any) -> Rewrite:
+def rewritten(arguments: argparse.Namespace, progress: Any) -> Rewrite | None:
     """Rewrites the model of a TARGET.
+
+    Returns:
+        The result, None if it was rewritten in place before.
 
     Raises:
         InputError: a TARGET gives no Linen model, or no inputs are known.
@@ -31,10 +36,13 @@ def rewritten(arguments: argparse.Namespace, progress: Any) -> Rewrite:
             progress.update(task, description=text)
 
     with contextlib.ExitStack() as stack:
-        entries = [
-            _entry(stack.enter_context(_target.imported(target)), given, kwargs, target)
+        targets = [
+            (stack.enter_context(_target.imported(target)), target)
             for target in (arguments.target, *arguments.model)
         ]
+        if arguments.in_place and all(_is_nnx(*each) for each in targets):
+            return None
+        entries = [_entry(make, given, kwargs, target) for make, target in targets]
         (make, inputs, own, method), *others = entries
         return rewrite(
             make,
@@ -48,6 +56,17 @@ def rewritten(arguments: argparse.Namespace, progress: Any) -> Rewrite:
             gradients=arguments.gradients,
             progress=told,
         )
+
+
+def _is_nnx(make: Any, target: str) -> bool:
+    """Whether a target is an NNX class, or gives an NNX module."""
+    if _target.is_nnx_class(target):
+        return True
+    try:
+        return isinstance(make(), nnx.Module)
+    except Exception:
+        # What a Linen target raises is told where its model is made.
+        return False
 
 
 def _entry(make: Callable[[], Any], given: Any, kwargs: Any, target: str) -> Any:
@@ -68,12 +87,23 @@ def stale(result: Rewrite) -> tuple[str, ...]:
     return result.pending()
 
 
-def show(
-    result: Rewrite, written: Sequence[str], stale_files: Sequence[str], *, with_diff: bool
-) -> None:
+def diff_of(result: Rewrite, arguments: argparse.Namespace) -> str:
+    """What is shown of the new text."""
+    if arguments.no_diff:
+        return ""
+    if not arguments.in_place:
+        return result.diff
+    lines: list[str] = []
+    for path, text in result.in_place(arguments.by_hand).items():
+        before = pathlib.Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+        lines += difflib.unified_diff(before, text.splitlines(keepends=True), path, path)
+    return "".join(lines)
+
+
+def show(result: Rewrite, written: Sequence[str], stale_files: Sequence[str], diff: str) -> None:
     """Shows the diff, the classes and the proof."""
-    if with_diff and result.diff:
-        _output.show(result.diff.rstrip("\n"))
+    if diff:
+        _output.show(diff.rstrip("\n"))
     table = _output.new_table("class", "level", "where", "notes")
     for each in result.classes:
         where = f"{pathlib.Path(each.file).name}:{each.line}"

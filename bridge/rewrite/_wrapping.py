@@ -1,0 +1,57 @@
+"""Layers that stay Linen, in a `bridge.ToNNX`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from flax import linen as nn
+
+from ._layers import Layer
+from ._plans import ClassPlan, Slot
+
+if TYPE_CHECKING:
+    from ._method import Method
+
+# Only the module around both knows the names of their variables.
+NAMED_BY_OTHERS = (nn.SpectralNorm, nn.WeightNorm)
+
+
+def why_linen(plan: ClassPlan | None, cls: type) -> str:
+    """Why a class stays Linen at a place."""
+    if plan is None and not cls.__module__.startswith("flax."):
+        return f"{cls.__name__} of {cls.__module__} is not among the classes that are rewritten"
+    if plan is None:
+        return f"{cls.__name__} has no counterpart in NNX"
+    if plan.reason is None:
+        return f"{cls.__name__} is made by a lifted transform"
+    return f"{cls.__name__} stays Linen"
+
+
+def kept(method: Method, slot: Slot, reason: str, without: Collection[str] = ()) -> str:
+    """The Linen layer in a wrapper.
+
+    Args:
+        method: the method that makes it.
+        slot: where.
+        reason: why.
+        without: names of arguments that moved to the calls.
+    """
+    slot.linen, slot.cache = reason, None
+    return f"bridge.ToNNX({method.linen_text(slot.node, without)}, rngs=rngs)"
+
+
+def has_variables(plan: ClassPlan, slot: Slot) -> bool:
+    """Whether an argument of a layer is a local variable that holds a module."""
+    return any(each.outer is slot and each.variable for each in plan.slots.values())
+
+
+def kept_layer(method: Method, slot: Slot, reason: str, layer: Layer | None) -> str:
+    """One of Flax's layers in a wrapper; modes that only the call knows move to its calls."""
+    modes = {
+        each.arg: each.value
+        for each in slot.node.keywords
+        if layer is not None and each.arg in layer.modes and method.taint.touches(each)
+    }
+    slot.modes = {str(name): method.call_text(node) for name, node in modes.items()}
+    return kept(method, slot, reason, slot.modes)

@@ -1,0 +1,89 @@
+"""Models that stay Linen for what constructors and transforms are given; as in `models_left`."""
+
+from __future__ import annotations
+
+import functools
+
+from flax import linen as nn
+
+from tests.rewrite import models_elsewhere
+
+
+class StarOfPartial(nn.Module):
+    """a constructor is given * arguments"""
+
+    @nn.compact
+    def __call__(self, x):
+        dense = functools.partial(nn.Dense, use_bias=False)
+        return dense(*(3,))(x)
+
+
+class NeedsResult(nn.Module):
+    """a constructor needs the result of a layer"""
+
+    def start(self, x):
+        return nn.initializers.ones
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3, kernel_init=self.start(x))(x)
+
+
+class OfOtherFile(nn.Module):
+    """a function makes a layer of it: it is in another file"""
+
+    @nn.compact
+    def __call__(self, x):
+        return models_elsewhere.head(x, 3)
+
+
+class Borrows(nn.Module):
+    """a function outside of the class makes a module of it"""
+
+    @nn.compact
+    def __call__(self, x):
+        return models_elsewhere.borrowed(self, x)
+
+
+class AxisOfCall(nn.Module):
+    """an axis that setup does not know"""
+
+    axis: int = 1
+
+    def setup(self):
+        self.layer = nn.Dense(3)
+
+    def __call__(self, x):
+        mapped = nn.vmap(
+            lambda layer, x: layer(x),
+            variable_axes={"params": self.axis},
+            split_rngs={"params": True},
+        )
+        return mapped(self.layer, x)
+
+
+class KeywordMapped(nn.Module):
+    """nn.vmap with keywords in the call"""
+
+    @nn.compact
+    def __call__(self, x):
+        mapped = nn.vmap(
+            lambda layer, x, scale=1.0: layer(x) * scale,
+            variable_axes={"params": 0},
+            split_rngs={"params": True},
+        )
+        return mapped(nn.Dense(3), x, scale=2.0)
+
+
+def fitted(x, size):
+    if x.shape[-1] != size:
+        x = nn.Dense(size)(x)
+    return x
+
+
+class Fitted(nn.Module):
+    """a function makes a layer of it: a condition that was not seen"""
+
+    @nn.compact
+    def __call__(self, x):
+        return fitted(fitted(x, 5), 3)
