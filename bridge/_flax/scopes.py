@@ -45,13 +45,15 @@ class StreamScope(Scope):
 
     def __init__(self, variables: Any, streams: LazyKeys, counters: dict[Any, Any], **options: Any):
         super().__init__(variables, **options)
-        self._given = variables
+        self.rng_counters = counters
+        self._draw_from(streams)
+
+    def _draw_from(self, streams: LazyKeys) -> None:
         # The stream that a key is being drawn from.
         self._drawn: str | None = None
         self.rngs = streams
-        self.rng_counters = counters
         for name in streams:
-            counters.setdefault(name, 0)
+            self.rng_counters.setdefault(name, 0)
 
     def has_rng(self, name: str) -> bool:
         # Flax would turn to `params` for a stream that `default` serves.
@@ -112,13 +114,13 @@ class StreamScope(Scope):
             # A lifted transform has put keys of its own in the place of these.
             return super().push(name, prefix, reuse)
         child = self._without_keys(lambda: super(StreamScope, self).push(name, prefix, reuse))
-        return self._like(child, {}, self.rngs.below(child.name))
+        return _drawing(child, self.rngs.below(child.name))
 
     def rewound(self, rewind_rngs: bool = False) -> Scope:
         if not isinstance(self.rngs, LazyKeys):
             return super().rewound(rewind_rngs)
         plain = self._without_keys(lambda: super(StreamScope, self).rewound(rewind_rngs))
-        return self._like(plain, self._given, self.rngs)
+        return _drawing(plain, self.rngs)
 
     def _without_keys(self, make: Callable[[], Scope]) -> Scope:
         """Flax would compute all keys to pass them on."""
@@ -128,26 +130,12 @@ class StreamScope(Scope):
         finally:
             self.rngs = own
 
-    @staticmethod
-    def _like(plain: Scope, variables: Any, streams: LazyKeys) -> StreamScope:
-        """A scope as Flax has just made one, with keys on demand.
 
-        Args:
-          plain: Flax's scope.
-          variables: those of the root, or a dict for Flax to put those of a child in.
-          streams: the keys.
-        """
-        return StreamScope(
-            variables,
-            streams,
-            plain.rng_counters,
-            name=plain.name,
-            mutable=plain.mutable,
-            parent=plain.parent,
-            path=plain.path,
-            debug_path=plain.debug_path,
-            flags=plain.flags,
-        )
+def _drawing(made: Any, streams: LazyKeys) -> StreamScope:
+    """The scope that Flax has just made, with keys on demand."""
+    made.__class__ = StreamScope
+    made._draw_from(streams)
+    return made
 
 
 def undo_draws(scope: Scope | None, names: Iterable[str]) -> None:
