@@ -35,10 +35,40 @@ def _to_nnx_init(wrapper: Any, lazy_init: Any) -> Subject:
     return lambda case: lambda: lazy_init(wrapper(case.linen, rngs=nnx.Rngs(0)), case.x)
 
 
+class LeastWrapper(nn.Module):
+    """An NNX module whose variables are stored in Linen's, and nothing else.
+
+    It keeps what the call does to the state, writes no definition, and cannot be applied: what is
+    left is what every wrapper has to do.
+
+    Attributes:
+      nnx_class: the NNX module's class.
+      argument: the positional argument of its constructor.
+    """
+
+    nnx_class: Callable[..., nnx.Module]
+    argument: Any
+
+    @nn.compact
+    def __call__(self, x: Any) -> Any:
+        """Constructs, calls and stores."""
+        model: Any = self.nnx_class(self.argument, rngs=nnx.Rngs(self.make_rng("params")))
+        output = model(x)
+        _, state = nnx.split(model)
+        self.put_variable("params", "model", nnx.to_pure_dict(state))
+        return output
+
+
+def _least_init(case: Case) -> Callable[[], Any]:
+    least = LeastWrapper(case.nnx_class, case.argument)
+    return lambda: least.init(case.key, case.x)
+
+
 INITS: Mapping[str, Subject] = {
     "NNX": _native_init,
     "ToLinen": _init("to_linen"),
     "flax ToLinen": _init("flax_to_linen"),
+    "no more than stored": _least_init,
     "Linen": _init("linen"),
     "ToNNX": _to_nnx_init(bridge.ToNNX, bridge.lazy_init),
     "flax ToNNX": _to_nnx_init(flax_bridge.ToNNX, flax_bridge.lazy_init),

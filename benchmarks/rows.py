@@ -81,6 +81,8 @@ ROWS: tuple[Row, ...] = (
         (
             Ratio("ToLinen", "NNX", 1.15, 8),
             Ratio("flax ToLinen", "NNX"),
+            # What no wrapper can be without.
+            Ratio("no more than stored", "NNX"),
             Ratio("ToNNX", "Linen"),
             Ratio("flax ToNNX", "Linen"),
         ),
