@@ -29,17 +29,27 @@ class Transforms:
         records: what is added to.
         site: the expression of the program that a frame is at.
         count: the next number in the order of a run.
+        passed: by id, the code that nobody looks into; of a function that a transform makes it is
+            taken out.
     """
 
     def __init__(
-        self, records: Records, site: Callable[[Any], Site | None], count: Callable[[], int]
+        self,
+        records: Records,
+        site: Callable[[Any], Site | None],
+        count: Callable[[], int],
+        passed: dict[int, Any],
     ) -> None:
-        self.records, self._site, self._count = records, site, count
+        self.records, self._site, self._count, self._passed = records, site, count, passed
         self._functions: dict[Any, list[tuple[dict[str, Any], Lifted]]] = {}
 
     def forget(self) -> None:
         """Lets go of the functions of a run."""
         self._functions.clear()
+
+    def looks_into(self, code: Any) -> bool:
+        """Whether a frame of this code may be a transform's."""
+        return code in _MAKERS or code in _DIRECT or code in self._functions
 
     def tracer(self, frame: Any, run: int) -> Any:
         """What looks on while a frame runs, None if it is no transform's."""
@@ -75,6 +85,7 @@ class Transforms:
                 own = {name: cell.cell_contents for name, cell in cells}
                 known = {name: value for name, value in own.items() if value is not None}
                 self._functions.setdefault(arg.__code__, []).append((known, lifted))
+                self._passed.pop(id(arg.__code__), None)
             return local
 
         return local

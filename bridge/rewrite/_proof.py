@@ -237,15 +237,18 @@ class Prover:
 
         def whole(*inputs: Any) -> Any:
             model = self.maker.make(root, nnx.Rngs(0))
+            if is_mixed(model):
+                # Only `lazy_init` would make the variables of what stays Linen.
+                return None
             method = getattr(model, entry.method) if entry.method else model
             state = nnx.state(model, nnx.All(nnx.Variable, nnx.Not(nnx.RngState)))
             return method(*inputs, **named), jax.tree.leaves(state)
 
         with nnx.use_eager_sharding(False):
-            model = nnx.eval_shape(lambda: self.maker.make(root, nnx.Rngs(0)))
-            if is_mixed(model):
-                return
-            output, leaves = jax.eval_shape(whole, *given)
+            found = jax.eval_shape(whole, *given)
+        if found is None:
+            return
+        output, leaves = found
         known = jax.tree.leaves(without_sown(self.program.records.variables[run]))
         before = [call.output for call in root.calls if call.method == (entry.method or "__call__")]
         # Some cells keep the kernels of all gates in one.

@@ -56,7 +56,10 @@ class Watch:
         self._inside: dict[str, bool] = {}
         self._kept: list[Any] = []
         self._calls = FunctionCalls(self._is_users)
-        self._transforms = Transforms(self.records, self._site, self._count)
+        # The code of nearly all frames, in which there is nothing to see, by its id. Python hashes
+        # the whole of a code object each time, and a trace of a small model has 50,000 calls.
+        self._passed: dict[int, Any] = {}
+        self._transforms = Transforms(self.records, self._site, self._count, self._passed)
 
     def _count(self) -> int:
         self._order += 1
@@ -72,7 +75,7 @@ class Watch:
         self._run += 1
         before = len(self.records.makings)
         previous = sys.gettrace()
-        sys.settrace(self._event)
+        sys.settrace(self._tracer())
         try:
             with nn.intercept_methods(self._method):
                 yield
@@ -99,16 +102,30 @@ class Watch:
                 del table[key]
         self._run -= 1
 
-    def _event(self, frame: Any, event: str, arg: Any) -> Any:
+    def _tracer(self) -> Any:
+        passed, look = self._passed, self._event
+
+        # Python calls this for every call, so it is a function and no method.
+        def tracer(frame: Any, event: str, arg: Any) -> Any:
+            return None if id(frame.f_code) in passed else look(frame)
+
+        return tracer
+
+    def _event(self, frame: Any) -> Any:
         code = frame.f_code
         kind = _KINDS.get(code)
         if kind is not None:
             self._making(kind, frame)
             return None
-        transform = self._transforms.tracer(frame, self._run)
-        if transform is not None:
-            return transform
-        if self._is_users(code.co_filename):
+        is_users = self._is_users(code.co_filename)
+        if self._transforms.looks_into(code):
+            transform = self._transforms.tracer(frame, self._run)
+            if transform is not None:
+                return transform
+        elif not is_users:
+            self._passed[id(code)] = code
+            return None
+        if is_users:
             call = self._calls.began(frame, self._site, self._order)
             self._order += call is not None
             return self._line(code.co_filename, call)
