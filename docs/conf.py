@@ -117,7 +117,9 @@ def to_rst(
     A name becomes a link to what is documented under it, unless a parameter has that name.
     Everything else becomes literal text.
     """
-    parameters = inspect.signature(obj).parameters if inspect.isroutine(obj) else ()
+    # A cached property counts as a routine, and has no signature.
+    is_function = inspect.isroutine(obj) and callable(obj)
+    parameters = inspect.signature(obj).parameters if is_function else ()
 
     def role(span: re.Match[str]) -> str:
         code = " ".join(span[1].split())
