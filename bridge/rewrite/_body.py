@@ -9,6 +9,7 @@ from typing import Any
 from ._conditions import Conditions
 from ._constructors import Constructor
 from ._growth import grown_name, is_growth
+from ._known_loops import Loop, known_loop
 from ._lines import Lines
 from ._method import Method
 from ._plans import LeftLinenError, Slot
@@ -147,10 +148,17 @@ class Slice:
         return [*comments, (depth, header), *body]
 
     def _for(self, node: ast.For) -> str:
-        if self.method.taint.touches(node.iter):
-            raise LeftLinenError("a loop over what only the call knows makes layers", node)
-        target, values = self.source.render(node.target), self.method.init_text(node.iter, ())
-        return f"for {target} in {values}:"
+        loop = self._loop(node.target, node.iter)
+        return f"for {loop.target} in {loop.values}:"
+
+    def _loop(self, target: ast.expr, values: ast.expr) -> Loop:
+        method = self.method
+        found = known_loop(
+            target, values, method.taint, self.source, lambda node: method.init_text(node, ())
+        )
+        if found is None:
+            raise LeftLinenError("a loop over what only the call knows makes layers", values)
+        return found
 
     def _if(self, node: ast.If, depth: int) -> Lines:
         test = self.conditions.text(node)
@@ -283,7 +291,6 @@ class Slice:
         return [f"# Stays Linen: {slot.linen}."] if slot.linen else []
 
     def _generator(self, node: ast.comprehension) -> str:
-        if self.method.taint.touches(node.iter):
-            raise LeftLinenError("a loop over what only the call knows makes layers", node.iter)
-        text = f" for {self.source.render(node.target)} in {self.method.init_text(node.iter, ())}"
+        loop = self._loop(node.target, node.iter)
+        text = f" for {loop.target} in {loop.values}"
         return text + "".join(f" if {self.method.init_text(each, ())}" for each in node.ifs)

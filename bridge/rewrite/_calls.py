@@ -88,6 +88,9 @@ class Calls:
             yield from self._lifted(slot, call)
         if slot.kind == "variable" and slot.variable:
             yield from self._values(slot.variable)
+        around = self.source.parents[slot.node]
+        if slot.kind == "variable" and isinstance(around, ast.Attribute) and around.attr == "value":
+            yield Edit(self.source.end(slot.node), self.source.end(around), "[...]")
 
     def _lifted(self, slot: Slot, call: ast.Call) -> Iterator[Edit]:
         """A call of a layer under lifted transforms."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from flax import linen as nn
 
+from ._function_plans import functions_in
 from ._method import FUNCTIONS, Method
 from ._plans import LeftLinenError
 from ._slots import _LOOP_KINDS
@@ -23,11 +24,13 @@ def dead_blocks(method: Method) -> list[list[ast.stmt]]:
     found: list[list[ast.stmt]] = []
     lines = method.program.records.lines.get(method.source.file, set())
     made = {s.node for s in method.slots}
+    apart = functions_in(method.program, method.source, method.node)
     for node in ast.walk(method.node):
         if (
             not isinstance(node, ast.Call)
             or is_free(node)
             or node in made
+            or not apart.isdisjoint(method.source.ancestors(node))
             or not _makes(method, node)
         ):
             continue

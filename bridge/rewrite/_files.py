@@ -11,6 +11,7 @@ from typing import Any
 
 from flax import linen as nn
 
+from ._function_plans import FunctionPlan
 from ._import_lines import alias_text, grouped, import_line, sorted_imports
 from ._plans import LeftLinenError, Program
 from ._references import References
@@ -60,8 +61,13 @@ class NewFile:
         return dict(self._pieces)
 
     def _needed(self, extra: Iterable[str]) -> set[str]:
-        rewritten = {plan.node: plan for plan in self.plans if plan.reason is None}
-        self._pieces = {node: plan.text for node, plan in rewritten.items()}
+        rewritten = [plan for plan in self.plans if plan.reason is None]
+        inner = [p for p in rewritten if isinstance(p, FunctionPlan) and p.around is not None]
+        self._pieces = {plan.node: plan.text for plan in rewritten if plan not in inner}
+        for plan in inner:
+            around: Any = plan.around
+            above = "\n".join([*self.source.comments_above(plan.function), plan.text])
+            self._pieces[around] = f"{above}\n\n\n{self._pieces[around]}"
         waiting = [name for text in self._pieces.values() for name in names_of(text)]
         waiting += list(extra)
         binding: dict[str, list[ast.stmt]] = {}

@@ -7,13 +7,13 @@ import dataclasses
 
 from ._plans import ClassPlan, LeftLinenError, Program, Slot
 from ._records import Records
-from ._source import Source
+from ._source import Source, bound_in, names_in
 from ._taint import Taint
 
 
 @dataclasses.dataclass
 class FunctionPlan(ClassPlan):
-    """A function at the top of a file.
+    """A function at the top of a file, or one in a method that reads none of the method's names.
 
     One that calls its layers becomes a class; one that returns them stays a function.
 
@@ -25,6 +25,8 @@ class FunctionPlan(ClassPlan):
         known: the arguments that a constructor knows.
         constructed: those of them that its own constructor takes.
         dropped: the arguments that its call no longer takes.
+        modules: the arguments that are the module whose method calls it.
+        around: the class that it is in, None for one at the top of the file.
     """
 
     function: ast.FunctionDef = dataclasses.field(default_factory=lambda: _NONE)
@@ -34,6 +36,8 @@ class FunctionPlan(ClassPlan):
     known: set[str] = dataclasses.field(default_factory=set)
     constructed: list[str] = dataclasses.field(default_factory=list)
     dropped: set[str] = dataclasses.field(default_factory=set)
+    modules: set[str] = dataclasses.field(default_factory=set)
+    around: ast.ClassDef | None = None
 
     @property
     def methods(self) -> dict[str, ast.FunctionDef]:
@@ -62,16 +66,23 @@ class FunctionPlan(ClassPlan):
         """The function's name."""
         return self.function.name
 
+    def left_around(self, program: Program) -> str | None:
+        """The name of the class that it is in, if that one stays Linen."""
+        if self.around is None:
+            return None
+        owner = next((p for p in program.plans.values() if p.node is self.around), None)
+        return None if owner is not None and owner.reason is None else self.around.name
+
 
 _NONE = ast.FunctionDef("", ast.arguments([], [], None, [], [], None, []), [], [])  # pyright: ignore
 
 
 def function_plan(records: Records, cls: type, source: Source, line: int) -> FunctionPlan | None:
-    """The plan of the function that a class stands for, None if it is not at the top of a file."""
+    """The plan of the function that a class stands for, None if its source is not found."""
     node = next(
         (
             each
-            for each in source.tree.body
+            for each in ast.walk(source.tree)
             if isinstance(each, ast.FunctionDef)
             and line in (each.lineno, *(d.lineno for d in each.decorator_list))
         ),
@@ -81,7 +92,10 @@ def function_plan(records: Records, cls: type, source: Source, line: int) -> Fun
         return None
     plan = FunctionPlan(cls, node, source)  # pyright: ignore
     plan.function, plan.returns_layers = node, records.functions_that_make[cls]
+    classes = [each for each in source.ancestors(node) if isinstance(each, ast.ClassDef)]
+    plan.around = classes[0] if classes else None
     camel = "".join(part[:1].upper() + part[1:] for part in node.name.split("_"))
+    camel = camel if plan.around is None else f"{plan.around.name}{camel}"
     taken = {name for each in source.tree.body for name in [getattr(each, "name", None)] if name}
     plan.name_in_file = node.name
     if not plan.returns_layers:
@@ -91,11 +105,44 @@ def function_plan(records: Records, cls: type, source: Source, line: int) -> Fun
         plan.returns_several = (
             "List" if all(p is None or p[0].isdigit() for p in places if p) else "Dict"
         )
+    if node not in source.tree.body and plan.around not in source.tree.body:
+        plan.leave("a function inside of a function makes a layer", node.lineno)
+    elif plan.around is not None:
+        if plan.returns_layers:
+            plan.leave("a function inside of a method returns layers", node.lineno)
+        if _local_names(source, node) & {n for d in _defaults(node) for n in names_in(d)}:
+            plan.leave("a function inside of a method has defaults of the method's", node.lineno)
     if node.decorator_list:
         plan.leave("a function with a decorator makes a layer", node.lineno)
     if node.args.vararg or (node.args.kwarg and not plan.returns_layers):
         plan.leave("a function with * arguments makes a layer", node.lineno)
     return plan
+
+
+def _defaults(node: ast.FunctionDef) -> list[ast.expr]:
+    return [each for each in (*node.args.defaults, *node.args.kw_defaults) if each is not None]
+
+
+def _local_names(source: Source, node: ast.FunctionDef) -> set[str]:
+    """What the functions around one bind."""
+    found: set[str] = set()
+    for each in source.ancestors(node):
+        if isinstance(each, ast.FunctionDef):
+            own = (each.args.vararg, each.args.kwarg)
+            given = [*each.args.posonlyargs, *each.args.args, *each.args.kwonlyargs, *own]
+            found |= {argument.arg for argument in given if argument is not None}
+            found |= set().union(*map(bound_in, each.body))
+    return found
+
+
+def functions_in(program: Program, source: Source, method: ast.AST) -> set[ast.FunctionDef]:
+    """The functions inside of a method, or of a function, that become classes of their own."""
+    plans = [plan for plan in program.plans.values() if isinstance(plan, FunctionPlan)]
+    return {
+        plan.function
+        for plan in plans
+        if plan.source is source and method in source.ancestors(plan.function)
+    }
 
 
 def find_known(program: Program) -> None:
@@ -118,6 +165,8 @@ def find_known(program: Program) -> None:
                     caller.leave(error.reason, slot.node.lineno)
                     break
                 for name, node in given:
+                    if isinstance(node, ast.Name) and node.id == "self":
+                        plan.modules.add(name)
                     if not taint.touches(node):
                         continue
                     if name not in plan.arguments:

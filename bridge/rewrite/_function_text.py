@@ -65,6 +65,10 @@ class FunctionText:
         plan.constructed = [
             n for n in plan.arguments if n in plan.known and (n in stored or n in self.method.used)
         ]
+        if not plan.modules.isdisjoint(plan.constructed):
+            raise LeftLinenError(
+                "a function that is given the module does more with it than make layers", self.node
+            )
         plan.dropped = set(plan.known)
         body = self._body(edits)
         made = [f"        self.{name} = {name}" for name in stored if name in plan.known]

@@ -14,9 +14,15 @@ from typing import Any
 from flax import linen as nn
 
 from ._records import Called, Instance, Making, Path, Records, Site
-from ._snapshots import fields_of, owner_of, path_of, shapes_of, snapshot
-
-_INSIDE = ("<listcomp>", "<dictcomp>", "<genexpr>", "<setcomp>")
+from ._snapshots import (
+    INSIDE,
+    fields_of,
+    owner_of,
+    path_of,
+    reads_nothing_around,
+    shapes_of,
+    snapshot,
+)
 
 
 @dataclasses.dataclass(eq=False)
@@ -63,10 +69,11 @@ class FunctionCalls:
     def began(
         self, frame: Any, site_of: Callable[[Any], Site | None], order: int
     ) -> Function | None:
-        """The call, None if the frame is not that of a function at the top of a file."""
+        """The call, None if the frame is of a method, or of a function that reads one's names."""
         code = frame.f_code
-        is_top = not code.co_flags & inspect.CO_NESTED and code.co_qualname == code.co_name
-        if not is_top or code.co_name.startswith("<"):
+        is_inner = bool(code.co_flags & inspect.CO_NESTED)
+        is_method = not is_inner and code.co_qualname != code.co_name
+        if is_method or not reads_nothing_around(code) or code.co_name.startswith("<"):
             return None
         site = site_of(frame.f_back)
         if site is None:
@@ -89,7 +96,7 @@ class FunctionCalls:
         return found
 
     def _at(self, frame: Any) -> Function | None:
-        while frame is not None and frame.f_code.co_name in _INSIDE:
+        while frame is not None and frame.f_code.co_name in INSIDE:
             frame = frame.f_back
         return self._running.get(id(frame))
 

@@ -140,8 +140,8 @@ class Paths:
     def _path(self, making: Making) -> Path | None:
         if making.kind == "module":
             return making.path
-        if making.kind in ("param", "variable") and making.owner is not None:
-            return (*making.owner, str(making.name))
+        if making.kind in ("param", "variable") and making.scope is not None:
+            return (*making.scope, str(making.name))
         return None
 
     def _parent(self, path: Path, known: Mapping[Path, str]) -> str:

@@ -57,8 +57,9 @@ class Making:
         made: the module that was made, or the arguments that the method got.
         path: the path of what was made; None if it became no part of the model.
         cls: the class of the module.
-        names: where `kind` is no module, the name that was given.
+        name: where `kind` is no module, the name that was given.
         place: where it is in the result of the function that made it.
+        scope: where `kind` is no module, the path of the module whose method was called.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class Making:
     name: str | None = None
     owner_cls: type | None = None
     place: tuple[str, ...] | None = None
+    scope: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)

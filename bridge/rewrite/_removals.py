@@ -8,6 +8,7 @@ from typing import Any
 
 from ._body import Slice
 from ._dead import blocks_of
+from ._function_plans import functions_in
 from ._method import Method
 from ._plans import Slot
 from ._source import Edit, bound_in, is_shadowed, names_in
@@ -44,6 +45,7 @@ class Removals:
             if bound_in(node) and self.method.moved(node.value):
                 candidates.add(node)
         candidates |= transforms(self.method)
+        candidates |= functions_in(self.method.program, self.source, self.method.node)
         while True:
             loads = self._loads()
             gone = {each for each in candidates - self.removed if not bound_in(each) & loads}
@@ -117,8 +119,12 @@ class Removals:
         """The whole lines of a statement, with its comments."""
         above = len(self.source.comments_above(node))
         begin = self.source.offset(node.lineno - above, 0)
-        end = self.source.offset((node.end_lineno or node.lineno) + 1, 0)
-        return Edit(begin, end, "")
+        behind = (node.end_lineno or node.lineno) + 1
+        if isinstance(node, ast.FunctionDef):
+            # A blank line is part of a function.
+            while behind <= len(self.source.lines) and not self.source.lines[behind - 1].strip():
+                behind += 1
+        return Edit(begin, self.source.offset(behind, 0), "")
 
 
 def inlined(method: Method) -> dict[str, Slot]:

@@ -164,6 +164,9 @@ class Rewriter:
             if plan.name in self.skip:
                 plan.leave("it was to be left out")
         for plan in self.program.plans.values():
+            left = plan.left_around(self.program) if isinstance(plan, FunctionPlan) else None
+            if left is not None:
+                plan.leave(f"it is inside of {left}, which stays Linen")
             for slot in plan.slots.values():
                 made = called_function(self.program, slot)
                 if made is not None and (made.reason or made.source is not plan.source):
@@ -198,24 +201,18 @@ class Rewriter:
                     plan.text = ClassText(program, plan, names).text()
                 compile(plan.text, plan.name, "exec")
             except LeftLinenError as error:
-                self.left[plan.cls] = (error.reason, error.line)
-                raise_again = True
+                left = error.reason, error.line
             except SyntaxError as error:
-                self.left[plan.cls] = (f"its new text does not parse: {error.msg}", None)
-                raise_again = True
+                left = f"its new text does not parse: {error.msg}", None
             except Exception as error:
-                self.left[plan.cls] = (
-                    f"the rewriter failed: {type(error).__name__}: {error}",
-                    None,
-                )
-                raise_again = True
+                left = f"the rewriter failed: {type(error).__name__}: {error}", None
             else:
-                raise_again = False
-            if raise_again:
-                self.program = self._collected()
-                self._leave()
-                self._write()
-                return
+                continue
+            self.left[plan.cls] = left
+            self.program = self._collected()
+            self._leave()
+            self._write()
+            return
         self._assemble(modules)
 
     def _assemble(self, modules: dict[str, str]) -> None:

@@ -48,11 +48,13 @@ def find_slots(program: Program, plan: ClassPlan) -> None:
     methods = set(plan.methods.values())
     plan.functions = find_functions(program, plan)
     lifted = {each.function for each in plan.functions}
+    # An inner function is a class of its own.
+    apart = program.records.functions_that_make.keys() - {plan.cls}
     for making in program.records.makings:
         if making.site.file != plan.source.file or making.kind not in _STORING:
             continue
         node = plan.source.call_at(making.site.span)
-        if node is None or is_free(node):
+        if node is None or is_free(node) or making.owner_cls in apart:
             continue
         around = [a for a in plan.source.ancestors(node) if isinstance(a, FUNCTIONS)]
         method = next((a for a in around if a in methods), None)

@@ -14,6 +14,8 @@ from flax import linen as nn
 from ._records import Path, Shape
 
 _OWN_FIELDS = ("parent", "name")
+# Frames that belong to the function around them.
+INSIDE = ("<listcomp>", "<dictcomp>", "<genexpr>", "<setcomp>")
 
 
 def is_array(leaf: Any) -> bool:
@@ -55,18 +57,23 @@ def owner_of(
         for name, value in snapshot(frame).items():
             env.setdefault(name, value)
         code = frame.f_code
-        if code.co_argcount and code.co_name not in ("<listcomp>", "<dictcomp>", "<genexpr>"):
+        if code.co_argcount and code.co_name not in INSIDE:
             first = frame.f_locals.get(code.co_varnames[0])
             if isinstance(first, nn.Module) and (
                 code.co_varnames[0] == "self" or _is_lifted(frame, first, is_users)
             ):
                 return first, env
-            if not code.co_flags & inspect.CO_NESTED:
-                return None, env
-        elif not code.co_flags & inspect.CO_NESTED:
+        if reads_nothing_around(code) and code.co_name not in INSIDE:
             return None, env
         frame = frame.f_back
     return None, env
+
+
+def reads_nothing_around(code: Any) -> bool:
+    """Whether the code is that of a function that could be at the top of its file."""
+    return not code.co_flags & inspect.CO_NESTED or (
+        not code.co_freevars and not code.co_name.startswith("<")
+    )
 
 
 def _is_lifted(frame: Any, first: nn.Module, is_users: Callable[[str], bool]) -> bool:

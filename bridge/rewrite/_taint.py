@@ -5,8 +5,11 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
+from ._growth import grown_name, is_growth
 from ._source import bound_in, is_self, names_in
 
+# Functions whose result has the items of what they are given.
+SAME_ITEMS = ("reversed", "list", "tuple")
 MODES = ("use_running_average", "deterministic")
 _STATEFUL = (
     "param",
@@ -120,6 +123,8 @@ def _bindings(method: ast.FunctionDef) -> Iterator[tuple[ast.AST, set[str]]]:
                 for item in node.items:
                     if item.optional_vars is not None:
                         yield item.context_expr, bound_in(item.optional_vars)
+            case ast.Expr() if is_growth(node.value):
+                yield node.value, {str(grown_name(node))}
             case ast.Import() | ast.ImportFrom():
                 yield ast.Constant(0), bound_in(node)
             case ast.FunctionDef() if node is not method:
@@ -140,6 +145,9 @@ def _loop(target: ast.AST, values: ast.expr) -> Iterator[tuple[ast.AST, set[str]
         ):
             for each, own in zip(target.elts, values.args, strict=True):
                 yield from _loop(each, own)
+            return
+        if values.func.id in SAME_ITEMS and len(values.args) == 1:
+            yield from _loop(target, values.args[0])
             return
     yield values, bound_in(target)
 

@@ -244,6 +244,8 @@ class Watch:
                 making.cls = type(made)
                 making.path = path_of(made)
                 making.made = fields_of(made)
+            else:
+                making.scope = path_of(made)
         own = self.records.makings
         own[before:] = sorted(
             [*own[before:], *self._calls.finish(self.records, self._run)], key=lambda m: m.order

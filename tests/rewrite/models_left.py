@@ -24,12 +24,14 @@ class MadeByFunction(nn.Module):
 class InnerFunction(nn.Module):
     """a module is made in a function inside of a method"""
 
+    size: int = 4
+
     @nn.compact
     def __call__(self, x):
-        def layer(y, size):
-            return nn.relu(nn.Dense(size)(y))
+        def layer(y):
+            return nn.relu(nn.Dense(self.size)(y))
 
-        return layer(layer(x, 4), 3)
+        return layer(layer(x))
 
 
 class MethodTwice(nn.Module):

@@ -12,13 +12,14 @@ from tests.rewrite import models_left as models
 from tests.rewrite import models_left_arguments as arguments
 from tests.rewrite import models_left_calls as others
 from tests.rewrite import models_left_functions as functions
+from tests.rewrite import models_left_inner as inner
 from tests.rewrite import models_left_makers as makers
 from tests.rewrite import models_left_places as places
 from tests.rewrite import models_wrapped_lifts as lifts
 
 LEFT = [
     cls
-    for module in (models, others, arguments, functions, makers, places)
+    for module in (models, others, arguments, functions, inner, makers, places)
     for cls in vars(module).values()
     if (
         inspect.isclass(cls)
@@ -210,3 +211,10 @@ PROGRAMS = {
     models.WhileLoop: AroundWhile,
     models.TryBlock: AroundTry,
 }
+
+
+def test_an_inner_function_stays_with_its_class():
+    result = result_of(inner.InnerOfOther)
+    functions = [each for each in result.classes if each.name == "dense"]
+    assert {each.level for each in result.classes} == {"left Linen"}, functions
+    assert not result.sources

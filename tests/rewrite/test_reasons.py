@@ -16,6 +16,7 @@ ELSEWHERE = {
     "the rewriter failed: {}: {}": "test_left_linen.py",
     "nnx.{} has no {}": "test_traps.py",
     "nothing tells its {}": "test_traps.py",
+    "it is inside of {}, which stays Linen": "test_left_linen.py",
     "nnx.{} needs {}": "test_traps.py",
 }
 
