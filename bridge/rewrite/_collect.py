@@ -57,7 +57,8 @@ def collect(records: Records, inside: Callable[[str], bool]) -> Program:
             continue
         site = next((s for s, made in records.function_classes.items() if made is cls), None)
         if site is not None:
-            plan = function_plan(records, cls, parsed(program, site.file), site.span.line)
+            source = parsed(program, site.file)
+            plan = function_plan(program, cls, source, site.span.line)
         else:
             plan = plan_of(cls, inside, program)
         if plan is not None:

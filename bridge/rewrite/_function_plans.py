@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 
 from ._plans import ClassPlan, LeftLinenError, Program, Slot
-from ._records import Records
 from ._source import Source, bound_in, names_in
 from ._taint import Taint
 
@@ -77,7 +77,7 @@ class FunctionPlan(ClassPlan):
 _NONE = ast.FunctionDef("", ast.arguments([], [], None, [], [], None, []), [], [])  # pyright: ignore
 
 
-def function_plan(records: Records, cls: type, source: Source, line: int) -> FunctionPlan | None:
+def function_plan(program: Program, cls: type, source: Source, line: int) -> FunctionPlan | None:
     """The plan of the function that a class stands for, None if its source is not found."""
     node = next(
         (
@@ -90,7 +90,7 @@ def function_plan(records: Records, cls: type, source: Source, line: int) -> Fun
     )
     if node is None:
         return None
-    plan = FunctionPlan(cls, node, source)  # pyright: ignore
+    records, plan = program.records, FunctionPlan(cls, node, source)  # pyright: ignore
     plan.function, plan.returns_layers = node, records.functions_that_make[cls]
     classes = [each for each in source.ancestors(node) if isinstance(each, ast.ClassDef)]
     plan.around = classes[0] if classes else None
@@ -99,7 +99,12 @@ def function_plan(records: Records, cls: type, source: Source, line: int) -> Fun
     taken = {name for each in source.tree.body for name in [getattr(each, "name", None)] if name}
     plan.name_in_file = node.name
     if not plan.returns_layers:
-        plan.name_in_file = camel if camel not in taken else f"{camel}Layers"
+        # Two methods may each have a `block`.
+        own = [p for p in program.plans.values() if p.source is source]
+        taken |= {p.name_in_file for p in own if isinstance(p, FunctionPlan)}
+        numbered = (f"{camel}{number}" for number in itertools.count(2))
+        names = itertools.chain((camel, f"{camel}Layers"), numbered)
+        plan.name_in_file = next(name for name in names if name not in taken)
     places = [m.place for m in records.makings if m.owner_cls is cls and m.kind == "module"]
     if any(p and p[0] != "layers" for p in places):
         plan.returns_several = (

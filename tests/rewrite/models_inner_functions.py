@@ -60,6 +60,23 @@ class TwoLevels(nn.Module):
         return outer(outer(x, 4), 5)
 
 
+class TwoMethods(nn.Module):
+    """Functions of one name are two functions."""
+
+    @nn.compact
+    def __call__(self, x):
+        def block(x):
+            return nn.tanh(nn.Dense(3)(x))
+
+        return block(self.before(x))
+
+    def before(self, x):
+        def block(x):
+            return nn.relu(nn.Dense(3)(x))
+
+        return block(x)
+
+
 class Skips(nn.Module):
     """What comes back up is concatenated with what went down."""
 
@@ -86,5 +103,5 @@ class Root(nn.Module):
     def __call__(self, x, train: bool = False):
         x = Given()(x)
         x = Nested()(x, train)
-        x = TwoLevels()(x)
+        x = TwoMethods()(TwoLevels()(x))
         return Skips()(x)
