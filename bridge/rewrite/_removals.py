@@ -10,7 +10,7 @@ from ._body import Slice
 from ._dead import blocks_of
 from ._function_plans import functions_in
 from ._method import Method
-from ._plans import Slot
+from ._plans import LeftLinenError, Slot
 from ._source import Edit, bound_in, is_shadowed, names_in
 
 
@@ -45,13 +45,18 @@ class Removals:
             if bound_in(node) and self.method.moved(node.value):
                 candidates.add(node)
         candidates |= transforms(self.method)
-        candidates |= functions_in(self.method.program, self.source, self.method.node)
+        apart = functions_in(self.method.program, self.source, self.method.node)
+        candidates |= apart
         while True:
             loads = self._loads()
             gone = {each for each in candidates - self.removed if not bound_in(each) & loads}
             if not gone:
                 break
             self.removed |= gone
+        for each in sorted(apart - self.removed, key=lambda node: node.lineno):
+            # Of one inside of another, the outer one's class has removed it.
+            if apart.isdisjoint(self.source.ancestors(each)):
+                raise LeftLinenError("a function inside of a method is more than called", each)
         for variable, slot in inline.items():
             for each in ast.walk(self.method.node):
                 if (

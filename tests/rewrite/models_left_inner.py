@@ -86,3 +86,16 @@ class InnerOfOther(nn.Module):
         finally:
             pass
         return x
+
+
+class InnerInLoop(nn.Module):
+    """a function inside of a method is more than called"""
+
+    @nn.compact
+    def __call__(self, x):
+        def dense(x):
+            return nn.Dense(3)(x)
+
+        for function in (dense, dense):
+            x = function(x)
+        return x
