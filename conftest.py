@@ -44,6 +44,8 @@ lowering_contexts.share()
 COMPILING = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 settings.register_profile("local", max_examples=25, **COMPILING)
 settings.register_profile("ci", max_examples=50, derandomize=True, **COMPILING)
+# For a further run of all tests: `pytest --hypothesis-profile=few`.
+settings.register_profile("few", max_examples=10, derandomize=True, **COMPILING)
 settings.load_profile("ci" if os.environ.get("CI") else "local")
 
 # These take long for one worker, so they are started first.

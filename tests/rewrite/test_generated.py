@@ -31,8 +31,8 @@ from flax import linen as nn
 
 '''
 INPUT = jax.ShapeDtypeStruct((2, 3), "float32")
-CLASSES = 50
-EXAMPLES = 4
+CLASSES = 20
+EXAMPLES = 10
 COMPUTED: list[str] = []
 NUMBERS = itertools.count()
 
@@ -161,7 +161,7 @@ def classes(draw, number):
 
 @st.composite
 def programs(draw):
-    """Fifty classes, and one that calls them one after the other."""
+    """Twenty classes, and one that calls them one after the other."""
     parts = [draw(classes(number)) for number in range(CLASSES)]
     calls_ = [
         f"        x = Part{n}(width={draw(st.integers(2, 6))})(x, train=train)"
