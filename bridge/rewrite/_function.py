@@ -127,11 +127,12 @@ def _result(rewriter: Rewriter) -> Rewrite:
     is_proven = bool(reports) and all(report.ok for report in reports.values())
     limits = () if proof is None else proof.limits
     whole = _undecoded(rewriter)
+    parts = _parts(rewriter)
     classes = [
         _class(plan, is_proven, limits, whole)
-        if plan.cls is rewriter.root
+        if plan.cls in rewriter.tops
         else _class(plan, is_proven)
-        for plan in program.plans.values()
+        for plan in {**program.plans, **_left_above(rewriter)}.values()
         # Where a function stays Linen, the classes that call it say so.
         if not (isinstance(plan, FunctionPlan) and plan.reason)
     ]
@@ -143,23 +144,45 @@ def _result(rewriter: Rewriter) -> Rewrite:
         tuple(classes),
         {str(f.path): rewriter.texts[f.name][1] for f in rewriter.files},
         {str(f.path): f.source.file for f in rewriter.files},
-        {} if proof is None else dict(proof.rules),
+        # The paths of parts are not those of the whole.
+        {} if proof is None or parts else dict(proof.rules),
         reports,
         () if proof is None else tuple(proof.sizes),
         rewriter.root.__name__,
-        (*rewriter.notes, *(() if proof is None else proof.notes)),
+        (*rewriter.notes, *(() if proof is None else proof.notes), *_said_of(parts)),
         lambda: places_of({f.source.file: f.module for f in rewriter.files}, _rewritten(rewriter)),
-        test_of(program, rewriter.entries[0], proof.rules) if proof and is_proven else None,
+        test_of(program, rewriter.entries[0], proof.rules)
+        if proof and is_proven and not parts
+        else None,
         () if proof is None else tuple(proof.same),
         rewriter.in_place().texts,
+        parts,
     )
+
+
+def _left_above(rewriter: Rewriter) -> dict[type, ClassPlan]:
+    """What stays Linen around the parts that were proven by themselves."""
+    known = rewriter.program.plans
+    return {cls: plan for cls, plan in rewriter.above.items() if cls not in known}
+
+
+def _parts(rewriter: Rewriter) -> tuple[str, ...]:
+    """The classes that were proven by themselves, because what is around them stays Linen."""
+    if not rewriter.above or rewriter.proof is None:
+        return ()
+    return tuple(dict.fromkeys(top.__name__ for top in rewriter.tops))
+
+
+def _said_of(parts: Iterable[str]) -> tuple[str, ...]:
+    names = ", ".join(parts)
+    return (f"run and compared by themselves: {names}",) if names else ()
 
 
 def _rewritten(rewriter: Rewriter) -> dict[str, dict[str, Any] | None]:
     """The rewritten classes, with what the constructor of the model is given besides."""
     return {
         plan.name: {n: s.values.get((0, ())) for n, s in plan.sizes.items()}
-        if plan.cls is rewriter.root
+        if plan.cls in rewriter.tops[:1]
         else None
         for plan in rewriter.program.plans.values()
         if plan.reason is None

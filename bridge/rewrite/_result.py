@@ -66,6 +66,7 @@ class Rewrite:
         programs: the runs in which both models were traced to one program, the same operations on
             the same values: whose results and gradients are equal without being computed.
         make_in_place: gives what `in_place` does.
+        parts: the classes that were proven by themselves, because the model's own stays Linen.
     """
 
     classes: tuple[ClassResult, ...]
@@ -82,6 +83,7 @@ class Rewrite:
     make_in_place: Callable[[Iterable[str]], Mapping[str, str]] | None = dataclasses.field(
         default=None, repr=False
     )
+    parts: tuple[str, ...] = ()
 
     @functools.cached_property
     def places(self) -> tuple[str, ...]:
@@ -101,7 +103,10 @@ class Rewrite:
 
     @property
     def is_proven(self) -> bool:
-        """Whether the new program was run and does the same as the old one."""
+        """Whether the new program was run and does the same as the old one.
+
+        Where the model's own class stays Linen: whether each of its parts does.
+        """
         return bool(self.reports) and all(report.ok for report in self.reports.values())
 
     @property
@@ -240,6 +245,7 @@ class Rewrite:
                 "sizes": [{k: _plain(v) for k, v in each.items()} for each in self.sizes],
                 "reports": {k: json.loads(v.to_json()) for k, v in self.reports.items()},
                 "programs": list(self.programs),
+                "parts": list(self.parts),
                 "notes": list(self.notes),
                 "places": list(self.places),
             },
@@ -266,7 +272,8 @@ class Rewrite:
             return "the program as a whole is not proven"
         if not self.is_proven:
             return "the program differs"
-        return f"the program is proven, largest difference {self.max_difference or 0.0:.3g}"
+        what = "its parts are" if self.parts else "the program is"
+        return f"{what} proven, largest difference {self.max_difference or 0.0:.3g}"
 
 
 def _shown(path: str) -> str:

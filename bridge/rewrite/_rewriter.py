@@ -2,44 +2,29 @@
 
 from __future__ import annotations
 
-import ast
-import dataclasses
-import pathlib
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from . import _runs
 from ._blame import Blame
 from ._class_text import ClassText
 from ._collect import collect, inside_of
-from ._entries import (
-    Entry,
-    Varied,
-    branches,
-    combined,
-    difference,
-    is_flag,
-    shaped,
-    training_kwargs,
-    variations,
-)
+from ._entries import Entry
+from ._failures import RewriteError
 from ._files import SUFFIX, NewFile, modules_of
 from ._function_plans import FunctionPlan, called_function
 from ._function_text import FunctionText
 from ._in_place import InPlace
+from ._parts import parts_of
 from ._plans import ClassPlan, LeftLinenError, Program, SizeArgument
 from ._proof import prove
 from ._proof_in_place import fault_in_place
 from ._proven import Proof
 from ._references import References
-from ._source import Source, source_of
+from ._runs import run_entry
 from ._trace import Watch
+from ._varied_runs import Runs, watched_lines
 
 _MOST_ROUNDS = 40
-_SECONDS_FOR_VARIATIONS = 20.0
-_MOST_VARIATIONS = 24
 
 
 class Rewriter:
@@ -72,57 +57,17 @@ class Rewriter:
         self.files: list[NewFile] = []
         self.texts: dict[str, tuple[str, str]] = {}
         self.proof: Proof | None = None
-        self.varied: list[Varied] = []
         self.root: type = type(self.entries[0].make())
+        self.above: dict[type, ClassPlan] = {}
         self._inside = inside_of(self.root)
 
     def trace(self) -> None:
         """Runs every entry, and the model with other sizes."""
-        watch = Watch(self._inside, _watched_lines)
-        for number, entry in enumerate(self.entries):
-            self.told(f"tracing entry {number + 1}")
-            _runs.run_entry(watch, shaped(entry))
-        self._vary(watch)
+        runs = Runs(self.entries, self._inside, self.told)
+        self.watch, self.varied, self.notes = runs.watch, runs.varied, runs.notes
+        runs.run()
         self.program: Program = self._collected()
         self._is_fresh = True
-
-    def _vary(self, watch: Watch) -> None:
-        self.watch, self.varied = watch, []
-        started = time.process_time()
-        for entry in self.entries:
-            module = entry.make()
-            training = training_kwargs(entry)
-            if training is not None and self._traced(entry, None, entry.inputs, training) is None:
-                self.notes.append("the model was not traced in training: it raised")
-            together = combined(module, entry.inputs)
-            every = variations
-            if together is not None:
-                run = self._traced(entry, *together, entry.kwargs)
-                if run is not None:
-                    every = branches
-                    self._keep(run, entry, *together, "other sizes")
-            for number, (changed, inputs) in enumerate(every(module, entry.inputs)):
-                if time.process_time() - started > _SECONDS_FOR_VARIATIONS or (
-                    number >= _MOST_VARIATIONS
-                ):
-                    self.notes.append("not all sizes were varied: it would have taken too long")
-                    return
-                self.told(f"tracing with other sizes, {number + 1}")
-                run = self._traced(entry, changed, inputs, entry.kwargs)
-                if run is not None:
-                    what = ", ".join(difference(module, changed)) or "other inputs"
-                    self._keep(run, entry, changed, inputs, what)
-
-    def _traced(self, entry: Entry, changed: Any, inputs: Any, kwargs: Any) -> int | None:
-        """The number of a run, None if it raised."""
-        try:
-            return _runs.run(self.watch, changed or entry.make(), inputs, kwargs, entry.method)
-        except Exception:
-            return None
-
-    def _keep(self, run: int, entry: Entry, changed: Any, inputs: Any, what: str) -> None:
-        own = dataclasses.replace(entry, make=lambda: changed, inputs=inputs)
-        self.varied.append(Varied(run, own, what, is_flag(what)))
 
     def _collected(self) -> Program:
         program = collect(self.watch.records, self._inside)
@@ -134,6 +79,8 @@ class Rewriter:
         """Rewrites until the proof holds."""
         for _ in range(_MOST_ROUNDS):
             self.write()
+            if self._split():
+                continue
             self.told("proving")
             culprit = self._proven()
             if culprit is None:
@@ -144,6 +91,34 @@ class Rewriter:
                 if cls is None:
                     return
             self.left[cls] = (reason, None)
+
+    @property
+    def tops(self) -> list[type]:
+        """The classes of the models that the entries make."""
+        records = self.program.records
+        return [records.instances[(run, ())].cls for run in range(len(self.entries))]
+
+    def _split(self) -> bool:
+        """Goes on with the parts of what stays Linen itself, if there are any."""
+        parts = parts_of(self.program, self.entries)
+        if parts is None:
+            return False
+        kept = [each for each in parts if each in self.entries or self._runs(each)]
+        self.above |= {c: p for c, p in self.program.plans.items() if p.reason is not None}
+        if kept:
+            self.entries = kept
+            self.trace()
+        return bool(kept) or len(parts) > len(kept)
+
+    def _runs(self, part: Entry) -> bool:
+        try:
+            run_entry(Watch(self._inside, watched_lines), part)
+        except RewriteError:
+            cls = type(part.make())
+            self.program.plans[cls].leave("only a class that stays Linen can run it")
+            self.left[cls] = (str(self.program.plans[cls].reason), None)
+            return False
+        return True
 
     def write(self) -> None:
         """Writes the new texts, without a proof."""
@@ -228,12 +203,11 @@ class Rewriter:
 
     def _proven(self) -> tuple[type, str] | None:
         """What failed and why, None if nothing did."""
-        root = self.root
-        plan = self.program.plan_of(root)
-        if plan is None or plan.reason is not None:
-            self.proof = None
-            return None
+        root = self.tops[0]
         self.proof = None
+        plans = [self.program.plan_of(top) for top in self.tops]
+        if any(plan is None or plan.reason is not None for plan in plans):
+            return None
         blame = self._blame()
         hidden = blame.hidden(len(self.entries))
         if hidden is not None:
@@ -260,36 +234,16 @@ class Rewriter:
         def fault(texts: Mapping[str, tuple[str, str]]) -> str | None:
             return fault_in_place(self.program, self.entries, self.files, texts)
 
-        return InPlace(self.files, fault, is_proven=self.proof is not None and self.proof.ok)
+        return InPlace(self.files, fault, is_proven=self._is_whole())
+
+    def _is_whole(self) -> bool:
+        return self.proof is not None and self.proof.ok and not self.above
 
     def _blame(self) -> Blame:
-        return Blame(self.program, self.root, self.files, self.texts, self.left)
+        return Blame(self.program, self.tops[0], self.files, self.texts, self.left)
 
 
 def _inherit(plan: ClassPlan, base: ClassPlan) -> None:
     """The sizes that the parent's constructor needs, for the instances of the child."""
     for name, size in base.sizes.items():
         plan.sizes.setdefault(name, SizeArgument(name, dict(size.values)))
-
-
-_WATCHED: dict[str, frozenset[int]] = {}
-
-
-def _watched_lines(file: str) -> frozenset[int]:
-    """The lines of conditions."""
-    if file not in _WATCHED:
-        try:
-            source: Source = source_of(file, pathlib.Path(file).stat().st_mtime)
-            _WATCHED[file] = frozenset(
-                node.test.lineno
-                for node in ast.walk(source.tree)
-                if isinstance(node, ast.If | ast.IfExp)
-                and any(
-                    (isinstance(n, ast.Attribute) and n.attr in ("shape", "ndim"))
-                    or isinstance(n, ast.Name)
-                    for n in ast.walk(node.test)
-                )
-            )
-        except (SyntaxError, UnicodeDecodeError, OSError):
-            _WATCHED[file] = frozenset()
-    return _WATCHED[file]

@@ -1,0 +1,136 @@
+"""What of a model whose own class stays Linen can run by itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+from ._entries import Entry
+from ._function_plans import FunctionPlan
+from ._plans import ClassPlan, Program
+from ._records import Called, Instance, Path, Shape
+
+
+def parts_of(program: Program, entries: Sequence[Entry]) -> list[Entry] | None:
+    """The outermost rewritten modules of entries whose own class stays Linen, as entries.
+
+    Each is called as the model calls it, with its fields. What is given modules cannot be made
+    again, so its class goes back to Linen.
+
+    Args:
+        program: everything.
+        entries: how the model is made and called.
+
+    Returns:
+        Them and the entries whose class is rewritten; None if it is so for all.
+    """
+    roots = [program.records.instances[(run, ())] for run in range(len(entries))]
+    if all(_is_rewritten(program, root) for root in roots):
+        return None
+    found: list[Entry] = []
+    seen: set[tuple[type, str]] = set()
+    for run, entry in enumerate(entries):
+        if _is_rewritten(program, roots[run]):
+            found.append(entry)
+            continue
+        for instance in _outermost(program, run):
+            for called in _calls(instance):
+                own = _entry(instance, called)
+                if own is None:
+                    continue
+                key = instance.cls, repr((instance.fields, own.called))
+                if key not in seen:
+                    seen.add(key)
+                    found.append(own)
+    return found
+
+
+def _is_rewritten(program: Program, instance: Instance) -> bool:
+    return _plan(program, instance) is not None
+
+
+def _plan(program: Program, instance: Instance) -> ClassPlan | None:
+    plan = program.plan_of(instance.cls)
+    is_class = plan is not None and plan.reason is None and not isinstance(plan, FunctionPlan)
+    return plan if is_class else None
+
+
+def _outermost(program: Program, run: int) -> Iterator[Instance]:
+    """The rewritten modules of a run that are in no other one, of those that can be made again."""
+    own = [each for (number, _), each in program.records.instances.items() if number == run]
+    inside: set[Path] = set()
+    for instance in sorted(own, key=lambda each: len(each.path)):
+        path = instance.path
+        if any(path[:n] in inside for n in range(len(path))):
+            continue
+        plan = _plan(program, instance)
+        if plan is None:
+            continue
+        if not any(_entry(instance, called) is not None for called in _calls(instance)):
+            plan.leave("only a class that stays Linen can make it: it is given modules")
+            continue
+        inside.add(path)
+        yield instance
+
+
+def _calls(instance: Instance) -> list[Called]:
+    """The first call of each method from outside."""
+    found: dict[str, Called] = {}
+    ended = -1
+    for call in sorted(instance.calls, key=lambda each: each.began):
+        if call.method != "setup" and call.began > ended:
+            found.setdefault(call.method, call)
+            ended = call.ended
+    return list(found.values())
+
+
+def _entry(instance: Instance, called: Called) -> Entry | None:
+    """An instance and a call of it, None if it cannot be made or called again."""
+    names = [field.name for field in dataclasses.fields(instance.cls) if field.init]  # pyright: ignore
+    fields = {name: instance.fields[name] for name in names if name in instance.fields}
+    try:
+        method = inspect.signature(getattr(instance.cls, called.method))
+        bound = method.bind(None, *called.args, **called.kwargs)
+    except (AttributeError, TypeError):
+        return None
+    kinds = {each.kind for each in method.parameters.values()}
+    if _holds_modules((fields, called.args, dict(called.kwargs))) or (
+        inspect.Parameter.VAR_POSITIONAL in kinds
+    ):
+        return None
+    inputs: list[Any] = []
+    for value in called.args:
+        if not _has_shapes(value):
+            break
+        inputs.append(_given(value))
+    given = list(bound.arguments.items())[1 + len(inputs) :]
+    named: dict[str, Any] = {}
+    for name, value in given:
+        is_rest = method.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        named |= value if is_rest else {name: value}
+    kwargs = {name: _given(value) for name, value in named.items()}
+    name = None if called.method == "__call__" else called.method
+    return Entry(functools.partial(instance.cls, **fields), tuple(inputs), kwargs, name)
+
+
+def _holds_modules(value: Any) -> bool:
+    return any(isinstance(each, nn.Module) for each in jax.tree.leaves(value))
+
+
+def _has_shapes(value: Any) -> bool:
+    return any(isinstance(each, Shape) for each in jax.tree.leaves(value))
+
+
+def _given(value: Any) -> Any:
+    """Shapes as sample inputs are given."""
+
+    def one(leaf: Any) -> Any:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) if isinstance(leaf, Shape) else leaf
+
+    return jax.tree.map(one, value)

@@ -1,0 +1,121 @@
+"""The runs of a rewriting: of every entry, and of the model with other sizes."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ._entries import (
+    Entry,
+    Varied,
+    branches,
+    combined,
+    difference,
+    is_flag,
+    shaped,
+    training_kwargs,
+    variations,
+)
+from ._runs import run, run_entry
+from ._source import Source, source_of
+from ._trace import Watch
+
+_SECONDS_FOR_VARIATIONS = 20.0
+_MOST_VARIATIONS = 24
+
+
+class Runs:
+    """The runs, and what was seen in them.
+
+    Args:
+        entries: what is run.
+        inside: whether a file belongs to the program.
+        told: is given a line about what goes on.
+
+    Attributes:
+        watch: what was seen.
+        varied: the runs with other sizes.
+        notes: what is to be said of the runs.
+    """
+
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        inside: Callable[[str], bool],
+        told: Callable[[str], None],
+    ) -> None:
+        self.entries, self.told = entries, told
+        self.watch = Watch(inside, watched_lines)
+        self.varied: list[Varied] = []
+        self.notes: list[str] = []
+
+    def run(self) -> None:
+        """Runs everything."""
+        for number, entry in enumerate(self.entries):
+            self.told(f"tracing entry {number + 1}")
+            run_entry(self.watch, shaped(entry))
+        self._vary()
+
+    def _vary(self) -> None:
+        started = time.process_time()
+        for entry in self.entries:
+            module = entry.make()
+            training = training_kwargs(entry)
+            if training is not None and self._traced(entry, None, entry.inputs, training) is None:
+                self.notes.append("the model was not traced in training: it raised")
+            together = combined(module, entry.inputs)
+            every = variations
+            if together is not None:
+                run = self._traced(entry, *together, entry.kwargs)
+                if run is not None:
+                    every = branches
+                    self._keep(run, entry, *together, "other sizes")
+            for number, (changed, inputs) in enumerate(every(module, entry.inputs)):
+                if time.process_time() - started > _SECONDS_FOR_VARIATIONS or (
+                    number >= _MOST_VARIATIONS
+                ):
+                    self.notes.append("not all sizes were varied: it would have taken too long")
+                    return
+                self.told(f"tracing with other sizes, {number + 1}")
+                run = self._traced(entry, changed, inputs, entry.kwargs)
+                if run is not None:
+                    what = ", ".join(difference(module, changed)) or "other inputs"
+                    self._keep(run, entry, changed, inputs, what)
+
+    def _traced(self, entry: Entry, changed: Any, inputs: Any, kwargs: Any) -> int | None:
+        """The number of a run, None if it raised."""
+        try:
+            return run(self.watch, changed or entry.make(), inputs, kwargs, entry.method)
+        except Exception:
+            return None
+
+    def _keep(self, run: int, entry: Entry, changed: Any, inputs: Any, what: str) -> None:
+        own = dataclasses.replace(entry, make=lambda: changed, inputs=inputs)
+        self.varied.append(Varied(run, own, what, is_flag(what)))
+
+
+_WATCHED: dict[str, frozenset[int]] = {}
+
+
+def watched_lines(file: str) -> frozenset[int]:
+    """The lines of conditions."""
+    if file not in _WATCHED:
+        try:
+            source: Source = source_of(file, pathlib.Path(file).stat().st_mtime)
+            _WATCHED[file] = frozenset(
+                node.test.lineno
+                for node in ast.walk(source.tree)
+                if isinstance(node, ast.If | ast.IfExp)
+                and any(
+                    (isinstance(n, ast.Attribute) and n.attr in ("shape", "ndim"))
+                    or isinstance(n, ast.Name)
+                    for n in ast.walk(node.test)
+                )
+            )
+        except (SyntaxError, UnicodeDecodeError, OSError):
+            _WATCHED[file] = frozenset()
+    return _WATCHED[file]
