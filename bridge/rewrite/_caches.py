@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from flax.core import meta
 
 from ._lines import Lines
+from ._paths_below import below_made
 from ._plans import LeftLinenError, Slot
 from ._records import Making
 
@@ -85,7 +86,7 @@ def is_cache(making: Making) -> bool:
 
 def _shape(method: Method, making: Making) -> tuple[tuple[int, ...], str] | None:
     """The shape of the input that the cache is for, and the dtype; None if there is no cache."""
-    variables = method.variables_at(making)
+    variables = below_made(method.program.records, making)
     key = _leaf(variables, "cache", "cached_key")
     query = _leaf(variables, "params", "query", "kernel")
     if key is None or query is None:

@@ -47,12 +47,16 @@ class Candidates:
         plan: the class.
         method: the method.
         taint: which of its names a constructor knows.
+
+    Attributes:
+        choices: the texts of sizes that are a choice of the constructor.
     """
 
     def __init__(
         self, program: Program, plan: ClassPlan, method: ast.FunctionDef, taint: Taint
     ) -> None:
         self.program, self.plan, self.method, self.taint = program, plan, method, taint
+        self.choices: dict[ast.AST, str] = {}
         self._by_owner: dict[tuple[int, Any], list[Making]] = {}
         for making in program.records.makings:
             if making.owner is not None and making.kind == "module":
@@ -78,9 +82,11 @@ class Candidates:
             if slot is None or slot.method is not self.method:
                 continue
             for node, value in self._out_arguments(slot, other):
+                rank = 20 + min(distance, 9)
                 if self._is_known(node, allowed) and self._is_unchanged(node, other, making):
-                    rank = 20 + min(distance, 9)
                     yield Candidate(self.plan.source.render(node), value, rank, certain=True)
+                elif (text := self.choices.get(node)) is not None:
+                    yield Candidate(text, value, rank, certain=True)
 
     def _is_unchanged(self, node: ast.AST, before: Making, now: Making) -> bool:
         """Whether the names in an expression still have the values that they had."""

@@ -58,7 +58,12 @@ def check_class(plan: ClassPlan, references: References) -> None:
                 raise LeftLinenError(f"nn.{node.attr} has no counterpart", node)
             lacking = {"scope", "path", "variables", "name", "parent"}
             lacking -= {f.name for f in plan.fields}
-            if is_self(node) and node.attr in lacking:
+            if not is_self(node) or node.attr not in lacking:
+                continue
+            lines = references.program.records.lines.get(plan.source.file, set())
+            if plan.source.statement_of(node).lineno not in lines:
+                plan.note(node, f"self.{node.attr} is read in a branch that did not run")
+            else:
                 raise LeftLinenError(f"NNX modules have no self.{node.attr}", node)
 
 

@@ -10,6 +10,7 @@ from flax import linen as nn
 from ._body import Slice
 from ._calls import Calls
 from ._class_checks import check_class
+from ._class_fields import field_nodes
 from ._layer_classes import LayerClass
 from ._layers import LAYERS, Layer
 from ._lifted_methods import decorated
@@ -74,7 +75,7 @@ class ClassText:
             own = Calls(method, slice_).edits()
             if setup is not None:
                 own += Setup(setup).call_edits(method)
-            needs_rngs |= any(edit.text.startswith("self.rngs.") for edit in own)
+            needs_rngs |= any("self.rngs" in edit.text for edit in own)
             self.edits += own
             self._decorators(method)
             self._annotations(method)
@@ -222,7 +223,7 @@ class ClassText:
 
     def _insert(self, constructor: str) -> None:
         source, plan = self.source, self.plan
-        own = [field.node for field in plan.fields if field.plan is plan]
+        own = field_nodes(plan)
         first = next((n for n in plan.node.body if n in own), None)
         if first is None:
             first = next((n for n in plan.node.body if isinstance(n, ast.FunctionDef)), None)

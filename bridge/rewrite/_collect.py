@@ -7,14 +7,15 @@ import functools
 import inspect
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from flax import linen as nn
 
+from ._class_fields import fields_of
 from ._function_plans import FunctionPlan, find_known, function_plan, taint_of
 from ._layer_classes import layer_base
-from ._plans import ClassPlan, Field, LeftLinenError, Program
+from ._plans import ClassPlan, LeftLinenError, Program
 from ._records import Records
 from ._slots import find_slots
 from ._source import Source, is_free, is_self, source_of
@@ -144,6 +145,9 @@ def class_node(source: Source, cls: type) -> ast.ClassDef | None:
     if cls.__qualname__ != cls.__name__ or not found:
         return None
     methods = {n.name for n in found[-1].body if isinstance(n, ast.FunctionDef)}
+    # A field may have a function for its default.
+    targets = (n.target for n in found[-1].body if isinstance(n, ast.AnnAssign))
+    methods |= {target.id for target in targets if isinstance(target, ast.Name)}
     own = {
         n
         for n, v in vars(cls).items()
@@ -152,38 +156,6 @@ def class_node(source: Source, cls: type) -> ast.ClassDef | None:
         and inspect.unwrap(v).__module__ == cls.__module__
     }
     return found[-1] if own <= methods | {"__call__"} else None
-
-
-def fields_of(plan: ClassPlan) -> Iterator[Field]:
-    """The fields of a class, inherited ones first, as its constructor takes them."""
-    found: dict[str, Field] = {}
-    for owner in [*reversed(plan.bases), plan]:
-        for node in owner.node.body:
-            if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
-                continue
-            annotation = owner.source.render(node.annotation)
-            if annotation.startswith(("ClassVar", "typing.ClassVar", "t.ClassVar")):
-                continue
-            default, factory = _default(owner.source, node)
-            name = node.target.id
-            found[name] = Field(
-                name, annotation, default, factory, owner.source.comment_behind(node), node, owner
-            )
-    yield from (each for name, each in found.items() if name not in ("name", "parent"))
-
-
-def _default(source: Source, node: ast.AnnAssign) -> tuple[str | None, str | None]:
-    value = node.value
-    if value is None:
-        return None, None
-    if isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] == "field":
-        for keyword in value.keywords:
-            if keyword.arg == "default":
-                return source.render(keyword.value), None
-            if keyword.arg == "default_factory":
-                return None, source.render(keyword.value)
-        return None, None
-    return source.render(value), None
 
 
 def _check_lifted(program: Program, plan: ClassPlan) -> None:

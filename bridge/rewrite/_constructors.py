@@ -17,6 +17,7 @@ from ._function_plans import FunctionPlan, called_function
 from ._layer_arguments import has_next, ordered
 from ._layers import Layer, field_order
 from ._lift import Lift
+from ._paths_below import below_made
 from ._plans import ClassPlan, LayerStaysLinenError, LeftLinenError, Slot
 from ._records import Instance, Making
 from ._rest_arguments import rest_of
@@ -218,7 +219,7 @@ class Constructor:
         if instance is None:
             instance = Instance(making.run, making.path, type(None), dict(making.made))
         size = layer.sizes.get(name) or layer.carried[name]
-        return size(instance, self.method.variables_at(making))
+        return size(instance, below_made(self.program.records, making))
 
     def _is_carried(self, layer: Layer, name: str) -> bool:
         """Whether a field is not what the variables were made with."""

@@ -71,7 +71,7 @@ def difference(before: Any, after: Any, name: str = "") -> Iterator[str]:
     if before is after or not dataclasses.is_dataclass(before) or isinstance(before, type):
         return
     for field in dataclasses.fields(before):
-        if field.name in ("parent", "name"):
+        if field.name in ("parent", "name") or not field.init:
             continue
         one, other = getattr(before, field.name), getattr(after, field.name)
         if dataclasses.is_dataclass(one) and not isinstance(one, type):

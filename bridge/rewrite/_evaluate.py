@@ -13,6 +13,8 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ._records import Shape
 
 _BINARY: Mapping[type, Callable[[Any, Any], Any]] = {
@@ -163,13 +165,16 @@ def is_size(value: Any) -> bool:
 
 def same_dtype(node: ast.AST, spaces: Sequence[tuple[Mapping[str, Any], Any]]) -> str | None:
     """`x.dtype` as text, where it is one type in all spaces of names and fields; else None."""
-    if not isinstance(node, ast.Attribute) or node.attr != "dtype":
+    if not (
+        isinstance(node, ast.Name) or (isinstance(node, ast.Attribute) and node.attr == "dtype")
+    ):
         return None
     try:
-        found = {str(evaluate(node, names, fields)) for names, fields in spaces}
-    except UnknownValueError:
+        found = {evaluate(node, names, fields) for names, fields in spaces}
+    except (UnknownValueError, TypeError):
         return None
-    return f'"{found.pop()}"' if len(found) == 1 else None
+    is_one = len(found) == 1 and isinstance(next(iter(found)), np.dtype)
+    return f'"{found.pop()}"' if is_one else None
 
 
 def partial_of(

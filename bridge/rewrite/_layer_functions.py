@@ -101,8 +101,10 @@ class FunctionCalls:
         return self._running.get(id(frame))
 
     def made(self, making: Making, module: nn.Module | None, call: Function) -> None:
-        """A making in a call."""
-        self._made.append((making, module, call))
+        """A making in a call; a function that only draws keys stays one."""
+        given = [getattr(each, "__name__", None) for each in call.arguments.values()]
+        if making.kind != "make_rng" or "make_rng" not in given:
+            self._made.append((making, module, call))
 
     def clear(self) -> None:
         """Forgets what was seen."""

@@ -8,11 +8,11 @@ from typing import Any
 
 from ._caches import CACHE, is_cache
 from ._candidates import Candidates
+from ._choices import choice_edits
 from ._constructors import Constructor
 from ._definitions import written_out
 from ._evaluate import UnknownValueError, evaluate, is_size, same_dtype
 from ._function_plans import taint_of
-from ._paths_below import below
 from ._plans import ClassPlan, LeftLinenError, Program
 from ._records import Making, Shape
 from ._references import References
@@ -63,7 +63,7 @@ class Method:
             LeftLinenError: it depends on what only the call knows.
         """
         text = self.source.render(
-            node, [*self.references.edits(node), *self._init_edits(node, makings)]
+            node, [*self.references.edits(node), *self.init_edits(node, makings)]
         )
         self.used |= self.names_of(text)
         return text
@@ -117,7 +117,8 @@ class Method:
             tree = ast.parse(f"({text})", mode="eval")
         return names_in(tree) & self.taint.pure
 
-    def _init_edits(self, node: ast.AST, makings: Sequence[Making]) -> Iterator[Edit]:
+    def init_edits(self, node: ast.AST, makings: Sequence[Making]) -> Iterator[Edit]:
+        """What changes in an expression that moves to the constructor."""
         slot = self.plan.slots.get(node) if isinstance(node, ast.Call) else None
         if slot is not None and slot.kind == "module" and slot.outer is not None:
             yield self.source.edit(node, Constructor(self, slot).text())
@@ -126,12 +127,16 @@ class Method:
             yield from self._without(node, self.moved(node))
             kept = [k.value for k in node.keywords if k not in self.moved(node)]
             for child in (node.func, *node.args, *kept):
-                yield from self._init_edits(child, makings)
+                yield from self.init_edits(child, makings)
             return
         if isinstance(node, ast.expr) and self.taint.touches(node):
+            chosen = choice_edits(self, node, makings)
+            if chosen is not None:
+                yield from chosen
+                return
             text = written_out(self, node, makings)
             if text is None:
-                text = self._as_size(node, makings)
+                text = self.as_size(node, makings)
             if text is None:
                 text = self._as_dtype(node, makings)
             if text is not None:
@@ -148,9 +153,10 @@ class Method:
             if isinstance(node, ast.Call) and (node.func in self.taint.slots or is_self(node.func)):
                 raise LeftLinenError("a constructor needs the result of a layer", node)
         for child in ast.iter_child_nodes(node):
-            yield from self._init_edits(child, makings)
+            yield from self.init_edits(child, makings)
 
-    def _as_size(self, node: ast.expr, makings: Sequence[Making]) -> str | None:
+    def as_size(self, node: ast.expr, makings: Sequence[Making]) -> str | None:
+        """An expression for what is a size at each of these times, None for another value."""
         if isinstance(node, ast.Tuple | ast.List):
             return None
         values = []
@@ -276,7 +282,7 @@ class Method:
             own = [s for s in inside if s.outer is slot]
             edits = [self.source.edit(s.node, self.linen_text(s.node)) for s in own]
             if not inside:
-                edits = [*self._init_edits(part, slot.makings)]
+                edits = [*self.init_edits(part, slot.makings)]
             return self.source.render(part, [*linen, *edits])
 
         given = [text(each) for each in node.args]
@@ -287,11 +293,6 @@ class Method:
         made = f"{self.source.render(node.func, linen)}({', '.join(given)})"
         self.used |= self.names_of(made)
         return made
-
-    def variables_at(self, making: Making) -> Mapping[str, Any]:
-        """The abstract variables below the module that was made, by collection."""
-        records, path = self.program.records, making.path or ()
-        return below(records.variables[making.run], path, records.stacks_above(making.run, path))
 
     def _loops(self, node: ast.AST) -> list[ast.AST]:
         return loops_around(self.source, node, self.node)

@@ -212,11 +212,22 @@ class Paths:
             return attribute
         if slot.kind != "module" and attribute is not None:
             return attribute
+        if name_node(slot) is not None and setup.containers().get(slot.attribute) == "List":
+            # The program named what is in the list, each for itself.
+            place = self.numbers[id(making)] if slot.is_list else _place_in_list(plan, slot)
+            if place is not None:
+                return f"{slot.attribute}.{place}"
         for each in setup.containers():
             if name.startswith(f"{each}_"):
                 rest = name[len(each) + 1 :]
                 return f"{each}.{rest.replace('_', '.') if _NUMBERS.fullmatch(rest) else rest}"
         return name
+
+
+def _place_in_list(plan: ClassPlan, slot: Slot) -> int | None:
+    """The place of a slot in a list that is written out."""
+    around = plan.source.parents[slot.node]
+    return around.elts.index(slot.node) if isinstance(around, ast.List | ast.Tuple) else None
 
 
 def _setup_of(program: Program, plan: ClassPlan, slot: Slot) -> Setup:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from flax.core import meta
 
-from ._records import Lifted, Path
+from ._records import Lifted, Making, Path, Records
 
 
 def below(
@@ -30,6 +30,12 @@ def below(
             axes = [each.axes[collection] for each in stacks if collection in each.axes]
             found[collection] = _inner(inner, axes) if axes else inner
     return found
+
+
+def below_made(records: Records, making: Making) -> dict[str, Any]:
+    """The abstract variables below the module that was made, by collection."""
+    path = making.path or ()
+    return below(records.variables[making.run], path, records.stacks_above(making.run, path))
 
 
 def _inner(tree: Any, axes: Sequence[int]) -> Any:

@@ -84,7 +84,10 @@ def _is_read_alone(made: Constructor, value: ast.expr) -> bool:
     parents = [source.parents[each] for each in read]
     if any(isinstance(each, ast.Attribute) or _is_written(each) for each in parents):
         raise LeftLinenError("** arguments of a layer change on the way", made.node)
-    is_bound_once = len(bound) == 1 and isinstance(bound[0], ast.Assign)
+    around = [*source.ancestors(made.node)]
+    # The conditions around both hold for both.
+    sets = [each for each in bound if not (isinstance(each, ast.If) and each in around)]
+    is_bound_once = len(sets) == 1 and isinstance(sets[0], ast.Assign)
     return is_bound_once and all(isinstance(each, ast.keyword) for each in parents)
 
 

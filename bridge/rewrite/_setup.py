@@ -76,11 +76,19 @@ class Setup:
             edits += self.method.references.edits(statement)
             edits += self._wrapped(statement)
             edits += self._sizes(statement)
-        first = self.source.offset(body[0].lineno - len(self.source.comments_above(body[0])), 0)
-        last = self.source.offset((body[-1].end_lineno or 0) + 1, 0)
-        text = self.source.stretch(first, last, edits).rstrip("\n")
+        text = self._between(body[0], body[-1], edits)
         lines = text.split("\n")
         return "\n".join(wrapped(line, len(line) - len(line.lstrip())) for line in lines)
+
+    def _between(self, first: ast.stmt, last: ast.stmt, edits: list[Edit]) -> str:
+        """The lines of some statements; those on the line of `def` get one of their own."""
+        node = self.method.node
+        if first.lineno == node.body[0].lineno == node.lineno:
+            text = self.source.stretch(self.source.start(first), self.source.end(last), edits)
+            return f"{' ' * (node.col_offset + 4)}{text}"
+        begin = self.source.offset(first.lineno - len(self.source.comments_above(first)), 0)
+        end = self.source.offset((last.end_lineno or 0) + 1, 0)
+        return self.source.stretch(begin, end, edits).rstrip("\n")
 
     def _comment(self, slot: Slot) -> Iterator[Edit]:
         """Why a layer stays Linen, above the statement that makes it."""
@@ -146,12 +154,6 @@ class Setup:
                     kinds[name] = _CONTAINERS[type(node.value)]
                 if any(each in made for each in ast.walk(node.value)):
                     filled |= bound_in(node)
-                if any(
-                    isinstance(n, ast.Subscript) and isinstance(n.value, ast.Name)
-                    for t in node.targets
-                    for n in [t]
-                ):
-                    pass
             if isinstance(node, ast.Assign):
                 for target in node.targets:
                     if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):

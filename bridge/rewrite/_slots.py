@@ -247,9 +247,8 @@ def _target(plan: ClassPlan, slot: Slot) -> str:
 def _explicit(slot: Slot) -> str | None:
     """The constant name that the program gave."""
     node = name_node(slot)
-    if isinstance(node, ast.Constant) and isinstance(node.value, str):
-        return node.value
-    return None
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, str) else None
 
 
 def name_node(slot: Slot) -> ast.expr | None:
@@ -270,7 +269,8 @@ def _wish(program: Program, slot: Slot) -> str:
         fixed = "".join(str(v.value) for v in node.values if isinstance(v, ast.Constant))
         return _identifier(fixed.strip("_-. ") or "layers")
     if slot.kind != "module":
-        return _identifier(str(slot.makings[0].name))
+        names = {str(making.name) for making in slot.makings}
+        return _identifier(names.pop()) if len(names) == 1 else slot.variable or slot.kind
     cls = program.records.base_of(slot.makings[0].cls)
     name = cls.__name__ if cls is not None else "layer"
     if program.records.functions_that_make.get(cls or Slot):

@@ -60,7 +60,8 @@ def owner_of(
         if code.co_argcount and code.co_name not in INSIDE:
             first = frame.f_locals.get(code.co_varnames[0])
             if isinstance(first, nn.Module) and (
-                code.co_varnames[0] == "self" or _is_lifted(frame, first, is_users)
+                (code.co_varnames[0] == "self" and code.co_qualname != code.co_name)
+                or _is_lifted(frame, first, is_users)
             ):
                 return first, env
         if reads_nothing_around(code) and code.co_name not in INSIDE:

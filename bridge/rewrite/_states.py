@@ -12,8 +12,22 @@ from ._cells import is_cell
 from ._entries import MODE_NAMES
 from ._known_branches import branch_edits
 from ._method import Method
+from ._paths_below import below
 from ._plans import LeftLinenError
 from ._source import Edit, is_self, names_in
+
+# What of Linen's methods NNX's modules do not have.
+_LINEN_ALONE = (
+    "param",
+    "variable",
+    "make_rng",
+    "has_variable",
+    "get_variable",
+    "put_variable",
+    "is_initializing",
+    "is_mutable_collection",
+    "has_rng",
+)
 
 
 class States:
@@ -28,16 +42,28 @@ class States:
         self.method, self.source, self.plan = method, method.source, method.plan
         self.dead = {statement for block in dead for statement in block}
 
-    def _calls(self) -> Iterator[ast.Call]:
-        """The calls in what ran."""
+    def _nodes(self) -> Iterator[ast.AST]:
+        """What ran."""
         stack: list[ast.AST] = list(self.method.node.body)
         while stack:
             node = stack.pop()
             if node in self.dead:
                 continue
-            if isinstance(node, ast.Call):
-                yield node
+            yield node
             stack.extend(ast.iter_child_nodes(node))
+
+    def _handed_on(self) -> Iterator[Edit]:
+        """Methods that a function is given, or that are called by another name."""
+        for node in self._nodes():
+            if not is_self(node) or node.attr not in _LINEN_ALONE:  # pyright: ignore
+                continue
+            parent = self.source.parents[node]
+            if isinstance(parent, ast.Call) and parent.func is node:
+                continue
+            if node.attr != "make_rng":  # pyright: ignore
+                raise LeftLinenError(f"self.{node.attr} is handed on", node)  # pyright: ignore
+            self.plan.note(node, "keys are drawn from an NNX stream")
+            yield self.source.edit(node, "(lambda name: self.rngs[name]())")
 
     def _merged(self, node: ast.Call) -> Iterator[Edit]:
         """Linen raises where both are given; in NNX the call wins, as `eval()` sets the field."""
@@ -52,7 +78,10 @@ class States:
         Raises:
             LeftLinenError: one has no counterpart.
         """
-        for node in self._calls():
+        yield from self._handed_on()
+        for node in self._nodes():
+            if not isinstance(node, ast.Call):
+                continue
             if self.method.references.value_of(node.func) is nn.merge_param:
                 yield from self._merged(node)
                 continue
@@ -71,6 +100,9 @@ class States:
                 if _collection(node) != "intermediates" and not self._is_under_mode(node):
                     self.plan.note(node, "NNX state is always mutable, in evaluation too")
                 yield from self._constant(node, value=True)
+            elif name == "has_variable" and self._is_never_made(node):
+                self.plan.note(node, "no run made this variable: it is taken not to be there")
+                yield from self._constant(node, value=False)
             elif name == "has_variable":
                 yield from self._always(node)
             elif name == "sow":
@@ -141,13 +173,24 @@ class States:
             if isinstance(each.ctx, ast.Load):
                 yield from self._constant(each, value=True)
 
+    def _is_never_made(self, node: ast.Call) -> bool:
+        """Whether no run of the class made a variable, which is asked for by its name."""
+        given = [each.value for each in node.args if isinstance(each, ast.Constant)]
+        if len(given) != 2 or node.keywords:
+            return False
+        records, (collection, name) = self.method.program.records, given
+        return not any(
+            name in below(records.variables[each.run], each.path).get(str(collection), {})
+            for each in records.of_class(self.plan.cls)
+        )
+
     def _constant(self, node: ast.expr, *, value: bool) -> Iterator[Edit]:
-        """What is known: `x and not self.is_initializing()` is `x`."""
+        """What is known: `x and not self.is_initializing()` is `x`, `False or x` too."""
         parent = self.source.parents[node]
         if isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not):
             yield from self._constant(parent, value=not value)
             return
-        if value and isinstance(parent, ast.BoolOp) and isinstance(parent.op, ast.And):
+        if isinstance(parent, ast.BoolOp) and value is isinstance(parent.op, ast.And):
             others = [each for each in parent.values if each is not node]
             if len(others) == 1:
                 yield self.source.edit(parent, self.method.call_text(others[0]))

@@ -25,11 +25,19 @@ def variable_text(method: Method, slot: Slot) -> str:
     ):
         raise LeftLinenError("a variable with * arguments", node)
     name = name_node(slot)
-    if not (isinstance(name, ast.Constant) or (slot.is_list and isinstance(name, ast.JoinedStr))):
-        raise LeftLinenError("a variable whose name is not written out", node)
+    if not (_is_one(slot) or (slot.is_list and isinstance(name, ast.JoinedStr))):
+        raise LeftLinenError("several variables whose names are not written out", node)
     if slot.kind == "param" and any(_is_tree(method, each) for each in slot.makings):
         raise LeftLinenError("a parameter that holds several arrays", node)
     return _param(method, slot) if slot.kind == "param" else _state(method, slot)
+
+
+def _is_one(slot: Slot) -> bool:
+    """Whether a slot makes no more than one variable of a module, whatever its name."""
+    if isinstance(name_node(slot), ast.Constant):
+        return True
+    owners = [(making.run, making.owner) for making in slot.makings]
+    return not slot.is_list and len(owners) == len(set(owners))
 
 
 def _is_tree(method: Method, making: Making) -> bool:

@@ -9,6 +9,11 @@ def borrowed(self, x):
     return nn.Dense(3)(x)
 
 
+class Lent:
+    def lent(self, x):
+        return nn.Dense(3)(x)
+
+
 def head(x, size):
     return nn.Dense(size)(x)
 

@@ -202,14 +202,14 @@ class CachesOfShapes(nn.Module):
         return x
 
 
-class ComputedName(nn.Module):
-    """a variable whose name is not written out"""
+class ComputedNames(nn.Module):
+    """several variables whose names are not written out"""
 
-    prefix: str = "w"
+    names: tuple[str, ...] = ("a", "b")
 
     @nn.compact
     def __call__(self, x):
-        return x * self.param(self.prefix + "_0", nn.initializers.ones, (x.shape[-1],))
+        return sum(x * self.param(name, nn.initializers.ones, ()) for name in self.names)
 
 
 class NeedsValue(nn.Module):

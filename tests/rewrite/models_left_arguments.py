@@ -38,11 +38,31 @@ class OfOtherFile(nn.Module):
 
 
 class Borrows(nn.Module):
-    """a function outside of the class makes a module of it"""
+    """a function makes a layer of it: it is in another file"""
 
     @nn.compact
     def __call__(self, x):
         return models_elsewhere.borrowed(self, x)
+
+
+class Decorated(nn.Module):
+    """a function outside of the class makes a module of it"""
+
+    @nn.compact
+    def __call__(self, x):
+        return models_elsewhere.Lent.lent(self, x)
+
+
+def scaled_by(param, size):
+    return param("scale", nn.initializers.ones, (size,))
+
+
+class HandsOn(nn.Module):
+    """self.param is handed on"""
+
+    @nn.compact
+    def __call__(self, x):
+        return x * scaled_by(self.param, x.shape[-1])
 
 
 class AxisOfCall(nn.Module):

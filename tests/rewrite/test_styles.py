@@ -1,0 +1,64 @@
+"""Styles of public programs are rewritten, and keep what they say of other configurations."""
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+import bridge
+from bridge import port
+from tests.rewrite import models_styles as models
+from tests.rewrite.test_programs import imported, spec
+
+
+@pytest.fixture(scope="module")
+def result():
+    return bridge.rewrite(models.Root, spec(2, 4, 3), kwargs={"train": False}, gradients=False)
+
+
+def test_the_program_is_proven_and_nothing_stays_linen(result):
+    assert result.is_proven, str(result)
+    assert result.max_difference == 0
+    assert "left Linen" not in {each.level for each in result.classes}, str(result)
+    assert "ToNNX" not in "".join(result.sources.values())
+
+
+def test_a_field_that_is_no_argument_is_none_of_the_new_constructor(result):
+    (text,) = result.sources.values()
+    header = text[text.index("class Embedding") :].split("def __call__")[0]
+    assert "self.table = nnx.Param(" in header
+    assert "table:" not in header
+
+
+def test_a_parameter_whose_name_is_an_argument_keeps_its_path_in_linen(result):
+    assert result.rules["Positions_1/learned_table"] == "positions_1.add_positions.learned_table"
+
+
+def test_what_is_in_a_list_with_names_of_its_own_is_found_by_its_place(result):
+    rules = result.rules
+    assert rules["Named_0/first"] == "named.pair.0"
+    assert rules["Named_0/second"] == "named.pair.1"
+    assert rules[r"Named_0/late(\d+)"] == r"named.late.\1"
+
+
+@pytest.mark.parametrize("fields", [{}, {"width": 7}, {"factor": 3}, {"width": 7, "factor": 3}])
+def test_a_size_that_is_not_told_follows_from_the_input_in_the_new_class_too(result, fields):
+    (module,) = imported(result)
+    linen = models.Wide(**fields)
+    x = jax.random.normal(jax.random.key(0), (2, 4))
+    variables = linen.init(jax.random.key(1), x)
+    model = module.Wide(**fields, in_features=4, rngs=nnx.Rngs(0))
+    rules = {f"Dense_{i}": f"dense_{i}" for i in range(3)}
+    port.plan(variables, model, rules).apply()
+    np.testing.assert_array_equal(model(x), linen.apply(variables, x))
+
+
+def test_a_variable_that_no_run_made_is_to_be_reviewed(result):
+    (attention,) = (each for each in result.classes if each.name == "Attention")
+    assert attention.level == "needs review"
+    assert any("no run made this variable" in note for note in attention.notes)
+    assert any("self.variables is read in a branch" in note for note in attention.notes)
+    (text,) = result.sources.values()
+    own = text[text.index("class Attention") :]
+    assert "if init_cache:" in own
+    assert "has_variable" not in own
