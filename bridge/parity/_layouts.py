@@ -93,7 +93,8 @@ def layouts_of(a: Model, b: Model, rules: Any) -> Layouts:
         # All at once: a value of `b` may need several, and not all are requested.
         given = set(map(as_text, values))
         converted = by_text(plan.convert({**whole, **values}))
-        return {x: v for x, v in converted.items() if given.issuperset(sources[x])}
+        # What is no array, such as metadata in a collection of its own, has no sources.
+        return {x: v for x, v in converted.items() if given.issuperset(sources.get(x, ()))}
 
     try:
         sources = _sources(whole, plan.convert)

@@ -163,6 +163,9 @@ def _check_lifted(program: Program, plan: ClassPlan) -> None:
         texts = [ast.unparse(d) for d in plan.node.decorator_list]
         if any(t.split("(")[0].split(".")[-1] not in ("dataclass", "final") for t in texts):
             plan.leave(f"the decorator @{texts[0]} may hide the class", plan.node.lineno)
+    if plan.cls in program.records.foreign:
+        name = program.records.foreign[plan.cls]
+        plan.leave(f"{name} of another package makes a parameter of it", plan.node.lineno)
     for making in program.records.makings:
         if making.kind == "module" and making.owner is None and making.path:
             holder = program.records.instances.get((making.run, making.path[:-1]))

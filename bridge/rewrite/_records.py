@@ -198,6 +198,7 @@ class Records:
         function_classes: classes that stand for functions that make layers, by where they are.
         functions_that_make: of these, whether a function returns the layers.
         steps: of the runs of models that decode, which leaves of the arguments are sequences.
+        foreign: by class, a function of another package that makes parameters of it.
     """
 
     makings: list[Making] = dataclasses.field(default_factory=list)
@@ -211,6 +212,7 @@ class Records:
     steps: dict[int, frozenset[int]] = dataclasses.field(default_factory=dict)
     functions: list[FunctionCall] = dataclasses.field(default_factory=list)
     function_classes: dict[Site, type] = dataclasses.field(default_factory=dict)
+    foreign: dict[type, str] = dataclasses.field(default_factory=dict)
     functions_that_make: dict[type, bool] = dataclasses.field(default_factory=dict)
     _stacks: dict[int, dict[Path, list[Lifted]]] = dataclasses.field(default_factory=dict)
 

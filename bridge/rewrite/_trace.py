@@ -178,6 +178,9 @@ class Watch:
                 caller = caller.f_back
         site = self._site(caller)
         if site is None:
+            # Flax's own layers call their `self`; `param_with_axes` finds the module by itself.
+            if kind in ("param", "variable") and caller.f_locals.get("self") is not made:
+                self.records.foreign[type(made)] = caller.f_code.co_name
             return
         owner, env = owner_of(caller, self._is_users)
         call = self._calls.around(caller) if owner is None else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 
 from flax import linen as nn
+from flax.linen import partitioning
 
 from tests.rewrite import models_elsewhere
 
@@ -63,6 +64,14 @@ class HandsOn(nn.Module):
     @nn.compact
     def __call__(self, x):
         return x * scaled_by(self.param, x.shape[-1])
+
+
+class WithAxes(nn.Module):
+    """param_with_axes of another package makes a parameter of it"""
+
+    @nn.compact
+    def __call__(self, x):
+        return x * partitioning.param_with_axes("scale", nn.initializers.ones, (3,), axes=("a",))
 
 
 class AxisOfCall(nn.Module):
