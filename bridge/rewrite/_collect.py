@@ -163,7 +163,7 @@ def _check_lifted(program: Program, plan: ClassPlan) -> None:
         texts = [ast.unparse(d) for d in plan.node.decorator_list]
         if any(t.split("(")[0].split(".")[-1] not in ("dataclass", "final") for t in texts):
             plan.leave(f"the decorator @{texts[0]} may hide the class", plan.node.lineno)
-    if plan.cls in program.records.foreign:
+    if plan.cls in program.records.foreign and plan.layer is None:
         name = program.records.foreign[plan.cls]
         plan.leave(f"{name} of another package makes a parameter of it", plan.node.lineno)
     for making in program.records.makings:

@@ -49,17 +49,16 @@ def pair(program: Program, maker: Maker, run: int, entry: Entry, inputs: Any) ->
     rules = rules_of(program, run, model)
     variables = without_sown(random_variables(program.records.variables[run]))
     if is_mixed(model):
-        method = getattr(model, entry.method) if entry.method else model
-        with warnings.catch_warnings():
-            # What is sown while variables are created is thrown away.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            cut = program.records.steps.get(run)
-            # NNX's attention has its cache by then, and takes single steps.
-            given, named = (
-                (inputs, entry.kwargs) if cut is None else step(inputs, entry.kwargs, cut)
-            )
-            bridge.lazy_init(method, *given, **named)
-        nnx.pop(model, nnx.Intermediate)
+        cut = program.records.steps.get(run)
+        # NNX's attention has its cache by then, and takes single steps.
+        given = (inputs, entry.kwargs) if cut is None else step(inputs, entry.kwargs, cut)
+        try:
+            _create(model, entry.method, *given)
+        except jax.errors.UnexpectedTracerError:
+            # What the constructor computed is in a layer that stays Linen, as in its initializer.
+            with nnx.use_eager_sharding(False):
+                model = maker.make(root, nnx.Rngs(0))
+            _create(model, entry.method, *given)
     plan = port.plan(variables, model, rules)
     if not plan.ok:
         problems = "; ".join(map(str, plan.problems[:3]))
@@ -69,6 +68,15 @@ def pair(program: Program, maker: Maker, run: int, entry: Entry, inputs: Any) ->
     linen = (entry.make(), variables)
     keys = streams(program) if draws(program) else None
     return Checker(linen, model, rules, entry, named_axes(program), keys, tolerances(program, run))
+
+
+def _create(model: Any, method: str | None, inputs: Any, kwargs: Mapping[str, Any]) -> None:
+    """Creates the variables of what stays Linen in a model."""
+    with warnings.catch_warnings():
+        # What is sown while variables are created is thrown away.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        bridge.lazy_init(getattr(model, method) if method else model, *inputs, **kwargs)
+    nnx.pop(model, nnx.Intermediate)
 
 
 def made(maker: Maker, root: Instance) -> Any:

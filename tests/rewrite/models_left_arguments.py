@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 from flax import linen as nn
 from flax.linen import partitioning
@@ -69,9 +71,11 @@ class HandsOn(nn.Module):
 class WithAxes(nn.Module):
     """param_with_axes of another package makes a parameter of it"""
 
+    start: Callable[..., Any] = nn.initializers.ones
+
     @nn.compact
     def __call__(self, x):
-        return x * partitioning.param_with_axes("scale", nn.initializers.ones, (3,), axes=("a",))
+        return x * partitioning.param_with_axes("scale", self.start, (3,), axes=("a",))
 
 
 class AxisOfCall(nn.Module):

@@ -26,12 +26,12 @@ class Embedding(nn.Module):
     """The default of a field is a function of the program, and a field is no argument."""
 
     width: int
-    init: Callable[..., Any] = scaled_init(0.5)
+    start: Callable[..., Any] = scaled_init(0.5)
     activation: Callable[..., Any] = squared
     table: Any = dataclasses.field(init=False)
 
     def setup(self):
-        self.table = self.param("table", self.init, (self.width, 3))
+        self.table = self.param("table", self.start, (self.width, 3))
 
     def __call__(self, x):
         return self.activation(x @ self.table)

@@ -3,6 +3,7 @@
 import inspect
 
 import jax
+import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 
@@ -105,6 +106,13 @@ def test_the_program_around_it_is_rewritten_and_proven(part):
     assert "# Stays Linen: " in text
 
 
+def test_a_part_that_stays_linen_may_hold_what_a_constructor_computed():
+    result = result_of(AroundInitializer)
+    assert result.is_proven, str(result)
+    assert level(result, AroundInitializer).level == "proven"
+    assert level(result, arguments.WithAxes).level == "left Linen"
+
+
 def program_around(tmp_path, monkeypatch, text, name):
     (tmp_path / f"{name}.py").write_bytes(text)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -203,6 +211,14 @@ class AroundTry(nn.Module):
     @nn.compact
     def __call__(self, x):
         return models.TryBlock()(nn.Dense(3)(x))
+
+
+class AroundInitializer(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        scale = jnp.sqrt(3.0)
+        init = lambda key, shape: nn.initializers.ones(key, shape) / scale  # noqa: E731
+        return arguments.WithAxes(init)(nn.Dense(3)(x))
 
 
 PROGRAMS = {
