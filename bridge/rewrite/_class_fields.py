@@ -17,11 +17,10 @@ def fields_of(plan: ClassPlan) -> Iterator[Field]:
             if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
                 continue
             annotation = owner.source.render(node.annotation)
-            if annotation.startswith(("ClassVar", "typing.ClassVar", "t.ClassVar")):
+            is_of_class = annotation.startswith(("ClassVar", "typing.ClassVar", "t.ClassVar"))
+            if is_of_class or _is_no_argument(node.value):
                 continue
             default, factory = _default(owner.source, node)
-            if _is_no_argument(node.value):
-                continue
             name = node.target.id
             found[name] = Field(
                 name, annotation, default, factory, owner.source.comment_behind(node), node, owner

@@ -30,53 +30,46 @@ def parts_of(program: Program, entries: Sequence[Entry]) -> list[Entry] | None:
     Returns:
         Them and the entries whose class is rewritten; None if it is so for all.
     """
-    roots = [program.records.instances[(run, ())] for run in range(len(entries))]
-    if all(_is_rewritten(program, root) for root in roots):
+    kept = [_plan(program, root) is not None for root in program.roots]
+    if all(kept):
         return None
     found: list[Entry] = []
     seen: set[tuple[type, str]] = set()
     for run, entry in enumerate(entries):
-        if _is_rewritten(program, roots[run]):
+        if kept[run]:
             found.append(entry)
             continue
-        for instance in _outermost(program, run):
-            for called in _calls(instance):
-                own = _entry(instance, called)
-                if own is None:
-                    continue
-                key = instance.cls, repr((instance.fields, own.called))
+        for instance, parts in _outermost(program, run):
+            for part in parts:
+                key = instance.cls, repr((instance.fields, part.called))
                 if key not in seen:
                     seen.add(key)
-                    found.append(own)
+                    found.append(part)
     return found
 
 
-def _is_rewritten(program: Program, instance: Instance) -> bool:
-    return _plan(program, instance) is not None
-
-
 def _plan(program: Program, instance: Instance) -> ClassPlan | None:
+    """The plan of a module's class if it is rewritten."""
     plan = program.plan_of(instance.cls)
     is_class = plan is not None and plan.reason is None and not isinstance(plan, FunctionPlan)
     return plan if is_class else None
 
 
-def _outermost(program: Program, run: int) -> Iterator[Instance]:
-    """The rewritten modules of a run that are in no other one, of those that can be made again."""
+def _outermost(program: Program, run: int) -> Iterator[tuple[Instance, list[Entry]]]:
+    """The rewritten modules of a run that are in no other one, and how they are made again."""
     own = [each for (number, _), each in program.records.instances.items() if number == run]
     inside: set[Path] = set()
     for instance in sorted(own, key=lambda each: len(each.path)):
-        path = instance.path
-        if any(path[:n] in inside for n in range(len(path))):
+        path, plan = instance.path, _plan(program, instance)
+        if plan is None or any(path[:n] in inside for n in range(len(path))):
             continue
-        plan = _plan(program, instance)
-        if plan is None:
-            continue
-        if not any(_entry(instance, called) is not None for called in _calls(instance)):
+        made = [_entry(instance, called) for called in _calls(instance)]
+        parts = [each for each in made if each is not None]
+        if parts:
+            inside.add(path)
+            yield instance, parts
+        else:
             plan.leave("only a class that stays Linen can make it: it is given modules")
-            continue
-        inside.add(path)
-        yield instance
 
 
 def _calls(instance: Instance) -> list[Called]:

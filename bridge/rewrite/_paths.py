@@ -212,12 +212,13 @@ class Paths:
             return attribute
         if slot.kind != "module" and attribute is not None:
             return attribute
-        if name_node(slot) is not None and setup.containers().get(slot.attribute) == "List":
+        containers = setup.containers()
+        if name_node(slot) is not None and containers.get(slot.attribute) == "List":
             # The program named what is in the list, each for itself.
             place = self.numbers[id(making)] if slot.is_list else _place_in_list(plan, slot)
             if place is not None:
                 return f"{slot.attribute}.{place}"
-        for each in setup.containers():
+        for each in containers:
             if name.startswith(f"{each}_"):
                 rest = name[len(each) + 1 :]
                 return f"{each}.{rest.replace('_', '.') if _NUMBERS.fullmatch(rest) else rest}"

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from ._layers import Layer, layer_of
-from ._records import FunctionCall, Lifted, Making, Path, Records
+from ._records import FunctionCall, Instance, Lifted, Making, Path, Records
 from ._source import Source
 
 Key = tuple[int, Path]
@@ -221,6 +221,11 @@ class Program:
     entries: int = 1
     new_modules: dict[str, str] = dataclasses.field(default_factory=dict)
     unreadable: dict[type, tuple[str, str]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def roots(self) -> list[Instance]:
+        """The models that the entry points make."""
+        return [self.records.instances[(run, ())] for run in range(self.entries)]
 
     def plan_of(self, cls: type | None) -> ClassPlan | None:
         """The plan of a class; that of a class that a lifted transform made is none."""

@@ -64,11 +64,10 @@ def prove(
     with importable(texts):
         modules = {f.module: importlib.import_module(f.name) for f in files}
         prover = Prover(program, Maker(program, modules), gradients=gradients)
-        tops = [program.records.instances[(run, ())].cls.__name__ for run in range(len(entries))]
-        for run, entry in enumerate(entries):
-            number = f"entry {run + 1}"
-            named = f"{tops[run]}, {number}" if len(set(tops)) > 1 else number
-            prover.entry(run, entry, "entry" if len(entries) == 1 else named)
+        tops = [root.cls.__name__ for root in program.roots]
+        for run, (top, entry) in enumerate(zip(tops, entries, strict=True)):
+            number = "entry" if len(entries) == 1 else f"entry {run + 1}"
+            prover.entry(run, entry, f"{top}, {number}" if len(set(tops)) > 1 else number)
         if all(report.ok for report in prover.reports.values()):
             for each in varied:
                 prover.varied(each)

@@ -95,8 +95,7 @@ class Rewriter:
     @property
     def tops(self) -> list[type]:
         """The classes of the models that the entries make."""
-        records = self.program.records
-        return [records.instances[(run, ())].cls for run in range(len(self.entries))]
+        return [root.cls for root in self.program.roots]
 
     def _split(self) -> bool:
         """Goes on with the parts of what stays Linen itself, if there are any."""
@@ -114,9 +113,9 @@ class Rewriter:
         try:
             run_entry(Watch(self._inside, watched_lines), part)
         except RewriteError:
-            cls = type(part.make())
-            self.program.plans[cls].leave("only a class that stays Linen can run it")
-            self.left[cls] = (str(self.program.plans[cls].reason), None)
+            plan = self.program.plans[type(part.make())]
+            plan.leave("only a class that stays Linen can run it")
+            self.left[plan.cls] = (str(plan.reason), None)
             return False
         return True
 
@@ -234,10 +233,8 @@ class Rewriter:
         def fault(texts: Mapping[str, tuple[str, str]]) -> str | None:
             return fault_in_place(self.program, self.entries, self.files, texts)
 
-        return InPlace(self.files, fault, is_proven=self._is_whole())
-
-    def _is_whole(self) -> bool:
-        return self.proof is not None and self.proof.ok and not self.above
+        is_whole = self.proof is not None and self.proof.ok and not self.above
+        return InPlace(self.files, fault, is_proven=is_whole)
 
     def _blame(self) -> Blame:
         return Blame(self.program, self.tops[0], self.files, self.texts, self.left)

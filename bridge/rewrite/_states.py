@@ -15,19 +15,7 @@ from ._method import Method
 from ._paths_below import below
 from ._plans import LeftLinenError
 from ._source import Edit, is_self, names_in
-
-# What of Linen's methods NNX's modules do not have.
-_LINEN_ALONE = (
-    "param",
-    "variable",
-    "make_rng",
-    "has_variable",
-    "get_variable",
-    "put_variable",
-    "is_initializing",
-    "is_mutable_collection",
-    "has_rng",
-)
+from ._taint import STATEFUL
 
 
 class States:
@@ -52,18 +40,16 @@ class States:
             yield node
             stack.extend(ast.iter_child_nodes(node))
 
-    def _handed_on(self) -> Iterator[Edit]:
-        """Methods that a function is given, or that are called by another name."""
-        for node in self._nodes():
-            if not is_self(node) or node.attr not in _LINEN_ALONE:  # pyright: ignore
-                continue
-            parent = self.source.parents[node]
-            if isinstance(parent, ast.Call) and parent.func is node:
-                continue
-            if node.attr != "make_rng":  # pyright: ignore
-                raise LeftLinenError(f"self.{node.attr} is handed on", node)  # pyright: ignore
-            self.plan.note(node, "keys are drawn from an NNX stream")
-            yield self.source.edit(node, "(lambda name: self.rngs[name]())")
+    def _handed_on(self, node: ast.Attribute) -> Iterator[Edit]:
+        """A method that a function is given, or that is called by another name."""
+        parent = self.source.parents[node]
+        is_called = isinstance(parent, ast.Call) and parent.func is node
+        if is_called or node.attr not in (*STATEFUL, "put_variable"):
+            return
+        if node.attr != "make_rng":
+            raise LeftLinenError(f"self.{node.attr} is handed on", node)
+        self.plan.note(node, "keys are drawn from an NNX stream")
+        yield self.source.edit(node, "(lambda name: self.rngs[name]())")
 
     def _merged(self, node: ast.Call) -> Iterator[Edit]:
         """Linen raises where both are given; in NNX the call wins, as `eval()` sets the field."""
@@ -78,8 +64,9 @@ class States:
         Raises:
             LeftLinenError: one has no counterpart.
         """
-        yield from self._handed_on()
         for node in self._nodes():
+            if isinstance(node, ast.Attribute) and is_self(node):
+                yield from self._handed_on(node)
             if not isinstance(node, ast.Call):
                 continue
             if self.method.references.value_of(node.func) is nn.merge_param:

@@ -11,7 +11,7 @@ from ._source import bound_in, is_self, names_in
 # Functions whose result has the items of what they are given.
 SAME_ITEMS = ("reversed", "list", "tuple")
 MODES = ("use_running_average", "deterministic")
-_STATEFUL = (
+STATEFUL = (
     "param",
     "variable",
     "make_rng",
@@ -78,7 +78,7 @@ class Taint:
             if isinstance(each, ast.Call):
                 if each.func in self.slots:
                     return True
-                if is_self(each.func) and each.func.attr in _STATEFUL:  # pyright: ignore
+                if is_self(each.func) and each.func.attr in STATEFUL:  # pyright: ignore
                     return True
             if is_self(each) and each.attr in self.mode_fields:  # pyright: ignore
                 return True

@@ -179,8 +179,8 @@ class Watch:
         site = self._site(caller)
         if site is None:
             # Flax's own layers call their `self`; `param_with_axes` finds the module by itself.
-            own = caller.f_locals.get("self") if caller is not None else made
-            if caller is not None and kind in ("param", "variable") and own is not made:
+            is_variable = kind in ("param", "variable")
+            if caller is not None and is_variable and caller.f_locals.get("self") is not made:
                 self.records.foreign[type(made)] = caller.f_code.co_name
             return
         owner, env = owner_of(caller, self._is_users)

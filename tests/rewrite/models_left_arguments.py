@@ -48,7 +48,7 @@ class Borrows(nn.Module):
         return models_elsewhere.borrowed(self, x)
 
 
-class Decorated(nn.Module):
+class BorrowsOfClass(nn.Module):
     """a function outside of the class makes a module of it"""
 
     @nn.compact
