@@ -76,13 +76,21 @@ def decode(graphdef: nnx.GraphDef[Any]) -> GraphDefNode:
     return ArrayLeaf() if first is None else _decode(first, nodes, iter(graphdef.attributes))
 
 
-def variable_nodes(node: GraphDefNode) -> Iterator[VariableNode]:
-    """The Variables in a tree."""
-    if isinstance(node, VariableNode):
-        yield node
-    elif isinstance(node, ContainerNode):
-        for _, child in node.children:
-            yield from variable_nodes(child)
+def nodes_of_arrays(root: GraphDefNode) -> list[tuple[tuple[Any, ...], VariableNode | ArrayLeaf]]:
+    """The Variables and the bare arrays in a tree and their paths, in the order of the leaves."""
+    found: list[tuple[tuple[Any, ...], VariableNode | ArrayLeaf]] = []
+
+    def visit(path: tuple[Any, ...], node: GraphDefNode) -> None:
+        # Most nodes are static attributes.
+        if isinstance(node, VariableNode | ArrayLeaf):
+            found.append((path, node))
+        elif isinstance(node, ContainerNode):
+            for key, child in node.children:
+                if type(child) is not StaticItem:
+                    visit((*path, key), child)
+
+    visit((), root)
+    return found
 
 
 def _decode(definition: Any, nodes: Iterator[Any], attributes: Iterator[Any]) -> GraphDefNode:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -11,14 +11,7 @@ import registry
 from bridge._conversion.collections import ARRAYS
 from bridge._conversion.neutral import Address, Path, unplace
 from bridge._conversion.nnx_leaves import DISPLACED_KEY
-from bridge._flax.graphdef_nodes import (
-    ArrayLeaf,
-    ContainerNode,
-    GraphDefNode,
-    VariableNode,
-    decode,
-    variable_nodes,
-)
+from bridge._flax.graphdef_nodes import ArrayLeaf, VariableNode, decode, nodes_of_arrays
 
 
 class GraphDefLeaf(NamedTuple):
@@ -84,9 +77,7 @@ class GraphDefLeaves(Sequence[GraphDefLeaf]):
     """
 
     def __init__(self, graphdef: nnx.GraphDef[Any], active: registry.Registry):
-        tree = decode(graphdef)
-        shared = {node.reference for node in variable_nodes(tree) if not node.has_leaf}
-        self._leaves = tuple(_leaves(tree, (), active, shared))
+        self._leaves = tuple(_leaves(graphdef, active))
         self.registry = active
         self.addresses = frozenset(slot.address for slot in self._leaves)
         self.rng = [i for i, slot in enumerate(self._leaves) if slot.is_rng]
@@ -103,13 +94,12 @@ class GraphDefLeaves(Sequence[GraphDefLeaf]):
         return iter(self._leaves)
 
 
-def _leaves(
-    node: GraphDefNode, path: Path, active: registry.Registry, shared: Container[int | None]
-) -> Iterator[GraphDefLeaf]:
-    if isinstance(node, VariableNode) and node.has_leaf:
-        yield GraphDefLeaf.of_variable(node, path, active, is_shared=node.reference in shared)
-    elif isinstance(node, ContainerNode):
-        for key, child in node.children:
-            yield from _leaves(child, (*path, key), active, shared)
-    elif isinstance(node, ArrayLeaf):
-        yield GraphDefLeaf.of_array(path)
+def _leaves(graphdef: nnx.GraphDef[Any], active: registry.Registry) -> Iterator[GraphDefLeaf]:
+    nodes = nodes_of_arrays(decode(graphdef))
+    variables = [node for _, node in nodes if isinstance(node, VariableNode)]
+    shared = {node.reference for node in variables if not node.has_leaf}
+    for path, node in nodes:
+        if isinstance(node, ArrayLeaf):
+            yield GraphDefLeaf.of_array(path)
+        elif node.has_leaf:
+            yield GraphDefLeaf.of_variable(node, path, active, is_shared=node.reference in shared)

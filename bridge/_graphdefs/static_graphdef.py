@@ -26,12 +26,13 @@ from .leaves import GraphDefLeaves
 Given: TypeAlias = tuple[tuple[Path, tuple[int, ...]], ...]
 
 
-@jax.tree_util.register_static
 class StaticGraphDef(nnx.GraphDef[Any]):
     """A GraphDef whose hash is computed once and which is first compared by identity.
 
     `jax.jit` hashes and compares the static parts of its arguments at every call. Equal GraphDefs
     are one object as long as somebody holds it (see `intern`), so both cost nothing.
+
+    It is a pytree without leaves.
     """
 
     __slots__ = (
@@ -120,6 +121,12 @@ _interned: weakref.WeakValueDictionary[int, StaticGraphDef] = weakref.WeakValueD
 # The same by what does not take a walk through the definition.
 _by_recipe: weakref.WeakValueDictionary[int, StaticGraphDef] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
+
+
+# Not by `register_static`, which would flatten it by two functions of Python in every dispatch.
+jax.tree_util.register_pytree_node(
+    StaticGraphDef, lambda graphdef: ((), graphdef), lambda graphdef, _: graphdef
+)
 
 
 def intern(

@@ -115,6 +115,9 @@ def arrays_in(value: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
     pending: list[tuple[tuple[int, ...], Any]] = [((), value)]
     while pending:
         place, value = pending.pop()
+        if value is None or type(value) in _PLAIN:
+            # To ask of these whether they are arrays takes longer than all else here.
+            continue
         if isinstance(value, jax.Array | np.ndarray):
             if not isinstance(value, jax.Ref):
                 yield place, value
@@ -132,6 +135,7 @@ def arrays_in(value: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
         pending += [((*place, i), item) for i, item in enumerate(below)]
 
 
+_PLAIN = frozenset((bool, int, float, complex, str, bytes))
 # Linen's search for modules does not look inside these.
 _OPAQUE = (
     Argument,
