@@ -9,11 +9,12 @@ import pytest
 from flax import errors as flax_errors
 from flax import linen as nn
 from flax import nnx
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 import bridge
 from tests import models
+from tests.drawing import drawing
 from tests.models import NnxNoisyNorm, assert_identical
 
 X = jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
@@ -297,8 +298,8 @@ def variables_of(case):
     return VARIABLES[leaves, case.is_part]
 
 
-@settings(
-    max_examples=250,
+@drawing(
+    250,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],

@@ -7,12 +7,13 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 from flax.core import freeze
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import bridge
 from bridge._conversion.linen_attributes import own_variables, take_in
 from bridge._flax.objects import set_data
+from tests.drawing import drawing
 from tests.models import assert_identical
 from tests.strategies import exact
 
@@ -67,7 +68,7 @@ def in_linen(variables, values):
     return {**variables, **updates}
 
 
-@settings(max_examples=200, deadline=None)
+@drawing(200)
 @given(steps)
 def test_a_variable_may_become_anything_that_it_may_in_linen(steps):
     steps = list(map(of_cache, steps))

@@ -19,12 +19,13 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import bridge
 from bridge._equality.contents import contents
 from bridge._nnx_in_linen import rebuilding
+from tests.drawing import drawing
 
 KEY = jax.random.key(0)
 
@@ -129,7 +130,7 @@ def described_alike(a, b):
     return repr(a) == repr(b)
 
 
-@settings(max_examples=300)
+@drawing(300)
 @given(described, described)
 def test_two_values_have_one_key_if_and_only_if_they_hold_the_same(a, b):
     first, again, other = (contents(make(d)) for d in (a, a, b))
@@ -196,7 +197,7 @@ def change(value, new):
     return True
 
 
-@settings(max_examples=200)
+@drawing(200)
 @given(described, st.lists(described, max_size=2))
 def test_the_module_is_that_of_its_argument_as_it_is_at_the_call(description, changes):
     """Every call is compared with native construction and a native call."""

@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 from flax import nnx
-from hypothesis import given, settings
+from hypothesis import given
 
 import bridge
 from tests._nnx_in_linen import changing_models
 from tests._nnx_in_linen.changing_models import Changing
+from tests.drawing import drawing
 from tests.strategies import exact
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using .Module.sow:DeprecationWarning")
@@ -39,7 +40,7 @@ def described(module):
     children=changing_models.modules,
     changes=changing_models.changes(changing_models.UNMAKING),
 )
-@settings(max_examples=200)
+@drawing(200)
 def test_generated_changes_of_a_native_sibling_are_undone(children, changes):
     model = Beside(Changing(children, changes))
     before = described(model.sibling)
@@ -49,7 +50,7 @@ def test_generated_changes_of_a_native_sibling_are_undone(children, changes):
 
 
 @given(children=changing_models.modules, changes=changing_models.changes())
-@settings(max_examples=100)
+@drawing(100)
 def test_an_initialisation_that_fails_leaves_no_trace(children, changes):
     class Failing(Beside):
         def __call__(self, x):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from hypothesis import given, settings
+from hypothesis import given
 
 import bridge
 from bridge._flax.objects import set_initializing
@@ -14,6 +14,7 @@ from bridge._nnx_in_linen import bound_module
 from bridge._nnx_in_linen.attributes_before import AttributesBefore
 from tests._nnx_in_linen import changing_models
 from tests._nnx_in_linen.changing_models import Changing
+from tests.drawing import drawing
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using .Module.sow:DeprecationWarning")
 
@@ -162,7 +163,7 @@ def definition(graphdef):
 
 
 @given(children=changing_models.modules, changes=changing_models.changes())
-@settings(max_examples=60)
+@drawing(60)
 def test_only_a_module_whose_definition_is_the_same_counts_as_kept(children, changes):
     told = []
 

@@ -8,18 +8,19 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 from flax.core import DenyList
-from hypothesis import example, given, settings
+from hypothesis import example, given
 
 import bridge
 import registry
 from tests._nnx_in_linen import changing_models
 from tests._nnx_in_linen.changing_models import Changing
+from tests.drawing import drawing
 from tests.models import assert_identical
 
 pytestmark = pytest.mark.filterwarnings("ignore:Using .Module.sow:DeprecationWarning")
 
 KEY = jax.random.key(0)
-GENERATED = settings(max_examples=200)
+GENERATED = drawing(200)
 
 
 def state(module):

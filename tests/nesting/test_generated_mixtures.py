@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 from flax import nnx
 from flax.traverse_util import flatten_dict
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import bridge
+from tests.drawing import drawing
 from tests.nesting import generated_models
 from tests.nesting.generated_models import STATE, X
 
@@ -16,7 +17,7 @@ from tests.nesting.generated_models import STATE, X
 pytestmark = pytest.mark.filterwarnings("ignore:Using .Module.sow:DeprecationWarning")
 
 # Eager, with kernels of one shape: an example compiles nothing new.
-EXAMPLES = settings(max_examples=60)
+EXAMPLES = drawing(60)
 
 
 @EXAMPLES
@@ -52,7 +53,7 @@ def test_a_mixture_in_an_nnx_program_equals_pure_nnx(tree, trainings):
         del sown
 
 
-@settings(EXAMPLES, max_examples=20)
+@drawing(20)
 @given(generated_models.trees())
 def test_gradients_of_a_mixture_equal_those_of_one_kind(tree):
     pure, mixed = tree.as_kind(is_linen=True).linen(), tree.linen()

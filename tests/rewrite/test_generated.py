@@ -6,7 +6,7 @@ import sys
 
 import jax
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from bridge import port
@@ -18,6 +18,7 @@ from bridge.rewrite._paths import rules_of
 from bridge.rewrite._rewriter import Rewriter
 from bridge.rewrite._same_program import is_same_program
 from bridge.rewrite._weights import random_inputs, random_variables
+from tests.drawing import drawing
 
 HEAD = '''"""Generated."""
 
@@ -179,9 +180,8 @@ def programs(draw):
 
 
 @given(programs())
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
+@drawing(
+    EXAMPLES,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 def test_generated_sources_are_rewritten_and_do_the_same(tmp_path, source):
