@@ -23,26 +23,39 @@ class Effort:
       turn: the seconds that a turn takes at least; short calls are repeated in it.
       processes: over how many processes the rounds are spread, one after the other. Where a process
         has its objects, and how it hashes strings, is for better or worse all its life.
+      seconds: for how long each subject has its turns in all; where calls take long there are fewer
+        rounds, but at least `LEAST_ROUNDS` in each process.
     """
 
     rounds: int
     turn: float
     processes: int = 1
+    seconds: float = math.inf
 
     @property
     def of_one_process(self) -> Effort:
         """The part of each process."""
         rounds = math.ceil(self.rounds / self.processes)
-        return dataclasses.replace(self, rounds=rounds, processes=1)
+        seconds = self.seconds / self.processes
+        return dataclasses.replace(self, rounds=rounds, processes=1, seconds=seconds)
 
     def with_rounds(self, rounds: int | None) -> Effort:
         """The same with that many rounds, if they are told; a look takes no more than it does."""
-        most = rounds if self.turn >= FULL.turn else min(rounds or self.rounds, self.rounds)
-        return dataclasses.replace(self, rounds=most or self.rounds)
+        if rounds is None:
+            return self
+        return dataclasses.replace(self, rounds=min(rounds, self.rounds), seconds=math.inf)
+
+    def rounds_of(self, turns: Sequence[float]) -> int:
+        """How many rounds there are, if the subjects' turns take so many seconds."""
+        fitting = self.seconds / max(statistics.mean(turns), 1e-7)
+        return int(min(self.rounds, max(fitting, LEAST_ROUNDS)))
 
 
-FULL = Effort(rounds=20, turn=0.05, processes=2)
+# Other programs on the machine's processor make it slower and faster by turns, every few tenths of
+# a second. Turns of a round that are shorter than that are alike.
+FULL = Effort(rounds=400, turn=0.005, processes=2, seconds=4.0)
 QUICK = Effort(rounds=5, turn=0.005)
+LEAST_ROUNDS = 10
 
 
 def seconds(
@@ -61,11 +74,12 @@ def seconds(
         are queued up behind each other take the time of computing, not that of dispatch.
     """
     turn = _dispatch_turn if is_dispatch else _turn
-    repeats = {name: _repeats(call, effort.turn) for name, call in subjects.items()}
+    once = {name: _once(call) for name, call in subjects.items()}
+    repeats = {name: max(1, int(effort.turn / second)) for name, second in once.items()}
     found: dict[str, list[float]] = {name: [] for name in subjects}
     names = list(subjects)
     gc.collect()
-    for number in range(effort.rounds):
+    for number in range(effort.rounds_of([repeats[name] * once[name] for name in names])):
         start = number % len(names)
         for name in names[start:] + names[:start]:
             with _no_collection():
@@ -73,11 +87,11 @@ def seconds(
     return found
 
 
-def _repeats(call: Callable[[], Any], turn: float) -> int:
-    """How often a call fits into a turn; its first two calls compile and fill caches."""
+def _once(call: Callable[[], Any]) -> float:
+    """The seconds of the third call; the first two compile and fill caches."""
     for _ in range(2):
         _turn(call, 1)
-    return max(1, int(turn / max(_turn(call, 1), 1e-7)))
+    return max(_turn(call, 1), 1e-7)
 
 
 def _turn(call: Callable[[], Any], repeats: int) -> float:

@@ -162,6 +162,7 @@ def environment(effort: Effort) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
         "device": f"{jax.device_count()} x {device.device_kind}",
         "rounds": effort.rounds,
+        "turn": effort.turn,
         "processes": effort.processes,
     }
 

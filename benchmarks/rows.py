@@ -79,7 +79,7 @@ ROWS: tuple[Row, ...] = (
         (1, 8, 32),
         INITS,
         (
-            Ratio("ToLinen", "NNX", 1.15, 8),
+            Ratio("ToLinen", "NNX", 1.10),
             Ratio("flax ToLinen", "NNX"),
             # What no wrapper can be without.
             Ratio("no more than stored", "NNX"),
@@ -118,7 +118,7 @@ ROWS: tuple[Row, ...] = (
             Ratio("ToNNX", "Linen"),
         ),
         # Every call compiles.
-        rounds=5,
+        rounds=9,
     ),
     Row(
         "nnx.jit call",

@@ -223,7 +223,7 @@ def _frozen(value: Any) -> Any:
 def _to_json(found: Sequence[Compiled]) -> str:
     environment = results.environment(Effort(rounds=FULL[0].rounds, turn=0.0))
     # Of this process, in which nothing was compiled.
-    del environment["device"], environment["rounds"]
+    del environment["device"], environment["rounds"], environment["turn"]
     rows = ",\n".join(json.dumps(dataclasses.asdict(one)) for one in found)
     return f'{{"environment": {json.dumps(environment)},\n"rows": [\n{rows}\n]}}\n'
 

@@ -48,7 +48,7 @@ def _first_call(wrapped: str, native: str, *others: tuple[str, str]) -> Row:
         },
         tuple(Ratio(*pair, 1.10) for pair in pairs),
         case=int,
-        rounds=3,
+        rounds=9,
     )
 
 
@@ -74,7 +74,7 @@ SIZE_ROWS: tuple[Row, ...] = (
         ),
         case=variables_tree,
         largest={"flax to NNX": 10_000, "flax to Linen": 10_000},
-        rounds=10,
+        rounds=15,
     ),
     Row(
         "constructor in a trace",
@@ -91,7 +91,7 @@ SIZE_ROWS: tuple[Row, ...] = (
         {name: first_calls.process(program) for name, program in first_calls.IMPORTS.items()},
         (Ratio("bridge", "flax.nnx"),),
         case=int,
-        rounds=5,
+        rounds=9,
     ),
     _first_call("ToLinen", "NNX", ("ToLinen, init(key)", "NNX, no eager call")),
     _first_call("ToNNX", "Linen"),
@@ -102,7 +102,7 @@ SIZE_ROWS: tuple[Row, ...] = (
         {form: training.training_step(form) for form in ("NNX", "ToLinen", "Linen", "ToNNX")},
         _pairs(1.02),
         case=model_of,
-        rounds=4,
+        rounds=30,
         accelerator=(VIT_LARGE, GPT_LARGE),
     ),
     Row(
@@ -130,7 +130,6 @@ SIZE_ROWS: tuple[Row, ...] = (
         {form: decoding.compiled_decoding(form) for form in ("NNX", "ToLinen", "Linen", "ToNNX")},
         _pairs(1.05),
         case=decoding.decoder,
-        rounds=10,
     ),
     Row(
         "decoding in a Python loop",
@@ -149,7 +148,6 @@ SIZE_ROWS: tuple[Row, ...] = (
             Ratio("NNX, bridge.jit_partial", "NNX"),
         ),
         case=decoding.decoder,
-        rounds=10,
     ),
     Row(
         "8 threads, eager calls",
@@ -177,6 +175,5 @@ SIZE_ROWS: tuple[Row, ...] = (
             # Calls of one bound function wait for each other.
             Ratio("ToNNX, bridge.jit_partial", "Linen"),
         ),
-        rounds=10,
     ),
 )

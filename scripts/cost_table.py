@@ -28,8 +28,8 @@ def table() -> str:
     versions = ", ".join(f"{name} {text}" for name, text in environment["versions"].items())
     note = (
         f"Measured with {versions}, Python {environment['python']}, on {environment['cores']} cores"
-        f" of an {environment['processor']} ({environment['device']}), {environment['rounds']}"
-        f" interleaved rounds over {environment['processes']} processes."
+        f" of an {environment['processor']} ({environment['device']}), up to"
+        f" {environment['rounds']} interleaved rounds over {environment['processes']} processes."
     )
     # What else is to be known of a run, which its figures do not tell.
     note = " ".join(filter(None, (note, environment.get("note"))))

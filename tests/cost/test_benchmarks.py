@@ -53,6 +53,17 @@ def test_short_calls_are_repeated_and_the_time_is_that_of_one():
     assert all(0.002 <= second < 0.02 for second in found["a"])
 
 
+def test_where_calls_take_long_there_are_fewer_rounds():
+    effort = Effort(rounds=400, turn=0.005, seconds=4.0)
+    # Short turns, turns of 0.1 s on average, and turns so long that the fewest rounds are left.
+    assert effort.rounds_of([0.005, 0.005]) == 400
+    assert effort.rounds_of([0.05, 0.15]) == 40
+    assert effort.rounds_of([3.0, 1.0]) == 10
+    # What a row asks for is what it gets, whatever the time.
+    assert effort.with_rounds(3).rounds_of([3.0, 1.0]) == 3
+    assert effort.with_rounds(None) == effort
+
+
 class Slow:
     """A result that has to be waited for."""
 
@@ -71,8 +82,8 @@ def test_dispatch_is_the_time_until_a_call_returns():
 
 def test_rounds_are_spread_over_processes_and_counts_are_taken_once():
     timed, alone = (next(row for row in ROWS if row.name == name) for name in SOME)
-    effort = Effort(rounds=5, turn=0.0, processes=2)
-    assert effort.of_one_process == Effort(rounds=3, turn=0.0)
+    effort = Effort(rounds=5, turn=0.0, processes=2, seconds=8.0)
+    assert effort.of_one_process == Effort(rounds=3, turn=0.0, seconds=4.0)
     found = list(results.run([timed, alone], effort, lambda row: row.sizes[:1]))
     # Both rows in the first process, the timed one again in the second.
     assert [one.row for one in found] == [*SOME, SOME[0]]
@@ -115,7 +126,7 @@ def test_the_environment_names_versions_and_cores_and_no_machine():
     assert set(environment["versions"]) == {"jax", "jaxlib", "flax", "numpy"}
     assert set(environment) == {
         *("versions", "python", "platform", "processor", "cores", "device"),
-        *("rounds", "processes"),
+        *("rounds", "turn", "processes"),
     }
 
 
