@@ -81,7 +81,7 @@ SIZE_ROWS: tuple[Row, ...] = (
         "s",
         (8, 16, 32),
         first_calls.CONSTRUCTED,
-        (Ratio("bridge.abstract", "NNX"), Ratio("ToLinen", "NNX")),
+        tuple(Ratio(name, "NNX") for name in first_calls.CONSTRUCTED if name != "NNX"),
         rounds=5,
     ),
     Row(
