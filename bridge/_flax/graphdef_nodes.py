@@ -79,18 +79,19 @@ def decode(graphdef: nnx.GraphDef[Any]) -> GraphDefNode:
 def nodes_of_arrays(root: GraphDefNode) -> list[tuple[tuple[Any, ...], VariableNode | ArrayLeaf]]:
     """The Variables and the bare arrays in a tree and their paths, in the order of the leaves."""
     found: list[tuple[tuple[Any, ...], VariableNode | ArrayLeaf]] = []
-
-    def visit(path: tuple[Any, ...], node: GraphDefNode) -> None:
-        # Most nodes are static attributes.
-        if isinstance(node, VariableNode | ArrayLeaf):
-            found.append((path, node))
-        elif isinstance(node, ContainerNode):
-            for key, child in node.children:
-                if type(child) is not StaticItem:
-                    visit((*path, key), child)
-
-    visit((), root)
+    _visit((), root, found)
     return found
+
+
+# Not inside of its caller: a function that refers to itself by a cell is a cycle.
+def _visit(path: tuple[Any, ...], node: GraphDefNode, found: list[Any]) -> None:
+    # Most nodes are static attributes.
+    if isinstance(node, VariableNode | ArrayLeaf):
+        found.append((path, node))
+    elif isinstance(node, ContainerNode):
+        for key, child in node.children:
+            if type(child) is not StaticItem:
+                _visit((*path, key), child, found)
 
 
 def _decode(definition: Any, nodes: Iterator[Any], attributes: Iterator[Any]) -> GraphDefNode:
