@@ -1,5 +1,6 @@
 """What every test runs under: tests, guides, the README and docstring examples alike."""
 
+import functools
 import gc
 import os
 import pathlib
@@ -37,6 +38,7 @@ from sybil import Sybil  # noqa: E402
 
 from tests import lowering_contexts  # noqa: E402
 from tests.markdown_examples import MarkdownExampleParser  # noqa: E402
+from tests.stack_chunk import in_one_chunk  # noqa: E402
 
 lowering_contexts.share()
 
@@ -71,6 +73,9 @@ MAPPINGS = pathlib.Path("/proc/self/maps")
 def pytest_collection_modifyitems(items):
     """Moves the long files to the front, and leaves the order as it is otherwise."""
     items.sort(key=lambda item: item.nodeid.split("::")[0] not in LONG_FILES)
+    for item in items:
+        item.setup = functools.partial(in_one_chunk, item.setup)
+        item.runtest = functools.partial(in_one_chunk, item.runtest)
 
 
 def pytest_collection_finish():
