@@ -71,20 +71,13 @@ class Checker:
         called(*inputs, **kwargs)
         return dataclasses.replace(self, linen=(module, {**variables, **updates}))
 
-    def is_refused(self, inputs: Any, kwargs: Mapping[str, Any], *, mutable: bool = True) -> bool:
-        """Whether the Linen model itself cannot be called so.
-
-        Args:
-            inputs: the arguments.
-            kwargs: those by name.
-            mutable: whether its collections may change.
-        """
+    def is_refused(self, inputs: Any, kwargs: Mapping[str, Any]) -> bool:
+        """Whether the Linen model itself cannot be called so."""
         if self.axes:
             return False
         module, variables = self.linen
         method = getattr(type(module), self.entry.method) if self.entry.method else None
-        may_change = list(variables) if mutable else False
-        options = {"method": method, "rngs": self.keys, "mutable": may_change}
+        options = {"method": method, "rngs": self.keys, "mutable": list(variables)}
         try:
             jax.eval_shape(
                 lambda given: module.apply(variables, *given, **options, **kwargs), inputs
@@ -98,7 +91,7 @@ class Checker:
         if self.axes:
             return False
 
-        def same(*, state: bool) -> bool:
+        def same(*, state: bool) -> bool | None:
             return is_same_program(
                 self.linen,
                 self.model,
@@ -110,11 +103,11 @@ class Checker:
             )
 
         with nnx.use_eager_sharding(False):
-            if same(state=state):
-                return True
-            # A model that always updates its state cannot be called without.
-            always = not state and self.is_refused(inputs, kwargs, mutable=False)
-            return always and same(state=True)
+            found = same(state=state)
+            if found is None and not state:
+                # A model that always updates its state cannot be called without.
+                found = same(state=True)
+            return bool(found)
 
 
 def named_axes(program: Program) -> dict[str, int]:

@@ -184,14 +184,14 @@ class Prover:
             self.limits.append(f"{label} the new program raised {type(error).__name__}: {text}")
 
     def _flag(self, varied: Varied, label: str) -> None:
-        inputs, kwargs = random_inputs(varied.entry.inputs), dict(varied.entry.kwargs)
-        entry = dataclasses.replace(varied.entry, kwargs=random_inputs(kwargs))
-        checker = pair(self.program, self.maker, varied.run, entry, inputs)
         train = varied.is_training
-        state = train or training_kwargs(entry) is None
-        if self._is_same(checker, label, inputs, entry_kwargs(entry), state=state):
-            return
-        checker, inputs = self._paired(varied.run, varied.entry)
+        state = train or training_kwargs(varied.entry) is None
+        first = None
+        if self._may_be_same:
+            first = checker, inputs = self._pair(varied.run, varied.entry, INTEGERS[0])
+            if self._is_same(checker, label, inputs, entry_kwargs(checker.entry), state=state):
+                return
+        checker, inputs = self._paired(varied.run, varied.entry, first=first)
         given = (inputs, entry_kwargs(checker.entry))
         sections = ["outputs", "state"] if state else ["outputs"]
         report = checker.check(*given, sections=sections, jit=False, train=train)
@@ -199,24 +199,42 @@ class Prover:
             report = checker.check(*given, gradients=False, jit=False, train=train)
         self._keep(varied.run, label, report)
 
+    def _pair(self, run: int, given: Entry, integers: tuple[int, int]) -> tuple[Checker, Any]:
+        """Both models, and values for the inputs."""
+        kwargs = random_inputs(dict(given.kwargs), integers)
+        inputs = random_inputs(given.inputs, integers)
+        entry = dataclasses.replace(given, kwargs=kwargs)
+        return pair(self.program, self.maker, run, entry, inputs), inputs
+
     def _paired(
-        self, run: int, given: Entry, integers: Sequence[tuple[int, int]] = INTEGERS
+        self,
+        run: int,
+        given: Entry,
+        integers: Sequence[tuple[int, int]] = INTEGERS,
+        *,
+        first: tuple[Checker, Any] | None = None,
     ) -> tuple[Checker, Any]:
         """Both models, and values under which the Linen model returns numbers.
+
+        Args:
+            run: which run.
+            given: how the model is made and called.
+            integers: what integers may be, in the order in which they are tried.
+            first: what the first of these make, if it is there already.
 
         Raises:
             NoNumbersError: none were found, and the run is not one of the program's own.
         """
         cut, is_entry = self.program.records.steps.get(run), run < self.program.entries
-        found = None
-        for own in integers:
-            entry = dataclasses.replace(given, kwargs=random_inputs(dict(given.kwargs), own))
-            inputs = random_inputs(entry.inputs, own)
-            found = pair(self.program, self.maker, run, entry, inputs), inputs
+        found = first
+        for number, own in enumerate(integers):
+            if number or found is None:
+                found = self._pair(run, given, own)
             if is_entry and not has_integers((given.inputs, dict(given.kwargs))):
                 return found
-            called = inputs, entry_kwargs(entry)
-            if found[0].is_finite(*(called if cut is None else step(*called, cut))):
+            checker, inputs = found
+            called = inputs, entry_kwargs(checker.entry)
+            if checker.is_finite(*(called if cut is None else step(*called, cut))):
                 return found
         if is_entry and found is not None:
             return found

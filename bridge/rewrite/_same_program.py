@@ -38,7 +38,7 @@ def is_same_program(
     method: str | None = None,
     keys: Mapping[str, Any] | None = None,
     state: bool = False,
-) -> bool:
+) -> bool | None:
     """Whether a Linen module and an NNX module do the same with these weights.
 
     Args:
@@ -51,7 +51,7 @@ def is_same_program(
         state: whether the collections besides `params` may change, and are compared.
 
     Returns:
-        False also where that cannot be told.
+        False also where that cannot be told; None where the Linen module raises.
     """
     numbering = Numbering()
     given, tree = jax.tree.flatten((tuple(inputs), dict(kwargs)))
@@ -70,8 +70,12 @@ def is_same_program(
         # One weight cannot be told from another, or is held twice and has two gradients.
         return False
     try:
-        outputs_old, after_old = numbering.outputs(old, leaves, arrays)
-        outputs_new, after_new = numbering.outputs(new, values, arrays)
+        traced_old = traced(old, leaves, arrays)
+    except UnknownProgramError:
+        return None
+    try:
+        outputs_old, after_old = numbering.outputs(traced_old, leaves, arrays)
+        outputs_new, after_new = numbering.outputs(traced(new, values, arrays), values, arrays)
     except UnknownProgramError:
         # It is compared by its numbers.
         return False
@@ -89,6 +93,8 @@ def is_same_program(
 _Call: TypeAlias = Callable[[Callable[..., Any], Sequence[Any]], Any]
 # Leaves and input arrays -> (output, leaves after the call).
 _Program: TypeAlias = Callable[[Any, Any], tuple[Any, list[Any]]]
+# A jaxpr, and the shapes of what it returns.
+_Traced: TypeAlias = tuple[Any, Any]
 
 
 def _linen_program(
@@ -160,6 +166,18 @@ class UnknownProgramError(Exception):
     """A program cannot be traced, or has more to it than can be seen."""
 
 
+def traced(function: _Program, leaves: Sequence[Any], arrays: Sequence[Any]) -> _Traced:
+    """The jaxpr of a program, and the shapes of what it returns.
+
+    Raises:
+        UnknownProgramError: it raises, as it does where it needs a mode.
+    """
+    try:
+        return jax.make_jaxpr(function, return_shape=True)(list(leaves), list(arrays))
+    except Exception as error:
+        raise UnknownProgramError(str(error)) from error
+
+
 class Numbering:
     """Numbers for values: the same number is the same value."""
 
@@ -176,18 +194,14 @@ class Numbering:
         return self._stopped.get(number, number)
 
     def outputs(
-        self, function: Callable[..., tuple[Any, Any]], leaves: Sequence[Any], arrays: Sequence[Any]
+        self, program: _Traced, leaves: Sequence[Any], arrays: Sequence[Any]
     ) -> tuple[Any, list[int]]:
-        """The numbers of what a function returns: the tree of its output, and the list behind it.
+        """The numbers of what a program returns: the tree of its output, and the list behind it.
 
         Raises:
-            UnknownProgramError: it has effects, a rule for gradients of its own, or raises, as it
-                does where it needs a mode.
+            UnknownProgramError: it has effects, or a rule for gradients of its own.
         """
-        try:
-            closed, shapes = jax.make_jaxpr(function, return_shape=True)(list(leaves), list(arrays))
-        except Exception as error:
-            raise UnknownProgramError(str(error)) from error
+        closed, shapes = program
         if closed.effects:
             raise UnknownProgramError(str(closed.effects))
         # Inputs are told apart by their place, as their values may be the same.
