@@ -188,14 +188,16 @@ def test_a_project_with_one_checkpoint_in_it_is_not_replaced(workspace, tmp_path
 
 def test_a_damaged_file_is_found_by_inspect_and_named_without_a_traceback(workspace, tmp_path):
     shutil.copytree(workspace / "before", tmp_path / "damaged")
-    arrays = (tmp_path / "damaged" / "variables").rglob("d/*")
-    file = max(arrays, key=lambda path: path.stat().st_size)
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
+    # All of them: OCDBT leaves files of earlier writes behind, which nothing refers to.
+    files = list((tmp_path / "damaged" / "variables").rglob("d/*"))
+    for file in files:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
     outcome = start_new("inspect", tmp_path / "damaged", "--verify", env=QUIET)
     assert outcome.code == 1, outcome
-    file.write_bytes(b"")
+    for file in files:
+        file.write_bytes(b"")
     outcome = start_new("diff", tmp_path / "damaged", tmp_path / "damaged", env=QUIET)
     assert outcome.code == 2, outcome
     # Regression: tensorstore found orbax's event loop closed, and each read had a traceback.
@@ -204,7 +206,7 @@ def test_a_damaged_file_is_found_by_inspect_and_named_without_a_traceback(worksp
 
 
 PROGRAMS = """\
-import sys, time
+import signal, sys, time
 from flax import nnx
 class Model(nnx.Module):
     def __init__(self, rngs):
@@ -217,6 +219,8 @@ class Wrong(Model):
 def leaves():
     sys.exit(3)
 def waits():
+    # A shell's background jobs ignore Ctrl-C, and what they start inherits that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     print("waiting", file=sys.stderr, flush=True)
     time.sleep(60)
 """
