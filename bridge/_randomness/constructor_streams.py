@@ -32,6 +32,8 @@ def for_constructor(rngs: nnx.Rngs) -> nnx.Rngs:
     Args:
       rngs: one that nobody else has.
     """
+    # A module may keep a stream in several places, and the finished module has native ones: only
+    # the object itself can change without a search for all that refers to it.
     for name in rngs:
         object.__setattr__(rngs[name], "__class__", ConstructorStream)
     return rngs
