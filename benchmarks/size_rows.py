@@ -172,7 +172,7 @@ SIZE_ROWS: tuple[Row, ...] = (
             Ratio("ToLinen", "NNX", 1.05),
             # Both are given a State, which Python flattens.
             Ratio("ToNNX", "NNX", 1.05),
-            # Calls of one bound function wait for each other.
+            # Calls run at once, and each looks at the attributes of the modules.
             Ratio("ToNNX, bridge.jit_partial", "Linen"),
         ),
     ),
