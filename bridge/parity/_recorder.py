@@ -13,6 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import jax
+import numpy as np
 from flax import linen as nn
 from flax import nnx
 from jax.core import Tracer
@@ -255,15 +256,26 @@ class Recorder:
         keep = functools.partial(
             self._keep, entry, tuple(entry.inputs), tuple(outputs), entry.is_leaf
         )
-        if any(isinstance(value, Tracer) for value in values):
-            jax.debug.callback(keep, *values)
-        else:
+        if not any(isinstance(value, Tracer) for value in values):
             keep(*values)
+        elif self.is_eager:
+            # Linen's `nn.scan` first traces its body to find what is constant. Since Flax 0.12.9 it
+            # refuses a body with an effect, such as that of `jax.debug.callback`. There a pure
+            # callback is dead code, and an eager run executes it, if it has an output.
+            jax.pure_callback(
+                keep,
+                _NOTHING,
+                *jax.lax.stop_gradient(values),
+                vmap_method="sequential",
+            )
+        else:
+            # XLA would remove a pure callback whose output nobody uses.
+            jax.debug.callback(keep, *values)
 
     def _keep(
         self, entry: _Open, inputs: tuple[str, ...], outputs: tuple[str, ...], is_leaf: bool,
         *values: Any,
-    ) -> None:  # fmt: skip
+    ) -> np.ndarray:  # fmt: skip
         path, method = entry.key
         count = len(inputs)
         self._calls.append(
@@ -280,8 +292,10 @@ class Recorder:
                 entry.drops,
             )
         )
+        return np.zeros(_NOTHING.shape, _NOTHING.dtype)
 
 
+_NOTHING = jax.ShapeDtypeStruct((), np.bool_)
 _NNX_NAMES = frozenset(dir(nnx.Module))
 _NO_LAYERS_IN = os.path.join(os.path.dirname(jax.__file__), "")
 

@@ -31,7 +31,7 @@ def trace(
 
     The run is eager, also inside of `nnx.jit` and `nn.scan`, so that each step of a scan is a call
     of its own with ordinary values; `vmap` and `remat` still trace, and their values come out by
-    `jax.debug.callback`.
+    callbacks.
 
     A model that fails is not run again, with one exception: a model of which it is known that JAX
     can trace it fails only because it runs eagerly. It is observed as it runs compiled, and the
