@@ -34,6 +34,7 @@ from ._conversion.convert import linen_to_nnx as linen_to_nnx
 from ._conversion.convert import nnx_to_linen as nnx_to_linen
 from ._conversion.nnx_meta import NNXMeta as NNXMeta
 from ._conversion.nnx_meta import with_partitioning as with_partitioning
+from ._errors import AbstractInputError as AbstractInputError
 from ._errors import BridgeError as BridgeError
 from ._errors import BridgeWarning as BridgeWarning
 from ._errors import CheckpointError as CheckpointError
@@ -88,6 +89,7 @@ if _typing.TYPE_CHECKING:
     from .rewrite import rewrite as rewrite
 
 __all__ = [
+    "AbstractInputError",
     "AttrPriority",
     "BridgeError",
     "BridgeWarning",

@@ -14,6 +14,7 @@
     ├── NotInitializedError(ValueError, flax ScopeCollectionNotFound)
     │                                            a wrapped Linen module has no variables yet
     ├── MissingInputsError(TypeError)            init without inputs of a model that needs them
+    ├── AbstractInputError(flax LazyInitError)   variables depend on an input given as a shape
     ├── MismatchError(ValueError, flax ScopeParamShapeError, ScopeParamNotFoundError,
     │                 ScopeVariableNotFoundError, ScopeCollectionNotFound)
     │                                            variables that do not fit the module
@@ -63,6 +64,7 @@ from .warning_texts import unread_hooks_text as unread_hooks_text
 from .warning_texts import untold_change_text as untold_change_text
 from .warning_texts import warn as warn
 from .warning_texts import write_to_copy_text as write_to_copy_text
+from .wrapper_errors import AbstractInputError as AbstractInputError
 from .wrapper_errors import ImmutableCollectionError as ImmutableCollectionError
 from .wrapper_errors import InvalidFilterError as InvalidFilterError
 from .wrapper_errors import InvalidMethodError as InvalidMethodError

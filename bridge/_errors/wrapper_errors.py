@@ -151,6 +151,22 @@ class MissingInputsError(BridgeError, TypeError):
         )
 
 
+class AbstractInputError(BridgeError, flax_errors.LazyInitError):
+    """Variables depend on the values of an input that is a `jax.ShapeDtypeStruct`.
+
+    Attributes:
+      paths: where the variables are.
+    """
+
+    def __init__(self, paths: Iterable[str]):
+        self.paths = tuple(paths)
+        Exception.__init__(
+            self,
+            "these variables depend on the values of an input, of which only the shape was given:"
+            f"{bullets(self.paths)}\nPass an array for that input",
+        )
+
+
 class MismatchError(
     BridgeError,
     ValueError,

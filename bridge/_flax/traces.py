@@ -7,10 +7,17 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from flax import core
+import numpy as np
+from flax import nnx
+from jax import api_util
 from jax.core import Tracer
+from jax.extend import linear_util
+from jax.interpreters import partial_eval
+from jax.tree_util import keystr
 
-from .promises import holds
+from bridge._errors import AbstractInputError
+
+from .promises import holds, required
 
 _UNBOUND = re.compile(r"unbound axis name:? *'?([^\s'.]+)")
 
@@ -47,20 +54,56 @@ def _has_traces() -> bool:
 _HAS_TRACES = holds("jax.core.Tracer._trace", _has_traces, "taking every tracer for one of its own")
 
 
-def partially_evaluate(function: Callable[..., Any], *inputs: jax.ShapeDtypeStruct) -> Any:
-    """Runs only what does not depend on the abstract inputs, as Linen's own `lazy_init` does.
+def _evaluates_partially() -> bool:
+    """What no input reaches is computed; what one reaches is known by its aval."""
+    abstract = jax.ShapeDtypeStruct((2,), np.float32)
+    known, unknown = _evaluated(lambda x: [np.arange(1, 4), jax.lax.neg(x)], abstract)[0]
+    return np.array_equal(known.get_known(), [1, 2, 3]) and not unknown.is_known()
 
-    `flax.core.lazy_init` returns variables alone, so the output is passed as one.
 
-    Raises:
-      LazyInitError: a part of the output depends on an input.
-    """
+def _evaluated(
+    function: Callable[..., Any], *inputs: jax.ShapeDtypeStruct
+) -> tuple[list[partial_eval.PartialVal], jax.tree_util.PyTreeDef]:
+    """The leaves of the output as partial values, and their tree."""
     trees: list[Any] = []
 
-    def run(scope: core.Scope, *inputs: Any) -> None:
+    def run(*inputs: Any) -> list[Any]:
         leaves, tree = jax.tree.flatten(function(*inputs))
         trees.append(tree)
-        scope.put_variable("output", "leaves", leaves)
+        return leaves
 
-    leaves = core.lazy_init(run)({}, *inputs)["output"]["leaves"]
-    return jax.tree.unflatten(trees[-1], leaves)
+    debug_info = api_util.debug_info("partially_evaluate", function, inputs, {})
+    wrapped = linear_util.wrap_init(run, debug_info=debug_info)
+    unknown = [
+        partial_eval.PartialVal.unknown(api_util.shaped_abstractify(aval)) for aval in inputs
+    ]
+    _, values, _ = partial_eval.trace_to_jaxpr_nounits(wrapped, unknown)
+    return values, trees[-1]
+
+
+@required("jax.interpreters.partial_eval.trace_to_jaxpr_nounits", _evaluates_partially)
+def partially_evaluate(function: Callable[..., Any], *inputs: jax.ShapeDtypeStruct) -> Any:
+    """Runs only what does not depend on the abstract inputs.
+
+    Linen's `lazy_init` did so too, up to Flax 0.12.8. Since then it runs everything, with zeros for
+    the abstract inputs, also where a variable depends on their values.
+
+    Raises:
+      AbstractInputError: a part of the output depends on an input.
+    """
+    values, tree = _evaluated(function, *inputs)
+    if all(value.is_known() for value in values):
+        return tree.unflatten([value.get_known() for value in values])
+    variables = jax.tree_util.tree_leaves_with_path(
+        tree.unflatten(values),
+        is_leaf=lambda x: isinstance(x, nnx.Variable | partial_eval.PartialVal),
+    )
+    raise AbstractInputError(
+        keystr(path, simple=True, separator="/")
+        for path, variable in variables
+        if not all(value.is_known() for value in jax.tree.leaves(variable, is_leaf=_is_partial))
+    )
+
+
+def _is_partial(value: Any) -> bool:
+    return isinstance(value, partial_eval.PartialVal)

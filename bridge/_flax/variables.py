@@ -5,6 +5,7 @@ Public names but for `RawValues`.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from flax.errors import ImmutableVariableError
 
 from .promises import holds
 
@@ -213,6 +215,6 @@ def mark_eager_sharding(variables: Iterable[nnx.Variable[Any]]) -> None:
     """
     late: list[Any] = [v for v in variables if v.eager_sharding is LATER]
     for variable in late:
-        # A hijax Variable without a state is fixed.
-        if not variable.hijax or variable.has_qdd:
+        # A hijax Variable may be fixed: in a trace, if it is no reference (Flax 0.12.9 and later).
+        with contextlib.suppress(ImmutableVariableError):
             variable.set_metadata("eager_sharding", True)

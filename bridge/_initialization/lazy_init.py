@@ -46,7 +46,7 @@ def lazy_init(fn: F, /, *args: Any, **kwargs: Any) -> F:
 
     Raises:
       InvalidModuleError: `fn` is neither a callable NNX module nor a method of one.
-      LazyInitError: an input is abstract and a variable depends on its values.
+      AbstractInputError: an input is abstract and a variable depends on its values.
 
     Example::
 

@@ -90,7 +90,7 @@ class Running(nnx.Module):
 
         Raises:
           InvalidRngsError: `rngs` are no keys.
-          LazyInitError: a variable depends on the values of an input that is a shape.
+          AbstractInputError: a variable depends on the values of an input that is a shape.
         """
         return functional.lazily(self, rngs, args, kwargs, method)
 

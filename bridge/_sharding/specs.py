@@ -84,7 +84,8 @@ def _specs(
         spec = mesh_spec(box, rules) if box is not None else PartitionSpec()
         for array in arrays:
             shape = jax.numpy.shape(array)
-            yield path, shape, spec, list(_problems(spec, shape, mesh, uneven))
+            wrong = list(_problems(spec, shape, mesh, uneven))
+            yield path, shape, spec, wrong or list(_refusals(spec, mesh))
 
 
 def mesh_spec(box: meta.AxisMetadata[Any], rules: AxisRules) -> PartitionSpec:
@@ -154,6 +155,14 @@ def _problems(
             parts *= mesh.shape.get(name, 1)
         if size % parts:
             yield f"dimension {dimension} of size {size} cannot be divided into {parts} parts"
+
+
+def _refusals(spec: PartitionSpec, mesh: Mesh) -> Iterator[str]:
+    """What JAX has against a spec by itself, such as `P.UNCONSTRAINED` without an Auto axis."""
+    try:
+        NamedSharding(mesh, spec)
+    except ValueError as error:
+        yield str(error)
 
 
 def _entries(spec: PartitionSpec) -> Iterator[Any]:

@@ -220,12 +220,17 @@ def test_a_python_value_that_decides_the_structure_stays_concrete_beside_abstrac
 def test_a_variable_that_depends_on_an_abstract_value_raises_and_changes_nothing():
     def call(module, x):
         nn.Dense(2)(x)
+        module.variable("cache", "count", lambda: jnp.zeros(2))
+        module.variable("cache", "largest", jnp.max, x)
         return module.variable("cache", "mean", jnp.mean, x).value
 
     model = bridge.ToNNX(models.LinenApplies(call), KEY)
     before = snapshot(model)
-    with pytest.raises(flax_errors.LazyInitError):
+    with pytest.raises(flax_errors.LazyInitError) as caught:
         model.lazy_init(ABSTRACT)
+    assert isinstance(caught.value, bridge.AbstractInputError)
+    assert caught.value.paths == ("largest", "mean")
+    assert "\n  - largest\n  - mean\n" in str(caught.value)
     assert snapshot(model) == before
     assert not hasattr(model, "Dense_0")
     model.lazy_init(X)

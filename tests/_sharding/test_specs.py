@@ -8,7 +8,7 @@ from flax import linen as nn
 from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
-from jax.sharding import AbstractMesh, NamedSharding
+from jax.sharding import AbstractMesh, AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import bridge
@@ -223,7 +223,26 @@ def test_uneven_dimensions_are_taken_where_that_is_asked_for():
 
 def test_an_unconstrained_dimension_needs_no_axis():
     box = bridge.NNXMeta(nnx.Param, abstract(3, 8), {"out_sharding": P(P.UNCONSTRAINED, "model")})
-    assert specs({"w": box}) == [P(P.UNCONSTRAINED, "model")]
+    auto = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    found = shardings({"w": box}, auto, (), "here")
+    assert [sharding.spec for sharding in found] == [P(P.UNCONSTRAINED, "model")]
+
+
+def test_what_jax_refuses_is_a_problem_like_any_other():
+    explicit = AbstractMesh((2, 4), ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    spec = P(P.UNCONSTRAINED, "model")
+    box = bridge.NNXMeta(nnx.Param, abstract(3, 8), {"out_sharding": spec})
+    tree = {"a": box, "b": partitioned("nope", "data"), "c": box}
+    with pytest.raises(bridge.ShardingError) as caught:
+        shardings(tree, explicit, (), "here")
+    try:
+        NamedSharding(explicit, spec)
+        expected = []
+    except ValueError as error:
+        expected = [str(error)]
+    found = {path: text for path, _, text in caught.value.problems}
+    assert found.pop("b") == "the mesh has no axis 'nope'"
+    assert found == {path: text for path in "ac" for text in expected}
 
 
 def test_numbers_of_python_and_numpy_are_arrays_without_names():
