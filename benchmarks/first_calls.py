@@ -31,12 +31,6 @@ def abstract(case: Case) -> Any:
     return bridge.abstract(lambda: case.construct(nnx.Rngs(0)), mesh)
 
 
-def abstract_with_key(case: Case) -> Any:
-    """The same by this package, which is given the key."""
-    mesh = jax.make_mesh((jax.device_count(),), ("data",))
-    return bridge.abstract(case.construct, mesh, rngs=case.key)
-
-
 def init_abstractly(case: Case) -> Any:
     """The shapes of a wrapped model."""
     init = bridge.to_linen(case.nnx_class, case.argument).init
@@ -51,7 +45,6 @@ def _without_result(function: Callable[[Case], Any]) -> Subject:
 CONSTRUCTED: Mapping[str, Subject] = {
     "NNX": _without_result(construct_abstractly),
     "bridge.abstract": _without_result(abstract),
-    "bridge.abstract, rngs=": _without_result(abstract_with_key),
     "ToLinen": _without_result(init_abstractly),
 }
 

@@ -15,7 +15,6 @@ from flax import nnx
 from bridge import lazy_init
 
 from ._input_errors import InputError, ProgramError
-from ._short_errors import short_sharding_errors
 from ._target import Sample, imported, sample_of
 
 
@@ -55,8 +54,7 @@ def abstract_values(
             model, variables = initialised(given, target)
             return model if to_nnx else variables
 
-        with short_sharding_errors():
-            return nnx.eval_shape(run) if to_nnx else jax.eval_shape(run)
+        return nnx.eval_shape(run) if to_nnx else jax.eval_shape(run)
 
 
 def called(target: str, inputs: tuple[Any, ...] | None, kwargs: Mapping[str, Any]) -> Sample:
@@ -80,7 +78,7 @@ def called(target: str, inputs: tuple[Any, ...] | None, kwargs: Mapping[str, Any
         own = {**given.kwargs, **taken(function, kwargs)}
         found.append(dataclasses.replace(given, inputs=shapes, kwargs=own))
 
-    with imported(target) as make, short_sharding_errors():
+    with imported(target) as make:
         jax.eval_shape(run)
     return found[0]
 

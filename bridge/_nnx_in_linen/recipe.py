@@ -21,7 +21,6 @@ from bridge._graphdefs.leaves import GraphDefLeaves
 from bridge._graphdefs.static_graphdef import Given, StaticGraphDef
 from bridge._graphdefs.structure import is_same_or_equal, structure
 from bridge._module_calls.calls import detached_calls
-from bridge._randomness.constructor_streams import become_native, for_constructor
 from bridge._randomness.missing_stream import missing_stream
 from bridge._sharding import eager
 
@@ -123,7 +122,7 @@ class Recipe(NamedTuple):
             args, kwargs = arguments
             kwargs = dict(kwargs)
             if not self.skip_rng and "rngs" not in kwargs and takes_rngs(self.nnx_class):
-                kwargs["rngs"] = for_constructor(rngs_type(**streams))
+                kwargs["rngs"] = rngs_type(**streams)
             with detached(), detached_calls():
                 return self.nnx_class(*args, **kwargs)
 
@@ -141,7 +140,6 @@ class Recipe(NamedTuple):
                 streams,
                 f"pass a key, or {{{wanted!r}: key}}, to init",
             ) from error
-        become_native(nodes.objects)
         mark_arrays_as_data(nodes.objects)
         return Constructed(
             module, nodes, _given(module, (tuple(arguments), _bound(self.nnx_class)))

@@ -13,9 +13,7 @@ from jax.sharding import AxisType, NamedSharding
 
 from bridge._conversion.arrays import Arrays
 from bridge._errors import InvalidModuleError, InvalidRngsError, mapping_error
-from bridge._flax.nodes import nodes_below
 from bridge._initialization.lazy_init import lazy_init
-from bridge._randomness.constructor_streams import become_native, for_constructor
 from bridge._randomness.streams import is_one_key
 
 from .explicit_axes import NO_MESH, all_auto
@@ -152,12 +150,11 @@ class ShardedProgram:
             model = self._build()
         else:
             streams = nnx.Rngs(**rngs) if isinstance(rngs, Mapping) else nnx.Rngs(rngs)
-            model = self._build(rngs=for_constructor(streams))
+            model = self._build(rngs=streams)
         if not isinstance(model, nnx.Module):
             raise InvalidModuleError(
                 self._where, model, "to return an NNX module", "return the model itself"
             )
-        become_native(nodes_below(model).objects)
         return model
 
     def _model(self, tree: Any) -> Any:

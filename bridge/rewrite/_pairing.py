@@ -14,8 +14,6 @@ from flax import nnx
 import bridge
 from bridge import port
 from bridge._conversion.collections import OUTPUTS
-from bridge._flax.nodes import nodes_below
-from bridge._randomness.constructor_streams import become_native, for_constructor
 
 from ._build import Maker
 from ._compare import Checker, draws, named_axes, tolerances
@@ -89,7 +87,7 @@ def made(maker: Maker, root: Instance) -> Any:
     """
     # Without a mesh NNX raises where it would shard an annotated value eagerly.
     with nnx.use_eager_sharding(False):
-        model = nnx.eval_shape(lambda: _constructed(maker, root))
+        model = nnx.eval_shape(lambda: maker.make(root, nnx.Rngs(0)))
         graphdef, variables, arrays = nnx.split(model, nnx.Variable, ...)
         if jax.tree.leaves(arrays):
             arrays = nnx.state(maker.make(root, nnx.Rngs(0)), nnx.Not(nnx.Variable))
@@ -100,12 +98,6 @@ def made(maker: Maker, root: Instance) -> Any:
         return jnp.asarray(np.zeros(leaf.shape, leaf.dtype))
 
     return nnx.merge(graphdef, jax.tree.map(value, variables), arrays)
-
-
-def _constructed(maker: Maker, root: Instance) -> Any:
-    model = maker.make(root, for_constructor(nnx.Rngs(0)))
-    become_native(nodes_below(model).objects)
-    return model
 
 
 def _linen_paths(plan: port.Plan) -> list[tuple[str, ...]]:

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 
 from bridge._cli._model import initialised
-from bridge._cli._short_errors import short_sharding_errors
 from bridge._cli._target import imported, sample_of
 
 from ._nodes import Node
@@ -48,6 +47,5 @@ def tree(
         if concrete:
             run()
         else:
-            with short_sharding_errors():
-                jax.eval_shape(run)
+            jax.eval_shape(run)
         return made[0]
