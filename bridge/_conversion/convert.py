@@ -94,7 +94,9 @@ def to_linen_var(variable: nnx.Variable[Any]) -> Any:
       variable: any Variable.
 
     Returns:
-      The value if the metadata says nothing; the Linen box it came from; else an `NNXMeta`.
+      The value if the metadata says nothing; the Linen box it came from, made of that box's own
+      fields; else an `NNXMeta` with all of the metadata. That includes `ref`, `hijax` and
+      `eager_sharding`, so that `to_nnx_var` makes the same Variable again.
     """
     leaf = nnx_leaves.to_leaf(variable, registry.current())
     if leaf.box is NNXMeta:

@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax.numpy as jnp
 import pytest
 from flax import nnx
-from flax.core import freeze
+from flax.core import freeze, meta
 from flax.nnx.bridge import variables as flax_variables
 from flax.nnx.bridge import wrappers as flax_wrappers
 from hypothesis import given
@@ -126,11 +126,44 @@ def test_to_linen_var_makes_what_flax_makes(variable):
     assert exact(variables.to_linen_var(variable)) == exact(flax_variables.to_linen_var(variable))
 
 
-def test_to_linen_var_puts_a_variable_with_metadata_in_the_box_that_flax_puts_it_in():
-    variable = nnx.Param(KERNEL, tag="first")
+def told(metadata):
+    """Metadata without what every Variable has, which some versions of Flax leave in the box."""
+    return {k: v for k, v in metadata.items() if k not in nnx.Variable.required_metadata}
+
+
+@pytest.mark.parametrize("required", [{}, {"eager_sharding": False}, {"ref": True}], ids=str)
+def test_to_linen_var_puts_metadata_in_the_box_that_flax_puts_it_in(required):
+    variable = nnx.Param(KERNEL, tag="first", **required)
     ours, theirs = variables.to_linen_var(variable), flax_variables.to_linen_var(variable)
-    assert (ours.var_type, ours.metadata) == (theirs.var_type, theirs.metadata)
-    assert ours.value is KERNEL
+    assert (ours.var_type, told(ours.metadata)) == (theirs.var_type, told(theirs.metadata))
+    assert exact(ours.value) == exact(KERNEL)
+    # What every Variable has stays too: without it the Variable would come back as another one.
+    assert variables.to_nnx_var("params", ours).get_metadata() == variable.get_metadata()
+
+
+class Hidden(meta.AxisMetadata):
+    """A box that only says itself what it is made of, and takes nothing else."""
+
+    def __init__(self, value, scale):
+        self.value, self._scale = value, scale
+
+    def to_nnx_metadata(self):
+        return {"value": self.value, "factor": self._scale}
+
+    @classmethod
+    def from_nnx_metadata(cls, metadata):
+        return cls(scale=metadata.pop("factor"), **metadata)
+
+    def unbox(self):
+        return self.value
+
+    replace_boxed = add_axis = remove_axis = None
+
+
+def test_to_linen_var_makes_a_box_of_nothing_but_its_own_fields():
+    again = variables.to_linen_var(variables.to_nnx_var("params", Hidden(KERNEL, 2.0)))
+    assert type(again) is Hidden
+    assert exact(again.to_nnx_metadata()) == exact({"value": KERNEL, "factor": 2.0})
 
 
 @pytest.mark.parametrize("found", [None, 3, [KERNEL], nnx.Param(KERNEL)], ids=repr)
