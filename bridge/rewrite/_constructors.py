@@ -21,7 +21,7 @@ from ._paths_below import below_made
 from ._plans import ClassPlan, LayerStaysLinenError, LeftLinenError, Slot
 from ._records import Instance, Making
 from ._rest_arguments import rest_of
-from ._sequential import unpacked
+from ._sequential import check_keywords, unpacked
 from ._source import is_fixed
 from ._stacking import of_functions
 from ._wrapping import NAMED_BY_OTHERS, has_variables, kept, kept_layer, why_linen
@@ -174,6 +174,8 @@ class Constructor:
         layer, cls = layers[0], next(iter(self.classes))
         if any(each.sizes.keys() != layer.sizes.keys() for each in layers):
             raise LeftLinenError("one expression makes layers of several kinds", self.node)
+        if layer.name == "Sequential":
+            check_keywords(self.method, self.slot)
         given: dict[str, str] = {}
         rest, known, positional = "", set[str](), set[str]()
         for name, node in self._positional(cls, field_order(cls)):

@@ -203,7 +203,8 @@ class Paths:
             return ".".join([*([parent] if parent else []), path[-1]])
         base = self._own(holder, holder.path, known)
         field = _argument_name(outer, slot, holder, making)
-        return f"{base}.{field}"
+        # In a wrapper the names are Linen's.
+        return f"{base}.{field.replace('.', '_') if _is_wrapped(outer) else field}"
 
     def _in_setup(self, plan: ClassPlan, slot: Slot, making: Making, name: str) -> str:
         setup = _setup_of(self.program, plan, slot)
@@ -238,6 +239,11 @@ def _setup_of(program: Program, plan: ClassPlan, slot: Slot) -> Setup:
 
     namespace = vars(sys.modules[plan.cls.__module__])
     return Setup(Method(program, plan, slot.method, References(program, plan.source, namespace)))
+
+
+def _is_wrapped(slot: Slot | None) -> bool:
+    """Whether a layer stays Linen, by itself or inside of another one."""
+    return slot is not None and (slot.linen is not None or _is_wrapped(slot.outer))
 
 
 def _argument_name(outer: Slot, slot: Slot, holder: Making, making: Making) -> str:

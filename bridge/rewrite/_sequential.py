@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
+import inspect
+from collections.abc import Set
+from typing import TYPE_CHECKING, Any
 
-from ._plans import Slot
+from flax import linen as nn
+
+from ._plans import LayerStaysLinenError, Slot
 
 if TYPE_CHECKING:
     from ._method import Method
@@ -21,3 +25,33 @@ def unpacked(method: Method, slot: Slot) -> str:
         star, inner = ("*", each.value) if isinstance(each, ast.Starred) else ("", each)
         texts.append(star + method.init_text(inner, slot.makings))
     return ", ".join(texts)
+
+
+def check_keywords(method: Method, slot: Slot) -> None:
+    """Checks that NNX gives the keyword arguments of all calls to the first layer, as Linen does.
+
+    Since Flax 0.12.12 `nnx.Sequential` gives them to every layer that takes them.
+
+    Raises:
+        LayerStaysLinenError: another layer takes one.
+    """
+    for making in slot.makings:
+        instance = method.program.records.instances.get((making.run, making.path or ()))
+        given = {name for call in (instance.calls if instance else ()) for name in call.kwargs}
+        for layer in list(making.made["layers"])[1:] if given else ():
+            for name in sorted(given & _taken(layer, given)):
+                reason = f"nnx.Sequential gives {name} to more layers than the first"
+                raise LayerStaysLinenError(reason, slot.node)
+
+
+def _taken(layer: Any, names: Set[str]) -> Set[str]:
+    """The keyword arguments, of these names, that a layer takes besides the output before it."""
+    try:
+        called = layer.__call__ if isinstance(layer, nn.Module) else layer
+        taken = list(inspect.signature(called).parameters.values())
+    except (TypeError, ValueError):
+        return frozenset()
+    first = {each.name for each in taken[:1] if each.kind is each.POSITIONAL_OR_KEYWORD}
+    if any(each.kind is each.VAR_KEYWORD for each in taken):
+        return names - first
+    return {each.name for each in taken if each.kind is not each.POSITIONAL_ONLY} - first
