@@ -17,7 +17,7 @@ from ._correspondence import Correspondence
 from ._layers import NORMS, without_nnx_class
 from ._moving import cast_is_exact, is_unknown, is_zero, zero_pieces
 from ._pieces import Piece
-from ._structure import is_adapter
+from ._structure import is_adapter, is_computed
 from ._trees import NNXNode, linen_text, nnx_text
 
 CLEAN = frozenset({"matched", "kept"})
@@ -209,6 +209,8 @@ class Entries:
             if self._adapter_is_idle(node):
                 return "kept", "a LoRA adapter without effect: lora_b is zero"
             return "lossy", "the Linen model has no LoRA adapter; merge it into the kernel first"
+        if is_computed(node.path[-1], self._found.nnx.at(node.path[:-1])):
+            return "kept", "a table that the constructor computes"
         if self._to_nnx and node.collection == _CACHE:
             return "kept", "a cache, which Linen does not have"
         same = [

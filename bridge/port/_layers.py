@@ -3,8 +3,9 @@
 Most layers have the same leaves with the same shapes and need no entry but their name. The
 recurrent cells are the exception: NNX fuses the gates of three of them into one kernel.
 
-Source: flax/linen/{linear,attention,normalization,recurrent}.py and flax/nnx/nn/*.py @ 0.12.7
-and 0.12.8, which lay their variables out alike.
+Source: flax/linen/{linear,attention,normalization,recurrent}.py and flax/nnx/nn/*.py @ 0.12.7,
+0.12.8 and 0.12.12, which lay their variables out alike but for two classes: only the last has
+`nnx.RoPE`, and the scales of its `nnx.WeightNorm` are Variables, which were bare arrays before.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class LayerRule:
         path.
       zero: Linen leaves that NNX has no place for, and which must be zero.
       inner: the attribute whose layer Linen may hold in this one's place.
+      computed: the Variables that the constructor computes from its arguments; no weights.
     """
 
     name: str
@@ -40,6 +42,7 @@ class LayerRule:
     fused: Mapping[Path, tuple[Path, ...]] = dataclasses.field(default_factory=dict)
     zero: tuple[Path, ...] = ()
     inner: str | None = None
+    computed: frozenset[str] = frozenset()
 
 
 def _rule(name: str, *linen: str, **fields: Any) -> LayerRule:
@@ -52,6 +55,11 @@ def _gates(prefix: str, gates: str, leaf: str) -> tuple[Path, ...]:
 
 _LINEAR = ("Dense", "DenseGeneral", "Einsum")
 _LSTM = ("LSTMCell", "OptimizedLSTMCell")
+
+# By name: not every version of Flax that is supported has them.
+_OF_SOME_VERSIONS = {
+    "RoPE": LayerRule("RoPE", frozenset(), computed=frozenset({"cached_sin", "cached_cos"})),
+}
 
 RULES: Mapping[type[Any], LayerRule] = MappingProxyType(
     {
@@ -100,6 +108,7 @@ RULES: Mapping[type[Any], LayerRule] = MappingProxyType(
         nnx.Sequential: _rule("Sequential"),
         nnx.SpectralNorm: _rule("SpectralNorm"),
         nnx.WeightNorm: _rule("WeightNorm"),
+        **{getattr(nnx, n): rule for n, rule in _OF_SOME_VERSIONS.items() if hasattr(nnx, n)},
     }
 )
 

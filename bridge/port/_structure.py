@@ -228,8 +228,12 @@ def _linen_form(node: NNXNode, context: Context) -> Iterator[tuple[Path, str, st
                     else (node.path, key)
                 )
                 yield scope, child.collection, str(name), _shape(child, context)
-        # Adapters have no place in the model they adapt, arrays are no weights.
-        elif child.is_variable and not is_adapter(child) and child.collection != "cache":
+        # Adapters have no place in the model they adapt; arrays and tables are no weights.
+        elif (
+            child.is_variable
+            and not (is_adapter(child) or is_computed(key, node))
+            and child.collection != "cache"
+        ):
             collection = "params" if child.is_param else child.collection or ""
             yield node.path, collection, str(key), _shape(child, context)
 
@@ -237,7 +241,7 @@ def _linen_form(node: NNXNode, context: Context) -> Iterator[tuple[Path, str, st
 def _norm_leaves(node: NNXNode, context: Context) -> Iterator[tuple[Path, str, str, Any]]:
     held = {key: child.children for key, child in node.children.items()}
     for path, name, leaf in norm_leaves(node.item, held):
-        # A scale is a bare array in NNX.
+        # In some versions of Flax a scale is a bare array in NNX.
         collection = (leaf.is_variable and leaf.collection) or "params"
         text = "/".join(["", *map(str, path), name])
         yield (*node.path, "norm"), collection, text, _shape(leaf, context)
@@ -264,6 +268,12 @@ def linen_shapes(node: LinenNode, context: Context) -> Counter[tuple[str, Any]]:
 def is_adapter(node: NNXNode) -> bool:
     """Whether a leaf belongs to a LoRA adapter."""
     return node.is_variable and issubclass(node.item.var_type, nnx.LoRAParam)
+
+
+def is_computed(key: Any, holder: NNXNode | None) -> bool:
+    """Whether a module's leaf is one that its constructor computes from its arguments."""
+    rule = rule_of(holder.cls) if holder is not None else None
+    return rule is not None and key in rule.computed
 
 
 def _shape(leaf: NNXNode, context: Context) -> Any:

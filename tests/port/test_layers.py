@@ -8,7 +8,7 @@ from flax import linen as nn
 from flax import nnx
 
 import bridge
-from bridge import port
+from bridge import parity, port
 from tests.port.cases import CASES, cell_arguments, random_values
 from tests.strategies import exact
 
@@ -245,3 +245,66 @@ def test_an_embedding_looks_up_and_attends_as_in_linen_and_comes_back():
     attended = linen.apply(variables, queries, method="attend")
     np.testing.assert_array_equal(native.attend(queries), attended)
     assert exact(port.plan(native, variables).apply()) == exact(variables)
+
+
+def rotated(x):
+    """Rotary embedding of (…, length, heads, size), as a Linen program writes it itself."""
+    half = x.shape[-1] // 2
+    frequencies = 1 / 10000 ** (jnp.arange(0.0, x.shape[-1], 2) / x.shape[-1])
+    angles = jnp.outer(jnp.arange(float(x.shape[-3])), frequencies)
+    sin, cos = (jnp.tile(f(angles), 2)[None, :, None] for f in (jnp.sin, jnp.cos))
+    return x * cos + jnp.concatenate([-x[..., half:], x[..., :half]], -1) * sin
+
+
+def rotated_attention(query, key, value, **kwargs):
+    return nn.dot_product_attention(rotated(query), rotated(key), value, **kwargs)
+
+
+class LinenRotary(nn.Module):
+    names: tuple[str, str]
+
+    @nn.compact
+    def __call__(self, x):
+        attention = nn.MultiHeadDotProductAttention(
+            2, attention_fn=rotated_attention, name=self.names[0]
+        )
+        return nn.Dense(3, name=self.names[1])(attention(x))
+
+
+class Rotary(nnx.Module):
+    def __init__(self, rngs, length):
+        size = None if length is None else 4
+        self.rope = nnx.RoPE(embedding_size=size, max_seq_len=length)
+        self.attention = nnx.MultiHeadAttention(
+            2,
+            8,
+            decode=False,
+            attention_fn=functools.partial(nnx.dot_product_attention_with_rope, rope=self.rope),
+            rngs=rngs,
+        )
+        self.out = nnx.Linear(8, 3, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(self.attention(x))
+
+
+# nnx.RoPE of Flax 0.12.12 reads its own tables through a deprecated name.
+@pytest.mark.filterwarnings("ignore:'.value' access is now deprecated:DeprecationWarning")
+@pytest.mark.skipif(not hasattr(nnx, "RoPE"), reason="Flax has no nnx.RoPE in this version")
+@pytest.mark.parametrize("length", [None, 8])
+@pytest.mark.parametrize("names", [("attention", "out"), ("mixer", "head")])
+def test_tables_of_rotary_embeddings_need_no_counterpart(names, length):
+    linen, x = LinenRotary(names), jax.random.normal(jax.random.key(1), (2, 5, 8))
+    variables = random_values(jax.eval_shape(linen.init, jax.random.key(0), x))
+    model = Rotary(nnx.Rngs(0), length)
+    tables = nnx.state(model.rope)
+    plan = port.plan(variables, model)
+    assert plan.ok, str(plan)
+    kept = {name for entry in plan.entries if entry.kind == "kept" for name in entry.target}
+    assert kept == {f"rope.{name}" for name in ("cached_sin", "cached_cos") if length}
+    plan.apply()
+    np.testing.assert_array_equal(model(x), linen.apply(variables, x))
+    assert exact(nnx.state(model.rope)) == exact(tables)
+    assert exact(plan.inverse().apply()) == exact(variables)
+    report = parity.check((linen, variables), model, x)
+    assert report.ok, str(report)

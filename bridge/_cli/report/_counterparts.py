@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from flax import linen as nn
 from flax import nnx
 
-# Source: the public names of flax.linen and flax.nnx @ 0.12.8.
+# Source: the public names of flax.linen and flax.nnx @ 0.12.8 and 0.12.12.
 _SAME_NAME = (
     "BatchNorm",
     "Bidirectional",
