@@ -164,6 +164,7 @@ class Declaring(nnx.Module):
         value: Any,
         reduce_fn: Callable[[Any, Any], Any] = lambda before, value: (*before, value),
         init_fn: Callable[[], Any] = tuple,
+        capture_noop: bool | None = None,
     ) -> bool:
         """Adds a value to an output collection if the caller asks for it, as Linen does.
 
@@ -173,18 +174,26 @@ class Declaring(nnx.Module):
           value: the value.
           reduce_fn: (what is there, value) -> what is there then.
           init_fn: makes what is there at first.
+          capture_noop: whether only `nnx.capture` may ask for it, as in `nnx.Module.sow`. None is
+            False here: what `mutable` takes is no deprecated way.
 
         Returns:
           Whether the value was kept: below `nnx.capture`, or where `mutable` takes the collection.
         """
         if CAPTURES in vars(self):
             return super().sow(variable_type, name, value, reduce_fn, init_fn)
+        if capture_noop:
+            return False
         collection = declarations.collection_name(variable_type)
         return declarations.sow(self, collection, name, value, reduce_fn, init_fn)
 
     @uncounted
     def perturb(  # pyright: ignore[reportIncompatibleMethodOverride]
-        self, name: str, value: Any, collection: Any = "perturbations"
+        self,
+        name: str,
+        value: Any,
+        collection: Any = "perturbations",
+        capture_noop: bool | None = None,
     ) -> Any:
         """Adds a variable that is zero to a value, so that the value has a gradient.
 
@@ -192,10 +201,13 @@ class Declaring(nnx.Module):
           name: the variable's name.
           value: the value.
           collection: the variable's collection, or its type.
+          capture_noop: whether only `nnx.capture` may ask for it, as in `sow`.
 
         Returns:
           The sum; `value` if there is no such variable.
         """
         if CAPTURES in vars(self):
             return super().perturb(name, value, collection)
+        if capture_noop:
+            return value
         return declarations.perturb(self, declarations.collection_name(collection), name, value)

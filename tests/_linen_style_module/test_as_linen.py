@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flax import errors as flax_errors
 from flax import linen as nn
+from flax import nnx
 from flax.traverse_util import flatten_dict
 
 import bridge
@@ -306,6 +307,24 @@ def test_sown_perturbed_and_put_values_are_linens(options):
     assert jax.tree.structure(found) == jax.tree.structure(expected)
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert np.array_equal(a, b)
+
+
+class OnlyCaptured(bridge.Module):
+    @bridge.compact
+    def __call__(self, x):
+        self.sow("intermediates", "seen", x, capture_noop=True)
+        return self.perturb("p", x, capture_noop=True)
+
+
+def test_what_only_a_capture_may_ask_for_is_kept_in_no_collection():
+    model = OnlyCaptured()
+    variables = model.init(KEY, X)
+    assert not variables
+    every = ["intermediates", "perturbations"]
+    assert model.apply(variables, X, mutable=every)[1] == {}
+    _, captured = nnx.capture(bridge.lazy_init(model, X), nnx.Intermediate)(X)
+    (seen,) = jax.tree.leaves(captured)
+    assert np.array_equal(seen, X)
 
 
 def methods(b):
