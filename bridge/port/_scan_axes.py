@@ -43,14 +43,25 @@ def _read(jaxpr: Any, given: _Held, found: dict[Any, int]) -> None:
             order = equation.params["permutation"]
             held[equation.outvars[0]] = key, tuple(axes[axis] for axis in order)
         elif name == "scan":
-            first = equation.params["num_consts"] + equation.params["num_carry"]
-            for each in known[first:]:
+            apart = _taken_apart(equation)
+            for each in (known[n] for n in apart):
                 if each:
                     found.setdefault(each[0], each[1][0])
             # What is passed whole may be taken apart further inside.
-            _read_inner(equation, [*known[:first], *[None] * (len(known) - first)], found)
+            whole = [None if n in apart else each for n, each in enumerate(known)]
+            _read_inner(equation, whole, found)
         else:
             _read_inner(equation, known, found)
+
+
+def _taken_apart(scan: Any) -> set[int]:
+    """The positions of the operands that a scan goes over: its body gets them without an axis.
+
+    The equation's parameters count them too, but under names that change with JAX's versions.
+    """
+    ((body, _),) = inner_jaxprs(scan)
+    pairs = zip(scan.invars, body.invars, strict=True)
+    return {n for n, (given, got) in enumerate(pairs) if given.aval.ndim > got.aval.ndim}
 
 
 def _read_inner(equation: Any, known: list[Any], found: dict[Any, int]) -> None:
