@@ -1,7 +1,9 @@
 """Runs programs with flax.nnx.bridge and with this package, to compare what they do."""
 
+import contextlib
 import warnings
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,9 +14,6 @@ from flax.nnx import bridge as peer
 from flax.nnx import variablelib
 
 import bridge
-from tests import processes
-
-ROOT = Path(__file__).parents[2]
 
 
 def rejects(call, *words):
@@ -29,57 +28,45 @@ def rejects(call, *words):
     assert not missing, f"{missing} not in the error: {text}"
 
 
-def assert_fails_on_peer(check, *, apart=False):
-    """Asserts that a check fails on flax.nnx.bridge.
+class Defect(NamedTuple):
+    """What flax.nnx.bridge does wrong; `scripts/peer_defects.py` says whether it still does.
 
-    Args:
-      check: a function of a test module that takes the bridge module.
-      apart: runs it in a process of its own, because the failure leaves Flax itself patched.
+    Attributes:
+      check: a function of the bridge module that raises if it has the defect.
+      raises: what is raised with flax.nnx.bridge.
+      says: words of that error.
+      apart: whether the failure leaves Flax itself patched, so that nothing can run after it.
     """
-    if apart:
-        code = (
-            f"from flax.nnx import bridge; from {check.__module__} import {check.__name__} as check"
-        )
-        run = processes.run_code(f"{code}; print('called'); check(bridge)", cwd=ROOT)
-        assert run.stdout == "called\n", run.stderr
-        assert run.returncode == 1
-        return
+
+    check: Callable[[Any], None]
+    raises: type[Exception]
+    says: str = ""
+    apart: bool = False
+
+
+def free_of(defects):
+    """The test of a file of defects: this package has none of them."""
+
+    @pytest.mark.parametrize("defect", defects.values(), ids=defects)
+    def is_free(defect):
+        defect.check(bridge)
+
+    return is_free
+
+
+@contextlib.contextmanager
+def without_traces():
+    """Keeps what flax.nnx.bridge does to Flax, and warns of, out of what runs afterwards."""
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        # The peer registers what it meets for good, and a warning is not the defect.
+        # It registers what it meets for good.
         patch.setattr(variablelib, "VariableTypeCache", dict(variablelib.VariableTypeCache))
         warnings.simplefilter("ignore")
-        with pytest.raises((Exception, AssertionError)):
-            check(peer)
-
-
-def two_tests(defects, apart=None):
-    """The two tests of a file of defects: this package is free of them, flax.nnx.bridge has each.
-
-    Args:
-      defects: functions of the test module by what they check; each takes the bridge module.
-      apart: likewise those that need a process of their own to fail in.
-    """
-    apart = apart or {}
-    every = {**defects, **apart}
-
-    @pytest.mark.parametrize("check", every.values(), ids=every)
-    def is_free(check):
-        check(bridge)
-
-    @pytest.mark.parametrize(
-        ("check", "apart"), [(check, name in apart) for name, check in every.items()], ids=every
-    )
-    def is_found(check, apart):
-        assert_fails_on_peer(check, apart=apart)
-
-    return is_free, is_found
+        yield
 
 
 def on_both(program):
     """What a program returns with flax.nnx.bridge and with this package, in this order."""
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        patch.setattr(variablelib, "VariableTypeCache", dict(variablelib.VariableTypeCache))
-        warnings.simplefilter("ignore")
+    with without_traces():
         theirs = program(peer)
     with warnings.catch_warnings():
         # That an update is dropped goes without saying in flax.nnx.bridge.
