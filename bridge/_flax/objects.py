@@ -54,6 +54,10 @@ def state_flags(node: nnx.Pytree) -> Any:
     return StaticObjectState.of(state) if type(state) is ObjectState else state
 
 
+# `vars` asks the `__getattribute__` of the class, if there is one.
+attributes_of: Callable[[nnx.Pytree], dict[str, Any]] = vars(nnx.Pytree)["__dict__"].__get__
+
+
 def is_note(name: str) -> bool:
     """Whether an attribute is NNX's own: `nnx.iter_graph` and `vars` show it beside the others."""
     return name.startswith(_PREFIX)
@@ -219,6 +223,29 @@ def set_data(node: nnx.Pytree, values: Mapping[str, Any]) -> None:
         own = vars(node)
         own.update(together)
         own[DATA_NOTE] = own[DATA_NOTE].update(dict.fromkeys(together, True))
+
+
+def set_past_class(node: nnx.Pytree, name: str, value: Any) -> None:
+    """Sets an attribute that is data, whatever the class has by that name, such as a property."""
+    own = vars(node)
+    own[name] = value
+    if DATA_NOTE in own:
+        own[DATA_NOTE] = own[DATA_NOTE].update({name: True})
+
+
+def unflattened(cls: type[Any], static: Any, data: Iterable[Any]) -> Any:
+    """`Pytree._pytree__unflatten`, which stops at an attribute that the class has a property for.
+
+    Args:
+      cls: the object's class.
+      static: what JAX keeps of an object: (names of data, names of static ones, their values).
+      data: the values of the data.
+    """
+    names, static_names, values = static
+    made = object.__new__(cls)
+    vars(made).update(zip(map(str, names), data, strict=True))
+    vars(made).update(zip(map(str, static_names), values, strict=True))
+    return made
 
 
 def mark_arrays_as_data(nodes: Iterable[nnx.Pytree]) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 from flax import nnx
 
 from bridge._conversion import linen_attributes
-from bridge._conversion.linen_holder import LinenHolder
+from bridge._conversion.linen_holder import CREATED_ATTRIBUTES, LinenHolder, is_linen_style
 from bridge._flax.nodes import nodes_below
-from bridge._flax.objects import is_data_attribute
+from bridge._flax.objects import is_data_attribute, set_past_class
 from bridge._flax.variables import assign_raw_value, raw_value
 
 # NNX keeps these of an object for itself.
@@ -58,8 +58,16 @@ def _adopt_variables(node: Any, copy: Any) -> None:
 
 
 def _adopt_attributes(node: Any, copy: Any, originals: dict[int, Any]) -> None:
-    own = vars(node)
-    for name, value in vars(copy).items():
+    own, made = vars(node), dict(vars(copy))
+    if is_linen_style(type(node)):
+        # A part may live where the class has a field or a property of its name.
+        for name in [n for n, x in made.items() if n in CREATED_ATTRIBUTES or _is_part(x)]:
+            value = made.pop(name)
+            if name in CREATED_ATTRIBUTES:
+                own[name] = value
+            elif not _is_part(own.get(name)):
+                set_past_class(node, name, _original(value, originals))
+    for name, value in made.items():
         before = own.get(name)
         is_flag = type(before) is bool and type(value) is bool
         is_length = isinstance(node, nnx.List) and type(before) is int
@@ -71,6 +79,10 @@ def _adopt_attributes(node: Any, copy: Any, originals: dict[int, Any]) -> None:
         mark: Callable[[Any], Any] = nnx.data if is_data else nnx.static
         if before is not value:
             setattr(node, name, mark(_original(value, originals)))
+
+
+def _is_part(value: Any) -> bool:
+    return isinstance(value, nnx.Pytree | nnx.Variable)
 
 
 def _original(value: Any, originals: dict[int, Any]) -> Any:

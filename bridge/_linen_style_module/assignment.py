@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ from .attributes import (
     is_reserved_name,
     names_of,
     put,
+    put_part,
+    put_plain,
     replaced,
     set_name,
 )
@@ -36,7 +39,13 @@ def assign(module: Any, name: str, value: Any) -> None:
       value: a submodule of either kind gets the name; one in a list or a dict gets Linen's name for
         it, such as `layers_0`. A submodule or variable that has its place keeps it.
     """
-    if is_reserved_name(name) or isinstance(value, dataclasses.Field):
+    if is_reserved_name(name) or hasattr(
+        inspect.getattr_static(type(module), name, None), "__set__"
+    ):
+        put(module, name, value)
+        return
+    if isinstance(value, dataclasses.Field):
+        drop_name(module, name)
         put(module, name, value)
         return
     is_waiting = isinstance(vars(module).get(name), Unclaimed)
@@ -44,13 +53,11 @@ def assign(module: Any, name: str, value: Any) -> None:
     if isinstance(value, nn.Module):
         value = wrapped(value, record)
     if isinstance(value, nnx.Module | nnx.Variable):
-        _assign_part(module, record, name, name, value)
+        _assign_part(module, record, name, value, is_assigned=True)
     elif isinstance(value, list | tuple | Mapping) and not isinstance(value, nnx.State):
         _assign_container(module, record, name, value)
     else:
-        if name in names_of(module):
-            drop_name(module, name)
-        put(module, name, value)
+        put_plain(module, name, value)
 
 
 def _assign_container(module: Any, record: ModuleInCall | None, name: str, value: Any) -> None:
@@ -58,7 +65,7 @@ def _assign_container(module: Any, record: ModuleInCall | None, name: str, value
     if not has_parts:
         leaves = jax.tree.leaves(value)
         is_data = any(nnx.is_data(leaf) for leaf in leaves)
-        put(module, name, nnx.data(value) if is_data else frozen_value(value))
+        put_plain(module, name, nnx.data(value) if is_data else frozen_value(value))
         return
 
     def placed(suffix: str, item: Any) -> Any:
@@ -69,51 +76,55 @@ def _assign_container(module: Any, record: ModuleInCall | None, name: str, value
         known = _name_of(module, item)
         if known is None:
             known = f"{name}{suffix}"
-            _assign_part(module, record, known, known, item)
+            _assign_part(module, record, known, item)
         return Ref(known)
 
     structure = replaced(value, placed)
-    if name in vars(module):
-        delattr(module, name)
-    set_name(module, name, structure)
+    _stand_for(module, name, structure)
 
 
 def _is_part(item: Any) -> bool:
     return isinstance(item, nn.Module | nnx.Module | nnx.Variable)
 
 
+def _stand_for(module: Any, name: str, structure: Any) -> None:
+    """Makes an attribute stand for parts, in the place of what it has been set to before."""
+    if name in vars(module) and name not in names_of(module):
+        delattr(module, name)
+    set_name(module, name, structure)
+
+
 def _assign_part(
-    module: Any, record: ModuleInCall | None, attribute: str, name: str, value: Any
+    module: Any, record: ModuleInCall | None, name: str, value: Any, *, is_assigned: bool = False
 ) -> None:
-    """Sets an attribute to a submodule or a Variable."""
+    """Sets an attribute to a submodule or a Variable, or puts it there as an item of another."""
     known = _name_of(module, value)
     if known == name:
+        if is_assigned:
+            drop_name(module, name)
         return
     if known is not None:
         # Two references would be a shared node, whose path depends on the order of the names.
-        if attribute in vars(module):
-            delattr(module, attribute)
-        set_name(module, attribute, Ref(known))
+        _stand_for(module, name, Ref(known))
         return
-    if name in names_of(module):
-        drop_name(module, name)
     if isinstance(value, nnx.Variable):
         given = vars(module).get(name)
         if record is not None and record.in_setup and type(given) is type(value):
             # Variables that apply was given are there before setup makes its own.
             value.set_raw_value(given.get_raw_value())
-        put(module, name, value)
+        put_part(module, name, value, is_assigned=is_assigned)
     elif record is None:
-        put(module, name, value)
+        put_part(module, name, value, is_assigned=is_assigned)
     else:
         elsewhere = record.call.find(value) if is_lazy(value) else None
         if elsewhere is not None and elsewhere.is_owned:
-            put(module, name, value)
+            put_part(module, name, value, is_assigned=is_assigned)
             refer(module, name)
         else:
-            place_submodule(record, name, value)
+            place_submodule(record, name, value, is_assigned=is_assigned)
 
 
 def _name_of(module: Any, value: Any) -> str | None:
     """The attribute that a value is already in."""
-    return next((name for name, held in vars(module).items() if held is value), None)
+    own = vars(module).items()
+    return next((n for n, held in own if held is value and not is_reserved_name(n)), None)

@@ -1,8 +1,13 @@
-"""The attributes of a `bridge.Module`: its own, those that are other names, those that are free."""
+"""The attributes of a `bridge.Module`: what lives in one, and what a read of it returns.
+
+Submodules and Variables are its parts. A part lives in the attribute of its Linen name, whatever
+else the class calls by that name. Where a read returns something else, `bridge__names` says what.
+"""
 
 from __future__ import annotations
 
 import enum
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -10,7 +15,8 @@ from flax import nnx
 from flax.core import FrozenDict
 
 from bridge._conversion.linen_holder import IS_SETUP as IS_SETUP
-from bridge._flax.objects import CAPTURES, is_data_attribute, is_note
+from bridge._flax.objects import CAPTURES, attributes_of, is_data_attribute, is_note, set_past_class
+from bridge._module_calls.calls import SCOPE as SCOPE
 
 # The attributes in which a module keeps what is neither a field nor a variable nor a submodule.
 MODULE_PREFIX = "bridge__"
@@ -39,19 +45,74 @@ class Ref(NamedTuple):
     name: str
 
 
+class Otherwise(enum.Enum):
+    """Stands for what a read finds where no part lives in the attribute: that of the class."""
+
+    CLASS = enum.auto()
+
+
 def is_reserved_name(name: str) -> bool:
     """Whether an attribute belongs to the bridge or to NNX, and not to the model."""
-    return name.startswith(MODULE_PREFIX) or is_note(name) or name in ("scope", CAPTURES)
+    return name.startswith(MODULE_PREFIX) or is_note(name) or name == CAPTURES
+
+
+def is_part(value: Any) -> bool:
+    """Whether a value is a submodule or a Variable."""
+    return isinstance(value, nnx.Pytree | nnx.Variable)
 
 
 def is_free(module: Any, name: str) -> bool:
-    """Whether a variable can live in an attribute of this name."""
+    """Whether nothing and nobody has this name in a module."""
     return not (
         name in vars(module)
         or is_reserved_name(name)
         or name in names_of(module)
         or hasattr(type(module), name)
     )
+
+
+def has_room(module: Any, name: str) -> bool:
+    """Whether a part can live in an attribute: no other one does, and no array."""
+    if is_reserved_name(name):
+        return False
+    held = vars(module).get(name)
+    return not is_part(held) and (held is None or not nnx.has_data(held))
+
+
+def put_part(module: Any, name: str, part: Any, *, is_assigned: bool = False) -> None:
+    """Puts a submodule or a Variable into the attribute of its Linen name.
+
+    Args:
+      module: the module.
+      name: the name.
+      part: the submodule or the Variable.
+      is_assigned: whether the model has set the attribute to it. Else a field or a member of the
+        class with this name is still what a read returns, as in Linen.
+    """
+    own = attributes_of(module)
+    if is_assigned:
+        drop_name(module, name)
+    elif name not in names_of(module):
+        if name in own and not is_part(own[name]):
+            set_name(module, name, own[name])
+        elif name not in own and (hasattr(type(module), name) or name == "name"):
+            set_name(module, name, Otherwise.CLASS)
+    if name not in names_of(module):
+        put(module, name, part)
+        return
+    # Raises if the module belongs to another trace.
+    put(module, NAMES, own[NAMES])
+    set_past_class(module, name, part)
+
+
+def put_plain(module: Any, name: str, value: Any) -> None:
+    """Sets an attribute to a value that is no part, beside a part that lives there unseen."""
+    if name in names_of(module):
+        if is_part(vars(module).get(name)) and not nnx.has_data(value):
+            set_name(module, name, value)
+            return
+        drop_name(module, name)
+    put(module, name, value)
 
 
 def put(module: Any, name: str, value: Any) -> None:
@@ -62,18 +123,30 @@ def put(module: Any, name: str, value: Any) -> None:
     nnx.Module.__setattr__(module, name, value)
 
 
-def names_of(module: Any) -> Mapping[str, Any]:
-    """The attributes that are other names of submodules and variables, or containers of them."""
-    return dict(vars(module).get(NAMES, ()))
+def names_of(module: Any) -> dict[str, Any]:
+    """What a read of an attribute returns, for those that hold no value or another one."""
+    return dict(attributes_of(module).get(NAMES, ()))
+
+
+def class_attribute(module: Any, name: str) -> Any:
+    """What an attribute is for an object without attributes of its own.
+
+    Raises:
+      AttributeError: the class has none of this name.
+    """
+    found: Any = inspect.getattr_static(type(module), name)
+    get = getattr(type(found), "__get__", None)
+    return found if get is None else get(found, module, type(module))
 
 
 def set_name(module: Any, name: str, structure: Any) -> None:
-    """Makes an attribute stand for others.
+    """Says what a read of an attribute returns.
 
     Args:
       module: the module.
       name: the attribute.
-      structure: a `Ref`, or tuples and FrozenDicts with `Ref`s and values without state in them.
+      structure: a `Ref`, tuples and FrozenDicts with `Ref`s and values without state in them, such
+        a value itself, or `Otherwise.CLASS`.
     """
     names = {**names_of(module), name: structure}
     nnx.Module.__setattr__(module, NAMES, tuple(sorted(names.items())))
@@ -81,20 +154,50 @@ def set_name(module: Any, name: str, structure: Any) -> None:
 
 def drop_name(module: Any, name: str) -> None:
     """Takes back `set_name`."""
-    names = {n: structure for n, structure in names_of(module).items() if n != name}
+    names = names_of(module)
+    if name not in names:
+        return
+    del names[name]
     nnx.Module.__setattr__(module, NAMES, tuple(sorted(names.items())))
 
 
-def resolved(structure: Any, attribute: Callable[[str], Any]) -> Any:
-    """A structure of `set_name` with the attributes in the place of their names."""
+def resolved(structure: Any, parts: Mapping[str, Any]) -> Any:
+    """A structure of `set_name` with the parts in the place of their names.
+
+    Raises:
+      KeyError: one of them is gone.
+    """
     if isinstance(structure, Ref):
-        return attribute(structure.name)
+        return parts[structure.name]
     if isinstance(structure, tuple):
-        items = [resolved(item, attribute) for item in structure]
+        items = [resolved(item, parts) for item in structure]
         return type(structure)(*items) if hasattr(structure, "_fields") else tuple(items)
     if isinstance(structure, FrozenDict):
-        return FrozenDict({key: resolved(item, attribute) for key, item in structure.items()})
+        return FrozenDict({key: resolved(item, parts) for key, item in structure.items()})
     return structure
+
+
+def read_attribute(module: Any, name: str, structure: Any) -> Any:
+    """What a read of an attribute returns for which `set_name` has said something.
+
+    Raises:
+      AttributeError: a part is gone, or the class has no member of this name.
+    """
+    if structure is Otherwise.CLASS:
+        return class_attribute(module, name)
+    try:
+        return resolved(structure, vars(module))
+    except KeyError:
+        return class_attribute(module, name)
+
+
+def refs(structure: Any) -> Iterator[str]:
+    """The names of the parts in a structure of `set_name`."""
+    if isinstance(structure, Ref):
+        yield structure.name
+    elif isinstance(structure, tuple | FrozenDict):
+        for item in structure.values() if isinstance(structure, FrozenDict) else structure:
+            yield from refs(item)
 
 
 def frozen_value(value: Any) -> Any:

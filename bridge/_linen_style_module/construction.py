@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Mapping
 from typing import Any
@@ -41,6 +42,17 @@ class ModuleMeta(type(nnx.Module)):
     def _pytree_meta_construct(cls, self: Any, *args: Any, **kwargs: Any) -> None:
         vars(self)[IS_SETUP] = False
         super()._pytree_meta_construct(self, *args, **kwargs)
+
+
+def with_fields(cls: Any, *, kw_only: bool) -> None:
+    """Makes the annotations of a class fields of a dataclass."""
+    own_base = next(base for base in cls.__mro__ if "bridge__is_lazy" in vars(base))
+    for name in inspect.get_annotations(cls):
+        owner = next((base for base in cls.__mro__ if name in vars(base)), None)
+        if owner in own_base.__mro__:
+            # Else a method of Linen or NNX, such as `train`, would be the default of the field.
+            setattr(cls, name, dataclasses.field())
+    dataclasses.dataclass(repr=False, kw_only=kw_only)(cls)
 
 
 def _parameters(cls: Any) -> Mapping[str, Any]:

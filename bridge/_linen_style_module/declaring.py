@@ -15,6 +15,7 @@ from bridge._module_calls.calls import record_of
 from bridge._module_calls.scope import Scope
 
 from . import declarations, variables
+from .attributes import SCOPE
 
 
 class Declaring(nnx.Module):
@@ -24,11 +25,7 @@ class Declaring(nnx.Module):
     def scope(self) -> Scope | None:
         """The keys and the mutable collections of the call, None outside of one."""
         record = record_of(self)
-        return vars(self).get("scope") if record is None else record.scope
-
-    @scope.setter
-    def scope(self, value: Scope | None) -> None:
-        vars(self)["scope"] = value
+        return vars(self).get(SCOPE) if record is None else record.scope
 
     @property
     def path(self) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ from bridge._conversion.own_leaves import graphdefs_in
 from bridge._errors import MismatchError
 from bridge._flax.variables import assign_raw_value, raw_value
 
-from .attributes import put
+from .attributes import put_part
 from .variables import Unclaimed, add, holders
 
 
@@ -62,7 +62,7 @@ def claim(module: Any, unclaimed: Unclaimed, where: str) -> None:
             elif isinstance(own, nnx.Pytree):
                 claim(own, value, f"{where}/{name}")
             else:
-                put(module, name, value)
+                put_part(module, name, value)
     else:
         _update(module, unclaimed.dicts(), where)
 

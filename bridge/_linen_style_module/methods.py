@@ -12,7 +12,7 @@ from flax import nnx
 
 from bridge._errors import InvalidModuleError
 from bridge._flax.linen_modules import detached
-from bridge._flax.objects import is_initializing
+from bridge._flax.objects import attributes_of, is_initializing
 from bridge._module_calls.calls import (
     MODULE_CONTEXT,
     ModuleCall,
@@ -128,7 +128,7 @@ def in_call(call: ModuleCall, function: Callable[[ModuleInCall], Any]) -> Any:
 
 def ensure_setup(module: Any) -> None:
     """Runs `setup`, if it has not been run."""
-    if vars(module)[IS_SETUP]:
+    if attributes_of(module)[IS_SETUP]:
         return
     above = joined()
     record = above and above.call.find(module)
@@ -140,13 +140,13 @@ def ensure_setup(module: Any) -> None:
 
 def set_up(record: ModuleInCall) -> None:
     """Runs `setup` of a module that is part of a call, once for as long as the module lives."""
-    own = vars(record.module)
+    own = attributes_of(record.module)
     if own[IS_SETUP] or record.in_setup:
         return
     record.in_setup = True
     MODULE_CONTEXT.module_stack.append(record)
     try:
-        record.module.setup()
+        type(record.module).setup(record.module)
         own[IS_SETUP] = True
     finally:
         MODULE_CONTEXT.module_stack.pop()
@@ -162,7 +162,7 @@ def _run_in(
     is_compact: bool,
 ) -> Any:
     module = record.module
-    if not vars(module)[IS_SETUP]:
+    if not attributes_of(module)[IS_SETUP]:
         set_up(record)
     stack = MODULE_CONTEXT.module_stack
     record.compact_depth += is_compact
@@ -173,7 +173,8 @@ def _run_in(
         with jax.named_scope(title if name == "__call__" else f"{title}.{name}"):
             output = method(module, *args, **kwargs)
         if record.call.capture is not None and record.call.capture(module, name):
-            module.sow("intermediates", name, output)
+            # A submodule may be called `sow`, and a field `setup`.
+            type(module).sow(module, "intermediates", name, output)
         return output
     finally:
         stack.pop()
@@ -188,7 +189,7 @@ def _run_in(
 def _mutable(module: Any) -> Any:
     """What a call of an outermost module may update; all that there is, unless somebody said."""
     mutable = mutable_around()
-    return vars(module).get("bridge__mutable") if mutable is None else mutable
+    return attributes_of(module).get("bridge__mutable") if mutable is None else mutable
 
 
 def is_creating(record: ModuleInCall, collection: str) -> bool:

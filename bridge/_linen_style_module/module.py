@@ -9,16 +9,38 @@ from typing import Any, ClassVar, Self, dataclass_transform
 from flax import nnx
 
 from bridge._flax.graphdefs import DataElem
-from bridge._flax.objects import graph_attributes, is_note, set_graph_attributes
+from bridge._flax.objects import (
+    attributes_of,
+    graph_attributes,
+    is_note,
+    set_graph_attributes,
+    unflattened,
+)
 from bridge._flax.tabulate import uncounted
 from bridge._module_calls.calls import joined, record_of
 
 from .assignment import assign
-from .attributes import IS_SETUP, MODULE_PREFIX, PRIORITIES, names_of, resolved
-from .construction import ModuleMeta
+from .attributes import (
+    IS_SETUP,
+    MODULE_PREFIX,
+    NAMES,
+    PRIORITIES,
+    SCOPE,
+    Ref,
+    drop_name,
+    is_part,
+    names_of,
+    put_part,
+    read_attribute,
+    set_name,
+)
+from .construction import ModuleMeta, with_fields
 from .declaring import Declaring
 from .methods import ensure_setup, with_entries
 from .running import Running
+
+# Quicker than `super()`.
+_get = object.__getattribute__
 
 
 @dataclass_transform(field_specifiers=(dataclasses.field,))
@@ -73,13 +95,16 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
     bridge__has_own_init: ClassVar[bool] = False
     bridge__rngs: nnx.Rngs | None = None
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
+    def __init_subclass__(cls, kw_only: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         if "__init__" in vars(cls):
             cls.bridge__has_own_init = True
         with_entries(cls)
-        dataclasses.dataclass(repr=False)(cls)
+        with_fields(cls, kw_only=kw_only)
         cls.__hash__ = object.__hash__  # type: ignore[method-assign]
+
+    def __post_init__(self) -> None:
+        """Does nothing; a class that has its own may call it, as in Linen."""
 
     def setup(self) -> None:
         """Makes submodules and variables; runs once, before the first method."""
@@ -100,31 +125,50 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
         priorities = {**self.attr_priorities, name: int(value)}
         vars(self)[PRIORITIES] = tuple(sorted(priorities.items()))
 
+    def __getattribute__(self, name: str) -> Any:
+        # No `__getattr__`, which Python does not ask where the class has the name: a default, or a
+        # method of NNX.
+        own = attributes_of(self)
+        if NAMES in own:
+            for known, structure in own[NAMES]:
+                if known == name:
+                    return read_attribute(self, name, structure)
+        return _get(self, name)
+
     def __getattr__(self, name: str) -> Any:
-        if name.startswith(("__", MODULE_PREFIX)) or is_note(name):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        own = vars(self)
-        if name not in names_of(self) and name not in own and not own.get(IS_SETUP, True):
-            ensure_setup(self)
-        names = names_of(self)
-        if name in names:
-            return resolved(names[name], lambda known: getattr(self, known))
-        if name in vars(self):
-            return vars(self)[name]
-        if name == "name":
-            # No property: a class may have a field of that name.
-            record = record_of(self)
-            return record.path[-1] if record is not None and record.path else None
+        if not (name.startswith(("__", MODULE_PREFIX)) or is_note(name)):
+            if hasattr(type(self), name):
+                # A property raised; reading it again raises its own error.
+                return super().__getattribute__(name)
+            own = vars(self)
+            if name not in own and not own.get(IS_SETUP, True):
+                ensure_setup(self)
+                if name in own or name in names_of(self):
+                    return getattr(self, name)
+            if name == "name":
+                # No property: a class may have a field of that name.
+                record = record_of(self)
+                return record.path[-1] if record is not None and record.path else None
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
         assign(self, name, value)
 
+    def __delattr__(self, name: str) -> None:
+        names = names_of(self)
+        if name not in names:
+            super().__delattr__(name)
+        elif name in vars(self):
+            # Past a property of the class.
+            del vars(self)[name]
+        else:
+            drop_name(self, name)
+
     def _graph_node_flatten(self) -> tuple[list[tuple[str, Any]], type[Self]]:
-        attributes = [item for item in graph_attributes(self) if item[0] != "scope"]
+        attributes = [item for item in graph_attributes(self) if item[0] != SCOPE]
         scope = self.scope
         if scope is not None and len(scope.rngs):
-            attributes.append(("scope", DataElem(scope)))
+            attributes.append((SCOPE, DataElem(scope)))
             # `nnx.merge` hands out the leaves in the order of the names.
             attributes.sort(key=lambda item: item[0])
         return attributes, type(self)
@@ -133,7 +177,28 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
         record = record_of(self)
         held = dict(attributes)
         if record is not None:
-            held.pop("scope", None)
-        elif "scope" in held and (context := joined()) is not None:
+            held.pop(SCOPE, None)
+        elif SCOPE in held and (context := joined()) is not None:
             context.call.note_copies()
         set_graph_attributes(self, held.items())
+
+    @classmethod
+    def _pytree__unflatten(cls, static: Any, node_attrs: Iterable[Any]) -> Self:
+        return unflattened(cls, static, node_attrs)
+
+    def _graph_node_set_key(self, key: Any, value: Any) -> None:
+        held = vars(self).get(key)
+        if isinstance(held, nnx.Variable) and isinstance(value, nnx.Variable):
+            held.update_from_state(value)
+        elif is_part(value):
+            put_part(self, key, value)
+        else:
+            setattr(self, key, value)
+
+    def _graph_node_pop_key(self, key: Any) -> Any:
+        value = vars(self)[key]
+        if key not in names_of(self) and hasattr(type(self), key):
+            # What comes back is read again, and not the member of the class.
+            set_name(self, key, Ref(key))
+        delattr(self, key)
+        return value

@@ -7,16 +7,37 @@ from typing import Any
 
 from flax import linen as nn
 from flax import nnx
+from flax.core import FrozenDict
 
 from bridge._conversion.linen_holder import LinenHolder, is_linen_style
 from bridge._errors import DeclarationError, NameInUseError
 from bridge._flax.nodes import nodes_below
-from bridge._flax.objects import DATA_NOTE, is_initializing, is_note, set_initializing
+from bridge._flax.objects import (
+    DATA_NOTE,
+    attributes_of,
+    is_initializing,
+    is_note,
+    set_initializing,
+)
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._module_calls.calls import ModuleInCall
 from bridge._train_eval import MODE_FIELDS
 
-from .attributes import IS_SETUP, PRIORITIES, AttrPriority, is_reserved_name, put
+from .attributes import (
+    IS_SETUP,
+    NAMES,
+    PRIORITIES,
+    SCOPE,
+    AttrPriority,
+    drop_name,
+    has_room,
+    is_part,
+    names_of,
+    put,
+    put_part,
+    refs,
+    set_name,
+)
 from .given import claim
 from .variables import Unclaimed
 
@@ -37,18 +58,30 @@ def reserve(record: ModuleInCall, name: str, collection: str | None, what: str) 
       NameInUseError: it is taken.
     """
     taken = record.reserved.setdefault(name, set())
-    if None in taken or collection in taken or (collection is None and taken):
+    is_taken = None in taken or collection in taken or (collection is None and taken)
+    if is_taken or (not record.in_setup and _is_of_field(record.module, name)):
         raise NameInUseError(what, name, type(record.module).__name__)
     taken.add(collection)
 
 
-def place_submodule(record: ModuleInCall, name: str, submodule: Any) -> Any:
+def _is_of_field(module: Any, name: str) -> bool:
+    """Whether a submodule that a field holds lives in the attribute of this name."""
+    names, fields = names_of(module), type(module).__dataclass_fields__
+    if name in fields and name not in names:
+        return is_part(attributes_of(module).get(name))
+    return any(name in refs(structure) for n, structure in names.items() if n in fields)
+
+
+def place_submodule(
+    record: ModuleInCall, name: str, submodule: Any, *, is_assigned: bool = False
+) -> Any:
     """Gives a submodule its place in a module that is being called.
 
     Args:
       record: the module.
       name: the submodule's name.
       submodule: any NNX module.
+      is_assigned: whether the model has set the attribute of that name to it.
 
     Returns:
       The module at that place: this one, or the one of an earlier call if its fields are the same.
@@ -59,8 +92,10 @@ def place_submodule(record: ModuleInCall, name: str, submodule: Any) -> Any:
     if record.is_declaring:
         reserve(record, name, None, "submodule")
     module = record.module
-    before = vars(module).get(name)
+    before = attributes_of(module).get(name)
     if before is submodule:
+        if is_assigned:
+            drop_name(module, name)
         return submodule
     placed = submodule
     if isinstance(before, nnx.Pytree) and not isinstance(before, Unclaimed):
@@ -70,15 +105,15 @@ def place_submodule(record: ModuleInCall, name: str, submodule: Any) -> Any:
         if placed is submodule:
             record.views.append((before, submodule))
     else:
-        if is_reserved_name(name) or (before is not None and not isinstance(before, Unclaimed)):
-            raise NameInUseError("submodule", name, type(module).__name__)
-        if record.in_compact and hasattr(type(module), name):
-            raise NameInUseError("submodule", name, type(module).__name__)
         if isinstance(before, Unclaimed):
             claim(submodule, before, f"{type(module).__name__}/{name}")
-        put(module, name, submodule)
+        elif not has_room(module, name):
+            raise NameInUseError("submodule", name, type(module).__name__)
+        put_part(module, name, submodule, is_assigned=is_assigned)
         if record.in_compact and is_lazy(submodule):
             _set_priority(module, name, AttrPriority.INIT_PARENT)
+    if is_assigned:
+        drop_name(module, name)
     adopt_submodule(record, name, placed)
     return placed
 
@@ -111,7 +146,7 @@ def adopt_fields(record: ModuleInCall) -> list[tuple[str, ...]]:
       The paths of those that belong to other modules.
     """
     referred: list[tuple[str, ...]] = []
-    for name, value in list(vars(record.module).items()):
+    for name, value in list(attributes_of(record.module).items()):
         if isinstance(value, LinenHolder):
             adopt_submodule(record, name, value)
         elif is_lazy(value):
@@ -131,7 +166,7 @@ def refer(module: Any, name: str) -> None:
 
 def _set_priority(module: Any, name: str, priority: int) -> None:
     if name not in module.attr_priorities:
-        module.set_attr_priority(name, priority)
+        type(module).set_attr_priority(module, name, priority)
 
 
 def is_lazy(value: Any) -> bool:
@@ -182,11 +217,23 @@ def reused(before: Any, fresh: Any) -> Any:
 
 def _is_same(before: Any, fresh: Any, name: str) -> bool:
     """Whether a field is as it was; a module in it is taken over from the earlier call."""
-    old, new = vars(before).get(name), vars(fresh).get(name)
+    old, new = _held(before, name), _held(fresh, name)
     if new is None and name in MODE_FIELDS:
         # What train() and eval() have set answers where the model leaves it open.
         vars(fresh)[name] = old
         return True
+    if not _is_equal(old, new):
+        return _is_same_part(before, fresh, name)
+    return all(_is_same_part(before, fresh, part) for part in refs(new))
+
+
+def _held(module: Any, name: str) -> Any:
+    """What a field holds: a value, a part, or a structure with names of parts."""
+    return names_of(module).get(name, attributes_of(module).get(name))
+
+
+def _is_same_part(before: Any, fresh: Any, name: str) -> bool:
+    old, new = attributes_of(before).get(name), attributes_of(fresh).get(name)
     if isinstance(old, nnx.Module) and isinstance(new, nnx.Module) and old is not new:
         kept = reused(old, new)
         if kept is not None:
@@ -201,6 +248,8 @@ def _is_equal(a: Any, b: Any) -> bool:
         return False
     if isinstance(a, tuple):
         return len(a) == len(b) and all(map(_is_equal, a, b))
+    if isinstance(a, FrozenDict):
+        return a.keys() == b.keys() and all(_is_equal(a[key], b[key]) for key in a)
     return isinstance(a, _SIMPLE) and a == b
 
 
@@ -208,15 +257,23 @@ def _view(before: Any, fresh: Any, fields: Any) -> None:
     """Gives a new module all that an earlier one holds besides its fields."""
     own, held = vars(fresh), vars(before)
     note = dict(held[DATA_NOTE]) if DATA_NOTE in held else {}
+    names = {n: structure for n, structure in names_of(before).items() if n not in fields}
+    # A part may live in the attribute of a field.
+    hidden = [n for n in fields if n in names_of(before) and is_part(held.get(n))]
+    names |= {n: own[n] for n in hidden if n in own} | names_of(fresh)
+    parts = {part for structure in names_of(fresh).values() for part in refs(structure)}
+    kept = {*fields, IS_SETUP, NAMES} - {*hidden} | parts
     for name, value in held.items():
-        if is_note(name) or name in fields or name == IS_SETUP:
+        if is_note(name) or (name in kept and name not in parts):
             continue
         new = own.get(name)
         if isinstance(new, nnx.Module) and isinstance(value, nnx.Module) and new is not value:
             own[name] = reused(value, new) or new
-        else:
+        elif name not in parts or new is None:
             own[name] = value
-    own[DATA_NOTE] = own[DATA_NOTE].update({n: d for n, d in note.items() if n not in fields})
+    own[DATA_NOTE] = own[DATA_NOTE].update({n: d for n, d in note.items() if n not in kept})
+    for name, structure in names.items():
+        set_name(fresh, name, structure)
     set_initializing([fresh], is_initializing(before))
 
 
@@ -226,8 +283,11 @@ def settle(record: ModuleInCall) -> None:
         held = vars(before)
         for name, value in list(vars(fresh).items()):
             is_state = isinstance(value, nnx.Variable | nnx.Pytree)
-            if name not in held and is_state and not is_note(name) and name != "scope":
-                put(before, name, value)
+            if not is_part(held.get(name)) and is_state and not is_note(name) and name != SCOPE:
+                put_part(before, name, value)
+        for name, structure in names_of(fresh).items():
+            if name not in names_of(before) and name not in held:
+                set_name(before, name, structure)
         if PRIORITIES in vars(fresh) and PRIORITIES not in held:
             put(before, PRIORITIES, vars(fresh)[PRIORITIES])
         if is_lazy(before) and vars(fresh)[IS_SETUP] and not held[IS_SETUP]:

@@ -15,8 +15,9 @@ from bridge._conversion.linen_holder import LinenHolder, is_linen_style
 from bridge._conversion.neutral import Displaced, as_dicts
 from bridge._conversion.nnx_leaves import DISPLACED_KEY
 from bridge._conversion.own_leaves import with_graphdefs
+from bridge._flax.objects import attributes_of
 
-from .attributes import AttrPriority, is_free, is_reserved_name, put
+from .attributes import AttrPriority, has_room, is_free, is_reserved_name, put, put_part
 
 
 class Unclaimed(nnx.Pytree):
@@ -35,7 +36,7 @@ class Unclaimed(nnx.Pytree):
 
 def find(module: Any, collection: str, name: str) -> nnx.Variable[Any] | None:
     """The Variable of a module that Linen knows by this collection and name."""
-    attributes = vars(module)
+    attributes = attributes_of(module)
     value = attributes.get(name)
     if isinstance(value, nnx.Variable) and _is_of(value, collection):
         return value
@@ -64,14 +65,14 @@ def has_below(module: Any, collection: str, name: str) -> bool:
 
 
 def add(module: Any, collection: str, name: str, variable: nnx.Variable[Any]) -> None:
-    """Gives a module a Variable, beside one of another collection or a field of that name."""
+    """Gives a module a Variable, beside one of another collection of that name."""
     other = vars(module).get(name)
-    if is_free(module, name):
-        put(module, name, variable)
+    if has_room(module, name):
+        put_part(module, name, variable)
     elif isinstance(other, nnx.Variable) and collection == "params":
         # As in a ToNNX: parameters keep their place.
         _displace(module, registry.current().name_from_type(other.var_type), name, other)
-        put(module, name, variable)
+        put_part(module, name, variable)
     else:
         _displace(module, collection, name, variable)
 

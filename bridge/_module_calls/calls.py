@@ -14,9 +14,12 @@ from flax import nnx
 from bridge._flax.linen_modules import is_linen_innermost
 from bridge._flax.linen_modules import outer_mutable as linen_mutable
 from bridge._flax.nodes import nodes_below
-from bridge._flax.objects import is_initializing, set_initializing
+from bridge._flax.objects import attributes_of, is_initializing, set_initializing
 
 from .scope import Scope
+
+# The attribute in which a copy of a module that a transform has made finds its scope.
+SCOPE = "bridge__scope"
 
 
 class ModuleInCall:
@@ -128,7 +131,7 @@ class ModuleCall:
           name: its name there, None if it has none.
           rngs: its streams, None for its own or those of the parent.
         """
-        own = vars(module).get("scope")
+        own = attributes_of(module).get(SCOPE)
         if rngs is None:
             rngs = own.rngs if own is not None else own_rngs(module)
         if rngs is None:
@@ -154,8 +157,7 @@ class ModuleCall:
         self._records.clear()
         if self._has_copies:
             for node in nodes_below(records[0].module).objects:
-                if isinstance(vars(node).get("scope"), Scope):
-                    del vars(node)["scope"]
+                attributes_of(node).pop(SCOPE, None)
 
 
 _initial: ContextVar[set[str] | None] = ContextVar("initial", default=None)
@@ -187,7 +189,7 @@ def stream_counts(module: Any, names: Iterable[str]) -> list[nnx.Variable[Any]]:
 
 def own_rngs(module: Any) -> nnx.Rngs | None:
     """The streams that a module keeps."""
-    return vars(module).get("bridge__rngs")
+    return attributes_of(module).get("bridge__rngs")
 
 
 class _Stack(threading.local):
@@ -272,6 +274,6 @@ def joined_record(module: Any, *, is_copy: bool = False) -> ModuleInCall | None:
     if top is None:
         return None
     found = top.call.find(module)
-    if found is None and (is_copy or "scope" in vars(module)):
+    if found is None and (is_copy or SCOPE in attributes_of(module)):
         found = top.call.attach(module, top)
     return found
