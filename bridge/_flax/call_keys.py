@@ -49,6 +49,24 @@ class CallKeys:
         self.initializers = 0
         # The streams that initial values were drawn from.
         self.initial: set[str] = set()
+        # Whether a transform has drawn a key from every stream, asked for or not.
+        self.are_folded = False
+
+    @property
+    def drawn(self) -> dict[str, Any]:
+        """The keys that were drawn from streams so far, by name."""
+        default = self._sources.get(DEFAULT)
+        return {
+            name: key
+            for name, key in self._keys.items()
+            if isinstance(self._sources.get(name, default), nnx.RngStream)
+        }
+
+    def replaced(self, keys: Mapping[str, Any]) -> CallKeys:
+        """The same streams with other keys, for the same call once more."""
+        copy = CallKeys(self._sources, self._plain)
+        copy._keys = {**self._keys, **keys}
+        return copy
 
     @functools.cached_property
     def names(self) -> tuple[str, ...]:

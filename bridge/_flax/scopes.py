@@ -138,6 +138,25 @@ def _drawing(made: Any, streams: LazyKeys) -> StreamScope:
     return made
 
 
+class _FoldNote:
+    """A flag of a scope that notes whether `nn.jit` or `nn.fold_rngs` ran in it, or below.
+
+    Both draw a key from each stream that there is, and then keep the counters for the next call
+    that looks alike, so the counters do not say what was asked for. Both hash the flags of the
+    module's scope, to tell whether they have compiled this before. All notes have one hash.
+    """
+
+    def __init__(self, draws: CallKeys):
+        self._draws = draws
+
+    def __hash__(self) -> int:
+        self._draws.are_folded = True
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _FoldNote)
+
+
 def undo_draws(scope: Scope | None, names: Iterable[str]) -> None:
     """Takes back the last draw from streams of a scope: the next one gives the same key again."""
     counters: dict[Any, Any] = scope.rng_counters if scope is not None else {}
@@ -193,14 +212,17 @@ def run_linen(
       path: where the module is in the outermost one.
 
     Returns:
-      (output, variables of the mutable collections, RNG streams that were used).
+      (output, variables of the mutable collections, RNG streams that were used). If the keys
+      `are_folded` after the call, these streams say nothing.
     """
     if path and not capture_intermediates:
         # A part of the model around it, and of what that captures.
         capture_intermediates = outer_capture()
     if capture_intermediates:
         mutable = union(mutable, "intermediates")
-    flags: dict[str, Any] = {"initializing": True} if initializing else {}
+    flags: dict[str, Any] = {"bridge_folds": _FoldNote(draws)}
+    if initializing:
+        flags["initializing"] = True
     if modes:
         flags["bridge_modes"] = tuple(sorted(modes.items()))
     counters: dict[Any, Any] = {}

@@ -24,6 +24,7 @@ from bridge._flax.scopes import ImmutableScopeError, run_linen
 from bridge._flax.tabulate import tabulated_as
 from bridge._initialization.creating import is_creating_variables
 from bridge._module_calls.calls import mutable_around
+from bridge._randomness.live_inputs import live_inputs
 from bridge._randomness.streams import sources
 from bridge._sharding import eager, explicit_axes
 
@@ -101,6 +102,8 @@ class LinenCall:
                 output, self._updates, self._used = self._run(
                     variables, self._keys, call.args, call.kwargs
                 )
+                if self._keys.are_folded and not self._initializing:
+                    self._used = self._live_streams()
                 return output
             created = creation.created(
                 self._run, variables, self._keys, call.args, call.kwargs, eager=self._is_eager
@@ -165,6 +168,16 @@ class LinenCall:
         return with_graphdefs(
             {**bare, **self._captures.variables()}, self._wrapper.to_nnx__graphdefs
         )
+
+    def _live_streams(self) -> set[str]:
+        """The streams whose keys the output and the updates depend on."""
+
+        def outcome(keys: dict[str, Any]) -> Any:
+            draws = self._keys.replaced(keys)
+            return self._run(self._variables(), draws, self._call.args, self._call.kwargs)[:2]
+
+        drawn = self._keys.drawn
+        return live_inputs(outcome, drawn) if drawn else set()
 
     def _written_to(self, error: Exception) -> str | None:
         """The collection that the module writes to, although it is not mutable."""

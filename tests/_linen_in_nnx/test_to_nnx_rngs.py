@@ -1,5 +1,7 @@
 """ToNNX: where keys come from, when they are drawn, and parity with Linen."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -26,10 +28,53 @@ DETERMINISTIC = {
     "remat": lambda: (nn.remat(models.LinenMLP)(), X),
     "rnn": lambda: (models.LinenRecurrent(), X),
     "attention": lambda: (nn.MultiHeadDotProductAttention(2, deterministic=True), X[None]),
+    "jit": lambda: (nn.jit(models.LinenDropout)(deterministic=True), X),
+    "fold_rngs": lambda: (nn.fold_rngs(models.LinenDropout)(deterministic=True), X),
+    "jit of fold_rngs": lambda: (nn.jit(nn.fold_rngs(models.LinenDropout))(True), X),
+    "jit inside": lambda: (LinenLayers("none"), X, True),
+    "jit in remat": lambda: (LinenLayers("remat"), X, True),
+    "jit in vmap": lambda: (LinenLayers("vmap"), X, True),
+    "jit in scan": lambda: (LinenLayers("scan"), X, True),
+    "jit in cond": lambda: (LinenLayers("cond"), X, True),
 }
 
+
+class LinenLayers(nn.Module):
+    """Two layers under `nn.jit`, whose argument says what the second one does; in a transform."""
+
+    around: str
+
+    @nn.compact
+    def __call__(self, x, deterministic):
+        def body(module, x):
+            x = nn.Dense(4, name="dense")(x)
+            x = NoisyJit(name="first")(x, True)
+            return NoisyJit(name="second")(x, deterministic)
+
+        split = {"params": True, "dropout": True, "default": True}
+        axes = {"variable_axes": {"params": 0}, "split_rngs": split}
+        if self.around == "remat":
+            return nn.remat(body)(self, x)
+        if self.around == "vmap":
+            return nn.vmap(body, **axes)(self, x)
+        if self.around == "scan":
+            step = lambda module, x, _: (body(module, x), None)  # noqa: E731
+            return nn.scan(step, **axes, length=2)(self, x, None)[0]
+        if self.around == "cond" and not self.is_initializing():
+            return nn.cond(x.sum() > 100, lambda m, x: x, body, self, x)
+        return body(self, x)
+
+
+class Noisy(nn.Module):
+    @nn.compact
+    def __call__(self, x, deterministic):
+        return nn.Dropout(0.5)(x, deterministic=deterministic)
+
+
+NoisyJit = nn.jit(Noisy, static_argnums=2)
+
 # Linen hands keys to the transformed function before that function asks for one.
-LIFTED = ("scan", "vmap", "remat", "rnn")
+LIFTED = ("scan", "vmap", "remat", "rnn", *(n for n in DETERMINISTIC if "jit" in n or "fold" in n))
 
 
 @pytest.mark.parametrize("name", DETERMINISTIC)
@@ -102,6 +147,41 @@ def test_a_stream_moves_on_by_one_with_each_call_that_uses_it(name, jit):
         expected = module.apply({}, x, rngs={"dropout": streams.dropout()})
         assert_identical(step(model, x), expected)
         assert list(rng_counts(model).values()) == [n]
+
+
+@pytest.mark.parametrize("around", ["none", "remat", "vmap", "scan", "cond"])
+@pytest.mark.parametrize("is_traced", [True, False])
+def test_a_layer_under_nn_jit_draws_after_a_deterministic_call(around, is_traced):
+    """Flax keeps the counts of the first call that looked alike, whatever was asked for since."""
+    module = LinenLayers(around)
+    model = bridge.ToNNX(module, nnx.Rngs(params=0, dropout=1)).lazy_init(X, True)
+    streams = nnx.clone(model.to_nnx__rngs)
+    variables = model.linen_variables()
+    call = lambda model, x: model(x, False)  # noqa: E731
+    step = nnx.jit(call) if is_traced else call
+    for _ in range(2):
+        before = snapshot(model)
+        model(X, True)
+        assert snapshot(model) == before
+        keys = {
+            name: jax.random.fold_in(streams[name].key[...], streams[name].count[...])
+            for name in ("params", "dropout")
+        }
+        assert_close(step(model, X), module.apply(variables, X, False, rngs=keys))
+        streams.dropout()
+        assert rng_counts(model.to_nnx__rngs) == rng_counts(streams)
+
+
+def test_a_layer_under_nn_jit_draws_in_a_second_thread():
+    """Flax keeps those counts for each thread, and JAX the compiled layer for all."""
+    model = bridge.ToNNX(NoisyJit(), nnx.Rngs(dropout=1))
+    model(X, False)
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(model, X, False).result()
+    assert list(rng_counts(model).values()) == [2]
+    stream = nnx.Rngs(dropout=1).fork().dropout
+    stream()
+    assert_identical(other, NoisyJit().apply({}, X, False, rngs={"dropout": stream()}))
 
 
 MODULES = {
@@ -309,8 +389,8 @@ def test_default_serves_a_missing_dropout_stream_in_a_lifted_transform(lift):
         keys = {"params": native.params(), "dropout": native.dropout()}
         assert_identical(model(x), module.apply(variables, x, rngs=keys))
         if lift == "jit":
-            # It folds every key that there is, `default` too.
-            native.default()
+            # It folds in every key that there is, and this model asks for none of `params`.
+            native.params.count[...] -= 1
 
 
 def test_default_serves_a_missing_stream_under_scan():
