@@ -84,9 +84,19 @@ def as_variables(held: Mapping[Address, HeldVariable], *, boxed: bool = True) ->
     )
 
 
-def state_collections(held: Mapping[Address, HeldVariable]) -> tuple[str, ...]:
-    """The collections that training updates, among those that exist."""
-    return tuple(sorted(filter(holds_state, {collection for collection, _ in held})))
+def state_collections(
+    wrapper: LinenHolder, held: Mapping[Address, HeldVariable]
+) -> tuple[str, ...]:
+    """The collections that training updates, among those that the wrapper has or had."""
+    known = {*wrapper.to_nnx__collections, *(collection for collection, _ in held)}
+    return tuple(sorted(filter(holds_state, known)))
+
+
+def note_collections(wrapper: LinenHolder, collections: Collection[str]) -> None:
+    """Notes which state collections an initialisation has made or sown into."""
+    known = {*wrapper.to_nnx__collections, *filter(holds_state, collections)}
+    if known != set(wrapper.to_nnx__collections):
+        wrapper.to_nnx__collections = tuple(sorted(known))
 
 
 def store(

@@ -28,6 +28,8 @@ class LinenHolder(nnx.Module):
       to_nnx__eager_sharding: whether annotated variables are sharded at once.
       to_nnx__graphdefs: collection `nnx` of the modules inside. It is static, so it is in no
         Variable, but an initialisation that creates it must keep it.
+      to_nnx__collections: the state collections that an initialisation has made or sown into. They
+        may be empty now: `nnx.pop` takes out what a call has sown.
       to_nnx__path: where it is in the outermost module, if it was told.
       to_nnx__setattr: the `__setattr__` of `ToNNX`; a subclass may have another one.
     """
@@ -39,6 +41,7 @@ class LinenHolder(nnx.Module):
     to_nnx__modes: tuple[tuple[str, Any], ...] = ()
     to_nnx__eager_sharding: bool | None = None
     to_nnx__graphdefs: tuple[tuple[Path, nnx.GraphDef[Any]], ...] = ()
+    to_nnx__collections: tuple[str, ...] = ()
     to_nnx__path: tuple[str, ...] = ()
 
     to_nnx__setattr: ClassVar[Any] = nnx.Module.__setattr__
@@ -66,7 +69,13 @@ def is_linen_style(kind: object) -> bool:
 IS_SETUP = "bridge__is_setup"
 # The attributes that an initialisation creates beside the variables.
 CREATED_ATTRIBUTES = frozenset(
-    {"to_nnx__graphdefs", IS_SETUP, "bridge__names", "bridge__priorities"}
+    {
+        "to_nnx__graphdefs",
+        "to_nnx__collections",
+        IS_SETUP,
+        "bridge__names",
+        "bridge__priorities",
+    }
 )
 
 

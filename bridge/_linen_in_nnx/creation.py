@@ -7,9 +7,11 @@ from typing import Any, NamedTuple
 
 import jax
 from flax import linen as nn
+from flax.core import DenyList
 
 from bridge._conversion import linen_leaves
 from bridge._conversion.arrays import Arrays
+from bridge._conversion.collections import OUTPUTS
 from bridge._conversion.linen_attributes import HeldVariable
 from bridge._conversion.matching import compare, inputs_text
 from bridge._conversion.neutral import Address, Leaf, laid_over
@@ -64,6 +66,31 @@ def created(
     }
     graphdefs = graphdefs_in(laid_over(variables, updates))
     return Created(with_graphdefs(linen_leaves.to_variables(bare), graphdefs), updates, used)
+
+
+def does_without(
+    run: Callable[..., Any],
+    collection: str,
+    variables: Mapping[str, Any],
+    draws: CallKeys,
+    args: Any,
+    kwargs: Any,
+) -> bool:
+    """Whether an initialisation gets by without a collection, as it does with one that it sows.
+
+    Where the collection is not mutable, `sow` stores nothing, and whatever else makes a variable
+    raises. Nothing is computed.
+    """
+
+    def init() -> None:
+        run(variables, draws, args, kwargs, mutable=DenyList((collection, *OUTPUTS)))
+
+    try:
+        with jax.sharding.use_abstract_mesh(explicit_axes.NO_MESH):
+            jax.eval_shape(init)
+    except Exception:
+        return False
+    return True
 
 
 def shapes(module: nn.Module, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:

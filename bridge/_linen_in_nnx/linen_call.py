@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
 from flax import errors as flax_errors
 from flax import linen as nn
+from flax import nnx
 from flax.core import DenyList, Scope
 
+import registry
 from bridge import _train_eval
 from bridge._conversion import linen_attributes, linen_leaves
+from bridge._conversion.collections import holds_state
 from bridge._conversion.linen_holder import LinenHolder, name_of
 from bridge._conversion.neutral import Neutral
 from bridge._conversion.own_leaves import graphdefs_in, with_graphdefs
@@ -37,6 +40,12 @@ _NO_VARIABLES = (
     flax_errors.ScopeParamNotFoundError,
     flax_errors.ScopeVariableNotFoundError,
 )
+
+
+def _may_be_sown(collection: str) -> bool:
+    """Whether a collection may hold outputs: the streams of an NNX module inside are state."""
+    variable_type = registry.variable_type_from_name(collection, create=True)
+    return holds_state(collection) and not issubclass(variable_type, nnx.RngState)
 
 
 class LinenCall:
@@ -119,14 +128,17 @@ class LinenCall:
           TraceContextError: a Variable or a stream belongs to another trace.
         """
         changed, used = self._changed(), self._used
-        if not self._initializing:
+        made: set[str] = set()
+        if self._initializing:
+            made = {collection for collection, path in changed if path}
+            sown = self._sown(made)
+            changed = {a: leaf for a, leaf in changed.items() if a[0] not in sown}
+            # Other draws of the forward pass are undone with its other effects.
+            is_new = bool(changed.keys() - self._held.keys())
+            used = used & (self._keys.initial | {"params"}) if is_new else set()
+        else:
             # An empty collection in the output says that nothing was written.
             changed = {a: leaf for a, leaf in changed.items() if a[1] or a in self._held}
-        elif changed.keys() - self._held.keys():
-            # Other draws of the forward pass are undone with its other effects.
-            used = used & (self._keys.initial | {"params"})
-        else:
-            used = set()
         linen_attributes.store(
             self._wrapper,
             changed,
@@ -136,6 +148,7 @@ class LinenCall:
             boxed=self._is_boxed,
             then=lambda: self._keys.commit(used),
         )
+        linen_attributes.note_collections(self._wrapper, made)
         if graphdefs := graphdefs_in(self._updates):
             self._wrapper.to_nnx__graphdefs = graphdefs
 
@@ -168,6 +181,19 @@ class LinenCall:
         return with_graphdefs(
             {**bare, **self._captures.variables()}, self._wrapper.to_nnx__graphdefs
         )
+
+    def _sown(self, made: set[str]) -> set[str]:
+        """The collections that an initialisation has only sown into: outputs, and no state."""
+        candidates = set(filter(_may_be_sown, made)) - {collection for collection, _ in self._held}
+        inputs = (self._call.args, self._call.kwargs)
+        with _train_eval.applied(self._call.modes):
+            return {
+                collection
+                for collection in candidates
+                if creation.does_without(
+                    self._run, collection, self._variables(), self._keys.replaced({}), *inputs
+                )
+            }
 
     def _live_streams(self) -> set[str]:
         """The streams whose keys the output and the updates depend on."""
@@ -226,8 +252,7 @@ class LinenCall:
 
     def _mutable_state(self, mutable: Any) -> Any:
         """The filter of the call itself; else that of an outer Linen call; else the wrapper's."""
-        held: Mapping[Any, Any] = self._held
-        existing = linen_attributes.state_collections(held)
+        existing = linen_attributes.state_collections(self._wrapper, self._held)
         mutable = mutable_filter.checked(mutable, f"a call of {name_of(self._wrapper)}")
         if mutable is None and (outer := mutable_around()) is not None:
             return outer

@@ -125,6 +125,7 @@ class ToNNX(LinenHolder):
         # From the host to the shards, without a whole copy on one device.
         sharded = eager.variables_in_shards(variables, self.to_nnx__eager_sharding, name_of(self))
         linen_attributes.take_in(self, sharded)
+        linen_attributes.note_collections(self, variables)
         if graphdefs := graphdefs_in(variables):
             self.to_nnx__graphdefs = graphdefs
 
