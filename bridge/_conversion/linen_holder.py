@@ -20,7 +20,7 @@ class LinenHolder(nnx.Module):
     instance, at each `nnx.jit` for instance.
 
     Attributes:
-      to_nnx__module: the Linen module.
+      to_nnx__module: the Linen module. The instance keeps it in a `HeldModule`.
       to_nnx__rngs: the streams that its keys are drawn from.
       to_nnx__plain_keys: the names of streams that were given as plain keys.
       to_nnx__mutable: the collections that every call may update.

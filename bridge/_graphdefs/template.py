@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from flax import linen as nn
 
+from bridge._conversion.held_module import HeldModule
 from bridge._equality.code_names import IS_FOUNDATION
 from bridge._flax import graphdefs
 from bridge._flax.objects import DATA_ATTRIBUTES, OBJECT_STATES
@@ -145,6 +146,10 @@ def _part(value: Any, places: Mapping[int, int]) -> Any:
         return value
     if kind is jax.tree_util.PyTreeDef:
         _require_no_hole([*(value.node_data() or ()), *value.children()], places)
+        return value
+    if kind is HeldModule:
+        # A copy of the module would be another object.
+        _require_no_hole([value.module], places)
         return value
     if isinstance(value, nn.Module) and value.scope is None and _is_class_to_keep(kind):
         fields = [getattr(value, name, None) for name in value.__dataclass_fields__]

@@ -12,6 +12,7 @@ from flax import nnx
 
 from bridge import _train_eval
 from bridge._conversion import linen_attributes, linen_leaves
+from bridge._conversion.held_module import HeldModule
 from bridge._conversion.linen_holder import OWN_PREFIX, LinenHolder, name_of
 from bridge._conversion.neutral import as_dicts
 from bridge._conversion.own_leaves import graphdefs_in
@@ -219,6 +220,8 @@ class ToNNX(LinenHolder):
         value = super().__getattribute__(name)
         if name[:2] == "__":
             return value
+        if type(value) is HeldModule:
+            return value.module
         is_tree = type(value) is dict
         if is_tree or isinstance(value, nnx.Variable):
             if hasattr(type(self), name):
@@ -229,12 +232,16 @@ class ToNNX(LinenHolder):
         return value
 
     def __getattr__(self, name: str) -> Any:
-        module = vars(self).get("to_nnx__module")
-        if module is None or name.startswith(("__", OWN_PREFIX)) or is_note(name):
+        if (
+            "to_nnx__module" not in vars(self)
+            or name.startswith(("__", OWN_PREFIX))
+            or is_note(name)
+        ):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         if hasattr(type(self), name):
             # A property of a subclass raised; reading it again raises its own error.
             return super().__getattribute__(name)
+        module = self.to_nnx__module
         if name in _train_eval.MODE_FIELDS:
             # Answered whatever the top module's fields are: a module further down may have the
             # field.
@@ -285,6 +292,8 @@ class ToNNX(LinenHolder):
             return
         if not is_marked and not nnx.is_data(value) and nnx.has_data(value):
             value = nnx.data(value)
+        if isinstance(value, nn.Module) and name == "to_nnx__module":
+            value = HeldModule(value)
         super().__setattr__(name, as_tabulated(name, value))
 
     to_nnx__setattr = __setattr__
