@@ -10,7 +10,7 @@ import orbax.checkpoint as ocp
 
 from bridge._conversion.neutral import nest
 
-from . import _notes
+from . import _notes, _orbax_saves
 from ._contents import contents_of
 from ._files import NOTES
 from ._publish import publishing
@@ -69,7 +69,7 @@ def save(
 
     In a program of several processes all of them call this. Each writes its own shards; of an array
     that every process has for itself, such as the key of a local `nnx.Rngs`, the first one's is
-    stored.
+    stored. Threads may save at once; they wait for each other.
 
     Args:
       path: the directory that the checkpoint becomes, and those above it that are missing. It
@@ -104,5 +104,4 @@ def save(
     """
     with publishing(path, overwrite=overwrite) as new:
         args = save_args(tree, rngs=rngs, extra=extra, digests=digests)
-        with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-            checkpointer.save(new, args=args)
+        _orbax_saves.write(new, ocp.CompositeCheckpointHandler(), args)

@@ -13,7 +13,7 @@ from flax.core import meta
 from bridge import checkpoint
 from bridge._cli._input_errors import InputError
 from bridge._errors import CheckpointError
-from bridge.checkpoint import _publish, _refusals, _single_files
+from bridge.checkpoint import _orbax_saves, _publish, _refusals, _single_files
 from bridge.checkpoint._stored import parts
 
 
@@ -59,9 +59,9 @@ def write(out: pathlib.Path, source: str, tree: Any, form: str, *, overwrite: bo
             _single_files.write(new, _bare(tree), file_format)
         else:
             _check_names(out, tree)
-            with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as checkpointer:
-                # Programs save the State itself, as Flax's guide on checkpoints does.
-                checkpointer.save(new, args=ocp.args.PyTreeSave(_unboxed(tree)))
+            # Programs save the State itself, as Flax's guide on checkpoints does.
+            args = ocp.args.PyTreeSave(_unboxed(tree))
+            _orbax_saves.write(new, ocp.PyTreeCheckpointHandler(), args)
 
 
 def _file_format(form: str) -> str | None:
