@@ -36,11 +36,28 @@ def places(path: Path) -> Iterator[Path]:
         yield from sorted(p for p in path.parent.iterdir() if pattern.fullmatch(p.name))
 
 
-def lock(place: Path) -> int | None:
-    """Holds a directory until the descriptor is closed, or the process ends.
+def make(place: Path) -> int | None:
+    """Makes a directory and holds it until the descriptor is closed, or the process ends.
 
     Returns:
-      The descriptor; None if it is another's, or the system has no locks.
+      The descriptor; None if the system has no locks.
+    """
+    while True:
+        place.mkdir()
+        held = _lock(place, waits=True)
+        # A sweep may have removed the directory, still empty, before this process held it.
+        if fcntl is None or place.exists():
+            return held
+        if held is not None:
+            os.close(held)
+
+
+def _lock(place: Path, *, waits: bool) -> int | None:
+    """Holds a directory.
+
+    Returns:
+      The descriptor; None if it is another's and this does not wait, if it is gone, or if the
+      system has no locks.
     """
     if fcntl is None:
         return None
@@ -49,7 +66,7 @@ def lock(place: Path) -> int | None:
     except OSError:
         return None
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if waits else fcntl.LOCK_NB))
     except OSError:
         os.close(descriptor)
         return None
@@ -63,12 +80,12 @@ def sweep(path: Path) -> None:
     before a restart. So is one that holds anything but checkpoints and what orbax had begun.
     """
     for place in places(path):
-        held = lock(place) if _boot() and f"-{_boot()}-" in place.name else None
+        is_local = bool(_boot()) and f"-{_boot()}-" in place.name
+        held = _lock(place, waits=False) if is_local else None
         if held is not None:
-            children = list(place.iterdir())
-            # An empty directory may be so new that its owner does not hold the lock yet.
-            if children and all(map(_is_ours, children)):
-                shutil.rmtree(place, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                if all(map(_is_ours, place.iterdir())):
+                    shutil.rmtree(place, ignore_errors=True)
             os.close(held)
 
 

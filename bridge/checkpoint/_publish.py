@@ -123,8 +123,7 @@ class _Publication:
             for folder in dict.fromkeys(reversed(missing)):
                 folder.mkdir(exist_ok=True)
                 self._made.append(folder)
-            self.place.mkdir()
-            self._lock = _leftovers.lock(self.place)
+            self._lock = _leftovers.make(self.place)
         except BaseException:
             self.abandon()
             raise

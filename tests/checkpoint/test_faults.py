@@ -123,9 +123,12 @@ def test_a_failure_of_any_step_is_one_error_and_leaves_nothing_behind(
 def test_what_a_killed_save_left_is_removed_by_the_next_one(tmp_path):
     path = tmp_path / "model"
     # What nobody holds, a save that is still running, and what other people have made.
-    killed, running, unknown = (_leftovers.place_of(path, n) for n in range(3))
+    killed, running, unknown, begun = (_leftovers.place_of(path, n) for n in range(4))
     other = tmp_path / "model.next"
-    for place in (killed, running, unknown, other):
+    lock = _leftovers.make(running)
+    # One of a save that was killed before it wrote anything.
+    begun.mkdir()
+    for place in (killed, unknown, other):
         (place / "new.orbax-checkpoint-tmp").mkdir(parents=True)
     checkpoint.save(killed / "old", VALUES["old"])
     # What is left of an old one of which a part is deleted.
@@ -133,12 +136,28 @@ def test_what_a_killed_save_left_is_removed_by_the_next_one(tmp_path):
     # What was put into the old directory in the moment in which it was taken out.
     (unknown / "old").mkdir()
     (unknown / "old" / "notes.txt").write_text("x")
-    lock = _leftovers.lock(running)
     checkpoint.save(path, VALUES["old"])
     assert set(tmp_path.iterdir()) == {path, running, unknown, other}
     os.close(lock)
     checkpoint.save(path, VALUES["new"], overwrite=True)
     assert set(tmp_path.iterdir()) == {path, unknown, other}
+
+
+def test_a_directory_swept_before_it_is_held_is_made_again(tmp_path, monkeypatch):
+    path, own_lock, sweeps = tmp_path / "model", _leftovers._lock, [1]
+
+    def lock(place, *, waits):
+        if waits and sweeps:
+            sweeps.clear()
+            _leftovers.sweep(path)
+            assert not place.exists()
+        return own_lock(place, waits=waits)
+
+    monkeypatch.setattr(_leftovers, "_lock", lock)
+    checkpoint.save(path, VALUES["old"])
+
+    assert sweeps == []
+    assert list(tmp_path.iterdir()) == [path]
 
 
 FULL = """
