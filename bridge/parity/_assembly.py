@@ -147,7 +147,7 @@ class Assembly:
             if places:
                 notes.append(f"calls without a counterpart, only in {side}: {_listed(places)}")
         if found.not_comparable:
-            notes.append(f"{found.not_comparable} calls return arrays of other shapes")
+            notes.append(f"calls not compared, of other shapes in and out: {found.not_comparable}")
         return Section("layers", found.compared, "; ".join(notes))
 
     def _field_section(self) -> Section:
@@ -156,7 +156,8 @@ class Assembly:
             compared += [
                 Compared(f"{place}: {d.name}", "differs", values=(d.a, d.b)) for d in differences
             ] or [Compared(place, "bitwise")]
-        return Section("fields", tuple(compared), is_advisory=not self._are_named)
+        note = "initialisers and functions without a name are not compared" if compared else ""
+        return Section("fields", tuple(compared), note, is_advisory=not self._are_named)
 
     def _hints(self, report: Report) -> Iterable[str]:
         found = self._layers

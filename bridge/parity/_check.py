@@ -47,8 +47,11 @@ def check(
     The weights themselves, outputs, the output of every layer, the static fields of the layers,
     gradients by parameter, updated state, optimizer steps and partition specs. Each model runs with
     its own library; neither is changed, and nothing is converted but `a`'s results, to be laid out
-    as `b`'s are. Static fields, such as a rate or an epsilon, are told and do not make the models
-    differ, unless `sections` names them.
+    as `b`'s are. Static fields, such as a rate or an epsilon, are reported and do not make the
+    models differ, unless `sections` names them. A layer with a dropout rate that one model lacks
+    counts as such a field. Initialisers and functions without a name are not compared.
+
+    An error that a model raises has a note that names the model.
 
     By default nothing is random: both models run as after `eval()`. A Linen module's
     `deterministic`, `use_running_average` and `train` are set as `ToNNX` sets them, unless one of

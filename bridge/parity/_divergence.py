@@ -7,11 +7,14 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
+from ._dropout import rate_of
 from ._fields import FieldDifference, field_differences
 from ._layouts import Layouts
 from ._numbers import Compared, Tolerance, compare, has_nan, worst
 from ._pairs import paired
 from ._trace import LayerCall, Trace
+
+_NO_LAYER = "no such layer"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,10 +69,11 @@ class Layers:
         if there are any whose fields differ too, the first of those.
       nan_from: the first call with a NaN in both outputs and none in its inputs, empty if there is
         none.
-      fields: which static fields differ, by the place of every layer that both models have.
+      fields: which static fields differ, by the place of every layer that both models have, and of
+        every layer with a dropout rate that one model lacks.
       only: the places of the calls without a counterpart, of `a` and of `b`.
       dropping: the places of the layers whose dropout is on, of `a` and of `b`.
-      not_comparable: how many calls return arrays of other shapes.
+      not_comparable: how many calls get and return arrays of other shapes.
     """
 
     compared: tuple[Compared, ...]
@@ -105,14 +109,16 @@ def compare_layers(
         tuple(dict.fromkeys(_text(call) for call in trace.calls if call.drops)) for trace in (a, b)
     )
     both = ({x.path for x, _ in found.pairs}, {y.path for _, y in found.pairs})
-    only = tuple(map(tuple, map(_only, (found.only_a, found.only_b), both)))
+    lacking = found.only_a, found.only_b
+    only = tuple(map(tuple, map(_only, lacking, both)))
+    fields = {**search.fields, **_dropouts_only(*lacking)}
     first, inexact = search.first, search.inexact_with_fields or search.inexact
     return Layers(
         tuple(search.compared),
         first and dataclasses.replace(first, before=search.before),
         inexact,
         search.nan_from,
-        search.fields,
+        fields,
         (only[0], only[1]),
         (dropping[0], dropping[1]),
         search.not_comparable,
@@ -140,17 +146,24 @@ class _Search:
         """Compares two calls that are counterparts."""
         place = _place(x, y, (x.path, x.method) in self._several)
         fields = self._fields_of(x, y)
-        output = worst(self._leaves(place, x.outputs, y.outputs))
+        leaves, given = (
+            self._leaves(place, x.outputs, y.outputs),
+            self._leaves("", x.inputs, y.inputs),
+        )
+        of_one_shape = [c for c in given if c.is_of_one_shape]
+        if len(of_one_shape) < len(given):
+            # What comes in reshaped may go out reshaped, and be the same for all that.
+            leaves = [c for c in leaves if c.is_of_one_shape]
+        output, inputs = worst(leaves), worst(of_one_shape or given)
         if output is None:
             self.not_comparable += bool(x.outputs or y.outputs)
+            self._note_inputs(place, inputs)
             return
-        inputs = worst(self._leaves("", x.inputs, y.inputs))
         found = Divergence(
             place, x.path, y.path, x.nth, (x.module, y.module), len(self.compared), inputs, output,
             self._after, fields=fields, drops=(x.drops, y.drops),
         )  # fmt: skip
-        if not self.before and not found.inputs_agree and not self._is_settled():
-            self.before = place
+        self._note_inputs(place, inputs)
         if not output.ok and not self._is_settled():
             # If there is no better one, report the first.
             self.first = found if self.first is None or found.inputs_agree else self.first
@@ -163,6 +176,12 @@ class _Search:
         if not self.nan_from and _has_nan(x.outputs, y.outputs) and not _has_nan(x.inputs):
             self.nan_from = place
         self.compared.append(output)
+
+    def _note_inputs(self, place: str, inputs: Compared | None) -> None:
+        """Remembers the first call whose inputs differ, which tells where a fault lies."""
+        differ = inputs is not None and not inputs.ok
+        if differ and not self.before and not self._is_settled():
+            self.before = place
 
     def _is_settled(self) -> bool:
         return self.first is not None and self.first.inputs_agree
@@ -181,11 +200,7 @@ class _Search:
         names = [(name, name) for name in a if name in b]
         if not names:
             names = list(zip(a, b, strict=False))
-        return [
-            compare(place, a[x], b[y], self._table, dtypes=self._dtypes)
-            for x, y in names
-            if a[x].shape == b[y].shape
-        ]
+        return [compare(place, a[x], b[y], self._table, dtypes=self._dtypes) for x, y in names]
 
 
 def _several(calls: Iterable[LayerCall]) -> Set[Any]:
@@ -207,6 +222,20 @@ def _only(calls: Iterable[LayerCall], with_counterpart: Set[tuple[str, ...]]) ->
     )
     for (text, module), count in counts.items():
         yield f"{text} ({module})" + (f", {count} calls" if count > 1 else "")
+
+
+def _dropouts_only(
+    only_a: Iterable[LayerCall], only_b: Iterable[LayerCall]
+) -> dict[str, tuple[FieldDifference, ...]]:
+    """The layers with a dropout rate that one model lacks: no output shows it in an evaluation."""
+    found: dict[str, tuple[FieldDifference, ...]] = {}
+    for calls, is_in_a in ((only_a, True), (only_b, False)):
+        for call in calls:
+            name, rate = rate_of(call.fields)
+            if call.is_leaf and rate:
+                sides = (str(rate), _NO_LAYER) if is_in_a else (_NO_LAYER, str(rate))
+                found["/".join(call.path)] = (FieldDifference(name, *sides),)
+    return found
 
 
 def _place(a: LayerCall, b: LayerCall, is_one_of_several: bool) -> str:

@@ -30,8 +30,7 @@ def is_dropping(
       arguments: the call's arguments by name.
       modes: those that a check sets on Linen modules; on NNX modules they are set already.
     """
-    rates = [getattr(module, name, None) for name in _RATES]
-    if not any(isinstance(rate, int | float) and rate > 0 for rate in rates):
+    if not rate_of({name: getattr(module, name, None) for name in _RATES})[1]:
         return False
     # As Flax does: the argument, then the field; a check fills a Linen field that is left open.
     given = arguments.get("deterministic")
@@ -40,6 +39,15 @@ def is_dropping(
     if given is None:
         given = modes.get("deterministic")
     return given is False
+
+
+def rate_of(fields: Mapping[str, Any]) -> tuple[str, float]:
+    """The name and the value of a layer's dropout rate, 0 if it has none."""
+    for name in _RATES:
+        rate = fields.get(name)
+        if isinstance(rate, int | float) and rate > 0:
+            return name, rate
+    return "", 0.0
 
 
 def remedy(module: Any, function: Any) -> str:

@@ -38,6 +38,8 @@ _LEFT_OUT = frozenset({"deterministic", "use_running_average", "parent", "name",
 _DERIVED = frozenset(
     {"features", "in_features", "out_features", "qkv_features", "num_groups", "group_size"}
 )
+# JAX takes these in any case, and also as members of an enumeration.
+_NAMES_IN_ANY_CASE = frozenset({"padding", "precision"})
 _SKIP = object()
 
 
@@ -121,13 +123,34 @@ class _Function:
     name: str
 
 
+class _Name:
+    """A name that means the same in any case, shown as it was given."""
+
+    def __init__(self, text: str):
+        self._text = text
+
+    def __eq__(self, other: object) -> bool:
+        is_text = isinstance(other, str | _Name)
+        return is_text and str(other).casefold() == self._text.casefold()
+
+    def __hash__(self) -> int:
+        return hash(self._text.casefold())
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return repr(self._text)
+
+
 def _plain(name: str, value: Any) -> Any:
     """A value in a form that compares, `_SKIP` for what does not."""
-    if value is None or isinstance(value, bool | int | float | str):
-        # Precision and padding are names in any case.
-        return value.upper() if isinstance(value, str) and name != "axis_name" else value
     if isinstance(value, enum.Enum):
-        return value.name.upper()
+        return _Name(value.name)
+    if isinstance(value, str) and name in _NAMES_IN_ANY_CASE:
+        return _Name(value)
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
     if isinstance(value, tuple | list):
         items = [_plain(name, item) for item in value]
         return _SKIP if any(item is _SKIP for item in items) else tuple(items)

@@ -196,6 +196,12 @@ def model_of(given: Any, argument: str) -> Model:
       InvalidModuleError: it is neither `(Linen module, variables)` nor an NNX module.
       ConversionError: the variables are no Linen variables.
     """
+    model = _model_of(given, argument)
+    model.side = argument
+    return model
+
+
+def _model_of(given: Any, argument: str) -> Model:
     if isinstance(given, nnx.Module):
         return NnxModel(given)
     expected = "(linen_module, variables) or an NNX module"

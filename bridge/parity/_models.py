@@ -35,6 +35,9 @@ UPDATING = {
     "is_training": True,
 }
 
+# The note on an error of a model: this, and the model's side.
+RAISED_BY = "raised by"
+
 Observing: TypeAlias = Callable[[nnx.Module], contextlib.AbstractContextManager[None]]
 
 
@@ -76,12 +79,14 @@ class Model(abc.ABC):
 
     Attributes:
       name: what it is called in the report.
+      side: `a` or `b`.
       is_linen: whether Linen's names are its paths: a Linen module, or a wrapped one.
       module: the Linen or NNX module that the caller gave.
       values: the leaves that the model was given with.
     """
 
     name: str
+    side: str
     is_linen: bool
     module: Any
     values: Neutral
@@ -102,9 +107,18 @@ class Model(abc.ABC):
         except NameError as error:
             axis = None if isinstance(error, UnboundAxisError) else unbound_axis(error)
             if axis is None:
+                self._note(error)
                 raise
             raise UnboundAxisError(self.name, axis) from error
+        except Exception as error:
+            self._note(error)
+            raise
         return output, dict(after)
+
+    def _note(self, error: Exception) -> None:
+        note = f"{RAISED_BY} {self.side} = {self.name}"
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
 
     @abc.abstractmethod
     def _run(self, values: Neutral, request: Request) -> tuple[Any, Neutral]:

@@ -79,6 +79,11 @@ class Compared:
         """Whether the two agree."""
         return self.verdict in ("bitwise", "close")
 
+    @property
+    def is_of_one_shape(self) -> bool:
+        """Whether both sides have the same shape, or neither is an array."""
+        return self.shapes[0] == self.shapes[1]
+
 
 def table_of(tolerances: Mapping[Any, Any] | None) -> dict[str, Tolerance]:
     """The tolerances by dtype name, the given ones over the defaults.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, MutableSequence
@@ -38,8 +39,9 @@ class _Place:
     """A path on an NNX module.
 
     All of one run are equal, or modules that are alike would no longer be, and `jax.tree.map` over
-    two layers would fail. Where functions are compiled they are not, or the second layer would
-    take the first one's compiled code, and its path.
+    two layers would fail. Where JAX looks for a trace that it made before they are not, or the
+    second layer would take the first one's trace, and its path. An eager run traces for
+    `jax.checkpoint` only.
     """
 
     def __init__(self, path: Path, run: Recorder):
@@ -49,7 +51,8 @@ class _Place:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Place) or other.run is not self.run:
             return False
-        return self.run.is_eager or self.path == other.path
+        is_lookup = not self.run.is_eager or _is_in_checkpoint(sys._getframe(1))
+        return self.path == other.path if is_lookup else True
 
     def __hash__(self) -> int:
         return hash((id(self.run), () if self.run.is_eager else self.path))
@@ -110,13 +113,14 @@ class Recorder:
         return f" (the last layer called is {'/'.join(self._deepest)})" if self._deepest else ""
 
     def trace(self, output: Any) -> Trace:
-        """What was recorded."""
+        """What was recorded, which is no longer kept here: JAX's cached traces keep a recorder."""
         counts: collections.Counter[Any] = collections.Counter()
         calls = []
         for call in self._calls:
             key = call.path, call.method
             calls.append(dataclasses.replace(call, nth=counts[key]))
             counts[key] += 1
+        self._calls = []
         notes = [*self._notes]
         if self._problem:
             notes.append(f"not all layers could be observed: {self._problem}")
@@ -297,7 +301,19 @@ class Recorder:
 
 _NOTHING = jax.ShapeDtypeStruct((), np.bool_)
 _NNX_NAMES = frozenset(dir(nnx.Module))
+_CHECKPOINT_FILE = inspect.unwrap(jax.checkpoint).__code__.co_filename
 _NO_LAYERS_IN = os.path.join(os.path.dirname(jax.__file__), "")
+
+
+def _is_in_checkpoint(frame: FrameType | None) -> bool:
+    """Whether a comparison was begun by `jax.checkpoint`, whose lookups are written in C.
+
+    Args:
+      frame: the function that compares; the methods `__eq__` of what holds the place come first.
+    """
+    while frame is not None and frame.f_code.co_name == "__eq__":
+        frame = frame.f_back
+    return frame is not None and frame.f_code.co_filename == _CHECKPOINT_FILE
 
 
 def _is_container(module: Any) -> bool:

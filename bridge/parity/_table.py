@@ -56,10 +56,11 @@ def _headline(report: Findings) -> str:
         told.append(f"they DIFFER in {', '.join(differing)}")
     if nan:
         told.append(f"NOTHING IS SHOWN by {', '.join(nan)}: NaN on both sides")
-    advised = [s.name for s in report.sections if s.is_advisory and s.differing]
+    advised = sum(len(s.differing) for s in report.sections if s.is_advisory)
+    fields = f"{advised} static field{'s' if advised > 1 else ''}"
     if not told:
-        told.append("they agree" + (f", but for static {', '.join(advised)}" if advised else ""))
-    return "; ".join(told)
+        return f"they agree, but for {fields}" if advised else "they agree"
+    return "; ".join([*told, *([f"{fields} not alike"] if advised else [])])
 
 
 def _is_nan(section: Section) -> bool:
@@ -153,6 +154,8 @@ def _told(c: Compared) -> str:
         return "bitwise equal"
     abs_, rel = _numbers(c)
     a, b = _sides(c)
+    if c.max_abs is None:
+        return f"{a} against {b} ({c.note})"
     where = f" at {list(c.index)}: {a} against {b}" if c.index is not None else ""
     note = f" ({c.note})" if c.note else ""
     agrees = "agrees within" if c.ok else "differs by"

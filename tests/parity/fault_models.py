@@ -1,6 +1,7 @@
-"""A GPT, a ResNet and an RNN in Linen and in native NNX, and the faults that are planted in them.
+"""A GPT, a ResNet, a CNN and an RNN in Linen and in native NNX, and the faults planted in them.
 
 Every fault changes one layer's definition, by a field or by a value, in the same way on both sides.
+The entry "remat" rematerializes layers, and is no fault.
 """
 
 import dataclasses
@@ -19,7 +20,24 @@ WIDTH = 8
 BLOCKS = 2
 TOKENS = jnp.asarray([[1, 2, 3], [4, 0, 5]])
 IMAGES = jnp.asarray(np.random.default_rng(0).normal(size=(2, 4, 4, 2)), jnp.float32)
+LARGER_IMAGES = jnp.asarray(np.random.default_rng(2).normal(size=(2, 8, 8, 2)), jnp.float32)
 SERIES = jnp.asarray(np.random.default_rng(1).normal(size=(2, 3, WIDTH)), jnp.float32)
+
+
+def call(layer, x):
+    return layer(x)
+
+
+# One function for all layers, so that the second one finds the trace of the first.
+rematted_call = nnx.remat(call)
+
+
+def caller(faults):
+    return rematted_call if faults.get("remat") else call
+
+
+def linen_class(cls, faults):
+    return nn.remat(cls) if faults.get("remat") else cls
 
 
 class LinenBlock(nn.Module):
@@ -44,7 +62,8 @@ class LinenGPT(nn.Module):
 
     def setup(self):
         self.embed = nn.Embed(6, WIDTH, **self.faults.get("embed", {}))
-        self.blocks = [LinenBlock(self.faults.get(f"block {i}", {})) for i in range(BLOCKS)]
+        block = linen_class(LinenBlock, self.faults)
+        self.blocks = [block(self.faults.get(f"block {i}", {})) for i in range(BLOCKS)]
         self.norm = nn.LayerNorm(**self.faults.get("norm", {}))
         self.head = nn.Dense(6, **self.faults.get("head", {}))
 
@@ -80,11 +99,12 @@ class GPT(nnx.Module):
         self.blocks = nnx.List(blocks)
         self.norm = nnx.LayerNorm(WIDTH, rngs=rngs, **faults.get("norm", {}))
         self.head = nnx.Linear(WIDTH, 6, rngs=rngs, **faults.get("head", {}))
+        self.call = caller(faults)
 
     def __call__(self, tokens):
         x = self.embed(tokens)
         for block in self.blocks:
-            x = block(x)
+            x = self.call(block, x)
         return self.head(self.norm(x))
 
 
@@ -96,7 +116,7 @@ class LinenResNet(nn.Module):
         own = self.faults
         for i in range(BLOCKS):
             fault = own.get(f"conv{i}", {})
-            y = nn.Conv(2, (3, 3), name=f"conv{i}", **fault)(x)
+            y = linen_class(nn.Conv, own)(2, (3, 3), name=f"conv{i}", **fault)(x)
             fault = {"momentum": 0.9, **own.get(f"bn{i}", {})}
             y = nn.BatchNorm(use_running_average=not train, name=f"bn{i}", **fault)(y)
             x = x + own.get(f"act {i}", nn.relu)(y)
@@ -115,11 +135,49 @@ class ResNet(nnx.Module):
         self.gn = nnx.GroupNorm(2, **{"num_groups": 1, **faults.get("gn", {})}, rngs=rngs)
         self.head = nnx.Linear(2, 3, rngs=rngs, **faults.get("head", {}))
         self.acts = tuple(faults.get(f"act {i}", nnx.relu) for i in range(BLOCKS))
+        self.call = caller(faults)
 
     def __call__(self, x):
         for i in range(BLOCKS):
-            x = x + self.acts[i](getattr(self, f"bn{i}")(getattr(self, f"conv{i}")(x)))
+            y = self.call(getattr(self, f"conv{i}"), x)
+            x = x + self.acts[i](self.call(getattr(self, f"bn{i}"), y))
         return self.head(self.gn(x).mean(axis=(1, 2)))
+
+
+CNN_LAYERS = {
+    "conv0": ((3, 3), {"strides": 2}),
+    "conv1": ((3, 3), {}),
+    "up": ((2, 2), {"strides": (2, 2)}),
+}
+
+
+class LinenCNN(nn.Module):
+    faults: Any
+
+    @nn.compact
+    def __call__(self, x):
+        own = self.faults
+        for name, (kernel, fields) in CNN_LAYERS.items():
+            cls = linen_class(nn.ConvTranspose if name == "up" else nn.Conv, own)
+            x = nn.relu(cls(2, kernel, name=name, **{**fields, **own.get(name, {})})(x))
+            x = own.get(f"after {name}", lambda x: x)(x)
+        return nn.Dense(3, name="head")(x.mean(axis=(1, 2)))
+
+
+class CNN(nnx.Module):
+    def __init__(self, faults, rngs):
+        for name, (kernel, fields) in CNN_LAYERS.items():
+            cls = nnx.ConvTranspose if name == "up" else nnx.Conv
+            own = {**fields, **faults.get(name, {})}
+            setattr(self, name, cls(2, 2, kernel, rngs=rngs, **own))
+        self.head = nnx.Linear(2, 3, rngs=rngs)
+        self.after = {name: faults.get(f"after {name}", lambda x: x) for name in CNN_LAYERS}
+        self.call = caller(faults)
+
+    def __call__(self, x):
+        for name in CNN_LAYERS:
+            x = self.after[name](nnx.relu(self.call(getattr(self, name), x)))
+        return self.head(x.mean(axis=(1, 2)))
 
 
 class LinenRNN(nn.Module):
@@ -132,7 +190,7 @@ class LinenRNN(nn.Module):
         x = nn.RNN(
             nn.LSTMCell(WIDTH, name="cell", **own.get("cell", {})), **own.get("rnn", {}), name="rnn"
         )(x)
-        x = nn.RMSNorm(name="norm", **own.get("norm", {}))(x)
+        x = linen_class(nn.RMSNorm, own)(name="norm", **own.get("norm", {}))(x)
         return nn.Dense(2, name="out", **own.get("out", {}))(x)
 
 
@@ -143,9 +201,10 @@ class RNN(nnx.Module):
         self.rnn = nnx.RNN(cell, rngs=rngs, **faults.get("rnn", {}))
         self.norm = nnx.RMSNorm(WIDTH, rngs=rngs, **faults.get("norm", {}))
         self.out = nnx.Linear(WIDTH, 2, rngs=rngs, **faults.get("out", {}))
+        self.call = caller(faults)
 
     def __call__(self, x):
-        return self.out(self.norm(self.rnn(self.inp(x))))
+        return self.out(self.call(self.norm, self.call(self.rnn, self.inp(x))))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -157,9 +216,10 @@ class Architecture:
     inputs: Any
 
 
-GPT_, RESNET, RNN_ = (
+GPT_, RESNET, CNN_, RNN_ = (
     Architecture(LinenGPT, GPT, TOKENS),
     Architecture(LinenResNet, ResNet, IMAGES),
+    Architecture(LinenCNN, CNN, LARGER_IMAGES),
     Architecture(LinenRNN, RNN, SERIES),
 )
 

@@ -1,7 +1,8 @@
-"""Faults planted in a GPT, a ResNet and an RNN: the layer at fault is named, whatever the kind.
+"""Faults planted in a GPT, a ResNet, a CNN and an RNN: the layer at fault is named.
 
 The reference is the Linen model with its variables. The other one is the native model, the Linen
-model as a ToNNX, and the native model as a ToLinen, each with one fault.
+model as a ToNNX, and the native model as a ToLinen, each with one fault, with rematerialized
+layers and without.
 """
 
 import functools
@@ -12,7 +13,7 @@ from flax import linen as nn
 
 from bridge import parity
 from tests.parity import fault_models
-from tests.parity.fault_models import GPT_, KINDS, RESNET, RNN_
+from tests.parity.fault_models import CNN_, GPT_, KINDS, RESNET, RNN_
 
 HALF = {"dtype": jnp.bfloat16}
 
@@ -49,6 +50,19 @@ LAYER_FAULTS = {
     "batch norm in bf16": (RESNET, {"bn0": HALF}, "bn0", "dtype"),
     "groups": (RESNET, {"gn": {"num_groups": 2}}, "gn", "num_groups"),
     "gelu for relu": (RESNET, {"act 0": nn.gelu}, "the model itself", ""),
+    "stride moved": (CNN_, {"conv0": {"strides": 1}, "conv1": {"strides": 2}}, "conv0", "strides"),
+    "no stride": (CNN_, {"conv0": {"strides": 1}}, "conv0", "strides"),
+    "padding VALID": (CNN_, {"conv1": {"padding": "VALID"}}, "conv1", "padding"),
+    "padding VALID in lower case": (CNN_, {"conv0": {"padding": "valid"}}, "conv0", "padding"),
+    "padding in numbers": (CNN_, {"conv1": {"padding": ((2, 2), (2, 2))}}, "conv1", "padding"),
+    "dilated without padding": (
+        CNN_,
+        {"conv0": {"kernel_dilation": 2, "padding": "VALID"}},
+        "conv0",
+        "kernel_dilation",
+    ),
+    "less upsampled": (CNN_, {"up": {"strides": (1, 1)}}, "up", "strides"),
+    "pooled": (CNN_, {"after conv0": lambda x: nn.avg_pool(x, (2, 2))}, "the model itself", ""),
     "reversed": (RNN_, {"rnn": {"reverse": True, "keep_order": True}}, "rnn", "reverse"),
     "not kept in order": (RNN_, {"rnn": {"reverse": True}}, "rnn", "reverse"),
     "another activation": (RNN_, {"cell": {"activation_fn": nn.relu}}, "cell", "activation_fn"),
@@ -61,6 +75,7 @@ LAYER_FAULTS = {
 # Faults that no output shows: (architecture, fault, the place that is named, what is named there).
 SILENT_FAULTS = {
     "dropout never": (GPT_, {"block 1": {"drop": {"rate": 0.0}}}, "blocks_1/", "rate"),
+    "no dropout": (GPT_, {"block 1": {"no drop": True}}, "blocks_1/", "rate"),
     "dropout too often": (GPT_, {"block 0": {"drop": {"rate": 0.5}}}, "blocks_0/", "rate"),
     "attention dropout": (
         GPT_,
@@ -80,34 +95,43 @@ SILENT_FAULTS = {
 }
 
 
+def is_fault_field(compared):
+    """Whether this is the field in which the Linen models hold their faults."""
+    return compared.place.endswith((": fault", ": faults"))
+
+
 @functools.cache
 def variables_of(architecture):
     return fault_models.variables_of(architecture)
 
 
-def report_of(kind, architecture, faults, sections):
+def report_of(kind, architecture, faults, sections, remat=False):
     variables = variables_of(architecture)
-    other = KINDS[kind](architecture, variables, faults)
+    other = KINDS[kind](architecture, variables, {**faults, "remat": remat})
     reference = architecture.linen({}), variables
     return parity.check(reference, other, architecture.inputs, sections=sections)
 
 
-@pytest.mark.parametrize("architecture", [GPT_, RESNET, RNN_], ids=["GPT", "ResNet", "RNN"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_models_without_a_fault_agree_in_every_section(kind, architecture):
-    report = report_of(kind, architecture, {}, parity.SECTIONS[:5])
+ARCHITECTURES = {"GPT": GPT_, "ResNet": RESNET, "CNN": CNN_, "RNN": RNN_}
 
-    assert report.ok, str(report)
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("remat", [False, True], ids=["plain", "remat"])
+def test_models_without_a_fault_agree_in_every_section(kind, architecture, remat):
+    report = report_of(kind, ARCHITECTURES[architecture], {}, parity.SECTIONS[:5], remat)
+
     assert "without a counterpart" not in str(report)
-    assert all(not section.differing for section in report.sections)
+    assert [c.place for s in report.sections for c in s.differing if not is_fault_field(c)] == []
 
 
 @pytest.mark.parametrize("fault", LAYER_FAULTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_layer_at_fault_is_named_with_the_field(kind, fault):
+@pytest.mark.parametrize("remat", [False, True], ids=["plain", "remat"])
+def test_the_layer_at_fault_is_named_with_the_field(kind, fault, remat):
     architecture, faults, place, field = LAYER_FAULTS[fault]
 
-    report = report_of(kind, architecture, faults, ("outputs", "layers"))
+    report = report_of(kind, architecture, faults, ("outputs", "layers"), remat)
 
     assert not report.section("layers").ok
     found = report.first_divergence
@@ -118,17 +142,16 @@ def test_the_layer_at_fault_is_named_with_the_field(kind, fault):
 
 @pytest.mark.parametrize("fault", SILENT_FAULTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fault_that_no_output_shows_is_named_by_the_static_fields(kind, fault):
+@pytest.mark.parametrize("remat", [False, True], ids=["plain", "remat"])
+def test_a_fault_that_no_output_shows_is_named_by_the_static_fields(kind, fault, remat):
     architecture, faults, place, field = SILENT_FAULTS[fault]
 
-    report = report_of(kind, architecture, faults, ("outputs", "layers", "fields"))
+    report = report_of(kind, architecture, faults, ("outputs", "layers", "fields"), remat)
 
     assert report.section("outputs").ok
     # Named, static fields count.
     assert not report.ok
     assert "they DIFFER in fields" in str(report)
-    # The Linen models hold their faults as a field too.
-    own = (": fault", ": faults")
-    named = [c.place for c in report.section("fields").differing if not c.place.endswith(own)]
+    named = [c.place for c in report.section("fields").differing if not is_fault_field(c)]
     assert named
     assert all(where.startswith(place) and field in where for where in named)

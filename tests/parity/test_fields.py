@@ -15,6 +15,10 @@ def rngs():
     return nnx.Rngs(0)
 
 
+class Kind(nn.Module):
+    kind: str
+
+
 # Layers that do the same, each as its own library makes it.
 SAME = {
     "Dense": (nn.Dense(N), lambda: nnx.Linear(N, N, rngs=rngs())),
@@ -57,6 +61,10 @@ SAME = {
         nn.Dense(N, precision=jax.lax.Precision.HIGHEST),
         lambda: nnx.Linear(N, N, precision="highest", rngs=rngs()),
     ),
+    "padding in another case": (
+        nn.Conv(N, (3, 3), padding="same"),
+        lambda: nnx.Conv(N, N, (3, 3), rngs=rngs()),
+    ),
 }
 
 OTHER = {
@@ -89,6 +97,7 @@ OTHER = {
         lambda: nnx.RNN(nnx.GRUCell(N, N, rngs=rngs())),
     ),
     "axis_name": (nn.BatchNorm(axis_name="batch"), lambda: nnx.BatchNorm(N, rngs=rngs())),
+    "kind": (Kind("gelu"), lambda: Kind("GELU")),
 }
 
 
@@ -112,6 +121,18 @@ def test_a_field_that_differs_is_named_as_linen_names_it(name):
 
     assert name in differences(linen, make())
     assert name in differences(make(), linen)
+
+
+def test_text_in_a_field_is_shown_as_it_was_given():
+    a, b = nn.Conv(N, (3,), padding="same"), nn.Conv(N, (3,), padding="Valid")
+
+    [padding] = field_differences((nn.Conv,) * 2, fields_of(a), fields_of(b), same_dtypes=True)
+    [kind] = field_differences(
+        (Kind,) * 2, fields_of(Kind("gelu")), fields_of(Kind("tanh")), same_dtypes=True
+    )
+
+    assert str(padding) == "padding is 'same' in a and 'Valid' in b"
+    assert str(kind) == "kind is 'gelu' in a and 'tanh' in b"
 
 
 def test_a_dtype_that_one_side_leaves_open_counts_where_the_output_has_another_one():

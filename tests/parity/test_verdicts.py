@@ -124,7 +124,8 @@ def test_a_difference_within_tolerance_is_told_with_the_field(gpt):
     [difference] = report.first_inexact.fields
     assert str(difference) == "epsilon is 1e-06 in a and 1.1e-06 in b"
     text = str(report)
-    assert "they agree, but for static fields" in text
+    # The epsilon, and the two fields in which the Linen models hold their faults.
+    assert "they agree, but for 3 static fields" in text
     assert "not bitwise equal though its inputs are: blocks_1/ln1 (LayerNorm)" in text
     assert "epsilon is 1e-06 in a and 1.1e-06 in b" in text
 
@@ -313,7 +314,70 @@ def test_a_run_that_fails_is_not_followed_by_another_one():
         parity.check(Counting(True), sound, X, gradients=False)
 
     assert Counting.runs == ["eager"]
-    assert "the last layer called is layer" in raised.value.__notes__[0]
+    assert "the last layer called is layer" in "\n".join(raised.value.__notes__)
+
+
+@pytest.mark.parametrize("sections", [("outputs",), ("layers",), ("gradients",)])
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_the_model_that_raises_is_named(side, sections):
+    Counting.runs = []
+    pair = [Counting(False), Counting(False)]
+    pair["ab".index(side)] = Counting(True)
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        parity.check(*pair, X, sections=sections)
+
+    assert f"raised by {side} = Counting" in raised.value.__notes__
+
+
+def test_the_headline_counts_static_fields_beside_what_differs():
+    a, b = (
+        nnx.LayerNorm(WIDTH, rngs=nnx.Rngs(0)),
+        nnx.LayerNorm(WIDTH, epsilon=0.1, rngs=nnx.Rngs(0)),
+    )
+
+    text = str(parity.check(a, b, X, sections=None, gradients=False))
+
+    assert "they DIFFER in outputs, layers; 1 static field not alike" in text.splitlines()[0]
+
+
+def test_a_report_says_that_initialisers_are_not_compared():
+    a, b = nn.Dense(2), nn.Dense(2, kernel_init=nn.initializers.ones)
+    variables = a.init(jax.random.key(0), X)
+
+    report = parity.check((a, variables), (b, variables), X, sections=["fields"])
+
+    assert report.ok
+    assert "fields: initialisers and functions without a name are not compared" in str(report)
+
+
+class Flattening(nnx.Module):
+    def __init__(self, flattens):
+        self.layer = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+        self.flattens = flattens
+
+    def __call__(self, x):
+        rows = x.reshape(-1, WIDTH) if self.flattens else x
+        return self.layer(rows).reshape(x.shape)
+
+
+def test_a_layer_that_gets_and_returns_another_shape_is_no_divergence():
+    report = parity.check(Flattening(False), Flattening(True), X[None], sections=FORWARD[:2])
+
+    assert report.ok
+    assert "calls not compared, of other shapes in and out: 1" in str(report)
+
+
+def test_a_layer_of_another_shape_is_reported_with_both_shapes():
+    def conv(padding):
+        return nnx.Conv(2, 2, (3, 3), padding=padding, rngs=nnx.Rngs(0))
+
+    report = parity.check(conv("SAME"), conv("VALID"), jnp.ones((1, 5, 5, 2)), gradients=False)
+
+    assert report.first_divergence.output.shapes == ((1, 5, 5, 2), (1, 3, 3, 2))
+    text = " ".join(str(report).split())
+    assert "output: float32[1, 5, 5, 2] against float32[1, 3, 3, 2] (another shape)" in text
+    assert "padding is 'SAME' in a and 'VALID' in b" in text
 
 
 def test_each_model_is_traced_once_for_gradients_and_updates_and_run_once_for_its_layers():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from bridge import parity, port
 from bridge._cli import _rules_file, _target
 from bridge._cli._input_errors import InputError, ProgramError
 from bridge._errors import BridgeError
+from bridge.parity._models import RAISED_BY
 
 
 def compared(arguments: argparse.Namespace) -> Any:
@@ -59,22 +60,33 @@ def compared(arguments: argparse.Namespace) -> Any:
             options["sections"] = arguments.sections
         if arguments.axis_size:
             options["axis_sizes"] = dict(arguments.axis_size)
-        with _running(f"{arguments.a} and {arguments.b}, run with their inputs,"):
+        with _running(arguments.a):
             reference = _side(a, inputs, a_kwargs, method, arguments.seed)
+        with _running(arguments.b):
             other = _side(b, inputs, b_kwargs, method, arguments.seed)
-            if arguments.port:
-                other = _ported(reference, other, rules)
+        if arguments.port:
+            other = _ported(reference, other, rules)
+        with _running(arguments.a, arguments.b):
             return parity.check(reference, other, *inputs, **options)
 
 
 @contextlib.contextmanager
-def _running(what: str) -> Iterator[None]:
+def _running(*targets: str) -> Iterator[None]:
+    """A block that runs the models of TARGETs, `a` before `b`; its error names the one at fault."""
     try:
         yield
     except BridgeError:
         raise
     except Exception as error:
+        notes = getattr(error, "__notes__", ())
+        raising = [t for side, t in zip("ab", targets, strict=False) if _has_note(notes, side)]
+        named = raising or targets
+        what = f"{' and '.join(named)}, run with {'its' if len(named) == 1 else 'their'} inputs,"
         raise ProgramError.of(what, error) from error
+
+
+def _has_note(notes: Iterable[str], side: str) -> bool:
+    return any(note.startswith(f"{RAISED_BY} {side} = ") for note in notes)
 
 
 def _side(sample: Any, inputs: Any, kwargs: Any, method: str | None, seed: int) -> Any:
