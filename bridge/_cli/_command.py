@@ -102,6 +102,17 @@ def add_within(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_layout(parser: argparse.ArgumentParser, *options: str) -> None:
+    """Adds the option that says whose paths a checkpoint has; its default name is `--layout`."""
+    for option in options or ("--layout",):
+        parser.add_argument(
+            option,
+            choices=("linen", "nnx"),
+            help="whose paths the checkpoint has, where its keys mislead: linen takes a tree without"
+            " collections for parameters (default: found out)",
+        )
+
+
 def add_input(parser: argparse.ArgumentParser) -> None:
     """Adds the option for sample inputs of a model."""
     parser.add_argument(

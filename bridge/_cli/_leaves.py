@@ -73,24 +73,27 @@ class CheckpointContents:
         return {(c, _text(path)): leaf for (c, path), leaf in self.leaves.items()}
 
 
-def read(path: str, within: Sequence[str] = ()) -> CheckpointContents:
+def read(path: str, within: Sequence[str] = (), given: str | None = None) -> CheckpointContents:
     """Reads a checkpoint.
 
     Args:
         path: its directory or file.
         within: the keys of the model in a checkpoint that holds more.
+        given: whose paths it has, `linen` or `nnx`; None to find out.
 
     Raises:
         CheckpointError: it cannot be read.
     """
-    layout = checkpoint.layout(path, within=within)
+    layout = checkpoint.layout(path, within=within, layout=given)
     if layout.layout != "nnx":
-        variables = checkpoint.restore(path, within=within)
+        variables = checkpoint.restore(path, within=within, layout=given)
         return CheckpointContents(layout, linen_leaves.from_variables(variables))
     # Restoring takes a target where there are no collections; leaves are matched by path alone.
     like = {leaf.path: _abstract(leaf.dtype, leaf.shape or ()) for leaf in layout.leaves}
     target = {"params": nest(like)}
-    restored = linen_leaves.from_variables(checkpoint.restore(path, target, within=within))
+    restored = linen_leaves.from_variables(
+        checkpoint.restore(path, target, within=within, layout=given)
+    )
     leaves = {p: leaf for (_, p), leaf in restored.items()}
     if all(len(p) > 1 and p[-1] == "value" for p in leaves):
         # Orbax writes each Variable of a State as a mapping.

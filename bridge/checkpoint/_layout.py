@@ -50,12 +50,18 @@ class Layout:
     written_by: str | None = None
 
 
-def layout(path: str | os.PathLike[str], *, within: Key | Sequence[Key] = ()) -> Layout:
+def layout(
+    path: str | os.PathLike[str],
+    *,
+    within: Key | Sequence[Key] = (),
+    layout: str | None = None,
+) -> Layout:
     """What a checkpoint holds. Arrays are not read, but from a single file.
 
     Args:
       path: as for `restore`.
       within: as for `restore`.
+      layout: as for `restore`.
 
     Returns:
       Its layout, format and leaves.
@@ -75,7 +81,7 @@ def layout(path: str | os.PathLike[str], *, within: Key | Sequence[Key] = ()) ->
       >>> found.layout, found.leaves[0].path, found.leaves[0].shape
       ('bridge', ('w',), (2, 3))
     """
-    source = open_checkpoint(path, within)
+    source = open_checkpoint(path, within, layout)
     leaves = []
     for record in source.variables.records:
         has_collection = source.layout != "nnx"

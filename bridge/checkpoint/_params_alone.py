@@ -14,9 +14,10 @@ _AUTOMATIC = re.compile(r"_*[A-Z]\w*_\d+")
 def is_params_alone(leaves: Collection[Names], form: str, within: Names) -> bool:
     """Whether leaves are the parameters alone, as `to_bytes(state.params)` writes them.
 
-    An NNX state has what parameters do not: items of a list, whose keys are numbers; the key
-    `value` of each Variable; statistics and streams. Without any such sign, a single file or a tree
-    called `params` is taken for parameters. A directory of orbax is only if Linen made its names.
+    An NNX state has what parameters do not: the key `value` of each Variable, statistics and
+    streams. Without any such sign, a single file or a tree called `params` is taken for parameters.
+    A directory of orbax is only if Linen made its names, and no key is a number, as those of a list
+    are. In a file numbers are no sign: models of Hugging Face have them (`h/0/attn`).
 
     Args:
       leaves: the names of every leaf below the tree.
@@ -26,12 +27,12 @@ def is_params_alone(leaves: Collection[Names], form: str, within: Names) -> bool
     keys = {key for names in leaves for key in names}
     last = {names[-1] for names in leaves if names}
     is_state = (
-        any(key.isdecimal() for key in keys)
-        or last <= {"value"}
+        last <= {"value"}
         or bool(last & {"mean", "var"})
         or any((*names[:-1], "count") in leaves for names in leaves if names[-1:] == ("key",))
     )
     if is_state or not keys or () in leaves:
         return False
-    is_named_params = within[-1:] == ("params",)
-    return form != "orbax" or is_named_params or any(map(_AUTOMATIC.fullmatch, keys))
+    if form != "orbax" or within[-1:] == ("params",):
+        return True
+    return any(map(_AUTOMATIC.fullmatch, keys)) and not any(key.isdecimal() for key in keys)

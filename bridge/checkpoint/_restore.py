@@ -35,6 +35,7 @@ def restore(
     allow_missing: bool = False,
     allow_unexpected: bool = False,
     within: Key | Sequence[Key] = (),
+    layout: str | None = None,
     verify: bool = False,
     rules: Mapping[str, str] | None = None,
 ) -> Any: ...
@@ -48,6 +49,7 @@ def restore(
     allow_missing: bool = False,
     allow_unexpected: bool = False,
     within: Key | Sequence[Key] = (),
+    layout: str | None = None,
     verify: bool = False,
     rules: Mapping[str, str] | None = None,
 ) -> tuple[Any, dict[str, Any]]: ...
@@ -60,6 +62,7 @@ def restore(
     allow_missing: bool = False,
     allow_unexpected: bool = False,
     within: Key | Sequence[Key] = (),
+    layout: str | None = None,
     verify: bool = False,
     rules: Mapping[str, str] | None = None,
 ) -> Any:
@@ -84,6 +87,8 @@ def restore(
       allow_unexpected: whether what the target lacks is ignored.
       within: the keys of the model in a checkpoint of another writer that holds more, such as
         `'model'` or `['model', 'ema']`.
+      layout: `'linen'` or `'nnx'`, where the keys of a checkpoint of another writer mislead:
+        `'linen'` takes a tree without collections for parameters.
       rules: NNX paths by regular expressions for Linen paths, as `bridge.port.plan` takes them, for
         a checkpoint and a target of the two libraries whose names differ. Layers that one side
         keeps stacked are stacked or taken apart; what is fused takes `bridge.port`.
@@ -122,7 +127,7 @@ def restore(
     check = Verification(verify)
     failure = "nothing could be restored from"
     with Agreement(path), reported(failure, path, "Nothing was changed in memory."):
-        source = open_checkpoint(path, within)
+        source = open_checkpoint(path, within, layout)
         check.begin(source)
         if rules:
             source = for_target(source, main, rules)
@@ -178,7 +183,8 @@ def _variables(source: Source, rngs: bool, check: Verification) -> Any:
         raise CheckpointError(
             "there are no collections in the NNX state at",
             source.path,
-            "Give a target: the model, its state, or Linen variables; abstract ones will do.",
+            "Give a target: the model, its state, or Linen variables; abstract ones will do. If these"
+            " are a Linen model's parameters, give layout='linen'.",
         )
     records = [record for record in source.variables.records if rngs or not is_rng(record.path)]
     stored = {names: s for record in records for names, s in record.stored.items()}

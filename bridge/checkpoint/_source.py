@@ -24,6 +24,9 @@ from ._stored import Names, Record, Stored, describe, key_of, names_of, parts
 # The fields of a Linen TrainState that hold no variables.
 _NOT_VARIABLES = frozenset({"opt_state", "step"})
 
+# What the caller may say of a checkpoint of another writer.
+LAYOUTS = ("linen", "nnx")
+
 # Location -> the leaf whose place the value takes; values by location.
 Reader = Callable[[Mapping[tuple[Any, ...], Any]], Mapping[tuple[Any, ...], Any]]
 # Locations; what can be read, and why the rest cannot: see `_arrays.each`.
@@ -63,6 +66,8 @@ class Source:
       written_by: the side that a checkpoint of the bridge was saved from.
       is_intact: whether what it says of its leaves has the digest that was stored; None if none
         was.
+      is_params_alone: whether the checkpoint names no collection and is taken for parameters alone.
+        Its leaves are matched by path alone, as those of an NNX state.
     """
 
     path: Any
@@ -72,6 +77,7 @@ class Source:
     extra: Mapping[str, Item]
     written_by: str | None = None
     is_intact: bool | None = None
+    is_params_alone: bool = False
 
     def names(self, path: Path) -> Names:
         """The names of a path's keys in this checkpoint."""
@@ -80,12 +86,15 @@ class Source:
         return tuple(map(str, path))
 
 
-def open_checkpoint(path: str | os.PathLike[str], within: Key | Sequence[Key] = ()) -> Source:
+def open_checkpoint(
+    path: str | os.PathLike[str], within: Key | Sequence[Key] = (), layout: str | None = None
+) -> Source:
     """What is at a path, without reading arrays where the format allows.
 
     Args:
       path: a directory or file.
       within: the keys of the model's tree in a checkpoint that holds more.
+      layout: `linen` or `nnx` for a checkpoint of another writer; None to find out.
 
     Raises:
       CheckpointNotFoundError: there is no checkpoint.
@@ -94,6 +103,16 @@ def open_checkpoint(path: str | os.PathLike[str], within: Key | Sequence[Key] = 
     with reported("no checkpoint can be read at", path):
         found = find(path)
     keys = within if isinstance(within, list | tuple) else (within,)
+    if layout not in (None, *LAYOUTS):
+        raise CheckpointError(
+            f"there is no layout {layout!r} for", found.path, f"Give one of {LAYOUTS}, or None."
+        )
+    if found.format == "bridge" and layout is not None:
+        raise CheckpointError(
+            "the layout is recorded in the checkpoint of the bridge at",
+            found.path,
+            "Leave out layout=, which is for checkpoints of other writers.",
+        )
     if found.format == "bridge" and keys:
         raise CheckpointError(
             f"there is one model, and none within {keys}, in",
@@ -103,7 +122,7 @@ def open_checkpoint(path: str | os.PathLike[str], within: Key | Sequence[Key] = 
     try:
         if found.format == "bridge":
             return _bridge_source(found.path)
-        return _foreign_source(found, tuple(map(str, keys)))
+        return _foreign_source(found, tuple(map(str, keys)), layout)
     except CheckpointError:
         raise
     except Exception as error:
@@ -128,7 +147,7 @@ def _bridge_source(path: Any) -> Source:
     return Source(path, "orbax", "bridge", variables, items, notes.written_by, notes.is_intact)
 
 
-def _foreign_source(found: Found, within: Names) -> Source:
+def _foreign_source(found: Found, within: Names, given: str | None) -> Source:
     if found.format in _single_files.FORMATS:
         content = _single_files.read(found.path, found.format)
         values = dict(parts(content))
@@ -146,8 +165,12 @@ def _foreign_source(found: Found, within: Names) -> Source:
         read = functools.partial(_arrays.read, found.path, tree)
     named = {tuple(map(str, location)): stored for location, stored in entries.items()}
     main = {n[len(within) :]: s for n, s in named.items() if n[: len(within)] == within}
-    layout = _layout({names[0] for names in main if names})
-    if layout == "nnx" and is_params_alone(main, found.format, within):
+    by_keys = _layout({names[0] for names in main if names})
+    is_alone = by_keys == "nnx" and (
+        given == "linen" or (given is None and is_params_alone(main, found.format, within))
+    )
+    layout = given or by_keys
+    if is_alone:
         layout, main = "linen", {("params", *names): s for names, s in main.items()}
         tops_of_model = {names[1] for names in main} if not within else set(within[:1])
     elif layout == "linen":
@@ -161,7 +184,8 @@ def _foreign_source(found: Found, within: Names) -> Source:
         top: Item(_records({n[1:]: s for n, s in named.items() if n[0] == top}), read)
         for top in sorted(tops)
     }
-    return Source(found.path, found.format, layout, Item(_records(main), read), extra)
+    model = Item(_records(main), read)
+    return Source(found.path, found.format, layout, model, extra, is_params_alone=is_alone)
 
 
 def _layout(tops: set[str]) -> str:

@@ -79,10 +79,31 @@ def test_a_file_of_bare_params_is_read_as_linen_params_and_so_are_those_of_a_tra
         assert document["total"]["leaves"] == 4
     assert exact(jax.tree.map(np.asarray, checkpoint.restore(place / "params"))) == expected
     assert run(capsys, "diff", "params", "state").code == 0
-    # A state by path has items of lists, or statistics, and stays one.
-    state = nnx.to_pure_dict(nnx.state(nnx.Sequential(nnx.Linear(2, 2, rngs=nnx.Rngs(0)))))
+    # A state by path has statistics, and stays one.
+    state = nnx.to_pure_dict(nnx.state(nnx.BatchNorm(2, rngs=nnx.Rngs(0))))
     (place / "nnx").write_bytes(serialization.to_bytes(state))
     assert run(capsys, "inspect", "nnx", "--json").document["layout"] == "nnx"
+
+
+def test_diff_and_convert_take_numbers_in_a_file_as_keys_of_linen(capsys, place):
+    block = {"attn": {"kernel": np.ones((2, 2), np.float32)}}
+    (place / "hf.msgpack").write_bytes(serialization.to_bytes({"h": {"0": block, "1": block}}))
+    state = nnx.State({"blocks": nnx.State({n: nnx.State(block) for n in (0, 1)})})
+    (place / "nnx.msgpack").write_bytes(serialization.to_bytes(nnx.to_pure_dict(state)))
+    (place / "rules.toml").write_text(r"""'h/(\d+)' = 'blocks.\1'""")
+    rules = ("--rules", "rules.toml")
+
+    ambiguous = run(capsys, "diff", "hf.msgpack", "nnx.msgpack", *rules)
+    told = run(capsys, "diff", "hf.msgpack", "nnx.msgpack", *rules, "--b-layout", "nnx")
+    converted = run(capsys, "convert", "hf.msgpack", "out", "--to", "nnx", *rules)
+    state = run(capsys, "inspect", "hf.msgpack", "--layout", "nnx", "--json").document
+
+    assert ambiguous.code == 2
+    assert "two checkpoints that are Linen's" in ambiguous.err
+    assert "--b-layout nnx" in ambiguous.err
+    assert told.code == 0
+    assert converted.code == 0
+    assert state["layout"] == "nnx"
 
 
 def test_convert_says_what_it_leaves_out(capsys, place):

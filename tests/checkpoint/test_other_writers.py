@@ -234,13 +234,47 @@ def test_a_mismatch_with_another_writers_checkpoint_lists_paths(linen_path):
         ({"params": {"w": 1.0}, "ema": {"w": 1.0}, "seed": 3}, "linen", ("seed",)),
         # Parameters alone, as to_bytes(state.params) writes them.
         ({"Dense_0": {"kernel": 1.0}, "scale": 2.0}, "linen", ()),
-        ({"layers": {"0": {"kernel": 1.0}}, "scale": 2.0}, "nnx", ("layers", "scale")),
+        # As Hugging Face's models have them: in a file, a number is no sign of an `nnx.List`.
+        ({"h": {"0": {"attn": {"kernel": 1.0}}}, "wte": {"embedding": 2.0}}, "linen", ()),
+        ({"layers": {"0": {"kernel": {"value": 1.0}}}}, "nnx", ("layers",)),
         ({"norm": {"scale": 1.0, "mean": 2.0, "var": 3.0}}, "nnx", ("norm",)),
     ],
 )
 def test_the_first_keys_tell_whose_checkpoint_it_is(tmp_path, tree, layout, extra):
     found = checkpoint.layout(write_msgpack(tmp_path / "file", tree))
     assert (found.layout, found.extra) == (layout, extra)
+
+
+HUGGING_FACE = {"h": {"0": {"attn": {"kernel": np.ones((2, 2))}}}, "wte": {"scale": np.ones(2)}}
+
+
+def test_the_caller_says_whose_paths_a_file_has(tmp_path):
+    path = write_msgpack(tmp_path / "file", HUGGING_FACE)
+
+    assert exact(checkpoint.restore(path, layout="linen")) == exact({"params": HUGGING_FACE})
+    assert checkpoint.layout(path, layout="nnx").layout == "nnx"
+    with pytest.raises(CheckpointError, match="layout='linen'"):
+        checkpoint.restore(path, layout="nnx")
+    with pytest.raises(CheckpointError, match="no layout 'torch'"):
+        checkpoint.layout(path, layout="torch")
+
+
+class Lists(nnx.Module):
+    """A model whose file has numbers, and a Variable that is no parameter."""
+
+    def __init__(self, seed):
+        self.layers = nnx.List([nnx.Linear(2, 2, rngs=nnx.Rngs(seed)) for _ in range(2)])
+        self.seen = nnx.Cache(jnp.full(2, seed, jnp.float32))
+
+
+@pytest.mark.parametrize("layout", [None, "nnx", "linen"])
+def test_a_file_without_collections_goes_into_a_model_by_path(tmp_path, layout):
+    pure = nnx.to_pure_dict(nnx.state(Lists(1)))
+    path = write_msgpack(tmp_path / "file", pure)
+
+    restored = checkpoint.restore(path, Lists(0), layout=layout)
+
+    assert exact(nnx.to_pure_dict(nnx.state(restored))) == exact(pure)
 
 
 def test_a_directory_of_steps_or_of_several_trees_says_what_it_holds(tmp_path, variables):

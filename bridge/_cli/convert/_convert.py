@@ -109,6 +109,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         " OUT's name says, else orbax)",
     )
     _command.add_within(parser)
+    _command.add_layout(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the plan and write nothing")
     parser.add_argument("--overwrite", action="store_true", help="replace the checkpoint at OUT")
 
@@ -131,7 +132,7 @@ def _run(arguments: argparse.Namespace) -> int:
             arguments.out, arguments.checkpoint, arguments.format, overwrite=arguments.overwrite
         )
     with _output.working(f"reading {arguments.checkpoint}"):
-        contents = _leaves.read(arguments.checkpoint, arguments.within)
+        contents = _leaves.read(arguments.checkpoint, arguments.within, arguments.layout)
         conversion = _conversion_plan.conversion_of(contents, rules, arguments, to_nnx=to_nnx)
     writes = conversion.ok and not arguments.dry_run
     if writes:
@@ -171,7 +172,7 @@ def _suggest(arguments: argparse.Namespace) -> int:
 
     rules = _rules_file.load(arguments.rules) if arguments.rules else _rules_file.Rules()
     with _output.working(f"reading {arguments.checkpoint}"):
-        contents = _leaves.read(arguments.checkpoint, arguments.within)
+        contents = _leaves.read(arguments.checkpoint, arguments.within, arguments.layout)
         found = _suggestions.suggestions(contents, rules, arguments)
     if arguments.json:
         told = json.loads(found.to_json())

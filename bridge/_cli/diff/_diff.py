@@ -74,6 +74,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="TARGET",
         help="an NNX model: the one of the two that is Linen's is converted for it, as by convert",
     )
+    _command.add_layout(parser, "--a-layout", "--b-layout")
     _command.add_input(parser)
     _command.add_kwarg(parser)
     _command.add_filter(parser)
@@ -90,8 +91,11 @@ def _run(arguments: argparse.Namespace) -> int:
     contents = []
     with _output.working("comparing checkpoints") as progress:
         task = progress.add_task("reading", total=2)
-        for path in (arguments.a, arguments.b):
-            contents.append(_leaves.read(path))
+        for path, given in (
+            (arguments.a, arguments.a_layout),
+            (arguments.b, arguments.b_layout),
+        ):
+            contents.append(_leaves.read(path, given=given))
             progress.advance(task)
         layouts = [content.layout for content in contents]
         if rules is not None or arguments.model is not None:
@@ -123,12 +127,14 @@ def _in_one_layout(contents: Any, rules: Any, arguments: argparse.Namespace) -> 
     from bridge._cli._input_errors import InputError
 
     linen = [n for n, content in enumerate(contents) if content.is_linen]
-    if not linen:
+    if len(linen) != 1:
+        both, remedy = ("Linen's", "nnx") if linen else ("NNX's", "linen")
         raise InputError(
             "--rules and --model",
-            "two NNX checkpoints",
-            "one of Linen's",
-            "leave them out: paths are compared as they are",
+            f"two checkpoints that are {both}",
+            "one of Linen's and one of NNX's",
+            "leave them out: paths are compared as they are; or, if a checkpoint is taken for what"
+            f" it is not, give --a-layout {remedy} or --b-layout {remedy}",
         )
     which, rules = linen[0], rules or _rules_file.Rules()
     conversion = _conversion_plan.conversion_of(contents[which], rules, arguments, to_nnx=True)

@@ -24,8 +24,8 @@ formats:
   msgpack  a file that flax.serialization wrote
   safetensors, npz  a file of arrays by name; the keys of a path are joined by / or by dots
 
-A file of parameters alone, such as to_bytes(state.params), is read as Linen's. "latest" in the
-place of a step is the newest one of a CheckpointManager or of flax.training.checkpoints.
+A file of parameters alone, such as to_bytes(state.params), is read as Linen's; --layout nnx reads it
+as an NNX state. "latest" in the place of a step is the newest one of a CheckpointManager or of flax.training.checkpoints.
 """
 
 _EPILOG = """\
@@ -69,6 +69,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a directory or file")
     _command.add_within(parser)
+    _command.add_layout(parser)
     _command.add_filter(parser)
     parser.add_argument(
         "--summary", action="store_true", help="only what the collections hold, not each leaf"
@@ -86,7 +87,9 @@ def _run(arguments: argparse.Namespace) -> int:
     from bridge._cli import _output
 
     with _output.working(f"reading {arguments.checkpoint}"):
-        layout = checkpoint.layout(arguments.checkpoint, within=arguments.within)
+        layout = checkpoint.layout(
+            arguments.checkpoint, within=arguments.within, layout=arguments.layout
+        )
         statistics = _statistics(arguments) if arguments.stats else {}
         verified, damaged = _verify(arguments.checkpoint) if arguments.verify else (None, [])
     document = {
@@ -119,7 +122,7 @@ def _statistics(arguments: argparse.Namespace) -> dict[str, Any]:
 
     from ._statistics import statistics_of
 
-    contents = _leaves.read(arguments.checkpoint, arguments.within)
+    contents = _leaves.read(arguments.checkpoint, arguments.within, arguments.layout)
     return {
         "/".join(text for text in (collection, *path) if text): statistics_of(leaf.value)
         for (collection, path), leaf in contents.by_address().items()
