@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from . import tell_functions, tell_values
-from .walk import TELL, TELL_INSTANCES, Teller, Walk
+from .walk import MOST_PARTS, MOST_VALUES, TELL, TELL_INSTANCES, Teller, Walk
 
 TELL.update(tell_functions.BY_TYPE)
 TELL.update(tell_values.BY_TYPE)
@@ -26,12 +26,15 @@ class Contents(NamedTuple):
       objects: what was met on the way, in an order that is the same for equal keys.
       is_complete: whether the key covers everything. If not, equal keys from two moments prove
         nothing.
+      opaque: numbers for the objects in it that Python cannot look into, of something that was
+        made; their types are in the key.
     """
 
     key: tuple[Any, ...]
     identities: tuple[int, ...]
     objects: list[Any]
     is_complete: bool
+    opaque: tuple[int, ...] = ()
 
     @property
     def origin(self) -> Origin:
@@ -63,7 +66,9 @@ class Origin(NamedTuple):
         return self.is_complete and now.is_complete and self.key == now.key
 
 
-def contents(value: Any, *, calls: bool = False, ordered: bool = True) -> Contents:
+def contents(
+    value: Any, *, calls: bool = False, ordered: bool = True, made: bool = False
+) -> Contents:
     """What a value holds at this moment.
 
     Functions are told by code, defaults, closure cells and the globals that the code names, through
@@ -75,14 +80,25 @@ def contents(value: Any, *, calls: bool = False, ordered: bool = True) -> Conten
       calls: whether all methods of NNX modules count, and not those alone that construct.
       ordered: whether the order of a dict counts, which a constructor may go by. To Python, dicts
         are equal in any order.
+      made: whether a constructor made the value, which another run of it makes of other objects.
+        Then functions are told without the globals that they name, which are looked up when they
+        run, arrays of JAX by a digest, and objects that Python cannot look into in `opaque`.
 
     Returns:
       The contents. They are incomplete if there is a value of an ongoing trace, or something that
       Python cannot look into, or too much of it.
     """
-    walk = Walk(calls=calls, ordered=ordered)
+    # A definition is as large as its model.
+    most = {"most_values": 10 * MOST_VALUES, "most_parts": 10 * MOST_PARTS} if made else {}
+    walk = Walk(calls=calls or made, ordered=ordered, made=made, **most)
     walk.run(value)
-    return Contents(tuple(walk.key), tuple(walk.identities), walk.objects, walk.is_complete)
+    return Contents(
+        tuple(walk.key),
+        tuple(walk.identities),
+        walk.objects,
+        walk.is_complete,
+        tuple(walk.opaque),
+    )
 
 
 def tell_by(cls: type, teller: Teller) -> None:

@@ -32,12 +32,12 @@ def function(walk: Walk, value: types.FunctionType) -> None:
         held = cell.cell_contents if _is_set(cell) else EMPTY
         holds.append(held if used is None or used.reads(name, held) else UNREAD)
     found: tuple[str, ...] = ()
-    if not _is_of_foundation(value) and used is not None:
+    if used is not None and not walk.made and not _is_of_foundation(value):
         named = dict(_globals(value, used))
         found = tuple(named)
         holds += named.values()
-        if cells:
-            walk.mutable(value)
+    if cells and not _is_of_foundation(value):
+        walk.mutable(value)
     extra = value.__dict__
     names = (value.__module__, value.__name__, value.__qualname__)
     walk.header(types.FunctionType, code, names, found, bool(extra), holds=holds)
@@ -63,15 +63,18 @@ def builtin(walk: Walk, value: Any) -> None:
 
 
 def jitted(walk: Walk, value: Any) -> None:
-    walk.header(type(value), identity(value), holds=[getattr(value, "__wrapped__", None)])
+    walk.header(type(value), walk.number(value), holds=[getattr(value, "__wrapped__", None)])
 
 
 def class_(walk: Walk, value: type) -> None:
     if IS_FOUNDATION[value.__module__]:
         walk.header(type, value)
         return
+    if walk.made and "<locals>" not in value.__qualname__:
+        walk.header(type, identity(value))
+        return
     names, held = zip(*class_parts(value, calls=walk.calls), strict=True)
-    walk.header(type, identity(value), names, holds=held)
+    walk.header(type, walk.number(value), names, holds=held)
 
 
 def module(walk: Walk, value: types.ModuleType) -> None:

@@ -85,7 +85,7 @@ def numpy_array(walk: Walk, value: np.ndarray) -> None:
         walk.mutable(value)
         walk.bytes_left -= value.nbytes
         if walk.bytes_left < 0:
-            walk.unknown(value)
+            walk.itself(value)
         else:
             walk.header(np.ndarray, digest(value))
 
@@ -93,9 +93,22 @@ def numpy_array(walk: Walk, value: np.ndarray) -> None:
 def jax_array(walk: Walk, value: Any) -> None:
     number = identity(value)
     if number is None or isinstance(value, Tracer | jax.Ref):
-        walk.unknown(value)
+        walk.itself(value)
+    elif walk.made and value.is_fully_addressable and not value.is_deleted():
+        walk.bytes_left -= value.nbytes
+        if walk.bytes_left < 0:
+            walk.itself(value)
+        else:
+            walk.header(jax.Array, str(value.dtype), digest(_numbers(value)))
     else:
         walk.header(jax.Array, number)
+
+
+def _numbers(array: jax.Array) -> np.ndarray:
+    if not jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
+        return np.asarray(array)
+    with jax.ensure_compile_time_eval():
+        return np.asarray(jax.random.key_data(array))
 
 
 def enum_(walk: Walk, value: enum.Enum) -> None:
@@ -107,7 +120,7 @@ def by_value(walk: Walk, value: Any) -> None:
 
 
 def tool(walk: Walk, value: Any) -> None:
-    walk.header(type(value), identity(value))
+    walk.header(type(value), walk.number(value))
 
 
 def linen_module(walk: Walk, value: nn.Module) -> None:

@@ -40,6 +40,11 @@ def identity(value: Any) -> int | None:
     return number
 
 
+def _number(value: Any) -> int:
+    number = identity(value)
+    return id(value) if number is None else number
+
+
 def _forget(noted: dict[int, tuple[Any, Any]], key: int, ref: Any) -> None:
     found = noted.get(key)
     if found is not None and found[0] is ref:
@@ -55,6 +60,7 @@ class Walk:
     Args:
       calls: as for `contents`.
       ordered: as for `contents`.
+      made: as for `contents`.
       depth: in how many sets.
       most_values: how many values may be met, besides atoms.
       most_parts: how many parts the key may have.
@@ -65,6 +71,7 @@ class Walk:
       pending: values that are still to be looked at.
       objects: as in `Contents`.
       identities: as in `Contents`.
+      opaque: as in `Contents`.
       is_complete: as in `Contents`.
     """
 
@@ -73,18 +80,21 @@ class Walk:
         *,
         calls: bool,
         ordered: bool,
+        made: bool = False,
         depth: int = 0,
         most_values: int = MOST_VALUES,
         most_parts: int = MOST_PARTS,
     ):
         self.calls = calls
         self.ordered = ordered
+        self.made = made
         self.known: dict[int, Any] = {}
         self.depth = depth
         self.key: list[Any] = []
         self.pending: list[Any] = []
         self.objects: list[Any] = []
         self.identities: list[int] = []
+        self.opaque: list[int] = []
         self.is_complete = True
         self.bytes_left = MOST_BYTES
         self._most_values = most_values
@@ -102,7 +112,7 @@ class Walk:
                 key += (kind, value)
                 continue
             if len(objects) > self._most_values or len(key) + len(pending) > self._most_parts:
-                self.unknown(value)
+                self.itself(value)
                 return
             if kind is tuple:
                 key += (tuple, len(value))
@@ -126,11 +136,22 @@ class Walk:
         self.key += parts
         self.pending += holds
 
+    def number(self, value: Any) -> int | None:
+        """What the key has of an object that it tells by identity; None if that is told beside."""
+        if not self.made:
+            return _number(value)
+        self.opaque.append(_number(value))
+        return None
+
     def unknown(self, value: Any) -> None:
         """Notes a value that cannot be compared: the key is valid only now."""
         self.is_complete = False
-        number = identity(value)
-        self.header(UNKNOWN, id(value) if number is None else number)
+        self.header(UNKNOWN, self.number(value), holds=[type(value)] if self.made else ())
+
+    def itself(self, value: Any) -> None:
+        """Notes a value that only itself is equal to; the key is valid only now."""
+        self.is_complete = False
+        self.header(UNKNOWN, _number(value))
 
     def mutable(self, value: Any) -> None:
         """Notes which object it is that may be written into."""
@@ -149,6 +170,7 @@ class Walk:
         inner = Walk(
             calls=self.calls,
             ordered=self.ordered,
+            made=self.made,
             depth=self.depth + 1,
             most_values=values,
             most_parts=parts,
@@ -158,6 +180,7 @@ class Walk:
         self._most_values -= values - inner._most_values + len(inner.objects)
         self._most_parts -= parts - inner._most_parts + len(inner.key)
         self.bytes_left = inner.bytes_left
+        self.opaque += inner.opaque
         return inner
 
 

@@ -179,7 +179,7 @@ class _Search:
         cells = [_contents_of(cell) for cell in value.__closure__ or ()]
         if not cells and not value.__defaults__ and not value.__kwdefaults__ and not own:
             return value
-        code = _Code(value.__code__, value.__globals__, value.__name__, value.__qualname__)
+        code = BoundCode(value.__code__, value.__globals__, value.__name__, value.__qualname__)
         by_name = tuple((value.__kwdefaults__ or {}).items())
         parts = tuple(cells), value.__defaults__, by_name, tuple(own.items())
         return self._made(value, code, parts)
@@ -194,27 +194,27 @@ class _Search:
         return value if is_same else Tie(make, tuple(tied))
 
 
-class _Code:
+class BoundCode:
     """A function without what it closes over; equal to another one of the same code."""
 
     def __init__(self, code: types.CodeType, scope: dict[str, Any], name: str, qualname: str):
-        self._code, self._scope, self._name, self._qualname = code, scope, name, qualname
+        self.code, self.scope, self.name, self.qualname = code, scope, name, qualname
 
     def __eq__(self, other: object) -> bool:
-        if type(other) is not _Code:
+        if type(other) is not BoundCode:
             return False
-        return self._code == other._code and self._scope is other._scope
+        return self.code == other.code and self.scope is other.scope
 
     def __hash__(self) -> int:
-        return hash((self._code, id(self._scope)))
+        return hash((self.code, id(self.scope)))
 
     def __call__(self, contents: Any, defaults: Any, by_name: Any, own: Any) -> Any:
         cells = tuple(
             types.CellType() if value is _EMPTY else types.CellType(value) for value in contents
         )
-        made = types.FunctionType(self._code, self._scope, self._name, defaults, cells or None)
+        made = types.FunctionType(self.code, self.scope, self.name, defaults, cells or None)
         made.__kwdefaults__ = dict(by_name) or None
-        made.__qualname__ = self._qualname
+        made.__qualname__ = self.qualname
         vars(made).update(own)
         return made
 

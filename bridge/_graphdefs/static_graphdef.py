@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import pickle
+import sys
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import jax
 from flax import nnx, serialization
 
 import registry
 from bridge._conversion.neutral import Address, Path
+from bridge._equality.contents import Contents
 from bridge._equality.written_objects import can_change
 from bridge._flax import graphdefs
 from bridge._flax.flattening import flatten
 from bridge._flax.graphdef_builder import GraphDefBuilder
 
-from .comparison import hold_the_same, is_equal, static_attributes
+from .comparison import are_one, is_equal, static_attributes, told
 from .leaves import GraphDefLeaves
 
 # The path of a bare array in the module, and where it is among the constructor's arguments.
@@ -44,11 +47,12 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         "_hash",
         "_recipe",
         "_slots",
+        "_told",
     )
 
     def __hash__(self) -> int:
         if not hasattr(self, "_hash"):
-            object.__setattr__(self, "_hash", super().__hash__())
+            object.__setattr__(self, "_hash", hash(self.told.key))
         return self._hash
 
     def __eq__(self, other: object) -> bool:
@@ -62,10 +66,12 @@ class StaticGraphDef(nnx.GraphDef[Any]):
             return False
         if self.given != (other.given if isinstance(other, StaticGraphDef) else ()):
             return False
-        # In Python 1 == 1.0 == True and 0.0 == -0.0, but programs compute different things with
-        # them.
-        is_strict = isinstance(other, StaticGraphDef)
-        return is_equal(self, other) and not (is_strict and not hold_the_same(self, other))
+        if not isinstance(other, StaticGraphDef):
+            return is_equal(self, other)
+        # One constructor, run twice, makes equal objects of what nobody can look into.
+        return self.told.key == other.told.key and (
+            self.told.opaque == other.told.opaque or _are_made_alike(self.recipe, other.recipe)
+        )
 
     def __repr__(self) -> str:
         # A model's variables are printed often, and the full definition is pages long.
@@ -73,7 +79,17 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         return f"{type(self).__name__}({name}, nodes={len(self.nodes)}, leaves={self.num_leaves})"
 
     def __reduce__(self) -> Any:
-        return _restore, (self.nodes, self.attributes, self.num_leaves, self.avals, self.given)
+        # Definitions are code, and code need not pickle; the variables beside one do.
+        parts = (self.nodes, self.attributes, self.num_leaves, self.avals, self.given)
+        written = _written(parts)
+        return (dict, ()) if written is None else (_read, (written,))
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        # By `__reduce__` it would be another one, of other objects.
+        return self
 
     @property
     def avals(self) -> tuple[Any, ...] | None:
@@ -89,6 +105,14 @@ class StaticGraphDef(nnx.GraphDef[Any]):
     def recipe(self) -> Any:
         """What the module was constructed from, None if that is not known."""
         return getattr(self, "_recipe", None)
+
+    @property
+    def told(self) -> Contents:
+        """What it held when it was made, which is what programs are compiled with."""
+        if not hasattr(self, "_told"):
+            # Without the objects: they would be kept alive by nothing else.
+            object.__setattr__(self, "_told", told(self)._replace(objects=[]))
+        return self._told
 
     @property
     def blueprint(self) -> GraphDefBuilder:
@@ -151,17 +175,14 @@ def intern(
         return graphdef
     plain = StaticGraphDef(graphdef.nodes, graphdef.attributes, graphdef.num_leaves)
     static = with_facts(plain, avals, recipe, given)
-    try:
-        known = avals and tuple(map(_aval_key, avals))
-        # To hash a definition takes longer than to compare it with the one of this key, which may
-        # be another one: a constructor need not make the same module each time.
-        short = hash((len(plain.nodes), len(plain.attributes), known, recipe, given))
-        found = _by_recipe.get(short) if recipe is not None else None
-        if found is not None and _is_same(found, static):
-            return found
-        key = hash((static, known, recipe, given))
-    except TypeError:
-        return static
+    known = avals and tuple(map(_aval_key, avals))
+    # To tell what a definition holds takes longer than to compare it with the one of this key,
+    # which may be another one: a constructor need not make the same module each time.
+    short = hash((len(plain.nodes), len(plain.attributes), known, recipe, given))
+    found = _by_recipe.get(short) if recipe is not None else None
+    if found is not None and are_one(found, static) and _has_same_facts(found, static):
+        return found
+    key = hash((static, known, recipe, given))
     with _lock:
         found = _interned.setdefault(key, static)
         if recipe is not None:
@@ -177,13 +198,28 @@ def intern(
 
 def _is_same(known: StaticGraphDef, made: StaticGraphDef) -> bool:
     """Whether a GraphDef that is known may take the place of one that was made."""
+    mine, theirs = known.told, made.told
+    are_same = (mine.key, mine.identities, mine.opaque) == (
+        theirs.key,
+        theirs.identities,
+        theirs.opaque,
+    )
+    return are_same and _has_same_facts(known, made)
+
+
+def _has_same_facts(known: StaticGraphDef, made: StaticGraphDef) -> bool:
     return (
-        is_equal(known, made)
-        and known.avals == made.avals
+        known.avals == made.avals
         and known.given == made.given
         and made.recipe in (None, known.recipe)
-        and hold_the_same(known, made, identities=True)
     )
+
+
+def _are_made_alike(a: Any, b: Any) -> bool:
+    """Whether one constructor with the same arguments made two modules, which no call changed."""
+    if a is None or b is None:
+        return False
+    return a.constructed is b.constructed is None and a.key == b.key
 
 
 def with_facts(
@@ -261,6 +297,26 @@ def _aval(value: Any) -> Any:
 def _aval_key(aval: Any) -> Any:
     """Equal for equal avals; a pytree of them need not be hashable."""
     return (aval.shape, aval.dtype) if isinstance(aval, jax.ShapeDtypeStruct) else str(aval)
+
+
+def _written(parts: tuple[Any, ...]) -> bytes | None:
+    """The pickle of a definition's parts, None if they have none."""
+    # Only the pickler that runs would tell which one it is: cloudpickle writes local classes too.
+    for library in (pickle, sys.modules.get("cloudpickle")):
+        try:
+            return library.dumps(parts) if library else None
+        except Exception:
+            # An object that cannot be pickled may raise anything.
+            continue
+    return None
+
+
+def _read(written: bytes) -> Any:
+    """The definition, or what a checkpoint has in its place if its code is not there any more."""
+    try:
+        return _restore(*pickle.loads(written))
+    except (ImportError, AttributeError):
+        return {}
 
 
 def _restore(

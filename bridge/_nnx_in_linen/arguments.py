@@ -19,6 +19,7 @@ from bridge._equality.contents import contents, tell_by
 from bridge._equality.tell_values import digest
 from bridge._equality.walk import Walk, identity
 from bridge._errors import InvalidModuleError
+from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 
 
@@ -84,6 +85,12 @@ class Existing:
             "this ToLinen was made by from_module, use the variables that came with it",
         )
 
+    def __reduce__(self) -> Any:
+        # A definition that cannot be pickled is left out of variables; here nothing rebuilds it.
+        graphdef = self.graphdef
+        parts = (graphdef.nodes, graphdef.attributes, graphdef.num_leaves)
+        return _existing, (parts, graphdef.avals, graphdef.given)
+
     def __hash__(self) -> int:
         return hash(self.graphdef)
 
@@ -92,6 +99,10 @@ class Existing:
 
     def __repr__(self) -> str:
         return f"<an existing {self.module_type.__name__}>"
+
+
+def _existing(parts: tuple[Any, ...], avals: Any, given: Any) -> Existing:
+    return Existing(static_graphdef.intern(nnx.GraphDef(*parts), avals, None, given))
 
 
 def freeze_arguments(args: Any, kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], FrozenDict]:

@@ -197,6 +197,6 @@ def _with_numbers(function: Callable[..., Any], *inputs: Any) -> None:
 
 def _holds_value_of(trace: Any, graphdef: StaticGraphDef) -> bool:
     """Whether a static attribute holds a value of a trace: in a function's cell, for example."""
-    found = contents(comparison.static_parts(graphdef))
+    found = comparison.told(graphdef)
     # What can be told completely holds no value of any trace.
     return not found.is_complete and any(trace_of(value) is trace for value in found.objects)

@@ -1,13 +1,16 @@
-"""Two GraphDefs that are equal to Flax, and whether every program sees the same in them."""
+"""Whether every program sees the same in two GraphDefs, whatever Flax says of them."""
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
 
-from bridge._graphdefs.comparison import hold_the_same, is_equal, static_attributes
+from bridge._graphdefs.comparison import are_one, is_equal, static_attributes, told
+
+LOOKED_UP = 1
 
 
 class Model(nnx.Module):
@@ -37,6 +40,10 @@ def add(x, y):
     return x + y
 
 
+def is_same(a, b):
+    return told(a).key == told(b).key
+
+
 @pytest.mark.parametrize(
     "static",
     [3, "a", (1, ("b", None)), np.float32, add, Equal(1), functools.partial],
@@ -44,7 +51,8 @@ def add(x, y):
 def test_a_definition_made_twice_is_the_same(static):
     a, b = graphdef(static), graphdef(static)
     assert is_equal(a, b)
-    assert hold_the_same(a, b)
+    assert is_same(a, b)
+    assert are_one(a, b)
 
 
 @pytest.mark.parametrize(
@@ -55,21 +63,54 @@ def test_what_python_calls_equal_may_differ_to_a_program(one, other):
     a, b = graphdef(one), graphdef(other)
     assert a == b
     assert is_equal(a, b)
-    assert not hold_the_same(a, b)
-    assert not hold_the_same(b, a)
+    assert not is_same(a, b)
+    assert not are_one(a, b)
+    assert not are_one(b, a)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: lambda x: x * 2,
+        lambda: functools.partial(add, y=2),
+        lambda: Equal([1]),
+        lambda: Equal([jnp.arange(3), np.arange(3), jax.random.key(1)]),
+        lambda: {"a": [1, {2}]},
+        lambda: type("Made", (), {"__qualname__": "f.<locals>.Made"}),
+    ],
+)
+def test_what_python_calls_different_may_be_the_same_to_every_program(make):
+    a, b = graphdef(make()), graphdef(make())
+    assert is_same(a, b)
+
+
+def test_a_function_is_told_by_what_it_holds_and_not_by_globals(monkeypatch):
+    def made(held):
+        return lambda x: x * held + LOOKED_UP
+
+    one = told(graphdef(made(1)))
+    monkeypatch.setitem(globals(), "LOOKED_UP", 2)
+    assert told(graphdef(made(1))).key == one.key
+    assert told(graphdef(made(2))).key != one.key
+
+
+def test_objects_that_nobody_can_look_into_are_told_beside_the_key():
+    a, b = (told(graphdef(jax.jit(lambda x: x))) for _ in range(2))
+    assert a.key == b.key
+    assert a.opaque != b.opaque
 
 
 @pytest.mark.parametrize("other", [graphdef(4), nnx.graphdef(nnx.Dict(static=1))])
 def test_what_flax_tells_apart_is_apart(other):
     assert graphdef(3) != other
     assert not is_equal(graphdef(3), other)
+    assert not is_same(graphdef(3), other)
 
 
 def test_objects_count_as_other_ones_only_where_identities_do():
-    a, b = graphdef(Equal([1])), graphdef(Equal([1]))
-    assert hold_the_same(a, b)
-    assert not hold_the_same(a, b, identities=True)
-    assert hold_the_same(a, a, identities=True)
+    a, b = told(graphdef(Equal([1]))), told(graphdef(Equal([1])))
+    assert a.key == b.key
+    assert a.identities != b.identities
 
 
 def test_static_attributes_are_those_that_hold_no_leaf():
