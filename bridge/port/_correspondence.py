@@ -34,6 +34,7 @@ class Pairing(NamedTuple):
       how: how it is known.
       proposal: the evidence, where it settles nothing by itself.
       parent: the NNX module in which the two were found.
+      within: the Linen scope in which they were.
     """
 
     linen: LinenNode
@@ -42,6 +43,7 @@ class Pairing(NamedTuple):
     how: str
     proposal: Evidence | None = None
     parent: NNXNode | None = None
+    within: LinenNode | None = None
 
 
 class Evidence(NamedTuple):
@@ -50,10 +52,12 @@ class Evidence(NamedTuple):
     Attributes:
       text: what speaks for it.
       is_weak: whether only an order that a program need not keep speaks for it.
+      is_disputed: whether names say otherwise than the order of calls does.
     """
 
     text: str
     is_weak: bool = False
+    is_disputed: bool = False
 
 
 class Ambiguous(NamedTuple):
@@ -76,6 +80,7 @@ class Correspondence:
       ambiguous: modules with several candidates.
       problems: what is wrong with the rules.
       pairings: what was put together under different names.
+      named: what was put together because its names are equal.
     """
 
     linen: LinenNode
@@ -85,6 +90,7 @@ class Correspondence:
     ambiguous: list[Ambiguous] = dataclasses.field(default_factory=list)
     problems: list[Problem] = dataclasses.field(default_factory=list)
     pairings: list[Pairing] = dataclasses.field(default_factory=list)
+    named: list[Pairing] = dataclasses.field(default_factory=list)
 
     def incomplete(self) -> tuple[list[Address], list[Path]]:
         """The leaves of each side that the pieces cover in part, or twice."""

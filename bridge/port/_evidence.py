@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ._context import Context
 from ._correspondence import Evidence, Pairing
 from ._likeness import linen_path_text, pairs_by_name, pairs_by_numbers, share_of_shapes
 from ._numbers import families
@@ -16,6 +15,8 @@ from ._trees import LinenNode, NNXNode, nnx_text
 
 _ANY_ORDER = "some of the calls do not use each other's results, so any order would do"
 _CONSTRUCTIONS = "automatic numbers count constructions, not calls"
+# What is said of names that a trace contradicts.
+DIFFERS = "the order of calls differs"
 # How much of two modules has to be alike before they are proposed to be the same.
 _ENOUGH = 0.5
 
@@ -37,24 +38,13 @@ class ByEvidence:
                 key = pairing.parent.cls, name
                 self._elsewhere.setdefault(key, set()).add(str(pairing.linen.path[-1]))
 
-    def confirms(self, pairs: Sequence[tuple[NNXNode, LinenNode]], context: Context) -> bool:
-        """Whether the order of calls, where a trace tells it, is that of the numbers."""
-        del context
-        if not self._orders.nnx_is_traced:
-            return True
-        ranks = [
-            (self._orders.nnx_rank(node), self._orders.linen_rank(scope)) for node, scope in pairs
-        ]
-        if any(None in rank for rank in ranks):
-            return True
-        theirs = [rank for _, rank in sorted(ranks, key=lambda each: each[0] or 0)]
-        if theirs == sorted(theirs, key=lambda rank: rank or 0):
-            return True
-        # Calls that could be in any order contradict nothing.
-        if not self._orders.are_traced:
-            return False
+    def numbered(self, pairs: Sequence[tuple[NNXNode, LinenNode]]) -> str | None:
+        """See `Proposer`."""
+        if self._orders.contradicts(pairs):
+            return None
         nodes, scopes = [node for node, _ in pairs], [scope for _, scope in pairs]
-        return not any(self._orders.told(self._orders.in_order(nodes, scopes) or []))
+        chain = self._orders.chain(nodes, scopes)
+        return "by number and calls" if chain and {*chain} == {*pairs} else "by number"
 
     def axis(self, node: NNXNode, scope: LinenNode) -> tuple[int | None, Evidence]:
         """See `Proposer`."""
@@ -113,7 +103,8 @@ class ByEvidence:
         """Pairs of modules that could all be exchanged."""
         if len(nodes) == len(scopes) == 1:
             return [(nodes[0], scopes[0], Evidence(only))]
-        by_order = self._orders.in_order(nodes, scopes)
+        chain = self._orders.chain(nodes, scopes)
+        by_order = chain or self._orders.in_order(nodes, scopes)
         by_name = pairs_by_name(place, nodes, scopes)
         # Names that a program chose say more than an order: query, key and value may be computed in
         # any. Automatic ones say less: they number the constructions.
@@ -124,12 +115,14 @@ class ByEvidence:
             if agree or not names_count:
                 text = self._orders.text + (" and names" if agree and names_count else "")
                 return self._ordered(by_order, text, by_name if agree and names_count else [])
+            if chain is not None:
+                return _proposals(chain, against_names(self._orders.text))
         if by_name:
             text = "their names"
-            if by_order is not None and not (
-                self._orders.are_traced and not any(self._orders.told(by_order))
-            ):
-                text += "; the order of calls differs"
+            if self._orders.contradicts(by_name):
+                return _proposals(by_name, Evidence(f"{text}; {DIFFERS}", True, True))
+            if by_order is not None and not self._orders.are_traced:
+                text += f"; {DIFFERS}"
             elif any(is_automatic(scope, scopes) for _, scope in by_name):
                 text += f"; {_CONSTRUCTIONS}"
             return _proposals(by_name, Evidence(text, text != "their names"))
@@ -224,6 +217,11 @@ class ByEvidence:
                 if found:
                     return [(n, s, Evidence(_joined(text, e.text), True)) for n, s, e in found]
         return []
+
+
+def against_names(text: str) -> Evidence:
+    """Evidence that decides, although names say otherwise."""
+    return Evidence(f"{text}, although names say otherwise", is_disputed=True)
 
 
 def _outermost(candidates: dict[NNXNode, list[LinenNode]]) -> dict[NNXNode, list[LinenNode]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
@@ -16,12 +16,24 @@ from ._places import Place, Proposer
 from ._rules import pairs_of
 from ._sequences import numbered_pairs
 from ._stacks import Stack, either, is_list, list_pairs, on_axis, only_stacks, stack_pairs
-from ._structure import matches, only_pairs, open_modules, open_scopes
+from ._structure import (
+    is_open,
+    matches,
+    only_pairs,
+    open_modules,
+    open_scopes,
+    own_classes,
+    told_by_number,
+)
 from ._trees import InCollection, LinenNode, NNXNode
 
 
 def correspondence(
-    linen: LinenNode, nnx: NNXNode, rules: Mapping[str, str], proposer: Proposer | None = None
+    linen: LinenNode,
+    nnx: NNXNode,
+    rules: Mapping[str, str],
+    proposer: Proposer | None = None,
+    decided: Sequence[Pairing] = (),
 ) -> Correspondence:
     """What belongs together in two trees.
 
@@ -30,21 +42,25 @@ def correspondence(
       nnx: the NNX side.
       rules: the user's table.
       proposer: decides what evidence does not settle; without one, that is ambiguous.
+      decided: pairs that evidence decides, whatever their names say.
     """
     pairs, problems = pairs_of(rules, linen, nnx)
     found = Correspondence(linen, nnx, problems=problems)
-    classes = {type(node.item) for node in nnx.walk() if node.cls is not None}
-    names = frozenset(c.__name__ for c in classes if rule_of(c) is None)
     settled = Settled()
     wrong = {problem.rule for problem in problems}
     # A rule settles both of its ends; match the rest without them.
     good = [pair for pair in pairs if pair.rule not in wrong]
     for pair in good:
         settled.add(pair.nnx, pair.linen, pair.context)
-    matcher = Matcher(found, names, settled, proposer)
+    for pairing in decided:
+        settled.add(pairing.nnx, pairing.linen, pairing.context)
+    matcher = Matcher(found, own_classes(nnx), settled, proposer)
     # Before the rest: a norm that a rule names also takes the layer beside it.
     for pair in good:
         matcher.match(pair.nnx, pair.linen, pair.context, f"rule {pair.rule!r}")
+    for pairing in decided:
+        found.pairings.append(pairing)
+        matcher.match(pairing.nnx, pairing.linen, pairing.context, pairing.how)
     matcher.match(nnx, linen, PLAIN, "")
     return found
 
@@ -71,6 +87,7 @@ class Matcher:
         self._settled = settled
         self._proposer = proposer
         self._linker = Linker(found, settled)
+        self._numbered: dict[tuple[int, Context], frozenset[str]] = {}
 
     def _pair(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
         self._settled.add(node, scope, context)
@@ -105,10 +122,11 @@ class Matcher:
         self, node: NNXNode, scope: LinenNode, context: Context, how: str, prefix: str
     ) -> None:
         rule, free = rule_of(node.cls), self._settled.is_free
-        label = label_of("ToNNX" if node.is_linen else rule, how)
+        layer = "ToNNX" if node.is_linen else rule
         for key, child in node.children.items():
             if isinstance(key, InCollection):
                 if free(child, context):
+                    label = label_of(layer, how)
                     self._linker.link(child, scope, key.collection, context, label)
                 continue
             name = prefix + str(key)
@@ -118,13 +136,29 @@ class Matcher:
                 continue
             if child.is_leaf:
                 if found is not None and found.leaves and free(found, context):
-                    self._linker.leaf(child, found, context, label)
+                    told = self._equal_names(node, child, found, context, how)
+                    self._linker.leaf(child, found, context, label_of(layer, told))
             elif child.is_container:
                 self._container(child, scope, name, context, how)
             elif found is not None and (found.children or child.is_shared) and free(found, context):
-                self._pair(child, found, context, how)
+                told = self._equal_names(node, child, found, context, how)
+                self._pair(child, found, context, told)
             elif found is None:
                 self._stacked_nnx(child, scope, name, context)
+
+    def _equal_names(
+        self, parent: NNXNode, node: NNXNode, scope: LinenNode, context: Context, how: str
+    ) -> str:
+        """Notes a pair of equal names; returns how it is known, for the report."""
+        within = scope.parent
+        # Names inside of Flax's own layers are certain.
+        if within is None or not is_open(parent):
+            return how
+        self._found.named.append(Pairing(scope, node, context, "by name", None, parent, within))
+        key = id(within), context
+        if key not in self._numbered:
+            self._numbered[key] = told_by_number(within, context)
+        return "by number" if str(scope.path[-1]) in self._numbered[key] else how
 
     def _container(
         self, node: NNXNode, scope: LinenNode, name: str, context: Context, how: str
@@ -255,7 +289,9 @@ class Matcher:
         pairs, how = only_pairs(candidates), "by structure"
         if not pairs:
             pairs, how = numbered_pairs(candidates), "by number"
-            if pairs and self._proposer and not self._proposer.confirms(pairs, context):
+            if pairs and self._proposer and (known := self._proposer.numbered(pairs)):
+                how = known
+            elif self._proposer:
                 pairs = []
         if not pairs:
             return self._settle_stack(place)
@@ -263,7 +299,8 @@ class Matcher:
         pairs.sort(key=lambda pair: not isinstance(pair[0].item, NORMS))
         for module, other in pairs:
             if all(settled.is_free(each, context) for each in (module, other)):
-                self._found.pairings.append(Pairing(other, module, context, how, parent=node))
+                pairing = Pairing(other, module, context, how, None, node, scope)
+                self._found.pairings.append(pairing)
                 self._pair(module, other, context, how)
         return True
 
@@ -283,9 +320,10 @@ class Matcher:
             before = len(self._found.pairings)
             for module, other, evidence in proposals:
                 if all(settled.is_free(each, context) for each in (module, other)):
-                    pairing = Pairing(other, module, context, "as proposed", evidence, node)
+                    how = "as proposed"
+                    pairing = Pairing(other, module, context, how, evidence, node, scope)
                     self._found.pairings.append(pairing)
-                    self._pair(module, other, context, "as proposed")
+                    self._pair(module, other, context, how)
             if len(self._found.pairings) == before:
                 return
             while self._settle(place, deep=True):

@@ -48,16 +48,41 @@ class Orders(NamedTuple):
 
         Calls that use no results of each other could be in any order, so theirs tells nothing.
         """
-        ours = [_bits(self.nnx, _paths(node)) for node, _ in pairs]
-        theirs = [_bits(self.linen, _addresses(scope)) for _, scope in pairs]
-        before, others = (
-            [[_precedes(a, b) for b in each] for a in each] for each in (ours, theirs)
-        )
-        if before != others:
+        before = self._nnx_before([node for node, _ in pairs])
+        if before != self._linen_before([scope for _, scope in pairs]):
             return [False] * len(pairs)
-        # A unique pair of counts identifies a place in the partial order of the calls.
-        places = [(sum(before[n]), sum(row[n] for row in before)) for n in range(len(pairs))]
+        places = _places(before)
         return [places.count(place) == 1 for place in places]
+
+    def chain(self, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Pairs | None:
+        """The only pairs for which both traces show the same calls; None if there are several."""
+        if not self.are_traced or len(nodes) != len(scopes):
+            return None
+        if self.in_order(nodes, scopes) is None:
+            return None
+        ours = dict(zip(_places(self._nnx_before(nodes)), nodes, strict=True))
+        theirs = dict(zip(_places(self._linen_before(scopes)), scopes, strict=True))
+        if len(ours) < len(nodes) or ours.keys() != theirs.keys():
+            return None
+        pairs = [(ours[place], theirs[place]) for place in sorted(ours, reverse=True)]
+        return pairs if all(self.told(pairs)) else None
+
+    def contradicts(self, pairs: Sequence[tuple[NNXNode, LinenNode]]) -> bool:
+        """Whether one model needs a result of one pair for another, and the other model not so.
+
+        Without a trace of the Linen model the order of its leaves counts.
+        """
+        if not self.nnx_is_traced:
+            return False
+        before = self._nnx_before([node for node, _ in pairs])
+        scopes = [scope for _, scope in pairs]
+        if self.linen_is_traced:
+            others = self._linen_before(scopes)
+        else:
+            ranks = [self.linen_rank(scope) for scope in scopes]
+            others = [[None not in (a, b) and (a or 0) < (b or 0) for b in ranks] for a in ranks]
+        every = range(len(pairs))
+        return any(before[a][b] and others[b][a] for a in every for b in every)
 
     def in_order(self, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Pairs | None:
         """The pairs in the order of both models; None if that is not known of all."""
@@ -68,6 +93,12 @@ class Orders(NamedTuple):
             return None
         one, other = (sorted((rank or 0, n) for rank, n in each) for each in (ours, theirs))
         return [(nodes[a], scopes[b]) for (_, a), (_, b) in zip(one, other, strict=True)]
+
+    def _nnx_before(self, nodes: Sequence[NNXNode]) -> list[list[bool]]:
+        return _matrix([_bits(self.nnx, _paths(node)) for node in nodes])
+
+    def _linen_before(self, scopes: Sequence[LinenNode]) -> list[list[bool]]:
+        return _matrix([_bits(self.linen, _addresses(scope)) for scope in scopes])
 
     def nnx_rank(self, node: NNXNode) -> int | None:
         """The rank of the leaf of a module that is used first."""
@@ -94,6 +125,16 @@ def _paths(node: NNXNode) -> list[Path]:
 
 def _addresses(scope: LinenNode) -> list[Address]:
     return [(collection, each.path) for each in scope.walk() for collection in each.leaves]
+
+
+def _matrix(bits: Sequence[tuple[int, int]]) -> list[list[bool]]:
+    """Of each module and each other one, whether it precedes it."""
+    return [[_precedes(a, b) for b in bits] for a in bits]
+
+
+def _places(before: Sequence[Sequence[bool]]) -> list[tuple[int, int]]:
+    """The place of each module in the partial order of the calls, from how many are around it."""
+    return [(sum(row), sum(other[n] for other in before)) for n, row in enumerate(before)]
 
 
 def _precedes(one: tuple[int, int], other: tuple[int, int]) -> bool:

@@ -15,8 +15,8 @@ Proposals = list[tuple[NNXNode, LinenNode, Evidence]]
 class Proposer(Protocol):
     """What puts together, by evidence, what names and structure leave open."""
 
-    def confirms(self, pairs: Sequence[tuple[NNXNode, LinenNode]], context: Context) -> bool:
-        """Whether nothing speaks against pairs that have numbered names."""
+    def numbered(self, pairs: Sequence[tuple[NNXNode, LinenNode]]) -> str | None:
+        """How pairs that have numbered names are known, None if something speaks against them."""
         ...
 
     def axis(self, node: NNXNode, scope: LinenNode) -> tuple[int | None, Evidence]:

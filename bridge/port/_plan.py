@@ -199,10 +199,11 @@ def plan(source: Any, target: Any, rules: Mapping[str, str] | None = None) -> Pl
     Flax's own layers are matched by rules of their own, the rest by name, and what has another name
     if it can be only one thing. Two modules that could be exchanged are never guessed at; a table
     of rules settles them. Numbers that the program gave count as names: `layer_0` is `layers.0`.
-    Those of automatic names such as `Block_0` count constructions, in any order of calls, and
-    settle nothing; `suggest` proposes rules. Names, shapes and dtypes are compared: a wrong value,
-    a square kernel that is transposed, or two layers of the same shape whose values were swapped
-    show only when both models run.
+    Entries that rest on numbers have `by number` in their `rule`; traces may contradict them, which
+    `suggest` finds. Those of automatic names such as `Block_0` count constructions, in any order of
+    calls, and settle nothing; `suggest` proposes rules. Names, shapes and dtypes are compared: a
+    wrong value, a square kernel that is transposed, or two layers of the same shape whose values
+    were swapped show only when both models run.
 
     Args:
       source: Linen variables (`{collection: {name: array or box}}`), or an NNX module or State.

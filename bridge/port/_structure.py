@@ -21,6 +21,7 @@ from bridge._linen_in_nnx.to_nnx import ToNNX
 
 from ._context import Context, Settled, without_axis
 from ._layers import NORMS, is_linen_layer, norm_leaves, rule_of
+from ._numbers import families
 from ._trees import InCollection, LinenNode, NNXNode
 
 Signature = Counter[frozenset[tuple[str, str, Any]]]
@@ -263,6 +264,26 @@ def linen_shapes(node: LinenNode, context: Context) -> Counter[tuple[str, Any]]:
         for collection, leaf in each.leaves.items()
         if collection != "cache"
     )
+
+
+def told_by_number(scope: LinenNode, context: Context) -> frozenset[str]:
+    """The names below a scope of which only the number tells one from another of its shapes."""
+    found: set[str] = set()
+    for own in families(scope.children).values():
+        if len(own) < 2:
+            continue
+        alike: dict[Any, list[str]] = {}
+        for name in own:
+            shapes = linen_shapes(scope.children[name], context)
+            alike.setdefault(frozenset(shapes.items()), []).append(name)
+        found.update(name for names in alike.values() if len(names) > 1 for name in names)
+    return frozenset(found)
+
+
+def own_classes(nnx: NNXNode) -> frozenset[str]:
+    """The names of the classes in an NNX model that are not Flax's own."""
+    classes = {type(node.item) for node in nnx.walk() if node.cls is not None}
+    return frozenset(cls.__name__ for cls in classes if rule_of(cls) is None)
 
 
 def is_adapter(node: NNXNode) -> bool:

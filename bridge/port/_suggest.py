@@ -13,7 +13,8 @@ from flax import nnx
 from bridge._conversion import linen_leaves
 
 from . import _order
-from ._correspondence import Correspondence, Pairing
+from ._correspondence import Correspondence, Evidence, Pairing
+from ._disputes import HOW, disputes
 from ._evidence import ByEvidence
 from ._match import correspondence
 from ._orders import Orders
@@ -22,11 +23,7 @@ from ._rule_text import paths_of, python_text, rules_of, toml_text
 from ._trees import LinenNode, linen_nodes, nnx_nodes
 
 _SHOWN = 120
-_SETTLED = {
-    "by number": "numbers in the same order",
-    "axis": "stacked leaves, which fit one axis only",
-    "by structure": "the only ones of their structure",
-}
+_STACKED = "stacked leaves, which fit one axis only"
 
 
 class Proposal(NamedTuple):
@@ -38,12 +35,14 @@ class Proposal(NamedTuple):
       is_settled: whether `plan` does the same without the rules.
       is_weak: whether only an order speaks for them that a program need not keep: that of a
         constructor, of automatic numbers, or of calls that could be in any order.
+      is_disputed: whether names say otherwise than the order of calls does.
     """
 
     rules: dict[str, str]
     evidence: str
     is_settled: bool = False
     is_weak: bool = False
+    is_disputed: bool = False
 
 
 class Suggestions:
@@ -52,7 +51,8 @@ class Suggestions:
     Made by `suggest`. Nothing is applied until `rules` is given to `plan`.
 
     Attributes:
-      proposals: the rules by what speaks for them, the settled ones first.
+      proposals: the rules by what speaks for them: those first that names contradict, then the
+        settled ones.
       plan: the plan that the rules make; `plan.ok` says whether they are all that it needs.
     """
 
@@ -110,6 +110,8 @@ class Suggestions:
             yield "given", self._own
         for each in self.proposals:
             kind = "settled" if each.is_settled else "weak" if each.is_weak else "proposed"
+            if each.is_disputed and each.is_weak:
+                kind = "in doubt"
             yield f"{kind}: {each.evidence}", each.rules
 
 
@@ -128,6 +130,9 @@ def suggest(
     with `inputs` tells the order, else its constructor; of the Linen model a trace with `linen`,
     else the order in which an `init` without `jax.jit` made the variables, or automatic numbers.
     Neither model is run.
+
+    Two traces can contradict equal names and numbers, as in a decoder that calls `up_2` first. If
+    they leave no choice, the calls decide; else the names are kept, in doubt. Both come first.
 
     Args:
       source: as for `plan`: Linen variables, or an NNX module.
@@ -176,8 +181,12 @@ def suggest(
     orders = _orders(variables, model, inputs, kwargs, linen)
     first = correspondence(scopes, nodes, own, ByEvidence(orders))
     # A clear match in one block helps in the others, also in earlier ones.
-    found = correspondence(scopes, nodes, own, ByEvidence(orders, first.pairings))
-    proposals = _proposals(found, scopes)
+    evidence = ByEvidence(orders, first.pairings)
+    found, decided = correspondence(scopes, nodes, own, evidence), list[Pairing]()
+    while (against := disputes(found, orders)).decided:
+        decided += against.decided
+        found = correspondence(scopes, nodes, own, evidence, decided)
+    proposals = _proposals(found, against.undecided, scopes)
     table = {**own, **{k: v for each in proposals for k, v in each.rules.items()}}
     made = plan(source, target, table)
     return Suggestions(proposals, made, own)
@@ -202,23 +211,29 @@ def _orders(
     return Orders(own, other, text, told, traces_nnx, linen is not None and bool(inputs))
 
 
-def _proposals(found: Correspondence, scopes: LinenNode) -> tuple[Proposal, ...]:
-    """The pairings as rules, those that `plan` makes by itself first."""
+def _proposals(
+    found: Correspondence, undecided: list[Pairing], scopes: LinenNode
+) -> tuple[Proposal, ...]:
+    """The pairings as rules, those that are disputed or that `plan` makes by itself first."""
     every = ["/".join(map(str, scope.path)) for scope in scopes.walk()]
-    known = [paths_of(pairing) for pairing in found.pairings]
-    groups: dict[tuple[bool, str, bool], list[tuple[str, str]]] = {}
-    for pairing in _needed(found.pairings):
-        if pairing.proposal is not None:
-            key = (False, pairing.proposal.text, pairing.proposal.is_weak)
-        else:
-            name = pairing.how.split(" ")[0] if pairing.how.startswith("axis") else pairing.how
-            key = (True, _SETTLED[name], False)
-        groups.setdefault(key, []).append(paths_of(pairing))
-    ordered = sorted(groups.items(), key=lambda each: (not each[0][0], each[0][2]))
+    known = [paths_of(pairing) for pairing in (*found.pairings, *undecided)]
+    doubted = {id(pairing.nnx) for pairing in undecided}
+    needed = [each for each in _needed(found.pairings) if id(each.nnx) not in doubted]
+    groups: dict[tuple[bool, Evidence], list[tuple[str, str]]] = {}
+    for pairing in (*undecided, *needed):
+        evidence = pairing.proposal or Evidence(HOW.get(pairing.how, _STACKED))
+        is_settled = pairing.how in HOW or pairing.proposal is None
+        groups.setdefault((is_settled, evidence), []).append(paths_of(pairing))
+    ordered = sorted(groups.items(), key=_rank)
     return tuple(
-        Proposal(rules_of(pairs, known, every), evidence, is_settled, is_weak)
-        for (is_settled, evidence, is_weak), pairs in ordered
+        Proposal(rules_of(pairs, known, every), evidence.text, is_settled, *evidence[1:])
+        for (is_settled, evidence), pairs in ordered
     )
+
+
+def _rank(group: tuple[tuple[bool, Evidence], Any]) -> tuple[bool, ...]:
+    (is_settled, evidence), _ = group
+    return not evidence.is_disputed, not is_settled, evidence.is_weak
 
 
 def _needed(pairings: list[Pairing]) -> list[Pairing]:
