@@ -51,7 +51,7 @@ class Evidence(NamedTuple):
 
     Attributes:
       text: what speaks for it.
-      is_weak: whether only an order that a program need not keep speaks for it.
+      is_weak: whether only a shape, or an order that a program need not keep, speaks for it.
       is_disputed: whether names say otherwise than the order of calls does.
     """
 

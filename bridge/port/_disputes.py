@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from ._context import Context
+from ._context import PLAIN, Context
 from ._correspondence import Correspondence, Evidence, Pairing
 from ._evidence import DIFFERS, against_names
 from ._orders import Orders, Pairs
@@ -27,6 +27,7 @@ HOW = {
     "by number and calls": "numbers in the same order, which is that of the calls",
     "by structure": "the only ones of their structure",
 }
+_TRANSPOSED = "the same shape; the models use different axes, so one has the transpose"
 _Decided: TypeAlias = list[tuple[NNXNode, LinenNode, Evidence]]
 
 
@@ -60,7 +61,20 @@ def disputes(found: Correspondence, orders: Orders) -> Disputes:
             outer.update(pairing.linen for pairing in (*decided, *undecided))
             result.decided.extend(decided)
             result.undecided.extend(undecided)
+    result.undecided.extend(_transposed(found, orders))
     return result
+
+
+def _transposed(found: Correspondence, orders: Orders) -> Iterator[Pairing]:
+    """Leaves that fit, of which one model uses the transpose."""
+    leaves = {node.path: node for node in found.nnx_leaves()}
+    for piece in found.pieces:
+        if piece.nnx is None or piece.linen_region or piece.nnx_region:
+            continue
+        node, scope = leaves[piece.nnx], found.linen.at(piece.linen[1])
+        if scope is not None and orders.is_transposed(node, scope):
+            evidence = Evidence(_TRANSPOSED, is_weak=True, is_disputed=True)
+            yield Pairing(scope, node, PLAIN, "by name", evidence)
 
 
 class _Class(NamedTuple):

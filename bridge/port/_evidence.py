@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ._context import PLAIN, Context
 from ._correspondence import Evidence, Pairing
+from ._layers import LEAVES
 from ._likeness import linen_path_text, pairs_by_name, pairs_by_numbers, share_of_shapes
+from ._names import likeness
 from ._numbers import families
 from ._orders import Orders, Pairs
 from ._places import Place, Proposals
@@ -17,6 +20,7 @@ _ANY_ORDER = "some of the calls do not use each other's results, so any order wo
 _CONSTRUCTIONS = "automatic numbers count constructions, not calls"
 # What is said of names that a trace contradicts.
 DIFFERS = "the order of calls differs"
+_ONLY = Evidence("nothing else is left")
 # How much of two modules has to be alike before they are proposed to be the same.
 _ENOUGH = 0.5
 
@@ -84,25 +88,44 @@ class ByEvidence:
                 scope
                 for scope in scopes
                 if nnx_shapes(node, place.context) == linen_shapes(scope, place.context)
+                and not _are_told_apart(node, scope)
+                and not self._is_transposed(node, scope, place.context)
             ]
             for node in nodes
         }
         return [
             pair
             for own, others in groups(candidates)
-            for pair in self._together(place, own, others, "the same shape")
+            for pair in self._together(place, own, others, self._by_shape(own, others, place))
         ]
+
+    def _is_transposed(self, node: NNXNode, scope: LinenNode, context: Context) -> bool | None:
+        return self._orders.is_transposed(node, scope) if context == PLAIN else None
+
+    def _by_shape(
+        self, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode], place: Place
+    ) -> Evidence:
+        """What the shape of two leaves says that no others have."""
+        node, scope, text = nodes[0], scopes[0], "the same shape"
+        is_named = likeness(str(node.path[-1]), str(scope.path[-1])) >= _ENOUGH
+        if self._is_transposed(node, scope, place.context) is False:
+            return Evidence(f"{text}, used alike in both models")
+        ((_, shape),) = nnx_shapes(node, place.context)
+        sizes = [size for size in shape or () if size > 1]
+        if len({*sizes}) < len(sizes):
+            return Evidence(f"{text}, which a transpose has too", is_weak=True)
+        return Evidence(f"{text} and their names" if is_named else text, is_weak=not is_named)
 
     def _together(
         self,
         place: Place,
         nodes: Sequence[NNXNode],
         scopes: Sequence[LinenNode],
-        only: str = "nothing else is left",
+        only: Evidence = _ONLY,
     ) -> Proposals:
         """Pairs of modules that could all be exchanged."""
         if len(nodes) == len(scopes) == 1:
-            return [(nodes[0], scopes[0], Evidence(only))]
+            return [(nodes[0], scopes[0], only)]
         chain = self._orders.chain(nodes, scopes)
         by_order = chain or self._orders.in_order(nodes, scopes)
         by_name = pairs_by_name(place, nodes, scopes)
@@ -213,7 +236,7 @@ class ByEvidence:
             ("most of the same shapes", candidates),
         ):
             for own, others in groups(chosen):
-                found = self._together(place, own, others, text)
+                found = self._together(place, own, others, Evidence(text))
                 if found:
                     return [(n, s, Evidence(_joined(text, e.text), True)) for n, s, e in found]
         return []
@@ -222,6 +245,12 @@ class ByEvidence:
 def against_names(text: str) -> Evidence:
     """Evidence that decides, although names say otherwise."""
     return Evidence(f"{text}, although names say otherwise", is_disputed=True)
+
+
+def _are_told_apart(node: NNXNode, scope: LinenNode) -> bool:
+    """Whether two leaves have different names of leaves of Flax's layers, as scale and bias."""
+    ours, theirs = str(node.path[-1]), str(scope.path[-1])
+    return ours != theirs and {ours, theirs} <= LEAVES
 
 
 def _outermost(candidates: dict[NNXNode, list[LinenNode]]) -> dict[NNXNode, list[LinenNode]]:

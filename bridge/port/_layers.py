@@ -112,6 +112,8 @@ RULES: Mapping[type[Any], LayerRule] = MappingProxyType(
     }
 )
 
+# What Flax's own layers call their leaves, on both sides.
+LEAVES = frozenset({"bias", "embedding", "kernel", "mean", "negative_slope", "scale", "var"})
 NORMS = (nnx.SpectralNorm, nnx.WeightNorm)
 # The dicts in which NNX keeps by path what Linen keeps in variables with a slash in their name.
 _STATISTICS, _SCALES = "batch_stats", "scales"

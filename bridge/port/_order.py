@@ -18,7 +18,7 @@ from bridge._conversion.collections import STATIC
 from bridge._conversion.neutral import Path
 from bridge._errors import PortError
 
-from ._scan_axes import scan_axes
+from ._axes import Axes, axes_of
 from ._trees import value_of
 from ._uses import INPUT, Uses
 
@@ -30,12 +30,12 @@ class Order(NamedTuple):
       ranks: a rank for each leaf that is used.
       after: for each leaf that meets the inputs, the ranks of the leaves, as the bits `bit_of`,
         whose results the first such equation needs.
-      axes: for each leaf that a scan takes apart, the axis on which its layers are stacked.
+      axes: what a trace shows of the axes of the leaves.
     """
 
     ranks: dict[Any, int]
     after: dict[Any, int]
-    axes: dict[Any, int]
+    axes: Axes = Axes({}, {})
 
 
 def of_nnx(model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Order:
@@ -103,8 +103,8 @@ def as_given(variables: Mapping[str, Any]) -> Order:
     """
     addresses = list(linen_leaves.from_variables(variables))
     if addresses == sorted(addresses, key=lambda a: (a[0], tuple(map(str, a[1])))):
-        return Order({}, {}, {})
-    return Order({address: rank for rank, address in enumerate(addresses)}, {}, {})
+        return Order({}, {})
+    return Order({address: rank for rank, address in enumerate(addresses)}, {})
 
 
 def as_declared(model: Any) -> Order:
@@ -124,7 +124,7 @@ def as_declared(model: Any) -> Order:
             )
             ranked.append((tuple(steps), path))
     in_order = sorted(ranked, key=lambda each: each[0])
-    return Order({path: rank for rank, (_, path) in enumerate(in_order)}, {}, {})
+    return Order({path: rank for rank, (_, path) in enumerate(in_order)}, {})
 
 
 def _abstract(value: Any) -> Any:
@@ -152,6 +152,6 @@ def _first_uses(
     uses = Uses()
     given = dict.fromkeys(jaxpr.invars[len(leaves) :], INPUT)
     held = dict(zip(jaxpr.invars, leaves, strict=False))
-    axes = scan_axes(jaxpr, held)
+    axes = axes_of(jaxpr, held)
     uses.read(jaxpr, held, given)
     return Order(uses.ranks, uses.after, axes)

@@ -112,11 +112,19 @@ class Orders(NamedTuple):
 
     def axes(self, node: NNXNode, scope: LinenNode) -> Iterator[tuple[int, str]]:
         """(the axis on which a scan takes a stack apart, the library whose trace shows it)."""
-        ours = {self.nnx.axes.get(path) for path in _paths(node)}
-        theirs = {self.linen.axes.get(address) for address in _addresses(scope)}
+        ours = {self.nnx.axes.layers.get(path) for path in _paths(node)}
+        theirs = {self.linen.axes.layers.get(address) for address in _addresses(scope)}
         for found, library in ((theirs, "Linen"), (ours, "NNX")):
             if len(found) == 1 and (axis := next(iter(found))) is not None:
                 yield axis, library
+
+    def is_transposed(self, node: NNXNode, scope: LinenNode) -> bool | None:
+        """Whether the models sum over different axes of a leaf; None if no trace tells it."""
+        ours = self.nnx.axes.summed.get(node.path)
+        theirs = {self.linen.axes.summed.get(address) for address in _addresses(scope)}
+        if ours is None or None in theirs or len(theirs) != 1:
+            return None
+        return theirs != {ours}
 
 
 def _paths(node: NNXNode) -> list[Path]:

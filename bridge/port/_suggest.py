@@ -33,8 +33,8 @@ class Proposal(NamedTuple):
       rules: NNX paths by expressions for Linen paths, as `plan` takes them.
       evidence: what speaks for them.
       is_settled: whether `plan` does the same without the rules.
-      is_weak: whether only an order speaks for them that a program need not keep: that of a
-        constructor, of automatic numbers, or of calls that could be in any order.
+      is_weak: whether only a shape speaks for them, or an order that a program need not keep: that
+        of a constructor, of automatic numbers, or of calls that could be in any order.
       is_disputed: whether names say otherwise than the order of calls does.
     """
 
@@ -132,7 +132,8 @@ def suggest(
     Neither model is run.
 
     Two traces can contradict equal names and numbers, as in a decoder that calls `up_2` first. If
-    they leave no choice, the calls decide; else the names are kept, in doubt. Both come first.
+    they leave no choice, the calls decide; else the names are kept, in doubt. So are equal names of
+    a square matrix of which one model uses the transpose. All of these come first.
 
     Args:
       source: as for `plan`: Linen variables, or an NNX module.

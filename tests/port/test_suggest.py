@@ -529,3 +529,115 @@ def test_a_parameter_cast_before_its_use_counts_where_it_is_used():
 
     order = port._order.of_nnx(Cast(nnx.Rngs(0)), (X,), {})
     assert order.ranks["second", "kernel"] < order.ranks["first", "kernel"]
+
+
+class Norm(nn.Module):
+    """A norm with leaf names of its own, or with one leaf of the layer's two."""
+
+    names: tuple[str, ...]
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.standardize(x)
+        for name in self.names:
+            leaf = self.param(name, nn.initializers.ones, (4,))
+            leaf = leaf.reshape(1, 4)
+            x = x * leaf if name in ("scale", "gamma") else x + leaf
+        return x
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+@pytest.mark.parametrize("traces", [False, True])
+def test_a_leaf_of_a_flax_layer_is_no_other_leaf_of_its_shape(is_named, traces):
+    class Linen(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return Norm(("scale",), name="norm")(x)
+
+    class Native(nnx.Module):
+        def __init__(self):
+            norm = nnx.LayerNorm(4, use_scale=False, rngs=nnx.Rngs(0))
+            setattr(self, "norm" if is_named else "ln", norm)
+
+        def __call__(self, x):
+            return (self.norm if is_named else self.ln)(x)
+
+    variables = random_values(shapes_of(Linen(), X))
+    given = (X,) if traces else ()
+    found = port.suggest(variables, Native(), *given, linen=Linen() if traces else None)
+    assert not found.plan.ok
+    assert {entry.kind for entry in found.plan.problems} == {"missing", "unexpected"}
+    assert not any("scale" in key for key in found.rules)
+
+
+def test_leaves_with_other_names_may_be_those_of_a_flax_layer():
+    class Linen(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return Norm(("gamma", "beta"), name="norm")(x)
+
+    class Native(nnx.Module):
+        def __init__(self):
+            self.norm = nnx.LayerNorm(4, rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return self.norm(x)
+
+    variables, model = random_values(shapes_of(Linen(), X)), Native()
+    found = port.suggest(variables, model, X, linen=Linen())
+    assert found.rules == {"norm/gamma": "norm.scale", "norm/beta": "norm.bias"}
+    found.plan.apply()
+    np.testing.assert_allclose(model(X), Linen().apply(variables, X), rtol=1e-3, atol=1e-4)
+    assert all(each.is_weak for each in port.suggest(variables, model).proposals)
+
+
+@pytest.mark.parametrize(
+    ("shape", "name", "is_weak"),
+    [((4, 3), "alpha", True), ((4, 3), "weight", False), ((4, 4), "weight", True)],
+)
+def test_the_same_shape_is_weak_evidence(shape, name, is_weak):
+    class Native(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.zeros(shape))
+
+    (proposal,) = port.suggest({"params": {name: jnp.ones(shape)}}, Native()).proposals
+    assert (proposal.rules, proposal.is_weak) == ({name: "w"}, is_weak)
+    assert ("transpose" in proposal.evidence) == (shape == (4, 4))
+
+
+class Product(nn.Module):
+    """A product with a square matrix."""
+
+    name_of_leaf: str
+    uses_transpose: bool
+
+    @nn.compact
+    def __call__(self, x):
+        matrix = self.param(self.name_of_leaf, nn.initializers.normal(), (4, 4))
+        return x @ (matrix.T if self.uses_transpose else matrix)
+
+
+class NativeProduct(nnx.Module):
+    def __init__(self, *, is_jitted):
+        self.w, self.is_jitted = nnx.Param(jnp.zeros((4, 4))), is_jitted
+
+    def __call__(self, x):
+        call = nnx.jit(lambda w, x: x @ w[...]) if self.is_jitted else lambda w, x: x @ w[...]
+        return call(self.w, x)
+
+
+@pytest.mark.parametrize("is_jitted", [False, True])
+@pytest.mark.parametrize("name", ["w", "weight"])
+@pytest.mark.parametrize("uses_transpose", [False, True])
+def test_traces_tell_the_transpose_of_a_square_matrix(name, uses_transpose, is_jitted):
+    linen, model = Product(name, uses_transpose), NativeProduct(is_jitted=is_jitted)
+    variables = random_values(shapes_of(linen, X))
+    found = port.suggest(variables, model, X, linen=linen)
+    if uses_transpose:
+        # No rule transposes; equal names match, and are in doubt.
+        assert found.plan.ok == (name == "w")
+        assert [each.is_disputed for each in found.proposals] == [True] * (name == "w")
+        return
+    assert not any(each.is_weak or each.is_disputed for each in found.proposals)
+    found.plan.apply()
+    np.testing.assert_array_equal(model(X), linen.apply(variables, X))

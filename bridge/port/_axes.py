@@ -1,9 +1,9 @@
-"""On which axis a trace cuts stacked leaves into layers."""
+"""On which axes a trace cuts leaves into layers, and over which ones it sums them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax.extend import core as jex_core
 
@@ -14,24 +14,33 @@ _Held = Mapping[Any, tuple[Any, tuple[int, ...]]]
 _KEEPING_AXES = frozenset({"convert_element_type", "copy", "copy_p", "sharding_constraint"})
 
 
-def scan_axes(jaxpr: Any, leaves: Mapping[Any, Any]) -> dict[Any, int]:
-    """The axis on which the outermost scan takes each leaf apart.
+class Axes(NamedTuple):
+    """What a trace shows of the axes of leaves.
+
+    Attributes:
+      layers: for each leaf that a scan takes apart, the axis on which its layers are stacked.
+      summed: for each leaf in a product of matrices, the axes over which the first one sums.
+    """
+
+    layers: dict[Any, int]
+    summed: dict[Any, frozenset[int]]
+
+
+def axes_of(jaxpr: Any, leaves: Mapping[Any, Any]) -> Axes:
+    """What a jaxpr shows of the axes of leaves.
 
     A lifted scan transposes the axis to the front, as `lax.scan` goes over the first one.
 
     Args:
       jaxpr: a jaxpr.
       leaves: keys of leaves by the variables of the jaxpr that they are.
-
-    Returns:
-      The axis by key, for the leaves that a scan takes apart.
     """
-    found: dict[Any, int] = {}
+    found = Axes({}, {})
     _read(jaxpr, {v: (key, tuple(range(v.aval.ndim))) for v, key in leaves.items()}, found)
     return found
 
 
-def _read(jaxpr: Any, given: _Held, found: dict[Any, int]) -> None:
+def _read(jaxpr: Any, given: _Held, found: Axes) -> None:
     held = dict(given)
     for equation in jaxpr.eqns:
         known = [_of(operand, held) for operand in equation.invars]
@@ -42,14 +51,21 @@ def _read(jaxpr: Any, given: _Held, found: dict[Any, int]) -> None:
             key, axes = known[0]
             order = equation.params["permutation"]
             held[equation.outvars[0]] = key, tuple(axes[axis] for axis in order)
+        elif name == "dot_general":
+            summed, _ = equation.params["dimension_numbers"]
+            for each, own in zip(known, summed, strict=True):
+                if each:
+                    found.summed.setdefault(each[0], frozenset(each[1][axis] for axis in own))
         elif name == "scan":
             apart = _taken_apart(equation)
-            for each in (known[n] for n in apart):
-                if each:
-                    found.setdefault(each[0], each[1][0])
+            for key, axes in filter(None, (known[n] for n in apart)):
+                found.layers.setdefault(key, axes[0])
             # What is passed whole may be taken apart further inside.
-            whole = [None if n in apart else each for n, each in enumerate(known)]
-            _read_inner(equation, whole, found)
+            layer = [
+                (each[0], each[1][1:]) if each and n in apart else each
+                for n, each in enumerate(known)
+            ]
+            _read_inner(equation, layer, found)
         else:
             _read_inner(equation, known, found)
 
@@ -64,7 +80,7 @@ def _taken_apart(scan: Any) -> set[int]:
     return {n for n, (given, got) in enumerate(pairs) if given.aval.ndim > got.aval.ndim}
 
 
-def _read_inner(equation: Any, known: list[Any], found: dict[Any, int]) -> None:
+def _read_inner(equation: Any, known: list[Any], found: Axes) -> None:
     for sub, offset in inner_jaxprs(equation):
         # An equation's last operands are the inputs of what it runs.
         inputs = sub.invars[len(sub.invars) - len(known[offset:]) :]
