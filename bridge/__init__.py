@@ -59,6 +59,7 @@ from ._errors import PortError as PortError
 from ._errors import ReservedNameError as ReservedNameError
 from ._errors import ShardingError as ShardingError
 from ._errors import UnboundAxisError as UnboundAxisError
+from ._errors import UnboundLinenError as UnboundLinenError
 from ._errors import UnsupportedFlaxError as UnsupportedFlaxError
 from ._functions.functional import Functional as Functional
 from ._functions.functional import functional as functional
@@ -121,6 +122,7 @@ __all__ = [
     "ToLinen",
     "ToNNX",
     "UnboundAxisError",
+    "UnboundLinenError",
     "UnsupportedFlaxError",
     "abstract",
     "checkpoint",

@@ -22,6 +22,8 @@
     ├── DeclarationError(ValueError, flax AssignSubModuleError)
     │                                            declared outside of setup and compact methods
     ├── NameInUseError(flax NameInUseError)      two of a module's variables have the same name
+    ├── UnboundLinenError(flax CallCompactUnboundModuleError, AttributeError)
+    │                                            a bridge.Module calls a Linen module as it is
     ├── ImmutableCollectionError(flax ModifyScopeVariableError)
     │                                            a call writes where it may not
     ├── ConversionError(ValueError, TypeError)   not variables, not a State
@@ -49,6 +51,7 @@ from .conversion_errors import ShardingError as ShardingError
 from .conversion_errors import mapping_error as mapping_error
 from .module_errors import DeclarationError as DeclarationError
 from .module_errors import NameInUseError as NameInUseError
+from .module_errors import UnboundLinenError as UnboundLinenError
 from .texts import path_text as path_text
 from .texts import shown as shown
 from .tool_errors import CheckpointError as CheckpointError

@@ -58,6 +58,18 @@ class DeclarationError(BridgeError, ValueError, flax_errors.AssignSubModuleError
         )
 
 
+class UnboundLinenError(BridgeError, flax_errors.CallCompactUnboundModuleError, AttributeError):
+    """A Linen module is called in a `bridge.Module` that it is no submodule of."""
+
+    def __init__(self, linen_module: str, owner: str):
+        Exception.__init__(
+            self,
+            f"{linen_module} is a Linen module, and a method of {owner} calls it though it is no"
+            f" submodule; write bridge.linen_in_bridge_mdl({linen_module}(…))(x) in a compact"
+            f" method, or assign it in setup: self.layer = {linen_module}(…)",
+        )
+
+
 class NameInUseError(BridgeError, flax_errors.NameInUseError):
     """Two variables of a collection, or a submodule and something else, have the same name.
 

@@ -131,6 +131,18 @@ class NotInitializedError(BridgeError, ValueError, flax_errors.ScopeCollectionNo
         error.args = (text,)
         return error
 
+    @classmethod
+    def of_class_in_linen(cls, kind: type, owner: type) -> NotInitializedError:
+        """The error for a `bridge.Module` that a Linen module calls as it is."""
+        error = cls(None)
+        text = (
+            f"{kind.__name__} is a bridge.Module, and the Linen module {owner.__name__} calls it"
+            " though it is no submodule; make it one there, in setup or in a compact method, with"
+            f" bridge.to_linen({kind.__name__}, …)"
+        )
+        error.args = (text,)
+        return error
+
 
 class MissingInputsError(BridgeError, TypeError):
     """A `ToLinen` was initialised without inputs, and modules in it create variables from them.

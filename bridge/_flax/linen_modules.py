@@ -94,6 +94,14 @@ def is_linen_innermost() -> bool:
     return bool(stack) and stack[-1] is not None
 
 
+@_needs_stacks
+def innermost_linen() -> nn.Module | None:
+    """The module that is being called, if it is a Linen one and no wrapper of another kind."""
+    stack = _context.module_stack
+    top = stack[-1] if stack else None
+    return top if isinstance(top, nn.Module) and not isinstance(top, PlainFields) else None
+
+
 def unbound_function(method: Callable[..., Any]) -> Callable[..., Any]:
     """The function behind a method that may be bound to a Linen module.
 

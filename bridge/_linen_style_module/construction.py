@@ -16,7 +16,8 @@ from bridge._module_calls.scope import as_rngs
 from .attributes import IS_SETUP
 from .submodules import auto_name, place_submodule
 
-_UNSET: Any = object()
+# Says that a constructor was given no `parent`; None stands for a module that stands alone.
+UNSET: Any = object()
 _NAME, _PARENT, _RNGS = "name", "parent", "rngs"
 
 
@@ -28,7 +29,7 @@ class ModuleMeta(type(nnx.Module)):
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         fields = getattr(cls, "__dataclass_fields__", {})
         parameters = fields if not cls.bridge__has_own_init else _parameters(cls)
-        parent = _UNSET if _PARENT in parameters else kwargs.pop(_PARENT, _UNSET)
+        parent = UNSET if _PARENT in parameters else kwargs.pop(_PARENT, UNSET)
         rngs = None if _RNGS in parameters else kwargs.pop(_RNGS, None)
         name = kwargs.get(_NAME) if _NAME in parameters else kwargs.pop(_NAME, None)
         if name is not None and not isinstance(name, str):
@@ -37,7 +38,7 @@ class ModuleMeta(type(nnx.Module)):
         if rngs is not None:
             streams = as_rngs(rngs, cls.__name__)
             module.bridge__rngs = streams.fork() if isinstance(rngs, nnx.Rngs) else streams
-        return _placed(module, name, parent)
+        return placed(module, name, parent)
 
     def _pytree_meta_construct(cls, self: Any, *args: Any, **kwargs: Any) -> None:
         vars(self)[IS_SETUP] = False
@@ -59,12 +60,12 @@ def _parameters(cls: Any) -> Mapping[str, Any]:
     return inspect.signature(cls.__init__).parameters
 
 
-def _placed(module: Any, name: str | None, parent: Any) -> Any:
+def placed(module: Any, name: str | None, parent: Any) -> Any:
     """Makes a module a submodule of the one that is being called, unless it is to stand alone."""
     record = joined()
-    if parent is None or (record is None and parent is _UNSET):
+    if parent is None or (record is None and parent is UNSET):
         return module
-    if parent is not _UNSET:
+    if parent is not UNSET:
         record = record and record.call.find(parent)
         if record is None:
             raise DeclarationError.of_parent(type(module).__name__, parent)

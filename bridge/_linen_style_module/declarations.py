@@ -36,7 +36,7 @@ def param(
     """
     record = check_declaring(record_of(module), module, "Parameters")
     reserve(record, name, "params", "param")
-    found = variables.find(module, "params", name)
+    found = variables.find_declared(module, "params", name)
     if found is not None:
         _check_shape(record, name, found, _expected(init_fn, args, kwargs))
         return found
@@ -60,7 +60,7 @@ def declared_variable(
     """The variable of a name in a collection; as `param`, without a key and without a shape."""
     record = check_declaring(record_of(module), module, "Variables")
     reserve(record, name, collection, "variable")
-    found = variables.find(module, collection, name)
+    found = variables.find_declared(module, collection, name)
     if found is not None:
         return found
     if init_fn is None or not is_creating(record, collection):

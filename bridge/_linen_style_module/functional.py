@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 from flax import errors as flax_errors
 from flax import nnx
 
 import registry
 from bridge._conversion.arrays import is_taken, taken
 from bridge._conversion.collections import OUTPUTS
+from bridge._conversion.linen_holder import LinenHolder
 from bridge._errors import ImmutableCollectionError, InvalidMethodError
 from bridge._flax.filters import union
 from bridge._flax.nodes import nodes_below
@@ -103,7 +106,7 @@ def apply_module(
     output = in_call(call, lambda record: _called(record, method, args, kwargs))
     if initializing:
         set_initializing(nodes_below(clone).objects, False)
-    guard.check(clone)
+    guard.check(clone, is_creating=initializing)
     if mutable is False:
         return output, {}
     return output, {c: x for c, x in linen_variables(clone).items() if is_in(mutable, c)}
@@ -126,10 +129,29 @@ def lazily(
     module: Any, rngs: Any, args: tuple[Any, ...], kwargs: dict[str, Any], method: Any
 ) -> dict[str, Any]:
     """The variables that a method creates, without a forward pass for inputs that are shapes."""
+    return linen_variables(initialized_clone(module, rngs, args, kwargs, method))
+
+
+def initialized_clone(
+    module: Any, rngs: Any, args: tuple[Any, ...], kwargs: dict[str, Any], method: Any
+) -> Any:
+    """A clone that has the variables which a method creates."""
     clone = cloned(module)
     clone.bridge__rngs = as_rngs(rngs, f"{type(module).__name__}.lazy_init")
-    lazy_init(clone if method == "__call__" else getattr(clone, method), *args, **kwargs)
-    return linen_variables(clone)
+    lazy_init(clone if method in (None, "__call__") else getattr(clone, method), *args, **kwargs)
+    return clone
+
+
+def module_paths(module: Any) -> dict[str, Any]:
+    """The modules below one by path, itself included: copies without variables."""
+    found: dict[str, Any] = {}
+    for path, node in nnx.iter_graph(module, graph=True):
+        name = "/".join(map(str, path))
+        if is_lazy(node):
+            found[name] = cloned(node)
+        elif isinstance(node, LinenHolder):
+            found[name] = node.to_nnx__module.clone()
+    return dict(sorted(found.items()))
 
 
 def _set_up_all(record: ModuleInCall) -> None:
@@ -153,6 +175,7 @@ def _called(record: ModuleInCall, method: Any, args: Any, kwargs: Any) -> Any:
 
 def _function(module: Any, method: Any) -> Callable[..., Any]:
     """The method of this module that a name, a function or a method of another one means."""
+    method = "__call__" if method is None else method
     if isinstance(method, str):
         found = getattr(module, method, None)
         if not callable(found):
@@ -181,12 +204,18 @@ class _Guard:
         self._mutable = mutable
         self._before = [(v, taken(raw_value(v))) for v in self._fixed(module)]
 
-    def check(self, module: Any) -> None:
+    def check(self, module: Any, *, is_creating: bool) -> None:
         """Raises ImmutableCollectionError if one has changed."""
-        for variable, value in self._before:
-            if not is_taken(raw_value(variable), value):
-                collection = registry.current().name_from_type(variable.var_type)
-                raise ImmutableCollectionError.of_apply(type(module), collection)
+        changed = [v for v, value in self._before if not is_taken(raw_value(v), value)]
+        # Given Variables, of which the module has made the one that it declares.
+        known = {id(x) for _, value in self._before for x in jax.tree.leaves(value)}
+        now = [] if is_creating else self._fixed(module)
+        found = [v for v in now if isinstance(raw_value(v), Mapping)]
+        new = [not known.issuperset(map(id, jax.tree.leaves(raw_value(v)))) for v in found]
+        changed += itertools.compress(found, new)
+        for variable in changed:
+            collection = registry.current().name_from_type(variable.var_type)
+            raise ImmutableCollectionError.of_apply(type(module), collection)
 
     def _fixed(self, module: Any) -> list[nnx.Variable[Any]]:
         active = registry.current()

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
+import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
+from flax import errors as flax_errors
+from flax import linen as nn
 from flax import nnx
 
-from bridge._errors import InvalidModuleError
-from bridge._flax.linen_modules import detached
+from bridge._errors import (
+    InvalidModuleError,
+    MismatchError,
+    MissingRngError,
+    NotInitializedError,
+    UnboundLinenError,
+)
+from bridge._flax.linen_modules import detached, innermost_linen
 from bridge._flax.objects import attributes_of, is_initializing
 from bridge._module_calls.calls import (
     MODULE_CONTEXT,
@@ -110,20 +120,42 @@ def run(
             record = above.call.attach(module, above)
             adopt_fields(record)
         return _run_in(record, method, args, kwargs, is_compact)
-    return in_call(
-        ModuleCall(module, own_rngs(module) or nnx.Rngs(), _mutable(module)),
-        lambda record: _run_in(record, method, args, kwargs, is_compact),
-    )
+    try:
+        return in_call(
+            ModuleCall(module, own_rngs(module) or nnx.Rngs(), _mutable(module)),
+            lambda record: _run_in(record, method, args, kwargs, is_compact),
+        )
+    except (MismatchError, MissingRngError, NotInitializedError) as error:
+        owner = innermost_linen()
+        if owner is None or nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.RngState))):
+            raise
+        raise NotInitializedError.of_class_in_linen(type(module), type(owner)) from error
 
 
 def in_call(call: ModuleCall, function: Callable[[ModuleInCall], Any]) -> Any:
     """Runs a function in a call of an outermost module, and leaves the module without scopes."""
     adopt_fields(call.root)
     try:
-        with detached():
+        with detached(), _capturing(call.capture):
             return function(call.root)
     finally:
         call.close()
+
+
+def _capturing(
+    capture: Callable[[Any, str], bool] | None,
+) -> contextlib.AbstractContextManager[None]:
+    """Lets the Linen modules in this block sow the outputs that the call captures."""
+    if capture is None:
+        return contextlib.nullcontext()
+
+    def captured(method: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+        output = method(*args, **kwargs)
+        if capture(context.module, context.method_name):
+            context.module.sow("intermediates", context.method_name, output)
+        return output
+
+    return nn.intercept_methods(captured)
 
 
 def ensure_setup(module: Any) -> None:
@@ -176,6 +208,11 @@ def _run_in(
             # A submodule may be called `sow`, and a field `setup`.
             type(module).sow(module, "intermediates", name, output)
         return output
+    except (flax_errors.CallCompactUnboundModuleError, AttributeError) as error:
+        called = _unbound_linen(error)
+        if called is None:
+            raise
+        raise UnboundLinenError(type(called).__name__, type(module).__name__) from error
     finally:
         stack.pop()
         if is_compact:
@@ -184,6 +221,20 @@ def _run_in(
             if not record.compact_depth:
                 record.type_counter.clear()
                 settle(record)
+
+
+def _unbound_linen(error: Exception) -> nn.Module | None:
+    """The Linen module that was called without variables and raised an error for it."""
+    if isinstance(error, UnboundLinenError):
+        return None
+    if isinstance(error, AttributeError):
+        # What its `setup` would make is not there.
+        found = error.obj
+    else:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        owners = (frame.f_locals.get("self") for frame in frames)
+        found = next((owner for owner in owners if isinstance(owner, nn.Module)), None)
+    return found if isinstance(found, nn.Module) and found.scope is None else None
 
 
 def _mutable(module: Any) -> Any:

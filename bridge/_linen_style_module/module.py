@@ -34,8 +34,9 @@ from .attributes import (
     read_attribute,
     set_name,
 )
-from .construction import ModuleMeta, with_fields
+from .construction import UNSET, ModuleMeta, placed, with_fields
 from .declaring import Declaring
+from .functional import cloned
 from .methods import ensure_setup, with_entries
 from .running import Running
 
@@ -124,6 +125,20 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
         """
         priorities = {**self.attr_priorities, name: int(value)}
         vars(self)[PRIORITIES] = tuple(sorted(priorities.items()))
+
+    @uncounted
+    def copy(self, *, parent: Any = UNSET, name: str | None = None, **updates: Any) -> Self:
+        """A clone that is a submodule of the module being called, as if it was constructed there.
+
+        Args:
+          parent: as for the constructor.
+          name: as for the constructor.
+          **updates: other values for fields.
+
+        Returns:
+          The clone, without variables.
+        """
+        return placed(cloned(self, None, **updates), name, parent)
 
     def __getattribute__(self, name: str) -> Any:
         # No `__getattr__`, which Python does not ask where the class has the name: a default, or a

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Self
 
+import jax
+import jax.numpy as jnp
 from flax import nnx
 from flax.core import FrozenDict
 
@@ -13,6 +15,13 @@ from bridge._flax.tabulate import uncounted
 
 from . import functional
 from .variables import linen_variables
+
+# The options of `nnx.tabulate` and Linen's `tabulate`; the method's arguments are the others.
+_OF_TABLE = ("depth", "row_filter", "table_kwargs", "column_kwargs", "console_kwargs")
+
+
+def _as_array(x: Any) -> Any:
+    return jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x
 
 
 class Running(nnx.Module):
@@ -28,7 +37,7 @@ class Running(nnx.Module):
         self,
         rngs: Any = None,
         *args: Any,
-        method: Any = "__call__",
+        method: Any = None,
         mutable: Any = True,
         **kwargs: Any,
     ) -> Any:
@@ -40,7 +49,7 @@ class Running(nnx.Module):
         self,
         rngs: Any = None,
         *args: Any,
-        method: Any = "__call__",
+        method: Any = None,
         mutable: Any = True,
         capture_intermediates: Any = False,
         **kwargs: Any,
@@ -50,7 +59,7 @@ class Running(nnx.Module):
         Args:
           rngs: an `nnx.Rngs`, a number, a key, or a dict of keys by stream name.
           *args: the method's arguments.
-          method: a name, or a function of a module.
+          method: a name, or a function of a module; None is `__call__`.
           mutable: the collections to return.
           capture_intermediates: as for Linen's `init`.
           **kwargs: the method's keyword arguments.
@@ -76,13 +85,13 @@ class Running(nnx.Module):
         )
 
     @uncounted
-    def lazy_init(self, rngs: Any, *args: Any, method: str = "__call__", **kwargs: Any) -> Any:
+    def lazy_init(self, rngs: Any, *args: Any, method: str | None = None, **kwargs: Any) -> Any:
         """`init` from sample inputs of which some are `jax.ShapeDtypeStruct`s, as Linen's.
 
         Args:
           rngs: as for `init`.
           *args: the method's arguments.
-          method: the method's name.
+          method: the method's name; None is `__call__`.
           **kwargs: the method's keyword arguments.
 
         Returns:
@@ -100,7 +109,7 @@ class Running(nnx.Module):
         variables: Mapping[str, Any],
         *args: Any,
         rngs: Any = None,
-        method: Any = "__call__",
+        method: Any = None,
         mutable: Any = False,
         capture_intermediates: Any = False,
         **kwargs: Any,
@@ -111,7 +120,7 @@ class Running(nnx.Module):
           variables: as `init` returns them.
           *args: the method's arguments.
           rngs: as for `init`.
-          method: a name, or a function of a module.
+          method: a name, or a function of a module; None is `__call__`.
           mutable: the collections that the call may update, as for Linen's `apply`.
           capture_intermediates: as for Linen's `apply`.
           **kwargs: the method's keyword arguments.
@@ -162,6 +171,49 @@ class Running(nnx.Module):
         if args:
             raise InvalidRngsError(args, f"{type(self).__name__}.bind")
         return functional.bound(self, variables, rngs, mutable)
+
+    @uncounted
+    def unbind(self) -> tuple[Self, dict[str, Any]]:
+        """The inverse of `bind`: (a module with the same fields, the variables)."""
+        return functional.cloned(self), linen_variables(self)
+
+    @uncounted
+    def tabulate(self, rngs: Any, *args: Any, method: str | None = None, **kwargs: Any) -> str:
+        """`nnx.tabulate` of a clone that `init` would create, as Linen's `tabulate` of its modules.
+
+        Args:
+          rngs: as for `init`.
+          *args: the method's arguments, or `jax.ShapeDtypeStruct`s.
+          method: the method's name; None is `__call__`.
+          **kwargs: options of `nnx.tabulate`, such as `depth`, and the method's keyword arguments.
+
+        Returns:
+          The table.
+        """
+        own = {n: kwargs.pop(n) for n in list(kwargs) if n in _OF_TABLE}
+        made = functional.initialized_clone(self, rngs, args, kwargs, method)
+        # Which runs the method on what it is given.
+        args, kwargs = jax.tree.map(_as_array, (args, kwargs))
+        return nnx.tabulate(made, *args, method=method or "__call__", **own, **kwargs)
+
+    @uncounted
+    def module_paths(
+        self, rngs: Any, *args: Any, method: str | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The modules of this one by path, without variables; those below Linen modules are not.
+
+        Args:
+          rngs: as for `init`.
+          *args: the method's arguments, or `jax.ShapeDtypeStruct`s.
+          method: the method's name; None is `__call__`.
+          **kwargs: the method's keyword arguments.
+
+        Returns:
+          Copies of `bridge.Module`s and Linen modules by path, such as `encoder/Dense_0`.
+        """
+        return functional.module_paths(
+            functional.initialized_clone(self, rngs, args, kwargs, method)
+        )
 
     @uncounted
     def clone(self, **updates: Any) -> Self:

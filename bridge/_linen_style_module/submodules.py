@@ -21,6 +21,7 @@ from bridge._flax.objects import (
 )
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._module_calls.calls import ModuleInCall
+from bridge._module_calls.scope import is_of_linen
 from bridge._train_eval import MODE_FIELDS
 
 from .attributes import (
@@ -134,8 +135,8 @@ def adopt_submodule(record: ModuleInCall, name: str, submodule: Any) -> None:
             _set_priority(record.module, name, after + 1)
         return
     if is_initializing(record.module):
-        if isinstance(submodule, LinenHolder) and submodule.to_nnx__rngs is None and record.rngs:
-            submodule.to_nnx__rngs = record.rngs.fork()
+        if isinstance(submodule, LinenHolder) and submodule.to_nnx__rngs is None:
+            _give_keys(submodule, record.rngs)
         set_initializing(nodes_below(submodule).objects, True)
 
 
@@ -176,8 +177,20 @@ def is_lazy(value: Any) -> bool:
 
 def wrapped(linen_module: nn.Module, record: ModuleInCall | None) -> ToNNX:
     """A Linen module as a submodule."""
-    has_keys = record is not None and len(record.rngs)
-    return ToNNX(linen_module, record.rngs if record is not None and has_keys else None)
+    module = ToNNX(linen_module)
+    if record is not None:
+        _give_keys(module, record.rngs)
+    return module
+
+
+def _give_keys(module: LinenHolder, rngs: nnx.Rngs) -> None:
+    """Gives a Linen module streams of its own, named as Linen would have named them."""
+    if len(rngs):
+        streams = rngs.fork()
+        if is_of_linen(rngs) and "default" in streams and "params" not in streams:
+            named = {"params" if n == "default" else n: s for n, s in streams.items()}
+            streams = nnx.Rngs(**named)
+        module.to_nnx__rngs = streams
 
 
 def reused(before: Any, fresh: Any) -> Any:

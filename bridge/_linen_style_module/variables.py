@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from flax import nnx
@@ -12,10 +12,11 @@ import registry
 from bridge._conversion import linen_leaves, nnx_leaves
 from bridge._conversion.convert import state_to_linen
 from bridge._conversion.linen_holder import LinenHolder, is_linen_style
-from bridge._conversion.neutral import Displaced, as_dicts
+from bridge._conversion.neutral import Displaced, as_dicts, nest, unplace, walk
 from bridge._conversion.nnx_leaves import DISPLACED_KEY
 from bridge._conversion.own_leaves import with_graphdefs
 from bridge._flax.objects import attributes_of
+from bridge._flax.variables import raw_value, variable_from_metadata
 
 from .attributes import AttrPriority, has_room, is_free, is_reserved_name, put, put_part
 
@@ -33,6 +34,25 @@ class Unclaimed(nnx.Pytree):
         """The same as nested dicts."""
         return {n: x.dicts() if isinstance(x, Unclaimed) else x for n, x in self.items()}
 
+    def take(self, collection: str) -> dict[str, Any]:
+        """Takes out the values of a collection, as nested dicts."""
+        active, found = registry.current(), {}
+        for path, variable in walk(self.dicts()):
+            if active.name_from_type(variable.var_type) == collection:
+                displaced = variable.get_metadata(DISPLACED_KEY, None)
+                is_inside = displaced is not None and displaced.length < len(path)
+                found[unplace(path, displaced if is_inside else None)] = raw_value(variable)
+                self.remove(path)
+        return nest(found)
+
+    def remove(self, path: Sequence[str]) -> None:
+        """Removes a Variable, and what is empty without it."""
+        name, *below = path
+        if below:
+            vars(self)[name].remove(below)
+        if not below or not vars(self)[name].dicts():
+            delattr(self, name)
+
 
 def find(module: Any, collection: str, name: str) -> nnx.Variable[Any] | None:
     """The Variable of a module that Linen knows by this collection and name."""
@@ -48,6 +68,28 @@ def find(module: Any, collection: str, name: str) -> nnx.Variable[Any] | None:
                 return value
         elif holder is None:
             return None
+    return None
+
+
+def find_declared(module: Any, collection: str, name: str) -> nnx.Variable[Any] | None:
+    """`find` of what a module declares now.
+
+    The value may be nested dicts, which are no different from the variables of a submodule until
+    somebody says so.
+    """
+    found = find(module, collection, name)
+    if found is not None:
+        return found
+    attributes = attributes_of(module)
+    heads = itertools.takewhile(lambda head: head in attributes, _heads(collection))
+    for place in (attributes, *(vars(attributes[head]) for head in heads)):
+        held = place.get(name)
+        if isinstance(held, Unclaimed) and (value := held.take(collection)):
+            if not held.dicts():
+                del place[name]
+            variable = made(collection, name, value)
+            add(module, collection, name, variable)
+            return variable
     return None
 
 
@@ -133,16 +175,16 @@ def boxed(variable: nnx.Variable[Any]) -> Any:
 
 def linen_variables(module: Any) -> dict[str, Any]:
     """The variables of a module as Linen has them; keys are not among them."""
-    found: dict[int, tuple[tuple[Any, ...], nnx.Variable[Any]]] = {}
+    found: dict[int, list[tuple[tuple[Any, ...], nnx.Variable[Any]]]] = {}
     _collect(module, (), found, set())
-    items = [item for item in found.values() if not isinstance(item[1], nnx.RngState)]
+    items = [x for pieces in found.values() for x in pieces if not isinstance(x[1], nnx.RngState)]
     return with_graphdefs(as_dicts(state_to_linen(items)), _graphdefs(module))
 
 
 def _collect(
     node: Any,
     path: tuple[Any, ...],
-    found: dict[int, tuple[tuple[Any, ...], nnx.Variable[Any]]],
+    found: dict[int, list[tuple[tuple[Any, ...], nnx.Variable[Any]]]],
     seen: set[int],
 ) -> None:
     """Adds the Variables below a node, each at the path of the smallest priority."""
@@ -152,15 +194,33 @@ def _collect(
     if not is_linen_style(type(node)):
         for below, item in nnx.iter_graph(node, graph=True):
             if isinstance(item, nnx.Variable):
-                found.setdefault(id(item), ((*path, *below), item))
+                own = isinstance(node, Unclaimed)
+                pieces = _pieces((*path, *below), item) if own else [((*path, *below), item)]
+                found.setdefault(id(item), list(pieces))
         return
     priorities, default = node.attr_priorities, AttrPriority.DEFAULT
     own = [(n, x) for n, x in vars(node).items() if not is_reserved_name(n)]
     for name, value in sorted(own, key=lambda item: (priorities.get(item[0], default), item[0])):
         if isinstance(value, nnx.Variable):
-            found.setdefault(id(value), ((*path, name), value))
+            found.setdefault(id(value), list(_pieces((*path, name), value)))
         elif isinstance(value, nnx.Pytree):
             _collect(value, (*path, name), found, seen)
+
+
+def _pieces(
+    path: tuple[Any, ...], variable: nnx.Variable[Any]
+) -> Iterator[tuple[tuple[Any, ...], nnx.Variable[Any]]]:
+    """A Variable, or one for each item of the nested dicts in it: in Linen they are variables."""
+    value, metadata = raw_value(variable), variable.get_metadata()
+    known = {key: x for key, x in metadata.items() if key != DISPLACED_KEY}
+    if not (isinstance(value, Mapping) and value and nnx_leaves.says_nothing(known)):
+        yield path, variable
+        return
+    displaced = metadata.get(DISPLACED_KEY)
+    for below, item in walk(value, empty=True):
+        if displaced is not None:
+            metadata[DISPLACED_KEY] = Displaced(displaced.length + len(below))
+        yield (*path, *below), variable_from_metadata(variable.var_type, item, dict(metadata))
 
 
 def _graphdefs(module: Any) -> tuple[Any, ...]:

@@ -44,12 +44,25 @@ class Scope(nnx.Pytree):
         return is_in(self.mutable, collection)
 
     def has_rng(self, name: str) -> bool:
-        """Whether there is a stream of this name, or one that serves for all."""
-        return name in self.rngs or _SUBSTITUTES[0] in self.rngs
+        """Whether there is a stream of this name, or an `nnx.Rngs` has one that serves for all."""
+        if is_of_linen(self.rngs):
+            # One key for all is that of `params` in Linen.
+            names = set(self.rngs)
+            return name in (names if names != {"default"} else {"params"})
+        return name in self.rngs or "default" in self.rngs
 
     def make_rng(self, name: str = "default") -> jax.Array:
         """The next key of a stream; `default`, then `params`, stands for one that is not there."""
         return stream(self.rngs, name, self.path)()
+
+
+class LinenRngs(nnx.Rngs):
+    """Streams of a key or of keys by name, as Linen takes them."""
+
+
+def is_of_linen(rngs: nnx.Rngs) -> bool:
+    """Whether streams were given as Linen takes them, and not as an `nnx.Rngs`."""
+    return isinstance(rngs, LinenRngs)
 
 
 def stream(rngs: nnx.Rngs, name: str, path: tuple[str, ...]) -> nnx.RngStream:
@@ -86,9 +99,9 @@ def as_rngs(rngs: Any, where: str) -> nnx.Rngs:
         return nnx.Rngs()
     if isinstance(rngs, Mapping) and all(isinstance(name, str) for name in rngs):
         if all(_is_seed(key) for key in rngs.values()):
-            return nnx.Rngs(**rngs)
+            return LinenRngs(**rngs)
     elif _is_seed(rngs):
-        return nnx.Rngs(rngs)
+        return LinenRngs(rngs)
     raise InvalidRngsError(rngs, where)
 
 

@@ -1,12 +1,14 @@
 """What a body does on `bridge.Module` is what it does on Linen's base class, errors included."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import errors as flax_errors
 from flax import linen as nn
-from flax import nnx
+from flax import nnx, struct
 from flax.traverse_util import flatten_dict
 
 import bridge
@@ -419,3 +421,277 @@ def test_a_parameter_is_checked_against_what_its_initializer_makes_now(base):
     width[0] = 4
     with pytest.raises((flax_errors.ScopeParamShapeError, bridge.MismatchError)):
         Model().apply(variables, X)
+
+
+@struct.dataclass
+class Pair:
+    a: Any
+    b: Any
+
+
+def _array(start):
+    return jnp.arange(3.0).reshape(1, 3) + start
+
+
+VALUES = {
+    "array": lambda: _array(1),
+    "dict": lambda: {"a": _array(1), "b": {"c": _array(2), "d": _array(3)}},
+    "tuples in a dict": lambda: {"a": (_array(1), {"b": _array(2)})},
+    "list": lambda: [_array(1), _array(2)],
+    "tuple": lambda: (_array(1), _array(2)),
+    "dataclass": lambda: Pair(_array(1), _array(2)),
+}
+
+
+def of_value(value, b):
+    class Inner(b.Module):
+        @b.compact
+        def __call__(self, x, update=False):
+            p = self.param("p", lambda key: VALUES[value]())
+            q = self.variable("stats", "q", VALUES[value])
+            r = self.variable("stats", "p", VALUES[value])
+            if update:
+                q.value = jax.tree.map(lambda leaf: leaf + 1, q.value)
+            p = p.get_value() if isinstance(p, nnx.Variable) else p
+            for leaf in jax.tree.leaves((p, q.value, r.value)):
+                x = x + leaf * 2
+            return x
+
+    class Model(b.Module):
+        def setup(self):
+            self.inner = [Inner()]
+
+        def __call__(self, x, update=False):
+            return self.inner[0](x, update)
+
+    return Model()
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_a_variable_whose_value_is_a_pytree_is_linens(value):
+    linen, model = of_value(value, nn), of_value(value, bridge)
+    variables = linen.init(KEY, X)
+    own = model.init(0, X)
+    assert jax.tree.structure(own) == jax.tree.structure(variables)
+    assert jax.tree.all(jax.tree.map(np.array_equal, own, variables))
+    y = linen.apply(variables, X)
+    for given in (own, variables):
+        assert np.array_equal(model.apply(given, X), y)
+    found = model.apply(variables, X, True, mutable=["stats"])
+    expected = linen.apply(variables, X, True, mutable=["stats"])
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
+    kept = model.bind(variables)
+    assert np.array_equal(kept(X, True), expected[0])
+    assert jax.tree.all(
+        jax.tree.map(np.array_equal, dict(kept.variables.unfreeze()), {**variables, **found[1]})
+    )
+    for each in (linen, model):
+        with pytest.raises(flax_errors.ModifyScopeVariableError):
+            each.apply(variables, X, True)
+
+
+def with_layers_of_flax(b):
+    class Inner(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.relu(nn.Dense(3)(x))
+
+    class Model(b.Module):
+        def setup(self):
+            self.first = nn.Dense(3)
+            self.rest = [Inner(), sub(b)()]
+
+        def __call__(self, x):
+            x = self.first(x)
+            for layer in self.rest:
+                x = layer(x)
+            return x
+
+    return Model()
+
+
+@pytest.mark.parametrize(
+    "capture",
+    [True, lambda module, method: isinstance(module, nn.Dense), lambda module, method: False],
+)
+def test_layers_of_flax_are_captured(capture):
+    variables = with_layers_of_flax(nn).init(KEY, X)
+    expected = with_layers_of_flax(nn).apply(variables, X, capture_intermediates=capture)
+    found = with_layers_of_flax(bridge).apply(variables, X, capture_intermediates=capture)
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
+
+
+def streams(b):
+    class Layer(nn.Module):
+        def __call__(self):
+            return tuple(self.has_rng(name) for name in ("params", "dropout", "default"))
+
+    class Model(b.Module):
+        def setup(self):
+            self.layer = Layer()
+
+        def __call__(self):
+            own = tuple(self.has_rng(name) for name in ("params", "dropout", "default"))
+            return own, self.layer()
+
+    return Model()
+
+
+@pytest.mark.parametrize(
+    "rngs", [KEY, {"params": KEY}, {"dropout": KEY}, {"params": KEY, "dropout": KEY}]
+)
+def test_the_streams_that_there_are_are_linens(rngs):
+    expected = streams(nn).apply({}, rngs=rngs)
+    assert streams(bridge).apply({}, rngs=rngs) == expected
+    given = dict(rngs) if isinstance(rngs, dict) else rngs
+    assert streams(bridge).init_with_output(given)[0] == expected
+    # An nnx.Rngs serves as in NNX.
+    assert streams(bridge).apply({}, rngs=nnx.Rngs(0))[0] == (True, True, True)
+
+
+def keyword_fields(b):
+    class Base(b.Module):
+        width: int = 3
+
+    class Model(Base, kw_only=True):
+        depth: int
+        scale: float = 1.0
+
+        def __post_init__(self):
+            self.area = self.width * self.depth
+            super().__post_init__()
+
+        def other(self, x):
+            return x
+
+        def __call__(self, x):
+            return x * self.area * self.scale
+
+    return Model
+
+
+def test_keyword_fields_and_post_init_are_linens():
+    for b in BASES.values():
+        kind = keyword_fields(b)
+        assert np.array_equal(kind(2, depth=5).apply({}, X, method=None), X * 10)
+        assert kind(depth=2).init_with_output(KEY, X, method=None)[1] == {}
+        with pytest.raises(TypeError):
+            kind(2, 5)
+
+
+def test_a_copy_is_a_submodule_of_its_own():
+    def make(b):
+        class Model(b.Module):
+            inner: Any
+
+            @b.compact
+            def __call__(self, x):
+                x = self.inner.copy(name="named")(self.inner(x))
+                return self.inner.copy(parent=None).bind({"params": {"w": X}})(x)
+
+        return Model(sub(b)())
+
+    variables = make(nn).init(KEY, X)
+    assert shapes(make(bridge).init(0, X)) == shapes(variables)
+    y = make(nn).apply(variables, X)
+    assert np.array_equal(make(bridge).apply(variables, X), y)
+
+
+def test_unbind_is_the_inverse_of_bind():
+    variables = with_layers_of_flax(nn).init(KEY, X)
+    module, found = with_layers_of_flax(bridge).bind(variables).unbind()
+    assert jax.tree.structure(found) == jax.tree.structure(variables)
+    assert np.array_equal(module.apply(found, X), with_layers_of_flax(nn).apply(variables, X))
+    with pytest.raises(bridge.NotInitializedError):
+        module(X)
+    part, found = with_layers_of_flax(bridge).bind(variables).rest[1].unbind()
+    assert np.array_equal(part.apply(found, X), sub(nn)().apply(found, X))
+
+
+@pytest.mark.parametrize("x", [X, jax.ShapeDtypeStruct(X.shape, X.dtype)])
+def test_a_table_and_the_paths_need_no_variables(x):
+    model = with_layers_of_flax(bridge)
+    assert "rest_0" in model.tabulate(KEY, x, depth=1)
+    paths = model.module_paths(KEY, x)
+    expected = with_layers_of_flax(nn).module_paths(KEY, X)
+    # What is inside of a Linen module is that module's.
+    assert set(expected) - set(paths) == {"rest_0/Dense_0"}
+    kinds = {path: type(module).__name__ for path, module in paths.items()}
+    assert kinds == {path: type(expected[path]).__name__ for path in paths}
+    with pytest.raises(bridge.NotInitializedError):
+        model(X)
+
+
+def a_linen_layer_in_a_compact_method():
+    class Model(bridge.Module):
+        @bridge.compact
+        def __call__(self, x):
+            return nn.Dense(3)(x)
+
+    return Model()
+
+
+def a_linen_module_with_setup():
+    class Inner(nn.Module):
+        def setup(self):
+            self.dense = nn.Dense(3)
+
+        def __call__(self, x):
+            return self.dense(x)
+
+    class Model(bridge.Module):
+        def setup(self):
+            self.second = sub(bridge)()
+
+        def run(self, x):
+            return Inner()(x)
+
+        def __call__(self, x):
+            return self.second(self.run(x))
+
+    return Model()
+
+
+@pytest.mark.parametrize("make", [a_linen_layer_in_a_compact_method, a_linen_module_with_setup])
+def test_a_linen_module_that_is_no_submodule_says_what_to_write(make):
+    for call in (lambda model: model.init(0, X), lambda model: bridge.lazy_init(model, X)):
+        with pytest.raises(flax_errors.CallCompactUnboundModuleError) as caught:
+            call(make())
+        assert isinstance(caught.value, bridge.BridgeError)
+        assert "bridge.linen_in_bridge_mdl" in str(caught.value)
+        assert "Model" in str(caught.value)
+
+
+def test_an_attribute_error_of_the_model_is_its_own():
+    class Model(bridge.Module):
+        def __call__(self, x):
+            return self.absent
+
+    with pytest.raises(AttributeError, match="'absent'") as caught:
+        Model().apply({}, X)
+    assert not isinstance(caught.value, bridge.BridgeError)
+
+
+@pytest.mark.parametrize("where", ["compact", "setup", "field"])
+def test_a_bridge_module_in_a_linen_one_says_what_to_write(where):
+    class Outer(nn.Module):
+        inner: Any = None
+
+        def setup(self):
+            if where == "setup":
+                self.layer = sub(bridge)()
+
+        @nn.compact
+        def __call__(self, x):
+            inner = self.inner if where == "field" else sub(bridge)()
+            return (self.layer if where == "setup" else inner)(x)
+
+    model = Outer(sub(bridge)() if where == "field" else None)
+    for call in (lambda: model.init(KEY, X), lambda: model.apply({"params": {}}, X)):
+        with pytest.raises(bridge.NotInitializedError, match=r"bridge\.to_linen\(Sub, …\)"):
+            call()
+    # One that has its variables is a function like any other.
+    kept = sub(bridge)().bind({"params": {"w": X}})
+    assert np.array_equal(Outer(kept).apply({}, X) if where == "field" else kept(X), X * X)
