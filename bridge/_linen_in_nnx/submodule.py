@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import jax
@@ -32,6 +32,47 @@ from .submodule_texts import (
 def _leaves(tree: Any) -> list[Any]:
     # Linen keeps the variables of a list under the names of its items.
     return jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, nnx.Variable | list | tuple))
+
+
+# What the methods of a dict take: nothing, a key first, or other variables.
+_TAKE_NOTHING = ("keys", "values", "items", "copy", "clear", "popitem")
+_TAKE_KEY = ("get", "pop", "setdefault")
+_TAKE_VARIABLES = ("update",)
+
+
+def _is_for_dict(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether the method of this name takes these arguments in a dict, which knows no arrays."""
+    if name in _TAKE_NOTHING:
+        return not args and not kwargs
+    if name in _TAKE_KEY:
+        return bool(args) and isinstance(args[0], str | int) and len(args) < 3
+    is_given = len(args) < 2 and not any(hasattr(each, "dtype") for each in args)
+    return is_given and all(isinstance(v, nnx.Variable | Mapping) for v in kwargs.values())
+
+
+def _dict_method(name: str, function: Callable[..., Any]) -> property:
+    """A method of a submodule's dict, whose name a part of the submodule may have too.
+
+    The arguments of a call say which of the two it means.
+    """
+
+    def get(self: LinenSubmodule) -> Any:
+        is_part = type(self._dict.get(name)) is dict
+        part = LinenSubmodule(self._owner, (*self._path, name)) if is_part else None
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            if not _is_for_dict(name, args, kwargs):
+                if part is not None:
+                    return part(*args, **kwargs)
+                if name in (names_at(self._owner, self._path).found or ()):
+                    return found_at(self._owner, self._path, name)(*args, **kwargs)
+            return function(self, *args, **kwargs)
+
+        if part is None:
+            return method
+        return _NamedSubmodule(self._owner, (*self._path, name), method)
+
+    return property(get)
 
 
 class LinenSubmodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[misc]
@@ -109,11 +150,19 @@ class LinenSubmodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[
         self.update(other)
         return self
 
+    # What is taken out is no view: nothing is left to look at in the model.
+    def pop(self, key: Any, *default: Any) -> Any:
+        return self._dict.pop(key, *default)
+
+    def popitem(self) -> tuple[Any, Any]:
+        return self._dict.popitem()
+
+    def __copy__(self) -> dict[Any, Any]:
+        return as_dicts(self._dict)
+
     def copy(self) -> dict[Any, Any]:
         """A plain dict of the same Variables, which belongs to no model."""
         return as_dicts(self._dict)
-
-    __copy__ = copy
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return dict, (self.copy(),)
@@ -150,6 +199,23 @@ class LinenSubmodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[
         for key in self._path:
             found = found.get(key) if type(found) is dict else None
         return found if type(found) is dict else {}
+
+
+for _name in (*_TAKE_NOTHING, *_TAKE_KEY, *_TAKE_VARIABLES):
+    setattr(LinenSubmodule, _name, _dict_method(_name, getattr(LinenSubmodule, _name)))
+
+
+class _NamedSubmodule(LinenSubmodule):
+    """A submodule that is called like a method of the dict that it is in, such as `keys`."""
+
+    __slots__ = ("_method",)
+
+    def __init__(self, owner: Any, path: Path, method: Callable[..., Any]):
+        super().__init__(owner, path)
+        object.__setattr__(self, "_method", method)
+
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        return self._method(*args, **kwargs)
 
 
 def submodule_attribute(owner: Any, path: Path, name: str) -> Any:
@@ -297,4 +363,5 @@ def _unflatten(keys: tuple[Any, ...], values: Iterable[Any]) -> Any:
     return dict(zip(keys, values, strict=True))
 
 
-jax.tree_util.register_pytree_with_keys(LinenSubmodule, _flatten, _unflatten)
+for _class in (LinenSubmodule, _NamedSubmodule):
+    jax.tree_util.register_pytree_with_keys(_class, _flatten, _unflatten)

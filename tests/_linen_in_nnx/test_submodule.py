@@ -540,3 +540,98 @@ def test_a_variable_with_hooks_that_linen_does_not_run_is_said(hook, path):
         owner.kernel = hooked
     owner.kernel = nnx.Param(jnp.ones((3, 3)))
     assert (model(jnp.ones((1, 3))) == 3.0).all()
+
+
+NO_ARGUMENTS = ("keys", "values", "items", "copy", "clear", "popitem")
+DICT_METHODS = (*NO_ARGUMENTS, "get", "pop", "setdefault", "update")
+
+
+class LinenDictNames(nn.Module):
+    """Has submodules, or methods, that are called like the methods of a dict."""
+
+    is_deep: bool = False
+
+    def setup(self):
+        for name in DICT_METHODS:
+            setattr(self, name, LinenDictNames() if self.is_deep else nn.Dense(4))
+
+    def __call__(self, x):
+        for name in DICT_METHODS:
+            x = getattr(self, name)(x)
+        return x
+
+
+class LinenDictMethods(nn.Module):
+    def setup(self):
+        self.dense = nn.Dense(4)
+
+    def __call__(self, x):
+        return self.dense(x)
+
+
+for _name in DICT_METHODS:
+    setattr(LinenDictMethods, _name, lambda self, x, scale=2: self.dense(x) * scale)
+
+
+class LinenOuter(nn.Module):
+    inner: nn.Module
+
+    def __call__(self, x):
+        return self.inner(x)
+
+
+@pytest.mark.parametrize("name", DICT_METHODS)
+@pytest.mark.parametrize(
+    "inner", [LinenDictNames(), LinenDictNames(is_deep=True), LinenDictMethods()]
+)
+def test_a_part_with_the_name_of_a_dict_method_is_called(name, inner):
+    model = wrapped(LinenOuter(inner))
+    bound = LinenOuter(inner).bind(model.linen_variables())
+    # Linen runs `setup` at the first name that its class does not have, as it has `copy`.
+    assert hasattr(bound.inner, "keys")
+    before = snapshot(model)
+    assert_identical(getattr(model.inner, name)(X), getattr(bound.inner, name)(X))
+    keyword = "x" if isinstance(inner, LinenDictMethods) else "inputs"
+    if not isinstance(inner, LinenDictNames) or not inner.is_deep:
+        assert_identical(getattr(model.inner, name)(**{keyword: X}), getattr(bound.inner, name)(X))
+    else:
+        deep, bound_deep = getattr(getattr(model.inner, name), name), getattr(bound.inner, name)
+        assert hasattr(bound_deep, "keys")
+        assert_identical(deep(X), getattr(bound_deep, name)(X))
+        assert deep.kernel is deep["kernel"]
+        assert getattr(model.inner, name)[name].kernel is deep.kernel
+    assert snapshot(model) == before
+
+
+def test_a_part_with_the_name_of_a_dict_method_leaves_the_dict_as_it_is():
+    model = wrapped(LinenOuter(LinenDictNames()))
+    own, held = model.inner, plain(model, "inner")
+    assert list(own.keys()) == list(held) == list(dict(own)) == [*{**own}]
+    assert [id(v) for v in own["get"].values()] == [id(v) for v in held["get"].values()]
+    assert dict(own.items()) == held == own.copy()
+    assert flatten_dict(own) == flatten_dict(held)
+    assert own.get("nothing", 3) == 3
+    assert own.get("keys") == held["keys"]
+    assert_identical(jax.tree.leaves(own.keys), jax.tree.leaves(held["keys"]))
+    taken = own.pop("update")
+    assert "update" not in own
+    assert sorted(taken) == ["bias", "kernel"]
+    own.update({"update": taken})
+    assert own.setdefault("update") == taken == held["update"]
+    assert_identical(model(X), LinenOuter(LinenDictNames()).apply(model.linen_variables(), X))
+    name, last = own.popitem()
+    assert sorted(last) == ["bias", "kernel"]
+    assert name not in own
+    own.clear()
+    assert own == {}
+
+
+def test_a_part_that_is_made_in_a_call_says_so_whatever_its_name_is():
+    class Compact(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(3, name="keys")(x)
+
+    model = wrapped(LinenOuter(Compact()))
+    with pytest.raises(bridge.InvalidMethodError, match="keys"):
+        model.inner.keys(X)
