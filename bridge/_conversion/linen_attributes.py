@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import numpy as np
 from flax import nnx
 
 import registry
-from bridge._errors import ReservedNameError, unread_hooks_text, warn
+from bridge._errors import ReservedNameError, bullets, unread_hooks_text, warn
 from bridge._flax.objects import CAPTURES, is_note, set_data
 from bridge._flax.variables import assign_raw_value, class_hooks
 
@@ -131,7 +132,7 @@ def store(
     occupied = [entry.path for a, entry in held.items() if a not in gone] if new else []
     leaves = nnx_leaves.to_leaves(new, occupied, all_variables=True)
     tree = nest(leaves)
-    _check_names(tree)
+    _check_names(wrapper, tree)
     attributes = dict(vars(wrapper))
     written: list[tuple[nnx.Variable[Any], Any, dict[str, Any]]] = []
     try:
@@ -166,7 +167,7 @@ def take_in(wrapper: LinenHolder, variables: Mapping[str, Any]) -> None:
       ReservedNameError: as for `store`.
     """
     tree = trees.nnx_tree(variables, all_variables=True, convert=as_jax_arrays)
-    _check_names(tree)
+    _check_names(wrapper, tree)
     _set(wrapper, tree)
 
 
@@ -176,13 +177,24 @@ def own_variables(wrapper: LinenHolder) -> Any:
     return trees.linen_tree(own, is_held=True)
 
 
-def _check_names(tree: Mapping[Any, Any]) -> None:
-    for name in tree:
-        if is_own_name(str(name)):
-            raise ReservedNameError(
-                f"the Linen name {str(name)!r} cannot live in a ToNNX: names that start with"
-                " to_nnx__ hold the wrapper's own state; rename the variable or the submodule"
+def _check_names(wrapper: LinenHolder, tree: Mapping[Any, Any]) -> None:
+    """Raises ReservedNameError if attributes of the wrapper have these names; it lists them all."""
+    problems: list[str] = []
+    for name in map(str, tree):
+        static = inspect.getattr_static(type(wrapper), name, None)
+        if name.startswith(OWN_PREFIX):
+            problems.append(
+                f"{name!r}: names that start with to_nnx__ hold the wrapper's own state"
             )
+        elif is_own_name(name):
+            problems.append(f"{name!r}: NNX keeps its own notes on a module under this name")
+        elif isinstance(static, property) and static.fset is None:
+            problems.append(f"{name!r}: {type(wrapper).__name__} has a property of this name")
+    if problems:
+        raise ReservedNameError(
+            f"these Linen names cannot live in {name_of(wrapper)}:{bullets(problems)}\n"
+            "Rename the variables or submodules."
+        )
 
 
 def _set(wrapper: LinenHolder, tree: Mapping[str, Any]) -> None:

@@ -52,6 +52,7 @@ from .conversion_errors import mapping_error as mapping_error
 from .module_errors import DeclarationError as DeclarationError
 from .module_errors import NameInUseError as NameInUseError
 from .module_errors import UnboundLinenError as UnboundLinenError
+from .texts import bullets as bullets
 from .texts import path_text as path_text
 from .texts import shown as shown
 from .tool_errors import CheckpointError as CheckpointError

@@ -210,7 +210,24 @@ class MismatchError(
         remedy = "Pass variables that a module with these constructor arguments created."
         if {path for path, _ in self.missing} & {f"params/{path}" for path in self.unknown}:
             remedy = "These seem to be parameters alone; give them as {'params': …}."
+        elif moved := _in_another_collection(self.missing, self.unknown):
+            wanted, found = moved
+            remedy = (
+                f"{wanted} and {found} differ in the collection, and a Variable's type decides its"
+                " collection: a subclass has one of its own, which is called after it. Make the"
+                f" Variable of the type of {wanted.partition('/')[0]}, or register the subclass"
+                " for it."
+            )
         Exception.__init__(self, f"the variables do not fit {where}:{bullets(lines)}\n{remedy}")
+
+
+def _in_another_collection(
+    missing: Iterable[tuple[str, str]], unknown: Iterable[str]
+) -> tuple[str, str] | None:
+    """A path that is missing, and the same one below another collection."""
+    by_rest = {path.partition("/")[2]: path for path in unknown}
+    pairs = ((path, by_rest.get(path.partition("/")[2])) for path, _ in missing)
+    return next(((path, found) for path, found in pairs if found), None)
 
 
 class ReservedNameError(BridgeError, ValueError):

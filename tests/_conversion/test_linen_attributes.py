@@ -200,5 +200,5 @@ def test_a_property_of_a_subclass_is_not_hidden_by_a_linen_name():
         def c(self):
             return 3
 
-    with pytest.raises(AttributeError, match="c"):
+    with pytest.raises(bridge.ReservedNameError, match="'c': Fixed has a property"):
         Fixed.from_variables(nn.Dense(2), VARIABLES)

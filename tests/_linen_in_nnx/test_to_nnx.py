@@ -225,12 +225,24 @@ def test_a_linen_name_may_be_an_attribute_of_the_wrapper(name, as_param):
 
 
 @pytest.mark.parametrize("as_param", [False, True])
-@pytest.mark.parametrize("name", ["to_nnx__x", "to_nnx__module", "to_nnx__rngs"])
-def test_a_linen_name_with_the_reserved_prefix_raises_and_changes_nothing(name, as_param):
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("to_nnx__x", "to_nnx__"),
+        ("to_nnx__module", "to_nnx__"),
+        ("to_nnx__rngs", "to_nnx__"),
+        ("_pytree__state", "NNX keeps"),
+        ("_pytree__nodes", "NNX keeps"),
+        ("__captures__", "NNX keeps"),
+        ("_object__state", "ToNNX has a property"),
+    ],
+)
+def test_a_reserved_linen_name_raises_with_its_rule_and_changes_nothing(name, rule, as_param):
     model = bridge.ToNNX(models.LinenNamed(name, as_param=as_param), rngs=KEY)
     before = snapshot(model)
-    with pytest.raises(bridge.ReservedNameError, match=f"{name}.*rename") as raised:
+    with pytest.raises(bridge.ReservedNameError, match=f"{name}.*{rule}") as raised:
         model.lazy_init(X)
+    assert "Rename" in str(raised.value)
     assert isinstance(raised.value, bridge.BridgeError)
     assert snapshot(model) == before
 
@@ -842,3 +854,43 @@ def test_numpy_arrays_keep_their_dtype_and_values(dtype):
         model.n[...] = np.zeros_like(value)
         np.testing.assert_array_equal(model(), np.zeros_like(value))
         np.testing.assert_array_equal(variables["counter"]["n"].ravel()[0], dtype(limit))
+
+
+def test_all_reserved_names_of_a_model_are_in_one_error():
+    class Reserved(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return x + sum(self.param(n, nn.initializers.ones, ()) for n in ("to_nnx__x", "own"))
+
+    class Owner(bridge.ToNNX):
+        @property
+        def own(self):
+            return 1
+
+    with pytest.raises(bridge.ReservedNameError) as raised:
+        Owner(Reserved(), rngs=KEY).lazy_init(X)
+    assert "'to_nnx__x': names that start with" in str(raised.value)
+    assert "'own': Owner has a property of this name" in str(raised.value)
+
+
+class Frozen(nnx.Param):
+    """A type of its own, and so a collection of its own."""
+
+
+class LinenNested(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.BatchNorm(use_running_average=True, name="norm")(nn.Dense(4, name="dense")(x))
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"), [(("dense", "kernel"), "params"), (("norm", "mean"), "batch_stats")]
+)
+def test_a_variable_of_another_type_is_said_to_decide_its_collection(path, wanted):
+    model = bridge.ToNNX(LinenNested(), rngs=KEY).lazy_init(X)
+    part, name = path
+    getattr(model, part)[name] = Frozen(getattr(model, part)[name][...])
+    text = rf"{wanted}/{part}/{name} and Frozen/{part}/{name}[^.]*type decides its\s+collection"
+    with pytest.raises(bridge.MismatchError, match=text) as raised:
+        model(X)
+    assert f"type of {wanted}" in str(raised.value)
