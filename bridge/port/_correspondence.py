@@ -46,6 +46,20 @@ class Pairing(NamedTuple):
     within: LinenNode | None = None
 
 
+class PairedStack(NamedTuple):
+    """A list and a scope of stacked leaves that were put together, or the reverse.
+
+    Attributes:
+      linen: the Linen scope, the first one of several.
+      nnx: the NNX list, or the module of stacked leaves.
+      layers: the pairs of layers.
+    """
+
+    linen: LinenNode
+    nnx: NNXNode
+    layers: tuple[Pairing, ...]
+
+
 class Evidence(NamedTuple):
     """Why two things are proposed to be the same.
 
@@ -81,6 +95,7 @@ class Correspondence:
       problems: what is wrong with the rules.
       pairings: what was put together under different names.
       named: what was put together because its names are equal.
+      stacks: the stacks whose layers are among the pairings.
     """
 
     linen: LinenNode
@@ -91,6 +106,7 @@ class Correspondence:
     problems: list[Problem] = dataclasses.field(default_factory=list)
     pairings: list[Pairing] = dataclasses.field(default_factory=list)
     named: list[Pairing] = dataclasses.field(default_factory=list)
+    stacks: list[PairedStack] = dataclasses.field(default_factory=list)
 
     def incomplete(self) -> tuple[list[Address], list[Path]]:
         """The leaves of each side that the pieces cover in part, or twice."""

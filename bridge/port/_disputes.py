@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ._context import PLAIN, Context
-from ._correspondence import Correspondence, Evidence, Pairing
+from ._correspondence import Correspondence, Evidence, PairedStack, Pairing
 from ._evidence import DIFFERS, against_names
 from ._orders import Orders, Pairs
 from ._structure import (
@@ -28,6 +28,7 @@ HOW = {
     "by structure": "the only ones of their structure",
 }
 _TRANSPOSED = "the same shape; the models use different axes, so one has the transpose"
+STACKED = "stacked leaves, which fit one axis only"
 _Decided: TypeAlias = list[tuple[NNXNode, LinenNode, Evidence]]
 
 
@@ -52,6 +53,11 @@ def disputes(found: Correspondence, orders: Orders) -> Disputes:
     """
     judge, result = _Judge(orders, own_classes(found.nnx)), Disputes([], [])
     outer: set[LinenNode] = set()
+    for stacks in _exchangeable_stacks(found.stacks):
+        decided, undecided = _judged_stacks(stacks, orders)
+        outer.update(pairing.linen for pairing in (*decided, *undecided))
+        result.decided.extend(decided)
+        result.undecided.extend(undecided)
     for group in _groups(found):
         # What is inside of a disputed pair is compared when it is decided.
         if outer.intersection(group[0].linen.lineage):
@@ -75,6 +81,37 @@ def _transposed(found: Correspondence, orders: Orders) -> Iterator[Pairing]:
         if scope is not None and orders.is_transposed(node, scope):
             evidence = Evidence(_TRANSPOSED, is_weak=True, is_disputed=True)
             yield Pairing(scope, node, PLAIN, "by name", evidence)
+
+
+def _exchangeable_stacks(stacks: Sequence[PairedStack]) -> Iterator[list[PairedStack]]:
+    by_structure: dict[Hashable, list[PairedStack]] = {}
+    for stack in stacks:
+        first, total = stack.layers[0], len(stack.layers)
+        at = [layer and layer.axis for layer in first.context]
+        key = (*at, total, *_structures_of(first))
+        by_structure.setdefault(key, []).append(stack)
+    return (own for own in by_structure.values() if len(own) > 1)
+
+
+def _judged_stacks(stacks: Sequence[PairedStack], orders: Orders) -> Disputes:
+    """As `_Judge.judged`, of stacks that could be exchanged."""
+    nodes, scopes = [stack.nnx for stack in stacks], [stack.linen for stack in stacks]
+    pairs = list(zip(nodes, scopes, strict=True))
+    if not orders.contradicts(pairs):
+        return Disputes([], [])
+    chain = orders.chain(nodes, scopes)
+    if chain is None:
+        return Disputes([], [_doubted(layer) for stack in stacks for layer in stack.layers])
+    by_node, by_scope = (
+        {id(each): s for each, s in zip(own, stacks, strict=True)} for own in (nodes, scopes)
+    )
+    evidence = against_names(orders.text)
+    decided = [
+        layer._replace(linen=other.linen, how="as proposed", proposal=evidence)
+        for node, scope in chain
+        for layer, other in zip(by_node[id(node)].layers, by_scope[id(scope)].layers, strict=True)
+    ]
+    return Disputes(decided, [])
 
 
 class _Class(NamedTuple):
@@ -129,7 +166,7 @@ class _Judge:
 def _doubted(pairing: Pairing) -> Pairing:
     if pairing.proposal and pairing.proposal.is_disputed:
         return pairing
-    text = pairing.proposal.text if pairing.proposal else HOW[pairing.how]
+    text = pairing.proposal.text if pairing.proposal else HOW.get(pairing.how, STACKED)
     return pairing._replace(proposal=Evidence(f"{text}; {DIFFERS}", True, True))
 
 

@@ -57,6 +57,27 @@ class ByEvidence:
             return axis, Evidence(text)
         return None, Evidence("", is_weak=True)
 
+    def stacks(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
+        """See `Proposer`."""
+        return [
+            pair
+            for nodes, scopes in groups(candidates)
+            for pair in self._together(place, nodes, scopes)
+        ]
+
+    def stacked_leaves(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
+        """See `Proposer`."""
+        text = "stacked leaves, whose shapes are those of the layers"
+        clear = {
+            node: [scope for scope in scopes if not _are_told_apart(node, scope)]
+            for node, scopes in candidates.items()
+        }
+        return [
+            (node, scope, Evidence(_joined(text, evidence.text), True))
+            for nodes, scopes in groups(clear)
+            for node, scope, evidence in self._together(place, nodes, scopes, Evidence(text))
+        ]
+
     def modules(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
         """See `Proposer`."""
         weak: Proposals = []

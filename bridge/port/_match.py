@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
 
-from . import _stacks
 from ._context import PLAIN, Context, Settled
-from ._correspondence import Ambiguous, Correspondence, Evidence, Pairing
+from ._correspondence import Ambiguous, Correspondence, Evidence, PairedStack, Pairing
 from ._layers import NORMS, norm_leaves, rule_of
 from ._linking import Linker, label_of
 from ._places import Place, Proposer
 from ._rules import pairs_of
 from ._sequences import numbered_pairs
-from ._stacks import Stack, either, is_list, list_pairs, on_axis, only_stacks, stack_pairs
+from ._stacks import (
+    Stack,
+    cores,
+    either,
+    is_list,
+    leaf_stacks,
+    list_pairs,
+    on_axis,
+    only_stacks,
+    open_stacks,
+    stack_pairs,
+    stackable_axes,
+)
 from ._structure import (
     is_open,
     matches,
@@ -184,17 +195,33 @@ class Matcher:
         if found and context.nnx is None:
             self._stacked(node, found[0], stack_pairs(node, found, context))
 
-    def _stacked(self, node: NNXNode, scope: LinenNode, pairs: Stack) -> None:
-        """Pairs stacked layers if exactly one axis makes all shapes fit."""
-        fits = self._axes(node, scope, pairs[0])
+    def _stacked(
+        self, node: NNXNode, scope: LinenNode, pairs: Stack, known: Evidence | None = None
+    ) -> None:
+        """Pairs stacked layers if exactly one axis makes all shapes fit.
+
+        Args:
+          node: the NNX list or the module of stacked leaves.
+          scope: the Linen scope, the first one of several.
+          pairs: the layers.
+          known: why the two belong together, if more than one thing fits.
+        """
+        fits = self._axes(pairs[0])
+        if not fits:
+            # The parts of a layer may be ambiguous; the shapes show the axis anyway.
+            pairs = cores(pairs)
+            fits = stackable_axes(pairs[0], self._classes)
         if len(fits) == 1:
-            self._stacked_on(node, scope, pairs, fits[0], None)
+            self._stacked_on(node, scope, pairs, fits[0], known)
         elif fits and self._proposer is not None:
             axis, evidence = self._proposer.axis(node, scope)
             if axis not in fits:
                 axis, text = fits[0], f"stacked on axis {either(fits)} fit"
                 text += f"; {axis} is nn.scan's default, and '@{fits[1]}' behind '*' is another"
                 evidence = Evidence(text, is_weak=True)
+            if known is not None:
+                text, is_weak = f"{known.text}; {evidence.text}", known.is_weak or evidence.is_weak
+                evidence = known._replace(text=text, is_weak=is_weak)
             self._stacked_on(node, scope, pairs, axis, evidence)
         elif fits:
             target = "a rule such as 'blocks.*' or 'blocks.*@1' says which"
@@ -210,25 +237,26 @@ class Matcher:
         axis: int,
         evidence: Evidence | None,
     ) -> None:
-        for one, each, context in pairs:
-            there = on_axis((one, each, context), axis)[2]
-            pairing = Pairing(each, one, there, f"axis {axis}", evidence)
-            self._found.pairings.append(pairing)
-            self._pair(one, each, there, f"axis {axis}")
+        how = f"axis {axis}" if evidence is None else "as proposed"
+        layers = [
+            Pairing(each, one, on_axis((one, each, context), axis)[2], how, evidence)
+            for one, each, context in pairs
+        ]
+        self._found.stacks.append(PairedStack(scope, node, tuple(layers)))
+        for layer in layers:
+            self._found.pairings.append(layer)
+            self._pair(layer.nnx, layer.linen, layer.context, layer.how)
         self._settled.add(node, scope, PLAIN)
 
-    def _axes(
-        self, node: NNXNode, scope: LinenNode, pair: tuple[NNXNode, LinenNode, Context]
-    ) -> list[int]:
-        """The axes on which the leaves may be stacked."""
+    def _axes(self, pair: tuple[NNXNode, LinenNode, Context]) -> list[int]:
+        """The axes on which the leaves of a layer match without a problem."""
+        node, scope, _ = pair
         ranks = [len(shape_of(n.value) or ()) for n in node.walk() if n.is_leaf]
         ranks += [
             len(shape_of(leaf.value) or ()) for s in scope.walk() for leaf in s.leaves.values()
         ]
         axes = range(max(ranks, default=0))
-        fits = [axis for axis in axes if self._fits(*on_axis(pair, axis))]
-        # The parts of a layer may be ambiguous; the shapes show the axis anyway.
-        return fits or _stacks.stackable_axes(pair, self._classes)
+        return [axis for axis in axes if self._fits(*on_axis(pair, axis))]
 
     def _fits(self, node: NNXNode, scope: LinenNode, context: Context) -> bool:
         """Whether two modules match without a problem, tried on the side."""
@@ -306,7 +334,7 @@ class Matcher:
 
     def _settle_stack(self, place: Place) -> bool:
         """Pairs a list with a scope of stacked leaves, or the reverse, if it can be no other."""
-        stacks = only_stacks(place, self._classes)
+        stacks = only_stacks(place)
         for node, scope, pairs in stacks:
             self._stacked(node, scope, pairs)
         # A stack that fits no axis stays open; do not try it again.
@@ -314,6 +342,7 @@ class Matcher:
 
     def _propose(self, place: Place, proposer: Proposer) -> None:
         node, scope, context, settled, _ = place
+        self._propose_stacks(place, proposer)
         while True:
             candidates = self._candidates(node, scope, context, deep=True)
             proposals = proposer.modules(place, candidates) or proposer.leaves(place)
@@ -325,9 +354,38 @@ class Matcher:
                     self._found.pairings.append(pairing)
                     self._pair(module, other, context, how)
             if len(self._found.pairings) == before:
+                self._propose_stacked_leaves(place, proposer)
+            if len(self._found.pairings) == before:
                 return
             while self._settle(place, deep=True):
                 pass
+
+    def _propose_stacks(self, place: Place, proposer: Proposer) -> None:
+        """Pairs the stacks that could be several things."""
+        pairs = {(node, scope): own for node, scope, own in open_stacks(place)}
+        for node, scope, evidence in proposer.stacks(place, _by_node(pairs)):
+            free = all(place.settled.is_free(each, PLAIN) for each in (node, scope))
+            if free and (node, scope) in pairs:
+                self._stacked(node, scope, pairs[node, scope], evidence)
+
+    def _propose_stacked_leaves(self, place: Place, proposer: Proposer) -> None:
+        """Pairs leaves that one side has stacked, outside of modules that fit as a whole."""
+        stacks: dict[tuple[NNXNode, LinenNode], dict[int, Stack]] = {}
+        for node, scope, axis, layers in leaf_stacks(place):
+            stacks.setdefault((node, scope), {})[axis] = layers
+        for node, scope, evidence in proposer.stacked_leaves(place, _by_node(stacks)):
+            fits = stacks.get((node, scope), {})
+            axis, _ = proposer.axis(node, scope)
+            if axis is None or axis not in fits:
+                # nn.scan's default axis comes first.
+                axis = next(iter(fits), None)
+            for one, each, context in fits[axis] if axis is not None else []:
+                if all(self._settled.is_free(item, context) for item in (one, each)):
+                    pairing = Pairing(
+                        each, one, context, "as proposed", evidence, None, place.linen
+                    )
+                    self._found.pairings.append(pairing)
+                    self._pair(one, each, context, "as proposed")
 
     def _candidates(
         self, node: NNXNode, scope: LinenNode, context: Context, *, deep: bool
@@ -336,3 +394,10 @@ class Matcher:
         wanted = list(open_modules(node, self._settled, context, deep=deep))
         found = list(open_scopes(scope, self._settled, context, deep=deep))
         return matches(wanted, found, context, self._classes)
+
+
+def _by_node(pairs: Iterable[tuple[NNXNode, LinenNode]]) -> dict[NNXNode, list[LinenNode]]:
+    found: dict[NNXNode, list[LinenNode]] = {}
+    for node, scope in pairs:
+        found.setdefault(node, []).append(scope)
+    return found

@@ -23,6 +23,10 @@ class Proposer(Protocol):
         """The axis on which leaves are stacked, None if nothing tells it, and what does."""
         ...
 
+    def stacks(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
+        """As `modules`, of lists and of stacked modules, each of which takes a whole scope."""
+        ...
+
     def modules(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
         """Proposes pairs of modules below two nodes that belong together.
 
@@ -30,6 +34,10 @@ class Proposer(Protocol):
           place: the two nodes, and what is open below them.
           candidates: the scopes that each open NNX module could be.
         """
+        ...
+
+    def stacked_leaves(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
+        """As `stacks`, of single leaves."""
         ...
 
     def leaves(self, place: Place) -> Proposals:

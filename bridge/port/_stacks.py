@@ -12,10 +12,21 @@ from ._context import PLAIN, Context, Layer
 from ._numbers import families, sequence
 from ._places import Place
 from ._sequences import counts_constructions
-from ._structure import linen_core, matches, nnx_core, nnx_signature, open_modules, open_scopes
+from ._structure import (
+    is_adapter,
+    linen_core,
+    linen_shapes,
+    matches,
+    nnx_core,
+    nnx_shapes,
+    nnx_signature,
+    open_modules,
+    open_scopes,
+)
 from ._trees import LinenNode, NNXNode
 
 Stack: TypeAlias = list[tuple[NNXNode, LinenNode, Context]]
+LeafStack: TypeAlias = tuple[NNXNode, LinenNode, int, Stack]
 
 
 def list_pairs(
@@ -39,6 +50,68 @@ def stack_pairs(node: NNXNode, scopes: Sequence[LinenNode], context: Context) ->
     ]
 
 
+def leaf_stacks(place: Place) -> list[LeafStack]:
+    """The open leaves that one side has stacked, and the other one by one, by shape.
+
+    Returns:
+      (NNX leaf, Linen leaf, an axis that fits, the pairs of layers); the first of several.
+    """
+    if place.context != PLAIN:
+        return []
+    return [*_leaves_of_lists(place), *_stacked_leaves(place)]
+
+
+def _leaves_of_lists(place: Place) -> Iterator[LeafStack]:
+    scopes = [s for s in place.linen.walk() if s.leaves and place.settled.is_free(s, PLAIN)]
+    for node in place.nnx.walk():
+        if node.is_leaf or not node.is_container or not is_list(node) or len(node.children) < 2:
+            continue
+        items = [node.children[key] for key in sorted(node.children)]
+        for leaf in items[0].walk():
+            own = [item.at(leaf.path[len(items[0].path) :]) for item in items]
+            same = [each for each in own if each is not None and _is_open_leaf(each, place)]
+            if len(same) < len(items):
+                continue
+            for scope in scopes:
+                layers = [
+                    (each, scope, Context(linen=Layer(0, n, len(same), len(node.path))))
+                    for n, each in enumerate(same)
+                ]
+                yield from _fitting(layers)
+
+
+def _stacked_leaves(place: Place) -> Iterator[LeafStack]:
+    scopes = [s for s in place.linen.walk() if s.leaves and place.settled.is_free(s, PLAIN)]
+    by_text = {"/".join(map(str, scope.path)): scope for scope in scopes}
+    for texts in families(by_text).values():
+        own = [by_text[text] for text in texts]
+        if len(own) < 2 or sequence(texts) is None or counts_constructions(own):
+            continue
+        for leaf in place.nnx.walk():
+            if _is_open_leaf(leaf, place):
+                at = len(leaf.path) - 1
+                layers = [
+                    (leaf, scope, Context(nnx=Layer(0, n, len(own), at)))
+                    for n, scope in enumerate(own)
+                ]
+                yield from _fitting(layers)
+
+
+def _is_open_leaf(node: NNXNode, place: Place) -> bool:
+    is_weight = node.is_leaf and node.is_variable and not is_adapter(node)
+    return is_weight and place.settled.is_free(node, place.context)
+
+
+def _fitting(layers: Stack) -> Iterator[LeafStack]:
+    """A stack of leaves on each axis on which all of its shapes fit."""
+    node, scope, _ = layers[0]
+    shapes = [*(shape_of(leaf.value) for leaf in scope.leaves.values()), shape_of(node.value)]
+    for axis in range(max(len(shape or ()) for shape in shapes)):
+        there = [on_axis(layer, axis) for layer in layers]
+        if all(nnx_shapes(n, c) == linen_shapes(s, c) for n, s, c in there):
+            yield node, scope, axis, there
+
+
 def on_axis(
     pair: tuple[NNXNode, LinenNode, Context], axis: int
 ) -> tuple[NNXNode, LinenNode, Context]:
@@ -54,19 +127,20 @@ def is_list(node: NNXNode) -> bool:
     return all(isinstance(key, int) for key in node.children)
 
 
-def only_stacks(place: Place, classes: frozenset[str]) -> list[tuple[NNXNode, LinenNode, Stack]]:
-    """The stacks below two nodes that can be one thing only, whatever they are called.
-
-    Args:
-      place: the two nodes.
-      classes: the names of all classes in the NNX model.
+def open_stacks(place: Place) -> list[tuple[NNXNode, LinenNode, Stack]]:
+    """The stacks below two nodes that still need a counterpart, whatever they are called.
 
     Returns:
-      (NNX node, Linen scope, its pairs); of scopes one by one the first.
+      (NNX node, Linen scope, its pairs) of all that fit; of scopes one by one the first.
     """
     if place.context != PLAIN:
         return []
-    found = [*_lists(place, classes), *_stacked_modules(place, classes)]
+    return [*_lists(place, place.classes), *_stacked_modules(place, place.classes)]
+
+
+def only_stacks(place: Place) -> list[tuple[NNXNode, LinenNode, Stack]]:
+    """The open stacks that can be one thing only."""
+    found = open_stacks(place)
     ours = Counter(id(node) for node, _, _ in found)
     theirs = Counter(id(scope) for _, scope, _ in found)
     return [each for each in found if ours[id(each[0])] == theirs[id(each[1])] == 1]
@@ -81,7 +155,7 @@ def _lists(place: Place, classes: frozenset[str]) -> Iterator[tuple[NNXNode, Lin
         for scope in {linen_core(scope): scope for scope in scopes}:
             first = list_pairs(node, scope, place.context, only_first=True)[0]
             if stackable_axes(first, classes):
-                yield node, scope, _cores(list_pairs(node, scope, place.context))
+                yield node, scope, cores(list_pairs(node, scope, place.context))
 
 
 def _stacked_modules(
@@ -100,10 +174,10 @@ def _stacked_modules(
         for node in open_modules(place.nnx, place.settled, place.context, deep=False):
             pairs = stack_pairs(node, members, place.context)
             if stackable_axes(pairs[0], classes):
-                yield node, members[0], _cores(pairs)
+                yield node, members[0], cores(pairs)
 
 
-def _cores(pairs: Stack) -> Stack:
+def cores(pairs: Stack) -> Stack:
     """The modules with layers of their own, as `matches` compares them."""
     return [(nnx_core(node), linen_core(scope), context) for node, scope, context in pairs]
 

@@ -14,7 +14,7 @@ from bridge._conversion import linen_leaves
 
 from . import _order
 from ._correspondence import Correspondence, Evidence, Pairing
-from ._disputes import HOW, disputes
+from ._disputes import HOW, STACKED, disputes
 from ._evidence import ByEvidence
 from ._match import correspondence
 from ._orders import Orders
@@ -23,7 +23,6 @@ from ._rule_text import paths_of, python_text, rules_of, toml_text
 from ._trees import LinenNode, linen_nodes, nnx_nodes
 
 _SHOWN = 120
-_STACKED = "stacked leaves, which fit one axis only"
 
 
 class Proposal(NamedTuple):
@@ -222,8 +221,8 @@ def _proposals(
     needed = [each for each in _needed(found.pairings) if id(each.nnx) not in doubted]
     groups: dict[tuple[bool, Evidence], list[tuple[str, str]]] = {}
     for pairing in (*undecided, *needed):
-        evidence = pairing.proposal or Evidence(HOW.get(pairing.how, _STACKED))
-        is_settled = pairing.how in HOW or pairing.proposal is None
+        evidence = pairing.proposal or Evidence(HOW.get(pairing.how, STACKED))
+        is_settled = pairing.how != "as proposed"
         groups.setdefault((is_settled, evidence), []).append(paths_of(pairing))
     ordered = sorted(groups.items(), key=_rank)
     return tuple(

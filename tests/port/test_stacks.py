@@ -1,0 +1,182 @@
+"""Stacks under other names, which only one side keeps stacked."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from flax import nnx
+
+from bridge import port
+from tests.port.cases import random_values
+from tests.port.models import shapes_of
+
+X = jnp.asarray(np.random.default_rng(5).normal(size=(2, 4)), jnp.float32)
+
+
+def suggested(linen, model, *, traces=True):
+    """The suggestions of two models, if they move values to the right places."""
+    variables = random_values(shapes_of(linen, X))
+    given = (X,) if traces else ()
+    found = port.suggest(variables, model, *given, linen=linen if traces else None)
+    assert found.plan.ok, str(found.plan)
+    found.plan.apply()
+    np.testing.assert_allclose(model(X), linen.apply(variables, X), rtol=1e-4, atol=1e-5)
+    return found
+
+
+class ScannedBlock(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return nn.tanh(nn.Dense(4, name="fc")(x)), None
+
+
+class TwoScans(nn.Module):
+    names: tuple[str, str] = ("encoder", "decoder")
+
+    @nn.compact
+    def __call__(self, x):
+        for name in self.names:
+            axes, rngs = {"params": 0}, {"params": True}
+            scan = nn.scan(ScannedBlock, variable_axes=axes, split_rngs=rngs, length=3)
+            x = scan(name=name)(x, None)[0]
+        return x
+
+
+class TwoListsInLinen(nn.Module):
+    names: tuple[str, str] = ("encoder", "decoder")
+
+    @nn.compact
+    def __call__(self, x):
+        for name in self.names:
+            for n in range(3):
+                x = nn.tanh(nn.Dense(4, name=f"{name}_{n}")(x))
+        return x
+
+
+class Block(nnx.Module):
+    def __init__(self, rngs):
+        self.linear = nnx.Linear(4, 4, rngs=rngs)
+
+    def __call__(self, x):
+        return nnx.tanh(self.linear(x))
+
+
+class TwoLists(nnx.Module):
+    def __init__(self, first, second):
+        self.names = first, second
+        for name in sorted(self.names):
+            setattr(self, name, nnx.List([Block(nnx.Rngs(0)) for _ in range(3)]))
+
+    def __call__(self, x):
+        for name in self.names:
+            for block in getattr(self, name):
+                x = block(x)
+        return x
+
+
+class TwoStacks(nnx.Module):
+    def __init__(self, first, second):
+        self.names = first, second
+        for name in sorted(self.names):
+            setattr(self, name, nnx.vmap(Block)(nnx.Rngs(0).split(3)))
+
+    def __call__(self, x):
+        scan = nnx.scan(lambda x, block: block(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+        for name in self.names:
+            x = scan(x, getattr(self, name))
+        return x
+
+
+@pytest.mark.parametrize("names", [("one", "two"), ("two", "one"), ("decoder", "encoder")])
+@pytest.mark.parametrize(
+    ("linen", "native"), [(TwoScans, TwoLists), (TwoListsInLinen, TwoStacks), (TwoScans, TwoStacks)]
+)
+def test_the_order_of_calls_tells_two_stacks_apart(linen, native, names):
+    found = suggested(linen(), native(*names))
+    assert not any(each.is_weak for each in found.proposals)
+    assert found.proposals[0].is_disputed == (names == ("decoder", "encoder"))
+
+
+def test_two_stacks_without_traces_are_told_apart_by_their_names_or_weakly():
+    variables = random_values(shapes_of(TwoScans(), X))
+    named = port.suggest(variables, TwoLists("encoder_blocks", "decoder_blocks"))
+    assert named.plan.ok
+    assert not any(each.is_weak for each in named.proposals)
+    made = TwoScans().init(jax.random.key(0), X)
+    assert all(each.is_weak for each in port.suggest(made, TwoLists("one", "two")).proposals)
+
+
+class Experts(nn.Module):
+    """Three experts in stacked parameters, in a scope of their own or beside the gate."""
+
+    is_nested: bool
+
+    @nn.compact
+    def __call__(self, x):
+        if self.is_nested:
+            return nn.vmap(
+                nn.Dense,
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                in_axes=None,
+                axis_size=3,
+            )(5, name="expert")(x)
+        kernel = self.param("w", nn.initializers.normal(), (3, 4, 5))
+        bias = self.param("b", nn.initializers.normal(), (3, 1, 5))
+        return jnp.einsum("bd,edf->ebf", x, kernel) + bias
+
+
+class Mixture(nn.Module):
+    is_nested: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        gate = nn.softmax(nn.Dense(3, name="gate")(x))
+        return jnp.einsum("ebf,be->bf", Experts(self.is_nested, name="experts")(x), gate)
+
+
+class Affine(nnx.Module):
+    def __init__(self):
+        self.matrix, self.shift = nnx.Param(jnp.zeros((4, 5))), nnx.Param(jnp.zeros((1, 5)))
+
+    def __call__(self, x):
+        return x @ self.matrix[...] + self.shift[...]
+
+
+class NativeMixture(nnx.Module):
+    def __init__(self, make):
+        self.gate = nnx.Linear(4, 3, rngs=nnx.Rngs(0))
+        self.mlps = nnx.List([make() for _ in range(3)])
+
+    def __call__(self, x):
+        made = jnp.stack([mlp(x) for mlp in self.mlps])
+        return jnp.einsum("ebf,be->bf", made, nnx.softmax(self.gate(x)))
+
+
+@pytest.mark.parametrize("traces", [False, True])
+def test_stacked_parameters_are_the_layers_of_a_list_under_other_names(traces):
+    found = suggested(Mixture(), NativeMixture(Affine), traces=traces)
+    assert found.rules == {"experts/w": "mlps.*.matrix", "experts/b": "mlps.*.shift"}
+    assert all(each.is_weak for each in found.proposals)
+    linear = NativeMixture(lambda: nnx.Linear(4, 5, rngs=nnx.Rngs(0)))
+    suggested(Mixture(is_nested=True), linear, traces=traces)
+
+
+def test_layers_one_by_one_are_the_parts_of_stacked_parameters():
+    class Linen(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            layers = [nn.Dense(5, use_bias=False, name=f"expert_{n}") for n in range(3)]
+            return sum(nn.tanh(layer(x)) for layer in layers)
+
+    class Native(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.zeros((3, 4, 5)))
+
+        def __call__(self, x):
+            return nnx.tanh(jnp.einsum("bd,edf->ebf", x, self.w[...])).sum(0)
+
+    found = suggested(Linen(), Native())
+    assert found.rules == {r"expert_(\d+)/kernel": r"w[\1]"}
+    assert [each.is_weak for each in found.proposals] == [True]
