@@ -19,10 +19,12 @@ class Axes(NamedTuple):
 
     Attributes:
       layers: for each leaf that a scan takes apart, the axis on which its layers are stacked.
+      backwards: the leaves whose last layer the scan takes first.
       summed: for each leaf in a product of matrices, the axes over which the first one sums.
     """
 
     layers: dict[Any, int]
+    backwards: set[Any]
     summed: dict[Any, frozenset[int]]
 
 
@@ -35,7 +37,7 @@ def axes_of(jaxpr: Any, leaves: Mapping[Any, Any]) -> Axes:
       jaxpr: a jaxpr.
       leaves: keys of leaves by the variables of the jaxpr that they are.
     """
-    found = Axes({}, {})
+    found = Axes({}, set(), {})
     _read(jaxpr, {v: (key, tuple(range(v.aval.ndim))) for v, key in leaves.items()}, found)
     return found
 
@@ -59,6 +61,8 @@ def _read(jaxpr: Any, given: _Held, found: Axes) -> None:
         elif name == "scan":
             apart = _taken_apart(equation)
             for key, axes in filter(None, (known[n] for n in apart)):
+                if key not in found.layers and equation.params["reverse"]:
+                    found.backwards.add(key)
                 found.layers.setdefault(key, axes[0])
             # What is passed whole may be taken apart further inside.
             layer = [

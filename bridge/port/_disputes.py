@@ -28,6 +28,7 @@ HOW = {
     "by structure": "the only ones of their structure",
 }
 _TRANSPOSED = "the same shape; the models use different axes, so one has the transpose"
+_BACKWARDS = "the same shape; only one of the models scans the layers backwards"
 STACKED = "stacked leaves, which fit one axis only"
 _Decided: TypeAlias = list[tuple[NNXNode, LinenNode, Evidence]]
 
@@ -51,12 +52,13 @@ def disputes(found: Correspondence, orders: Orders) -> Disputes:
       found: what names, numbers and structure put together.
       orders: the orders of the two models.
     """
-    judge, result = _Judge(orders, own_classes(found.nnx)), Disputes([], [])
+    judge, result = _Judge(found, orders), Disputes([], [])
     outer: set[LinenNode] = set()
-    for stacks in _exchangeable_stacks(found.stacks):
-        decided, undecided = _judged_stacks(stacks, orders)
-        outer.update(pairing.linen for pairing in (*decided, *undecided))
-        result.decided.extend(decided)
+    for stack, is_given in _exchanged_stacks(found.stacks, orders, result):
+        decided, undecided = _judged_layers(stack, orders)
+        new = decided or ([] if is_given else list(stack.layers))
+        outer.update(pairing.linen for pairing in (*new, *undecided))
+        result.decided.extend(new)
         result.undecided.extend(undecided)
     for group in _groups(found):
         # What is inside of a disputed pair is compared when it is decided.
@@ -67,51 +69,88 @@ def disputes(found: Correspondence, orders: Orders) -> Disputes:
             outer.update(pairing.linen for pairing in (*decided, *undecided))
             result.decided.extend(decided)
             result.undecided.extend(undecided)
-    result.undecided.extend(_transposed(found, orders))
+    result.undecided.extend(_used_otherwise(found, orders))
     return result
 
 
-def _transposed(found: Correspondence, orders: Orders) -> Iterator[Pairing]:
-    """Leaves that fit, of which one model uses the transpose."""
+def _used_otherwise(found: Correspondence, orders: Orders) -> Iterator[Pairing]:
+    """Leaves that fit, of which one model uses the transpose, or the layers in reverse."""
     leaves = {node.path: node for node in found.nnx_leaves()}
     for piece in found.pieces:
         if piece.nnx is None or piece.linen_region or piece.nnx_region:
             continue
         node, scope = leaves[piece.nnx], found.linen.at(piece.linen[1])
-        if scope is not None and orders.is_transposed(node, scope):
+        if scope is None:
+            continue
+        ways = {orders.runs_backwards(node), orders.runs_backwards(scope)}
+        if orders.is_transposed(node, scope):
             evidence = Evidence(_TRANSPOSED, is_weak=True, is_disputed=True)
+            yield Pairing(scope, node, PLAIN, "by name", evidence)
+        elif ways == {False, True}:
+            evidence = Evidence(_BACKWARDS, is_weak=True, is_disputed=True)
             yield Pairing(scope, node, PLAIN, "by name", evidence)
 
 
-def _exchangeable_stacks(stacks: Sequence[PairedStack]) -> Iterator[list[PairedStack]]:
+def _judged_layers(stack: PairedStack, orders: Orders) -> Disputes:
+    """What a chain of calls on one side and a scan on the other say of the numbers of layers."""
+    nodes, scopes = zip(*((layer.nnx, layer.linen) for layer in stack.layers), strict=True)
+    is_list = stack.layers[0].context.linen is not None
+    items, stacked = (nodes, scopes[0]) if is_list else (scopes, nodes[0])
+    places, is_backwards = orders.calls(items), orders.runs_backwards(stacked)
+    if places is None or is_backwards is None:
+        return Disputes([], [])
+    numbers = [len(places) - 1 - place if is_backwards else place for place in places]
+    own = [layer.context.linen or layer.context.nnx for layer in stack.layers]
+    if numbers == [each and each.number for each in own]:
+        return Disputes([], [])
+    # A rule says which layer a Linen scope is, and not which one an item of a list is.
+    if is_list:
+        return Disputes([], [_doubted(layer) for layer in stack.layers])
+    evidence = against_names(orders.text)
+    decided = [
+        layer._replace(
+            context=Context(nnx=each._replace(number=number)),
+            how="as proposed",
+            proposal=evidence,
+        )
+        for layer, each, number in zip(stack.layers, own, numbers, strict=True)
+        if each is not None
+    ]
+    return Disputes(decided, [])
+
+
+def _exchanged_stacks(
+    stacks: Sequence[PairedStack], orders: Orders, result: Disputes
+) -> Iterator[tuple[PairedStack, bool]]:
+    """The stacks as a chain of calls pairs them, and whether each is as it was.
+
+    Those that calls contradict without deciding are noted as undecided.
+    """
     by_structure: dict[Hashable, list[PairedStack]] = {}
     for stack in stacks:
         first, total = stack.layers[0], len(stack.layers)
         at = [layer and layer.axis for layer in first.context]
-        key = (*at, total, *_structures_of(first))
-        by_structure.setdefault(key, []).append(stack)
-    return (own for own in by_structure.values() if len(own) > 1)
+        by_structure.setdefault((*at, total, *_structures_of(first)), []).append(stack)
+    for own in by_structure.values():
+        nodes, scopes = [stack.nnx for stack in own], [stack.linen for stack in own]
+        pairs = list(zip(nodes, scopes, strict=True))
+        if not orders.contradicts(pairs):
+            yield from ((stack, True) for stack in own)
+        elif chain := orders.chain(nodes, scopes):
+            by_node, by_scope = (dict(zip(side, own, strict=True)) for side in (nodes, scopes))
+            for node, scope in chain:
+                yield _exchanged(by_node[node], by_scope[scope], orders.text), False
+        else:
+            result.undecided.extend(_doubted(layer) for stack in own for layer in stack.layers)
 
 
-def _judged_stacks(stacks: Sequence[PairedStack], orders: Orders) -> Disputes:
-    """As `_Judge.judged`, of stacks that could be exchanged."""
-    nodes, scopes = [stack.nnx for stack in stacks], [stack.linen for stack in stacks]
-    pairs = list(zip(nodes, scopes, strict=True))
-    if not orders.contradicts(pairs):
-        return Disputes([], [])
-    chain = orders.chain(nodes, scopes)
-    if chain is None:
-        return Disputes([], [_doubted(layer) for stack in stacks for layer in stack.layers])
-    by_node, by_scope = (
-        {id(each): s for each, s in zip(own, stacks, strict=True)} for own in (nodes, scopes)
-    )
-    evidence = against_names(orders.text)
-    decided = [
-        layer._replace(linen=other.linen, how="as proposed", proposal=evidence)
-        for node, scope in chain
-        for layer, other in zip(by_node[id(node)].layers, by_scope[id(scope)].layers, strict=True)
+def _exchanged(ours: PairedStack, theirs: PairedStack, text: str) -> PairedStack:
+    """The NNX side of one stack with the Linen side of another."""
+    layers = [
+        layer._replace(linen=other.linen, how="as proposed", proposal=against_names(text))
+        for layer, other in zip(ours.layers, theirs.layers, strict=True)
     ]
-    return Disputes(decided, [])
+    return PairedStack(theirs.linen, ours.nnx, tuple(layers))
 
 
 class _Class(NamedTuple):
@@ -122,27 +161,52 @@ class _Class(NamedTuple):
 
 
 class _Judge:
-    def __init__(self, orders: Orders, classes: frozenset[str]):
+    def __init__(self, found: Correspondence, orders: Orders):
         self._orders = orders
-        self._classes = classes
+        self._classes = own_classes(found.nnx)
+        pieces = [piece for piece in found.pieces if piece.nnx is not None]
+        self._leaves = [(piece.nnx or (), piece.linen) for piece in pieces]
 
     def judged(self, pairings: Sequence[Pairing], classes: Sequence[_Class]) -> Disputes:
         """What is said against pairs of modules that could be exchanged."""
         pairs = [(pairing.nnx, pairing.linen) for pairing in pairings]
         # Without shapes that differ, the modules are all of one structure.
-        if len(classes) == 1 and not self._orders.contradicts(pairs):
-            return Disputes([], [])
         by_node = {pairing.nnx: pairing for pairing in pairings}
+        if len(classes) == 1 and not self._orders.contradicts(pairs):
+            new = self._by_surroundings(pairs)
+            text = f"{self._orders.text} around them"
+            return Disputes(
+                [_instead(by_node[node], s, against_names(text)) for node, s in new], []
+            )
         decided = [self._only(*each, by_node) for each in classes]
         if None not in decided:
             new = [
-                by_node[node]._replace(linen=scope, how="as proposed", proposal=evidence)
+                _instead(by_node[node], scope, evidence)
                 for each in decided
                 for node, scope, evidence in each or []
+                # An equal name needs no rule.
+                if scope is not by_node[node].linen or by_node[node].how != "by name"
             ]
             return Disputes(new, [])
         # Of shapes that differ the plan tells.
         return Disputes([], [_doubted(each) for each in pairings] if len(classes) == 1 else [])
+
+    def _by_surroundings(self, pairs: Pairs) -> Pairs:
+        """The pairs that lie between the same calls in both models, if it is not these."""
+        if not self._orders.are_traced:
+            return []
+        paths = [node.path for node, _ in pairs]
+        anchors = [
+            (path, address)
+            for path, address in self._leaves
+            if not any(path[: len(own)] == own for own in paths)
+        ]
+        ours = {self._orders.around(node, anchors): node for node, _ in pairs}
+        theirs = {self._orders.around_linen(scope, anchors): scope for _, scope in pairs}
+        if len(ours) < len(pairs) or ours.keys() != theirs.keys():
+            return []
+        new = [(node, theirs[place]) for place, node in ours.items()]
+        return [] if {*new} == {*pairs} else new
 
     def _only(
         self, nodes: list[NNXNode], scopes: list[LinenNode], given: dict[NNXNode, Pairing]
@@ -161,6 +225,10 @@ class _Judge:
             if not is_same_class and not types_agree(node, scope, self._classes):
                 return None
         return [(node, scope, against_names(text)) for node, scope in pairs]
+
+
+def _instead(pairing: Pairing, scope: LinenNode, evidence: Evidence) -> Pairing:
+    return pairing._replace(linen=scope, how="as proposed", proposal=evidence)
 
 
 def _doubted(pairing: Pairing) -> Pairing:

@@ -35,7 +35,7 @@ class Order(NamedTuple):
 
     ranks: dict[Any, int]
     after: dict[Any, int]
-    axes: Axes = Axes({}, {})
+    axes: Axes = Axes({}, set(), {})
 
 
 def of_nnx(model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Order:

@@ -13,6 +13,8 @@ from ._uses import bit_of
 
 Pairs: TypeAlias = list[tuple[NNXNode, LinenNode]]
 
+Surroundings: TypeAlias = tuple[frozenset[int], frozenset[int]]
+
 
 class Orders(NamedTuple):
     """In which order the two models use their leaves.
@@ -118,6 +120,36 @@ class Orders(NamedTuple):
             if len(found) == 1 and (axis := next(iter(found))) is not None:
                 yield axis, library
 
+    def runs_backwards(self, item: NNXNode | LinenNode) -> bool | None:
+        """Whether a scan takes the last layer of stacked leaves first; None if none is seen."""
+        is_nnx = isinstance(item, NNXNode)
+        axes, keys = (
+            (self.nnx.axes, _paths(item)) if is_nnx else (self.linen.axes, _addresses(item))
+        )
+        found = {key in axes.backwards for key in keys if key in axes.layers}
+        return found.pop() if len(found) == 1 else None
+
+    def calls(self, items: Sequence[NNXNode] | Sequence[LinenNode]) -> list[int] | None:
+        """The place of each item in a chain of calls; None if they are no chain."""
+        bits = [
+            _bits(self.nnx, _paths(item))
+            if isinstance(item, NNXNode)
+            else _bits(self.linen, _addresses(item))
+            for item in items
+        ]
+        places = [sum(column) for column in zip(*_matrix(bits), strict=True)]
+        return places if sorted(places) == [*range(len(items))] else None
+
+    def around(self, node: NNXNode, anchors: Sequence[tuple[Path, Address]]) -> Surroundings:
+        """The pairs of leaves whose results an NNX module needs, and those that need its own."""
+        return _around(self.nnx, _paths(node), [path for path, _ in anchors])
+
+    def around_linen(
+        self, scope: LinenNode, anchors: Sequence[tuple[Path, Address]]
+    ) -> Surroundings:
+        """As `around`, of a Linen scope."""
+        return _around(self.linen, _addresses(scope), [address for _, address in anchors])
+
     def is_transposed(self, node: NNXNode, scope: LinenNode) -> bool | None:
         """Whether the models sum over different axes of a leaf; None if no trace tells it."""
         ours = self.nnx.axes.summed.get(node.path)
@@ -125,6 +157,14 @@ class Orders(NamedTuple):
         if ours is None or None in theirs or len(theirs) != 1:
             return None
         return theirs != {ours}
+
+
+def _around(order: Order, own: Sequence[Any], anchors: Sequence[Any]) -> Surroundings:
+    used, needed = _bits(order, own)
+    ranks = [order.ranks.get(anchor) for anchor in anchors]
+    before = [n for n, rank in enumerate(ranks) if rank is not None and needed & bit_of(rank)]
+    after = [n for n, anchor in enumerate(anchors) if order.after.get(anchor, 0) & used]
+    return frozenset(before), frozenset(after)
 
 
 def _paths(node: NNXNode) -> list[Path]:

@@ -13,6 +13,7 @@ from flax import nnx
 from bridge._conversion import linen_leaves
 
 from . import _order
+from ._context import Context
 from ._correspondence import Correspondence, Evidence, Pairing
 from ._disputes import HOW, STACKED, disputes
 from ._evidence import ByEvidence
@@ -20,7 +21,7 @@ from ._match import correspondence
 from ._orders import Orders
 from ._plan import Plan, plan, sides_of
 from ._rule_text import paths_of, python_text, rules_of, toml_text
-from ._trees import LinenNode, linen_nodes, nnx_nodes
+from ._trees import LinenNode, NNXNode, linen_nodes, nnx_nodes
 
 _SHOWN = 120
 
@@ -183,8 +184,14 @@ def suggest(
     # A clear match in one block helps in the others, also in earlier ones.
     evidence = ByEvidence(orders, first.pairings)
     found, decided = correspondence(scopes, nodes, own, evidence), list[Pairing]()
-    while (against := disputes(found, orders)).decided:
-        decided += against.decided
+    known: set[tuple[NNXNode, Context]] = set()
+    while True:
+        against = disputes(found, orders)
+        new = [each for each in against.decided if (each.nnx, each.context) not in known]
+        if not new:
+            break
+        decided += new
+        known |= {(each.nnx, each.context) for each in new}
         found = correspondence(scopes, nodes, own, evidence, decided)
     proposals = _proposals(found, against.undecided, scopes)
     table = {**own, **{k: v for each in proposals for k, v in each.rules.items()}}

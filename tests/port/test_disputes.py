@@ -196,6 +196,27 @@ def test_parameters_of_a_module_follow_the_calls_as_modules_do():
     assert suggested(Linen(), Native()).rules == {"a": "b", "b": "a"}
 
 
+def test_calls_around_two_branches_tell_them_apart():
+    class Linen(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            normed = nn.Dense(4, name="p")(nn.LayerNorm(name="norm")(x))
+            return normed * nn.tanh(nn.Dense(4, name="q")(x))
+
+    class Native(nnx.Module):
+        def __init__(self, first, second):
+            rngs = nnx.Rngs(0)
+            self.p, self.q = nnx.Linear(4, 4, rngs=rngs), nnx.Linear(4, 4, rngs=rngs)
+            self.norm, self.names = nnx.LayerNorm(4, rngs=rngs), (first, second)
+
+        def __call__(self, x):
+            first, second = (getattr(self, name) for name in self.names)
+            return first(self.norm(x)) * nnx.tanh(second(x))
+
+    assert suggested(Linen(), Native("q", "p")).rules == {"p": "q", "q": "p"}
+    assert suggested(Linen(), Native("p", "q")).rules == {}
+
+
 @pytest.mark.parametrize("names", [("layer_0", "layer_1"), ("Dense_0", "Dense_1")])
 def test_a_plan_says_which_equal_names_rest_on_numbers(names):
     variables = random_values(shapes_of(LinenChain((*names, "head")), X))

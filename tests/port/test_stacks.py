@@ -180,3 +180,74 @@ def test_layers_one_by_one_are_the_parts_of_stacked_parameters():
     found = suggested(Linen(), Native())
     assert found.rules == {r"expert_(\d+)/kernel": r"w[\1]"}
     assert [each.is_weak for each in found.proposals] == [True]
+
+
+class Scan(nn.Module):
+    is_reversed: bool
+
+    @nn.compact
+    def __call__(self, x):
+        axes, rngs = {"params": 0}, {"params": True}
+        scan = nn.scan(
+            ScannedBlock,
+            variable_axes=axes,
+            split_rngs=rngs,
+            length=3,
+            reverse=self.is_reversed,
+        )
+        return scan(name="layers")(x, None)[0]
+
+
+class Numbered(nn.Module):
+    is_reversed: bool
+
+    @nn.compact
+    def __call__(self, x):
+        for n in (2, 1, 0) if self.is_reversed else range(3):
+            x = nn.tanh(nn.Dense(4, name=f"layers_{n}")(x))
+        return x
+
+
+class OneList(nnx.Module):
+    def __init__(self, is_reversed):
+        self.layers = nnx.List([Block(nnx.Rngs(0)) for _ in range(3)])
+        self.is_reversed = is_reversed
+
+    def __call__(self, x):
+        for layer in reversed(self.layers) if self.is_reversed else self.layers:
+            x = layer(x)
+        return x
+
+
+class OneStack(nnx.Module):
+    def __init__(self, is_reversed):
+        self.layers = nnx.vmap(Block)(nnx.Rngs(0).split(3))
+        self.is_reversed = is_reversed
+
+    def __call__(self, x):
+        axes = {"in_axes": (nnx.Carry, 0), "out_axes": nnx.Carry, "reverse": self.is_reversed}
+        return nnx.scan(lambda x, block: block(x), **axes)(x, self.layers)
+
+
+@pytest.mark.parametrize("native_is_reversed", [False, True])
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_layers_of_a_stack_are_numbered_as_the_scan_calls_them(is_reversed, native_is_reversed):
+    found = suggested(Numbered(is_reversed), OneStack(native_is_reversed))
+    is_disputed = is_reversed != native_is_reversed
+    assert any(each.is_disputed for each in found.proposals) == is_disputed
+    assert not any(each.is_weak for each in found.proposals)
+
+
+@pytest.mark.parametrize("native", [OneList, OneStack])
+@pytest.mark.parametrize("native_is_reversed", [False, True])
+@pytest.mark.parametrize("is_reversed", [False, True])
+def test_a_scan_in_another_direction_is_in_doubt(native, is_reversed, native_is_reversed):
+    linen, model = Scan(is_reversed), native(native_is_reversed)
+    if is_reversed == native_is_reversed:
+        found = suggested(linen, model)
+        assert not any(each.is_disputed for each in found.proposals)
+        return
+    # No rule turns a stack around.
+    found = port.suggest(random_values(shapes_of(linen, X)), model, X, linen=linen)
+    first = found.proposals[0]
+    assert (first.is_disputed, first.is_weak) == (True, True)
