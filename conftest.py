@@ -36,11 +36,8 @@ import jax  # noqa: E402 the environment comes first
 from hypothesis import HealthCheck, settings  # noqa: E402
 from sybil import Sybil  # noqa: E402
 
-from tests import lowering_contexts  # noqa: E402
 from tests.markdown_examples import MarkdownExampleParser  # noqa: E402
 from tests.stack_chunk import in_one_chunk  # noqa: E402
-
-lowering_contexts.share()
 
 # No deadline and no complaint about slow generation: an example's first run compiles.
 COMPILING = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}

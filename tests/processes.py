@@ -14,8 +14,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests import lowering_contexts
-
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     ["flax.linen", "flax.nnx.bridge", "optax", "orbax.checkpoint", "sklearn.datasets", "bridge"]
@@ -78,7 +76,6 @@ def _call(outputs, cwd, env, function, arguments):
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
-    lowering_contexts.share()
     try:
         function(*arguments)
     finally:

@@ -108,8 +108,8 @@ def add_layout(parser: argparse.ArgumentParser, *options: str) -> None:
         parser.add_argument(
             option,
             choices=("linen", "nnx"),
-            help="whose paths the checkpoint has, where its keys mislead: linen takes a tree without"
-            " collections for parameters (default: found out)",
+            help="whose paths the checkpoint has, where its keys mislead: linen takes a tree"
+            " without collections for parameters (default: found out)",
         )
 
 

@@ -63,7 +63,7 @@ def _evaluates_partially() -> bool:
 
 def _evaluated(
     function: Callable[..., Any], *inputs: jax.ShapeDtypeStruct
-) -> tuple[list[partial_eval.PartialVal], jax.tree_util.PyTreeDef]:
+) -> tuple[list[Any], Any]:
     """The leaves of the output as partial values, and their tree."""
     trees: list[Any] = []
 

@@ -183,8 +183,8 @@ def _variables(source: Source, rngs: bool, check: Verification) -> Any:
         raise CheckpointError(
             "there are no collections in the NNX state at",
             source.path,
-            "Give a target: the model, its state, or Linen variables; abstract ones will do. If these"
-            " are a Linen model's parameters, give layout='linen'.",
+            "Give a target: the model, its state, or Linen variables; abstract ones will do. If"
+            " these are a Linen model's parameters, give layout='linen'.",
         )
     records = [record for record in source.variables.records if rngs or not is_rng(record.path)]
     stored = {names: s for record in records for names, s in record.stored.items()}

@@ -260,18 +260,19 @@ class Recorder:
         keep = functools.partial(
             self._keep, entry, tuple(entry.inputs), tuple(outputs), entry.is_leaf
         )
+
+        def kept(*values: Any) -> np.ndarray:
+            keep(*values)
+            return np.zeros(_NOTHING.shape, _NOTHING.dtype)
+
         if not any(isinstance(value, Tracer) for value in values):
             keep(*values)
         elif self.is_eager:
             # Linen's `nn.scan` first traces its body to find what is constant. Since Flax 0.12.9 it
             # refuses a body with an effect, such as that of `jax.debug.callback`. There a pure
             # callback is dead code, and an eager run executes it, if it has an output.
-            jax.pure_callback(
-                keep,
-                _NOTHING,
-                *jax.lax.stop_gradient(values),
-                vmap_method="sequential",
-            )
+            values = jax.lax.stop_gradient(values)
+            jax.pure_callback(kept, _NOTHING, *values, vmap_method="sequential")
         else:
             # XLA would remove a pure callback whose output nobody uses.
             jax.debug.callback(keep, *values)
@@ -279,7 +280,7 @@ class Recorder:
     def _keep(
         self, entry: _Open, inputs: tuple[str, ...], outputs: tuple[str, ...], is_leaf: bool,
         *values: Any,
-    ) -> np.ndarray:  # fmt: skip
+    ) -> None:  # fmt: skip
         path, method = entry.key
         count = len(inputs)
         self._calls.append(
@@ -296,7 +297,6 @@ class Recorder:
                 entry.drops,
             )
         )
-        return np.zeros(_NOTHING.shape, _NOTHING.dtype)
 
 
 _NOTHING = jax.ShapeDtypeStruct((), np.bool_)

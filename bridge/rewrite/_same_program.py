@@ -178,6 +178,11 @@ def traced(function: _Program, leaves: Sequence[Any], arrays: Sequence[Any]) -> 
         raise UnknownProgramError(str(error)) from error
 
 
+def _opened(program: Any) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr and its constants; JAX 0.12 has one class for both, older ones have two."""
+    return getattr(program, "jaxpr", program), getattr(program, "consts", ())
+
+
 class Numbering:
     """Numbers for values: the same number is the same value."""
 
@@ -223,9 +228,9 @@ class Numbering:
         return self._numbers.setdefault(key, len(self._numbers))
 
     def _run(self, closed: Any, inputs: Sequence[int]) -> list[int]:
-        jaxpr = closed.jaxpr
+        jaxpr, consts = _opened(closed)
         known = dict(zip(jaxpr.invars, inputs, strict=True))
-        constants = [self._array(each, "constant") for each in closed.consts]
+        constants = [self._array(each, "constant") for each in consts]
         known |= dict(zip(jaxpr.constvars, constants, strict=True))
         for equation in jaxpr.eqns:
             given = [self._read(each, known) for each in equation.invars]
@@ -243,11 +248,10 @@ class Numbering:
         outs: list[Any] = [var.aval for var in equation.outvars]
         if name in _CALLS or name in _CUSTOM:
             inner = params.get("call_jaxpr", params.get("jaxpr"))
-            inner = inner if isinstance(inner, core.ClosedJaxpr) else core.ClosedJaxpr(inner, ())
             found = self._run(inner, given)
             if name in _CALLS:
                 return found
-            place = str(getattr(inner.jaxpr.debug_info, "func_src_info", ""))
+            place = str(getattr(_opened(inner)[0].debug_info, "func_src_info", ""))
             if not is_known_rule(place):
                 raise UnknownProgramError(f"a rule for gradients: {place}")
             # Its gradient is the function's own, and may be of inputs that the result ignores.
@@ -278,12 +282,11 @@ class Numbering:
         return found
 
     def _param(self, value: Any) -> Any:
-        if isinstance(value, core.Jaxpr):
-            value = core.ClosedJaxpr(value, ())
-        if isinstance(value, core.ClosedJaxpr):
+        if isinstance(_opened(value)[0], core.Jaxpr):
+            kinds: list[Any] = [var.aval for var in _opened(value)[0].invars]
             inputs = [
-                self._number(("argument", index, var.aval.shape, str(var.aval.dtype)))
-                for index, var in enumerate(value.jaxpr.invars)
+                self._number(("argument", index, kind.shape, str(kind.dtype)))
+                for index, kind in enumerate(kinds)
             ]
             return ("function", *self._run(value, inputs))
         if isinstance(value, list | tuple):

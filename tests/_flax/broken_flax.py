@@ -20,8 +20,6 @@ import optax  # noqa: F401
 import orbax.checkpoint  # noqa: F401
 import treescope  # noqa: F401
 
-from tests import lowering_contexts
-
 README = pathlib.Path(__file__).parents[2] / "README.md"
 
 
@@ -88,7 +86,6 @@ def run(pattern, replacement):
 
 
 def main():
-    lowering_contexts.share()
     for name, pattern, replacement in json.load(sys.stdin):
         sys.stdout.flush()
         child = os.fork()

@@ -24,8 +24,9 @@ formats:
   msgpack  a file that flax.serialization wrote
   safetensors, npz  a file of arrays by name; the keys of a path are joined by / or by dots
 
-A file of parameters alone, such as to_bytes(state.params), is read as Linen's; --layout nnx reads it
-as an NNX state. "latest" in the place of a step is the newest one of a CheckpointManager or of flax.training.checkpoints.
+A file of parameters alone, such as to_bytes(state.params), is read as Linen's; --layout nnx
+reads it as an NNX state. "latest" in the place of a step is the newest one of a CheckpointManager
+or of flax.training.checkpoints.
 """
 
 _EPILOG = """\
