@@ -31,7 +31,7 @@ def adopt(module: nnx.Module, made: nnx.Module) -> None:
     pairs = [
         (node, copies[path])
         for path, node in nnx.iter_graph(module, graph=True)
-        if type(copies.get(path)) is type(node)
+        if path in copies and type(copies[path]) is type(node)
     ]
     originals = {id(copy): node for node, copy in pairs}
     for node, copy in pairs:
@@ -51,6 +51,9 @@ def adopt(module: nnx.Module, made: nnx.Module) -> None:
 
 def _adopt_variables(node: Any, copy: Any) -> None:
     """Takes over the Linen variables of an initialised copy that the original lacks."""
+    if node.to_nnx__rngs is None and copy.to_nnx__rngs is not None:
+        # The bridge.Module around it has given it keys.
+        node.to_nnx__rngs = copy.to_nnx__rngs
     for count, made_count in zip(node.stream_counts(), copy.stream_counts(), strict=True):
         assign_raw_value(count, raw_value(made_count))
     new = {a: entry.leaf for a, entry in linen_attributes.held_variables(copy).items()}

@@ -11,10 +11,13 @@ import jax
 from flax import linen as nn
 from flax import nnx
 
+from bridge._flax.objects import attributes_of
+from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._module_calls.calls import ModuleInCall, joined_record
 
 from .attributes import (
     Ref,
+    Waiting,
     container_parts,
     drop_name,
     frozen_value,
@@ -51,7 +54,7 @@ def assign(module: Any, name: str, value: Any) -> None:
     is_waiting = isinstance(vars(module).get(name), Unclaimed)
     record = joined_record(module, is_copy=is_waiting)
     if isinstance(value, nn.Module):
-        value = wrapped(value, record)
+        value = _wrapped_here(module, record, value)
     if isinstance(value, nnx.Module | nnx.Variable):
         _assign_part(module, record, name, value, is_assigned=True)
     elif isinstance(value, list | tuple | Mapping) and not isinstance(value, nnx.State):
@@ -72,7 +75,7 @@ def _assign_container(module: Any, record: ModuleInCall | None, name: str, value
         if not _is_part(item):
             return item
         if isinstance(item, nn.Module):
-            item = wrapped(item, record)
+            item = _wrapped_here(module, record, item)
         known = _name_of(module, item)
         if known is None:
             known = f"{name}{suffix}"
@@ -87,9 +90,18 @@ def _is_part(item: Any) -> bool:
     return isinstance(item, nn.Module | nnx.Module | nnx.Variable)
 
 
+def _wrapped_here(module: Any, record: ModuleInCall | None, linen_module: nn.Module) -> ToNNX:
+    """The ToNNX of a Linen module: the one that is here already if it is tied."""
+    for value in attributes_of(module).values():
+        if isinstance(value, ToNNX) and value.to_nnx__module is linen_module:
+            return value
+    return wrapped(linen_module, record)
+
+
 def _stand_for(module: Any, name: str, structure: Any) -> None:
     """Makes an attribute stand for parts, in the place of what it has been set to before."""
-    if name in vars(module) and name not in names_of(module):
+    held = vars(module).get(name)
+    if name in vars(module) and name not in names_of(module) and not isinstance(held, Waiting):
         delattr(module, name)
     set_name(module, name, structure)
 

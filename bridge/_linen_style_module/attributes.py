@@ -6,6 +6,7 @@ else the class calls by that name. Where a read returns something else, `bridge_
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import inspect
 from collections.abc import Callable, Iterator, Mapping
@@ -21,6 +22,7 @@ from bridge._module_calls.calls import SCOPE as SCOPE
 # The attributes in which a module keeps what is neither a field nor a variable nor a submodule.
 MODULE_PREFIX = "bridge__"
 NAMES = "bridge__names"
+_VALUE = "bridge__value_of_"
 PRIORITIES = "bridge__priorities"
 
 
@@ -51,6 +53,10 @@ class Otherwise(enum.Enum):
     CLASS = enum.auto()
 
 
+class Waiting(nnx.Pytree):
+    """A part whose variables are there, and which the module has yet to declare."""
+
+
 def is_reserved_name(name: str) -> bool:
     """Whether an attribute belongs to the bridge or to NNX, and not to the model."""
     return name.startswith(MODULE_PREFIX) or is_note(name) or name == CAPTURES
@@ -72,11 +78,8 @@ def is_free(module: Any, name: str) -> bool:
 
 
 def has_room(module: Any, name: str) -> bool:
-    """Whether a part can live in an attribute: no other one does, and no array."""
-    if is_reserved_name(name):
-        return False
-    held = vars(module).get(name)
-    return not is_part(held) and (held is None or not nnx.has_data(held))
+    """Whether a part can live in an attribute: no other one does."""
+    return not is_reserved_name(name) and not is_part(vars(module).get(name))
 
 
 def put_part(module: Any, name: str, part: Any, *, is_assigned: bool = False) -> None:
@@ -94,7 +97,7 @@ def put_part(module: Any, name: str, part: Any, *, is_assigned: bool = False) ->
         drop_name(module, name)
     elif name not in names_of(module):
         if name in own and not is_part(own[name]):
-            set_name(module, name, own[name])
+            _put_beside(module, name, own[name])
         elif name not in own and (hasattr(type(module), name) or name == "name"):
             set_name(module, name, Otherwise.CLASS)
     if name not in names_of(module):
@@ -107,12 +110,21 @@ def put_part(module: Any, name: str, part: Any, *, is_assigned: bool = False) ->
 
 def put_plain(module: Any, name: str, value: Any) -> None:
     """Sets an attribute to a value that is no part, beside a part that lives there unseen."""
-    if name in names_of(module):
-        if is_part(vars(module).get(name)) and not nnx.has_data(value):
-            set_name(module, name, value)
-            return
-        drop_name(module, name)
+    held = vars(module).get(name)
+    if isinstance(held, Waiting) or (is_part(held) and name in names_of(module)):
+        _put_beside(module, name, value)
+        return
+    drop_name(module, name)
     put(module, name, value)
+
+
+def _put_beside(module: Any, name: str, value: Any) -> None:
+    """Sets an attribute to a value that is no part, for one that lives where the part does not."""
+    if isinstance(value, dataclasses.Field) or nnx.has_data(value):
+        place = f"{_VALUE}{name}"
+        put(module, place, value if isinstance(value, dataclasses.Field) else nnx.data(value))
+        value = Ref(place)
+    set_name(module, name, value)
 
 
 def put(module: Any, name: str, value: Any) -> None:
@@ -137,6 +149,17 @@ def class_attribute(module: Any, name: str) -> Any:
     found: Any = inspect.getattr_static(type(module), name)
     get = getattr(type(found), "__get__", None)
     return found if get is None else get(found, module, type(module))
+
+
+def priorities_of(module: Any) -> dict[str, int]:
+    """What `set_priority` has set, by attribute."""
+    return dict(attributes_of(module).get(PRIORITIES, ()))
+
+
+def set_priority(module: Any, name: str, value: int) -> None:
+    """Says how far an attribute is from giving a shared module its path."""
+    priorities = {**priorities_of(module), name: int(value)}
+    vars(module)[PRIORITIES] = tuple(sorted(priorities.items()))
 
 
 def set_name(module: Any, name: str, structure: Any) -> None:

@@ -24,15 +24,16 @@ from .attributes import (
     IS_SETUP,
     MODULE_PREFIX,
     NAMES,
-    PRIORITIES,
     SCOPE,
     Ref,
     drop_name,
     is_part,
     names_of,
+    priorities_of,
     put_part,
     read_attribute,
     set_name,
+    set_priority,
 )
 from .construction import UNSET, ModuleMeta, placed, with_fields
 from .declaring import Declaring
@@ -113,7 +114,7 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
     @property
     def attr_priorities(self) -> dict[str, int]:
         """What `set_attr_priority` has set, by attribute."""
-        return dict(vars(self).get(PRIORITIES, ()))
+        return priorities_of(self)
 
     @uncounted
     def set_attr_priority(self, name: str, value: int) -> None:
@@ -123,8 +124,7 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
           name: the attribute.
           value: an `AttrPriority`; the smallest one decides.
         """
-        priorities = {**self.attr_priorities, name: int(value)}
-        vars(self)[PRIORITIES] = tuple(sorted(priorities.items()))
+        set_priority(self, name, value)
 
     @uncounted
     def copy(self, *, parent: Any = UNSET, name: str | None = None, **updates: Any) -> Self:

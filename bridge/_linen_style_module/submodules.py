@@ -34,10 +34,12 @@ from .attributes import (
     has_room,
     is_part,
     names_of,
+    priorities_of,
     put,
     put_part,
     refs,
     set_name,
+    set_priority,
 )
 from .given import claim
 from .variables import Unclaimed
@@ -130,7 +132,7 @@ def adopt_submodule(record: ModuleInCall, name: str, submodule: Any) -> None:
         referred = adopt_fields(found)
         own = [path[-1] for path in referred if path[:-1] == record.path]
         if referred:
-            priorities = record.module.attr_priorities
+            priorities = priorities_of(record.module)
             after = max((priorities.get(n, AttrPriority.DEFAULT) for n in own), default=0)
             _set_priority(record.module, name, after + 1)
         return
@@ -147,7 +149,10 @@ def adopt_fields(record: ModuleInCall) -> list[tuple[str, ...]]:
       The paths of those that belong to other modules.
     """
     referred: list[tuple[str, ...]] = []
-    for name, value in list(attributes_of(record.module).items()):
+    own = attributes_of(record.module)
+    in_order = _in_order(record.module) if is_initializing(record.module) else own
+    for name in list(in_order):
+        value = own[name]
         if isinstance(value, LinenHolder):
             adopt_submodule(record, name, value)
         elif is_lazy(value):
@@ -160,14 +165,27 @@ def adopt_fields(record: ModuleInCall) -> list[tuple[str, ...]]:
     return referred
 
 
+def _in_order(module: Any) -> dict[str, None]:
+    """The names of attributes, those that fields hold in the order of the fields.
+
+    Keys are drawn in this order. That of the attributes is another one in a copy.
+    """
+    own, names = attributes_of(module), names_of(module)
+    order: dict[str, None] = {}
+    for field in type(module).__dataclass_fields__:
+        held = (field, *refs(names.get(field)))
+        order |= dict.fromkeys(name for name in held if name in own)
+    return order | dict.fromkeys(own)
+
+
 def refer(module: Any, name: str) -> None:
     """Notes that an attribute refers to a submodule of another module, which owns it."""
     _set_priority(module, name, AttrPriority.LOW)
 
 
 def _set_priority(module: Any, name: str, priority: int) -> None:
-    if name not in module.attr_priorities:
-        type(module).set_attr_priority(module, name, priority)
+    if name not in priorities_of(module):
+        set_priority(module, name, priority)
 
 
 def is_lazy(value: Any) -> bool:

@@ -18,10 +18,19 @@ from bridge._conversion.own_leaves import with_graphdefs
 from bridge._flax.objects import attributes_of
 from bridge._flax.variables import raw_value, variable_from_metadata
 
-from .attributes import AttrPriority, has_room, is_free, is_reserved_name, put, put_part
+from .attributes import (
+    AttrPriority,
+    Waiting,
+    has_room,
+    is_free,
+    is_reserved_name,
+    priorities_of,
+    put,
+    put_part,
+)
 
 
-class Unclaimed(nnx.Pytree):
+class Unclaimed(Waiting):
     """Variables that are at a place where no submodule is yet."""
 
     def items(self) -> Iterator[tuple[str, Any]]:
@@ -198,7 +207,7 @@ def _collect(
                 pieces = _pieces((*path, *below), item) if own else [((*path, *below), item)]
                 found.setdefault(id(item), list(pieces))
         return
-    priorities, default = node.attr_priorities, AttrPriority.DEFAULT
+    priorities, default = priorities_of(node), AttrPriority.DEFAULT
     own = [(n, x) for n, x in vars(node).items() if not is_reserved_name(n)]
     for name, value in sorted(own, key=lambda item: (priorities.get(item[0], default), item[0])):
         if isinstance(value, nnx.Variable):

@@ -399,3 +399,69 @@ def test_an_error_of_a_property_is_its_own():
 
     with pytest.raises(AttributeError, match="'absent'"):
         _ = Model().width
+
+
+def test_a_tied_layer_of_flax_has_one_place():
+    def make(b):
+        class Model(b.Module):
+            encoder: object
+            decoder: object = None
+            layers: tuple = ()
+
+            def __call__(self, x):
+                for layer in (self.encoder, self.decoder, *self.layers):
+                    x = layer(x)
+                return x
+
+        dense = nn.Dense(3)
+        return Model(dense, dense, [dense, nn.Dense(3)])
+
+    variables = make(nn).init(KEY, X)
+    assert shapes(make(bridge).init(0, X)) == shapes(variables)
+    y = make(nn).apply(variables, X)
+    assert np.array_equal(make(bridge).apply(variables, X), y)
+    assert np.array_equal(make(bridge).bind(variables)(X), y)
+
+
+def test_layers_of_flax_in_fields_are_initialised_from_shapes():
+    class Model(bridge.Module):
+        zero: object
+        one: object
+
+        def __call__(self, x):
+            return self.one(self.zero(x))
+
+    def made(x):
+        model = Model(nn.Dense(3), nn.Dense(3), rngs=nnx.Rngs(0))
+        return bridge.lazy_init(model, x).variables.unfreeze()
+
+    expected = made(X)
+    found = made(jax.ShapeDtypeStruct(X.shape, X.dtype))
+    assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
+
+
+@pytest.mark.parametrize("b", [nn, bridge], ids=["Linen", "bridge"])
+def test_an_array_and_a_list_may_have_the_name_of_a_submodule(b):
+    class Model(b.Module):
+        table: object
+
+        def setup(self):
+            self.gain = jnp.full((1, 3), 2.0)
+            self.parts = [SCALES[b]()]
+
+        @b.compact
+        def __call__(self, x):
+            x = self.parts[0](x) * self.gain * self.table
+            for name in ("gain", "table", "parts"):
+                x = SCALES[b](name=name)(x)
+            return x
+
+    names = ("gain", "table", "parts", "parts_0")
+    variables = {"params": {name: {"s": jnp.full((1, 3), i + 1.0)} for i, name in enumerate(names)}}
+    model = Model(jnp.full((1, 3), 3.0))
+    assert shapes(model.init(KEY, X)) == shapes(variables)
+    assert np.array_equal(model.apply(variables, X), X * 2 * 3 * 24 * 2**4)
+    if b is bridge:
+        kept = nnx.clone(model.bind(variables))
+        assert np.array_equal(kept(X), X * 2 * 3 * 24 * 2**4)
+        assert np.array_equal(nnx.clone(kept)(X), kept(X))
