@@ -22,6 +22,7 @@ from bridge._errors import InvalidMethodError, MissingRngError
 from bridge._flax.flattening import flatten
 from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import attributes_dict
+from bridge._flax.passed_values import PassedValues
 from bridge._flax.tabulate import mark_tabulated
 from bridge._flax.variables import leaf_value
 from bridge._graphdefs.leaves import GraphDefLeaf
@@ -84,6 +85,7 @@ class BoundModule:
         self._definition = definition
         self._read: set[Address] = set()
         self._drawn: set[Address] = set()
+        self._passed = PassedValues()
         held = list(zip(self._variables, slots, strict=True)) if streams else []
         self._lent = lend(self._objects, held, streams, seed)
         self.changes: Changes | None = None
@@ -134,7 +136,7 @@ class BoundModule:
         reads.stop()
         self._read = reads.read | {a for a, (_, is_linen) in self._attached.items() if is_linen}
         attributes.lift_imposed()
-        self._drawn = {lent.address for lent in self._lent if lent.take_back()}
+        self._drawn = {lent.address for lent in self._lent if lent.take_back(self._passed)}
         is_kept = self._is_kept(attributes)
         changes = Changes(
             self._found,
@@ -157,6 +159,13 @@ class BoundModule:
         updates = self.changes.updates if self.changes else {}
         return {a: item for a, item in updates.items() if a not in self._seeded}
 
+    def is_handed_on(self, address: Address) -> bool:
+        """Whether an update has the value from before the call, as from an `nnx.jit` in it."""
+        updates = self.changes.updates if self.changes else {}
+        return address in self._before and self._passed.are_same(
+            leaf_value(updates[address]), self._before[address]
+        )
+
     def removed(self) -> frozenset[Address]:
         """The leaves that are gone, by address."""
         return self.changes.removed if self.changes else frozenset()
@@ -176,7 +185,9 @@ class BoundModule:
 
     def drawn(self) -> set[Address]:
         """The seeded leaves of the streams that the call drew from."""
-        return self._drawn | self._seeded & (self.changes.updates.keys() if self.changes else set())
+        updates = self.changes.updates if self.changes else {}
+        seeded = self._seeded & updates.keys()
+        return self._drawn | {address for address in seeded if not self.is_handed_on(address)}
 
     def refused(self) -> list[Address]:
         """The leaves that have no place in the module."""
@@ -198,7 +209,7 @@ class BoundModule:
         drawn = {
             item.get_metadata("tag", "/".join(map(str, address[1])))
             for address, item in changes.updates.items()
-            if address in self._unseeded
+            if address in self._unseeded and not self.is_handed_on(address)
         }
         if drawn:
             raise MissingRngError(

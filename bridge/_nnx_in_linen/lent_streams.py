@@ -9,6 +9,7 @@ import jax
 from flax import nnx
 
 from bridge._conversion.neutral import Address
+from bridge._flax.passed_values import PassedValues
 from bridge._graphdefs.leaves import GraphDefLeaf
 
 # The streams that replace missing ones: natively, and in a ToNNX.
@@ -32,11 +33,11 @@ class LentStream(NamedTuple):
     address: Address
     count: Any
 
-    def take_back(self) -> bool:
+    def take_back(self, passed: PassedValues) -> bool:
         """Removes the stream; returns whether the call drew from it."""
         if vars(self.owner).get(self.name) is self.stream:
             delattr(self.owner, self.name)
-        return self.stream.count.get_raw_value() is not self.count
+        return not passed.are_same(self.stream.count.get_raw_value(), self.count)
 
 
 def lend(

@@ -65,7 +65,14 @@ class NNXCall:
           LostUpdateError: something cannot be written, and `strict` is True.
         """
         scope, found = self._scope, self._found
-        updates = self._bound.updates()
+        is_mutable = functools.cache(scope.linen.is_mutable_collection)
+        given = {(ARRAYS, path) for path, _ in found.graphdef.given}
+        updates: dict[Address, Any] = {}
+        for address, item in self._bound.updates().items():
+            # An argument stays one, and a value that is still the same is not lost.
+            may_stay = address in given or not is_mutable(address[0])
+            if not (may_stay and self._bound.is_handed_on(address)):
+                updates[address] = item
         kept = {a: scope.leaf(item) for a, item in updates.items() if scope.may_update(a, item)}
         graphdef = self._new_definition(updates, kept)
         if graphdef is not None:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+from bridge._flax.passed_values import PassedValues
 from bridge._graphdefs import static_graphdef
 from bridge._nnx_in_linen.lent_streams import lend
 from tests.models import assert_identical
@@ -51,7 +52,7 @@ def test_taking_it_back_leaves_the_streams_as_they_were_and_says_whether_it_was_
     expected = nnx.state(Model(rngs=nnx.Rngs(0)))
     for _ in range(draws):
         model.rngs.dropout()
-    assert stream.take_back() is bool(draws)
+    assert stream.take_back(PassedValues()) is bool(draws)
     assert_identical(nnx.state(model), expected)
 
 

@@ -1,0 +1,280 @@
+"""Whether an array is the one from before, though programs have handed it on.
+
+`nnx.jit`, `nnx.remat`, `nnx.cached_partial` and `nnx.scan` return the whole state of a module, so
+what nobody has changed comes back in new arrays, and as new tracers while a program is traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from .promises import holds
+
+# Which input is handed on, and its axes in their new order: `jax.vmap` moves them.
+_Source: TypeAlias = "tuple[int, _Axes] | None"
+_Axes: TypeAlias = "tuple[int, ...]"
+
+
+class PassedValues:
+    """Compares arrays after a call with those before it; it looks at each program once."""
+
+    def __init__(self) -> None:
+        # By id; the programs are kept alive with what is known of them.
+        self._passed: dict[int, tuple[Any, list[_Source]]] = {}
+
+    def are_same(self, after: Any, before: Any) -> bool:
+        """Whether two pytrees hold the same values, whatever has handed them on.
+
+        Gradients do not count: `stop_gradient` hands a value on.
+        """
+        if after is before:
+            return True
+        leaves, tree = jax.tree.flatten(after)
+        leaves_before, tree_before = jax.tree.flatten(before)
+        return tree == tree_before and all(map(self._is_same, leaves, leaves_before))
+
+    def _is_same(self, after: Any, before: Any, axes: _Axes | None = None) -> bool:
+        """Whether one array is the other one, with its axes in this order."""
+        if after is before and axes is None:
+            return True
+        if not isinstance(after, jax.Array) or not isinstance(before, jax.Array):
+            return False
+        wanted = tuple(range(before.ndim)) if axes is None else axes
+        after, order = self._origin(after)
+        before, order_before = self._origin(before)
+        wanted = _reordered(order_before, wanted)
+        if not isinstance(after, Tracer) and not isinstance(before, Tracer):
+            return _is_equal(after, order, before, wanted)
+        if order != wanted:
+            return False
+        if after is before:
+            return True
+        if type(after) is not type(before) or not _HAS_PARENTS:
+            return False
+        if hasattr(after, "batch_dim"):
+            return self._is_same_batch(after, before)
+        # Several tracers may stand for one variable of a program.
+        own = getattr(after, "val", None)
+        return own is not None and own is getattr(before, "val", None)
+
+    def _is_same_batch(self, after: Any, before: Any) -> bool:
+        mine, theirs = after.batch_dim, before.batch_dim
+        if not isinstance(mine, int) or not isinstance(theirs, int):
+            return mine == theirs and self._is_same(after.val, before.val)
+        axes = list(range(before.val.ndim))
+        axes.insert(mine, axes.pop(theirs))
+        return self._is_same(after.val, before.val, tuple(axes))
+
+    def _origin(self, value: Any) -> tuple[Any, _Axes]:
+        """The value that was handed on until it became this one, and the order of its axes."""
+        axes: _Axes = tuple(range(value.ndim))
+        while isinstance(value, Tracer) and _HAS_PARENTS:
+            found: Any = value
+            if hasattr(found, "primal"):
+                value = found.primal
+                continue
+            made = _made_by(found)
+            if made is None:
+                # A constant of the program stands for itself.
+                return found.full_lower(), axes
+            equation, place = made
+            source = self._source(equation, place)
+            if source is None:
+                break
+            value = equation.invars[source[0]]
+            axes = _reordered(source[1], axes)
+        return value, axes
+
+    def _source(self, equation: Any, place: int) -> _Source:
+        """Which input an equation hands on as its output in this place, None if it makes it."""
+        name, params = equation.primitive.name, equation.params
+        if name in _CALLS:
+            return self._of_program(params[_CALLS[name]])[place]
+        if name in _HANDING_ON:
+            return place, tuple(range(equation.outvars[place].aval.ndim))
+        if name == "transpose":
+            return place, params["permutation"]
+        rule = _RULES.get(name)
+        return rule(self._of_program, equation, place) if rule else None
+
+    def _of_program(self, program: Any) -> list[_Source]:
+        """For each output of a program the input that it is, None if it is none."""
+        program = getattr(program, "jaxpr", program)
+        if id(program) in self._passed:
+            return self._passed[id(program)][1]
+        # By id, as literals have no hash. What an equation does not hand on stays out.
+        sources: dict[int, _Source] = {
+            id(var): (i, tuple(range(getattr(var.aval, "ndim", 0))))
+            for i, var in enumerate(program.invars)
+        }
+        for equation in program.eqns:
+            for place, var in enumerate(equation.outvars):
+                source = self._source(equation, place)
+                given = source and sources.get(id(equation.invars[source[0]]))
+                if source and given:
+                    sources[id(var)] = given[0], _reordered(given[1], source[1])
+        found = [sources.get(id(var)) for var in program.outvars]
+        self._passed[id(program)] = program, found
+        return found
+
+
+class _Equation(NamedTuple):
+    """An equation of a program that is being traced, as those of a finished one are."""
+
+    primitive: Any
+    params: Mapping[str, Any]
+    invars: Sequence[Any]
+    outvars: Sequence[Any]
+
+
+class _Unused(NamedTuple):
+    """An output that nobody holds any more."""
+
+    aval: Any
+
+
+def _made_by(tracer: Any) -> tuple[Any, int] | None:
+    """The equation that a tracer comes from and its place there, None if it comes from none."""
+    parent: Any = getattr(tracer, "parent", None)
+    recipe: Any = getattr(tracer, "recipe", None)
+    if parent is not None:
+        equation = _Equation(parent.primitive, parent.params, parent.in_tracers, parent.outvars)
+        own = tracer.val
+    elif hasattr(recipe, "out_tracer_refs"):
+        # Of a program of which a part is computed, as `nn.scan` looks for what is constant in it.
+        pairs = zip(recipe.out_tracer_refs, recipe.out_avals, strict=True)
+        outvars = [_Unused(aval) if ref() is None else ref() for ref, aval in pairs]
+        equation = _Equation(recipe.primitive, recipe.params, recipe.in_tracers, outvars)
+        own = tracer
+    else:
+        return None
+    return equation, next(i for i, var in enumerate(equation.outvars) if var is own)
+
+
+def _reordered(axes: _Axes, order: _Axes) -> _Axes:
+    """The axes of an array whose axes are put into another order once more."""
+    return tuple(axes[i] for i in order)
+
+
+def _of_scan(of_program: Callable[[Any], list[_Source]], equation: Any, place: int) -> _Source:
+    program = equation.params["jaxpr"]
+    source = of_program(program)[place]
+    if source is None:
+        return None
+    number, axes = source
+    inner = getattr(program, "jaxpr", program)
+    stacked = sum(map(_is_stacked, equation.invars, inner.invars))
+    carried = len(inner.outvars) - sum(map(_is_stacked, equation.outvars, inner.outvars))
+    constants = len(inner.invars) - stacked - carried
+    if place < carried:
+        return source if number == constants + place and _is_in_order(axes) else None
+    # A slice that is stacked again where it was.
+    return (number, (0, *(axis + 1 for axis in axes))) if number >= constants + carried else None
+
+
+def _is_stacked(outer: Any, inner: Any) -> bool:
+    return outer.aval.ndim != inner.aval.ndim
+
+
+def _is_in_order(axes: _Axes) -> bool:
+    return axes == tuple(range(len(axes)))
+
+
+def _of_while(of_program: Callable[[Any], list[_Source]], equation: Any, place: int) -> _Source:
+    params = equation.params
+    source = of_program(params["body_jaxpr"])[place]
+    if source is None or source[0] != params["body_nconsts"] + place:
+        return None
+    return (source[0] + params["cond_nconsts"], source[1]) if _is_in_order(source[1]) else None
+
+
+def _of_cond(of_program: Callable[[Any], list[_Source]], equation: Any, place: int) -> _Source:
+    source, *others = {of_program(branch)[place] for branch in equation.params["branches"]}
+    # The first input says which branch is taken.
+    return None if others or source is None else (source[0] + 1, source[1])
+
+
+def _of_shards(of_program: Callable[[Any], list[_Source]], equation: Any, place: int) -> _Source:
+    params = equation.params
+    source = of_program(params["jaxpr"])[place]
+    if source is None or not _is_in_order(source[1]):
+        return None
+    return source if params["in_specs"][source[0]] == params["out_specs"][place] else None
+
+
+# Where programs that run once are, by the name of the primitive.
+_CALLS: Mapping[str, str] = {
+    "jit": "jaxpr",
+    "pjit": "jaxpr",
+    "remat2": "jaxpr",
+    "checkpoint": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+}
+_HANDING_ON = frozenset(
+    {"sharding_constraint", "copy", "copy_p", "optimization_barrier", "device_put", "reshard"}
+)
+_RULES: Mapping[str, Callable[..., Any]] = {
+    "scan": _of_scan,
+    "while": _of_while,
+    "cond": _of_cond,
+    "shard_map": _of_shards,
+}
+
+
+# Bytes on the host take less time than a program, and more if they have to be fetched.
+_SMALL = 1 << 14
+
+
+def _is_equal(after: Any, order: _Axes, before: Any, wanted: _Axes) -> bool:
+    """Whether two arrays hold the same with their axes in these orders, to the sign of a zero."""
+    if isinstance(after, jax.Ref) or isinstance(before, jax.Ref) or before.is_deleted():
+        return False
+    # Outside of any program that is being traced.
+    with jax.ensure_compile_time_eval():
+        after = after if _is_in_order(order) else after.transpose(order)
+        before = before if _is_in_order(wanted) else before.transpose(wanted)
+        if (after.shape, after.dtype) != (before.shape, before.dtype):
+            return False
+        if jnp.issubdtype(after.dtype, jax.dtypes.prng_key):
+            after, before = jax.random.key_data(after), jax.random.key_data(before)
+        if after.is_fully_addressable and before.is_fully_addressable and after.nbytes < _SMALL:
+            return np.asarray(after).tobytes() == np.asarray(before).tobytes()
+        before = jax.device_put(before, after.sharding)
+        is_inexact = jnp.issubdtype(after.dtype, jnp.inexact)
+        is_same = jnp.array_equal(after, before, equal_nan=bool(is_inexact))
+        if jnp.issubdtype(after.dtype, jnp.floating):
+            is_same &= jnp.array_equal(jnp.signbit(after), jnp.signbit(before))
+        return bool(is_same)
+
+
+def _have_parents() -> bool:
+    """A tracer knows the equation that it comes from, and that its inputs and its program."""
+    found: list[bool] = []
+
+    def trace(x: Any) -> Any:
+        made = jax.checkpoint(lambda y: (y, y + 1))(x)
+        passed = PassedValues()
+        found.extend((passed._origin(made[0])[0] is x, passed._origin(made[1])[0] is made[1]))
+        return x
+
+    jax.make_jaxpr(trace)(1.0)
+    return all(found)
+
+
+# Until it is known: the check itself uses it.
+_HAS_PARENTS = True
+_HAS_PARENTS = holds(
+    "the equations of JAX's tracers",
+    _have_parents,
+    "comparing tracers by identity",
+    loses="a call of nnx.jit or nnx.remat in a traced call counts as an update",
+)
