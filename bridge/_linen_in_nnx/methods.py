@@ -18,6 +18,9 @@ from .parts import has_modules, is_own_attribute, names_at
 from .submodule import found_at
 from .submodule_call import At, run_at
 
+# Linen keeps where a module is in them; a ToNNX is somewhere else.
+UNBOUND_FIELDS = ("parent", "name")
+
 
 class Answer:
     """An attribute of the Linen module; a class of its own, since None is a value too."""
@@ -28,7 +31,7 @@ class Answer:
 
 def linen_attribute(wrapper: Any, module: nn.Module, name: str) -> Answer | None:
     """A field, a method, another class attribute, or what was made in `setup`."""
-    if name in field_names(module) and name not in ("parent", "name"):
+    if name in field_names(module) and name not in UNBOUND_FIELDS:
         value = getattr(module, name)
         if not has_modules(value):
             return Answer(value)

@@ -122,10 +122,15 @@ def _names(module: nn.Module | None) -> PartNames:
     if module is None:
         return PartNames(None, frozenset())
     inside = {name for name, child in children(module).items() if isinstance(child, nn.Module)}
-    own = {name for name in dir(type(module)) if is_own_attribute(type(module), name)}
+    own = own_attributes(type(module))
     made = {name for name in vars(module) if not name.startswith("_")}
     found = (inside | own | made) - {"parent", "name", "scope"}
     return PartNames(frozenset(found), frozenset(inside))
+
+
+def own_attributes(module_type: type[nn.Module]) -> set[str]:
+    """The class attributes of the model."""
+    return {name for name in dir(module_type) if is_own_attribute(module_type, name)}
 
 
 def is_own_attribute(module_type: type[nn.Module], name: str) -> bool:

@@ -30,7 +30,8 @@ from bridge._sharding import eager
 from . import mutable_filter
 from .bound import bound_state
 from .linen_call import LinenCall
-from .methods import check_module, field_names, linen_attribute
+from .methods import UNBOUND_FIELDS, check_module, field_names, linen_attribute
+from .parts import names_at, own_attributes
 from .submodule import LinenSubmodule, assign_parts, has_submodules
 
 
@@ -263,6 +264,13 @@ class ToNNX(LinenHolder):
             )
         )
 
+    def __dir__(self) -> list[str]:
+        fields = {name for name in field_names(self.to_nnx__module) if name not in UNBOUND_FIELDS}
+        known = names_at(self, ()).found or own_attributes(type(self.to_nnx__module))
+        # Python's own methods are those of the wrapper.
+        public = {name for name in known if not name.startswith("__")}
+        return sorted({*super().__dir__(), *fields, *public})
+
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, LinenSubmodule):
             # It may belong to another model: share the Variables, but not the dict.
@@ -280,7 +288,7 @@ class ToNNX(LinenHolder):
         # Linen variables may have the name of a mode; they are no answer to train() and eval().
         is_mode = is_linen and not is_tree and name in _train_eval.MODE_FIELDS
         is_linen = is_linen and name not in vars(self)
-        is_linen = is_linen and name not in ("name", "parent")
+        is_linen = is_linen and name not in UNBOUND_FIELDS
         if (is_mode or (is_linen and name in _train_eval.TRAINING)) and (
             modes := _train_eval.with_mode(self.to_nnx__module, self.to_nnx__modes, name, value)
         ):

@@ -894,3 +894,53 @@ def test_a_variable_of_another_type_is_said_to_decide_its_collection(path, wante
     with pytest.raises(bridge.MismatchError, match=text) as raised:
         model(X)
     assert f"type of {wanted}" in str(raised.value)
+
+
+class LinenListed(nn.Module):
+    """Has every kind of attribute."""
+
+    features: int = 4
+    constant = 3
+
+    def setup(self):
+        self.encoder = nn.Dense(self.features)
+        self.blocks = [nn.Dense(4), nn.Dense(4)]
+
+    def __call__(self, x):
+        return self.encode(x)
+
+    def encode(self, x):
+        return self.encoder(self.blocks[1](self.blocks[0](x)))
+
+    @property
+    def double(self):
+        return 2 * self.features
+
+
+@pytest.mark.parametrize("is_initialized", [True, False])
+def test_dir_lists_what_a_wrapper_answers_for(is_initialized):
+    model = bridge.ToNNX(LinenListed(), rngs=KEY)
+    if is_initialized:
+        model.lazy_init(X)
+    listed = dir(model)
+    assert {"features", "constant", "encoder", "blocks", "encode", "double"} <= set(listed)
+    assert not {"parent", "name", "scope"} & set(listed)
+    for name in set(listed) - set(dir(nnx.Module)):
+        assert hasattr(model, name), name
+    native = nnx.Linear(4, 4, rngs=nnx.Rngs(0))
+    assert set(dir(nnx.Module)) <= set(dir(native)) & set(listed)
+
+
+def test_dir_of_a_module_that_is_made_in_a_call_lists_its_class():
+    class Compact(nn.Module):
+        features: int = 3
+
+        @nn.compact
+        def __call__(self, x):
+            return nn.Dense(self.features)(x)
+
+        def decode(self, x):
+            return x
+
+    listed = dir(bridge.ToNNX(Compact(), rngs=KEY).lazy_init(X))
+    assert {"features", "decode", "Dense_0"} <= set(listed)
