@@ -1,8 +1,9 @@
-"""Print the tables of transforms and states as Markdown, or write them into their guide.
+"""Print the tables of transforms and states as Markdown, or write them into their page.
 
 ``python scripts/transform_tables.py`` prints them, ``python scripts/transform_tables.py write``
-puts them into the guide. They are made from ``CELLS`` in ``tests/transforms/linen_states.py`` and
-``nnx_states.py``, so the guide cannot claim a combination that has no test.
+puts them into the page beside the guide on transforms. They are made from ``CELLS`` in
+``tests/transforms/linen_states.py`` and ``nnx_states.py``, so the page cannot claim a combination
+that has no test.
 """
 
 import re
@@ -11,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-GUIDE = ROOT / "migration_guides" / "03_transforms.md"
+PAGE = ROOT / "migration_guides" / "03_transforms_tested.md"
 LAX = ("scan", "map", "cond", "while_loop", "fori_loop")
 # Rows that are not named after a function of their library.
 ROW_NAMES = {"pack": "`flax.core.lift.pack`", "lazy_init": "`bridge.lazy_init`"}
@@ -55,13 +56,13 @@ def markers(name: str) -> tuple[str, str]:
 
 
 def standing(text: str, name: str) -> str:
-    """Return the table that the guide holds."""
+    """Return the table that the page holds."""
     begin, end = markers(name)
     return text.split(begin)[1].split(end)[0].strip("\n")
 
 
 def replaced(text: str, name: str, table: str) -> str:
-    """Return the guide with another table."""
+    """Return the page with another table."""
     begin, end = markers(name)
     before, rest = text.split(begin)
     return f"{before}{begin}\n{table}\n\n{end}{rest.split(end)[1]}"
@@ -95,13 +96,13 @@ def _markdown(lines: list[list[str]]) -> str:
 
 def main(arguments: list[str]) -> None:
     """Print the tables, or write them if there is an argument."""
-    text = GUIDE.read_text()
+    text = PAGE.read_text()
     for name, table in tables().items():
         text = replaced(text, name, table)
         if not arguments:
             print(f"{name}:\n\n{table}\n")
     if arguments:
-        GUIDE.write_text(text)
+        PAGE.write_text(text)
 
 
 if __name__ == "__main__":

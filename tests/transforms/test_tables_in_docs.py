@@ -1,4 +1,4 @@
-"""The tables in the guide are those that the script makes from `CELLS`."""
+"""The tables in the page on transforms are those that the script makes from `CELLS`."""
 
 import re
 import runpy
@@ -10,12 +10,12 @@ from tests.transforms import linen_states, nnx_states
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "transform_tables.py"))
-TEXT = SCRIPT["GUIDE"].read_text()
+TEXT = SCRIPT["PAGE"].read_text()
 CELLS = {"linen": linen_states.CELLS, "nnx": nnx_states.CELLS}
 
 
 @pytest.mark.parametrize("side", CELLS)
-def test_the_table_in_the_guide_is_what_the_script_makes(side):
+def test_the_table_in_the_page_is_what_the_script_makes(side):
     table = SCRIPT["tables"]()[side]
     remedy = "run: python scripts/transform_tables.py write"
     assert SCRIPT["standing"](TEXT, side) == table, remedy
@@ -23,10 +23,17 @@ def test_the_table_in_the_guide_is_what_the_script_makes(side):
 
 
 @pytest.mark.parametrize("side", CELLS)
-def test_the_guide_links_each_cell_to_its_test_and_claims_no_other(side):
+def test_the_page_links_each_cell_to_its_test_and_claims_no_other(side):
     """Read from the document, without the script."""
     begin, end = (TEXT.index(f"<!-- transforms:{side}:{mark} -->") for mark in ("begin", "end"))
     links = re.findall(r'\[✓\]\(\.\./(\S+) "(\S+)"\)', TEXT[begin:end])
     assert TEXT[begin:end].count("✓") == len(links) == len(CELLS[side])
     assert sorted("::".join(link) for link in links) == sorted(CELLS[side].values())
     assert all((ROOT / file).is_file() for file, _ in links)
+
+
+def test_the_guide_on_transforms_leads_to_the_page_and_holds_no_table_of_it():
+    guide = (SCRIPT["PAGE"].parent / "03_transforms.md").read_text()
+    assert f"({SCRIPT['PAGE'].name})" in guide
+    assert "✓" not in guide
+    assert len(guide) < 40_000
