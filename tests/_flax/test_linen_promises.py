@@ -1,5 +1,7 @@
 """What Linen promises the bridge without a public name: one test for each part."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge._flax import filters, linen_modules
-from bridge._flax.call_keys import LazyRng
+from bridge._flax.call_keys import CallKeys, LazyRng
+from bridge._flax.scopes import run_linen
 from bridge._flax.traces import partially_evaluate
 
 KEY = jax.random.key(0)
@@ -220,6 +223,20 @@ def test_an_interceptor_is_told_module_and_method():
 def test_a_lifted_transform_makes_its_class_in_one_module(transform):
     assert linen_modules.base_class(transform(nn.Dense)) is nn.Dense
     assert transform(nn.Dense).__mro__[0] is not nn.Dense
+
+
+@pytest.mark.parametrize(
+    ("transform", "hashes"), [(nn.jit, True), (nn.fold_rngs, True), (nn.remat, False)]
+)
+def test_a_transform_that_draws_from_every_stream_hashes_the_flags_of_the_scope(transform, hashes):
+    draws = CallKeys({"dropout": jax.random.key(0)})
+    module = transform(nn.Dropout)(0.5, deterministic=True)
+    run = functools.partial(
+        run_linen, module, type(module).__call__, {}, draws, (jnp.ones(3),), {}, modes={}, fields={}
+    )
+    _, _, used = run(mutable=False, initializing=False, capture_intermediates=False)
+    assert draws.are_folded is hashes
+    assert used == ({"dropout"} if hashes else set())
 
 
 COLLECTIONS = ("params", "batch_stats", "cache")
