@@ -58,6 +58,9 @@ def _adopt_variables(node: Any, copy: Any) -> None:
         assign_raw_value(count, raw_value(made_count))
     new = {a: entry.leaf for a, entry in linen_attributes.held_variables(copy).items()}
     linen_attributes.store(node, new, linen_attributes.held_variables(node), update=False)
+    linen_attributes.note_collections(node, copy.to_nnx__collections)
+    if copy.to_nnx__graphdefs:
+        node.to_nnx__graphdefs = copy.to_nnx__graphdefs
 
 
 def _adopt_attributes(node: Any, copy: Any, originals: dict[int, Any]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
@@ -66,6 +68,30 @@ def created(
     }
     graphdefs = graphdefs_in(laid_over(variables, updates))
     return Created(with_graphdefs(linen_leaves.to_variables(bare), graphdefs), updates, used)
+
+
+_sown: ContextVar[set[str] | None] = ContextVar("sown", default=None)
+
+
+@contextlib.contextmanager
+def noting_sown() -> Iterator[set[str]]:
+    """Yields the collections that the ToNNX in this block only sow into, further down.
+
+    Such a ToNNX in an NNX module in a Linen module leaves no trace in that one's variables.
+    """
+    found: set[str] = set()
+    token = _sown.set(found)
+    try:
+        yield found
+    finally:
+        _sown.reset(token)
+
+
+def note_sown(collections: set[str]) -> None:
+    """Tells the ToNNX around this one which collections it only sows into."""
+    around = _sown.get()
+    if around is not None:
+        around |= collections
 
 
 def does_without(

@@ -104,6 +104,12 @@ class LinenCall:
 
     def run(self) -> Any:
         """Calls the Linen module, and returns its output."""
+        if not self._initializing:
+            return self._output()
+        with creation.noting_sown() as self._sown_below:
+            return self._output()
+
+    def _output(self) -> Any:
         call = self._call
         variables = self._variables()
         with _train_eval.applied(call.modes), tabulated_as(self._wrapper):
@@ -132,6 +138,8 @@ class LinenCall:
         if self._initializing:
             made = {collection for collection, path in changed if path}
             sown = self._sown(made)
+            made |= self._sown_below
+            creation.note_sown(sown | self._sown_below)
             changed = {a: leaf for a, leaf in changed.items() if a[0] not in sown}
             # Other draws of the forward pass are undone with its other effects.
             is_new = bool(changed.keys() - self._held.keys())

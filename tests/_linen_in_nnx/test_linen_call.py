@@ -252,3 +252,34 @@ def test_a_training_step_with_auxiliary_losses_has_the_gradient_of_linen():
         assert_close(found, expected)
         assert_close(nnx.to_pure_dict(state), gradient)
     assert_identical(model.linen_variables(), variables)
+
+
+class NnxAround(nnx.Module):
+    def __init__(self, *, rngs):
+        self.inner = bridge.ToNNX(LinenAuxiliary(("none",), True, "losses", False), rngs=rngs)
+
+    def __call__(self, x):
+        return self.inner(x)
+
+
+class LinenAround(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return bridge.to_linen(NnxAround)(x)
+
+
+@pytest.mark.parametrize("is_abstract", [False, True])
+@pytest.mark.parametrize("is_deep", [False, True])
+def test_a_collection_that_is_sown_into_is_known_at_any_depth(is_deep, is_abstract):
+    module = LinenAround() if is_deep else LinenAuxiliary(("none",), True, "losses", False)
+    x = jnp.ones((2, 4))
+    model = bridge.ToNNX(module, KEY)
+    model.lazy_init(jax.ShapeDtypeStruct(x.shape, x.dtype) if is_abstract else x)
+    assert model.linen_variables().keys() & {"params", "losses"} == {"params"}
+    model.train()
+    dense = (model.ToLinen_0.inner if is_deep else model).layer0["dense"]
+    expected = (nn.Dense(4).apply({"params": jax.tree.map(jnp.asarray, dense)}, x) ** 2).mean()
+    for _ in range(3):
+        model(x)
+        sown = nnx.to_pure_dict(nnx.pop(model, registry.auto.losses))
+        assert_identical(jax.tree.leaves(sown), [expected])
