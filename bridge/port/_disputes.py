@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
+from bridge._conversion.neutral import Address, Path
+
 from ._context import PLAIN, Context
 from ._correspondence import Correspondence, Evidence, PairedStack, Pairing
 from ._evidence import DIFFERS, against_names
@@ -164,8 +166,12 @@ class _Judge:
     def __init__(self, found: Correspondence, orders: Orders):
         self._orders = orders
         self._classes = own_classes(found.nnx)
-        pieces = [piece for piece in found.pieces if piece.nnx is not None]
-        self._leaves = [(piece.nnx or (), piece.linen) for piece in pieces]
+        # By the scopes around them, so that a model of many blocks is not read for each.
+        self._leaves: dict[Path, list[tuple[Path, Address]]] = {}
+        for piece in found.pieces if orders.are_traced else []:
+            path = piece.linen[1]
+            for n in range(len(path)) if piece.nnx is not None else []:
+                self._leaves.setdefault(path[:n], []).append((piece.nnx or (), piece.linen))
 
     def judged(self, pairings: Sequence[Pairing], classes: Sequence[_Class]) -> Disputes:
         """What is said against pairs of modules that could be exchanged."""
@@ -173,7 +179,8 @@ class _Judge:
         # Without shapes that differ, the modules are all of one structure.
         by_node = {pairing.nnx: pairing for pairing in pairings}
         if len(classes) == 1 and not self._orders.contradicts(pairs):
-            new = self._by_surroundings(pairs)
+            within = pairings[0].within
+            new = self._by_surroundings(pairs, self._leaves.get(within.path, []) if within else [])
             text = f"{self._orders.text} around them"
             return Disputes(
                 [_instead(by_node[node], s, against_names(text)) for node, s in new], []
@@ -191,16 +198,16 @@ class _Judge:
         # Of shapes that differ the plan tells.
         return Disputes([], [_doubted(each) for each in pairings] if len(classes) == 1 else [])
 
-    def _by_surroundings(self, pairs: Pairs) -> Pairs:
-        """The pairs that lie between the same calls in both models, if it is not these."""
-        if not self._orders.are_traced:
-            return []
-        paths = [node.path for node, _ in pairs]
+    def _by_surroundings(self, pairs: Pairs, leaves: Sequence[tuple[Path, Address]]) -> Pairs:
+        """The pairs that lie between the same other leaves in both models, if it is not these."""
+        own = {node.path for node, _ in pairs}
         anchors = [
             (path, address)
-            for path, address in self._leaves
-            if not any(path[: len(own)] == own for own in paths)
+            for path, address in leaves
+            if not any(path[:n] in own for n in range(len(path) + 1))
         ]
+        if not anchors:
+            return []
         ours = {self._orders.around(node, anchors): node for node, _ in pairs}
         theirs = {self._orders.around_linen(scope, anchors): scope for _, scope in pairs}
         if len(ours) < len(pairs) or ours.keys() != theirs.keys():
