@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bridge import _cli, _demo
+from bridge._errors import did_you_mean
 
 _COMMANDS = (_demo.add_command, *_cli.COMMANDS)
 
@@ -46,14 +47,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: with code 2 for wrong usage, with code 0 after `--help`.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="python -m bridge",
         description="Tools for models that mix Flax Linen and Flax NNX.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show versions and exit")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for add_command in _COMMANDS:
         add_command(commands)
     arguments, rest = parser.parse_known_args(argv)
@@ -61,14 +62,32 @@ def main(argv: Sequence[str] | None = None) -> int:
     late = getattr(arguments, "late", None)
     is_one = len(rest) == 1 and not rest[0].startswith("-")
     if is_one and late is not None and getattr(arguments, late) is None:
-        setattr(arguments, late, pathlib.Path(rest.pop()))
+        setattr(arguments, late, pathlib.Path(rest.pop()).expanduser())
     if rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        own = commands.choices[arguments.command]
+        known = [option for action in own._actions for option in action.option_strings]  # noqa: SLF001
+        questions = (did_you_mean(text.partition("=")[0], known) for text in rest)
+        own.error(
+            ". ".join([f"unrecognized arguments: {' '.join(rest)}", *filter(None, questions)])
+        )
     try:
         return arguments.run(arguments)
     except KeyboardInterrupt:
         sys.stderr.write(f"{parser.prog}: interrupted\n")
         return _INTERRUPTED
+
+
+class _Parser(argparse.ArgumentParser):
+    """Names the choice that a misspelled one is nearest to, as Python 3.14's parser does."""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            question = did_you_mean(str(value), map(str, action.choices or ()))
+            raise argparse.ArgumentError(
+                action, ". ".join(filter(None, (error.message, question)))
+            ) from None
 
 
 class _Version(argparse.Action):
@@ -88,5 +107,4 @@ def _version(name: str) -> str:
 
 
 if __name__ == "__main__":
-    _cli.silence_late_reads()
     sys.exit(main())

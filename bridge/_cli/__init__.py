@@ -4,7 +4,6 @@ Only argparse is imported here, so that `--help` is quick and works without rich
 """
 
 from . import convert, diff, inspect, parity, report, rewrite
-from ._late_reads import silence_late_reads as silence_late_reads
 
 COMMANDS = (
     report.add_command,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from registry import BridgeError as BridgeError
+
+# More lines than these hide a sentence below them.
+_FEW = 12
 
 
 def path_text(collection: str, path: Iterable[Any]) -> str:
@@ -35,5 +39,18 @@ def bullets(lines: Iterable[str]) -> str:
     return "".join(f"\n  - {line}" for line in lines)
 
 
+def with_remedy(subject: str, lines: Sequence[str], remedy: str) -> str:
+    """A message about several problems. What to do stands above a long list, else below it."""
+    if remedy and len(lines) > _FEW:
+        return f"{subject}, {len(lines)} problems. {remedy}{bullets(lines)}"
+    return f"{subject}:{bullets(lines)}" + (f"\n{remedy}" if remedy else "")
+
+
 def listed(names: Iterable[str]) -> str:
     return ", ".join(map(repr, names)) or "none"
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A question that names what is spelled nearly the same; empty if nothing is."""
+    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    return f"Did you mean {found[0]}?" if found else ""

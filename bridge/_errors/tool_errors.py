@@ -7,7 +7,7 @@ from typing import Any
 
 from registry import BridgeError as BridgeError
 
-from .texts import bullets, listed, misfits
+from .texts import listed, misfits, with_remedy
 
 
 class CheckpointError(BridgeError, ValueError):
@@ -46,9 +46,9 @@ class CheckpointError(BridgeError, ValueError):
         lines = misfits(self.missing, self.mis_shaped + self.mis_typed)
         lines += [f"{name}: not in the target" for name in self.unexpected]
         lines += [f"{name}: {reason}" for name, reason in self.unreadable + self.unsupported]
-        problems = f":{bullets(lines)}\n" if lines else ". "
         subject = f"{where} {self.path}".rstrip()
-        Exception.__init__(self, f"{subject}{problems}{remedy}".rstrip())
+        text = with_remedy(subject, lines, remedy) if lines else f"{subject}. {remedy}"
+        Exception.__init__(self, text.rstrip())
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
@@ -92,8 +92,7 @@ class PortError(BridgeError, ValueError):
         self.where = where
         self.problems = tuple(problems)
         self.remedy = remedy
-        text = f"{where}; nothing was written:{bullets(self.problems)}"
-        super().__init__(f"{text}\n{remedy}" if remedy else text)
+        super().__init__(with_remedy(f"{where}; nothing was written", self.problems, remedy))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.where, self.problems, self.remedy)

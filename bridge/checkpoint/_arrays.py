@@ -15,6 +15,7 @@ from bridge._errors import CheckpointError
 from bridge._randomness.typed_keys import from_bits, is_key
 
 from ._failures import quiet_orbax, reason
+from ._late_reads import silence_late_reads
 from ._stored import PYTHON_TYPES, Stored, key_of
 
 WantedArrays = Mapping[tuple[Any, ...], Any]
@@ -117,6 +118,7 @@ def _read(directory: Any, tree: Any, wanted: WantedArrays) -> dict[tuple[Any, ..
         item=mapped(lambda s: 0 if s.location in wanted else ocp.PLACEHOLDER),
         restore_args=mapped(lambda s: _restore_args(s, wanted.get(s.location))),
     )
+    silence_late_reads()
     with quiet_orbax():
         restored = ocp.PyTreeCheckpointHandler().restore(directory, args=arguments)
     found = jax.tree_util.tree_flatten_with_path(restored)[0]

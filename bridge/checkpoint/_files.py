@@ -11,7 +11,12 @@ import orbax.checkpoint as ocp
 # Orbax's own dependency, through which it reads and writes; it knows gs:// paths too.
 from etils import epath
 
-from bridge._errors import CheckpointError, CheckpointNotFoundError, mapping_error
+from bridge._errors import (
+    CheckpointError,
+    CheckpointNotFoundError,
+    did_you_mean,
+    mapping_error,
+)
 
 from . import _leftovers, _single_files
 from ._latest import latest_step
@@ -46,12 +51,12 @@ def absolute(path: str | os.PathLike[str]) -> Any:
             path, "a path", "it comes first: save(path, tree), restore(path, target)"
         )
     try:
-        found = epath.Path(path)
+        found = epath.Path(os.path.expanduser(path))
     except KeyError as error:
         raise CheckpointError(
             "there is no library for paths such as", path, f"It begins with {error}."
         ) from None
-    return found if found.is_absolute() else epath.Path(os.path.abspath(os.fspath(path)))
+    return found if found.is_absolute() else epath.Path(os.path.abspath(os.fspath(found)))
 
 
 def is_remote(path: Any) -> bool:
@@ -122,8 +127,10 @@ def _nothing_at(where: Any) -> CheckpointNotFoundError:
     else:
         remedy = f"In {where.parent} there is no {where.name}."
         if where.parent.is_dir():
-            beside = (child.name for child in where.parent.iterdir())
+            beside = [child.name for child in where.parent.iterdir()]
             unfinished = sorted(name for name in beside if name.startswith(where.name + "."))
+            others = [name for name in beside if name not in unfinished and name[0] != "."]
+            remedy = f"{remedy} {did_you_mean(where.name, others)}".rstrip()
         if not is_remote(where):
             for place in _leftovers.places(Path(os.fspath(where))):
                 if (place / _leftovers.OLD).exists():

@@ -15,6 +15,8 @@ _STEP = re.compile(r"(?P<prefix>.*[^\d.])?(?P<number>\d+(\.\d+)?)")
 def latest_step(where: Any) -> Any:
     """The checkpoint that a path ending in `latest` means; any other path as it is.
 
+    A step whose directory is empty was never written, and does not count.
+
     Raises:
       CheckpointNotFoundError: the directory has no steps, or steps under several names.
     """
@@ -23,7 +25,7 @@ def latest_step(where: Any) -> Any:
     steps: dict[str, list[tuple[float, Any]]] = {}
     for child in where.parent.iterdir():
         match = _STEP.fullmatch(child.name)
-        if match:
+        if match and not _is_empty(child):
             steps.setdefault(match["prefix"] or "", []).append((float(match["number"]), child))
     if not steps:
         raise CheckpointNotFoundError("there are no steps in", where.parent, "Give another path.")
@@ -34,3 +36,7 @@ def latest_step(where: Any) -> Any:
         )
     (own,) = steps.values()
     return max(own, key=lambda step: step[0])[1]
+
+
+def _is_empty(step: Any) -> bool:
+    return step.is_dir() and next(iter(step.iterdir()), None) is None

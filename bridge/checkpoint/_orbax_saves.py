@@ -7,6 +7,8 @@ from typing import Any
 
 import orbax.checkpoint as ocp
 
+from ._late_reads import silence_late_reads
+
 _writing = threading.Lock()
 
 
@@ -23,5 +25,6 @@ def write(path: Any, handler: Any, args: Any) -> None:
       handler: an orbax handler.
       args: what the handler saves.
     """
+    silence_late_reads()
     with _writing, ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(path, args=args)

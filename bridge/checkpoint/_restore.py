@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
 import jax
@@ -11,7 +11,7 @@ from flax import nnx
 
 from bridge._conversion import linen_leaves
 from bridge._conversion.neutral import Key, Neutral
-from bridge._errors import CheckpointError
+from bridge._errors import CheckpointError, did_you_mean, listed
 from bridge._linen_in_nnx.to_nnx import ToNNX
 
 from ._arrays import as_like, as_stored
@@ -133,11 +133,13 @@ def restore(
             source = for_target(source, main, rules)
         items = {name: _extra_item(source, name) for name in targets}
         matches = {
-            name: match(source, items[name], own, options, f"{name}: ")
+            name: _absent(source, name)
+            if name not in source.extra and own.leaves and not allow_missing
+            else match(source, items[name], own, options, f"{name}: ")
             for name, own in targets.items()
         }
         wholes = [] if main is None else [match(source, source.variables, main, options)]
-        error = error_of(source, [*wholes, *matches.values()], _remedy(source, target))
+        error = error_of(source, [*wholes, *matches.values()], _remedy(source, target, targets))
         if error is not None:
             raise error
         values = {n: _values(items[n], matches[n], own, check) for n, own in targets.items()}
@@ -153,8 +155,13 @@ def restore(
     return model if extra is None else (model, {name: made for name, (made, _) in filled.items()})
 
 
+def _absent(source: Source, name: str) -> Match:
+    """A tree beside the model that the checkpoint does not have, in one line for all its leaves."""
+    expected = f"a tree beside the model, where the checkpoint has {listed(source.extra)}"
+    return Match({}, [(name, expected)], [], [], [])
+
+
 def _extra_item(source: Source, name: str) -> Item:
-    # A missing part has no leaves, so that the error lists the missing ones.
     return source.extra.get(name, Item((), lambda wanted: {}))
 
 
@@ -183,8 +190,8 @@ def _variables(source: Source, rngs: bool, check: Verification) -> Any:
         raise CheckpointError(
             "there are no collections in the NNX state at",
             source.path,
-            "Give a target: the model, its state, or Linen variables; abstract ones will do. If"
-            " these are a Linen model's parameters, give layout='linen'.",
+            "Give a target: the model, its state, or Linen variables; abstract ones will do. If it"
+            " holds a Linen model's parameters, give layout='linen'.",
         )
     records = [record for record in source.variables.records if rngs or not is_rng(record.path)]
     stored = {names: s for record in records for names, s in record.stored.items()}
@@ -227,11 +234,15 @@ def _assign(assignments: list[Assignment]) -> None:
         raise
 
 
-def _remedy(source: Source, target: Any) -> str:
+def _remedy(source: Source, target: Any, extra: Iterable[str]) -> str:
     """What is most likely to help."""
     nodes = nnx.iter_graph(target, graph=True) if isinstance(target, nnx.Pytree) else ()
     if any(isinstance(node, ToNNX) and not node.linen_variables() for _, node in nodes):
         return "A ToNNX in the model has no variables yet; call bridge.lazy_init first."
     if source.layout == "nnx":
         return "The checkpoint is an NNX state, whose leaves are matched by path."
-    return ""
+    return " ".join(
+        filter(
+            None, (did_you_mean(name, source.extra) for name in extra if name not in source.extra)
+        )
+    )

@@ -8,6 +8,9 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
+
+# Orbax's own dependency, which writes its arrays.
+import tensorstore
 from flax import nnx
 from jax.core import Tracer
 
@@ -138,7 +141,8 @@ def record_of(path: Path, leaf: Leaf, *, in_collection: bool) -> tuple[Record, d
         names = names_of((*path, *below))
         stored[names] = found = describe(value)
         if found.is_read:
-            arrays[names] = _writable(to_bits(value))
+            arrays[names] = array = _writable(to_bits(value))
+            _check_dtype(array)
     form = _json.encode_form(leaf.value)
     if leaf.box is None:
         return Record(path, stored, form), arrays
@@ -146,6 +150,17 @@ def record_of(path: Path, leaf: Leaf, *, in_collection: bool) -> tuple[Record, d
     fields, left_out = _json.encode_fields(leaf.fields, var_type)
     box = f"{leaf.box.__module__}:{leaf.box.__qualname__}"
     return Record(path, stored, form, box, fields, left_out), arrays
+
+
+def _check_dtype(array: Any) -> None:
+    dtype = getattr(array, "dtype", None)
+    try:
+        if dtype is not None:
+            tensorstore.dtype(dtype.name)
+    except (TypeError, ValueError):
+        raise NotCarriedError(
+            f"has the dtype {dtype}, which orbax cannot write; convert it to another one"
+        ) from None
 
 
 def _writable(value: Any) -> Any:

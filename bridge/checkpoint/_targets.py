@@ -64,7 +64,13 @@ def tree_of(tree: Any, *, as_pytree: bool = False) -> TargetTree:
         return _of_pytree(tree)
     if isinstance(tree, Mapping):
         return _of_variables(tree)
-    raise mapping_error(tree, "Linen variables, an NNX module or an nnx.State")
+    remedy = ""
+    if hasattr(tree, "params"):
+        # Such as a TrainState; what else it holds lies beside the model.
+        names = [name for name in ("opt_state", "step") if hasattr(tree, name)]
+        others = ", ".join(f"{name!r}: state.{name}" for name in names)
+        remedy = "give {'params': state.params}" + (f" and extra={{{others}}}" if others else "")
+    raise mapping_error(tree, "Linen variables, an NNX module or an nnx.State", remedy)
 
 
 def _of_variables(variables: Mapping[str, Any]) -> TargetTree:

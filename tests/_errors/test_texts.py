@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from bridge._errors.texts import bullets, listed, misfits, path_text, shown
+from bridge._errors.texts import (
+    bullets,
+    did_you_mean,
+    listed,
+    misfits,
+    path_text,
+    shown,
+    with_remedy,
+)
 
 
 def test_a_path_is_written_as_flax_writes_it():
@@ -42,3 +50,23 @@ def test_lists_are_readable_when_they_are_empty():
     assert listed([]) == "none"
     assert bullets(["a", "b"]) == "\n  - a\n  - b"
     assert bullets([]) == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "question"),
+    [
+        ("optstate", "Did you mean opt_state?"),
+        ("model", ""),
+        ("opt_state", "Did you mean opt_state?"),
+    ],
+)
+def test_a_misspelled_name_is_answered_with_the_nearest_one(name, question):
+    assert did_you_mean(name, ["opt_state", "step"]) == question
+
+
+def test_what_to_do_stands_below_a_short_list_and_above_a_long_one():
+    assert with_remedy("it fails", ["a", "b"], "Do it.") == "it fails:\n  - a\n  - b\nDo it."
+    assert with_remedy("it fails", ["a"], "") == "it fails:\n  - a"
+    assert with_remedy("it fails", ["a"] * 13, "Do it.").splitlines()[0] == (
+        "it fails, 13 problems. Do it."
+    )

@@ -1,17 +1,22 @@
 """A checkpoint that does not fit: every problem in one error, and nothing changed."""
 
 import os
+import pathlib
 import pickle
+import re
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
+from flax.training import train_state
 
 import bridge
-from bridge import checkpoint
+from bridge import ConversionError, checkpoint
 from bridge.checkpoint import CheckpointError, CheckpointNotFoundError
 from tests.checkpoint.migrating_models import linen_variables, mixed_model, to_nnx_model
 from tests.models import snapshot
@@ -107,7 +112,7 @@ def test_a_model_stays_as_it_was_if_only_an_extra_tree_does_not_fit(model_path, 
     with pytest.raises(CheckpointError) as caught:
         checkpoint.restore(tmp_path / "one", model, extra={"ema": [jnp.ones(3)], "other": 1})
     assert caught.value.mis_shaped == (("ema: 0", "float32[3]", "float32[2]"),)
-    assert [where for where, _ in caught.value.missing] == ["other: the value"]
+    assert [where for where, _ in caught.value.missing] == ["other"]
     assert snapshot(model) == before
 
 
@@ -237,3 +242,87 @@ def test_a_named_pipe_is_no_checkpoint_and_is_not_waited_for(tmp_path):
         checkpoint.restore(pipe)
     with pytest.raises(CheckpointError, match="neither a directory nor a file"):
         checkpoint.save(pipe, {"params": {"w": jnp.ones(2)}}, overwrite=True)
+
+
+DTYPES = sorted(
+    name
+    for name, value in vars(ml_dtypes).items()
+    if isinstance(value, type) and name[-1].isalnum()
+)
+
+
+@pytest.mark.parametrize("name", [name for name in DTYPES if name not in ("finfo", "iinfo")])
+def test_a_dtype_is_saved_or_its_leaf_is_named(tmp_path, name):
+    array = np.ones(3, getattr(ml_dtypes, name))
+    tree = {"params": {"layer": {"w": array, "b": jnp.ones(2)}}}
+
+    try:
+        checkpoint.save(tmp_path / "model", tree)
+    except CheckpointError as error:
+        [(leaf, reason)] = error.unsupported
+        assert leaf == "params/layer/w"
+        assert name in reason
+        assert not list(tmp_path.iterdir())
+    else:
+        assert exact(checkpoint.restore(tmp_path / "model")["params"]["layer"]["w"]) == exact(array)
+
+
+def test_a_train_state_is_refused_with_what_to_give_instead(tmp_path, path):
+    variables = {"w": jnp.ones(2)}
+    state = train_state.TrainState.create(apply_fn=None, params=variables, tx=optax.sgd(0.1))
+    remedy = r"give {'params': state.params} and extra={'opt_state': state.opt_state, 'step': "
+
+    with pytest.raises(ConversionError, match=re.escape(remedy)):
+        checkpoint.save(tmp_path / "model", state)
+    with pytest.raises(ConversionError, match=re.escape(remedy)):
+        checkpoint.restore(path, state)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_tree_beside_the_model_of_another_name_is_named_in_one_line(tmp_path):
+    tree, state = {"params": {"w": jnp.ones(2)}}, {f"m{i}": jnp.ones(1) for i in range(20)}
+    checkpoint.save(tmp_path / "model", tree, extra={"opt_state": state, "step": 3})
+
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.restore(tmp_path / "model", tree, extra={"optstate": state, "step": 0})
+
+    [(name, expected)] = caught.value.missing
+    assert name == "optstate"
+    assert "'opt_state', 'step'" in expected
+    assert "Did you mean opt_state?" in str(caught.value)
+
+
+def test_what_to_do_stands_above_a_long_list(tmp_path):
+    checkpoint.save(tmp_path / "model", {"params": {"w": jnp.ones(2)}})
+    target = {"params": {f"w{i}": jnp.ones(2) for i in range(20)}}
+
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.restore(tmp_path / "model", target)
+
+    first, *others = str(caught.value).splitlines()
+    assert "21 problems. allow_missing=True keeps" in first
+    assert len(others) == 21
+    assert all(line.startswith("  - ") for line in others)
+
+
+def test_a_path_may_begin_with_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+
+    checkpoint.save("~/model", VARIABLES)
+
+    assert exact(checkpoint.restore(pathlib.Path("~/model"))) == exact(VARIABLES)
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_misspelled_path_is_answered_with_the_name_beside_it(path):
+    with pytest.raises(CheckpointNotFoundError, match=r"Did you mean checkpoint\?"):
+        checkpoint.restore(path.with_name("chekpoint"))
+
+
+def test_the_latest_step_is_the_newest_that_holds_anything(tmp_path):
+    for step in (1, 9):
+        checkpoint.save(tmp_path / str(step), {"params": {"w": jnp.full(2, step)}})
+    (tmp_path / "10").mkdir()
+
+    assert checkpoint.restore(tmp_path / "latest")["params"]["w"].tolist() == [9, 9]

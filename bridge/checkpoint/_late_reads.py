@@ -11,21 +11,27 @@ from typing import Any
 _STATUS = re.compile(r"[A-Z]+(_[A-Z]+)*: ")
 
 
+_installed: Any = None
+
+
 def silence_late_reads() -> None:
-    """Leaves them out of stderr, for the rest of this process.
+    """Leaves them out of stderr, from the first read or save of this process on.
 
     Orbax stops waiting at the first array that cannot be read, and closes its event loop. A read
     that fails before the loop is closed leaves an error that nobody asks for, and asyncio logs it;
     of one that ends later tensorstore wants to tell the closed loop, and Python prints a traceback.
-    The command's error names all arrays that cannot be read.
+    The error of the read names all arrays that cannot be read. Other errors go where they went.
     """
+    global _installed  # noqa: PLW0603
     before = sys.unraisablehook
+    if before is _installed:
+        return
 
     def hook(unraisable: Any) -> None:
         if not _is_refused_by_loop(unraisable.exc_value):
             before(unraisable)
 
-    sys.unraisablehook = hook
+    sys.unraisablehook = _installed = hook
     logging.getLogger("asyncio").addFilter(_is_of_others)
 
 

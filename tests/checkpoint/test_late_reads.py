@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import subprocess
+import sys
 
 import pytest
 
-from bridge import _cli
+from bridge.checkpoint import _late_reads
 
 
 @pytest.fixture
@@ -14,7 +16,7 @@ def silenced(monkeypatch):
     logger = logging.getLogger("asyncio")
     monkeypatch.setattr(logger, "filters", list(logger.filters))
     monkeypatch.setattr("sys.unraisablehook", lambda unraisable: None)
-    _cli.silence_late_reads()
+    _late_reads.silence_late_reads()
 
 
 def _drop(error):
@@ -50,3 +52,32 @@ def test_an_error_of_the_users_own_tasks_is_logged(caplog, error):
     _drop(error)
     (record,) = caplog.records
     assert record.exc_info[1] is error
+
+
+DAMAGED = """
+import pathlib, sys
+import jax.numpy as jnp
+from bridge import checkpoint
+
+path = pathlib.Path(sys.argv[1]) / "model"
+checkpoint.save(path, {"params": {f"w{i}": jnp.ones(3) for i in range(30)}})
+(path / "variables" / "manifest.ocdbt").write_bytes(b"")
+for target in (None, {"params": {f"w{i}": jnp.ones(3) for i in range(30)}}):
+    try:
+        checkpoint.restore(path, target)
+    except checkpoint.CheckpointError as error:
+        print(len(error.unreadable))
+"""
+
+
+def test_a_program_that_reads_a_damaged_checkpoint_sees_one_error_and_no_traceback(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", DAMAGED, tmp_path],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.stdout.split() == ["30", "30"]
+    assert done.stderr == ""
