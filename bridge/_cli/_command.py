@@ -7,6 +7,7 @@ import ast
 import contextlib
 import math
 import os
+import pathlib
 import re
 import sys
 import traceback
@@ -102,13 +103,21 @@ def add_within(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def path(text: str) -> pathlib.Path:
+    """The path that an option is given, for a `type` of argparse; `~` is the home directory."""
+    try:
+        return pathlib.Path(text).expanduser()
+    except RuntimeError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
+
+
 def add_layout(parser: argparse.ArgumentParser, *options: str) -> None:
     """Adds the option that says whose paths a checkpoint has; its default name is `--layout`."""
     for option in options or ("--layout",):
         parser.add_argument(
             option,
             choices=("linen", "nnx"),
-            help="whose paths the checkpoint has, where its keys mislead: linen takes a tree"
+            help="whose paths the checkpoint has, where its keys mislead; linen takes a tree"
             " without collections for parameters (default: found out)",
         )
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
+
 from bridge._errors import BridgeError
 
 from ._places import user_place
@@ -26,6 +29,26 @@ class InputError(BridgeError, ValueError):
 
     def __str__(self) -> str:
         return f"{self.where}: found {self.found}, expected {self.expected}; {self.remedy}"
+
+
+def check_filter(expression: re.Pattern[str], kept: Iterable[str], paths: Sequence[str]) -> None:
+    """Raises an error if no leaf is left by `--filter`.
+
+    Args:
+        expression: that of `--filter`.
+        kept: the paths that are left.
+        paths: those of all leaves.
+
+    Raises:
+        InputError: none is left, though there are leaves.
+    """
+    if paths and not any(True for _ in kept):
+        raise InputError(
+            f"no leaf matches --filter {expression.pattern!r}",
+            f"{len(paths)} leaves such as {paths[0]}",
+            "an expression that is found in the path of one of them",
+            "correct it, or leave it out to see all paths",
+        )
 
 
 class ProgramError(BridgeError, RuntimeError):

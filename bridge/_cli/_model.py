@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -81,6 +81,20 @@ def called(target: str, inputs: tuple[Any, ...] | None, kwargs: Mapping[str, Any
     with imported(target) as make:
         jax.eval_shape(run)
     return found[0]
+
+
+def applying(
+    module: nn.Module, method: str | None, kwargs: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """A function that applies a Linen model to variables and inputs, for `port.suggest`."""
+
+    def apply(variables: Any, *inputs: Any) -> Any:
+        # Every stream that is not given is drawn from `params`.
+        rngs = {"params": jax.random.key(0)}
+        name = method or "__call__"
+        return module.apply(variables, *inputs, rngs=rngs, mutable=True, method=name, **kwargs)
+
+    return apply
 
 
 def taken(function: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:

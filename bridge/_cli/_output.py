@@ -48,6 +48,15 @@ def show_json(document: Mapping[str, Any]) -> None:
     _write(json.dumps(document, indent=2, allow_nan=False) + "\n", document_stream())
 
 
+def show_suggestions(suggestions: Any, schema: str, version: int, *, as_json: bool) -> None:
+    """Writes the rules of a `port.Suggestions`: as Python and TOML, or as one JSON document."""
+    if as_json:
+        header = {"schema": f"{schema}-suggestions", "version": version}
+        show_json({**header, **json.loads(suggestions.to_json())})
+    else:
+        show(str(suggestions), "", "# for --rules:", suggestions.to_toml().rstrip())
+
+
 def _console(**options: Any) -> Console:
     """A console that has neither colours nor bold where `NO_COLOR` is set."""
     plain = {"color_system": None} if os.environ.get("NO_COLOR") else {}

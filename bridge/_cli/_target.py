@@ -30,7 +30,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
 
-from bridge._errors import shown
+from bridge._errors import did_you_mean, shown
 from bridge._nnx_in_linen.arguments import takes_rngs
 
 from ._input_errors import InputError, ProgramError, first_line
@@ -71,7 +71,7 @@ def imported(target: str) -> Iterator[Callable[[], Any]]:
     if not place or not name:
         raise InputError("TARGET", repr(target), _FORM, "put the name behind a colon")
     is_file = place.endswith(".py")
-    directory = pathlib.Path(place).resolve().parent if is_file else pathlib.Path.cwd()
+    directory = pathlib.Path(place).expanduser().resolve().parent if is_file else pathlib.Path.cwd()
     before = list(sys.path)
     sys.path.insert(0, str(directory))
     try:
@@ -157,9 +157,10 @@ def parse_input(text: str) -> jax.ShapeDtypeStruct:
 
 
 def _module_of_file(place: str) -> Any:
-    path = pathlib.Path(place).resolve()
+    path = pathlib.Path(place).expanduser().resolve()
     if not path.is_file():
-        raise InputError("TARGET", f"no file {place}", _FORM, "check the path")
+        remedy = f"check the path{_question(path.parent, path.stem)}"
+        raise InputError("TARGET", f"no file {place}", _FORM, remedy)
     name = path.stem
     there = sys.modules.get(name)
     if there is not None:
@@ -183,6 +184,14 @@ def _module_of_file(place: str) -> Any:
     return module
 
 
+def _question(directory: pathlib.Path, name: str) -> str:
+    """Which module beside it may be meant, empty if none is alike."""
+    files = directory.iterdir() if directory.is_dir() else ()
+    stems = {file.stem for file in files if file.suffix == ".py" or file.is_dir()}
+    question = did_you_mean(name, sorted(stems - {name}))
+    return f". {question}" if question else ""
+
+
 def _module_of_name(place: str) -> Any:
     try:
         return importlib.import_module(place)
@@ -191,6 +200,7 @@ def _module_of_name(place: str) -> Any:
         if missing and f"{place}.".startswith(f"{missing}."):
             found = f"no module {missing!r}"
             remedy = "run from the directory that holds it, or give the file's path"
+            remedy += _question(pathlib.Path.cwd(), missing.rpartition(".")[2])
             raise InputError("TARGET", found, _FORM, remedy) from error
         raise ProgramError.of(f"importing {place}", error) from error
 
@@ -207,11 +217,10 @@ def _maker(module: Any, name: str, target: str) -> Callable[[], Any]:
     found = module
     for part in name.split("."):
         if not hasattr(found, part):
-            own = vars(module).items()
-            names = ", ".join(n for n, v in own if callable(v) and n[0] != "_") or "none"
-            raise InputError(
-                target, f"no name {part!r}", f"a name of {module.__name__}", f"it has {names}"
-            )
+            names = [n for n, v in vars(module).items() if callable(v) and n[0] != "_"]
+            question = did_you_mean(part, names)
+            remedy = f"it has {', '.join(names) or 'none'}" + (f". {question}" if question else "")
+            raise InputError(target, f"no name {part!r}", f"a name of {module.__name__}", remedy)
         found = getattr(found, part)
     if isinstance(found, nnx.Module | nn.Module) or not callable(found):
         return lambda: found

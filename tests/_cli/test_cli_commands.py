@@ -3,7 +3,10 @@
 import os
 import sys
 
+import numpy as np
 import pytest
+
+from bridge import checkpoint
 
 from .command_line import run, start
 
@@ -102,3 +105,59 @@ def test_versions_are_shown(capsys):
     assert outcome.code == 0
     assert {word for word in ("linen-nnx-bridge", "flax", "jax") if word in outcome.out}
     assert len(outcome.out.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (("inspct", "x"), "inspect"),
+        (("inspect", "x", "--filtr", "a"), "--filter"),
+        (("convert", "x", "y", "--to", "lnen"), "linen"),
+        (("inspect", "modle"), "model"),
+        (("report", "modells:make"), "models"),
+        (("report", "modells.py:make"), "models"),
+        (("report", "models:maker"), "make"),
+    ],
+)
+def test_a_misspelled_word_is_answered_with_the_one_that_is_meant(
+    capsys, tmp_path, monkeypatch, arguments, meant
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "models.py").write_text("def make(): pass")
+    monkeypatch.delitem(sys.modules, "models", raising=False)
+
+    outcome = run(capsys, *arguments)
+
+    assert outcome.code == 2
+    assert f"Did you mean {meant}?" in outcome.err
+    monkeypatch.delitem(sys.modules, "models", raising=False)
+
+
+@pytest.mark.parametrize("command", [("inspect", "model"), ("diff", "model", "model")])
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_filter_that_matches_no_leaf_is_wrong_usage(
+    capsys, tmp_path, monkeypatch, command, options
+):
+    monkeypatch.chdir(tmp_path)
+    checkpoint.save("model", {"params": {"w": np.ones(2)}})
+
+    outcome = run(capsys, *command, "--filter", "kernl", *options)
+
+    assert outcome.code == 2
+    assert outcome.out == ""
+    assert "no leaf matches --filter 'kernl'" in outcome.err
+    assert "params/w" in outcome.err
+    assert run(capsys, *command, "--filter", "w$", *options).code == 0
+
+
+def test_a_page_is_refused_before_the_model_is_made_where_its_folder_is_missing(
+    capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "failing_model.py").write_text("raise RuntimeError('imported')")
+
+    outcome = run(capsys, "report", "failing_model.py:make", "--html", "rports/page.html")
+
+    assert outcome.code == 2
+    assert "--html: found no directory rports" in outcome.err

@@ -130,3 +130,51 @@ def test_what_cannot_be_compared_is_a_short_message(capsys, a, b, options, messa
     assert outcome.code == 2
     assert message in outcome.err
     assert len(outcome.err.splitlines()) <= 4
+
+
+ALIKE = """
+class Alike(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(4)(nn.Dense(4)(x))
+class NativeAlike(nnx.Module):
+    def __init__(self, rngs):
+        self.up, self.down = nnx.Linear(4, 4, rngs=rngs), nnx.Linear(4, 4, rngs=rngs)
+    def __call__(self, x):
+        return self.down(self.up(x))
+"""
+
+
+def test_a_port_that_does_not_fit_names_the_options_and_fails_as_convert_does(capsys, place):
+    (place / "parity_models.py").write_text(MODELS + ALIKE)
+
+    outcome = parity(capsys, "Alike", "NativeAlike", *QUICK, "--port")
+
+    assert outcome.code == 1
+    assert "--rules, which --suggest proposes" in outcome.err
+    assert "rules={" not in outcome.err
+
+
+@pytest.mark.parametrize("models", [("Alike", "NativeAlike"), ("NativeAlike", "Alike")])
+def test_the_rules_that_are_suggested_make_the_port_fit(capsys, place, models):
+    (place / "parity_models.py").write_text(MODELS + ALIKE)
+
+    suggested = parity(capsys, *models, *QUICK, "--suggest")
+    table = suggested.out.partition("# for --rules:")[2]
+    (place / "rules.toml").write_text(table)
+    document = parity(capsys, *models, *QUICK, "--suggest", "--json").document
+    compared = parity(capsys, *models, *QUICK, "--port", "--rules", "rules.toml")
+
+    assert suggested.code == 0
+    assert document["schema"] == "linen-nnx-bridge/parity-suggestions"
+    assert document["ok"]
+    assert compared.code == 0
+
+
+@pytest.mark.parametrize("models", [("Fails", "Native"), ("Native", "Fails")])
+def test_the_model_that_raises_is_the_one_that_is_named(capsys, models):
+    outcome = parity(capsys, *models, *QUICK)
+
+    assert outcome.code == 2
+    assert "parity_models.py:Fails, run with its inputs, raised ZeroDivisionError" in outcome.err
+    assert "Native" not in outcome.err

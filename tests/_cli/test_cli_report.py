@@ -330,7 +330,7 @@ def test_parameters_that_are_not_known_cannot_pass_a_check(capsys):
         ([f"{TARGETS}:make_mixed", "--check"], "give both"),
         ([f"{TARGETS}:make_mixed", "--min-migrated", "0.5"], "give both"),
         ([f"{TARGETS}:make_mixed", "--check", "--min-migrated", "60"], "between 0 and 1"),
-        ([f"{TARGETS}:make_mixed", "--html", "no/such/directory.html"], "No such file"),
+        ([f"{TARGETS}:make_mixed", "--html", "no/such/directory.html"], "no directory no"),
     ],
 )
 def test_what_cannot_be_used_is_a_short_message_and_exit_code_two(capsys, arguments, message):

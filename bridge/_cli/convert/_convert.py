@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
-import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -78,11 +76,11 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         _run,
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a directory or file")
-    parser.add_argument("out", metavar="OUT", type=pathlib.Path, nargs="?", help="what is written")
+    parser.add_argument("out", metavar="OUT", type=_command.path, nargs="?", help="what is written")
     parser.set_defaults(late="out")
     parser.add_argument("--to", choices=("linen", "nnx"), required=True, help="the layout of OUT")
     parser.add_argument(
-        "--rules", metavar="FILE", type=pathlib.Path, help="the table of paths, TOML or JSON"
+        "--rules", metavar="FILE", type=_command.path, help="the table of paths, TOML or JSON"
     )
     parser.add_argument(
         "--model",
@@ -174,12 +172,7 @@ def _suggest(arguments: argparse.Namespace) -> int:
     with _output.working(f"reading {arguments.checkpoint}"):
         contents = _leaves.read(arguments.checkpoint, arguments.within, arguments.layout)
         found = _suggestions.suggestions(contents, rules, arguments)
-    if arguments.json:
-        told = json.loads(found.to_json())
-        header = {"schema": f"{SCHEMA}-suggestions", "version": VERSION}
-        _output.show_json({**header, **told})
-    else:
-        _output.show(str(found), "", "# for --rules:", found.to_toml().rstrip())
+    _output.show_suggestions(found, SCHEMA, VERSION, as_json=arguments.json)
     return _command.OK if found.plan.ok else _command.FAILED
 
 
@@ -205,4 +198,4 @@ def _renderables(
     elif conversion.ok:
         yield "nothing was written (--dry-run)"
     else:
-        yield "nothing was written: the checkpoint does not fit the model"
+        yield "nothing was written: the checkpoint does not fit the model; --suggest proposes rules"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-import jax
 from flax import linen as nn
 
 from bridge import port
@@ -58,14 +57,4 @@ def _linen_call(target: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) ->
             "the Linen model that wrote CHECKPOINT",
             "leave it out, or name another one",
         )
-    module = sample.model
-
-    def apply(variables: Any, *arguments: Any) -> Any:
-        # Every stream that is not given is drawn from `params`.
-        rngs = {"params": jax.random.key(0)}
-        method = sample.method or "__call__"
-        return module.apply(
-            variables, *arguments, rngs=rngs, mutable=True, method=method, **sample.kwargs
-        )
-
-    return apply
+    return _model.applying(sample.model, sample.method, sample.kwargs)

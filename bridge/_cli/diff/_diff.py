@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import pathlib
 from typing import Any
 
 from bridge._cli import _command
@@ -66,7 +65,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--rules",
         metavar="FILE",
-        type=pathlib.Path,
+        type=_command.path,
         help="a table of paths as convert takes it, for the one of the two that is Linen's",
     )
     parser.add_argument(
@@ -83,6 +82,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _run(arguments: argparse.Namespace) -> int:
     from bridge._cli import _leaves, _output, _rules_file
+    from bridge._cli._input_errors import check_filter
 
     from . import _comparison, _text
     from ._text import document_path
@@ -102,10 +102,12 @@ def _run(arguments: argparse.Namespace) -> int:
             contents = _in_one_layout(contents, rules, arguments)
         a, b = _named(contents, rngs=arguments.rngs)
         if (search := arguments.filter) is not None:
+            paths = list(map(document_path, {**a, **b}))
             a, b = (
                 {path: leaf for path, leaf in side.items() if search.search(document_path(path))}
                 for side in (a, b)
             )
+            check_filter(search, map(document_path, {**a, **b}), paths)
         comparison = _comparison.compare(
             a,
             b,

@@ -24,9 +24,9 @@ formats:
   msgpack  a file that flax.serialization wrote
   safetensors, npz  a file of arrays by name; the keys of a path are joined by / or by dots
 
-A file of parameters alone, such as to_bytes(state.params), is read as Linen's; --layout nnx
-reads it as an NNX state. "latest" in the place of a step is the newest one of a CheckpointManager
-or of flax.training.checkpoints.
+A file of parameters alone, such as to_bytes(state.params), is read as Linen's; --layout nnx reads
+it as an NNX state. "latest" in the place of a step is the newest one of a CheckpointManager or of
+flax.training.checkpoints.
 """
 
 _EPILOG = """\
@@ -133,9 +133,13 @@ def _statistics(arguments: argparse.Namespace) -> dict[str, Any]:
 def _document(
     arguments: argparse.Namespace, layout: Any, statistics: Mapping[str, Any]
 ) -> dict[str, Any]:
+    from bridge._cli._input_errors import check_filter
+
     leaves = [_leaf(leaf, statistics) for leaf in layout.leaves]
     if arguments.filter is not None:
+        paths = [_full_path(leaf) for leaf in leaves]
         leaves = [leaf for leaf in leaves if arguments.filter.search(_full_path(leaf))]
+        check_filter(arguments.filter, map(_full_path, leaves), paths)
     # A state by path does not show which entries lie beside the model.
     extra = () if layout.layout == "nnx" else layout.extra
     collections: dict[str | None, list[dict[str, Any]]] = {}

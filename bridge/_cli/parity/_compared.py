@@ -14,19 +14,26 @@ from flax import linen as nn
 from flax import nnx
 
 from bridge import parity, port
-from bridge._cli import _rules_file, _target
+from bridge._cli import _model, _rules_file, _target
 from bridge._cli._input_errors import InputError, ProgramError
-from bridge._errors import BridgeError
+from bridge._errors import BridgeError, PortError
 from bridge.parity._models import RAISED_BY
 
 
+class UnportedError(BridgeError):
+    """With `--port`, the values of A do not fit B; the text is that of the port's error."""
+
+
 def compared(arguments: argparse.Namespace) -> Any:
-    """Makes both models and compares them.
+    """Makes both models and compares them, or proposes the rules that `--port` needs.
+
+    Returns:
+        The report; with `--suggest` a `port.Suggestions`.
 
     Raises:
         InputError: a TARGET gives no model, or no inputs are known.
         ProgramError: making or running a model raises.
-        PortError: with `--port`, the values of A do not fit B.
+        UnportedError: with `--port`, the values of A do not fit B.
     """
     given = _target.parse_inputs(arguments.inputs)
     rules = _rules_file.load(arguments.rules).paths if arguments.rules else None
@@ -64,6 +71,9 @@ def compared(arguments: argparse.Namespace) -> Any:
             reference = _side(a, inputs, a_kwargs, method, arguments.seed)
         with _running(arguments.b):
             other = _side(b, inputs, b_kwargs, method, arguments.seed)
+        if arguments.suggest:
+            with _running(arguments.a, arguments.b):
+                return _suggested((reference, a_kwargs), (other, b_kwargs), inputs, method, rules)
         if arguments.port:
             other = _ported(reference, other, rules)
         with _running(arguments.a, arguments.b):
@@ -100,8 +110,7 @@ def _side(sample: Any, inputs: Any, kwargs: Any, method: str | None, seed: int) 
     return sample.model, sample.model.init(key, *inputs, method=function, **kwargs)
 
 
-def _ported(a: Any, b: Any, rules: Any) -> Any:
-    """B with the values of A."""
+def _check_sides(a: Any, b: Any) -> None:
     if isinstance(a, tuple) == isinstance(b, tuple):
         raise InputError(
             "--port",
@@ -109,9 +118,29 @@ def _ported(a: Any, b: Any, rules: Any) -> Any:
             "a Linen model and an NNX model",
             "let TARGETs return models with the same values",
         )
+
+
+def _ported(a: Any, b: Any, rules: Any) -> Any:
+    """B with the values of A."""
+    _check_sides(a, b)
     moved = port.plan(a[1], b, rules) if isinstance(a, tuple) else port.plan(a, b[1], rules)
-    made = moved.apply()
+    try:
+        made = moved.apply()
+    except PortError as error:
+        remedy = "Name the places in a table for --rules, which --suggest proposes."
+        raise UnportedError(str(PortError(error.where, error.problems, remedy))) from error
     return made if isinstance(made, nnx.Module) else (b[0], made)
+
+
+def _suggested(a: Any, b: Any, inputs: Any, method: str | None, rules: Any) -> Any:
+    """The rules with which `--port` moves the values of A into B."""
+    (first, a_kwargs), (second, b_kwargs) = a, b
+    _check_sides(first, second)
+    if not isinstance(first, tuple):
+        return port.suggest(first, second[1], rules=rules)
+    module, variables = first
+    linen = _model.applying(module, method, a_kwargs)
+    return port.suggest(variables, second, *inputs, linen=linen, rules=rules, **b_kwargs)
 
 
 def _values(inputs: Any, seed: int) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-import pathlib
+import sys
 from typing import Any
 
 from bridge._cli import _command
@@ -16,7 +16,8 @@ of every layer, gradients, updated state and partition specs. It names the first
 A and B are TARGETs, as in report: package.module:name or path/to/file.py:name. Here they are made
 with values. A Linen model's variables are those under the key "variables" of the dict that TARGET
 returns, else what its init gives for --seed. With --port, B gets the values of A by bridge.port
-first, with --rules for what has another name.
+first, with --rules for what has another name. --suggest prints the rules that this needs instead,
+as convert does.
 
 Inputs are those that A gives, or --input: random numbers of that shape, 0 or 1 for integers.
 """
@@ -24,11 +25,12 @@ Inputs are those that A gives, or --input: random numbers of that shape, 0 or 1 
 _EPILOG = """\
 exit codes:
   0  the models do the same
-  1  they differ
+  1  they differ, or the values of A do not fit B (--port, --suggest)
   2  wrong usage, or a TARGET that gives no model or that fails
 
 examples:
   python -m bridge parity models.py:make_linen models.py:make_nnx --input 2,4 --port
+  python -m bridge parity models.py:make_linen models.py:make_nnx --input 2,4 --suggest
   python -m bridge parity models.py:make_linen models.py:make_nnx --input 2,4 --port --no-gradients
   python -m bridge parity models.py:make_nnx models.py:make_nnx --input 2,4 --json > parity.json
 
@@ -65,10 +67,15 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         )
     parser.add_argument("--method", metavar="NAME", help="what is called (default: __call__)")
     parser.add_argument(
-        "--rules", metavar="FILE", type=pathlib.Path, help="a table of paths as convert takes it"
+        "--rules", metavar="FILE", type=_command.path, help="a table of paths as convert takes it"
     )
     parser.add_argument(
         "--port", action="store_true", help="give B the values of A before they are compared"
+    )
+    parser.add_argument(
+        "--suggest",
+        action="store_true",
+        help="print the rules that --port needs, with what speaks for each, and compare nothing",
     )
     _add_what_is_compared(parser)
 
@@ -114,8 +121,15 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from . import _compared
 
-    with _output.working(f"comparing {arguments.a} and {arguments.b}"):
-        report = _compared.compared(arguments)
+    try:
+        with _output.working(f"comparing {arguments.a} and {arguments.b}"):
+            report = _compared.compared(arguments)
+    except _compared.UnportedError as error:
+        sys.stderr.write(f"python -m bridge parity: {error}\n")
+        return _command.FAILED
+    if arguments.suggest:
+        _output.show_suggestions(report, SCHEMA, VERSION, as_json=arguments.json)
+        return _command.OK if report.plan.ok else _command.FAILED
     if arguments.json:
         told = json.loads(report.to_json())
         _output.show_json({"schema": SCHEMA, "version": VERSION, **told})

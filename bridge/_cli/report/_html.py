@@ -18,11 +18,15 @@ _BEGINNING = 1000
 
 
 def check_free(path: pathlib.Path) -> None:
-    """Raises an error if there is a file at `path` that is not a page of an earlier report.
+    """Raises an error if a page cannot be written to `path`.
 
     Raises:
-        InputError: there is such a file.
+        InputError: there is a file that is not a page of an earlier report, a directory, or no
+            directory to write to.
     """
+    if path.is_dir() or not path.parent.is_dir():
+        found = f"a directory at {path}" if path.is_dir() else f"no directory {path.parent}"
+        raise InputError("--html", found, "a file in a directory that exists", "correct the path")
     # A pipe or a device has no content to lose.
     if not path.is_file():
         return

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import pathlib
 from typing import Any
 
 from bridge._cli import _command
@@ -56,7 +55,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--html",
         metavar="FILE",
-        type=pathlib.Path,
+        type=_command.path,
         help="also write one self-contained page, in the place of an earlier one if it is there",
     )
     parser.add_argument(

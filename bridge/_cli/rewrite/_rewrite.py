@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import pathlib
 from typing import Any
 
 from bridge._cli import _command
@@ -99,7 +98,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("--no-diff", action="store_true", help="do not show the diff")
     parser.add_argument(
-        "--html", type=pathlib.Path, metavar="FILE", help="write the diff as a page, side by side"
+        "--html", type=_command.path, metavar="FILE", help="write the diff as a page, side by side"
     )
 
 
