@@ -43,6 +43,25 @@ def linen_attribute(wrapper: Any, module: nn.Module, name: str) -> Answer | None
     return Answer(found_at(wrapper, (), name))
 
 
+def call_signature(wrapper: type[Any], module: nn.Module) -> inspect.Signature:
+    """The arguments of a ToNNX's call: those of the Linen module's, and the wrapper's own.
+
+    `nnx.Sequential` hands a keyword only to layers whose signature has it.
+
+    Raises:
+      AttributeError: the Linen module cannot be called, so the wrapper's class answers.
+    """
+    if not callable(module):
+        raise AttributeError("__signature__")
+    of_call = list(inspect.signature(type(module).__call__).parameters.values())[1:]
+    of_wrapper = inspect.signature(wrapper.__call__).parameters.values()
+    names = {parameter.name for parameter in of_call}
+    own = [p for p in of_wrapper if p.kind is p.KEYWORD_ONLY and p.name not in names]
+    # A keyword-only argument comes before `**kwargs`.
+    parameters = sorted([*of_call, *own], key=lambda parameter: parameter.kind)
+    return inspect.Signature(parameters)
+
+
 def called(
     module: nn.Module, method: Callable[..., Any] | str | None, kwargs: dict[str, Any]
 ) -> tuple[Callable[..., Any], nn.Module, dict[str, Any]]:

@@ -30,7 +30,7 @@ from bridge._sharding import eager
 from . import mutable_filter
 from .bound import bound_state
 from .linen_call import LinenCall
-from .methods import UNBOUND_FIELDS, check_module, field_names, linen_attribute
+from .methods import UNBOUND_FIELDS, call_signature, check_module, field_names, linen_attribute
 from .parts import names_at, own_attributes
 from .submodule import LinenSubmodule, assign_parts, has_submodules
 
@@ -233,6 +233,8 @@ class ToNNX(LinenHolder):
         return value
 
     def __getattr__(self, name: str) -> Any:
+        if name == "__signature__" and "to_nnx__module" in vars(self):
+            return call_signature(type(self), self.to_nnx__module)
         if (
             "to_nnx__module" not in vars(self)
             or name.startswith(("__", OWN_PREFIX))

@@ -1,6 +1,7 @@
 """ToNNX: variables, calls, methods, attributes, updates, identity, errors."""
 
 import copy
+import inspect
 
 import flax.nnx.bridge as peer
 import jax
@@ -944,3 +945,31 @@ def test_dir_of_a_module_that_is_made_in_a_call_lists_its_class():
 
     listed = dir(bridge.ToNNX(Compact(), rngs=KEY).lazy_init(X))
     assert {"features", "decode", "Dense_0"} <= set(listed)
+
+
+def test_a_sequential_hands_a_keyword_to_the_layers_that_take_it():
+    """Since Flax 0.12.9 `nnx.Sequential` asks the signature of each layer."""
+
+    def native(rngs):
+        return nnx.Sequential(nnx.BatchNorm(4, rngs=rngs), nnx.Linear(4, 3, rngs=rngs))
+
+    def wrapped(rngs):
+        return nnx.Sequential(
+            bridge.ToNNX(nn.BatchNorm(), rngs=rngs), bridge.ToNNX(nn.Dense(3), rngs=rngs)
+        )
+
+    reference, model = native(nnx.Rngs(0)), wrapped(nnx.Rngs(0))
+    bridge.lazy_init(model, X, use_running_average=True)
+    model.layers[1].kernel[...] = reference.layers[1].kernel[...]
+    for mode in (True, False):
+        expected = reference(X, use_running_average=mode)
+        model.layers[0].train()
+        assert_close(model(X, use_running_average=mode), expected)
+    assert_close(model.layers[0].mean[...], reference.layers[0].mean[...])
+
+
+def test_the_signature_has_the_arguments_of_the_linen_method_and_the_wrapper_s():
+    signature = inspect.signature(bridge.ToNNX(models.LinenClassifier()))
+    assert list(signature.parameters)[:2] == ["x", "train"]
+    assert {"rngs", "method", "mutable"} <= set(signature.parameters)
+    assert "self" not in signature.parameters
