@@ -60,7 +60,7 @@ def assign(module: Any, name: str, value: Any) -> None:
     elif isinstance(value, list | tuple | Mapping) and not isinstance(value, nnx.State):
         _assign_container(module, record, name, value)
     else:
-        put_plain(module, name, value)
+        put_plain(module, name, value, keeps_part=_is_given(module, record, name))
 
 
 def _assign_container(module: Any, record: ModuleInCall | None, name: str, value: Any) -> None:
@@ -68,7 +68,8 @@ def _assign_container(module: Any, record: ModuleInCall | None, name: str, value
     if not has_parts:
         leaves = jax.tree.leaves(value)
         is_data = any(nnx.is_data(leaf) for leaf in leaves)
-        put_plain(module, name, nnx.data(value) if is_data else frozen_value(value))
+        value = nnx.data(value) if is_data else frozen_value(value)
+        put_plain(module, name, value, keeps_part=_is_given(module, record, name))
         return
 
     def placed(suffix: str, item: Any) -> Any:
@@ -83,7 +84,7 @@ def _assign_container(module: Any, record: ModuleInCall | None, name: str, value
         return Ref(known)
 
     structure = replaced(value, placed)
-    _stand_for(module, name, structure)
+    _stand_for(module, record, name, structure)
 
 
 def _is_part(item: Any) -> bool:
@@ -95,15 +96,26 @@ def _wrapped_here(module: Any, record: ModuleInCall | None, linen_module: nn.Mod
     for value in attributes_of(module).values():
         if isinstance(value, ToNNX) and value.to_nnx__module is linen_module:
             return value
-    return wrapped(linen_module, record)
+    made = wrapped(linen_module, record)
+    if record is not None and record.in_setup and linen_module.name is not None:
+        # What is made in `setup` keeps its name; what comes from outside is named by the attribute.
+        _assign_part(module, record, linen_module.name, made)
+    return made
 
 
-def _stand_for(module: Any, name: str, structure: Any) -> None:
+def _stand_for(module: Any, record: ModuleInCall | None, name: str, structure: Any) -> None:
     """Makes an attribute stand for parts, in the place of what it has been set to before."""
-    held = vars(module).get(name)
-    if name in vars(module) and name not in names_of(module) and not isinstance(held, Waiting):
+    is_own = name in vars(module) and name not in names_of(module)
+    if is_own and not _is_given(module, record, name):
         delattr(module, name)
     set_name(module, name, structure)
+
+
+def _is_given(module: Any, record: ModuleInCall | None, name: str) -> bool:
+    """Whether a part of this name was given, which the module will declare after its `setup`."""
+    held = vars(module).get(name)
+    is_early = record is not None and record.in_setup and name not in record.reserved
+    return isinstance(held, Waiting) or (is_early and isinstance(held, nnx.Variable))
 
 
 def _assign_part(
@@ -117,7 +129,7 @@ def _assign_part(
         return
     if known is not None:
         # Two references would be a shared node, whose path depends on the order of the names.
-        _stand_for(module, name, Ref(known))
+        _stand_for(module, record, name, Ref(known))
         return
     if isinstance(value, nnx.Variable):
         given = vars(module).get(name)

@@ -108,10 +108,17 @@ def put_part(module: Any, name: str, part: Any, *, is_assigned: bool = False) ->
     set_past_class(module, name, part)
 
 
-def put_plain(module: Any, name: str, value: Any) -> None:
-    """Sets an attribute to a value that is no part, beside a part that lives there unseen."""
+def put_plain(module: Any, name: str, value: Any, *, keeps_part: bool = False) -> None:
+    """Sets an attribute to a value that is no part, beside a part that lives there unseen.
+
+    Args:
+      module: the module.
+      name: the attribute.
+      value: the value.
+      keeps_part: whether a part that is there stays, though it has been what a read returns.
+    """
     held = vars(module).get(name)
-    if isinstance(held, Waiting) or (is_part(held) and name in names_of(module)):
+    if keeps_part or (is_part(held) and name in names_of(module)):
         _put_beside(module, name, value)
         return
     drop_name(module, name)

@@ -97,6 +97,7 @@ def linen_in_bridge_mdl(linen_module: nn.Module, name: str | None = None) -> Any
     Source: flax/nnx/bridge/interop.py:linen_in_bridge_mdl @ 0.12.8
     """
     record = _calling("linen_in_bridge_mdl")
+    name = linen_module.name if name is None else name
     if name is None and record.in_compact:
         name = auto_name(record, type(linen_module))
     before = vars(record.module).get(name) if name else None

@@ -121,8 +121,12 @@ def place_submodule(
     return placed
 
 
-def adopt_submodule(record: ModuleInCall, name: str, submodule: Any) -> None:
-    """Makes a submodule part of the call that its parent is part of."""
+def adopt_submodule(record: ModuleInCall, name: str, submodule: Any) -> list[tuple[str, ...]]:
+    """Makes a submodule part of the call that its parent is part of.
+
+    Returns:
+      As of `adopt_fields` of the submodule.
+    """
     if is_lazy(submodule):
         found = record.call.find(submodule)
         if found is None:
@@ -130,16 +134,21 @@ def adopt_submodule(record: ModuleInCall, name: str, submodule: Any) -> None:
         found.is_owned = True
         found.path = (*record.path, name)
         referred = adopt_fields(found)
-        own = [path[-1] for path in referred if path[:-1] == record.path]
-        if referred:
+        depth = len(record.path)
+        owners = {path[depth] for path in referred if path[:depth] == record.path} - {name}
+        if owners:
+            # The variables are at the path of the module that had them first.
             priorities = priorities_of(record.module)
-            after = max((priorities.get(n, AttrPriority.DEFAULT) for n in own), default=0)
+            after = max(priorities.get(owner, AttrPriority.DEFAULT) for owner in owners)
             _set_priority(record.module, name, after + 1)
-        return
+        return referred
+    if isinstance(submodule, LinenHolder):
+        record.call.owner_of(submodule, (*record.path, name))
     if is_initializing(record.module):
         if isinstance(submodule, LinenHolder) and submodule.to_nnx__rngs is None:
             _give_keys(submodule, record.rngs)
         set_initializing(nodes_below(submodule).objects, True)
+    return []
 
 
 def adopt_fields(record: ModuleInCall) -> list[tuple[str, ...]]:
@@ -150,15 +159,30 @@ def adopt_fields(record: ModuleInCall) -> list[tuple[str, ...]]:
     """
     referred: list[tuple[str, ...]] = []
     own = attributes_of(record.module)
-    in_order = _in_order(record.module) if is_initializing(record.module) else own
-    for name in list(in_order):
+    order = list(_in_order(record.module) if is_initializing(record.module) else own)
+    if PRIORITIES in own:
+        # The owner of a shared module first, whatever the order in a copy is.
+        priorities = priorities_of(record.module)
+        order.sort(key=lambda name: priorities.get(name, AttrPriority.DEFAULT))
+    for name in order:
         value = own[name]
         if isinstance(value, LinenHolder):
-            adopt_submodule(record, name, value)
+            path = (*record.path, name)
+            first, owner = record.call.owner_of(value, path)
+            if first is not value and not any(
+                isinstance(held, nnx.Variable | dict) for held in vars(value).values()
+            ):
+                # Linen knows a module that is in two places as one.
+                own[name] = first
+            if owner == path or own[name] is not first:
+                referred += adopt_submodule(record, name, value)
+            else:
+                refer(record.module, name)
+                referred.append(owner)
         elif is_lazy(value):
             found = record.call.find(value)
             if found is None or not found.is_owned:
-                adopt_submodule(record, name, value)
+                referred += adopt_submodule(record, name, value)
             elif found.path != (*record.path, name):
                 refer(record.module, name)
                 referred.append(found.path)

@@ -11,6 +11,7 @@ from typing import Any
 
 from flax import nnx
 
+from bridge._conversion.linen_holder import LinenHolder
 from bridge._flax.linen_modules import is_linen_innermost
 from bridge._flax.linen_modules import outer_mutable as linen_mutable
 from bridge._flax.nodes import nodes_below
@@ -105,6 +106,7 @@ class ModuleCall:
         # Records hold their modules, so that an id stays that of its module.
         self._records: dict[int, ModuleInCall] = {}
         self._has_copies = False
+        self._holders: dict[int, tuple[LinenHolder, tuple[str, ...]]] = {}
         self.attach(root, None, rngs=rngs)
 
     @property
@@ -144,6 +146,17 @@ class ModuleCall:
             set_initializing(nodes_below(module).objects, True)
         return record
 
+    def owner_of(
+        self, holder: LinenHolder, path: tuple[str, ...]
+    ) -> tuple[LinenHolder, tuple[str, ...]]:
+        """(the first wrapper of the same Linen module in this call, its path).
+
+        Args:
+          holder: a wrapper.
+          path: where it is.
+        """
+        return self._holders.setdefault(id(holder.to_nnx__module), (holder, path))
+
     def note_copies(self) -> None:
         """Says that a transform has put scopes into modules that stay."""
         self._has_copies = True
@@ -155,6 +168,7 @@ class ModuleCall:
         """
         records = list(self._records.values())
         self._records.clear()
+        self._holders.clear()
         if self._has_copies:
             for node in nodes_below(records[0].module).objects:
                 attributes_of(node).pop(SCOPE, None)

@@ -465,3 +465,124 @@ def test_an_array_and_a_list_may_have_the_name_of_a_submodule(b):
         kept = nnx.clone(model.bind(variables))
         assert np.array_equal(kept(X), X * 2 * 3 * 24 * 2**4)
         assert np.array_equal(nnx.clone(kept)(X), kept(X))
+
+
+def wrapper_class(b):
+    class Wrapper(b.Module):
+        inner: object
+
+        def __call__(self, x):
+            return self.inner(x) * 2
+
+    return Wrapper
+
+
+WRAPPERS = {b: wrapper_class(b) for b in (nn, bridge)}
+
+
+def shared_by_wrappers_of_setup(b, make):
+    class Model(b.Module):
+        def setup(self):
+            shared = make(b)
+            self.second = WRAPPERS[b](shared)
+            self.first = WRAPPERS[b](WRAPPERS[b](shared))
+
+        def __call__(self, x):
+            return self.first(self.second(x))
+
+    return Model()
+
+
+def assigned_and_shared(b, make):
+    class Model(b.Module):
+        def setup(self):
+            self.zero = make(b)
+            self.first = WRAPPERS[b](self.zero)
+
+        def __call__(self, x):
+            return self.first(self.zero(x))
+
+    return Model()
+
+
+def shared_from_outside(b, make):
+    shared = make(b)
+    return WRAPPERS[b](Pair(b)(WRAPPERS[b](shared), WRAPPERS[b](shared)))
+
+
+def Pair(b):  # noqa: N802 - a class
+    class Pair(b.Module):
+        two: object
+        one: object
+
+        def __call__(self, x):
+            return self.one(self.two(x))
+
+    return Pair
+
+
+@pytest.mark.parametrize("make", [lambda b: SCALES[b](), lambda b: nn.Dense(3)])
+@pytest.mark.parametrize(
+    "model", [shared_by_wrappers_of_setup, assigned_and_shared, shared_from_outside]
+)
+def test_a_module_that_several_others_have_is_that_of_the_first(model, make):
+    variables = model(nn, make).init(KEY, X)
+    y = model(nn, make).apply(variables, X)
+    assert shapes(model(bridge, make).init(0, X)) == shapes(variables)
+    assert np.array_equal(model(bridge, make).apply(variables, X), y)
+    kept = model(bridge, make).bind(variables)
+    for _ in range(2):
+        assert np.array_equal(kept(X), y)
+        assert shapes(kept.variables.unfreeze()) == shapes(variables)
+        kept = nnx.clone(kept)
+    fresh = model(bridge, make)
+    fresh.bridge__rngs = nnx.Rngs(0)
+    assert shapes(bridge.lazy_init(fresh, X).variables.unfreeze()) == shapes(variables)
+
+
+def test_a_layer_of_flax_keeps_the_name_that_setup_gives_it():
+    def make(b):
+        class Model(b.Module):
+            outside: object
+
+            def setup(self):
+                self.layer = nn.Dense(3, name="named")
+                self.rest = [nn.Dense(3, name="more"), nn.Dense(3)]
+
+            def __call__(self, x):
+                return self.rest[1](self.rest[0](self.layer(self.outside(x))))
+
+        return Model(nn.Dense(3, name="ignored"))
+
+    variables = make(nn).init(KEY, X)
+    assert shapes(make(bridge).init(0, X)) == shapes(variables)
+    y = make(nn).apply(variables, X)
+    assert np.array_equal(make(bridge).apply(variables, X), y)
+    assert np.array_equal(make(bridge).bind(variables)(X), y)
+
+
+@pytest.mark.parametrize("value", [2, jnp.full((1, 3), 2.0), ("a", "b"), "list"])
+def test_what_setup_assigns_leaves_a_variable_of_that_name(value):
+    def make(b):
+        class Model(b.Module):
+            def setup(self):
+                self.gain = [SCALES[b]()] if isinstance(value, str) else value
+
+            @b.compact
+            def __call__(self, x):
+                x = (
+                    self.gain[0](x)
+                    if isinstance(value, str)
+                    else x * len(jax.tree.leaves(self.gain))
+                )
+                return x * jnp.asarray(self.param("gain", INIT, (1, 3)))
+
+        return Model()
+
+    variables = make(nn).init(KEY, X)
+    assert shapes(make(bridge).init(0, X)) == shapes(variables)
+    y = make(nn).apply(variables, X)
+    assert np.array_equal(make(bridge).apply(variables, X), y)
+    kept = make(bridge).bind(variables)
+    assert np.array_equal(kept(X), y)
+    assert np.array_equal(nnx.clone(kept)(X), y)
