@@ -9,7 +9,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import jax
 from flax import nnx, serialization
@@ -49,6 +49,9 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         "_slots",
         "_told",
     )
+
+    # `nn.tabulate` writes down the fields of every dataclass in the variables: pages for a model.
+    __dataclass_fields__: ClassVar[dict[str, Any]] = {}
 
     def __hash__(self) -> int:
         if not hasattr(self, "_hash"):

@@ -405,3 +405,10 @@ def test_a_pickle_is_read_where_the_code_of_its_definition_is_gone(monkeypatch, 
 def test_a_copy_of_variables_keeps_the_definition(variables, graphdef):
     assert copy.copy(graphdef) is graphdef
     assert copy.deepcopy(variables)["nnx"]["graphdef"] is graphdef
+
+
+def test_tabulate_shows_it_in_one_line(model):
+    table = nn.tabulate(model, KEY, console_kwargs={"width": 200})(X)
+    assert sum("graphdef" in line for line in table.splitlines()) == 1
+    assert "kernel_init" not in table
+    assert len(table.splitlines()) < 40
