@@ -11,6 +11,7 @@ from flax import nnx
 from bridge._conversion import convert
 
 from .arguments import check_class, freeze_arguments, thaw
+from .given import check_arguments
 from .nnx_attributes import linen_method
 from .to_linen import ToLinen
 
@@ -63,6 +64,7 @@ def to_linen_class(
         generated = cls.__init__
 
         def construct(self: Any, /, args: Any = None, kwargs: Any = None, **given: Any) -> None:
+            check_arguments(base_nnx_class, args or (), kwargs or {})
             fields = {n: v for n, v in given.items() if n in cls.__dataclass_fields__}
             # None stands for the default in programs written for flax.nnx.bridge.
             fields = {n: v for n, v in fields.items() if v is not None or n not in defaults}

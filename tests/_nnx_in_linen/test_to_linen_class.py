@@ -221,3 +221,11 @@ def test_it_works_as_a_module_in_setup():
         nnx.update(native, variables["params"][name])
         expected = native(expected)
     np.testing.assert_array_equal(Parent().apply(variables, X), expected)
+
+
+@pytest.mark.parametrize("positional", [(8,), (8, 4), ((8,), 4), (8, {"out_features": 4})])
+def test_positional_arguments_of_the_constructor_say_what_to_write(positional):
+    with pytest.raises(bridge.InvalidModuleError, match=r"args=\(…\), kwargs=\{…\}"):
+        bridge.to_linen_class(nnx.Linear)(*positional)
+    variables = bridge.to_linen_class(nnx.Linear)((3, 4), {"use_bias": False}).init(KEY, X)
+    assert variables["params"]["kernel"].shape == (3, 4)
