@@ -83,8 +83,11 @@ def constructed(
             with nnx.use_eager_sharding(is_eager(option)):
                 module = construct()
             return module, nodes_below(module)
-        except (ValueError, AssertionError):
-            if option is not None or not is_eager(option):
+        except Exception as error:
+            # What JAX raises for an axis that is used twice has no public name. That one is raised
+            # again below, with every other one.
+            is_known = isinstance(error, ValueError | AssertionError)
+            if not is_eager(option) or (is_known and option is not None):
                 raise
     with nnx.use_eager_sharding(LATER):
         module = construct()
@@ -115,5 +118,9 @@ def _put_in_shards(module: Any, where: str, *, strict: bool) -> None:
         path: NNXMeta(item.var_type, raw_value(item), item.get_metadata())
         for path, item in late.items()
     }
-    for path, box in explicit_axes.sharded(boxes, where, strict=strict).items():
-        assign_raw_value(late[path], box.value)
+    # A Variable that brings a mesh is sharded over it, as natively.
+    for own in dict.fromkeys(item.get_metadata("mesh", None) for item in late.values()):
+        here = {p: box for p, box in boxes.items() if box.metadata.get("mesh") == own}
+        placed = explicit_axes.sharded(here, where, strict=strict, mesh=own)
+        for path, box in placed.items():
+            assign_raw_value(late[path], box.value)

@@ -74,7 +74,7 @@ def init_in_auto_axes(init: Callable[..., Any], *inputs: Any, eager: bool) -> An
     return treedef.unflatten(constrained(*given.values))
 
 
-def sharded(tree: Any, where: str, *, strict: bool) -> Any:
+def sharded(tree: Any, where: str, *, strict: bool, mesh: AnyMesh | None = None) -> Any:
     """A tree of Variables or Linen variables with every array in its annotated sharding.
 
     Args:
@@ -82,11 +82,12 @@ def sharded(tree: Any, where: str, *, strict: bool) -> Any:
       where: what the tree belongs to, for the error.
       strict: whether every annotation has to speak of the mesh in force. If not, a leaf whose names
         are no axes of it is left as it is, and without a mesh all are.
+      mesh: the mesh to shard over, None for the one in force.
 
     Raises:
       ShardingError: an annotation does not fit the mesh; strict: there is no mesh in force.
     """
-    mesh = mesh_in_force()
+    own, mesh = mesh, mesh_in_force() if mesh is None else mesh
     if mesh.empty and not strict:
         return tree
     concrete = _concrete(mesh)
@@ -102,7 +103,11 @@ def sharded(tree: Any, where: str, *, strict: bool) -> Any:
             placed.append(jax.device_put(value, annotated) if any(sharding.spec) else value)
             continue
         explicit = _restricted(sharding.spec, mesh, AxisType.Explicit)
-        typed = jax.sharding.reshard(value, explicit) if any(explicit) else value
+        typed = value
+        if any(explicit):
+            # A bare spec speaks of the mesh in force.
+            wanted = explicit if own is None else NamedSharding(mesh, explicit)
+            typed = jax.sharding.reshard(value, wanted)
         placed.append(_constrained(typed, _restricted(sharding.spec, mesh, AxisType.Auto), mesh))
     return treedef.unflatten(placed)
 

@@ -117,3 +117,57 @@ def test_an_abstract_module_is_not_sharded_and_says_the_same_of_itself():
 def test_what_a_module_consists_of_comes_along():
     module, nodes = constructed(lambda: Model(None), False, "here", is_abstract=False)
     assert {id(v) for v in nodes.variables} == {id(module.w), id(module.b)}
+
+
+class TwoMeshes(nnx.Module):
+    """One Variable brings a mesh, one is annotated without, one is not annotated."""
+
+    def __init__(self, own):
+        self.own = nnx.Param(ARRAY + 1, out_sharding=("a", None), mesh=own)
+        self.other = nnx.Param(ARRAY, out_sharding=NAMES)
+        self.plain = nnx.Param(ARRAY)
+
+    def __call__(self, x):
+        return x
+
+
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+def test_a_variable_that_brings_its_mesh_is_sharded_without_one_in_force(kind):
+    own = jax.make_mesh((2,), ("a",), (kind,), devices=jax.devices()[:2])
+    native = nnx.Param(ARRAY, out_sharding=("a", None), mesh=own).get_raw_value().sharding
+    model = bridge.to_linen(TwoMeshes, own)
+    # With Explicit axes JAX compiles for a mesh that is in force alone.
+    is_auto = kind == jax.sharding.AxisType.Auto
+    for init in (model.init, *([jax.jit(model.init)] if is_auto else [])):
+        params = nn.unbox(init(jax.random.key(0), ARRAY)["params"])
+        assert params["own"].sharding.is_equivalent_to(native, 2)
+        assert not any(spec(params["plain"]))
+        assert not any(spec(params["other"]))
+    shapes = jax.eval_shape(model.init, jax.random.key(0), ARRAY)
+    assert jax.tree.structure(shapes) == jax.tree.structure(model.init(jax.random.key(0), ARRAY))
+
+
+def test_every_leaf_that_names_an_axis_twice_is_listed():
+    class Twice(nnx.Module):
+        def __init__(self):
+            self.layers = nnx.List([nnx.Param(ARRAY, out_sharding=(name, name)) for name in NAMES])
+            self.fits = nnx.Param(ARRAY, out_sharding=NAMES)
+
+        def __call__(self, x):
+            return x
+
+    key, found = jax.random.key(0), mesh("auto")
+    model = bridge.to_linen(Twice)
+    runs = [
+        lambda: model.init(key, ARRAY),
+        lambda: jax.jit(model.init)(key, ARRAY),
+        lambda: bridge.ToLinen(Twice, eager_sharding=True).init(key, ARRAY),
+        lambda: bridge.init_sharded(model, found, ARRAY, rngs=key),
+        lambda: bridge.abstract(model, found, ARRAY, rngs=key),
+    ]
+    for run in runs:
+        with jax.set_mesh(found), pytest.raises(bridge.ShardingError) as raised:
+            run()
+        assert [what for _, _, what in raised.value.problems] == [
+            f"axis {name!r} is there more than once" for name in NAMES
+        ]
