@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -15,9 +15,10 @@ from flax.core import meta
 
 import registry
 from bridge._conversion.matching import Comparison, compare
-from bridge._conversion.neutral import Address, Path, by_address
+from bridge._conversion.neutral import Address, Path, by_address, nest, walk
 from bridge._conversion.nnx_meta import NNXMeta
 from bridge._flax.variables import assign_raw_value
+from bridge._graphdefs.leaves import GraphDefLeaves
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 from bridge._sharding.explicit_axes import any_explicit
 
@@ -98,11 +99,8 @@ class MatchedVariables:
         leaves = self._given
         slots = self.graphdef.slots
         wanted = slots.addresses
-        if len(leaves) < len(wanted):
-            # Linen variables do not tell an empty dict in a Variable from nothing.
-            avals = zip(slots, slot_avals(self.graphdef), strict=True)
-            empty = {slot.address: {} for slot, aval in avals if aval == {}}
-            leaves = {**empty, **leaves} if empty else leaves
+        if not leaves.keys() >= wanted:
+            leaves = _gathered(slots, slot_avals(self.graphdef), leaves)
         if wanted.issuperset(leaves):
             return ({**self._arguments, **leaves} if self._arguments else leaves), {}
         by_text = {_text(address): address for address in wanted if address not in leaves}
@@ -193,6 +191,46 @@ def _inside(leaf: Any) -> Any:
     if isinstance(leaf, meta.AxisMetadata):
         return registry.current().codec_for(type(leaf)).to_fields(leaf)[0]
     return leaf
+
+
+def _gathered(
+    slots: GraphDefLeaves, avals: Sequence[Any], leaves: Mapping[Address, Any]
+) -> Mapping[Address, Any]:
+    """The leaves, those of a dict that a Variable holds as one: without its box it is only a dict.
+
+    An empty one is nothing that Linen variables could tell.
+    """
+    found: dict[Address, Any] = {}
+    taken: set[Address] = set()
+    for slot, aval in zip(slots, avals, strict=True):
+        if type(aval) is dict and slot.address not in leaves:
+            own = {a: x for a, x in leaves.items() if _is_below(a, slot.address)}
+            below = {_text(a)[len(slot.address[1]) + 1 :]: x for a, x in own.items()}
+            if below.keys() == {tuple(map(str, path)) for path, _ in walk(aval)}:
+                found[slot.address] = _as_dict(aval, below, ())
+                taken |= own.keys()
+            elif below and not slot.has_fixed_shape:
+                # That of a cache may have other entries by now.
+                found[slot.address] = nest(below)
+                taken |= own.keys()
+    if not found:
+        return leaves
+    return {**{a: x for a, x in leaves.items() if a not in taken}, **found}
+
+
+def _is_below(address: Address, above: Address) -> bool:
+    own, prefix = _text(address), _text(above)
+    return len(own) > len(prefix) and own[: len(prefix)] == prefix
+
+
+def _as_dict(aval: Mapping[Any, Any], below: Mapping[Path, Any], path: Path) -> dict[Any, Any]:
+    """The dict with the keys that it had, which a file keeps as text."""
+    return {
+        key: _as_dict(item, below, (*path, str(key)))
+        if isinstance(item, Mapping)
+        else below[(*path, str(key))]
+        for key, item in aval.items()
+    }
 
 
 def _text(address: Address) -> tuple[str, ...]:

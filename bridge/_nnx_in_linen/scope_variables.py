@@ -98,6 +98,9 @@ def spelled(path: Path, string_keys: bool) -> Path:
 
 
 def _boxed_as(old: Any, leaf: Any) -> Any:
+    if isinstance(old, dict) and old and isinstance(leaf, meta.AxisMetadata):
+        # It came without its box, as `nn.unbox` leaves it; an empty one would be nothing.
+        return leaf.unbox() or leaf
     if not isinstance(old, meta.AxisMetadata):
         return leaf
     return old.replace_boxed(leaf.unbox() if isinstance(leaf, meta.AxisMetadata) else leaf)

@@ -617,3 +617,53 @@ def test_a_parameter_of_a_module_that_shares_the_scope_is_none_of_the_wrapped_mo
     if not outer and strict:
         with pytest.raises(bridge.MismatchError, match="other"):
             base.apply({"params": {**unknown, "A": params["A"]}}, X)
+
+
+class Mapped(nnx.Module):
+    """Its Variables hold dicts."""
+
+    def __init__(self, *, rngs):
+        self.linear = nnx.Linear(3, 3, rngs=rngs)
+        self.scales = nnx.Param({"a": jnp.ones(3), "b": {0: jnp.full(3, 2.0)}})
+        self.empty = nnx.Param({})
+        self.seen = nnx.BatchStat({"count": jnp.zeros(())})
+
+    def __call__(self, x):
+        self.seen.set_value({"count": self.seen.get_value()["count"] + 1})
+        held = self.scales.get_value()
+        return self.linear(x) * held["a"][None] + held["b"][0][None]
+
+
+def without_boxes(variables):
+    return {c: tree for c, tree in nn.unbox(variables).items() if c != "nnx"}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        nn.unbox,
+        without_boxes,
+        lambda v: flax.core.freeze(nn.unbox(v)),
+        lambda v: serialization.msgpack_restore(serialization.to_bytes(without_boxes(v))),
+    ],
+)
+@pytest.mark.parametrize("strict", [None, True])
+def test_a_dict_in_a_variable_loads_without_its_box(change, strict):
+    model = bridge.ToLinen(Mapped, strict=strict)
+    variables = model.init(KEY, X)
+    native = Mapped(rngs=nnx.Rngs(KEY))
+    changed = change(variables)
+    for apply in (model.apply, jax.jit(model.apply, static_argnames="mutable")):
+        y, updates = apply(changed, X, mutable=("batch_stats",))
+        np.testing.assert_array_equal(y, native(X))
+        # An update has the form that was given.
+        assert updates["batch_stats"]["seen"]["count"] == 1
+        apply({**changed, **updates}, X, mutable=("batch_stats",))
+
+
+def test_a_dict_that_lacks_an_entry_is_listed_as_missing():
+    model = bridge.to_linen(Mapped)
+    variables = without_boxes(model.init(KEY, X))
+    del variables["params"]["scales"]["b"]
+    with pytest.raises(bridge.MismatchError, match="params/scales"):
+        model.apply(variables, X, mutable=["batch_stats"])
