@@ -45,8 +45,14 @@ def lost_update_text(where: str, collection: str, is_rng: bool) -> str:
     )
 
 
-def untold_change_text(where: str, places: Iterable[str]) -> str:
+def untold_change_text(where: str, places: Iterable[str], *, is_stored: bool = True) -> str:
     """The warning about a change of a module that its variables do not show."""
+    if not is_stored:
+        return (
+            f"a call of {where} changed the module itself at {', '.join(places)}. Its definition is"
+            " not among the variables, so the next call starts from the old one; keep the change"
+            " with store_graphdef=True, the default"
+        )
     return (
         f"a call of {where} changed the module itself at {', '.join(places)} (an attribute, a"
         " submodule, a container, or a parameter's shape or place). Its definition is in collection"

@@ -92,7 +92,7 @@ def _create(
     scope: WrapperScope, variables: Mapping[str, Any], method: Any, args: Any, kwargs: Any
 ) -> tuple[Any, StaticGraphDef]:
     """Constructs the module, and writes it and what the call creates: (output, definition)."""
-    scope_variables.store_graphdef(scope.linen, None)
+    scope.store_graphdef(None)
     recipe = scope.recipe
     module, nodes, given = recipe.construct(scope.constructor_keys(), scope.where)
     leaves = by_address(variables)
@@ -118,7 +118,7 @@ def _create(
     _check_kept(scope, new, leaves)
     kept = replaced()
     scope.write({a: x for a, x in new.items() if a not in kept}, leaves, {})
-    scope_variables.store_graphdef(scope.linen, graphdef)
+    scope.store_graphdef(graphdef)
     return output, graphdef
 
 

@@ -79,7 +79,7 @@ class NNXCall:
             # Before the updates: a leaf may be gone to make room for a subtree.
             gone = self._bound.removed() - graphdef.slots.addresses
             scope_variables.remove(scope.linen, map(found.placed, gone))
-            scope_variables.store_graphdef(scope.linen, graphdef)
+            scope.store_graphdef(graphdef)
         if kept:
             places = {address: found.placed(address) for address in kept}
             scope.write(kept, found.leaves, places)
@@ -111,11 +111,13 @@ class NNXCall:
         is_mutable = functools.cache(scope.linen.is_mutable_collection)
         needed = {s.address for s in graphdef.slots if scope.linen.rng_state or not s.is_rng}
         touched = {STATIC, *(collection for collection, _ in self._bound.removed())}
-        if needed <= found.leaves.keys() | kept.keys() and all(map(is_mutable, touched)):
+        is_stored = scope.linen.store_graphdef and all(map(is_mutable, touched))
+        if is_stored and needed <= found.leaves.keys() | kept.keys():
             return graphdef
         if untold := self._bound.untold(scope.leaf):
             places = ["/".join(map(str, path)) for path in untold]
-            scope.report_lost(tuple(places), untold_change_text(scope.where, places))
+            text = untold_change_text(scope.where, places, is_stored=scope.linen.store_graphdef)
+            scope.report_lost(tuple(places), text)
         return None
 
     def _seed(self, leaf: GraphDefLeaf) -> Any:

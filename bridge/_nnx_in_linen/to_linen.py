@@ -35,12 +35,13 @@ _OPTIONS = frozenset(
         "rng_state",
         "string_keys",
         "eager_sharding",
+        "store_graphdef",
         "metadata_fn",
     )
 )
 _ALL_FIELDS = _OPTIONS | {"args", "kwargs"}
 # Those that flax.nnx.bridge does not have.
-_OWN_OPTIONS = frozenset({"strict", "rng_state", "string_keys", "eager_sharding"})
+_OWN_OPTIONS = frozenset({"strict", "rng_state", "string_keys", "eager_sharding", "store_graphdef"})
 
 
 class ToLinen(PlainFields, metaclass=WithOptions):
@@ -88,6 +89,9 @@ class ToLinen(PlainFields, metaclass=WithOptions):
         they are if a mesh is in force and `nnx.using_eager_sharding()`, as natively; those whose
         names are no axes of the mesh are left as they are, and so are all without a mesh, where a
         native constructor raises.
+      store_graphdef: False leaves collection `nnx` out of the variables, for programs that take
+        every leaf for an array. Each call then makes the definition out of the constructor (once
+        for all calls that hold the same), and a change of it has no place to be kept.
 
     Raises:
       InvalidModuleError: `nnx_class` is an instance, a function or a Linen class; or `args` are no
@@ -106,6 +110,7 @@ class ToLinen(PlainFields, metaclass=WithOptions):
     rng_state: bool = True
     string_keys: bool = False
     eager_sharding: bool | None = None
+    store_graphdef: bool = True
 
     # Annotated it must be a ClassVar: a field would be an argument of the constructor itself.
     _options: ClassVar[frozenset[str]] = _OWN_OPTIONS
@@ -176,7 +181,8 @@ class ToLinen(PlainFields, metaclass=WithOptions):
                 for (collection, path), leaf in flat.items()
             }
         )
-        return linen, with_graphdefs(variables, (((GRAPHDEF,), graphdef),))
+        graphdefs = (((GRAPHDEF,), graphdef),) if linen.store_graphdef else ()
+        return linen, with_graphdefs(variables, graphdefs)
 
     @nn.compact
     def __call__(self, /, *args: Any, nnx_method: Any = None, **kwargs: Any) -> Any:

@@ -112,6 +112,11 @@ class WrapperScope:
             if self.linen.rng_state or not slot.is_rng
         }
 
+    def store_graphdef(self, graphdef: StaticGraphDef | None) -> None:
+        """`scope_variables.store_graphdef`, unless the wrapper's option says otherwise."""
+        if self.linen.store_graphdef:
+            scope_variables.store_graphdef(self.linen, graphdef)
+
     def write(
         self,
         leaves: Mapping[Address, Any],

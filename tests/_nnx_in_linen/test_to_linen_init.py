@@ -2,9 +2,11 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
+from flax.traverse_util import flatten_dict
 
 import bridge
 from tests.models import assert_identical
@@ -188,3 +190,55 @@ def test_a_linen_parent_that_forgets_an_argument_gets_the_methods_own_error():
 
     with pytest.raises(TypeError, match="missing 1 required positional argument"):
         Forgetful().init(KEY)
+
+
+class Plain(nnx.Module):
+    def __init__(self, *, rngs):
+        self.linear = nnx.Linear(2, 2, rngs=rngs)
+        self.calls = 0
+
+    def __call__(self, x):
+        return self.linear(x)
+
+    def count(self, x):
+        self.calls += 1
+        return x
+
+
+def test_without_a_stored_graphdef_the_variables_are_arrays_alone():
+    model = bridge.ToLinen(Plain, store_graphdef=False)
+    variables = model.init(KEY, X)
+    assert set(variables) == {"params"}
+    assert set(flatten_dict(variables)) == {
+        ("params", "linear", "bias"),
+        ("params", "linear", "kernel"),
+    }
+    assert jax.tree.structure(jax.eval_shape(model.init, KEY, X)) == jax.tree.structure(variables)
+    native = Plain(rngs=nnx.Rngs(KEY))(X)
+    np.testing.assert_array_equal(model.apply(variables, X), native)
+    np.testing.assert_array_equal(jax.jit(model.apply)(variables, X), jax.jit(lambda: native)())
+    y, updates = model.apply(variables, X, mutable=True)
+    assert "nnx" not in updates
+    np.testing.assert_array_equal(y, native)
+
+
+def test_without_a_stored_graphdef_a_change_of_it_is_reported():
+    model = bridge.ToLinen(Plain, store_graphdef=False, strict=True)
+    variables = model.init(KEY, X)
+    with pytest.raises(bridge.LostUpdateError, match="store_graphdef=True"):
+        model.apply(variables, X, nnx_method="count", mutable=True)
+
+
+def test_without_a_stored_graphdef_modules_nest_and_exist():
+    class Outer(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return bridge.ToLinen(nnx.BatchNorm, (2,), store_graphdef=False)(nn.Dense(2)(x))
+
+    variables = Outer().init(KEY, X)
+    assert set(variables) == {"params", "batch_stats"}
+    Outer().apply(variables, X, mutable=["batch_stats"])
+    native = Plain(rngs=nnx.Rngs(KEY))
+    linen, variables = bridge.ToLinen.from_module(native, store_graphdef=False)
+    assert set(variables) == {"params"}
+    np.testing.assert_array_equal(linen.apply(variables, X), native(X))
