@@ -113,7 +113,7 @@ def test_one_program_serves_all_copies_of_a_module(field, in_tree_mode):
 
 
 @pytest.mark.parametrize("other", [jnp.ones(1), jnp.ones((), jnp.int32), 1.0, np.float32(1)])
-def test_values_that_are_equal_and_not_the_same_have_programs_of_their_own(other):
+def test_values_that_are_equal_and_not_the_same_have_their_own_programs(other):
     step = nnx.jit(lambda model, x: (model(x), jnp.asarray(model.field) / 2))
     for field in (jnp.ones(()), other):
         module = LinenField(field)

@@ -228,7 +228,7 @@ def test_a_lifted_transform_makes_its_class_in_one_module(transform):
 @pytest.mark.parametrize(
     ("transform", "hashes"), [(nn.jit, True), (nn.fold_rngs, True), (nn.remat, False)]
 )
-def test_a_transform_that_draws_from_every_stream_hashes_the_flags_of_the_scope(transform, hashes):
+def test_a_transform_that_folds_all_keys_hashes_the_flags_of_a_scope(transform, hashes):
     draws = CallKeys({"dropout": jax.random.key(0)})
     module = transform(nn.Dropout)(0.5, deterministic=True)
     run = functools.partial(

@@ -32,7 +32,7 @@ def test_the_page_links_each_cell_to_its_test_and_claims_no_other(side):
     assert all((ROOT / file).is_file() for file, _ in links)
 
 
-def test_the_guide_on_transforms_leads_to_the_page_and_holds_no_table_of_it():
+def test_the_guide_on_transforms_leads_to_the_page_and_has_no_table():
     guide = (SCRIPT["PAGE"].parent / "03_transforms.md").read_text()
     assert f"({SCRIPT['PAGE'].name})" in guide
     assert "✓" not in guide
