@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from bridge._errors import BridgeError, CheckpointError
+from bridge._errors import BridgeError, CheckpointError, PortError
 
 from ._places import user_place
 from ._stdout import for_document
@@ -77,7 +77,9 @@ def new_parser(
             if arguments.traceback:
                 traceback.print_exception(error)
             else:
-                sys.stderr.write(f"{parser.prog}: {error}\n")
+                sys.stderr.write(f"{parser.prog}: {_text(error)}\n")
+            if _lacks_rules(error):
+                return FAILED
             return MISSING_EXTRA if _lacks_extra(error) else UNUSABLE
         except SystemExit as error:
             # A program that a command runs may call `sys.exit`; its code is not one of ours.
@@ -96,7 +98,7 @@ def add_within(parser: argparse.ArgumentParser) -> None:
     """Adds the option for checkpoints that hold more than a model."""
     parser.add_argument(
         "--within",
-        type=lambda text: tuple(text.split("/")),
+        type=lambda text: tuple(filter(None, text.split("/"))),
         default=(),
         metavar="KEYS",
         help="the keys of the model in a checkpoint that holds more, joined by /",
@@ -156,6 +158,23 @@ def add_filter(parser: argparse.ArgumentParser) -> None:
         metavar="REGEX",
         help="only leaves in whose path the expression is found, such as params/.*/bias$",
     )
+
+
+def _text(error: BridgeError | OSError) -> str:
+    """An error's message with the options of the command line in the place of arguments."""
+    if isinstance(error, PortError) and _lacks_rules(error):
+        remedy = (
+            "Name the places in a table for --rules; --suggest of convert and parity proposes one."
+        )
+        return str(PortError(error.where, error.problems, remedy))
+    if isinstance(error, OSError) and not isinstance(error, BridgeError) and error.filename:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return str(error)
+
+
+def _lacks_rules(error: BaseException) -> bool:
+    """Whether values do not fit a model under the rules that there are."""
+    return isinstance(error, PortError) and "rules=" in error.remedy
 
 
 def _lacks_extra(error: BaseException) -> bool:

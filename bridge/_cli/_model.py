@@ -48,8 +48,8 @@ def abstract_values(
                 raise InputError(
                     "--model",
                     f"{type(given.model).__name__}, which is {'Linen' if to_nnx else 'NNX'}",
-                    f"an {'NNX' if to_nnx else 'Linen'} model, as --to says",
-                    "--model is the model that reads OUT",
+                    f"{'an NNX' if to_nnx else 'a Linen'} model",
+                    "--model is the model that the checkpoint is converted for",
                 )
             model, variables = initialised(given, target)
             return model if to_nnx else variables

@@ -24,6 +24,8 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
+from bridge._errors import shown
+
 from ._input_errors import InputError
 
 
@@ -57,9 +59,11 @@ def load(file: pathlib.Path) -> Rules:
         raise InputError(str(file), found, expected, remedy) from error
     if isinstance(table, dict) and not table.keys() & {"rules", "collections"}:
         table = {"rules": table}
+    if not isinstance(table, dict):
+        raise InputError(str(file), shown(table), expected, "see python -m bridge convert --help")
     unknown = [repr(key) for key in table if key not in ("rules", "collections")]
     bad = [key for key in table if not _is_texts(table[key])] if not unknown else []
-    if not isinstance(table, dict) or unknown or bad:
+    if unknown or bad:
         found = ", ".join(unknown) or ", ".join(f"other values in {key!r}" for key in bad) or "none"
         raise InputError(str(file), found, expected, "see python -m bridge convert --help")
     rules = Rules(table.get("rules", {}), table.get("collections", {}))

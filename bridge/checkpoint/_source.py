@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 
 import registry
 from bridge._conversion.neutral import Key, Path, nest
-from bridge._errors import CheckpointError
+from bridge._errors import CheckpointError, CheckpointNotFoundError, did_you_mean, listed
 
 from . import _arrays, _notes, _single_files
 from ._failures import reason, reported
@@ -165,6 +165,8 @@ def _foreign_source(found: Found, within: Names, given: str | None) -> Source:
         read = functools.partial(_arrays.read, found.path, tree)
     named = {tuple(map(str, location)): stored for location, stored in entries.items()}
     main = {n[len(within) :]: s for n, s in named.items() if n[: len(within)] == within}
+    if within and not main:
+        raise _nothing_within(found.path, named, within)
     by_keys = _layout({names[0] for names in main if names})
     is_alone = by_keys == "nnx" and (
         given == "linen" or (given is None and is_params_alone(main, found.format, within))
@@ -186,6 +188,17 @@ def _foreign_source(found: Found, within: Names, given: str | None) -> Source:
     }
     model = Item(_records(main), read)
     return Source(found.path, found.format, layout, model, extra, is_params_alone=is_alone)
+
+
+def _nothing_within(path: Any, named: Iterable[Names], within: Names) -> CheckpointNotFoundError:
+    depth = next(
+        d for d in range(len(within)) if not any(n[: d + 1] == within[: d + 1] for n in named)
+    )
+    inside = {n[depth] for n in named if n[:depth] == within[:depth] and len(n) > depth}
+    place = f"within {'/'.join(within[:depth])} " if depth else ""
+    question = did_you_mean(within[depth], sorted(inside))
+    remedy = f"The keys {place}there are {listed(sorted(inside))}. {question}".rstrip()
+    return CheckpointNotFoundError(f"there is nothing within {'/'.join(within)!r} in", path, remedy)
 
 
 def _layout(tops: set[str]) -> str:

@@ -37,8 +37,12 @@ def chosen_sections(
       steps: how many steps are made.
 
     Raises:
-      InvalidSectionsError: a name is none, or steps are asked for and their number is not given.
+      InvalidSectionsError: a name is none, steps are asked for and their number is not given, or
+        the number is negative.
     """
+    if steps < 0:
+        known = [name for name in SECTIONS if name != "steps"]
+        raise InvalidSectionsError(["steps"], known, f"A number of steps from 0 on, not {steps}")
     if sections is None:
         left_out = set() if layers else {"layers", "fields"}
         left_out |= set() if gradients else {"gradients"}

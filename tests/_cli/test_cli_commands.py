@@ -161,3 +161,13 @@ def test_a_page_is_refused_before_the_model_is_made_where_its_folder_is_missing(
 
     assert outcome.code == 2
     assert "--html: found no directory rports" in outcome.err
+
+
+def test_a_missing_file_is_named_without_an_error_number(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpoint.save("model", {"params": {"w": np.ones(2)}})
+
+    outcome = run(capsys, "diff", "model", "model", "--rules", "no.toml")
+
+    assert outcome.code == 2
+    assert "diff: no.toml: No such file or directory" in outcome.err

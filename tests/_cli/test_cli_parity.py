@@ -151,7 +151,7 @@ def test_a_port_that_does_not_fit_names_the_options_and_fails_as_convert_does(ca
     outcome = parity(capsys, "Alike", "NativeAlike", *QUICK, "--port")
 
     assert outcome.code == 1
-    assert "--rules, which --suggest proposes" in outcome.err
+    assert "--rules; --suggest of convert and parity proposes one" in outcome.err
     assert "rules={" not in outcome.err
 
 
@@ -178,3 +178,11 @@ def test_the_model_that_raises_is_the_one_that_is_named(capsys, models):
     assert outcome.code == 2
     assert "parity_models.py:Fails, run with its inputs, raised ZeroDivisionError" in outcome.err
     assert "Native" not in outcome.err
+
+
+@pytest.mark.parametrize("steps", ["-2", "1.5", "nan", "x"])
+def test_a_number_of_steps_is_a_whole_number_from_zero_on(capsys, steps):
+    outcome = parity(capsys, "Native", "Native", *QUICK, "--steps", steps)
+
+    assert outcome.code == 2
+    assert "is not a whole number from 0 on" in outcome.err

@@ -302,3 +302,12 @@ def test_other_readers_shards_are_the_targets(tmp_path):
         restored = checkpoint.restore(path, {"params": {"w": target}})["params"]["w"]
         assert restored.sharding.is_equivalent_to(sharding, 1)
         np.testing.assert_array_equal(restored, values)
+
+
+def test_keys_within_which_nothing_lies_are_named_with_those_that_are_there(tmp_path):
+    path = write_msgpack(tmp_path / "file", {"state": {"model": {"params": {"w": 1.0}}}})
+
+    with pytest.raises(CheckpointNotFoundError, match=r"within state .*Did you mean model\?"):
+        checkpoint.layout(path, within=["state", "modle"])
+    with pytest.raises(CheckpointNotFoundError, match="'state/model/params/w/x'"):
+        checkpoint.restore(path, within=["state", "model", "params", "w", "x"])

@@ -13,6 +13,7 @@ from flax import nnx
 
 import bridge
 from bridge import parity
+from bridge._errors import InvalidSectionsError
 from tests.parity import fault_models
 from tests.parity.fault_models import GPT_
 from tests.parity.parity_models import WIDTH, X, linen_deep, linen_net, nnx_deep, nnx_net
@@ -328,6 +329,13 @@ def test_the_model_that_raises_is_named(side, sections):
         parity.check(*pair, X, sections=sections)
 
     assert f"raised by {side} = Counting" in raised.value.__notes__
+
+
+def test_a_negative_number_of_steps_is_refused():
+    model = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+
+    with pytest.raises(InvalidSectionsError, match="not -1"):
+        parity.check(model, model, X, steps=-1)
 
 
 def test_the_headline_counts_static_fields_beside_what_differs():

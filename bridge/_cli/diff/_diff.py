@@ -19,7 +19,7 @@ state is left out unless --rngs is given.
 _EPILOG = """\
 exit codes:
   0  no difference
-  1  the checkpoints differ
+  1  the checkpoints differ, or one does not fit --model
   2  wrong usage, or one of them cannot be read
 
 examples:

@@ -16,12 +16,8 @@ from flax import nnx
 from bridge import parity, port
 from bridge._cli import _model, _rules_file, _target
 from bridge._cli._input_errors import InputError, ProgramError
-from bridge._errors import BridgeError, PortError
+from bridge._errors import BridgeError
 from bridge.parity._models import RAISED_BY
-
-
-class UnportedError(BridgeError):
-    """With `--port`, the values of A do not fit B; the text is that of the port's error."""
 
 
 def compared(arguments: argparse.Namespace) -> Any:
@@ -33,7 +29,7 @@ def compared(arguments: argparse.Namespace) -> Any:
     Raises:
         InputError: a TARGET gives no model, or no inputs are known.
         ProgramError: making or running a model raises.
-        UnportedError: with `--port`, the values of A do not fit B.
+        PortError: with `--port`, the values of A do not fit B.
     """
     given = _target.parse_inputs(arguments.inputs)
     rules = _rules_file.load(arguments.rules).paths if arguments.rules else None
@@ -124,11 +120,7 @@ def _ported(a: Any, b: Any, rules: Any) -> Any:
     """B with the values of A."""
     _check_sides(a, b)
     moved = port.plan(a[1], b, rules) if isinstance(a, tuple) else port.plan(a, b[1], rules)
-    try:
-        made = moved.apply()
-    except PortError as error:
-        remedy = "Name the places in a table for --rules, which --suggest proposes."
-        raise UnportedError(str(PortError(error.where, error.problems, remedy))) from error
+    made = moved.apply()
     return made if isinstance(made, nnx.Module) else (b[0], made)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from typing import Any
 
 from bridge._cli import _command
@@ -85,7 +84,7 @@ def _add_what_is_compared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sections", metavar="NAMES", type=_names, help="what is compared, joined by commas"
     )
-    parser.add_argument("--steps", type=int, default=0, metavar="N", help="optimizer steps too")
+    parser.add_argument("--steps", type=_count, default=0, metavar="N", help="optimizer steps too")
     parser.add_argument(
         "--tolerance",
         action="append",
@@ -121,12 +120,8 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from . import _compared
 
-    try:
-        with _output.working(f"comparing {arguments.a} and {arguments.b}"):
-            report = _compared.compared(arguments)
-    except _compared.UnportedError as error:
-        sys.stderr.write(f"python -m bridge parity: {error}\n")
-        return _command.FAILED
+    with _output.working(f"comparing {arguments.a} and {arguments.b}"):
+        report = _compared.compared(arguments)
     if arguments.suggest:
         _output.show_suggestions(report, SCHEMA, VERSION, as_json=arguments.json)
         return _command.OK if report.plan.ok else _command.FAILED
@@ -136,6 +131,10 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         _output.show(str(report))
     return _command.OK if report.ok else _command.FAILED
+
+
+def _count(text: str) -> int:
+    return int(_command.number(text, "a whole number from 0 on", lambda x: x >= 0 and x % 1 == 0))
 
 
 def _names(text: str) -> tuple[str, ...]:
