@@ -21,6 +21,7 @@ from jax.core import Tracer
 
 from bridge._conversion.neutral import Path
 from bridge._flax.interceptors import InterceptorContext
+from bridge._flax.linen_scans import is_looking_for_constants
 from bridge._graphdefs.structure import OBSERVED_PLACE
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._nnx_in_linen.to_linen import ToLinen
@@ -260,21 +261,19 @@ class Recorder:
         keep = functools.partial(
             self._keep, entry, tuple(entry.inputs), tuple(outputs), entry.is_leaf
         )
-
-        def kept(*values: Any) -> np.ndarray:
-            keep(*values)
-            return np.zeros(_NOTHING.shape, _NOTHING.dtype)
-
         if not any(isinstance(value, Tracer) for value in values):
             keep(*values)
-        elif self.is_eager:
-            # Linen's `nn.scan` first traces its body to find what is constant. Since Flax 0.12.9 it
-            # refuses a body with an effect, such as that of `jax.debug.callback`. There a pure
-            # callback is dead code, and an eager run executes it, if it has an output.
+        elif is_looking_for_constants():
+            # A pure callback is dead code in this trace. It is there for `jax.checkpoint`, which
+            # traces a function once and runs the same program in the scan.
             values = jax.lax.stop_gradient(values)
-            jax.pure_callback(kept, _NOTHING, *values, vmap_method="sequential")
+            jax.pure_callback(
+                lambda *values: keep(*values) or np.False_,
+                _NOTHING,
+                *values,
+                vmap_method="sequential",
+            )
         else:
-            # XLA would remove a pure callback whose output nobody uses.
             jax.debug.callback(keep, *values)
 
     def _keep(
