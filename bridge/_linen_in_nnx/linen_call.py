@@ -137,7 +137,8 @@ class LinenCall:
         made: set[str] = set()
         if self._initializing:
             made = {collection for collection, path in changed if path}
-            sown = self._sown(made)
+            # What holds no arrays says something of the model, such as the axes of parameters.
+            sown = self._sown({a[0] for a, leaf in changed.items() if jax.tree.leaves(leaf.value)})
             made |= self._sown_below
             creation.note_sown(sown | self._sown_below)
             changed = {a: leaf for a, leaf in changed.items() if a[0] not in sown}
