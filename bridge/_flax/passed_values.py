@@ -215,6 +215,7 @@ _CALLS: Mapping[str, str] = {
     "remat2": "jaxpr",
     "checkpoint": "jaxpr",
     "closed_call": "call_jaxpr",
+    "eval_jaxpr": "call_jaxpr",
     "core_call": "call_jaxpr",
     "custom_jvp_call": "call_jaxpr",
     "custom_vjp_call": "call_jaxpr",

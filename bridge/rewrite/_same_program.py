@@ -22,7 +22,7 @@ from ._draws import is_same_kind
 from ._gradient_rules import is_known_rule
 from ._snapshots import is_array
 
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "checkpoint", "remat2")
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat2")
 _CUSTOM = ("custom_jvp_call", "custom_vjp_call")
 _ALIASES = ("copy", "copy_p")
 _COMMUTATIVE = ("add", "mul", "max", "min", "and", "or", "eq", "ne")
