@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -181,7 +180,7 @@ def _check_names(wrapper: LinenHolder, tree: Mapping[Any, Any]) -> None:
     """Raises ReservedNameError if attributes of the wrapper have these names; it lists them all."""
     problems: list[str] = []
     for name in map(str, tree):
-        static = inspect.getattr_static(type(wrapper), name, None)
+        static = getattr(type(wrapper), name, None)
         if name.startswith(OWN_PREFIX):
             problems.append(
                 f"{name!r}: names that start with to_nnx__ hold the wrapper's own state"
