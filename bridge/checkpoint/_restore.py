@@ -20,6 +20,7 @@ from ._json import MalformedError, NotCarriedError
 from ._match import Match, Options, error_of, match
 from ._processes import Agreement
 from ._renaming import for_target
+from ._replaced import until_unreplaced
 from ._source import Item, Source, open_checkpoint
 from ._stored import is_rng, tree_text
 from ._targets import Assignment, TargetTree, tree_of
@@ -124,9 +125,10 @@ def restore(
     options = Options(rngs, allow_missing, allow_unexpected)
     targets = {name: tree_of(value, as_pytree=True) for name, value in (extra or {}).items()}
     main = None if target is None else tree_of(target)
-    check = Verification(verify)
     failure = "nothing could be restored from"
-    with Agreement(path), reported(failure, path, "Nothing was changed in memory."):
+
+    def read() -> tuple[Any, list[Assignment], dict[str, Any], Verification]:
+        check = Verification(verify)
         source = open_checkpoint(path, within, layout)
         check.begin(source)
         if rules:
@@ -148,11 +150,18 @@ def restore(
         else:
             own = _values(source.variables, wholes[0], main, check)
             model, assignments = main.filled(own)
-        filled = {name: targets[name].filled(values[name]) for name in targets}
+        extras: dict[str, Any] = {}
+        for name in targets:
+            extras[name], own_assignments = targets[name].filled(values[name])
+            assignments += own_assignments
+        return model, assignments, extras, check
+
+    with Agreement(path), reported(failure, path, "Nothing was changed in memory."):
+        model, assignments, extras, check = until_unreplaced(read)
     check.end()
     with reported(failure, path, "Nothing was changed in memory."):
-        _assign([*assignments, *(a for _, own in filled.values() for a in own)])
-    return model if extra is None else (model, {name: made for name, (made, _) in filled.items()})
+        _assign(assignments)
+    return model if extra is None else (model, extras)
 
 
 def _absent(source: Source, name: str) -> Match:

@@ -19,6 +19,7 @@ from . import _arrays, _notes, _single_files
 from ._failures import reason, reported
 from ._files import VARIABLES, Found, find
 from ._params_alone import is_params_alone
+from ._replaced import Identity, identity_of, unreplaced
 from ._stored import Names, Record, Stored, describe, key_of, names_of, parts
 
 # The fields of a Linen TrainState that hold no variables.
@@ -99,6 +100,7 @@ def open_checkpoint(
     Raises:
       CheckpointNotFoundError: there is no checkpoint.
       CheckpointError: it cannot be read.
+      ReplacedError: it was replaced meanwhile; the items raise this too when they are read.
     """
     with reported("no checkpoint can be read at", path):
         found = find(path)
@@ -119,10 +121,14 @@ def open_checkpoint(
             found.path,
             "Other trees of a checkpoint of the bridge are had with extra=.",
         )
+    identity = identity_of(found.path)
     try:
-        if found.format == "bridge":
-            return _bridge_source(found.path)
-        return _foreign_source(found, tuple(map(str, keys)), layout)
+        with unreplaced(found.path, identity):
+            if found.format == "bridge":
+                source = _bridge_source(found.path)
+            else:
+                source = _foreign_source(found, tuple(map(str, keys)), layout)
+        return _of_one_checkpoint(source, identity)
     except CheckpointError:
         raise
     except Exception as error:
@@ -132,6 +138,24 @@ def open_checkpoint(
             "It is damaged or incomplete; restore an earlier one. Nothing was changed in memory.",
             unreadable=[(str(found.path), reason(error))],
         ) from error
+
+
+def _of_one_checkpoint(source: Source, identity: Identity) -> Source:
+    """A source whose items are read while its checkpoint is at its path, or raise."""
+
+    def guarded(item: Item) -> Item:
+        def read(wanted: Mapping[tuple[Any, ...], Any]) -> Mapping[tuple[Any, ...], Any]:
+            with unreplaced(source.path, identity):
+                return item.read(wanted)
+
+        def each(locations: Sequence[tuple[Any, ...]]) -> Any:
+            with unreplaced(source.path, identity):
+                return list(item.each(locations))
+
+        return dataclasses.replace(item, read=read, each=each)
+
+    extra = {name: guarded(item) for name, item in source.extra.items()}
+    return dataclasses.replace(source, variables=guarded(source.variables), extra=extra)
 
 
 def _bridge_source(path: Any) -> Source:

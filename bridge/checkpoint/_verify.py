@@ -16,6 +16,7 @@ from . import _digests
 from ._failures import reported
 from ._files import VARIABLES
 from ._processes import summed
+from ._replaced import until_unreplaced
 from ._source import Item, Source, open_checkpoint
 from ._stored import Stored
 
@@ -50,21 +51,25 @@ def verify(path: str | os.PathLike[str]) -> int:
       2
     """
     with reported("no checkpoint can be verified at", path):
-        source = open_checkpoint(path)
-        items = {VARIABLES: source.variables, **source.extra}
-        _check_digests(source, [s for item in items.values() for s in item.stored.values()])
-        problems: list[tuple[str, str]] = []
-        count = 0
-        for name, item in items.items():
-            label = "" if name == VARIABLES else f"{name}: "
-            for stored, value, reason in _read(item):
-                count += 1
-                found = reason or _difference(stored, value)
-                if found:
-                    problems.append((label + _text(stored), found))
-        if problems:
-            raise _damaged(source.path, problems)
-        return count
+        return until_unreplaced(lambda: _verified(path))
+
+
+def _verified(path: str | os.PathLike[str]) -> int:
+    source = open_checkpoint(path)
+    items = {VARIABLES: source.variables, **source.extra}
+    _check_digests(source, [s for item in items.values() for s in item.stored.values()])
+    problems: list[tuple[str, str]] = []
+    count = 0
+    for name, item in items.items():
+        label = "" if name == VARIABLES else f"{name}: "
+        for stored, value, reason in _read(item):
+            count += 1
+            found = reason or _difference(stored, value)
+            if found:
+                problems.append((label + _text(stored), found))
+    if problems:
+        raise _damaged(source.path, problems)
+    return count
 
 
 class Verification:
