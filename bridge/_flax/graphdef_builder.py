@@ -24,7 +24,7 @@ from .graphdef_nodes import (
     decode,
 )
 from .objects import OBJECT_STATES, ObjectState, StaticObjectState
-from .self_references import Tie
+from .self_references import Tie, untied
 
 
 class Built(NamedTuple):
@@ -67,8 +67,9 @@ class GraphDefBuilder:
         """
         build = _Build(leaves, plain)
         module = self._root.build(build)
-        for attributes, name, part in build.tied:
-            attributes[name] = part.bound(build.by_index)
+        values = untied([tied for _, _, tied in build.tied], build.by_index)
+        for (attributes, name, _), value in zip(build.tied, values, strict=True):
+            attributes[name] = value
         return Built(module, build.variables, build.objects)
 
 

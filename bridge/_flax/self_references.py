@@ -1,15 +1,19 @@
 """Static attributes that refer to the module itself: a bound method, a lambda that uses `self`.
 
 A GraphDef takes them as they are, so a merged module would call the module that it was split from:
-with its parameters, without gradients. Here what they refer to is replaced by its place in the
-graph, and put back for every module that is made.
+with its parameters, without gradients. Here they are pickled with each node as its place in the
+graph, and unpickled for every module that is made.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
+import io
+import pickle
 import types
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,68 +22,60 @@ from flax import nnx
 
 from bridge._errors import InvalidModuleError
 
-from .graphdefs import Static
-from .objects import DATA_ATTRIBUTES, OBJECT_STATES
+from .graphdefs import IndexesPytreeDef, Static
+from .objects import DATA_ATTRIBUTES, OBJECT_STATES, attributes_dict
 
-_FREE = frozenset(
-    {int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type, types.CodeType}
-    | {types.BuiltinFunctionType, types.ModuleType, np.dtype, DATA_ATTRIBUTES, *OBJECT_STATES}
+# Written as they are.
+_ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None), type(Ellipsis)})
+# What no reference is followed from: it holds no object of a program, or all of them.
+_ENDS = (
+    *(type, types.CodeType, types.ModuleType, types.FrameType, types.TracebackType),
+    *(np.ndarray, jax.Array, jax.sharding.Mesh, jax.sharding.Sharding),
 )
-_ITEMS = (tuple, list, set, frozenset)
-_EMPTY = types.CellType()
-_NOTHING = ()
+_FREE = _ATOMS | {type, types.CodeType, types.ModuleType, np.dtype, DATA_ATTRIBUTES, *OBJECT_STATES}
+# Asked first, as most objects in attributes are.
+_CONTAINERS = frozenset({types.CellType, tuple, list, set, frozenset, functools.partial})
+# They have programs or results of a function, and by these anything.
+_CACHES = ("jaxlib", "functools")
+_NO_CACHES = (functools.partial, jax.tree_util.PyTreeDef)
 
 
 class Tie:
     """A static attribute without the nodes of the module that it refers to.
 
-    Two are equal if they are made alike, of the same nodes, functions and values.
+    Two are equal if they are written alike and keep equal objects.
 
     Args:
-      make: a function that makes a value of this kind out of its parts.
-      parts: its parts: values, or ties in their turn.
+      written: the pickle of all such attributes of a GraphDef.
+      kept: the objects in them that refer to no node, which every module has in common.
+      position: which of the attributes this is.
     """
 
-    __slots__ = ("make", "parts")
+    __slots__ = ("kept", "position", "written")
 
-    def __init__(self, make: Callable[..., Any], parts: tuple[Any, ...]):
-        self.make = make
-        self.parts = parts
+    def __init__(self, written: bytes, kept: tuple[Any, ...], position: int):
+        self.written = written
+        self.kept = kept
+        self.position = position
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Tie) or self.make != other.make:
+        if not isinstance(other, Tie):
             return False
-        return _is_same(self.parts, other.parts)
+        mine, theirs = (self.written, self.position), (other.written, other.position)
+        return mine == theirs and _are_same(self.kept, other.kept)
 
     def __hash__(self) -> int:
-        # Nothing of the values that functions close over: they may be arrays or lists.
-        return hash((self.make, *(part for part in self.parts if type(part) is Tie)))
+        # Nothing of the objects: they may be arrays or lists.
+        return hash((self.written, self.position))
 
     def __repr__(self) -> str:
-        return f"Tie({getattr(self.make, '__name__', self.make)}, {self.parts})"
-
-    def bound(self, nodes: Mapping[int, Any]) -> Any:
-        """The attribute of a module with these nodes."""
-        if self.make is _node:
-            return nodes[self.parts[0]]
-        return self.make(*(p.bound(nodes) if type(p) is Tie else p for p in self.parts))
+        return f"Tie({self.position}, kept={self.kept})"
 
 
-def _is_same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
-    if len(a) != len(b):
-        return False
-    for mine, theirs in zip(a, b, strict=True):
-        if mine is theirs:
-            continue
-        if type(mine) is not type(theirs):
-            return False
-        if type(mine) is tuple:
-            if not _is_same(mine, theirs):
-                return False
-        # Arrays are the same only if they are one.
-        elif isinstance(mine, np.ndarray | jax.Array) or mine != theirs:
-            return False
-    return True
+def untied(ties: Sequence[Tie], nodes: Mapping[int, Any]) -> list[Any]:
+    """The attributes of a module with these nodes, in the order of their ties: those of it all."""
+    made = _Reader(ties[0].written, ties[0].kept, nodes).load() if ties else ()
+    return [made[tied.position] for tied in ties]
 
 
 def tie(graphdef: nnx.GraphDef[Any], indices: Mapping[Any, int]) -> nnx.GraphDef[Any]:
@@ -90,108 +86,174 @@ def tie(graphdef: nnx.GraphDef[Any], indices: Mapping[Any, int]) -> nnx.GraphDef
       indices: the index of every node.
 
     Raises:
-      InvalidModuleError: an attribute holds one in a way that nobody can follow.
+      InvalidModuleError: one holds it in a way that nobody can follow.
     """
-    found: dict[int, Any] = {}
-    # Layers of one kind have the same functions. What is in here is alive, so its id is its own.
-    free: set[int] = set()
+    references = _NodeSearch(indices)
+    found: dict[int, tuple[Any, Any]] = {}
     attributes: Any = graphdef.attributes
     for i, (key, kind) in enumerate(attributes):
-        if not isinstance(kind, Static):
-            continue
-        value = kind.value
-        if type(value) in _FREE or id(value) in free:
-            continue
-        tied = _Search(indices, str(key)).run(value)
-        if tied is value:
-            free.add(id(value))
-        else:
-            found[i] = key, Static(tied)
+        value = kind.value if isinstance(kind, Static) else None
+        if type(value) not in _FREE and references.are_in(value):
+            found[i] = key, value
+    nodes: Any = graphdef.nodes
+    for node in nodes:
+        for value in _metadata_of(node):
+            if type(value) not in _FREE and references.are_in(value):
+                raise _error(f"the metadata of a {node.type.__name__}", value, None)
     if not found:
         return graphdef
-    attributes = [found.get(i, item) for i, item in enumerate(graphdef.attributes)]
-    return nnx.GraphDef(graphdef.nodes, attributes, graphdef.num_leaves)
+    written, kept = _pickled(found, references)
+    tied = {
+        i: (key, Static(Tie(written, kept, position)))
+        for position, (i, (key, _)) in enumerate(found.items())
+    }
+    changed: Any = [tied.get(i, item) for i, item in enumerate(attributes)]
+    return nnx.GraphDef(graphdef.nodes, changed, graphdef.num_leaves)
 
 
-class _Search:
-    """The way through one attribute's value."""
+def _metadata_of(node: Any) -> Iterable[Any]:
+    metadata: Any = getattr(node, "metadata", None)
+    if isinstance(metadata, IndexesPytreeDef):
+        kind, static = metadata.treedef.node_data() or (None, None)
+        return () if kind in OBJECT_STATES else (static,)
+    is_mapping = type(metadata) is DATA_ATTRIBUTES
+    return attributes_dict(metadata).values() if is_mapping else (metadata,)
 
-    def __init__(self, indices: Mapping[Any, int], name: str):
-        self._indices = indices
-        self._name = name
-        # By id; what is in it is held by the value above it.
-        self._above: set[int] = set()
-        self._is_recursive = False
 
-    def run(self, value: Any) -> Any:
-        tied = self.tied(value)
-        if tied is not value and self._is_recursive:
-            raise self._error(value)
-        return tied
+class _NodeSearch:
+    """Which objects refer to nodes, directly or through others.
 
-    def tied(self, value: Any) -> Any:
-        """The value itself if there is no node in it, else its tie."""
-        kind = type(value)
-        if kind in _FREE:
-            return value
-        if id(value) in self._above:
-            # A function that uses itself: nothing new is to be found.
-            self._is_recursive = True
-            return value
-        # Asked of no function, as most attributes are: this takes a call of Python.
-        if kind is not types.FunctionType and value in self._indices:
-            return Tie(_node, (self._indices[value],))
-        self._above.add(id(value))
-        tied = self._of_parts(kind, value)
-        self._above.discard(id(value))
-        return tied
+    Args:
+      nodes: what is looked for, by identity.
+    """
 
-    def _of_parts(self, kind: type, value: Any) -> Any:
-        if kind is types.MethodType:
-            return self._made(value, _method, (value.__func__, value.__self__))
-        if kind is types.FunctionType:
-            return self._function(value)
-        if kind is functools.partial:
-            keys, values = tuple(value.keywords), tuple(value.keywords.values())
-            return self._made(value, _partial, (keys, value.func, *value.args, *values))
-        if kind in _ITEMS:
-            return self._made(value, _OF_ITEMS[kind], tuple(value))
-        if kind is dict:
-            return self._made(value, _dict, (tuple(value), *value.values()))
-        # What `jax.jit` and `nnx.jit` make hides its function in a way of its own.
-        if kind.__module__.startswith(_HIDING):
-            for part in [getattr(value, name, None) for name in _HIDDEN]:
-                if self.tied(part) is not part:
-                    raise self._error(value)
-        return value
+    def __init__(self, nodes: Mapping[Any, int]):
+        # By id; the caller holds the nodes.
+        self.nodes = {id(node): index for node, index in nodes.items()}
+        # By id too, and held here, so that an id is nobody else's.
+        self._free: dict[int, Any] = {}
 
-    def _error(self, value: Any) -> InvalidModuleError:
-        return InvalidModuleError(
-            f"the attribute {self._name!r} of a module in a ToLinen",
-            value,
-            "a method, a lambda or a partial of its own module",
-            "this one is compiled, cached or recursive, and stays with the module that it was made"
-            " in: make it a method of the class, or a submodule",
-        )
+    def are_in(self, value: Any) -> bool:
+        """Whether a value is a node or refers to one."""
+        if id(value) in self._free:
+            return False
+        met = {id(value): value}
+        left = [value]
+        while left:
+            value = left.pop()
+            if id(value) in self.nodes:
+                return True
+            for item in _referents(value):
+                number = id(item)
+                if type(item) in _FREE or number in met or number in self._free:
+                    continue
+                met[number] = item
+                left.append(item)
+        self._free |= met
+        return False
 
-    def _function(self, value: Any) -> Any:
-        own = value.__dict__
-        cells = [_contents_of(cell) for cell in value.__closure__ or ()]
-        if not cells and not value.__defaults__ and not value.__kwdefaults__ and not own:
-            return value
-        code = BoundCode(value.__code__, value.__globals__, value.__name__, value.__qualname__)
-        by_name = tuple((value.__kwdefaults__ or {}).items())
-        parts = tuple(cells), value.__defaults__, by_name, tuple(own.items())
-        return self._made(value, code, parts)
 
-    def _made(self, value: Any, make: Callable[..., Any], parts: tuple[Any, ...]) -> Any:
-        tied = list(parts)
-        is_same = True
-        for i, part in enumerate(parts):
-            if type(part) not in _FREE and part is not _NOTHING:
-                tied[i] = self.tied(part)
-                is_same = is_same and tied[i] is part
-        return value if is_same else Tie(make, tuple(tied))
+def _referents(value: Any) -> list[Any]:
+    """The objects that a value refers to, whatever it is."""
+    kind = type(value)
+    if kind is types.FunctionType:
+        # Not its globals, which are everything.
+        cells = value.__closure__ or ()
+        return [*cells, value.__defaults__, value.__kwdefaults__, value.__dict__ or None]
+    if kind in _CONTAINERS:
+        return gc.get_referents(value)
+    if kind in weakref.ProxyTypes:
+        return [value.__reduce_ex__.__self__]
+    if isinstance(value, weakref.ref):
+        return [value()]
+    if isinstance(value, _ENDS):
+        return []
+    if _is_cache(kind):
+        return [getattr(value, "__wrapped__", None)]
+    if isinstance(value, dict):
+        # Python 3.13 leaves the values of an object's `__dict__` to the object.
+        return [*gc.get_referents(value), *dict.keys(value), *dict.values(value)]
+    return gc.get_referents(value)
+
+
+def _is_cache(kind: type) -> bool:
+    return kind.__module__.startswith(_CACHES) and not issubclass(kind, _NO_CACHES)
+
+
+def _pickled(
+    attributes: Mapping[int, tuple[Any, Any]], references: _NodeSearch
+) -> tuple[bytes, tuple[Any, ...]]:
+    """The pickle of attributes, and the objects that are not in it."""
+    for name, value in attributes.values():
+        # One by one, for the error; together, they may have objects in common.
+        try:
+            _Writer(references).write([value])
+        except InvalidModuleError:
+            raise
+        except Exception as error:
+            raise _error(f"the attribute {str(name)!r}", value, error) from error
+    return _Writer(references).write([value for _, value in attributes.values()])
+
+
+class _Writer(pickle.Pickler):
+    """Pickles what refers to nodes; a node is its index, and what refers to none is kept."""
+
+    def __init__(self, references: _NodeSearch):
+        self._references = references
+        self._file = io.BytesIO()
+        self._kept: dict[int, tuple[int, Any]] = {}
+        super().__init__(self._file, protocol=pickle.HIGHEST_PROTOCOL)
+
+    def write(self, values: list[Any]) -> tuple[bytes, tuple[Any, ...]]:
+        self.dump(values)
+        return self._file.getvalue(), tuple(value for _, value in self._kept.values())
+
+    def persistent_id(self, obj: Any) -> int | None:
+        """A node's index, a negative number for what is kept."""
+        kind = type(obj)
+        if kind in _ATOMS:
+            return None
+        if id(obj) in self._references.nodes:
+            return self._references.nodes[id(obj)]
+        # The types of what is below have no cell, for example, of their own.
+        if kind is not types.CellType and not self._references.are_in(obj):
+            return self._kept.setdefault(id(obj), (-1 - len(self._kept), obj))[0]
+        return None
+
+    def reducer_override(self, obj: Any) -> Any:
+        """What makes an object anew that `pickle` has no way for, or another one."""
+        if _is_cache(type(obj)):
+            raise pickle.PicklingError("it is compiled or cached")
+        if isinstance(obj, types.MethodType):
+            # By its name it might be the method of a subclass.
+            return types.MethodType, (obj.__func__, obj.__self__)
+        if isinstance(obj, types.CellType):
+            # Filled by the function, which may be in it.
+            return types.CellType, ()
+        if isinstance(obj, types.FunctionType):
+            code = BoundCode(obj.__code__, obj.__globals__, obj.__name__, obj.__qualname__)
+            self._kept[id(code)] = -1 - len(self._kept), code
+            contents = [_contents_of(cell) for cell in obj.__closure__ or ()]
+            # One tuple, as a list made here and kept would be another one each time.
+            state = obj.__defaults__, obj.__kwdefaults__, obj.__dict__, *contents
+            return code, (obj.__closure__,), state, None, None, _fill
+        if type(obj) in weakref.ProxyTypes:
+            return weakref.proxy, (obj.__reduce_ex__.__self__,)
+        if isinstance(obj, weakref.ref):
+            return weakref.ref, (obj(),)
+        return NotImplemented
+
+
+class _Reader(pickle.Unpickler):
+    """Makes what a `_Writer` wrote, of other nodes."""
+
+    def __init__(self, written: bytes, kept: tuple[Any, ...], nodes: Mapping[int, Any]):
+        super().__init__(io.BytesIO(written))
+        self._kept = kept
+        self._nodes = nodes
+
+    def persistent_load(self, pid: int) -> Any:
+        return self._nodes[pid] if pid >= 0 else self._kept[-1 - pid]
 
 
 class BoundCode:
@@ -208,68 +270,48 @@ class BoundCode:
     def __hash__(self) -> int:
         return hash((self.code, id(self.scope)))
 
-    def __call__(self, contents: Any, defaults: Any, by_name: Any, own: Any) -> Any:
-        cells = tuple(
-            types.CellType() if value is _EMPTY else types.CellType(value) for value in contents
-        )
-        made = types.FunctionType(self.code, self.scope, self.name, defaults, cells or None)
-        made.__kwdefaults__ = dict(by_name) or None
+    def __call__(self, closure: tuple[types.CellType, ...] | None) -> Any:
+        made = types.FunctionType(self.code, self.scope, self.name, None, closure)
         made.__qualname__ = self.qualname
-        vars(made).update(own)
         return made
 
 
-# Where callable objects of these libraries have their function.
-_HIDING = ("jax", "flax.nnx", "functools")
-_HIDDEN = ("__wrapped__", "fun", "f")
+def _fill(function: Any, state: tuple[Any, ...]) -> None:
+    """Gives a function that was just made what it closes over, its defaults and attributes."""
+    function.__defaults__, function.__kwdefaults__, attributes, *contents = state
+    vars(function).update(attributes)
+    for cell, content in zip(function.__closure__ or (), contents, strict=True):
+        if content is not types.CellType:
+            cell.cell_contents = content
 
 
 def _contents_of(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
     except ValueError:
-        return _EMPTY
+        # Nothing was assigned yet.
+        return types.CellType
 
 
-def _node(index: int) -> Any:
-    """Marks a tie that stands for a node."""
-    raise NotImplementedError
+def _are_same(a: Any, b: Any) -> bool:
+    if a is b:
+        return True
+    # Arrays are the same only if they are one.
+    if type(a) is not type(b) or isinstance(a, np.ndarray | jax.Array):
+        return False
+    if type(a) is dict:
+        return a.keys() == b.keys() and all(_are_same(a[key], b[key]) for key in a)
+    if type(a) in (tuple, list):
+        return len(a) == len(b) and all(map(_are_same, a, b))
+    return bool(a == b)
 
 
-def _method(function: Any, owner: Any) -> Any:
-    return types.MethodType(function, owner)
-
-
-def _partial(keys: tuple[str, ...], function: Any, *values: Any) -> Any:
-    split = len(values) - len(keys)
-    return functools.partial(
-        function, *values[:split], **dict(zip(keys, values[split:], strict=True))
+def _error(what: str, value: Any, cause: Exception | None) -> InvalidModuleError:
+    return InvalidModuleError(
+        f"{what} of a module in a ToLinen",
+        value,
+        "what can be made again for another module of its kind: a method, a lambda, a partial, an"
+        " object that can be copied",
+        "this one refers to the module, and stays with the one that it was made in"
+        f"{f' ({cause})' if cause else ''}: make it a method of the class, or a submodule",
     )
-
-
-def _dict(keys: tuple[Any, ...], *values: Any) -> dict[Any, Any]:
-    return dict(zip(keys, values, strict=True))
-
-
-def _tuple(*items: Any) -> tuple[Any, ...]:
-    return items
-
-
-def _list(*items: Any) -> list[Any]:
-    return list(items)
-
-
-def _set(*items: Any) -> set[Any]:
-    return set(items)
-
-
-def _frozenset(*items: Any) -> frozenset[Any]:
-    return frozenset(items)
-
-
-_OF_ITEMS: Mapping[type, Callable[..., Any]] = {
-    tuple: _tuple,
-    list: _list,
-    set: _set,
-    frozenset: _frozenset,
-}

@@ -1,9 +1,13 @@
 """Attributes that refer to their own module, such as a bound method, follow a merged module."""
 
+import collections
+import dataclasses
 import functools
 import gc
 import pickle
+import types
 import weakref
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +21,12 @@ KEY = jax.random.key(0)
 X = jnp.array(2.0)
 
 
-class Block(nnx.Module):
+class Step(nnx.Module):
+    def step(self, x):
+        return self.scale * x * x
+
+
+class Block(Step):
     """Chooses in its constructor what it computes with."""
 
     def __init__(self, forward):
@@ -58,7 +67,81 @@ def scaled(module, scale):
     return module
 
 
+class Calls:
+    """An object with a module in it, and itself."""
+
+    def __init__(self, block):
+        self.block = block
+        self.me = self
+
+    def __call__(self, x):
+        return self.me.block.step(x)
+
+
+class Slots:
+    __slots__ = ("block",)
+
+    def __init__(self, block):
+        self.block = block
+
+    def __call__(self, x):
+        return self.block.step(x)
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object
+
+    def __call__(self, x):
+        return self.second.step(x) + self.first
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    block: object
+
+    def __call__(self, x):
+        return self.block.step(x)
+
+
+class Twice(dict):
+    def __call__(self, x):
+        return self["block"].step(x) + self["block"].step(x)
+
+
+def local(block):
+    class Local:
+        def __init__(self):
+            self.block = block
+
+        def __call__(self, x):
+            return self.block.step(x)
+
+    return Local()
+
+
+def recursive(block):
+    def down(n, x):
+        return block.step(x) if n == 0 else down(n - 1, x)
+
+    return functools.partial(down, 1)
+
+
 FORWARDS = {
+    "object": Calls,
+    "slots": Slots,
+    "named tuple": lambda block: functools.partial(Pair.__call__, Pair(jnp.ones(()), block)),
+    "dataclass": Config,
+    "dict": lambda block: Twice(block=block),
+    "method of an object": lambda block: Calls(block).__call__,
+    "lambda over an object": lambda block: (
+        lambda y: lambda x: y.at["calls"](x) + y.at["slots"](x)
+    )(types.SimpleNamespace(at=collections.OrderedDict(calls=Calls(block), slots=Slots(block)))),
+    "object of a class of its own": local,
+    "weak reference": lambda block: (lambda ref: lambda x: ref().step(x))(weakref.ref(block)),
+    "weak proxy": lambda block: functools.partial(Block.step, weakref.proxy(block)),
+    "recursive": recursive,
+    "method of a base": lambda block: super(type(block), block).step,
     "method": lambda block: block.step,
     "lambda": lambda block: lambda x: block.step(x) + 1,
     "array": lambda block: functools.partial(lambda y, x: block.step(x) + y, jnp.ones(())),
@@ -127,17 +210,9 @@ def test_a_definition_with_a_bound_method_can_be_pickled_and_holds_no_module():
     )
 
 
-def recursive(block):
-    def down(n, x):
-        return block.step(x) if n == 0 else down(n - 1, x)
-
-    return functools.partial(down, 1)
-
-
 REFUSED = {
     "jit": lambda block: jax.jit(block.step),
     "nnx.jit": lambda block: nnx.jit(lambda x: block.step(x) + 1),
-    "recursive": recursive,
     "cache": lambda block: functools.lru_cache(block.step),
 }
 
@@ -146,3 +221,43 @@ REFUSED = {
 def test_what_cannot_follow_a_merged_module_is_refused_by_its_name(forward):
     with pytest.raises(bridge.InvalidModuleError, match=r"'forward'.*make it a method"):
         bridge.ToLinen.from_module(Block(forward))
+
+
+class Shares(nnx.Module):
+    """Two attributes have one object, which notes what is called."""
+
+    def __init__(self):
+        self.scale = nnx.Param(jnp.ones(()))
+        self.first = Calls(self)
+        self.second = self.first
+        self.first.log = []
+
+    def step(self, x):
+        self.second.log.append(x.shape)
+        return self.scale * x * len(self.first.log)
+
+    def __call__(self, x):
+        return self.first(x) + self.second(x)
+
+
+def test_attributes_of_one_object_have_one_object_in_every_module():
+    module = bridge.ToLinen(Shares)
+    variables = module.init(KEY, X)
+    variables["params"] = {"scale": jnp.array(10.0)}
+    native = scaled_of(Shares())
+    assert module.apply(variables, X) == native(X)
+
+
+def scaled_of(module):
+    module.scale[...] = 10.0
+    return module
+
+
+class Owned(nnx.Module):
+    def __init__(self):
+        self.scale = nnx.Param(jnp.ones(()), owner=lambda: self)
+
+
+def test_a_variable_whose_metadata_refers_to_its_module_is_refused():
+    with pytest.raises(bridge.InvalidModuleError, match="metadata of a Param"):
+        bridge.ToLinen.from_module(Owned())
