@@ -25,11 +25,32 @@ from bridge._errors import InvalidModuleError
 from .graphdefs import IndexesPytreeDef, Static
 from .objects import DATA_ATTRIBUTES, OBJECT_STATES, attributes_dict
 
+
+class BoundCode:
+    """A function without what it closes over; equal to another one of the same code."""
+
+    def __init__(self, code: types.CodeType, scope: dict[str, Any], name: str, qualname: str):
+        self.code, self.scope, self.name, self.qualname = code, scope, name, qualname
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not BoundCode:
+            return False
+        return self.code == other.code and self.scope is other.scope
+
+    def __hash__(self) -> int:
+        return hash((self.code, id(self.scope)))
+
+    def __call__(self, closure: tuple[types.CellType, ...] | None) -> Any:
+        made = types.FunctionType(self.code, self.scope, self.name, None, closure)
+        made.__qualname__ = self.qualname
+        return made
+
+
 # Written as they are.
 _ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None), type(Ellipsis)})
 # What no reference is followed from: it holds no object of a program, or all of them.
 _ENDS = (
-    *(type, types.CodeType, types.ModuleType, types.FrameType, types.TracebackType),
+    *(type, types.CodeType, BoundCode, types.ModuleType, types.FrameType, types.TracebackType),
     *(np.ndarray, jax.Array, jax.sharding.Mesh, jax.sharding.Sharding),
 )
 _FREE = _ATOMS | {type, types.CodeType, types.ModuleType, np.dtype, DATA_ATTRIBUTES, *OBJECT_STATES}
@@ -254,26 +275,6 @@ class _Reader(pickle.Unpickler):
 
     def persistent_load(self, pid: int) -> Any:
         return self._nodes[pid] if pid >= 0 else self._kept[-1 - pid]
-
-
-class BoundCode:
-    """A function without what it closes over; equal to another one of the same code."""
-
-    def __init__(self, code: types.CodeType, scope: dict[str, Any], name: str, qualname: str):
-        self.code, self.scope, self.name, self.qualname = code, scope, name, qualname
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not BoundCode:
-            return False
-        return self.code == other.code and self.scope is other.scope
-
-    def __hash__(self) -> int:
-        return hash((self.code, id(self.scope)))
-
-    def __call__(self, closure: tuple[types.CellType, ...] | None) -> Any:
-        made = types.FunctionType(self.code, self.scope, self.name, None, closure)
-        made.__qualname__ = self.qualname
-        return made
 
 
 def _fill(function: Any, state: tuple[Any, ...]) -> None:

@@ -261,3 +261,17 @@ class Owned(nnx.Module):
 def test_a_variable_whose_metadata_refers_to_its_module_is_refused():
     with pytest.raises(bridge.InvalidModuleError, match="metadata of a Param"):
         bridge.ToLinen.from_module(Owned())
+
+
+HELD = []
+
+
+def plain(x):
+    return x * len(HELD)
+
+
+def test_what_a_function_finds_in_its_globals_is_no_reference():
+    HELD[:] = [Block(lambda block: plain)]
+    graphdef, _ = nnx.split(HELD[0])
+    ours = bridge.ToLinen.from_module(HELD[0])[1]["nnx"]["graphdef"]
+    assert dict(ours.attributes)["forward"] == dict(graphdef.attributes)["forward"]
