@@ -200,5 +200,7 @@ def _needs_box(var_type: type[Any], value: Any, metadata: Mapping[str, Any]) -> 
 def says_nothing(metadata: Mapping[str, Any]) -> bool:
     """Whether metadata holds no more than what every Variable has."""
     return all(
-        key in REQUIRED_METADATA or value is None or value == () for key, value in metadata.items()
+        # By type first: an array cannot be compared with a tuple.
+        key in REQUIRED_METADATA or value is None or (type(value) is tuple and not value)
+        for key, value in metadata.items()
     )

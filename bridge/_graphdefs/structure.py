@@ -7,6 +7,7 @@ from typing import Any
 from flax import nnx
 
 from bridge._conversion.neutral import Path
+from bridge._equality.contents import contents
 from bridge._flax.graphdef_nodes import (
     ArrayLeaf,
     ContainerNode,
@@ -17,6 +18,7 @@ from bridge._flax.graphdef_nodes import (
     decode,
 )
 from bridge._flax.objects import PYTREE_NOTES
+from bridge._flax.traces import trace_of
 from bridge._flax.variables import REQUIRED_METADATA
 from bridge._train_eval import MODE_FIELDS
 
@@ -38,6 +40,13 @@ def structure(graphdef: nnx.GraphDef[Any]) -> dict[Path, Any]:
     found: dict[Path, Any] = {}
     _note(decode(graphdef), (), {}, found)
     return found
+
+
+def tracers(graphdef: nnx.GraphDef[Any]) -> dict[Path, list[Any]]:
+    """The values of ongoing traces that a GraphDef holds, by the path of what holds them."""
+    by_path = {p: contents(at, made=True).objects for p, at in structure(graphdef).items()}
+    found = {p: [x for x in objects if trace_of(x) is not None] for p, objects in by_path.items()}
+    return {path: values for path, values in found.items() if values}
 
 
 def differences(a: dict[Path, Any], b: dict[Path, Any]) -> list[Path]:

@@ -102,16 +102,19 @@ def _create(
         scope.check(dataclasses.replace(comparison(found), missing=()))
         overlay(constructed, found)
     replaced = _write_shown(scope, module)
-    output = None
+    output = call = None
     if scope.is_outermost and not _takes(method_of(module, method), args, kwargs):
         _check_complete(scope, module)
     else:
+        call = rebuilding.Call(method, args, kwargs)
         find = functools.partial(method_in_modes, method=method)
         with showing(module, scope.linen):
             module, output = initialized(module, find, args, kwargs, nodes)
         if are_shown():
             unshow(module)
     graphdef, made = static_graphdef.split(module, recipe.origin, given)
+    names = tuple(scope.constructor_keys())
+    graphdef = rebuilding.without_tracers(graphdef, recipe, names, call, scope.where)
     # An argument is not state: each call passes its own.
     arguments = {(ARRAYS, path) for path, _ in given}
     new = {a: x for a, x in scope.as_linen(graphdef, made).items() if a not in arguments}

@@ -13,14 +13,16 @@ import registry
 from bridge import _train_eval
 from bridge._conversion.arrays import Arrays, is_array
 from bridge._conversion.linen_holder import creates_in_call
+from bridge._conversion.neutral import Path
 from bridge._equality.bounded_cache import BoundedCache
 from bridge._equality.contents import contents
 from bridge._equality.walk import identity
-from bridge._errors import MismatchError
+from bridge._errors import InvalidModuleError, MismatchError, listed
 from bridge._flax.nodes import nodes_below
 from bridge._flax.traces import partially_evaluate, trace_of
-from bridge._graphdefs import comparison, static_graphdef
+from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.static_graphdef import StaticGraphDef
+from bridge._graphdefs.structure import tracers
 from bridge._graphdefs.template import Template
 from bridge._initialization.creating import is_creating_variables
 from bridge._initialization.lazy_init import run_initializing
@@ -56,8 +58,48 @@ def rebuild(
     """
     if isinstance(recipe.nnx_class, Existing):
         return recipe.nnx_class.graphdef
-    graphdef, needs_call = _remembered(recipe, names, None, where)
-    return _remembered(recipe, names, call, where)[0] if needs_call and call else graphdef
+    try:
+        graphdef, needs_call = _remembered(recipe, names, None, where)
+        return _remembered(recipe, names, call, where)[0] if needs_call and call else graphdef
+    except _DependentDefinitionError as error:
+        raise MismatchError(
+            f"{where}, whose definition depends on a key or an input",
+            missing=[("nnx/graphdef", "the definition, which init has put into collection `nnx`")],
+        ) from error
+
+
+def without_tracers(
+    graphdef: StaticGraphDef, recipe: Recipe, names: tuple[str, ...], call: Call | None, where: str
+) -> StaticGraphDef:
+    """The GraphDef of a module that was made in a trace, with numbers for the trace's values.
+
+    A GraphDef outlives the trace, and no output of the trace can replace what is static in it.
+
+    Args:
+      graphdef: the GraphDef.
+      recipe: the constructor.
+      names: the RNG streams that the constructor got.
+      call: the call that has created what only a call creates, None if there was none.
+      where: the wrapper, for errors.
+
+    Raises:
+      InvalidModuleError: a value depends on a key or an input.
+    """
+    held = _tracers(graphdef)
+    if not held:
+        return graphdef
+    try:
+        return _remembered(recipe, names, call, where)[0]
+    except _DependentDefinitionError as error:
+        dependent = error.held or held
+        raise InvalidModuleError(
+            f"init of {where} in a JAX transform",
+            next(iter(dependent.values()))[0],
+            "a constructor that keeps what it makes of keys and inputs as state",
+            f"held by {listed('/'.join(map(str, path)) for path in dependent)}, which is static:"
+            " a function or a plain object, for example. Keep the value as an attribute of a"
+            " module or in a Variable, or call init outside of the transform",
+        ) from error
 
 
 def found_for(
@@ -152,7 +194,7 @@ def _abstract(
     """(the GraphDef, whether only a call would tell all variables)."""
     given = Arrays((call.args, call.kwargs) if call else ())
     made: list[tuple[StaticGraphDef, bool]] = []
-    is_whole: list[bool] = []
+    held: dict[Path, list[Any]] = {}
 
     def construct(key: Any, *inputs: Any) -> None:
         streams = dict.fromkeys(names, key)
@@ -163,7 +205,12 @@ def _abstract(
         kinds = set(map(type, nodes_below(module).objects))
         graphdef, _ = static_graphdef.split(module, recipe.origin, kept)
         made.append((graphdef, any(map(creates_in_call, kinds))))
-        is_whole.append(not _holds_value_of(trace_of(key), graphdef))
+        trace = trace_of(key)
+        held.clear()
+        for path, values in _tracers(graphdef).items():
+            # One of an outer trace is the caller's.
+            own = [value for value in values if trace_of(value) is trace]
+            held.update({path: own} if own else {})
 
     key = jax.eval_shape(lambda: jax.random.key(0))
     problem: Exception | None = None
@@ -173,12 +220,22 @@ def _abstract(
         except _NO_NUMBER as error:
             problem = error
         else:
-            if is_whole[-1]:
+            if not held:
                 return made[-1]
-    raise MismatchError(
-        f"{where}, whose definition depends on a key or an input",
-        missing=[("nnx/graphdef", "the definition, which init has put into collection `nnx`")],
-    ) from problem
+    raise _DependentDefinitionError(held) from problem
+
+
+class _DependentDefinitionError(Exception):
+    """A definition depends on a key or an input.
+
+    Attributes:
+      held: the values that do, by the path of the attribute that holds them; empty if the
+        constructor could not run without numbers.
+    """
+
+    def __init__(self, held: Mapping[Path, list[Any]]):
+        self.held = held
+        super().__init__()
 
 
 # What JAX raises where a program needs the number behind a tracer.
@@ -195,8 +252,6 @@ def _with_numbers(function: Callable[..., Any], *inputs: Any) -> None:
         partially_evaluate(function, *inputs)
 
 
-def _holds_value_of(trace: Any, graphdef: StaticGraphDef) -> bool:
-    """Whether a static attribute holds a value of a trace: in a function's cell, for example."""
-    found = comparison.told(graphdef)
-    # What can be told completely holds no value of any trace.
-    return not found.is_complete and any(trace_of(value) is trace for value in found.objects)
+def _tracers(graphdef: StaticGraphDef) -> dict[Path, list[Any]]:
+    # What can be told completely holds none.
+    return {} if graphdef.told.is_complete else tracers(graphdef)

@@ -132,6 +132,8 @@ def test_a_module_among_the_leaves_is_an_error_that_names_its_place(module):
         ({"note": False}, False),
         ({"note": 0}, False),
         ({"note": []}, False),
+        # Regression: TypeError in init, as an array cannot be compared with a tuple.
+        ({"note": jnp.ones(2)}, False),
         ({"out_sharding": None, "note": "x"}, False),
     ],
 )

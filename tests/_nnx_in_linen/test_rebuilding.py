@@ -686,3 +686,105 @@ def test_a_constructor_that_draws_its_definition_says_that_the_definition_is_nee
     np.testing.assert_array_equal(model.apply(variables, X), native(Drawing))
     with pytest.raises(bridge.BridgeError, match="collection `nnx`"):
         model.apply({"params": variables["params"]}, X)
+
+
+def table():
+    return jnp.arange(3.0)[None] * 2
+
+
+class AddsTable:
+    def __init__(self):
+        self.table = table()
+
+    def __call__(self, x):
+        return x + self.table
+
+
+class Table(nnx.Module):
+    def __init__(self):
+        self.values = nnx.Variable(table())
+
+
+def table_in_a_cell():
+    made = table()
+    return lambda x: x + made
+
+
+def table_in_a_default():
+    def act(x, *, table=table()):  # noqa: B008 - a function that holds an array
+        return x + table
+
+    return act
+
+
+def table_in_a_module():
+    return functools.partial(lambda x, module: x + module.values[...], module=Table())
+
+
+class Making(nnx.Module):
+    """Keeps a function that its constructor has made, beside a Linen layer."""
+
+    def __init__(self, make, *, rngs):
+        self.act = make()
+        self.layer = nnx.Linear(3, 3, rngs=rngs)
+        self.linen = bridge.ToNNX(nn.LayerNorm(use_bias=False, use_scale=False))
+
+    def __call__(self, x):
+        return self.act(self.linen(self.layer(x)))
+
+
+MAKERS_OF_TABLES = [table_in_a_cell, table_in_a_default, AddsTable, table_in_a_module]
+
+
+@pytest.mark.parametrize("make", MAKERS_OF_TABLES)
+def test_a_definition_that_is_made_in_a_trace_holds_no_value_of_it(make):
+    """Regression: UnexpectedTracerError in every later call."""
+    model = bridge.to_linen(Making, make)
+    eager = model.init(KEY, X)
+    compiled = jax.jit(model.init)(KEY, X)
+    np.testing.assert_allclose(model.apply(compiled, X), native(Making, make), rtol=1e-5)
+    assert compiled["nnx"] == eager["nnx"]
+    shapes = jax.eval_shape(lambda key: jax.lax.cond(True, model.init, model.init, key, X), KEY)
+    expected = native(Making, make)
+    np.testing.assert_array_equal(model.apply({**eager, "nnx": shapes["nnx"]}, X), expected)
+
+
+class DrawingTable(nnx.Module):
+    """Keeps a function with an array that its constructor has drawn."""
+
+    def __init__(self, *, rngs):
+        known, drawn = table(), rngs.params.uniform((1, 3))
+        self.known = lambda x: x + known
+        self.drawn = lambda x: x + drawn
+
+    def __call__(self, x):
+        return self.drawn(self.known(x))
+
+
+def test_a_definition_that_holds_what_a_trace_has_drawn_is_refused_by_name():
+    """Regression: UnexpectedTracerError in every later call."""
+    model = bridge.to_linen(DrawingTable)
+    np.testing.assert_array_equal(model.apply(model.init(KEY, X), X), native(DrawingTable))
+    with pytest.raises(bridge.InvalidModuleError, match=r"held by 'drawn', which"):
+        jax.jit(model.init)(KEY, X)
+
+
+class Scaled(nnx.Module):
+    """Keeps a function with an array that its constructor has computed from its argument."""
+
+    def __init__(self, scale, *, rngs):
+        scale = scale * 2
+        self.act = lambda x: x * scale
+
+    def __call__(self, x):
+        return self.act(x)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad, lambda f: jax.jit(jax.grad(f))])
+def test_a_definition_may_hold_a_value_of_the_trace_that_a_program_is_in(transform):
+    def bridged(scale):
+        model = bridge.to_linen(Scaled, scale)
+        return jnp.sum(model.apply(model.init(KEY, X), X))
+
+    expected = transform(lambda scale: jnp.sum(native(Scaled, scale)))(2.0)
+    np.testing.assert_allclose(transform(bridged)(2.0), expected, rtol=1e-6)
