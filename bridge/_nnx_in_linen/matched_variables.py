@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -17,9 +17,11 @@ import registry
 from bridge._conversion.matching import Comparison, compare
 from bridge._conversion.neutral import Address, Path, by_address, nest, walk
 from bridge._conversion.nnx_meta import NNXMeta
+from bridge._flax.objects import attributes_dict
 from bridge._flax.variables import assign_raw_value
-from bridge._graphdefs.leaves import GraphDefLeaves
+from bridge._graphdefs.leaves import GraphDefLeaf, GraphDefLeaves
 from bridge._graphdefs.static_graphdef import StaticGraphDef
+from bridge._randomness.typed_keys import from_bits
 from bridge._sharding.explicit_axes import any_explicit
 
 
@@ -196,31 +198,55 @@ def _inside(leaf: Any) -> Any:
 def _gathered(
     slots: GraphDefLeaves, avals: Sequence[Any], leaves: Mapping[Address, Any]
 ) -> Mapping[Address, Any]:
-    """The leaves, those of a dict that a Variable holds as one: without its box it is only a dict.
+    """The leaves, with one for each Variable whose value lies below its place, without its box.
 
-    An empty one is nothing that Linen variables could tell.
+    The value of a box is called `value` in a file, and nothing there says that it was a box. A dict
+    is in its own keys; an empty one is nothing that Linen variables could tell.
     """
     found: dict[Address, Any] = {}
     taken: set[Address] = set()
+    lower = _below(address for address in leaves if address not in slots.addresses)
     for slot, aval in zip(slots, avals, strict=True):
-        if type(aval) is dict and slot.address not in leaves:
-            own = {a: x for a, x in leaves.items() if _is_below(a, slot.address)}
-            below = {_text(a)[len(slot.address[1]) + 1 :]: x for a, x in own.items()}
-            if below.keys() == {tuple(map(str, path)) for path, _ in walk(aval)}:
-                found[slot.address] = _as_dict(aval, below, ())
-                taken |= own.keys()
-            elif below and not slot.has_fixed_shape:
-                # That of a cache may have other entries by now.
-                found[slot.address] = nest(below)
-                taken |= own.keys()
+        is_dict = type(aval) is dict
+        if slot.address in leaves or not (lower or is_dict):
+            continue
+        own = lower.get(_text(slot.address), {})
+        below = {path: leaves[address] for path, address in own.items()}
+        value = None
+        if is_dict:
+            value = _gathered_dict(slot, aval, below)
+        elif below.keys() == {("value",)}:
+            value = from_bits(aval, below["value",])
+        if value is not None:
+            found[slot.address] = value
+            taken.update(own.values())
     if not found:
         return leaves
     return {**{a: x for a, x in leaves.items() if a not in taken}, **found}
 
 
-def _is_below(address: Address, above: Address) -> bool:
-    own, prefix = _text(address), _text(above)
-    return len(own) > len(prefix) and own[: len(prefix)] == prefix
+def _gathered_dict(slot: GraphDefLeaf, aval: Mapping[Any, Any], below: Mapping[Path, Any]) -> Any:
+    """The dict that a Variable holds, of what lies below its place; None if this is not it."""
+    is_boxed = "value" not in aval and all(path[0] == "value" and path[1:] for path in below)
+    below = {path[1:]: leaf for path, leaf in below.items()} if is_boxed else below
+    is_whole = below.keys() == {tuple(map(str, path)) for path, _ in walk(aval)}
+    # That of a cache may have other entries by now.
+    if not is_whole and (not below or slot.has_fixed_shape):
+        return None
+    value = _as_dict(aval, below, ()) if is_whole else nest(below)
+    # With its box again, as an update has the form that was given.
+    metadata = dict(attributes_dict(slot.metadata))
+    return NNXMeta(slot.var_type, value, metadata) if below and is_boxed else value
+
+
+def _below(addresses: Iterable[Address]) -> dict[tuple[str, ...], dict[tuple[str, ...], Address]]:
+    """The addresses below every place, by the rest of their paths; keys are compared as text."""
+    found: dict[tuple[str, ...], dict[tuple[str, ...], Address]] = {}
+    for address in addresses:
+        text = _text(address)
+        for length in range(2, len(text)):
+            found.setdefault(text[:length], {})[text[length:]] = address
+    return found
 
 
 def _as_dict(aval: Mapping[Any, Any], below: Mapping[Path, Any], path: Path) -> dict[Any, Any]:
