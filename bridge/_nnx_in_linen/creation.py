@@ -8,6 +8,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
 from flax import nnx
 
 import registry
@@ -16,6 +17,7 @@ from bridge._conversion.linen_attributes import held_variables
 from bridge._conversion.linen_holder import LinenHolder
 from bridge._conversion.neutral import Address, by_address, has_leaf
 from bridge._errors import MismatchError, MissingInputsError, path_text
+from bridge._flax.variables import leaf_value
 from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 from bridge._initialization.lazy_init import initialized
@@ -113,6 +115,7 @@ def _create(
         if are_shown():
             unshow(module)
     graphdef, made = static_graphdef.split(module, recipe.origin, given)
+    _replace_donated(scope, graphdef, made)
     names = tuple(scope.constructor_keys())
     graphdef = rebuilding.without_tracers(graphdef, recipe, names, call, scope.where)
     # An argument is not state: each call passes its own.
@@ -142,6 +145,26 @@ def _write_shown(scope: WrapperScope, module: Any) -> Callable[[], set[Address]]
         return {a for a, leaf in written.items() if now.get(a) is not leaf}
 
     return replaced
+
+
+def _replace_donated(scope: WrapperScope, graphdef: StaticGraphDef, made: list[Any]) -> None:
+    """Constructs once more for values that are gone: the call has donated them to a program."""
+    donated = [i for i, leaf in enumerate(made) if _is_gone(leaf_value(leaf))]
+    if not donated:
+        return
+    again = scope.recipe.construct(scope.constructor_keys(), scope.where)
+    new_graphdef, leaves = static_graphdef.split(again.module)
+    new = {slot.address: leaf for slot, leaf in zip(new_graphdef.slots, leaves, strict=True)}
+    for i in donated:
+        made[i] = new.get(graphdef.slots[i].address, made[i])
+
+
+def _is_gone(value: Any) -> bool:
+    arrays = (value,) if isinstance(value, jax.Array) else jax.tree.leaves(value)
+    return any(
+        isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer | jax.Ref) and x.is_deleted()
+        for x in arrays
+    )
 
 
 def _takes(function: Any, args: Any, kwargs: Any) -> bool:

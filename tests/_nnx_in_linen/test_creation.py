@@ -1,5 +1,7 @@
 """When a ToLinen creates its variables: where Linen's own modules create theirs."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -8,7 +10,7 @@ from flax import linen as nn
 from flax import nnx
 
 import bridge
-from tests.models import assert_identical
+from tests.models import assert_close, assert_identical
 
 KEY = jax.random.key(0)
 X = jnp.ones((2, 3))
@@ -37,3 +39,30 @@ def test_a_lifted_transform_that_would_leave_a_variable_behind_is_refused():
     with pytest.raises(bridge.MismatchError) as caught:
         lifted.init(KEY, jnp.ones((2, 4, 3)))
     assert {path for path, _ in caught.value.missing} == {"batch_stats/mean", "batch_stats/var"}
+
+
+class Donating(nnx.Module):
+    """Donates its state to the program that it runs."""
+
+    def __init__(self, *, rngs):
+        self.linear = nnx.Linear(3, 2, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.linen = bridge.ToNNX(nn.Dense(2), rngs=rngs)
+        self.calls = nnx.BatchStat({"count": jnp.zeros(())})
+
+    def __call__(self, x):
+        x = self.linen(x)
+
+        @functools.partial(nnx.jit, donate_argnums=0)
+        def call(model, x):
+            model.calls.set_value({"count": model.calls["count"] + 1})
+            return model.dropout(model.linear(jnp.pad(x, [(0, 0), (0, 1)])))
+
+        return call(self, x)
+
+
+def test_init_keeps_the_initial_values_that_the_call_donates():
+    """Regression: RuntimeError, as the arrays had been deleted."""
+    model = bridge.to_linen(Donating)
+    expected = jax.jit(model.init)(KEY, X)
+    assert_close(model.init(KEY, X), expected)
