@@ -15,10 +15,12 @@ import numpy as np
 from jax.core import Tracer
 
 from .promises import holds
+from .traces import trace_of
 
-# Which input is handed on, and its axes in their new order: `jax.vmap` moves them.
+# Which input is handed on, and its axes in their new order: `jax.vmap` moves them. None stands for
+# an axis along which it is repeated.
 _Source: TypeAlias = "tuple[int, _Axes] | None"
-_Axes: TypeAlias = "tuple[int, ...]"
+_Axes: TypeAlias = "tuple[int | None, ...]"
 
 
 class PassedValues:
@@ -49,6 +51,9 @@ class PassedValues:
         after, order = self._origin(after)
         before, order_before = self._origin(before)
         wanted = _reordered(order_before, wanted)
+        if hasattr(after, "batch_dim") and trace_of(after) is not trace_of(before):
+            # What is the same for the whole batch has been repeated for it.
+            return self._is_same(after.val, before, _with_axis(wanted, after.batch_dim))
         if not isinstance(after, Tracer) and not isinstance(before, Tracer):
             return _is_equal(after, order, before, wanted)
         if order != wanted:
@@ -59,9 +64,7 @@ class PassedValues:
             return False
         if hasattr(after, "batch_dim"):
             return self._is_same_batch(after, before)
-        # Several tracers may stand for one variable of a program.
-        own = getattr(after, "val", None)
-        return own is not None and own is getattr(before, "val", None)
+        return _are_one(after, before)
 
     def _is_same_batch(self, after: Any, before: Any) -> bool:
         mine, theirs = after.batch_dim, before.batch_dim
@@ -84,15 +87,27 @@ class PassedValues:
                 # A constant of the program stands for itself.
                 return found.full_lower(), axes
             equation, place = made
-            source = self._source(equation, place)
+            source = self._source(equation, place, self._are_same_cases)
             if source is None:
                 break
             value = equation.invars[source[0]]
             axes = _reordered(source[1], axes)
         return value, axes
 
-    def _source(self, equation: Any, place: int) -> _Source:
-        """Which input an equation hands on as its output in this place, None if it makes it."""
+    def _are_same_cases(self, cases: Sequence[Any]) -> bool:
+        (first, order), *others = map(self._origin, cases)
+        return all(o == order and _are_one(case, first) for case, o in others)
+
+    def _source(
+        self, equation: Any, place: int, are_same_cases: Callable[[Sequence[Any]], bool]
+    ) -> _Source:
+        """Which input an equation hands on as its output in this place, None if it makes it.
+
+        Args:
+          equation: the equation.
+          place: the number of the output.
+          are_same_cases: whether inputs are one value, so that it does not matter which is chosen.
+        """
         name, params = equation.primitive.name, equation.params
         if name in _CALLS:
             return self._of_program(params[_CALLS[name]])[place]
@@ -100,6 +115,11 @@ class PassedValues:
             return place, tuple(range(equation.outvars[place].aval.ndim))
         if name == "transpose":
             return place, params["permutation"]
+        if name == "broadcast_in_dim":
+            return _of_broadcast(equation)
+        if name == "select_n":
+            is_one = are_same_cases(equation.invars[1:])
+            return (1, tuple(range(equation.outvars[0].aval.ndim))) if is_one else None
         rule = _RULES.get(name)
         return rule(self._of_program, equation, place) if rule else None
 
@@ -113,9 +133,14 @@ class PassedValues:
             id(var): (i, tuple(range(getattr(var.aval, "ndim", 0))))
             for i, var in enumerate(program.invars)
         }
+
+        def are_same_cases(cases: Sequence[Any]) -> bool:
+            first, *others = (sources.get(id(case)) for case in cases)
+            return first is not None and all(other == first for other in others)
+
         for equation in program.eqns:
             for place, var in enumerate(equation.outvars):
-                source = self._source(equation, place)
+                source = self._source(equation, place, are_same_cases)
                 given = source and sources.get(id(equation.invars[source[0]]))
                 if source and given:
                     sources[id(var)] = given[0], _reordered(given[1], source[1])
@@ -159,7 +184,29 @@ def _made_by(tracer: Any) -> tuple[Any, int] | None:
 
 def _reordered(axes: _Axes, order: _Axes) -> _Axes:
     """The axes of an array whose axes are put into another order once more."""
-    return tuple(axes[i] for i in order)
+    return tuple(None if i is None else axes[i] for i in order)
+
+
+def _with_axis(axes: _Axes, place: int) -> _Axes:
+    """The axes of an array that is repeated along a new one."""
+    return (*axes[:place], None, *axes[place:])
+
+
+def _are_one(a: Any, b: Any) -> bool:
+    """Whether two values are one; several tracers may stand for one variable of a program."""
+    own = getattr(a, "val", None) if type(a) is type(b) else None
+    return a is b or (own is not None and own is getattr(b, "val", None))
+
+
+def _of_broadcast(equation: Any) -> _Source:
+    """The input, unless an axis of its own is made longer."""
+    given, made = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+    axes: list[int | None] = [None] * len(made)
+    for axis, place in enumerate(equation.params["broadcast_dimensions"]):
+        axes[place] = axis
+        if given[axis] != made[place]:
+            return None
+    return 0, tuple(axes)
 
 
 def _of_scan(of_program: Callable[[Any], list[_Source]], equation: Any, place: int) -> _Source:
@@ -175,7 +222,8 @@ def _of_scan(of_program: Callable[[Any], list[_Source]], equation: Any, place: i
     if place < carried:
         return source if number == constants + place and _is_in_order(axes) else None
     # A slice that is stacked again where it was.
-    return (number, (0, *(axis + 1 for axis in axes))) if number >= constants + carried else None
+    moved = (0, *(None if axis is None else axis + 1 for axis in axes))
+    return (number, moved) if number >= constants + carried else None
 
 
 def _is_stacked(outer: Any, inner: Any) -> bool:
@@ -222,6 +270,7 @@ _CALLS: Mapping[str, str] = {
 }
 _HANDING_ON = frozenset(
     {"sharding_constraint", "copy", "copy_p", "optimization_barrier", "device_put", "reshard"}
+    | {"stop_gradient"}
 )
 _RULES: Mapping[str, Callable[..., Any]] = {
     "scan": _of_scan,
@@ -241,8 +290,10 @@ def _is_equal(after: Any, order: _Axes, before: Any, wanted: _Axes) -> bool:
         return False
     # Outside of any program that is being traced.
     with jax.ensure_compile_time_eval():
-        after = after if _is_in_order(order) else after.transpose(order)
-        before = before if _is_in_order(wanted) else before.transpose(wanted)
+        if len(order) != len(wanted):
+            return False
+        after, before = _arranged(after, order), _arranged(before, wanted)
+        after, before = _repeated(after, order, before), _repeated(before, wanted, after)
         if (after.shape, after.dtype) != (before.shape, before.dtype):
             return False
         if jnp.issubdtype(after.dtype, jax.dtypes.prng_key):
@@ -255,6 +306,22 @@ def _is_equal(after: Any, order: _Axes, before: Any, wanted: _Axes) -> bool:
         if jnp.issubdtype(after.dtype, jnp.floating):
             is_same &= jnp.array_equal(jnp.signbit(after), jnp.signbit(before))
         return bool(is_same)
+
+
+def _arranged(array: Any, axes: _Axes) -> Any:
+    """The array with its axes in this order, and of size 1 where it is to be repeated."""
+    if _is_in_order(axes):
+        return array
+    own = [axis for axis in axes if axis is not None]
+    return jnp.expand_dims(array.transpose(own), [i for i, a in enumerate(axes) if a is None])
+
+
+def _repeated(array: Any, axes: _Axes, like: Any) -> Any:
+    """The arranged array, as long as the other one where it is to be repeated."""
+    if None not in axes:
+        return array
+    sizes = zip(axes, array.shape, like.shape, strict=True)
+    return jnp.broadcast_to(array, [b if axis is None else a for axis, a, b in sizes])
 
 
 def _have_parents() -> bool:

@@ -17,6 +17,7 @@ from bridge._conversion.linen_attributes import held_variables
 from bridge._conversion.linen_holder import LinenHolder
 from bridge._conversion.neutral import Address, by_address, has_leaf
 from bridge._errors import MismatchError, MissingInputsError, path_text
+from bridge._flax.traces import trace_of
 from bridge._flax.variables import leaf_value
 from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.static_graphdef import StaticGraphDef
@@ -161,10 +162,9 @@ def _replace_donated(scope: WrapperScope, graphdef: StaticGraphDef, made: list[A
 
 def _is_gone(value: Any) -> bool:
     arrays = (value,) if isinstance(value, jax.Array) else jax.tree.leaves(value)
-    return any(
-        isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer | jax.Ref) and x.is_deleted()
-        for x in arrays
-    )
+    # Neither a tracer nor a reference tells.
+    concrete = [x for x in arrays if isinstance(x, jax.Array) and trace_of(x) is None]
+    return any(not isinstance(x, jax.Ref) and x.is_deleted() for x in concrete)
 
 
 def _takes(function: Any, args: Any, kwargs: Any) -> bool:

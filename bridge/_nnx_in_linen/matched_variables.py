@@ -234,9 +234,10 @@ def _gathered_dict(slot: GraphDefLeaf, aval: Mapping[Any, Any], below: Mapping[P
     if not is_whole and (not below or slot.has_fixed_shape):
         return None
     value = _as_dict(aval, below, ()) if is_whole else nest(below)
+    if slot.var_type is None or not (below and is_boxed):
+        return value
     # With its box again, as an update has the form that was given.
-    metadata = dict(attributes_dict(slot.metadata))
-    return NNXMeta(slot.var_type, value, metadata) if below and is_boxed else value
+    return NNXMeta(slot.var_type, value, dict(attributes_dict(slot.metadata)))
 
 
 def _below(addresses: Iterable[Address]) -> dict[tuple[str, ...], dict[tuple[str, ...], Address]]:
