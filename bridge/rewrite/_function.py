@@ -13,12 +13,13 @@ from bridge._errors import shown
 from ._entries import Entry
 from ._failures import RewriteError, said
 from ._function_plans import FunctionPlan
-from ._places import places_of
+from ._places import Made, places_of
 from ._plans import ClassPlan
 from ._result import ClassResult, Level, Rewrite
 from ._rewriter import Rewriter
 from ._steps import COLLECTION, choices
 from ._test_text import test_of
+from ._uses import ClassName
 
 
 def rewrite(
@@ -178,13 +179,22 @@ def _said_of(parts: Iterable[str]) -> tuple[str, ...]:
     return (f"run and compared by themselves: {names}",) if names else ()
 
 
-def _rewritten(rewriter: Rewriter) -> dict[str, dict[str, Any] | None]:
-    """The rewritten classes, with what the constructor of the model is given besides."""
+def _rewritten(rewriter: Rewriter) -> dict[ClassName, Made]:
+    """The rewritten classes, with how they were made where the model ran."""
+    program = rewriter.program
+    # Runs with other sizes come after those of the entries.
+    ran = [i for i in program.records.instances.values() if i.run < program.entries]
     return {
-        plan.name: {n: s.values.get((0, ())) for n, s in plan.sizes.items()}
-        if plan.cls in rewriter.tops[:1]
-        else None
-        for plan in rewriter.program.plans.values()
+        ClassName(plan.cls.__module__, plan.name): Made(
+            plan,
+            plan.cls in rewriter.tops[:1],
+            [
+                (i.fields, {n: s.values.get((i.run, i.path)) for n, s in plan.sizes.items()})
+                for i in ran
+                if i.cls is plan.cls
+            ],
+        )
+        for plan in program.plans.values()
         if plan.reason is None
     }
 

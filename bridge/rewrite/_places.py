@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
+from ._plans import ClassPlan
 from ._source import Source
-from ._uses import Uses, package_folder, sources_below
+from ._uses import ClassName, Uses, sources_below
 
 _OF_MODELS = ("init", "init_with_output", "lazy_init", "apply", "bind", "tabulate")
 _NAMES = ("model", "net", "network", "module")
@@ -18,43 +20,109 @@ _SAVES = ("save_checkpoint", "save_checkpoint_multiprocess", "to_bytes", "to_sta
 _RESTORES = ("restore_checkpoint", "from_bytes", "from_state_dict")
 _LONGEST = 60
 Place = tuple[int, str]
-Sizes: TypeAlias = Mapping[str, Mapping[str, Any] | None]
 
 
-def places_of(
-    modules: Mapping[str, str], sizes: Mapping[str, Mapping[str, Any] | None]
-) -> list[str]:
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """A rewritten class, with how it was made where the model ran.
+
+    Attributes:
+        plan: its plan.
+        is_model: whether it is the model's own class.
+        instances: fields and sizes of each instance.
+    """
+
+    plan: ClassPlan
+    is_model: bool
+    instances: Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
+
+    def sizes(self, call: ast.Call) -> dict[str, str]:
+        """What the new constructor takes besides, as text, where the old one is called.
+
+        A size is told if all instances that the call may make have the same; else it is `...`.
+        """
+        given = self._given(call)
+        fitting = [
+            sizes
+            for fields, sizes in self.instances
+            if all(_same(fields.get(name), value) for name, value in given.items())
+        ]
+        found: dict[str, str] = {}
+        for name in self.plan.sizes:
+            values = {repr(sizes.get(name)) for sizes in fitting}
+            if values != {"None"}:
+                found[name] = values.pop() if len(values) == 1 else "..."
+        return found
+
+    def _given(self, call: ast.Call) -> dict[str, Any]:
+        """The fields whose values a call tells, those that it leaves at their defaults too."""
+        nodes = dict(zip((field.name for field in self.plan.fields), call.args, strict=False))
+        nodes |= {k.arg: k.value for k in call.keywords if k.arg is not None}
+        is_open = any(isinstance(node, ast.Starred) for node in call.args)
+        if is_open or any(k.arg is None for k in call.keywords):
+            return {}
+        found: dict[str, Any] = {}
+        if dataclasses.is_dataclass(self.plan.cls):
+            own = dataclasses.fields(self.plan.cls)
+            defaults = {f.name: f.default for f in own if f.init and f.name not in nodes}
+            missing = dataclasses.MISSING
+            found = {n: v for n, v in defaults.items() if v is not missing}
+            found = {n: v for n, v in found.items() if n not in ("parent", "name")}
+        for name, node in nodes.items():
+            try:
+                found[name] = ast.literal_eval(node)
+            except ValueError:
+                continue
+        return found
+
+
+def _same(found: Any, told: Any) -> bool:
+    # Fields may be arrays, which have no truth value.
+    return found is told or repr(found) == repr(told)
+
+
+def places_of(modules: Mapping[str, str], classes: Mapping[ClassName, Made]) -> list[str]:
     """Training code beside the models, each with what takes its place.
 
     Args:
         modules: the files that were rewritten, with the names of their modules.
-        sizes: what the constructor of the model is given besides, None for another class.
+        classes: the rewritten classes.
     """
     if not modules:
         return []
-    folder = package_folder(*next(iter(modules.items())))[1]
+    names: dict[str, set[str]] = {}
+    for module, name in classes:
+        names.setdefault(module, set()).add(name)
+    uses = Uses(modules, names)
     beside = {pathlib.Path(file).resolve().parent for file in modules}
-    sources = dict(sources_below(folder))
-    importing = Uses(modules, {}).importing(sources)
+    sources = dict(sources_below(uses.folder))
+    importing = uses.importing(sources)
+    uses.follow({str(path): source for path, source in sources.items()})
     found: list[str] = []
     for path, source in sources.items():
         if path.parent not in beside and str(path) not in importing:
             continue
-        name = path.relative_to(folder).as_posix()
-        own = sorted(set(_Places(source, sizes).found()))
+        name = path.relative_to(uses.folder).as_posix()
+        named = uses.classes_in(str(path), source.tree)
+        own = sorted(set(_Places(source, lambda n, named=named: classes.get(named(n))).found()))  # pyright: ignore
         found += [f"{name}:{line}: {text}" for line, text in own]
     return found
 
 
 class _Places:
-    """The places in one file."""
+    """The places in one file.
 
-    def __init__(self, source: Source, sizes: Sizes) -> None:
-        self.source, self.sizes = source, sizes
+    Args:
+        source: the file.
+        class_of: the rewritten class that an expression names.
+    """
+
+    def __init__(self, source: Source, class_of: Callable[[ast.AST], Made | None]) -> None:
+        self.source, self.class_of = source, class_of
         self.made: dict[str, ast.Call] = {}
         for node in ast.walk(source.tree):
             value = node.value if isinstance(node, ast.Assign) else None
-            if isinstance(value, ast.Call) and _last(value.func) in sizes:
+            if isinstance(value, ast.Call) and class_of(value.func) is not None:
                 self.made |= {ast.unparse(target): value for target in node.targets}  # pyright: ignore
 
     def found(self) -> Iterator[Place]:
@@ -89,13 +157,14 @@ class _Places:
 
     def _is_made_here(self, node: ast.Call) -> bool:
         """Whether a model is made, by no class that is rewritten and not only for one call."""
-        if self.sizes.get(_last(node.func)) is None:
+        made = self.class_of(node.func)
+        if made is None or not made.is_model:
             return False
         above = self.source.parents[node]
         if isinstance(above, ast.Attribute) and above.attr in _OF_MODELS:
             return False
         around = (a for a in self.source.ancestors(node) if isinstance(a, ast.ClassDef))
-        return not any(each.name in self.sizes for each in around)
+        return not any(self.class_of(ast.Name(each.name)) for each in around)
 
     def _is_of_model(self, node: ast.Attribute) -> bool:
         if node.attr == "apply_fn":
@@ -103,7 +172,7 @@ class _Places:
         if node.attr not in _OF_MODELS:
             return False
         holder = node.value
-        if isinstance(holder, ast.Call) and _last(holder.func) in self.sizes:
+        if isinstance(holder, ast.Call) and self.class_of(holder.func) is not None:
             return True
         if ast.unparse(holder) in self.made or _last(holder) in _NAMES:
             return True
@@ -151,15 +220,16 @@ class _Places:
         own = holder if isinstance(holder, ast.Call) else self.made.get(ast.unparse(holder))
         has_key = call is not None and call.args and not isinstance(call.args[0], ast.Starred)
         keys = _streams(call.args[0]) if call is not None and has_key else "key"
-        if own is None or _last(own.func) not in self.sizes:
+        if own is None or self.class_of(own.func) is None:
             return f"Model(..., rngs=nnx.Rngs({keys}))"
         return self._made(own, keys)
 
     def _made(self, own: ast.Call, keys: str) -> str:
         """A constructor with what NNX's takes besides."""
         given = ", ".join(map(_short, [*own.args, *own.keywords]))
-        sizes = (self.sizes[_last(own.func)] or {}).items()
-        more = [f"{name}={value!r}" for name, value in sizes if value is not None]
+        made = self.class_of(own.func)
+        sizes = {} if made is None else made.sizes(own)
+        more = [f"{name}={value}" for name, value in sizes.items()]
         parts = [given if len(given) <= _LONGEST else "...", *more, f"rngs=nnx.Rngs({keys})"]
         return f"{_short(own.func)}({', '.join(filter(None, parts))})"
 

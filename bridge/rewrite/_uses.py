@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import pathlib
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ._source import Source
@@ -12,7 +12,13 @@ from ._writing import is_own
 
 _MOST_FILES = 2000
 _SKIPPED = {"__pycache__", "node_modules", "site-packages", "build", "dist"}
-Name = tuple[str, str]
+
+
+class ClassName(NamedTuple):
+    """A rewritten class: two files may have classes of one name."""
+
+    module: str
+    name: str
 
 
 class Use(NamedTuple):
@@ -62,22 +68,47 @@ class Uses:
         self.modules = {str(pathlib.Path(f).resolve()): module for f, module in files.items()}
         self.classes = classes
         self.root, self.folder = package_folder(*next(iter(files.items())))
-        self.known: dict[Name, str] = {
-            (module, name): name for module, names in classes.items() for name in names
+        self.known: dict[tuple[str, str], ClassName] = {
+            (module, name): ClassName(module, name)
+            for module, names in classes.items()
+            for name in names
         }
 
     def found(self) -> list[Use]:
         """Every use that is not in a rewritten class itself."""
         sources = {str(path): source for path, source in sources_below(self.folder)}
+        self.follow(sources)
+        return [use for file, source in sources.items() for use in self._uses(file, source)]
+
+    def follow(self, sources: Mapping[str, Source]) -> None:
+        """Finds the classes under the names that other files import them by, and hand on."""
         while True:
             before = len(self.known)
             for file, source in sources.items():
                 for name, target in self._imported(file, source.tree).items():
-                    if isinstance(target, str):
+                    if isinstance(target, ClassName):
                         self.known.setdefault((self._module(file), name), target)
             if len(self.known) == before:
-                break
-        return [use for file, source in sources.items() for use in self._uses(file, source)]
+                return
+
+    def classes_in(
+        self, file: str, tree: ast.Module
+    ) -> Callable[[ast.AST | None], ClassName | None]:
+        """Gives the rewritten class that an expression of a file names, None if it is none."""
+        module = self._module(file)
+        names = self._imported(file, tree)
+        names |= {n: ClassName(module, n) for n in self.classes.get(module, ())}
+
+        def named(node: ast.AST | None) -> ClassName | None:
+            if isinstance(node, ast.Name):
+                found = names.get(node.id)
+                return found if isinstance(found, ClassName) else None
+            if not isinstance(node, ast.Attribute):
+                return None
+            holder = names.get(ast.unparse(node.value))
+            return self.known.get((holder, node.attr)) if isinstance(holder, str) else None
+
+        return named
 
     def importing(self, sources: Mapping[pathlib.Path, Source]) -> set[str]:
         """The files that import one of the rewritten modules, by others too.
@@ -88,7 +119,7 @@ class Uses:
         wanted: dict[str, set[str]] = {}
         for path, source in sources.items():
             imported = self._imported(str(path), source.tree).values()
-            names = {each[0] for each in imported if isinstance(each, tuple)}
+            names = {n.module if isinstance(n, ClassName) else n for n in imported}
             wanted[str(path)] = names | {name.rpartition(".")[0] for name in names}
         known, found = set(self.modules.values()), set(self.modules)
         while True:
@@ -105,16 +136,16 @@ class Uses:
         parts = path.parts[:-1] if path.name == "__init__" else path.parts
         return ".".join(parts)
 
-    def _imported(self, file: str, tree: ast.Module) -> dict[str, str | tuple[str]]:
-        """Names of rewritten classes, and in a tuple of modules, by local names."""
-        found: dict[str, str | tuple[str]] = {}
+    def _imported(self, file: str, tree: ast.Module) -> dict[str, ClassName | str]:
+        """Rewritten classes, and the names of modules and of other things, by local names."""
+        found: dict[str, ClassName | str] = {}
         own = self._module(file)
         package = own if pathlib.Path(file).name == "__init__.py" else own.rpartition(".")[0]
         for node in ast.walk(tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     name = alias.asname or alias.name
-                    found[name] = (alias.name,)
+                    found[name] = alias.name
             elif isinstance(node, ast.ImportFrom):
                 where = node.module or ""
                 if node.level:
@@ -124,30 +155,18 @@ class Uses:
                 for alias in node.names:
                     name = alias.asname or alias.name
                     known = self.known.get((where, alias.name))
-                    found[name] = known or (f"{where}.{alias.name}" if where else alias.name,)
+                    found[name] = known or (f"{where}.{alias.name}" if where else alias.name)
         return found
 
     def _uses(self, file: str, source: Source) -> Iterator[Use]:
-        names = self._imported(file, source.tree)
-        module = self._module(file)
-        rewritten = self.classes.get(module, ())
-        names |= {name: name for name in rewritten}
+        named = self.classes_in(file, source.tree)
         seen: set[tuple[int, str]] = set()
-        for node in _reads(source.tree.body, rewritten):
-            cls = self._class(node, names)
-            if cls is None or (node.lineno, cls) in seen:
+        for node in _reads(source.tree.body, self.classes.get(self._module(file), ())):
+            cls = named(node)
+            if cls is None or (node.lineno, cls.name) in seen:
                 continue
-            seen.add((node.lineno, cls))
-            yield Use(file, node.lineno, _text(source, node, cls))
-
-    def _class(self, node: ast.expr, names: Mapping[str, str | tuple[str]]) -> str | None:
-        if isinstance(node, ast.Name):
-            found = names.get(node.id)
-            return found if isinstance(found, str) else None
-        if not isinstance(node, ast.Attribute):
-            return None
-        module = names.get(ast.unparse(node.value))
-        return self.known.get((module[0], node.attr)) if isinstance(module, tuple) else None
+            seen.add((node.lineno, cls.name))
+            yield Use(file, node.lineno, _text(source, node, cls.name))
 
 
 def _reads(body: Iterable[ast.AST], rewritten: Collection[str]) -> Iterator[ast.expr]:

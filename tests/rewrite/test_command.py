@@ -141,6 +141,54 @@ def test_training_code_beside_the_models_is_listed_and_stays(target, capsys, tmp
     assert training.read_text() == TRAINING.format(name=old.stem)
 
 
+AUTOENCODER = """from flax import linen as nn
+
+
+class Side(nn.Module):
+    size: int = 3
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.size)(x)
+
+
+class Net(nn.Module):
+    code: int = 4
+
+    @nn.compact
+    def __call__(self, x):
+        return Side(5)(Side(self.code)(x))
+"""
+MAKING = """from {name} import Net, Side
+from {other} import Net as Other, Side as OtherSide
+
+first, second, third = Net(), Net(4), Net(code=9)
+other = Other(4)
+
+def make(key, x, size):
+    Side(4).init(key, x), Side(5).init(key, x), Side(size).init(key, x), OtherSide(4).init(key, x)
+"""
+
+
+def test_sizes_are_those_of_the_very_layer_and_classes_those_of_the_very_file(capsys, tmp_path):
+    name = f"command_{abs(hash(str(tmp_path))) % 10**8}"
+    for each in (name, f"{name}_other"):
+        (tmp_path / f"{each}.py").write_text(AUTOENCODER)
+    (tmp_path / "making.py").write_text(MAKING.format(name=name, other=f"{name}_other"))
+    code, out, _ = run(capsys, f"{tmp_path / name}.py:Net", "--json")
+    assert code == 0
+    made = [place.partition(": ")[2] for place in json.loads(out)["places"]]
+    key = "rngs=nnx.Rngs(key))"
+    assert made == [
+        f"Net: Net(4, in_features=5, {key}",
+        f"Net: Net(code=9, in_features=..., {key}",
+        f"Net: Net(in_features=5, {key}",
+        f"Side(4).init: made with its values, model = Side(4, in_features=5, {key}",
+        f"Side(5).init: made with its values, model = Side(5, in_features=4, {key}",
+        f"Side(size).init: made with its values, model = Side(size, in_features=..., {key}",
+    ]
+
+
 def test_names_can_stay_linens(target, capsys):
     code, out, _ = run(capsys, target, "--keep-names")
     assert code == 0
