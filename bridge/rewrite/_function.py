@@ -8,7 +8,7 @@ from typing import Any
 
 from flax import linen as nn
 
-from bridge._errors import shown
+from bridge._errors import did_you_mean, listed, shown
 
 from ._entries import Entry
 from ._failures import RewriteError, said
@@ -62,7 +62,8 @@ def rewrite(
       `result.write()` writes them.
 
     Raises:
-      RewriteError: the model cannot be made or run.
+      RewriteError: the model cannot be made or run, or `only` or `skip` names a class that it has
+        not.
 
     Example::
 
@@ -84,8 +85,28 @@ def rewrite(
         gradients=gradients,
     )
     rewriter.trace()
+    _check_names(rewriter)
     rewriter.run()
     return _result(rewriter)
+
+
+def _check_names(rewriter: Rewriter) -> None:
+    """Raises an error for names of classes that were not met."""
+    program = rewriter.program
+    classes = [p.cls for p in program.plans.values() if not isinstance(p, FunctionPlan)]
+    known = sorted({cls.__name__ for cls in (*classes, *program.unreadable)})
+    problems = [
+        f"{option} names {name!r}. {did_you_mean(name, known)}".rstrip(". ")
+        for option, names in (("only", rewriter.only or ()), ("skip", rewriter.skip))
+        for name in names
+        if name not in known
+    ]
+    if problems:
+        raise RewriteError(
+            "the model makes no class of this name",
+            problems,
+            f"The classes that it makes are {listed(known)}.",
+        )
 
 
 def _entry(make: Any, inputs: Any, kwargs: Any, method: str | None) -> Entry:

@@ -210,6 +210,8 @@ def test_all_files_or_none_are_written(package, monkeypatch):
 
 def test_a_program_that_is_not_proven_is_not_written(package):
     result = rewritten(package, only=["Layer"])
+    notes = {each.name: each.notes for each in result.classes}
+    assert notes["Net"] == ("it is not among those that were asked for",)
     with pytest.raises(rewrite.RewriteError, match="the program as a whole is not proven"):
         result.write(in_place=True)
     with pytest.raises(rewrite.RewriteError, match="would be gone"):

@@ -109,9 +109,15 @@ def test_the_json_document_has_every_class_with_its_level(result):
     assert [(c["name"], c["level"]) for c in document["classes"]] == [("Net", "proven")]
 
 
-def test_only_and_skip_leave_classes_linen(model):
+def test_skip_leaves_a_class_linen(model):
     (skipped,) = bridge.rewrite(model.make, INPUT, skip=["Net"]).classes
     assert (skipped.level, skipped.notes) == ("left Linen", ("it was to be left out",))
-    (other,) = bridge.rewrite(model.make, INPUT, only=["Other"]).classes
-    assert other.level == "left Linen"
-    assert other.notes == ("it is not among those that were asked for",)
+
+
+def test_names_of_classes_that_the_model_does_not_make_are_told_at_once(model):
+    with pytest.raises(rewrite.RewriteError, match="The classes that it makes are 'Net'") as raised:
+        bridge.rewrite(model.make, INPUT, only=["Nett"], skip=["Other", "Net"])
+    assert raised.value.problems == (
+        "only names 'Nett'. Did you mean Net?",
+        "skip names 'Other'",
+    )
