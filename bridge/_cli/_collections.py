@@ -11,8 +11,15 @@ from bridge.checkpoint._renaming import unmatched
 from ._input_errors import InputError
 
 
-def collections_of(paths: Iterable[Path], table: Mapping[str, str]) -> dict[Path, str]:
+def collections_of(
+    paths: Iterable[Path], others: Iterable[Path], table: Mapping[str, str]
+) -> dict[Path, str]:
     """The collection of each NNX path, which tells none itself.
+
+    Args:
+        paths: those that need one.
+        others: those that may have one.
+        table: collections by regular expressions.
 
     Raises:
         InputError: a path that no expression matches, or an expression that matches none.
@@ -20,11 +27,12 @@ def collections_of(paths: Iterable[Path], table: Mapping[str, str]) -> dict[Path
     patterns = [(re.compile(pattern), pattern) for pattern in table]
     found: dict[Path, str] = {}
     unused, unknown = set(table), []
-    for path in paths:
+    needed = set(paths)
+    for path in (*needed, *others):
         text = ".".join(map(str, path))
         hit = next((key for pattern, key in patterns if pattern.fullmatch(text)), None)
         if hit is None:
-            unknown.append(text)
+            unknown += [text] if path in needed else []
         else:
             unused.discard(hit)
             found[path] = table[hit]
@@ -35,6 +43,6 @@ def collections_of(paths: Iterable[Path], table: Mapping[str, str]) -> dict[Path
             "CHECKPOINT",
             f"an NNX state, which does not tell the collections of {', '.join(sorted(unknown))}",
             "an entry for each of them in the table [collections] of --rules",
-            '".*" = "params" as the last entry takes all others',
+            '".*" = "params" as the last entry takes all others; --model tells the collections too',
         )
     return found

@@ -14,7 +14,7 @@ from flax import nnx
 import registry
 from bridge import linen_to_nnx, port
 from bridge._conversion.linen_leaves import to_variables
-from bridge._conversion.neutral import Address, Neutral, Path
+from bridge._conversion.neutral import Address, Neutral, Path, nest
 from bridge._conversion.nnx_leaves import address_of
 from bridge._errors import path_text
 from bridge.checkpoint import _path_rules, _renaming
@@ -63,7 +63,7 @@ def against_model(
         rules: the table.
         to_nnx: which of the two `model` is.
     """
-    plan = port.plan(source_of(contents, rules, to_nnx=to_nnx), model, rules.paths)
+    plan = port.plan(source_of(contents, rules, model, to_nnx=to_nnx), model, rules.paths)
 
     def make() -> Any:
         made = plan.apply()
@@ -72,9 +72,21 @@ def against_model(
     return Conversion((), plan, make)
 
 
-def source_of(contents: CheckpointContents, rules: Rules, *, to_nnx: bool) -> Any:
-    """A checkpoint as the source of a plan: Linen variables, or an NNX State."""
-    variables = to_variables(_with_collections(contents, rules))
+def source_of(contents: CheckpointContents, rules: Rules, model: Any, *, to_nnx: bool) -> Any:
+    """A checkpoint as the source of a plan: Linen variables, or an NNX State.
+
+    Args:
+        contents: the checkpoint.
+        rules: the table.
+        model: what the values are for, whose collections the leaves of an NNX state get if the
+            table names none.
+        to_nnx: whether the model is NNX's.
+    """
+    if contents.has_collections or rules.collections or to_nnx:
+        neutral = _with_collections(contents, rules)
+    else:
+        neutral = _with_collections_of(model, contents, rules)
+    variables = to_variables(neutral)
     return variables if to_nnx else linen_to_nnx(variables)
 
 
@@ -140,11 +152,25 @@ def by_rules(contents: CheckpointContents, rules: Rules, *, to_nnx: bool) -> Con
 
 def _with_collections(contents: CheckpointContents, rules: Rules) -> Neutral:
     """The leaves by collection and path, without RNG state, which plain checkpoints cannot hold."""
+    weights = contents.without_rngs().leaves
     if contents.has_collections:
-        return dict(contents.without_rngs().leaves)
-    leaves = {path: leaf for (_, path), leaf in contents.leaves.items()}
-    found = _collections.collections_of(leaves, rules.collections)
-    return {(found[path], path): leaf for path, leaf in leaves.items()}
+        return dict(weights)
+    rngs = [path for _, path in contents.leaves.keys() - weights.keys()]
+    found = _collections.collections_of([path for _, path in weights], rngs, rules.collections)
+    return {(found[path], path): leaf for (_, path), leaf in weights.items()}
+
+
+def _with_collections_of(model: Any, contents: CheckpointContents, rules: Rules) -> Neutral:
+    """The same of an NNX state, each leaf in the collection of the Linen leaf that it fits."""
+    leaves = {path: leaf for (_, path), leaf in contents.without_rngs().leaves.items()}
+    # A bare array is matched with a leaf of any collection.
+    state = nnx.State(nest({_renaming.nnx_keys(p): leaf.value for p, leaf in leaves.items()}))
+    found: dict[str, str] = {}
+    for entry in port.plan(state, model, rules.paths).entries:
+        if entry.target:
+            collection = entry.target[0].partition("/")[0]
+            found |= dict.fromkeys(entry.source, collection)
+    return {(found.get(".".join(map(str, p)), "params"), p): leaf for p, leaf in leaves.items()}
 
 
 def _concrete(state: Any) -> Any:

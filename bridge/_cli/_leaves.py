@@ -44,7 +44,7 @@ class CheckpointContents:
         rngs = self.leaves.keys() - self.without_rngs().leaves.keys()
         # A state by path does not show which entries lie beside the model.
         extra = self.layout.extra if self.has_collections else ()
-        return *extra, *sorted(path_text(*address) for address in rngs)
+        return *extra, *sorted(path_text(*address).lstrip("/") for address in rngs)
 
     @property
     def is_linen(self) -> bool:
@@ -54,11 +54,15 @@ class CheckpointContents:
     def without_rngs(self) -> CheckpointContents:
         """The same without the state of RNG streams."""
         active = registry.current()
-        kept = {
-            address: leaf
-            for address, leaf in self.leaves.items()
-            if not address[0] or not issubclass(active.type_from_name(address[0]), nnx.RngState)
-        }
+
+        def is_rng(collection: str, path: Path) -> bool:
+            if collection != NO_COLLECTION:
+                return issubclass(active.type_from_name(collection), nnx.RngState)
+            # A stream is a key beside a count.
+            stream = ((NO_COLLECTION, (*path[:-1], name)) for name in ("key", "count"))
+            return path[-1:] in (("key",), ("count",)) and all(a in self.leaves for a in stream)
+
+        kept = {address: leaf for address, leaf in self.leaves.items() if not is_rng(*address)}
         return dataclasses.replace(self, leaves=kept)
 
     def by_path(self) -> dict[Path, Leaf]:

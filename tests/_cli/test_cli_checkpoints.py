@@ -248,10 +248,12 @@ def test_an_nnx_state_is_compared_by_path_and_rng_state_only_if_asked_for(capsys
     plain = nnx.state(model, nnx.Param)
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
         orbax.save(tmp_path / "plain", args=ocp.args.PyTreeSave(plain))
+        orbax.save(tmp_path / "whole", args=ocp.args.PyTreeSave(nnx.state(model)))
     checkpoint.save(tmp_path / "bridged", model)
     paths = tmp_path / "plain", tmp_path / "bridged"
-    same = run(capsys, "diff", *paths, "--json")
-    assert (same.code, same.document["equal"]) == (0, 2)
+    for other in paths[1], tmp_path / "whole":
+        same = run(capsys, "diff", paths[0], other, "--json")
+        assert (same.code, same.document["equal"]) == (0, 2)
     document = run(capsys, "diff", *paths, "--json", "--rngs").document
     assert document["only_in_b"] == ["rngs/count", "rngs/key"]
 
@@ -285,12 +287,21 @@ def test_a_conversion_against_a_model_is_what_that_model_restores(capsys, made, 
     assert_identical(_restored_natively(out, state), state)
 
 
-@pytest.mark.parametrize("model", [(), ("--model", LINEN_MODEL)])
-def test_an_nnx_state_becomes_linen_variables(capsys, made, tmp_path, variables, model):
+@pytest.mark.parametrize(
+    ("rules", "model"),
+    [
+        (["back.toml"], ()),
+        (["back.toml"], ("--model", LINEN_MODEL)),
+        (["rules.toml"], ("--model", LINEN_MODEL)),
+        ([], ("--model", LINEN_MODEL)),
+    ],
+)
+def test_an_nnx_state_becomes_linen_variables(capsys, made, tmp_path, variables, rules, model):
     out = tmp_path / "out.msgpack"
+    options = [text for name in rules for text in ("--rules", made / name)]
     outcome = run(
-        capsys, "convert", made / "nnx", out, "--to", "linen", "--rules", made / "back.toml",
-        "--format", "msgpack", *model,
+        capsys, "convert", made / "nnx", out, "--to", "linen", "--format", "msgpack", *options,
+        *model,
     )  # fmt: skip
     assert outcome.code == 0, outcome.err
     like = jax.tree.map(jnp.zeros_like, variables)

@@ -23,8 +23,8 @@ is changed.
   'block_(\\d+)' = 'blocks.\\1'
 
   [collections]                      # expression for an NNX path = collection, for an NNX state
-  '.*\\.(mean|var)' = "batch_stats"  # which tells none; the first match counts
-  ".*" = "params"
+  '.*\\.(mean|var)' = "batch_stats"  # which tells none; the first match counts. A Linen --model
+  ".*" = "params"                    # tells them as well.
 
 A rule holds for the path that it matches and all below it, in both directions.
 

@@ -36,7 +36,7 @@ def suggestions(
     # Skip arguments that only the other model takes.
     own = {name: value for name, value in kwargs.items() if name in native.kwargs}
     model = _model.abstract_values(arguments.model, inputs, own, to_nnx=to_nnx)
-    source = source_of(contents, rules, to_nnx=to_nnx)
+    source = source_of(contents, rules, model, to_nnx=to_nnx)
     if not to_nnx:
         return port.suggest(source, model, rules=rules.paths)
     linen = None
