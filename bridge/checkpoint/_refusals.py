@@ -12,6 +12,7 @@ from bridge._errors import CheckpointError
 from . import _remote
 from ._failures import reported
 from ._files import absolute, is_remote
+from ._latest import latest_step
 from ._marks import NotACheckpointError, check_is_checkpoint
 
 
@@ -53,7 +54,7 @@ def _why_not(path: Path, file_format: str | None, sources: Sequence[Path]) -> st
     if not path.is_symlink():
         if _is_at_or_above(path, Path.cwd()):
             return "the current directory, or one above it,"
-        for source in sources:
+        for source in (Path(os.fspath(latest_step(absolute(source)))) for source in sources):
             if _is_at_or_above(path, source) or _is_at_or_above(source, path):
                 return f"the checkpoint that is read, or what holds it or lies in it ({source}),"
     try:

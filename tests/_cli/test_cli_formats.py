@@ -153,6 +153,9 @@ def test_latest_is_the_newest_step(capsys, place):
         (place / "training" / f"checkpoint_{step}").write_bytes(serialization.to_bytes(state))
     assert run(capsys, "diff", "manager/latest", "manager/10").code == 0
     assert run(capsys, "diff", "training/latest", "training/checkpoint_100").code == 0
+    assert run(capsys, "diff", "manager/latest/default", "manager/10/default").code == 0
+    to_itself = ("convert", "manager/latest", "manager/10/default", "--to", "linen", "--overwrite")
+    assert "the checkpoint that is read" in run(capsys, *to_itself).err
     assert checkpoints.latest_checkpoint(place / "training").endswith("checkpoint_100")
     (place / "nothing").mkdir()
     outcome = run(capsys, "inspect", "nothing/latest")

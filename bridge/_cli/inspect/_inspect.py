@@ -26,7 +26,7 @@ formats:
 
 A file of parameters alone, such as to_bytes(state.params), is read as Linen's; --layout nnx reads
 it as an NNX state. "latest" in the place of a step is the newest one of a CheckpointManager or of
-flax.training.checkpoints.
+flax.training.checkpoints; an item of the step may follow, as in manager/latest/params.
 """
 
 _EPILOG = """\
