@@ -24,7 +24,9 @@ from ._latest import latest_step
 # The items that a checkpoint of the bridge always has and may have.
 NOTES = "bridge"
 VARIABLES = "variables"
+NOTES_FILE = "metadata"
 _TREE_FILE = "_METADATA"
+_ITEMS_FILE = "_CHECKPOINT_METADATA"
 
 
 class Found(NamedTuple):
@@ -69,7 +71,7 @@ def find(path: str | os.PathLike[str]) -> Found:
 
     Args:
       path: a directory or file; a step of a `CheckpointManager` that has one item will do, and
-        `latest` in the place of a step.
+        `latest` in the place of a step, also before the name of an item.
 
     Raises:
       CheckpointNotFoundError: there is none; the error names what is there instead.
@@ -98,7 +100,7 @@ def find(path: str | os.PathLike[str]) -> Found:
         return Found(where, form)
     if not where.is_dir():
         raise _nothing_at(where)
-    if (where / NOTES).is_dir():
+    if _is_own(where):
         return Found(where, "bridge")
     if (where / _TREE_FILE).exists():
         return Found(where, "orbax")
@@ -110,6 +112,13 @@ def find(path: str | os.PathLike[str]) -> Found:
             "there are several trees in", where, f"Give the path of one of them: {items}."
         )
     raise _nothing_at(where)
+
+
+def _is_own(where: Any) -> bool:
+    """Whether a directory is a checkpoint of the bridge, and not one in which a `bridge` lies."""
+    notes = where / NOTES
+    has_notes = (notes / NOTES_FILE).exists() or (where / _ITEMS_FILE).exists()
+    return notes.is_dir() and has_notes and not (notes / _TREE_FILE).exists()
 
 
 def _is_special(path: Path) -> bool:

@@ -15,12 +15,11 @@ import jax
 from bridge._errors import CheckpointError
 
 from . import _json
-from ._files import NOTES, VARIABLES
+from ._files import NOTES, NOTES_FILE, VARIABLES
 from ._json import MalformedError, NotCarriedError
 from ._stored import PYTHON_TYPES, Names, Record, Stored, names_of, parts
 
 FORMAT_VERSION = 1
-_FILE = "metadata"
 _HEADER = {"version", "written_by", "items"}
 _RECORD = {"path", "form", "leaves", "names"}
 _BOX = {"box", "fields", "left_out"}
@@ -59,7 +58,7 @@ def read(path: Any) -> Notes:
       CheckpointError: it is newer than this package, or not what this package writes.
     """
     try:
-        document = json.loads((path / NOTES / _FILE).read_bytes())
+        document = json.loads((path / NOTES / NOTES_FILE).read_bytes())
         if not isinstance(document, dict) or type(document.get("version")) is not int:
             raise MalformedError("there is no version")
         if document["version"] > FORMAT_VERSION:
