@@ -16,7 +16,7 @@ from ._files import NOTES, VARIABLES
 from ._json import NotCarriedError
 from ._processes import Agreement, summed
 from ._stored import Names, Record, is_rng, record_of, tree_text
-from ._targets import TargetTree, tree_of
+from ._targets import TargetTree, empty_wrappers, tree_of
 
 
 @dataclasses.dataclass
@@ -81,6 +81,18 @@ def _all_recorded(
             "",
             "Remove them from the tree, or store arrays and numbers instead.",
             unsupported=unsupported,
+        )
+    empty = (
+        [] if any(not is_rng(path) for path in trees[VARIABLES].leaves) else empty_wrappers(tree)
+    )
+    if empty:
+        raise CheckpointError(
+            "there are no variables to save in this model",
+            "",
+            "Call bridge.lazy_init first.",
+            unsupported=[
+                (tree_text(path) if path else "the model", "a ToNNX without any") for path in empty
+            ],
         )
     return trees[VARIABLES].side, contents
 

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, overload
 
 import jax
-from flax import nnx
 
 from bridge._conversion import linen_leaves
 from bridge._conversion.neutral import Key, Neutral
 from bridge._errors import CheckpointError, did_you_mean, listed
-from bridge._linen_in_nnx.to_nnx import ToNNX
 
 from ._arrays import as_like, as_stored
 from ._failures import reported
@@ -23,7 +21,7 @@ from ._renaming import for_target
 from ._replaced import until_unreplaced
 from ._source import Item, Source, open_checkpoint
 from ._stored import is_rng, tree_text
-from ._targets import Assignment, TargetTree, tree_of
+from ._targets import Assignment, TargetTree, empty_wrappers, tree_of
 from ._verify import Verification
 
 
@@ -245,8 +243,7 @@ def _assign(assignments: list[Assignment]) -> None:
 
 def _remedy(source: Source, target: Any, extra: Iterable[str]) -> str:
     """What is most likely to help."""
-    nodes = nnx.iter_graph(target, graph=True) if isinstance(target, nnx.Pytree) else ()
-    if any(isinstance(node, ToNNX) and not node.linen_variables() for _, node in nodes):
+    if empty_wrappers(target):
         return "A ToNNX in the model has no variables yet; call bridge.lazy_init first."
     if source.layout == "nnx":
         return "The checkpoint is an NNX state, whose leaves are matched by path."

@@ -15,6 +15,7 @@ from bridge._conversion.neutral import Leaf, Neutral, Path, nest, place, walk
 from bridge._conversion.own_leaves import with_static
 from bridge._errors import mapping_error
 from bridge._flax.variables import assign_raw_value, variable_from_metadata
+from bridge._linen_in_nnx.to_nnx import ToNNX
 
 from ._stored import parts
 
@@ -71,6 +72,12 @@ def tree_of(tree: Any, *, as_pytree: bool = False) -> TargetTree:
         others = ", ".join(f"{name!r}: state.{name}" for name in names)
         remedy = "give {'params': state.params}" + (f" and extra={{{others}}}" if others else "")
     raise mapping_error(tree, "Linen variables, an NNX module or an nnx.State", remedy)
+
+
+def empty_wrappers(tree: Any) -> list[Path]:
+    """The paths of the `ToNNX` in a model that have no variables, as before `lazy_init`."""
+    nodes = nnx.iter_graph(tree, graph=True) if isinstance(tree, nnx.Pytree) else ()
+    return [p for p, node in nodes if isinstance(node, ToNNX) and not node.linen_variables()]
 
 
 def _of_variables(variables: Mapping[str, Any]) -> TargetTree:

@@ -315,6 +315,21 @@ def test_a_path_may_begin_with_the_home_directory(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
+def test_a_directory_with_a_checkpoint_called_bridge_is_none_itself(tmp_path):
+    checkpoint.save(tmp_path / "bridge", {"params": {"w": jnp.ones(2)}})
+    with pytest.raises(CheckpointNotFoundError, match=r"It holds \['bridge'\]"):
+        checkpoint.layout(tmp_path)
+
+
+def test_a_model_that_lazy_init_has_not_seen_is_not_saved(tmp_path):
+    blocks = [bridge.ToNNX(nn.Dense(3), rngs=nnx.Rngs(0)) for _ in range(2)]
+    model = nnx.Sequential(*blocks)
+    with pytest.raises(CheckpointError, match=r"Call bridge\.lazy_init first") as raised:
+        checkpoint.save(tmp_path / "model", model)
+    assert [path for path, _ in raised.value.unsupported] == ["layers/0", "layers/1"]
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_misspelled_path_is_answered_with_the_name_beside_it(path):
     with pytest.raises(CheckpointNotFoundError, match=r"Did you mean checkpoint\?"):
         checkpoint.restore(path.with_name("chekpoint"))
