@@ -14,7 +14,13 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from bridge._errors import BridgeError, CheckpointError, PortError
+from bridge._errors import (
+    BridgeError,
+    CheckpointError,
+    MissingRngError,
+    PortError,
+    UnboundAxisError,
+)
 
 from ._places import user_place
 from ._stdout import for_document
@@ -27,6 +33,11 @@ UNUSABLE = 2
 MISSING_EXTRA = 3
 """An optional dependency is missing."""
 _EXTRA_LIBRARIES = ("safetensors",)
+_OPTIONS: dict[type[BridgeError], str] = {
+    MissingRngError: "--kwarg NAME=VALUE; parity has --train and --rngs dropout=0 too",
+    UnboundAxisError: "--axis-size NAME=N of parity",
+}
+"""What the arguments are called here that errors name."""
 
 
 def new_parser(
@@ -167,6 +178,9 @@ def _text(error: BridgeError | OSError) -> str:
             "Name the places in a table for --rules; --suggest of convert and parity proposes one."
         )
         return str(PortError(error.where, error.problems, remedy))
+    for kind, options in _OPTIONS.items():
+        if isinstance(error, kind):
+            return f"{error} (on the command line: {options})"
     if isinstance(error, OSError) and not isinstance(error, BridgeError) and error.filename:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     return str(error)

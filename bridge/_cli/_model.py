@@ -12,7 +12,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
 
-from bridge import lazy_init
+from bridge import InvalidMethodError, lazy_init
+from bridge._linen_in_nnx.methods import function_of
+from bridge._nnx_in_linen.bound_module import method_of
 
 from ._input_errors import InputError, ProgramError
 from ._target import Sample, imported, sample_of
@@ -73,7 +75,8 @@ def called(target: str, inputs: tuple[Any, ...] | None, kwargs: Mapping[str, Any
 
     def run() -> None:
         given = sample_of(make(), inputs, target)
-        function = getattr(type(given.model), given.method or "__call__")
+        is_linen = isinstance(given.model, nn.Module)
+        function = (function_of if is_linen else method_of)(given.model, given.method)
         shapes = jax.tree.map(_shape, given.inputs)
         own = {**given.kwargs, **taken(function, kwargs)}
         found.append(dataclasses.replace(given, inputs=shapes, kwargs=own))
@@ -110,15 +113,15 @@ def initialised(sample: Sample, target: str) -> tuple[Any, Any]:
     model = sample.model
     try:
         if isinstance(model, nn.Module):
-            function = getattr(type(model), sample.method or "__call__")
+            function = function_of(model, sample.method)
             _check_inputs(function, model, args, kwargs, target)
             return model, model.init(jax.random.key(0), *args, method=function, **kwargs)
         if args or kwargs:
             # One that was made outside of the trace cannot be written to.
             model = nnx.clone(model, graph=True)
-            method: Any = getattr(model, sample.method) if sample.method else model
+            method: Any = method_of(model, sample.method) if sample.method else model
             lazy_init(method, *args, **kwargs)
-    except InputError:
+    except (InputError, InvalidMethodError):
         raise
     except Exception as error:
         raise ProgramError.of(

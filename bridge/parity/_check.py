@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Set
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import optax
 
-from bridge._errors import InvalidRngsError, ParityError
+from bridge._errors import ConversionError, InvalidRngsError, ParityError, bullets, shown
 
 from ._assembly import Assembly, chosen_sections
 from ._layouts import layouts_of
@@ -98,7 +101,8 @@ def check(
 
     Raises:
       InvalidModuleError: `a` or `b` is not a model of one of these kinds.
-      ConversionError: the variables are no Linen variables.
+      ConversionError: the variables are no Linen variables, inputs are shapes or hold no numbers,
+        or the size of an axis is none.
       InvalidRngsError: `rngs` is no dict of keys.
       InvalidSectionsError: `sections` has a name that is none.
       MissingRngError: a Linen module draws a key that it was not given; the error names the layer,
@@ -124,6 +128,7 @@ def check(
     """
     if rngs is not None and not isinstance(rngs, Mapping):
         raise InvalidRngsError(rngs, "parity.check")
+    _check_given(inputs, {**(kwargs or {}), **(a_kwargs or {}), **(b_kwargs or {})}, axis_sizes)
     chosen = chosen_sections(sections, layers=layers, gradients=gradients, steps=steps)
     models = model_of(a, "a"), model_of(b, "b")
     modes = TRAINING_MODES if train else EVALUATION
@@ -149,6 +154,32 @@ def check(
     assembly = Assembly(sides, evaluating, chosen, train, sections is not None)
     assembly.run(jit=jit, is_observed=is_observed)
     return assembly.report(steps, optimizer or optax.sgd(1e-2, momentum=0.9))
+
+
+def _check_given(
+    inputs: Any, kwargs: Mapping[str, Any], axis_sizes: Mapping[str, int] | None
+) -> None:
+    """Raises an error for shapes and arrays that hold no numbers, and for sizes that are none."""
+    problems: list[str] = []
+    given = {f"input {n}": value for n, value in enumerate(inputs)} | kwargs
+    for path, leaf in jax.tree_util.tree_leaves_with_path(given):
+        name = f"{path[0].key}{jax.tree_util.keystr(path[1:])}"  # pyright: ignore
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            problems.append(f"{name}: found a shape, expected an array, as both models run")
+        elif isinstance(leaf, np.ndarray) and leaf.dtype.kind in "OSUMmV" and not _is_half(leaf):
+            problems.append(f"{name}: found an array of {leaf.dtype}, expected numbers")
+    problems += [
+        f"axis_sizes: found {shown(size)} for {name!r}, expected a whole number from 1 on"
+        for name, size in (axis_sizes or {}).items()
+        if not isinstance(size, int | np.integer) or size < 1
+    ]
+    if problems:
+        raise ConversionError(f"parity.check cannot run models with this:{bullets(problems)}")
+
+
+def _is_half(array: np.ndarray[Any, Any]) -> bool:
+    # NumPy calls the small dtypes of ml_dtypes void.
+    return bool(jnp.issubdtype(array.dtype, np.number))
 
 
 def _wanted(chosen: Set[str], model: Model, is_observed: bool) -> Wanted:

@@ -9,6 +9,7 @@ from typing import Any
 from flax import linen as nn
 
 from bridge._errors import did_you_mean, listed, shown
+from bridge._linen_in_nnx.methods import function_of
 
 from ._entries import Entry
 from ._failures import RewriteError, said
@@ -64,6 +65,7 @@ def rewrite(
     Raises:
       RewriteError: the model cannot be made or run, or `only` or `skip` names a class that it has
         not.
+      InvalidMethodError: the model has no method of this name.
 
     Example::
 
@@ -112,6 +114,7 @@ def _check_names(rewriter: Rewriter) -> None:
 def _entry(make: Any, inputs: Any, kwargs: Any, method: str | None) -> Entry:
     if isinstance(make, nn.Module):
         model = make
+        function_of(model, method)
         return Entry(lambda: model, tuple(inputs), dict(kwargs or {}), method)
     if not callable(make):
         raise RewriteError(
@@ -133,6 +136,7 @@ def _entry(make: Any, inputs: Any, kwargs: Any, method: str | None) -> Entry:
             [f"it gave {shown(made)}"],
             "Give sample inputs as further arguments, not with the model.",
         )
+    function_of(made, method)
     factory: Any = make
     return Entry(factory, tuple(inputs), dict(kwargs or {}), method)
 

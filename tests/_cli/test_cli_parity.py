@@ -34,6 +34,10 @@ class NativeNormed(nnx.Module):
         self.bn = nnx.BatchNorm(3, axis_name="batch", rngs=rngs)
     def __call__(self, x):
         return self.bn(self.fc(x))
+class Dropping(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.Dropout(0.5, deterministic=not train)(x)
 class Wrong(Native):
     activation = staticmethod(nnx.gelu)
 class Fails(Native):
@@ -102,8 +106,18 @@ def test_sizes_of_named_axes_are_passed_on(capsys):
     assert "axis_sizes" in without.err
     sized = parity(capsys, *models, "--axis-size", "batch=1")
     assert sized.code == 0, sized.out + sized.err
-    wrong = parity(capsys, *models, "--axis-size", "batch")
-    assert (wrong.code, "not NAME=N, such as batch=8" in wrong.err) == (2, True)
+    for text in ("batch", "batch=0"):
+        wrong = parity(capsys, *models, "--axis-size", text)
+        assert (wrong.code, "not NAME=N, such as batch=8" in wrong.err) == (2, True)
+
+
+def test_training_runs_draw_from_keys_of_ones_own(capsys):
+    models = ("Dropping", "Dropping", "--input", "2,4", "--train")
+    without = parity(capsys, *models)
+    assert (without.code, "--rngs dropout=0" in without.err) == (2, True)
+    assert parity(capsys, *models, "--rngs", "dropout=3").code == 0
+    wrong = parity(capsys, *models, "--rngs", "dropout=x")
+    assert (wrong.code, "not NAME=SEED" in wrong.err) == (2, True)
 
 
 def test_the_remaining_options_are_those_of_the_function(capsys):
@@ -123,6 +137,8 @@ def test_the_remaining_options_are_those_of_the_function(capsys):
         ("linen", "Native", (), "no inputs"),
         ("Native", "Native", (*QUICK, "--port"), "two models of one library"),
         ("linen", "Native", (*QUICK, "--tolerance", "floaty=1"), "which is no dtype"),
+        ("linen", "linen", (*QUICK, "--method", "foo"), "no method 'foo'"),
+        ("Native", "Native", (*QUICK, "--method", "foo"), "no method 'foo'"),
     ],
 )
 def test_what_cannot_be_compared_is_a_short_message(capsys, a, b, options, message):

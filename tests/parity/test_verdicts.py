@@ -331,6 +331,17 @@ def test_the_model_that_raises_is_named(side, sections):
     assert f"raised by {side} = Counting" in raised.value.__notes__
 
 
+def test_inputs_without_numbers_and_axes_without_a_size_are_refused_in_one_error():
+    model = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+    words, shape = np.array(["a"]), jax.ShapeDtypeStruct((2, 3), "float32")
+    with pytest.raises(bridge.ConversionError) as raised:
+        parity.check(model, model, words, {"x": shape}, kwargs={"mask": words}, axis_sizes={"n": 0})
+    found = [line.partition(":")[0] for line in str(raised.value).splitlines()[1:]]
+    assert found == ["  - input 0", "  - input 1['x']", "  - mask", "  - axis_sizes"]
+    half = jnp.ones((2, 3), jnp.bfloat16)
+    assert parity.check(model, model, np.asarray(half), layers=False, gradients=False).ok
+
+
 def test_a_negative_number_of_steps_is_refused():
     model = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
 

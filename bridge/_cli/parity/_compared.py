@@ -17,6 +17,7 @@ from bridge import parity, port
 from bridge._cli import _model, _rules_file, _target
 from bridge._cli._input_errors import InputError, ProgramError
 from bridge._errors import BridgeError
+from bridge._linen_in_nnx.methods import function_of
 from bridge.parity._models import RAISED_BY
 
 
@@ -50,6 +51,7 @@ def compared(arguments: argparse.Namespace) -> Any:
             "method": method,
             "a_kwargs": a_kwargs,
             "b_kwargs": b_kwargs,
+            "rngs": {n: jax.random.key(seed) for n, seed in arguments.rngs} or None,
             "train": arguments.train,
             "layers": arguments.layers,
             "gradients": arguments.gradients,
@@ -101,7 +103,7 @@ def _side(sample: Any, inputs: Any, kwargs: Any, method: str | None, seed: int) 
         return sample.model
     if sample.variables is not None:
         return sample.model, sample.variables
-    function = getattr(type(sample.model), method or "__call__")
+    function = function_of(sample.model, method)
     key = jax.random.key(seed)
     return sample.model, sample.model.init(key, *inputs, method=function, **kwargs)
 

@@ -32,6 +32,8 @@ examples:
   python -m bridge parity models.py:make_linen models.py:make_nnx --input 2,4 --suggest
   python -m bridge parity models.py:make_linen models.py:make_nnx --input 2,4 --port --no-gradients
   python -m bridge parity models.py:make_nnx models.py:make_nnx --input 2,4 --json > parity.json
+  python -m bridge parity models.py:make_linen models.py:make_linen --input 2,4 --train \\
+      --rngs dropout=0
 
 The JSON document is {"schema": "linen-nnx-bridge/parity", "version": 1, ...} with all that
 bridge.parity.Report.to_json gives.
@@ -81,6 +83,14 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _add_what_is_compared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--train", action="store_true", help="run both models as in training")
+    parser.add_argument(
+        "--rngs",
+        action="append",
+        type=_rng,
+        default=[],
+        metavar="NAME=SEED",
+        help="the key of a stream of both models, such as dropout=0; once for each",
+    )
     parser.add_argument(
         "--sections", metavar="NAMES", type=_names, help="what is compared, joined by commas"
     )
@@ -142,12 +152,28 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _tolerance(text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
+    name, value = _named(text, "DTYPE=RTOL, such as float32=1e-4")
     return name, _command.number(value, "a number from 0 on", lambda x: 0 <= x < math.inf)
 
 
 def _axis_size(text: str) -> tuple[str, int]:
-    name, _, value = text.partition("=")
-    if not name or not value.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text} is not NAME=N, such as batch=8")
+    expected = "NAME=N, such as batch=8, with a whole number from 1 on"
+    name, value = _named(text, expected)
+    if not value.isdecimal() or int(value) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not {expected}")
     return name, int(value)
+
+
+def _rng(text: str) -> tuple[str, int]:
+    expected = "NAME=SEED, such as dropout=0, with a whole number from 0 on"
+    name, value = _named(text, expected)
+    if not value.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text} is not {expected}")
+    return name, int(value)
+
+
+def _named(text: str, expected: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"{text} is not {expected}")
+    return name, value
