@@ -11,7 +11,7 @@ import pathlib
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from bridge._errors import (
@@ -32,6 +32,8 @@ UNUSABLE = 2
 """Wrong usage, or input that cannot be read."""
 MISSING_EXTRA = 3
 """An optional dependency is missing."""
+Idle = tuple[str, Sequence[str]]
+"""Why options have no effect, as in `("without --model", ["--input"])`."""
 _EXTRA_LIBRARIES = ("safetensors",)
 _OPTIONS: dict[type[BridgeError], str] = {
     MissingRngError: "--kwarg NAME=VALUE; parity has --train and --rngs dropout=0 too",
@@ -47,6 +49,7 @@ def new_parser(
     description: str,
     epilog: str,
     run: Callable[[argparse.Namespace], int],
+    idle: Callable[[argparse.Namespace], Iterable[Idle]] = lambda arguments: (),
 ) -> argparse.ArgumentParser:
     """Adds a command to the subparsers of `python -m bridge`.
 
@@ -60,6 +63,7 @@ def new_parser(
         description: what it does, above its options.
         epilog: exit codes and examples, below them.
         run: from the parsed arguments to the exit code.
+        idle: the options that these arguments leave without an effect.
 
     Returns:
         The command's parser, which has the options that all commands have.
@@ -75,6 +79,15 @@ def new_parser(
     parser.add_argument("--traceback", action="store_true", help="show where an error was raised")
 
     def guarded(arguments: argparse.Namespace) -> int:
+        problems = []
+        for why, options in idle(arguments):
+            given = [option for option in options if _is_given(parser, arguments, option)]
+            if given:
+                verb = "has" if len(given) == 1 else "have"
+                problems.append(f"{', '.join(given)} {verb} no effect {why}")
+        if problems:
+            sys.stderr.write(f"{parser.prog}: {'; '.join(problems)}\n")
+            return UNUSABLE
         try:
             with for_document() if arguments.json else contextlib.nullcontext():
                 code = run(arguments)
@@ -103,6 +116,12 @@ def new_parser(
 
     parser.set_defaults(run=guarded)
     return parser
+
+
+def _is_given(parser: argparse.ArgumentParser, arguments: argparse.Namespace, option: str) -> bool:
+    """Whether an option has another value than by default."""
+    action = parser._option_string_actions[option]  # noqa: SLF001 (argparse has no other way)
+    return getattr(arguments, action.dest) != action.default
 
 
 def add_within(parser: argparse.ArgumentParser) -> None:

@@ -75,8 +75,10 @@ def called(target: str, inputs: tuple[Any, ...] | None, kwargs: Mapping[str, Any
 
     def run() -> None:
         given = sample_of(make(), inputs, target)
-        is_linen = isinstance(given.model, nn.Module)
-        function = (function_of if is_linen else method_of)(given.model, given.method)
+        if isinstance(given.model, nn.Module):
+            function = function_of(given.model, given.method)
+        else:
+            function = method_of(given.model, given.method)
         shapes = jax.tree.map(_shape, given.inputs)
         own = {**given.kwargs, **taken(function, kwargs)}
         found.append(dataclasses.replace(given, inputs=shapes, kwargs=own))

@@ -161,7 +161,7 @@ def _check_given(
 ) -> None:
     """Raises an error for shapes and arrays that hold no numbers, and for sizes that are none."""
     problems: list[str] = []
-    given = {f"input {n}": value for n, value in enumerate(inputs)} | kwargs
+    given = {**{f"input {n}": value for n, value in enumerate(inputs)}, **kwargs}
     for path, leaf in jax.tree_util.tree_leaves_with_path(given):
         name = f"{path[0].key}{jax.tree_util.keystr(path[1:])}"  # pyright: ignore
         if isinstance(leaf, jax.ShapeDtypeStruct):

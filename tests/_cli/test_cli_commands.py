@@ -134,6 +134,30 @@ def test_a_misspelled_word_is_answered_with_the_one_that_is_meant(
     monkeypatch.delitem(sys.modules, "models", raising=False)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("report x --by modules", ["--by has no effect without --check"]),
+        (
+            "convert x y --to nnx --input 2 --kwarg a=1 --source-model z",
+            ["--input, --kwarg have no effect without --model", "--source-model has no effect"],
+        ),
+        ("diff x y --kwarg a=1", ["--kwarg has no effect without --model"]),
+        ("parity x y --sections layers --steps 2 --no-layers", ["--steps has", "--no-layers has"]),
+        (
+            "rewrite x --by-hand f --overwrite --write-test",
+            ["--by-hand", "--overwrite", "--write-"],
+        ),
+        ("rewrite x --write --check", ["--check has no effect where something is written"]),
+    ],
+)
+def test_options_that_change_nothing_are_refused_all_at_once(capsys, arguments, told):
+    outcome = run(capsys, *arguments.split())
+    assert (outcome.code, outcome.out) == (2, "")
+    assert [text for text in told if text not in outcome.err] == []
+    assert len(outcome.err.splitlines()) == 1
+
+
 @pytest.mark.parametrize("command", [("inspect", "model"), ("diff", "model", "model")])
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_a_filter_that_matches_no_leaf_is_wrong_usage(

@@ -74,6 +74,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         _DESCRIPTION,
         _EPILOG,
         _run,
+        _idle,
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a directory or file")
     parser.add_argument("out", metavar="OUT", type=_command.path, nargs="?", help="what is written")
@@ -110,6 +111,15 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     _command.add_layout(parser)
     parser.add_argument("--dry-run", action="store_true", help="show the plan and write nothing")
     parser.add_argument("--overwrite", action="store_true", help="replace the checkpoint at OUT")
+
+
+def _idle(arguments: argparse.Namespace) -> Iterator[_command.Idle]:
+    if arguments.model is None:
+        yield "without --model", ["--input", "--kwarg"]
+    if not arguments.suggest:
+        yield "without --suggest", ["--source-model"]
+    elif arguments.to == "linen":
+        yield "with --to linen", ["--source-model"]
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from bridge._cli import _command
@@ -48,6 +49,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         _DESCRIPTION,
         _EPILOG,
         _run,
+        _idle,
     )
     parser.add_argument("a", metavar="A", help="a checkpoint's directory or file")
     parser.add_argument("b", metavar="B", help="another one's")
@@ -78,6 +80,11 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     _command.add_kwarg(parser)
     _command.add_filter(parser)
     parser.add_argument("--rngs", action="store_true", help="compare RNG state too")
+
+
+def _idle(arguments: argparse.Namespace) -> Iterator[_command.Idle]:
+    if arguments.model is None:
+        yield "without --model", ["--input", "--kwarg"]
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from bridge._cli import _command
@@ -32,8 +33,7 @@ examples:
   python -m bridge parity models.py:make_linen models.py:make_nnx --input 2,4 --suggest
   python -m bridge parity models.py:make_linen models.py:make_nnx --input 2,4 --port --no-gradients
   python -m bridge parity models.py:make_nnx models.py:make_nnx --input 2,4 --json > parity.json
-  python -m bridge parity models.py:make_linen models.py:make_linen --input 2,4 --train \\
-      --rngs dropout=0
+  python -m bridge parity models.py:make_nnx models.py:make_nnx --input 2,4 --train --rngs dropout=0
 
 The JSON document is {"schema": "linen-nnx-bridge/parity", "version": 1, ...} with all that
 bridge.parity.Report.to_json gives.
@@ -52,6 +52,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         _DESCRIPTION,
         _EPILOG,
         _run,
+        _idle,
     )
     parser.add_argument("a", metavar="A", help="the reference, package.module:name or file.py:name")
     parser.add_argument("b", metavar="B", help="the model that is compared with it")
@@ -121,6 +122,15 @@ def _add_what_is_compared(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(
             f"--no-{name}", dest=name, action="store_false", help=f"leave out {what}"
         )
+
+
+def _idle(arguments: argparse.Namespace) -> Iterator[_command.Idle]:
+    if arguments.sections:
+        if "steps" not in arguments.sections:
+            yield "where --sections has no steps", ["--steps"]
+        for name in ("layers", "gradients"):
+            if name in arguments.sections:
+                yield f"where --sections has {name}", [f"--no-{name}"]
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import Any
 
 from bridge._cli import _command
@@ -48,6 +49,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         _DESCRIPTION,
         _EPILOG,
         _run,
+        _idle,
     )
     parser.add_argument("target", metavar="TARGET", help="package.module:name or file.py:name")
     _command.add_input(parser)
@@ -77,6 +79,11 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         action="store_true",
         help="run TARGET with real arrays, for one that needs their values",
     )
+
+
+def _idle(arguments: argparse.Namespace) -> Iterator[_command.Idle]:
+    if not arguments.check:
+        yield "without --check", ["--by"]
 
 
 def _run(arguments: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
 from typing import Any
 
 from bridge._cli import _command
@@ -44,7 +45,13 @@ VERSION = 1
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the command `rewrite` to the subparsers of `python -m bridge`."""
     parser = _command.new_parser(
-        commands, "rewrite", "rewrite Linen sources as NNX sources", _DESCRIPTION, _EPILOG, _run
+        commands,
+        "rewrite",
+        "rewrite Linen sources as NNX sources",
+        _DESCRIPTION,
+        _EPILOG,
+        _run,
+        _idle,
     )
     parser.add_argument("target", metavar="TARGET", help="package.module:name or file.py:name")
     parser.add_argument(
@@ -83,7 +90,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--write-test",
         action="store_true",
-        help="with --write: write a test too, which compares the two models",
+        help="write a test too, which compares the two models",
     )
     parser.add_argument(
         "--overwrite", action="store_true", help="replace files that were not written by rewrite"
@@ -100,6 +107,17 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--html", type=_command.path, metavar="FILE", help="write the diff as a page, side by side"
     )
+
+
+def _idle(arguments: argparse.Namespace) -> Iterator[_command.Idle]:
+    if not arguments.in_place:
+        yield "without --in-place", ["--by-hand"]
+    if not arguments.write:
+        yield "without --write", ["--overwrite"]
+    if arguments.write or arguments.in_place:
+        yield "where something is written", ["--check"]
+    else:
+        yield "without --write or --in-place", ["--write-test"]
 
 
 def _run(arguments: argparse.Namespace) -> int:
