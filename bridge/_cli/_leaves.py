@@ -16,6 +16,9 @@ from bridge._conversion import linen_leaves
 from bridge._conversion.neutral import Address, Leaf, Neutral, Path, nest, place
 from bridge._errors import path_text
 from bridge.checkpoint import Layout
+from bridge.checkpoint._arrays import as_stored
+from bridge.checkpoint._replaced import until_unreplaced
+from bridge.checkpoint._source import open_checkpoint
 
 # The collection that stands for none, as Linen's own names are identifiers.
 NO_COLLECTION = ""
@@ -103,6 +106,37 @@ def read(path: str, within: Sequence[str] = (), given: str | None = None) -> Che
         # Orbax writes each Variable of a State as a mapping.
         leaves = {p[:-1]: leaf for p, leaf in leaves.items()}
     return CheckpointContents(layout, {(NO_COLLECTION, p): leaf for p, leaf in leaves.items()})
+
+
+def read_extra(path: str, given: str | None = None) -> dict[Path, Leaf]:
+    """The leaves of the trees beside a model, such as an optimizer's state, keys as text.
+
+    Args:
+        path: as for `read`.
+        given: as for `read`.
+
+    Returns:
+        Leaves by their paths, which begin with the name of the tree; those of an NNX state by path
+        are none, as it does not show which entries lie beside the model.
+
+    Raises:
+        CheckpointError: it cannot be read.
+    """
+
+    def read_all() -> dict[Path, Leaf]:
+        source = open_checkpoint(path, layout=given)
+        found: dict[Path, Leaf] = {}
+        for name, item in source.extra.items() if source.layout != "nnx" else ():
+            values = item.read({s.location: None for s in item.stored.values() if s.is_read})
+            for record in item.records:
+                several = len(record.stored) > 1
+                for names, stored in record.stored.items():
+                    own = names if several else record.path
+                    leaf = Leaf(as_stored(stored, values.get(stored.location)))
+                    found[name, *_text(own)] = leaf
+        return found
+
+    return until_unreplaced(read_all)
 
 
 def of_state(layout: Layout, state: nnx.State) -> CheckpointContents:

@@ -236,6 +236,20 @@ def test_a_box_that_msgpack_wrote_as_a_mapping_is_the_same_leaf(capsys, tmp_path
         assert (outcome.code, outcome.document["equal"]) == (0, 1)
 
 
+def test_what_lies_beside_the_model_is_named_and_compared_on_request(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    params, opt_state = {"w": np.ones(2)}, {"0": {"mu": np.ones(2)}}
+    state = {"params": params, "opt_state": opt_state, "step": np.int32(3)}
+    pathlib.Path("state.msgpack").write_bytes(serialization.to_bytes(state))
+    checkpoint.save("saved", {"params": params}, extra={"opt_state": opt_state})
+    without = run(capsys, "diff", "state.msgpack", "saved")
+    assert without.code == 0
+    assert "only with --extra: a has opt_state, step; b has opt_state" in without.out
+    compared = run(capsys, "diff", "state.msgpack", "saved", "--extra", "--json")
+    assert (compared.code, compared.document["equal"]) == (1, 2)
+    assert compared.document["only_in_a"] == ["step"]
+
+
 def test_another_dtype_can_be_ignored():
     a, b = {("w",): Leaf(np.float32(1))}, {("w",): Leaf(np.float16(1))}
     assert _comparison.compare(a, b, ignore_dtype=True).is_same

@@ -14,7 +14,8 @@ _DESCRIPTION = """\
 Compares two checkpoints of any layouts and formats leaf by leaf: paths that only one of them has,
 shapes, dtypes, and the largest absolute and relative difference of values. Leaves are matched by
 collection and path; by path alone if one of the two is an NNX state, which has no collections. RNG
-state is left out unless --rngs is given.
+state is left out unless --rngs is given. What lies beside the model, such as an optimizer's state,
+is named, and compared only with --extra.
 """
 
 _EPILOG = """\
@@ -29,10 +30,12 @@ examples:
   python -m bridge diff linen_checkpoint nnx_checkpoint --rules rules.toml
   python -m bridge diff linen_checkpoint nnx_checkpoint --model models.py:make_nnx
   python -m bridge diff before after --filter 'kernel$'
+  python -m bridge diff before after --extra
   python -m bridge diff model.msgpack checkpoints/model --json > difference.json
 
 The JSON document is {"schema": "linen-nnx-bridge/diff", "version": 1, "same": bool,
-"a": {"checkpoint": str, "layout": str, "format": str}, "b": likewise, "equal": int,
+"a": {"checkpoint": str, "layout": str, "format": str, "extra": [str]}, "b": likewise,
+"extra_compared": bool, "equal": int,
 "only_in_a": [str], "only_in_b": [str], "changed": [{"path": str, "what": ["structure" | "shape" |
 "values" | "dtype"], "shapes": [[int] | null, [int] | null], "dtypes": [str | null, str | null],
 "max_abs_difference": number | "inf" | null, "max_relative_difference": likewise,
@@ -80,6 +83,11 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     _command.add_kwarg(parser)
     _command.add_filter(parser)
     parser.add_argument("--rngs", action="store_true", help="compare RNG state too")
+    parser.add_argument(
+        "--extra",
+        action="store_true",
+        help="compare the trees beside the model too, such as an optimizer's state and a step",
+    )
 
 
 def _idle(arguments: argparse.Namespace) -> Iterator[_command.Idle]:
@@ -108,6 +116,9 @@ def _run(arguments: argparse.Namespace) -> int:
         if rules is not None or arguments.model is not None:
             contents = _in_one_layout(contents, rules, arguments)
         a, b = _named(contents, rngs=arguments.rngs)
+        if arguments.extra:
+            a |= _leaves.read_extra(arguments.a, arguments.a_layout)
+            b |= _leaves.read_extra(arguments.b, arguments.b_layout)
         if (search := arguments.filter) is not None:
             paths = list(map(document_path, {**a, **b}))
             a, b = (
@@ -122,7 +133,8 @@ def _run(arguments: argparse.Namespace) -> int:
             atol=arguments.atol,
             ignore_dtype=arguments.ignore_dtype,
         )
-    document = _text.document_of((arguments.a, arguments.b), layouts, comparison)
+    paths = arguments.a, arguments.b
+    document = _text.document_of(paths, layouts, comparison, has_extra=arguments.extra)
     if arguments.json:
         _output.show_json(document)
     else:

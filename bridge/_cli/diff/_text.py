@@ -20,10 +20,18 @@ def document_path(path: Path) -> str:
     return "/".join(map(str, path))
 
 
-def document_of(paths: tuple[str, str], layouts: Any, comparison: Any) -> dict[str, Any]:
-    """The JSON document of a comparison."""
+def document_of(
+    paths: tuple[str, str], layouts: Any, comparison: Any, *, has_extra: bool
+) -> dict[str, Any]:
+    """The JSON document of a comparison; `has_extra` says whether it is of what lies beside too."""
     sides = [
-        {"checkpoint": path, "layout": layout.layout, "format": layout.format}
+        {
+            "checkpoint": path,
+            "layout": layout.layout,
+            "format": layout.format,
+            # A state by path does not show which entries lie beside the model.
+            "extra": [] if layout.layout == "nnx" else list(layout.extra),
+        }
         for path, layout in zip(paths, layouts, strict=True)
     ]
     return {
@@ -32,6 +40,7 @@ def document_of(paths: tuple[str, str], layouts: Any, comparison: Any) -> dict[s
         "same": comparison.is_same,
         "a": sides[0],
         "b": sides[1],
+        "extra_compared": has_extra,
         "equal": comparison.equal,
         "only_in_a": list(map(document_path, comparison.only_a)),
         "only_in_b": list(map(document_path, comparison.only_b)),
@@ -81,6 +90,10 @@ def renderables(document: Mapping[str, Any]) -> Iterator[Any]:
         yield ""
     count = len(rows)
     yield f"{document['equal']:,} leaves are the same, {count:,} differ"
+    extra = {side: ", ".join(document[side]["extra"]) for side in "ab"}
+    if any(extra.values()) and not document["extra_compared"]:
+        both = "; ".join(f"{side} has {names or 'nothing'}" for side, names in extra.items())
+        yield f"beside the model, compared only with --extra: {both}"
 
 
 def _rows(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
