@@ -6,7 +6,6 @@ the parsed arguments to the exit code; what a command needs is imported only whe
 
 import argparse
 import importlib.metadata
-import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -62,7 +61,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     late = getattr(arguments, "late", None)
     is_one = len(rest) == 1 and not rest[0].startswith("-")
     if is_one and late is not None and getattr(arguments, late) is None:
-        setattr(arguments, late, pathlib.Path(rest.pop()).expanduser())
+        own = commands.choices[arguments.command]
+        action = next(action for action in own._actions if action.dest == late)  # noqa: SLF001
+        try:
+            setattr(arguments, late, own._get_value(action, rest.pop()))  # noqa: SLF001
+        except argparse.ArgumentError as error:
+            own.error(str(error))
     if rest:
         own = commands.choices[arguments.command]
         known = [option for action in own._actions for option in action.option_strings]  # noqa: SLF001

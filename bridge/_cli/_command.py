@@ -40,6 +40,7 @@ _OPTIONS: dict[type[BridgeError], str] = {
     UnboundAxisError: "--axis-size NAME=N of parity",
 }
 """What the arguments are called here that errors name."""
+_ARGUMENT = re.compile(r"\b(layout|within)=")
 
 
 def new_parser(
@@ -136,7 +137,13 @@ def add_within(parser: argparse.ArgumentParser) -> None:
 
 
 def path(text: str) -> pathlib.Path:
-    """The path that an option is given, for a `type` of argparse; `~` is the home directory."""
+    """The path that an option is given, for a `type` of argparse; `~` is the home directory.
+
+    Raises:
+        ArgumentTypeError: it is empty, or leads to an object store.
+    """
+    if not text.strip() or "://" in text:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a path of this machine")
     try:
         return pathlib.Path(text).expanduser()
     except RuntimeError as error:
@@ -200,6 +207,8 @@ def _text(error: BridgeError | OSError) -> str:
     for kind, options in _OPTIONS.items():
         if isinstance(error, kind):
             return f"{error} (on the command line: {options})"
+    if isinstance(error, CheckpointError):
+        return _ARGUMENT.sub(r"--\1 ", str(error)).replace(" ,", ",")
     if isinstance(error, OSError) and not isinstance(error, BridgeError) and error.filename:
         return f"{os.fsdecode(error.filename)}: {error.strerror}"
     return str(error)

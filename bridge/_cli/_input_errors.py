@@ -31,6 +31,17 @@ class InputError(BridgeError, ValueError):
         return f"{self.where}: found {self.found}, expected {self.expected}; {self.remedy}"
 
 
+class SeveralInputsError(BridgeError):
+    """What is wrong with several inputs, a message each."""
+
+    def __init__(self, *errors: BridgeError):
+        self.errors = errors
+        super().__init__(*errors)
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.errors))
+
+
 def check_filter(expression: re.Pattern[str], kept: Iterable[str], paths: Sequence[str]) -> None:
     """Raises an error if no leaf is left by `--filter`.
 

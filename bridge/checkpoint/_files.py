@@ -26,6 +26,8 @@ NOTES = "bridge"
 VARIABLES = "variables"
 NOTES_FILE = "metadata"
 _TREE_FILE = "_METADATA"
+# More names than these hide the sentence that they stand in.
+_FEW = 12
 _ITEMS_FILE = "_CHECKPOINT_METADATA"
 
 
@@ -48,6 +50,8 @@ def absolute(path: str | os.PathLike[str]) -> Any:
       ConversionError: it is none.
       CheckpointError: it leads to a storage that nothing here can read.
     """
+    if isinstance(path, str) and not path:
+        raise mapping_error(path, "a path", "'.' is the current directory")
     if not isinstance(path, str | os.PathLike):
         raise mapping_error(
             path, "a path", "it comes first: save(path, tree), restore(path, target)"
@@ -109,7 +113,7 @@ def find(path: str | os.PathLike[str]) -> Found:
         return Found(where / items[0], "orbax")
     if items:
         raise CheckpointNotFoundError(
-            "there are several trees in", where, f"Give the path of one of them: {items}."
+            "there are several trees in", where, f"Give the path of one of them: {items[:_FEW]}."
         )
     raise _nothing_at(where)
 
@@ -132,14 +136,18 @@ def _nothing_at(where: Any) -> CheckpointNotFoundError:
         inside = sorted(child.name for child in where.iterdir())
         unfinished = [name for name in inside if _leftovers.UNFINISHED in name]
         others = [name for name in inside if name not in unfinished]
-        remedy = f"It holds {others}; give the path of one of these." if others else ""
+        few = f"{others[:_FEW]}" + (f" and {len(others) - _FEW} more" if others[_FEW:] else "")
+        remedy = f"It holds {few}; give the path of one of these." if others else "It is empty."
     else:
         remedy = f"In {where.parent} there is no {where.name}."
         if where.parent.is_dir():
             beside = [child.name for child in where.parent.iterdir()]
             unfinished = sorted(name for name in beside if name.startswith(where.name + "."))
             others = [name for name in beside if name not in unfinished and name[0] != "."]
-            remedy = f"{remedy} {did_you_mean(where.name, others)}".rstrip()
+            if where.name in others:
+                remedy = "It is a link to what is not there."
+            else:
+                remedy = f"{remedy} {did_you_mean(where.name, others)}".rstrip()
         if not is_remote(where):
             for place in _leftovers.places(Path(os.fspath(where))):
                 if (place / _leftovers.OLD).exists():

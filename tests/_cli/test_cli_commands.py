@@ -187,6 +187,33 @@ def test_a_page_is_refused_before_the_model_is_made_where_its_folder_is_missing(
     assert "--html: found no directory rports" in outcome.err
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["inspect", ""], ["expected a path, found ''"]),
+        (["inspect", "empty"], ["It is empty."]),
+        (["inspect", "dangling"], ["It is a link to what is not there."]),
+        (["inspect", "full"], ["'19'] and 8 more; give the path"]),
+        (["diff", "no", "nothing"], ["at {}/no. In", "at {}/nothing. In"]),
+        (["inspect", "model", "--layout", "nnx"], ["Leave out --layout, which"]),
+        (["convert", "model", "", "--to", "nnx"], ["found '', expected a path of this machine"]),
+        (["convert", "model", "gs://a/b", "--to", "nnx"], ["found 'gs://a/b', expected a path"]),
+        (["convert", "model", "--to", "nnx", "s3://a/b"], ["found 's3://a/b', expected a path"]),
+    ],
+)
+def test_a_path_that_leads_to_nothing_of_use_is_told(
+    capsys, tmp_path, monkeypatch, arguments, told
+):
+    monkeypatch.chdir(tmp_path)
+    checkpoint.save("model", {"params": {"w": np.ones(2)}})
+    for name in ("empty", *(f"full/{n}" for n in range(20))):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "dangling").symlink_to("nowhere")
+    outcome = run(capsys, *arguments)
+    assert outcome.code == 2
+    assert [text for text in told if text.format(tmp_path) not in outcome.err] == []
+
+
 def test_a_missing_file_is_named_without_an_error_number(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     checkpoint.save("model", {"params": {"w": np.ones(2)}})

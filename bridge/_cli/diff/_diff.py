@@ -97,21 +97,27 @@ def _idle(arguments: argparse.Namespace) -> Iterator[_command.Idle]:
 
 def _run(arguments: argparse.Namespace) -> int:
     from bridge._cli import _leaves, _output, _rules_file
-    from bridge._cli._input_errors import check_filter
+    from bridge._cli._input_errors import SeveralInputsError, check_filter
+    from bridge._errors import CheckpointError
 
     from . import _comparison, _text
     from ._text import document_path
 
     rules = _rules_file.load(arguments.rules) if arguments.rules else None
-    contents = []
+    contents, errors = [], []
     with _output.working("comparing checkpoints") as progress:
         task = progress.add_task("reading", total=2)
         for path, given in (
             (arguments.a, arguments.a_layout),
             (arguments.b, arguments.b_layout),
         ):
-            contents.append(_leaves.read(path, given=given))
+            try:
+                contents.append(_leaves.read(path, given=given))
+            except CheckpointError as error:
+                errors.append(error)
             progress.advance(task)
+        if errors:
+            raise errors[0] if len(errors) == 1 else SeveralInputsError(*errors)
         layouts = [content.layout for content in contents]
         if rules is not None or arguments.model is not None:
             contents = _in_one_layout(contents, rules, arguments)
