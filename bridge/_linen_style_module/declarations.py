@@ -70,7 +70,7 @@ def declared_variable(
 
 def put_variable(module: Any, collection: str, name: str, value: Any) -> None:
     """Gives a variable a value, and creates it if there is none."""
-    found = variables.find(module, collection, name)
+    found = variables.find_declared(module, collection, name)
     if found is None:
         variables.add(module, collection, name, variables.made(collection, name, value))
     else:

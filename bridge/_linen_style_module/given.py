@@ -17,13 +17,14 @@ from bridge._errors import MismatchError
 from bridge._flax.variables import assign_raw_value, raw_value
 
 from .attributes import put_part
-from .variables import Unclaimed, add, holders
+from .variables import Unclaimed, add, holders, is_vacant, unboxed_within
 
 
 def _unclaimed(tree: Mapping[Any, Any]) -> Unclaimed:
     found = Unclaimed()
     for name, value in tree.items():
-        setattr(found, str(name), _unclaimed(value) if isinstance(value, Mapping) else value)
+        part = _unclaimed(value) if isinstance(value, Mapping) else unboxed_within(value)
+        setattr(found, str(name), part)
     return found
 
 
@@ -31,8 +32,10 @@ def install(module: Any, variables: Mapping[str, Any]) -> None:
     """Gives a module Linen variables, those of submodules that it does not have yet as well."""
     linen_leaves.check_variables(variables)
     leaves = linen_attributes.as_arrays(linen_leaves.from_variables(variables))
-    full = {address: leaf for address, leaf in leaves.items() if not leaf.is_empty}
-    tree = nest(nnx_leaves.to_leaves(full, all_variables=True))
+    # An empty dict is a variable's value, unless something else is below its path.
+    above = {path[:i] for _, path in leaves for i in range(len(path))} | {()}
+    kept = {(c, path): x for (c, path), x in leaves.items() if not x.is_empty or path not in above}
+    tree = nest(nnx_leaves.to_leaves(kept, all_variables=True))
     claim(module, _unclaimed(tree), where=f"{type(module).__name__}")
     graphdefs = graphdefs_in(variables)
     if graphdefs:
@@ -57,6 +60,8 @@ def claim(module: Any, unclaimed: Unclaimed, where: str) -> None:
         active = registry.current()
         for name, value in unclaimed.items():
             own = vars(module).get(name)
+            if isinstance(own, nnx.Pytree) and is_vacant(value):
+                continue
             if isinstance(value, nnx.Variable):
                 add(module, active.name_from_type(value.var_type), name, value)
             elif isinstance(own, nnx.Pytree):
@@ -75,7 +80,7 @@ def _update(module: nnx.Pytree, given: Mapping[str, Any], where: str) -> None:
         if isinstance(leaf, nnx.Variable)
     }
     variables = dict(_variables_of(module))
-    new = dict(walk(given))
+    new = {path: x for path, x in walk(given) if path in own or not is_vacant(x)}
     needed = {path for path, leaf in own.items() if not isinstance(leaf, nnx.RngState)}
     missing = [
         ("/".join(path), str(jax.tree.map(jax.numpy.shape, raw_value(own[path]))))

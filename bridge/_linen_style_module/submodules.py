@@ -42,7 +42,7 @@ from .attributes import (
     set_priority,
 )
 from .given import claim
-from .variables import Unclaimed
+from .variables import Unclaimed, is_vacant
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
@@ -110,6 +110,8 @@ def place_submodule(
     else:
         if isinstance(before, Unclaimed):
             claim(submodule, before, f"{type(module).__name__}/{name}")
+        elif is_vacant(before):
+            delattr(module, name)
         elif not has_room(module, name):
             raise NameInUseError("submodule", name, type(module).__name__)
         put_part(module, name, submodule, is_assigned=is_assigned)

@@ -6,17 +6,19 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 from flax import nnx
+from flax.core import meta
 
 import registry
 from bridge._conversion import linen_leaves, nnx_leaves
 from bridge._conversion.convert import state_to_linen
 from bridge._conversion.linen_holder import LinenHolder, is_linen_style
-from bridge._conversion.neutral import Displaced, as_dicts, nest, unplace, walk
+from bridge._conversion.neutral import Displaced, Leaf, as_dicts, nest, unplace, walk
 from bridge._conversion.nnx_leaves import DISPLACED_KEY
 from bridge._conversion.own_leaves import with_graphdefs
 from bridge._flax.objects import attributes_of
-from bridge._flax.variables import raw_value, variable_from_metadata
+from bridge._flax.variables import raw_value
 
 from .attributes import (
     AttrPriority,
@@ -28,6 +30,9 @@ from .attributes import (
     put,
     put_part,
 )
+
+# The metadata boxes inside of a Variable's value: (path, type, fields) of each.
+_BOXES = "linen_boxes"
 
 
 class Unclaimed(Waiting):
@@ -44,13 +49,13 @@ class Unclaimed(Waiting):
         return {n: x.dicts() if isinstance(x, Unclaimed) else x for n, x in self.items()}
 
     def take(self, collection: str) -> dict[str, Any]:
-        """Takes out the values of a collection, as nested dicts."""
+        """Takes out what Linen holds in a collection, as nested dicts."""
         active, found = registry.current(), {}
         for path, variable in walk(self.dicts()):
             if active.name_from_type(variable.var_type) == collection:
                 displaced = variable.get_metadata(DISPLACED_KEY, None)
                 is_inside = displaced is not None and displaced.length < len(path)
-                found[unplace(path, displaced if is_inside else None)] = raw_value(variable)
+                found[unplace(path, displaced if is_inside else None)] = boxed(variable)
                 self.remove(path)
         return nest(found)
 
@@ -102,17 +107,11 @@ def find_declared(module: Any, collection: str, name: str) -> nnx.Variable[Any] 
     return None
 
 
-def has_below(module: Any, collection: str, name: str) -> bool:
-    """Whether a submodule or a mapping of this name holds variables of a collection."""
+def below(module: Any, collection: str, name: str) -> Any:
+    """What a submodule or a mapping of this name holds in a collection, None if there is none."""
     value = vars(module).get(name)
-    if not isinstance(value, nnx.Pytree):
-        return False
-    state = nnx.to_flat_state(nnx.state(value, graph=True))
-    active = registry.current()
-    return any(
-        isinstance(leaf, nnx.Variable) and active.name_from_type(leaf.var_type) == collection
-        for _, leaf in state
-    )
+    is_node = isinstance(value, nnx.Pytree)
+    return linen_variables(value).get(collection) if is_node else None
 
 
 def add(module: Any, collection: str, name: str, variable: nnx.Variable[Any]) -> None:
@@ -168,18 +167,70 @@ def made(collection: str, name: str, value: Any, unboxed: Any = None) -> nnx.Var
     if isinstance(value, nnx.Variable):
         value = value.get_value()
     leaf = linen_leaves.to_leaf(collection, (name,), value, active)
-    if leaf.box is None:
-        return var_type(leaf.value)
-    return nnx_leaves.from_leaf(var_type, leaf)
+    if leaf.box is not None:
+        return nnx_leaves.from_leaf(var_type, leaf)
+    return unboxed_within(var_type(leaf.value))
+
+
+def unboxed_within(variable: nnx.Variable[Any]) -> nnx.Variable[Any]:
+    """A Variable with the metadata boxes inside of its value in its metadata; `boxed` undoes it."""
+    value = raw_value(variable)
+    if isinstance(value, jax.Array):
+        return variable
+    active = registry.current()
+    collection = active.name_from_type(variable.var_type)
+    boxes: list[tuple[Any, type, tuple[Any, ...]]] = []
+
+    def unboxed(path: Any, item: Any) -> Any:
+        if not _is_box(item):
+            return item
+        leaf = linen_leaves.to_leaf(collection, path, item, active)
+        # A GraphDef holds the metadata, so it is hashable.
+        boxes.append((path, type(item), tuple(sorted(leaf.fields.items()))))
+        return leaf.value
+
+    value = jax.tree_util.tree_map_with_path(unboxed, value, is_leaf=_is_box)
+    if boxes:
+        variable.set_raw_value(value)
+        variable.set_metadata(_BOXES, tuple(boxes))
+    return variable
 
 
 def boxed(variable: nnx.Variable[Any]) -> Any:
-    """What Linen holds of a Variable, in its metadata box."""
+    """What Linen holds of a Variable, in its metadata boxes."""
     active = registry.current()
     collection = active.name_from_type(variable.var_type)
-    return linen_leaves.from_leaf(
-        collection, nnx_leaves.to_leaf(variable, active, boxed_as_is=True), active
+    if not _is_plain(variable):
+        leaf = nnx_leaves.to_leaf(variable, active, boxed_as_is=True)
+        return linen_leaves.from_leaf(collection, leaf, active)
+    boxes = {path: box for path, *box in variable.get_metadata(_BOXES, ())}
+
+    def box(path: Any, item: Any) -> Any:
+        if path not in boxes:
+            return item
+        kind, fields = boxes[path]
+        return linen_leaves.from_leaf(collection, Leaf(item, kind, dict(fields)), active)
+
+    return jax.tree_util.tree_map_with_path(
+        box, raw_value(variable), is_leaf=lambda path, _: path in boxes, is_leaf_takes_path=True
     )
+
+
+def _is_plain(variable: nnx.Variable[Any]) -> bool:
+    """Whether a Variable as a whole has no metadata that Linen would have in a box."""
+    own = (_BOXES, DISPLACED_KEY)
+    metadata = variable.get_metadata().items()
+    return nnx_leaves.says_nothing({key: x for key, x in metadata if key not in own})
+
+
+def is_vacant(value: Any) -> bool:
+    """Whether a value is what was given as an empty dict: a variable's, or that of a submodule."""
+    held = raw_value(value) if isinstance(value, nnx.Variable) else None
+    return isinstance(held, Mapping) and not held
+
+
+def _is_box(value: Any) -> bool:
+    return isinstance(value, meta.AxisMetadata)
 
 
 def linen_variables(module: Any) -> dict[str, Any]:
@@ -220,16 +271,17 @@ def _pieces(
     path: tuple[Any, ...], variable: nnx.Variable[Any]
 ) -> Iterator[tuple[tuple[Any, ...], nnx.Variable[Any]]]:
     """A Variable, or one for each item of the nested dicts in it: in Linen they are variables."""
-    value, metadata = raw_value(variable), variable.get_metadata()
-    known = {key: x for key, x in metadata.items() if key != DISPLACED_KEY}
-    if not (isinstance(value, Mapping) and value and nnx_leaves.says_nothing(known)):
+    value, displaced = raw_value(variable), variable.get_metadata(DISPLACED_KEY, None)
+    if isinstance(value, jax.Array) or not _is_plain(variable):
         yield path, variable
         return
-    displaced = metadata.get(DISPLACED_KEY)
-    for below, item in walk(value, empty=True):
-        if displaced is not None:
-            metadata[DISPLACED_KEY] = Displaced(displaced.length + len(below))
-        yield (*path, *below), variable_from_metadata(variable.var_type, item, dict(metadata))
+    active = registry.current()
+    collection = active.name_from_type(variable.var_type)
+    held = boxed(variable)
+    for below, item in walk(held, empty=True) if isinstance(held, Mapping) else [((), held)]:
+        own = None if displaced is None else Displaced(displaced.length + len(below))
+        leaf = linen_leaves.to_leaf(collection, (*path, *below), item, active)
+        yield (*path, *below), nnx_leaves.from_leaf(variable.var_type, leaf, own)
 
 
 def _graphdefs(module: Any) -> tuple[Any, ...]:

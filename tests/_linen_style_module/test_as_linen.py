@@ -433,10 +433,17 @@ def _array(start):
     return jnp.arange(3.0).reshape(1, 3) + start
 
 
+def _box(start):
+    return nn.Partitioned(_array(start), (None, "x"))
+
+
 VALUES = {
     "array": lambda: _array(1),
     "dict": lambda: {"a": _array(1), "b": {"c": _array(2), "d": _array(3)}},
     "tuples in a dict": lambda: {"a": (_array(1), {"b": _array(2)})},
+    "an empty dict in a dict": lambda: {"a": {}, "b": (_array(1), {})},
+    "boxes": lambda: {"a": _box(1), "b": (_box(2), _array(3))},
+    "boxes in a tuple": lambda: (_box(1), {"a": _box(2)}),
     "list": lambda: [_array(1), _array(2)],
     "tuple": lambda: (_array(1), _array(2)),
     "dataclass": lambda: Pair(_array(1), _array(2)),
@@ -450,6 +457,7 @@ def of_value(value, b):
             p = self.param("p", lambda key: VALUES[value]())
             q = self.variable("stats", "q", VALUES[value])
             r = self.variable("stats", "p", VALUES[value])
+            assert self.variable("stats", "nothing", dict).value == {}
             if update:
                 q.value = jax.tree.map(lambda leaf: leaf + 1, q.value)
             p = p.get_value() if isinstance(p, nnx.Variable) else p
