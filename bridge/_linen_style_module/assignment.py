@@ -29,7 +29,7 @@ from .attributes import (
     replaced,
     set_name,
 )
-from .submodules import is_lazy, place_submodule, refer, wrapped
+from .submodules import own, place_submodule, refer, wrapped
 from .variables import Unclaimed
 
 
@@ -75,15 +75,21 @@ def _assign_container(module: Any, record: ModuleInCall | None, name: str, value
     def placed(suffix: str, item: Any) -> Any:
         if not _is_part(item):
             return item
-        if isinstance(item, nn.Module):
-            item = _wrapped_here(module, record, item)
         known = _name_of(module, item)
         if known is None:
             known = f"{name}{suffix}"
             _assign_part(module, record, known, item)
         return Ref(known)
 
-    structure = replaced(value, placed)
+    def taken_in(suffix: str, item: Any) -> Any:
+        if isinstance(item, nn.Module):
+            item = _wrapped_here(module, record, item)
+        if isinstance(item, nnx.Module) and record is not None and _name_of(module, item) is None:
+            # Linen asks whose the items are before it looks into any of them.
+            own(record, f"{name}{suffix}", item)
+        return item
+
+    structure = replaced(replaced(value, taken_in), placed)
     _stand_for(module, record, name, structure)
 
 
@@ -92,10 +98,13 @@ def _is_part(item: Any) -> bool:
 
 
 def _wrapped_here(module: Any, record: ModuleInCall | None, linen_module: nn.Module) -> ToNNX:
-    """The ToNNX of a Linen module: the one that is here already if it is tied."""
+    """The ToNNX of a Linen module: the one that is here or in the call already if it is tied."""
     for value in attributes_of(module).values():
         if isinstance(value, ToNNX) and value.to_nnx__module is linen_module:
             return value
+    known = record and record.call.holder_of(linen_module)
+    if known is not None:
+        return known
     made = wrapped(linen_module, record)
     if record is not None and record.in_setup and linen_module.name is not None:
         # What is made in `setup` keeps its name; what comes from outside is named by the attribute.
@@ -137,15 +146,12 @@ def _assign_part(
             # Variables that apply was given are there before setup makes its own.
             value.set_raw_value(given.get_raw_value())
         put_part(module, name, value, is_assigned=is_assigned)
-    elif record is None:
-        put_part(module, name, value, is_assigned=is_assigned)
+    elif record is not None and own(record, name, value):
+        place_submodule(record, name, value, is_assigned=is_assigned)
     else:
-        elsewhere = record.call.find(value) if is_lazy(value) else None
-        if elsewhere is not None and elsewhere.is_owned:
-            put_part(module, name, value, is_assigned=is_assigned)
+        put_part(module, name, value, is_assigned=is_assigned)
+        if record is not None:
             refer(module, name)
-        else:
-            place_submodule(record, name, value, is_assigned=is_assigned)
 
 
 def _name_of(module: Any, value: Any) -> str | None:

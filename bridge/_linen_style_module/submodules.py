@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeAlias
 
 from flax import linen as nn
 from flax import nnx
@@ -43,6 +43,9 @@ from .attributes import (
 )
 from .given import claim
 from .variables import Unclaimed, is_vacant
+
+# (record of a module, name) of attributes that refer to a submodule of another module.
+References: TypeAlias = list[tuple[ModuleInCall, str]]
 
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None))
 
@@ -115,80 +118,97 @@ def place_submodule(
         elif not has_room(module, name):
             raise NameInUseError("submodule", name, type(module).__name__)
         put_part(module, name, submodule, is_assigned=is_assigned)
-        if record.in_compact and is_lazy(submodule):
-            _set_priority(module, name, AttrPriority.INIT_PARENT)
     if is_assigned:
         drop_name(module, name)
     adopt_submodule(record, name, placed)
     return placed
 
 
-def adopt_submodule(record: ModuleInCall, name: str, submodule: Any) -> list[tuple[str, ...]]:
+def adopt_submodule(
+    record: ModuleInCall, name: str, submodule: Any, references: References | None = None
+) -> None:
     """Makes a submodule part of the call that its parent is part of.
 
-    Returns:
-      As of `adopt_fields` of the submodule.
+    Args:
+      record: the parent.
+      name: the submodule's name there.
+      submodule: any NNX module.
+      references: as for `adopt_fields`.
     """
-    if is_lazy(submodule):
-        found = record.call.find(submodule)
-        if found is None:
-            found = record.call.attach(submodule, record, name)
-        found.is_owned = True
-        found.path = (*record.path, name)
-        referred = adopt_fields(found)
-        depth = len(record.path)
-        owners = {path[depth] for path in referred if path[:depth] == record.path} - {name}
-        if owners:
-            # The variables are at the path of the module that had them first.
-            priorities = priorities_of(record.module)
-            after = max(priorities.get(owner, AttrPriority.DEFAULT) for owner in owners)
-            _set_priority(record.module, name, after + 1)
-        return referred
-    if isinstance(submodule, LinenHolder):
-        record.call.owner_of(submodule, (*record.path, name))
-    if is_initializing(record.module):
+    own(record, name, submodule)
+    found = record.call.find(submodule)
+    if found is not None:
+        adopt_fields(found, references)
+    elif is_initializing(record.module):
         if isinstance(submodule, LinenHolder) and submodule.to_nnx__rngs is None:
             _give_keys(submodule, record.rngs)
         set_initializing(nodes_below(submodule).objects, True)
-    return []
 
 
-def adopt_fields(record: ModuleInCall) -> list[tuple[str, ...]]:
-    """Makes the submodules that a module has part of its call.
+def own(record: ModuleInCall, name: str, submodule: Any) -> bool:
+    """Makes a module the owner of a submodule, unless the submodule has one.
+
+    Args:
+      record: the module.
+      name: the submodule's name there.
+      submodule: any NNX module.
 
     Returns:
-      The paths of those that belong to other modules.
+      Whether the module is the owner, and the name that of the submodule.
     """
-    referred: list[tuple[str, ...]] = []
-    own = attributes_of(record.module)
-    order = list(_in_order(record.module) if is_initializing(record.module) else own)
-    if PRIORITIES in own:
-        # The owner of a shared module first, whatever the order in a copy is.
+    call, path = record.call, (*record.path, name)
+    if isinstance(submodule, LinenHolder):
+        return call.owner_of(submodule, path)[1] == path
+    if not is_lazy(submodule):
+        return True
+    found = call.find(submodule)
+    if found is None:
+        found = call.attach(submodule, record, name)
+    elif not found.is_owned:
+        found.is_owned, found.path = True, path
+    return found.path == path
+
+
+def adopt_fields(record: ModuleInCall, references: References | None = None) -> None:
+    """Makes the submodules that a module has part of its call.
+
+    Args:
+      record: the module.
+      references: gets the attributes that are known to refer to what another module has, which has
+        to come first. By default they come after all others below this module.
+    """
+    later: References = [] if references is None else references
+    held = attributes_of(record.module)
+    order = list(_in_order(record.module) if is_initializing(record.module) else held)
+    if PRIORITIES in held:
         priorities = priorities_of(record.module)
         order.sort(key=lambda name: priorities.get(name, AttrPriority.DEFAULT))
+        later += ((record, name) for name in order if priorities.get(name) == AttrPriority.LOW)
+        order = [name for name in order if priorities.get(name) != AttrPriority.LOW]
     for name in order:
-        value = own[name]
-        if isinstance(value, LinenHolder):
-            path = (*record.path, name)
-            first, owner = record.call.owner_of(value, path)
-            if first is not value and not any(
-                isinstance(held, nnx.Variable | dict) for held in vars(value).values()
-            ):
-                # Linen knows a module that is in two places as one.
-                own[name] = first
-            if owner == path or own[name] is not first:
-                referred += adopt_submodule(record, name, value)
-            else:
-                refer(record.module, name)
-                referred.append(owner)
-        elif is_lazy(value):
-            found = record.call.find(value)
-            if found is None or not found.is_owned:
-                referred += adopt_submodule(record, name, value)
-            elif found.path != (*record.path, name):
-                refer(record.module, name)
-                referred.append(found.path)
-    return referred
+        _adopt_attribute(record, name, later)
+    if references is None:
+        # Adopting one may add others.
+        for each, name in later:
+            _adopt_attribute(each, name, later)
+
+
+def _adopt_attribute(record: ModuleInCall, name: str, references: References) -> None:
+    held = attributes_of(record.module)
+    value = held.get(name)
+    if isinstance(value, LinenHolder):
+        first, _ = record.call.owner_of(value, (*record.path, name))
+        if first is not value and not any(
+            isinstance(x, nnx.Variable | dict) for x in vars(value).values()
+        ):
+            # Linen knows a module that is in two places as one.
+            held[name] = value = first
+    elif not is_lazy(value):
+        return
+    if own(record, name, value):
+        adopt_submodule(record, name, value, references)
+    else:
+        refer(record.module, name)
 
 
 def _in_order(module: Any) -> dict[str, None]:
@@ -206,12 +226,8 @@ def _in_order(module: Any) -> dict[str, None]:
 
 def refer(module: Any, name: str) -> None:
     """Notes that an attribute refers to a submodule of another module, which owns it."""
-    _set_priority(module, name, AttrPriority.LOW)
-
-
-def _set_priority(module: Any, name: str, priority: int) -> None:
     if name not in priorities_of(module):
-        set_priority(module, name, priority)
+        set_priority(module, name, AttrPriority.LOW)
 
 
 def is_lazy(value: Any) -> bool:

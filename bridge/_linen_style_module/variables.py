@@ -236,7 +236,11 @@ def _is_box(value: Any) -> bool:
 def linen_variables(module: Any) -> dict[str, Any]:
     """The variables of a module as Linen has them; keys are not among them."""
     found: dict[int, list[tuple[tuple[Any, ...], nnx.Variable[Any]]]] = {}
-    _collect(module, (), found, set())
+    references: list[tuple[tuple[Any, ...], Any]] = [((), module)]
+    seen: set[int] = set()
+    # A reference adds nothing where the owner is below this module.
+    for path, node in references:
+        _collect(node, path, found, seen, references)
     items = [x for pieces in found.values() for x in pieces if not isinstance(x[1], nnx.RngState)]
     return with_graphdefs(as_dicts(state_to_linen(items)), _graphdefs(module))
 
@@ -246,8 +250,12 @@ def _collect(
     path: tuple[Any, ...],
     found: dict[int, list[tuple[tuple[Any, ...], nnx.Variable[Any]]]],
     seen: set[int],
+    references: list[tuple[tuple[Any, ...], Any]],
 ) -> None:
-    """Adds the Variables below a node, each at the path of the smallest priority."""
+    """Adds the Variables below a node, each at the path of the smallest priority.
+
+    Nodes of the lowest one go to `references`, which come after all others.
+    """
     if id(node) in seen:
         return
     seen.add(id(node))
@@ -264,7 +272,10 @@ def _collect(
         if isinstance(value, nnx.Variable):
             found.setdefault(id(value), list(_pieces((*path, name), value)))
         elif isinstance(value, nnx.Pytree):
-            _collect(value, (*path, name), found, seen)
+            if priorities.get(name) == AttrPriority.LOW:
+                references.append(((*path, name), value))
+            else:
+                _collect(value, (*path, name), found, seen, references)
 
 
 def _pieces(

@@ -157,6 +157,11 @@ class ModuleCall:
         """
         return self._holders.setdefault(id(holder.to_nnx__module), (holder, path))
 
+    def holder_of(self, linen_module: Any) -> Any:
+        """The first wrapper of a Linen module in this call, None if there is none."""
+        holder, _ = self._holders.get(id(linen_module), (None, ()))
+        return holder
+
     def note_copies(self) -> None:
         """Says that a transform has put scopes into modules that stay."""
         self._has_copies = True

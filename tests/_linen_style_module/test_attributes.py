@@ -468,13 +468,13 @@ def test_an_array_and_a_list_may_have_the_name_of_a_submodule(b):
 
 
 def wrapper_class(b):
-    class Wrapper(b.Module):
+    class Around(b.Module):
         inner: object
 
         def __call__(self, x):
             return self.inner(x) * 2
 
-    return Wrapper
+    return Around
 
 
 WRAPPERS = {b: wrapper_class(b) for b in (nn, bridge)}
@@ -505,6 +505,43 @@ def assigned_and_shared(b, make):
     return Model()
 
 
+def shared_and_assigned(b, make):
+    class Model(b.Module):
+        def setup(self):
+            shared = make(b)
+            self.zero = WRAPPERS[b](WRAPPERS[b](shared))
+            self.first = shared
+
+        def __call__(self, x):
+            return self.first(self.zero(x))
+
+    return Model()
+
+
+def shared_in_a_container(b, make):
+    class Model(b.Module):
+        def setup(self):
+            shared = make(b)
+            self.all = {"a": WRAPPERS[b](shared), "b": (shared, make(b))}
+
+        def __call__(self, x):
+            return self.all["b"][0](self.all["b"][1](self.all["a"](x)))
+
+    return Model()
+
+
+def shared_in_a_compact_method(b, make):
+    class Model(b.Module):
+        @b.compact
+        def __call__(self, x):
+            shared = make(b)
+            if b is bridge and isinstance(shared, nn.Module):
+                shared = bridge.linen_in_bridge_mdl(shared)
+            return WRAPPERS[b](WRAPPERS[b](shared))(shared(x))
+
+    return Model()
+
+
 def shared_from_outside(b, make):
     shared = make(b)
     return WRAPPERS[b](Pair(b)(WRAPPERS[b](shared), WRAPPERS[b](shared)))
@@ -523,7 +560,15 @@ def Pair(b):  # noqa: N802 - a class
 
 @pytest.mark.parametrize("make", [lambda b: SCALES[b](), lambda b: nn.Dense(3)])
 @pytest.mark.parametrize(
-    "model", [shared_by_wrappers_of_setup, assigned_and_shared, shared_from_outside]
+    "model",
+    [
+        shared_by_wrappers_of_setup,
+        assigned_and_shared,
+        shared_and_assigned,
+        shared_in_a_container,
+        shared_in_a_compact_method,
+        shared_from_outside,
+    ],
 )
 def test_a_module_that_several_others_have_is_that_of_the_first(model, make):
     variables = model(nn, make).init(KEY, X)
