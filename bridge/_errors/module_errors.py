@@ -50,6 +50,14 @@ class DeclarationError(BridgeError, ValueError, flax_errors.AssignSubModuleError
         return cls._of(f"{owner} draws keys while it is being called; call make_rng in a method")
 
     @classmethod
+    def of_reference(cls, owner: str, name: str) -> DeclarationError:
+        """The error for a function of the module around it that is read without that one."""
+        return cls._of(
+            f"{owner}.{name} refers to the module around {owner}, and was read outside of a call of"
+            " that one; call the outermost module, or make it a method of this class"
+        )
+
+    @classmethod
     def of_interop(cls, who: str) -> DeclarationError:
         """The error for a submodule of no module."""
         return cls._of(

@@ -53,7 +53,7 @@ _ENDS = (
     *(type, types.CodeType, BoundCode, types.ModuleType, types.FrameType, types.TracebackType),
     *(np.ndarray, jax.Array, jax.sharding.Mesh, jax.sharding.Sharding),
 )
-_FREE = _ATOMS | {type, types.CodeType, types.ModuleType, np.dtype, DATA_ATTRIBUTES, *OBJECT_STATES}
+FREE = _ATOMS | {type, types.CodeType, types.ModuleType, np.dtype, DATA_ATTRIBUTES, *OBJECT_STATES}
 # Asked first, as most objects in attributes are.
 _CONTAINERS = frozenset({types.CellType, tuple, list, set, frozenset, functools.partial})
 # They have programs or results of a function, and by these anything.
@@ -109,17 +109,17 @@ def tie(graphdef: nnx.GraphDef[Any], indices: Mapping[Any, int]) -> nnx.GraphDef
     Raises:
       InvalidModuleError: one holds it in a way that nobody can follow.
     """
-    references = _NodeSearch(indices)
+    references = NodeSearch({id(node): index for node, index in indices.items()})
     found: dict[int, tuple[Any, Any]] = {}
     attributes: Any = graphdef.attributes
     for i, (key, kind) in enumerate(attributes):
         value = kind.value if isinstance(kind, Static) else None
-        if type(value) not in _FREE and references.are_in(value):
+        if type(value) not in FREE and references.are_in(value):
             found[i] = key, value
     nodes: Any = graphdef.nodes
     for node in nodes:
         for value in _metadata_of(node):
-            if type(value) not in _FREE and references.are_in(value):
+            if type(value) not in FREE and references.are_in(value):
                 raise _error(f"the metadata of a {node.type.__name__}", value, None)
     if not found:
         return graphdef
@@ -141,16 +141,15 @@ def _metadata_of(node: Any) -> Iterable[Any]:
     return attributes_dict(metadata).values() if is_mapping else (metadata,)
 
 
-class _NodeSearch:
+class NodeSearch:
     """Which objects refer to nodes, directly or through others.
 
     Args:
-      nodes: what is looked for, by identity.
+      nodes: the indices of what is looked for, by id; the caller holds the nodes.
     """
 
-    def __init__(self, nodes: Mapping[Any, int]):
-        # By id; the caller holds the nodes.
-        self.nodes = {id(node): index for node, index in nodes.items()}
+    def __init__(self, nodes: Mapping[int, int]):
+        self.nodes = nodes
         # By id too, and held here, so that an id is nobody else's.
         self._free: dict[int, Any] = {}
 
@@ -164,9 +163,9 @@ class _NodeSearch:
             value = left.pop()
             if id(value) in self.nodes:
                 return True
-            for item in _referents(value):
+            for item in referents(value):
                 number = id(item)
-                if type(item) in _FREE or number in met or number in self._free:
+                if type(item) in FREE or number in met or number in self._free:
                     continue
                 met[number] = item
                 left.append(item)
@@ -174,7 +173,7 @@ class _NodeSearch:
         return False
 
 
-def _referents(value: Any) -> list[Any]:
+def referents(value: Any) -> list[Any]:
     """The objects that a value refers to, whatever it is."""
     kind = type(value)
     if kind is types.FunctionType:
@@ -202,24 +201,24 @@ def _is_cache(kind: type) -> bool:
 
 
 def _pickled(
-    attributes: Mapping[int, tuple[Any, Any]], references: _NodeSearch
+    attributes: Mapping[int, tuple[Any, Any]], references: NodeSearch
 ) -> tuple[bytes, tuple[Any, ...]]:
     """The pickle of attributes, and the objects that are not in it."""
     for name, value in attributes.values():
         # One by one, for the error; together, they may have objects in common.
         try:
-            _Writer(references).write([value])
+            Writer(references).write([value])
         except InvalidModuleError:
             raise
         except Exception as error:
             raise _error(f"the attribute {str(name)!r}", value, error) from error
-    return _Writer(references).write([value for _, value in attributes.values()])
+    return Writer(references).write([value for _, value in attributes.values()])
 
 
-class _Writer(pickle.Pickler):
+class Writer(pickle.Pickler):
     """Pickles what refers to nodes; a node is its index, and what refers to none is kept."""
 
-    def __init__(self, references: _NodeSearch):
+    def __init__(self, references: NodeSearch):
         self._references = references
         self._file = io.BytesIO()
         self._kept: dict[int, tuple[int, Any]] = {}
@@ -266,7 +265,7 @@ class _Writer(pickle.Pickler):
 
 
 class _Reader(pickle.Unpickler):
-    """Makes what a `_Writer` wrote, of other nodes."""
+    """Makes what a `Writer` wrote, of other nodes."""
 
     def __init__(self, written: bytes, kept: tuple[Any, ...], nodes: Mapping[int, Any]):
         super().__init__(io.BytesIO(written))

@@ -53,6 +53,14 @@ class Otherwise(enum.Enum):
     CLASS = enum.auto()
 
 
+class Standin:
+    """Stands for a value that each module makes anew."""
+
+    def of(self, module: Any, name: str) -> Any:
+        """The value of an attribute of this module."""
+        raise NotImplementedError
+
+
 class Waiting(nnx.Pytree):
     """A part whose variables are there, and which the module has yet to declare."""
 
@@ -175,8 +183,8 @@ def set_name(module: Any, name: str, structure: Any) -> None:
     Args:
       module: the module.
       name: the attribute.
-      structure: a `Ref`, tuples and FrozenDicts with `Ref`s and values without state in them, such
-        a value itself, or `Otherwise.CLASS`.
+      structure: a `Ref` or `Standin`, tuples and FrozenDicts with these and values without state in
+        them, such a value itself, or `Otherwise.CLASS`.
     """
     names = {**names_of(module), name: structure}
     nnx.Module.__setattr__(module, NAMES, tuple(sorted(names.items())))
@@ -191,19 +199,21 @@ def drop_name(module: Any, name: str) -> None:
     nnx.Module.__setattr__(module, NAMES, tuple(sorted(names.items())))
 
 
-def resolved(structure: Any, parts: Mapping[str, Any]) -> Any:
+def _resolved(module: Any, name: str, structure: Any) -> Any:
     """A structure of `set_name` with the parts in the place of their names.
 
     Raises:
       KeyError: one of them is gone.
     """
     if isinstance(structure, Ref):
-        return parts[structure.name]
+        return attributes_of(module)[structure.name]
+    if isinstance(structure, Standin):
+        return structure.of(module, name)
     if isinstance(structure, tuple):
-        items = [resolved(item, parts) for item in structure]
+        items = [_resolved(module, name, item) for item in structure]
         return type(structure)(*items) if hasattr(structure, "_fields") else tuple(items)
     if isinstance(structure, FrozenDict):
-        return FrozenDict({key: resolved(item, parts) for key, item in structure.items()})
+        return FrozenDict({k: _resolved(module, name, item) for k, item in structure.items()})
     return structure
 
 
@@ -216,7 +226,7 @@ def read_attribute(module: Any, name: str, structure: Any) -> Any:
     if structure is Otherwise.CLASS:
         return class_attribute(module, name)
     try:
-        return resolved(structure, vars(module))
+        return _resolved(module, name, structure)
     except KeyError:
         return class_attribute(module, name)
 

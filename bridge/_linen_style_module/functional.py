@@ -101,7 +101,7 @@ def apply_module(
     if initializing:
         set_initializing(nodes_below(clone).objects, True)
     capture = _is_call if capture_intermediates is True else capture_intermediates or None
-    call = ModuleCall(clone, as_rngs(rngs, where), mutable, capture)
+    call = ModuleCall(clone, as_rngs(rngs, where), mutable, capture, is_kept=False)
     guard = _Guard(clone, mutable)
     output = in_call(call, lambda record: _called(record, method, args, kwargs))
     if initializing:

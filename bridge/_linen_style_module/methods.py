@@ -34,6 +34,7 @@ from bridge._module_calls.calls import (
 
 from .attributes import IS_SETUP
 from .submodules import adopt_fields, is_lazy, settle
+from .ties import tie_attributes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -179,6 +180,7 @@ def set_up(record: ModuleInCall) -> None:
     MODULE_CONTEXT.module_stack.append(record)
     try:
         type(record.module).setup(record.module)
+        tie_attributes(record)
         own[IS_SETUP] = True
     finally:
         MODULE_CONTEXT.module_stack.pop()

@@ -165,7 +165,7 @@ def own(record: ModuleInCall, name: str, submodule: Any) -> bool:
     if found is None:
         found = call.attach(submodule, record, name)
     elif not found.is_owned:
-        found.is_owned, found.path = True, path
+        found.is_owned, found.parent, found.path = True, record, path
     return found.path == path
 
 

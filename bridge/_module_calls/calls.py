@@ -30,12 +30,14 @@ class ModuleInCall:
       module: the module.
       call: the call of the outermost module.
       path: the names that lead to the module.
+      parent: the module that it belongs to, None for the outermost one.
       rngs: the streams that its keys are drawn from.
       is_owned: whether it has its place in the tree, so that another attribute is a reference.
       in_setup: whether its `setup` runs.
       compact_depth: how many of its compact methods run.
       type_counter: how many submodules of each class, by name, its compact method has made.
       reserved: the names that are taken, and by which collections; None stands for a submodule.
+      made: what was made for the module of attributes that are kept without modules, by their id.
       views: (submodule, the same with other fields) of the compact method that runs.
     """
 
@@ -45,7 +47,9 @@ class ModuleInCall:
         "compact_depth",
         "in_setup",
         "is_owned",
+        "made",
         "module",
+        "parent",
         "path",
         "reserved",
         "rngs",
@@ -53,9 +57,17 @@ class ModuleInCall:
         "views",
     )
 
-    def __init__(self, module: Any, call: ModuleCall, path: tuple[str, ...], rngs: nnx.Rngs):
+    def __init__(
+        self,
+        module: Any,
+        call: ModuleCall,
+        parent: ModuleInCall | None,
+        path: tuple[str, ...],
+        rngs: nnx.Rngs,
+    ):
         self.module = module
         self.call = call
+        self.parent = parent
         self.path = path
         self.rngs = rngs
         self.is_owned = True
@@ -63,6 +75,7 @@ class ModuleInCall:
         self.compact_depth = 0
         self.type_counter: defaultdict[str, int] = defaultdict(int)
         self.reserved: dict[str, set[str | None]] = {}
+        self.made: dict[int, tuple[Any, Any]] = {}
         self.views: list[tuple[Any, Any]] = []
         self._scope: Scope | None = None
 
@@ -92,6 +105,7 @@ class ModuleCall:
       rngs: the streams that keys are drawn from.
       mutable: the collections that may be updated, None if nobody has said.
       capture: which outputs are sown, as for Linen's `capture_intermediates`.
+      is_kept: whether the outermost module stays after the call, unlike the one of `apply`.
     """
 
     def __init__(
@@ -100,8 +114,11 @@ class ModuleCall:
         rngs: nnx.Rngs,
         mutable: Any = None,
         capture: Callable[[Any, str], bool] | None = None,
+        *,
+        is_kept: bool = True,
     ):
         self.mutable = mutable
+        self.is_kept = is_kept
         self.capture = capture
         # Records hold their modules, so that an id stays that of its module.
         self._records: dict[int, ModuleInCall] = {}
@@ -139,7 +156,7 @@ class ModuleCall:
         if rngs is None:
             rngs = parent.rngs if parent else nnx.Rngs()
         path = (*parent.path, name or type(module).__name__) if parent else ()
-        record = ModuleInCall(module, self, path, rngs)
+        record = ModuleInCall(module, self, parent, path, rngs)
         record.is_owned = name is not None or parent is None
         self._records[id(module)] = record
         if parent is not None and is_initializing(parent.module) and not is_initializing(module):
