@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 from flax import nnx
 
 from .self_references import FREE, NodeSearch, Tie, Writer, referents, untied
 
+_NODES = (nnx.Pytree, nnx.Variable)
+
 
 def nodes_in(value: Any) -> list[Any]:
-    """The modules and Variables that a value refers to, directly or through others.
+    """The modules and Variables that a value refers to, directly or through others."""
+    return list(_ends_in(value, _NODES))
 
-    What is below one of them is not looked for.
-    """
+
+def arrays_in(value: Any) -> list[jax.Array]:
+    """The arrays that a value refers to, but for those of modules and Variables."""
+    return [x for x in _ends_in(value, (*_NODES, jax.Array)) if not isinstance(x, _NODES)]
+
+
+def _ends_in(value: Any, kinds: tuple[type, ...]) -> Iterator[Any]:
+    """The objects of these types that a value refers to; what is below one is not looked for."""
     if type(value) in FREE:
-        return []
+        return
     # By id, and held, so that an id is nobody else's.
     met = {id(value): value}
     left = [value]
-    found: list[Any] = []
     while left:
         value = left.pop()
-        if isinstance(value, nnx.Pytree | nnx.Variable):
-            found.append(value)
+        if isinstance(value, kinds):
+            yield value
             continue
         for item in referents(value):
             if type(item) not in FREE and id(item) not in met:
                 met[id(item)] = item
                 left.append(item)
-    return found
 
 
 def tied(value: Any, nodes: Sequence[Any]) -> Tie:

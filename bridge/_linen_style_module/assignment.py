@@ -24,6 +24,7 @@ from .attributes import (
     is_reserved_name,
     names_of,
     put,
+    put_hidden,
     put_part,
     put_plain,
     replaced,
@@ -60,21 +61,20 @@ def assign(module: Any, name: str, value: Any) -> None:
     elif isinstance(value, list | tuple | Mapping) and not isinstance(value, nnx.State):
         _assign_container(module, record, name, value)
     else:
+        value = nnx.data(value) if isinstance(value, jax.Array) else value
         put_plain(module, name, value, keeps_part=_is_given(module, record, name))
 
 
 def _assign_container(module: Any, record: ModuleInCall | None, name: str, value: Any) -> None:
     has_parts = any(_is_part(item) for _, item in container_parts(value))
     if not has_parts:
-        leaves = jax.tree.leaves(value)
-        is_data = any(nnx.is_data(leaf) for leaf in leaves)
-        value = nnx.data(value) if is_data else frozen_value(value)
+        value = nnx.data(value) if _has_data(value) else frozen_value(value)
         put_plain(module, name, value, keeps_part=_is_given(module, record, name))
         return
 
     def placed(suffix: str, item: Any) -> Any:
         if not _is_part(item):
-            return item
+            return put_hidden(module, f"{name}{suffix}", item) if _has_data(item) else item
         known = _name_of(module, item)
         if known is None:
             known = f"{name}{suffix}"
@@ -91,6 +91,11 @@ def _assign_container(module: Any, record: ModuleInCall | None, name: str, value
 
     structure = replaced(replaced(value, taken_in), placed)
     _stand_for(module, record, name, structure)
+
+
+def _has_data(value: Any) -> bool:
+    # NNX takes the arrays of a trace for static.
+    return any(nnx.is_data(x) or isinstance(x, jax.Array) for x in jax.tree.leaves(value))
 
 
 def _is_part(item: Any) -> bool:

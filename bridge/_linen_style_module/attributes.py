@@ -136,10 +136,15 @@ def put_plain(module: Any, name: str, value: Any, *, keeps_part: bool = False) -
 def _put_beside(module: Any, name: str, value: Any) -> None:
     """Sets an attribute to a value that is no part, for one that lives where the part does not."""
     if isinstance(value, dataclasses.Field) or nnx.has_data(value):
-        place = f"{_VALUE}{name}"
-        put(module, place, value if isinstance(value, dataclasses.Field) else nnx.data(value))
-        value = Ref(place)
+        value = put_hidden(module, name, value)
     set_name(module, name, value)
+
+
+def put_hidden(module: Any, name: str, value: Any) -> Ref:
+    """Puts data where no read of an attribute finds it; the `Ref` stands for it."""
+    place = f"{_VALUE}{name}"
+    put(module, place, value if isinstance(value, dataclasses.Field) else nnx.data(value))
+    return Ref(place)
 
 
 def put(module: Any, name: str, value: Any) -> None:

@@ -33,6 +33,7 @@ from bridge._module_calls.calls import (
 )
 
 from .attributes import IS_SETUP
+from .derived import find_derived
 from .submodules import adopt_fields, is_lazy, settle
 from .ties import tie_attributes
 
@@ -186,6 +187,12 @@ def set_up(record: ModuleInCall) -> None:
         MODULE_CONTEXT.module_stack.pop()
         record.in_setup = False
         record.type_counter.clear()
+    if record.call.is_kept:
+        find_derived(record, _set_up_alone)
+
+
+def _set_up_alone(module: Any) -> None:
+    in_call(ModuleCall(module, own_rngs(module) or nnx.Rngs(), is_kept=False), set_up)
 
 
 def _run_in(

@@ -37,6 +37,7 @@ class ModuleInCall:
       compact_depth: how many of its compact methods run.
       type_counter: how many submodules of each class, by name, its compact method has made.
       reserved: the names that are taken, and by which collections; None stands for a submodule.
+      derived: what was computed for the module of attributes that depend on variables, by name.
       made: what was made for the module of attributes that are kept without modules, by their id.
       views: (submodule, the same with other fields) of the compact method that runs.
     """
@@ -45,6 +46,7 @@ class ModuleInCall:
         "_scope",
         "call",
         "compact_depth",
+        "derived",
         "in_setup",
         "is_owned",
         "made",
@@ -75,6 +77,7 @@ class ModuleInCall:
         self.compact_depth = 0
         self.type_counter: defaultdict[str, int] = defaultdict(int)
         self.reserved: dict[str, set[str | None]] = {}
+        self.derived: dict[str, Any] = {}
         self.made: dict[int, tuple[Any, Any]] = {}
         self.views: list[tuple[Any, Any]] = []
         self._scope: Scope | None = None

@@ -125,7 +125,7 @@ def assert_same(found, expected):
         np.testing.assert_allclose(found[path], leaf, rtol=1e-5, atol=1e-6)
 
 
-@drawing(6)
+@drawing(4)
 @given(
     st.lists(
         st.tuples(
