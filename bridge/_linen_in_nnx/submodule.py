@@ -17,8 +17,9 @@ from jax.core import Tracer
 from bridge._conversion.linen_attributes import report_hooks
 from bridge._conversion.neutral import Path, as_dicts
 from bridge._errors import InvalidModuleError
+from bridge._flax.objects import is_initializing
 
-from .parts import bound_at, dict_for_writing, has_modules, has_variables, names_at
+from .parts import below, bound_at, dict_for_writing, has_modules, has_variables, names_at
 from .submodule_call import run_at
 from .submodule_texts import (
     method_name_text,
@@ -258,7 +259,11 @@ def found_at(owner: Any, path: Path, name: str) -> Any:
             raise error.__cause__ or error from None
     is_traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
     if is_traced and not has_variables(owner):
-        raise AttributeError(not_created_text(owner, path, name))
+        if not is_initializing(owner):
+            raise AttributeError(not_created_text(owner, path, name))
+        # Linen creates what `setup` makes before the first call as well.
+        owner(method=lambda module: getattr(below(module, path), name))
+        return getattr(found_at(owner, path[:-1], path[-1]) if path else owner, name)
     return _as_parts(owner, value)
 
 

@@ -242,3 +242,31 @@ def test_the_context_is_that_of_the_module_that_runs():
     for function in (bridge.nnx_in_bridge_mdl, bridge.linen_in_bridge_mdl):
         with pytest.raises(bridge.DeclarationError, match=r"no bridge\.Module"):
             function(nn.Dense(3))
+
+
+def test_a_variable_of_a_layer_is_read_before_its_first_call():
+    class Inner(nn.Module):
+        def setup(self):
+            self.embed = nn.Embed(5, 4)
+
+        def __call__(self, x):
+            return self.embed(x)
+
+    def make(b):
+        class Model(b.Module):
+            other: nn.Module
+
+            def setup(self):
+                self.embed, self.inner = nn.Embed(5, 4), Inner()
+
+            def __call__(self, x):
+                tables = [self.embed.embedding, self.inner.embed.embedding, self.other.embedding]
+                return sum(jnp.asarray(table) for table in tables)[x] + self.embed(x)
+
+        return Model(nn.Embed(5, 4))
+
+    x = jnp.array([1, 2])
+    variables = make(nn).init(jax.random.key(0), x)
+    own = make(bridge).init(0, x)
+    assert jax.tree.map(jnp.shape, own) == jax.tree.map(jnp.shape, variables)
+    assert np.array_equal(make(bridge).apply(own, x), make(nn).apply(own, x))
