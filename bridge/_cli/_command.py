@@ -113,6 +113,11 @@ def new_parser(
             where = user_place(error) or "the program"
             sys.stderr.write(f"{parser.prog}: {where} called sys.exit({error.code!r})\n")
             return UNUSABLE
+        except Exception as error:
+            # Python would exit with 1, which says that a check failed.
+            traceback.print_exception(error)
+            sys.stderr.write(f"{parser.prog}: this error is not one that the command expects\n")
+            return UNUSABLE
         return code
 
     parser.set_defaults(run=guarded)

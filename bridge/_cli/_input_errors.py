@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import pathlib
 import re
 from collections.abc import Iterable, Sequence
 
 from bridge._errors import BridgeError
 
 from ._places import user_place
+
+# Further than the mark is from the beginning of a page.
+_BEGINNING = 1000
 
 
 class InputError(BridgeError, ValueError):
@@ -59,6 +63,34 @@ def check_filter(expression: re.Pattern[str], kept: Iterable[str], paths: Sequen
             f"{len(paths)} leaves such as {paths[0]}",
             "an expression that is found in the path of one of them",
             "correct it, or leave it out to see all paths",
+        )
+
+
+def check_page(path: pathlib.Path, mark: str) -> None:
+    """Raises an error if a page cannot be written to a path.
+
+    Args:
+        path: that of `--html`.
+        mark: what is at the beginning of the pages that the command writes.
+
+    Raises:
+        InputError: there is a file that is not a page of the same command, a directory, or no
+            directory to write to.
+    """
+    if path.is_dir() or not path.parent.is_dir():
+        found = f"a directory at {path}" if path.is_dir() else f"no directory {path.parent}"
+        raise InputError("--html", found, "a file in a directory that exists", "correct the path")
+    # A pipe or a device has no content to lose.
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        beginning = file.read(_BEGINNING)
+    if mark.encode() not in beginning:
+        raise InputError(
+            "--html",
+            f"a file at {path} that this command did not write",
+            "a page that it wrote before, or nothing",
+            "name another file, or remove it",
         )
 
 

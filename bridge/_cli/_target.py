@@ -35,6 +35,13 @@ from bridge._nnx_in_linen.arguments import takes_rngs
 
 from ._input_errors import InputError, ProgramError, first_line
 
+# The types of what a dict may have besides the model.
+_FIELDS: dict[str, Any] = {
+    "inputs": tuple | list,
+    "kwargs": Mapping,
+    "method": str | None,
+    "variables": Mapping | None,
+}
 _FORM = "package.module:name or path/to/file.py:name"
 
 
@@ -103,15 +110,19 @@ def sample_of(
         fields = {"model": made[0], "inputs": made[1:]}
     elif isinstance(made, Mapping) and "model" in made:
         fields = dict(made)
-        known = {field.name for field in dataclasses.fields(Sample)}
-        wrong = [repr(key) for key in fields if key not in known]
-        wrong += [key for key in ("inputs",) if not isinstance(fields.get(key, ()), tuple | list)]
+        wrong = [repr(key) for key in fields if key != "model" and key not in _FIELDS]
+        wrong += [
+            f"{shown(fields[key])} as {key!r}"
+            for key, kinds in _FIELDS.items()
+            if key in fields and not isinstance(fields[key], kinds)
+        ]
         if wrong:
             raise InputError(
                 target,
                 f"a dict with {', '.join(wrong)}",
-                "the keys model, inputs (a tuple), kwargs, method and variables",
-                "leave out the others",
+                "the keys 'model', 'inputs' (a tuple), 'kwargs' (a dict), 'method' (a name) and"
+                " 'variables' (a dict), all but the first optional",
+                "correct the dict",
             )
         fields["inputs"] = tuple(fields.get("inputs", ()))
     sample = Sample(**fields)

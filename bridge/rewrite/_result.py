@@ -16,6 +16,8 @@ from bridge import parity
 from ._failures import RewriteError
 from ._writing import changed_files, write_files, write_in_place
 
+PAGE_MARK = "<!-- written by bridge.rewrite -->"
+"""What pages begin with."""
 Level: TypeAlias = Literal["proven", "proven for this configuration", "needs review", "left Linen"]
 LEVELS: tuple[Level, ...] = (
     "proven",
@@ -142,7 +144,7 @@ class Rewrite:
 
     def html(self) -> str:
         """A page with the old and the new files side by side."""
-        tables = []
+        tables = [PAGE_MARK]
         for path, text in self.sources.items():
             old = self.old_sources[path]
             before = pathlib.Path(old).read_text(encoding="utf-8").splitlines()

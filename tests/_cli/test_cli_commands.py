@@ -46,6 +46,8 @@ def wrong():
     return Fails(), jnp.ones((1, 2))
 def interrupted():
     raise KeyboardInterrupt
+def odd():
+    return {"model": Fails(), "inputs": jnp.ones(2), "kwargs": 3, "method": 4, "input": ()}
 """
 
 
@@ -93,6 +95,19 @@ def test_a_message_points_at_the_line_of_the_program_and_not_at_flax(capsys, pro
     line = EXITING.splitlines().index("        return nn.Dense(3)(x) + jnp.ones(5)") + 1
     assert f"exiting_program.py, line {line};" in outcome.err
     assert "site-packages" not in outcome.err
+
+
+def test_what_a_dict_has_in_the_wrong_form_is_told_all_at_once(capsys, programs):
+    outcome = run(capsys, "report", "exiting_program.py:odd")
+    assert outcome.code == 2
+    wrong = ("'input', ", "as 'inputs'", "3 of type int as 'kwargs'", "4 of type int as 'method'")
+    assert [text for text in wrong if text not in outcome.err] == []
+
+
+def test_an_error_that_no_command_expects_is_not_a_failed_check(capsys, programs, monkeypatch):
+    monkeypatch.setattr("bridge.checkpoint.layout", lambda *args, **kwargs: 1 / 0)
+    outcome = run(capsys, "inspect", "model")
+    assert (outcome.code, "ZeroDivisionError" in outcome.err) == (2, True)
 
 
 def test_an_interrupted_command_ends_with_one_line_and_130(capsys, programs):

@@ -156,7 +156,7 @@ def test_a_page_takes_the_place_of_an_earlier_one_and_of_nothing_else(
     page.write_text("<!doctype html><title>mine</title>")
     outcome = run(capsys, *arguments)
     assert outcome.code == 2
-    assert f"a file at {page} that report did not write" in outcome.err
+    assert f"a file at {page} that this command did not write" in outcome.err
     assert page.read_text() == "<!doctype html><title>mine</title>"
     page.unlink()
     assert run(capsys, *arguments).code == 0

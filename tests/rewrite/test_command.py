@@ -1,6 +1,7 @@
 """`python -m bridge rewrite`."""
 
 import json
+import pathlib
 import sys
 
 import pytest
@@ -196,10 +197,18 @@ def test_names_can_stay_linens(target, capsys):
 
 
 def test_the_page_has_both_files(target, capsys, tmp_path):
-    assert run(capsys, target, "--html", str(tmp_path / "page.html"), "--no-diff")[0] == 0
+    for _ in range(2):
+        assert run(capsys, target, "--html", str(tmp_path / "page.html"), "--no-diff")[0] == 0
     page = (tmp_path / "page.html").read_text()
     assert "nnx.Linear" in page.replace("&nbsp;", " ")
     assert "nn.compact" in page.replace("&nbsp;", " ")
+
+
+def test_a_page_does_not_take_the_place_of_another_file(target, capsys):
+    source = target.partition(":")[0]
+    code, _, err = run(capsys, target, "--html", source)
+    assert (code, "that this command did not write" in err) == (2, True)
+    assert pathlib.Path(source).read_text() == SOURCE
 
 
 def test_a_model_that_cannot_be_run_is_exit_code_2(target, capsys):

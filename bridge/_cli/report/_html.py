@@ -2,43 +2,14 @@
 
 from __future__ import annotations
 
-import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
-from bridge._cli._input_errors import InputError
 from bridge._cli._output import byte_text, share_text
 
 from ._page import MARK, PAGE, SCRIPT, STYLE
 from ._text import LABELS, check_text, counterpart_text, source_text
-
-# Further than the mark is from the beginning of a page.
-_BEGINNING = 1000
-
-
-def check_free(path: pathlib.Path) -> None:
-    """Raises an error if a page cannot be written to `path`.
-
-    Raises:
-        InputError: there is a file that is not a page of an earlier report, a directory, or no
-            directory to write to.
-    """
-    if path.is_dir() or not path.parent.is_dir():
-        found = f"a directory at {path}" if path.is_dir() else f"no directory {path.parent}"
-        raise InputError("--html", found, "a file in a directory that exists", "correct the path")
-    # A pipe or a device has no content to lose.
-    if not path.is_file():
-        return
-    with path.open("rb") as file:
-        beginning = file.read(_BEGINNING)
-    if MARK.encode() not in beginning:
-        raise InputError(
-            "--html",
-            f"a file at {path} that report did not write",
-            "a page of an earlier report, or nothing",
-            "name another file, or remove it",
-        )
 
 
 def page(document: Mapping[str, Any]) -> str:

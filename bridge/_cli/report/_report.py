@@ -88,9 +88,9 @@ def _idle(arguments: argparse.Namespace) -> Iterator[_command.Idle]:
 
 def _run(arguments: argparse.Namespace) -> int:
     from bridge._cli import _output, _target
-    from bridge._cli._input_errors import InputError
+    from bridge._cli._input_errors import InputError, check_page
 
-    from . import _document, _html, _text, _traced
+    from . import _document, _html, _page, _text, _traced
 
     if arguments.check != (arguments.min_migrated is not None):
         raise InputError(
@@ -100,7 +100,7 @@ def _run(arguments: argparse.Namespace) -> int:
             "give both, as in --check --min-migrated 0.6",
         )
     if arguments.html is not None:
-        _html.check_free(arguments.html)
+        check_page(arguments.html, _page.MARK)
     inputs = _target.parse_inputs(arguments.inputs)
     with _output.working(f"tracing {arguments.target}"):
         kwargs = dict(arguments.kwargs)

@@ -124,9 +124,13 @@ def _run(arguments: argparse.Namespace) -> int:
     import json
 
     from bridge._cli import _output
+    from bridge._cli._input_errors import check_page
+    from bridge.rewrite._result import PAGE_MARK
 
     from . import _rewriting
 
+    if arguments.html is not None:
+        check_page(arguments.html, PAGE_MARK)
     with _output.working(f"rewriting {arguments.target}") as progress:
         result = _rewriting.rewritten(arguments, progress)
     if result is None:
