@@ -213,9 +213,11 @@ def _text(error: BridgeError | OSError) -> str:
         if isinstance(error, kind):
             return f"{error} (on the command line: {options})"
     if isinstance(error, CheckpointError):
-        return _ARGUMENT.sub(r"--\1 ", str(error)).replace(" ,", ",")
-    if isinstance(error, OSError) and not isinstance(error, BridgeError) and error.filename:
-        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+        text = str(error).replace("overwrite=True", "--overwrite")
+        return _ARGUMENT.sub(r"--\1 ", text).replace(" ,", ",")
+    if isinstance(error, OSError) and not isinstance(error, BridgeError) and error.strerror:
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        return f"{where}{error.strerror}"
     return str(error)
 
 

@@ -52,5 +52,7 @@ def listed(names: Iterable[str]) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A question that names what is spelled nearly the same; empty if nothing is."""
-    found = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
-    return f"Did you mean {found[0]}?" if found else ""
+    # Capitals are a common slip, and the last of several equal ones would win.
+    lower = {each.lower(): each for each in reversed(list(known))}
+    found = difflib.get_close_matches(name.lower(), list(lower), n=1, cutoff=0.7)
+    return f"Did you mean {lower[found[0]]}?" if found else ""

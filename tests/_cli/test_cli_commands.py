@@ -132,6 +132,7 @@ def test_versions_are_shown(capsys):
         (("report", "modells:make"), "models"),
         (("report", "modells.py:make"), "models"),
         (("report", "models:maker"), "make"),
+        (("report", "models:MAKE"), "make"),
     ],
 )
 def test_a_misspelled_word_is_answered_with_the_one_that_is_meant(

@@ -211,6 +211,11 @@ def test_a_page_does_not_take_the_place_of_another_file(target, capsys):
     assert pathlib.Path(source).read_text() == SOURCE
 
 
+def test_files_to_change_by_hand_have_to_be_there(target, capsys):
+    code, _, err = run(capsys, target, "--in-place", "--by-hand", "no.py", "--by-hand", "none.py")
+    assert (code, "no file no.py, none.py" in err) == (2, True)
+
+
 def test_a_model_that_cannot_be_run_is_exit_code_2(target, capsys):
     code = main(["rewrite", target])
     assert code == 2

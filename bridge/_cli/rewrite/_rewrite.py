@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -124,13 +125,17 @@ def _run(arguments: argparse.Namespace) -> int:
     import json
 
     from bridge._cli import _output
-    from bridge._cli._input_errors import check_page
+    from bridge._cli._input_errors import InputError, check_page
     from bridge.rewrite._result import PAGE_MARK
 
     from . import _rewriting
 
     if arguments.html is not None:
         check_page(arguments.html, PAGE_MARK)
+    missing = [file for file in arguments.by_hand if not pathlib.Path(file).is_file()]
+    if missing:
+        found = f"no file {', '.join(missing)}"
+        raise InputError("--by-hand", found, "files that you change", "correct the paths")
     with _output.working(f"rewriting {arguments.target}") as progress:
         result = _rewriting.rewritten(arguments, progress)
     if result is None:
