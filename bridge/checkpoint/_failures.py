@@ -45,6 +45,9 @@ def reason(error: BaseException) -> str:
         names = getattr(error, "filename", None), getattr(error, "filename2", None)
         where = " -> ".join(os.fsdecode(name) for name in names if isinstance(name, str | bytes))
         return f"{os.strerror(found)} ({where})" if where else os.strerror(found)
+    if isinstance(error, KeyError):
+        # Its text is the key alone.
+        return f"there is no entry {error}"
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[0][:200] if lines else type(error).__name__
 

@@ -140,6 +140,14 @@ def test_a_file_that_was_cut_off_is_damaged(capsys, place):
     assert "damaged or incomplete" in outcome.err
 
 
+def test_an_index_without_its_entries_is_damaged_and_the_entry_is_named(capsys, place):
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+        orbax.save(place / "tree", args=ocp.args.PyTreeSave({"params": {"w": np.ones(2)}}))
+    (place / "tree" / "_METADATA").write_text("{}")
+    outcome = run(capsys, "inspect", "tree")
+    assert (outcome.code, "there is no entry 'tree_metadata'" in outcome.err) == (2, True)
+
+
 def test_latest_is_the_newest_step(capsys, place):
     manager = ocp.CheckpointManager(place / "manager")
     for step in (9, 10):
