@@ -12,7 +12,7 @@ import jax
 from flax import nnx
 
 import registry
-from bridge import linen_to_nnx, port
+from bridge import checkpoint, linen_to_nnx, port
 from bridge._conversion.linen_leaves import to_variables
 from bridge._conversion.neutral import Address, Neutral, Path, nest
 from bridge._conversion.nnx_leaves import address_of
@@ -52,18 +52,16 @@ class Conversion:
         return {"ok": True, "entries": entries}
 
 
-def against_model(
-    contents: CheckpointContents, model: Any, rules: Rules, *, to_nnx: bool
-) -> Conversion:
+def against_model(source: Any, model: Any, rules: Rules, *, to_nnx: bool) -> Conversion:
     """The conversion into what a model needs.
 
     Args:
-        contents: the checkpoint.
+        source: Linen variables, or an NNX module or State.
         model: an NNX module or Linen variables, abstract.
         rules: the table.
         to_nnx: which of the two `model` is.
     """
-    plan = port.plan(source_of(contents, rules, model, to_nnx=to_nnx), model, rules.paths)
+    plan = port.plan(source, model, rules.paths)
 
     def make() -> Any:
         made = plan.apply()
@@ -106,7 +104,16 @@ def conversion_of(
     inputs = _target.parse_inputs(arguments.inputs)
     kwargs = dict(arguments.kwargs)
     model = _model.abstract_values(arguments.model, inputs, kwargs, to_nnx=to_nnx)
-    return against_model(contents, model, rules, to_nnx=to_nnx)
+    if not to_nnx and arguments.source_model is not None:
+        # With its classes, so that fused gates are known.
+        written_by = _model.abstract_values(
+            arguments.source_model, inputs, kwargs, to_nnx=True, option="--source-model"
+        )
+        options = {"within": arguments.within, "layout": arguments.layout}
+        source = checkpoint.restore(arguments.checkpoint, written_by, rngs=False, **options)
+    else:
+        source = source_of(contents, rules, model, to_nnx=to_nnx)
+    return against_model(source, model, rules, to_nnx=to_nnx)
 
 
 def by_rules(contents: CheckpointContents, rules: Rules, *, to_nnx: bool) -> Conversion:

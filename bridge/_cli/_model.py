@@ -26,6 +26,7 @@ def abstract_values(
     kwargs: Mapping[str, Any] | None = None,
     *,
     to_nnx: bool,
+    option: str = "--model",
 ) -> Any:
     """What the model of a TARGET needs: shapes and dtypes, without values.
 
@@ -34,6 +35,7 @@ def abstract_values(
         inputs: see `_target`.
         kwargs: see `_target`.
         to_nnx: which of the two it has to be.
+        option: what names the TARGET.
 
     Returns:
         An NNX module with abstract Variables, or a Linen model's abstract variables.
@@ -48,10 +50,10 @@ def abstract_values(
             given = sample_of(make(), inputs, target, kwargs)
             if isinstance(given.model, nnx.Module) != to_nnx:
                 raise InputError(
-                    "--model",
+                    option,
                     f"{type(given.model).__name__}, which is {'Linen' if to_nnx else 'NNX'}",
                     f"{'an NNX' if to_nnx else 'a Linen'} model",
-                    "--model is the model that the checkpoint is converted for",
+                    "--model is what the checkpoint is converted for, --source-model what wrote it",
                 )
             model, variables = initialised(given, target)
             return model if to_nnx else variables

@@ -156,7 +156,7 @@ def test_a_misspelled_word_is_answered_with_the_one_that_is_meant(
         ("report x --by modules", ["--by has no effect without --check"]),
         (
             "convert x y --to nnx --input 2 --kwarg a=1 --source-model z",
-            ["--input, --kwarg have no effect without --model", "--source-model has no effect"],
+            ["--input, --kwarg, --source-model have no effect without --model"],
         ),
         ("diff x y --kwarg a=1", ["--kwarg has no effect without --model"]),
         ("parity x y --sections layers --steps 2 --no-layers", ["--steps has", "--no-layers has"]),

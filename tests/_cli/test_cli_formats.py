@@ -41,6 +41,9 @@ def make_nnx():
     return Native(nnx.Rngs(0)), jnp.ones((1, 3))
 def make_lstm():
     return nnx.OptimizedLSTMCell(4, 3, rngs=nnx.Rngs(0))
+def make_linen_lstm():
+    zeros = jnp.zeros((1, 3))
+    return nn.OptimizedLSTMCell(3), (zeros, zeros), jnp.ones((1, 4))
 """
 
 
@@ -357,6 +360,19 @@ def test_diff_against_a_model_sees_through_fused_gates(capsys, place):
     outcome = run(capsys, "diff", "linen", "native", *model, "--json")
     assert (outcome.code, outcome.document["equal"]) == (0, 3)
     assert run(capsys, "diff", "linen", "native").code == 1
+    back = (
+        "convert",
+        "native",
+        "back",
+        "--to",
+        "linen",
+        "--model",
+        "port_models.py:make_linen_lstm",
+    )
+    assert run(capsys, *back, "--source-model", "port_models.py:make_lstm").code == 0
+    assert run(capsys, "diff", "linen", "back").code == 0
+    wrong = run(capsys, *back, "--source-model", "port_models.py:make_linen_lstm", "--overwrite")
+    assert (wrong.code, "--source-model: found OptimizedLSTMCell" in wrong.err) == (2, True)
 
 
 def test_keyword_arguments_of_the_call_can_be_given(capsys, place):

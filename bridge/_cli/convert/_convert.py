@@ -53,6 +53,8 @@ examples:
   python -m bridge convert nnx_checkpoint model.msgpack --to linen \\
       --model models.py:make_linen --input 1,28,28,1
   python -m bridge convert linen_checkpoint --to nnx --model models.py:make_nnx --suggest
+  python -m bridge convert nnx_checkpoint model.npz --to linen --input 1,28,28,1 \\
+      --model models.py:make_linen --source-model models.py:make_nnx
   python -m bridge convert linen_checkpoint model.npz --to linen
 
 The JSON document is {"schema": "linen-nnx-bridge/convert", "version": 1, "written": bool,
@@ -96,7 +98,8 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--source-model",
         metavar="TARGET",
-        help="the model that wrote CHECKPOINT, which --suggest traces beside --model",
+        help="the model that wrote CHECKPOINT: an NNX one whose layers --to linen has to know, as"
+        " it does for fused gates; a Linen one that --suggest traces beside --model",
     )
     _command.add_input(parser)
     _command.add_kwarg(parser)
@@ -115,11 +118,11 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
 
 def _idle(arguments: argparse.Namespace) -> Iterator[_command.Idle]:
     if arguments.model is None:
-        yield "without --model", ["--input", "--kwarg"]
-    if not arguments.suggest:
-        yield "without --suggest", ["--source-model"]
-    elif arguments.to == "linen":
-        yield "with --to linen", ["--source-model"]
+        yield "without --model", ["--input", "--kwarg", "--source-model"]
+    elif arguments.suggest and arguments.to == "linen":
+        yield "where --suggest is for --to linen", ["--source-model"]
+    elif not arguments.suggest and arguments.to == "nnx":
+        yield "with --to nnx and without --suggest", ["--source-model"]
 
 
 def _run(arguments: argparse.Namespace) -> int:
