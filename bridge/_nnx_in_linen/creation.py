@@ -97,7 +97,8 @@ def _create(
     """Constructs the module, and writes it and what the call creates: (output, definition)."""
     scope.store_graphdef(None)
     recipe = scope.recipe
-    module, nodes, given = recipe.construct(scope.constructor_keys(), scope.where)
+    keys = scope.constructor_keys()
+    module, nodes, given = recipe.construct(keys, scope.where)
     leaves = by_address(variables)
     if leaves:
         graphdef, constructed = static_graphdef.split(module)
@@ -116,9 +117,8 @@ def _create(
         if are_shown():
             unshow(module)
     graphdef, made = static_graphdef.split(module, recipe.origin, given)
-    _replace_donated(scope, graphdef, made)
-    names = tuple(scope.constructor_keys())
-    graphdef = rebuilding.without_tracers(graphdef, recipe, names, call, scope.where)
+    _replace_donated(scope, keys, graphdef, made)
+    graphdef = rebuilding.without_tracers(graphdef, recipe, tuple(keys), call, scope.where)
     # An argument is not state: each call passes its own.
     arguments = {(ARRAYS, path) for path, _ in given}
     new = {a: x for a, x in scope.as_linen(graphdef, made).items() if a not in arguments}
@@ -148,12 +148,14 @@ def _write_shown(scope: WrapperScope, module: Any) -> Callable[[], set[Address]]
     return replaced
 
 
-def _replace_donated(scope: WrapperScope, graphdef: StaticGraphDef, made: list[Any]) -> None:
+def _replace_donated(
+    scope: WrapperScope, keys: Mapping[str, Any], graphdef: StaticGraphDef, made: list[Any]
+) -> None:
     """Constructs once more for values that are gone: the call has donated them to a program."""
     donated = [i for i, leaf in enumerate(made) if _is_gone(leaf_value(leaf))]
     if not donated:
         return
-    again = scope.recipe.construct(scope.constructor_keys(), scope.where)
+    again = scope.recipe.construct(keys, scope.where)
     new_graphdef, leaves = static_graphdef.split(again.module)
     new = {slot.address: leaf for slot, leaf in zip(new_graphdef.slots, leaves, strict=True)}
     for i in donated:

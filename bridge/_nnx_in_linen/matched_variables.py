@@ -227,14 +227,19 @@ def _gathered(
 
 def _gathered_dict(slot: GraphDefLeaf, aval: Mapping[Any, Any], below: Mapping[Path, Any]) -> Any:
     """The dict that a Variable holds, of what lies below its place; None if this is not it."""
-    is_boxed = "value" not in aval and all(path[0] == "value" and path[1:] for path in below)
-    below = {path[1:]: leaf for path, leaf in below.items()} if is_boxed else below
-    is_whole = below.keys() == {tuple(map(str, path)) for path, _ in walk(aval)}
+    wanted = {tuple(map(str, path)) for path, _ in walk(aval)}
+    is_inner = all(path[0] == "value" and path[1:] for path in below)
+    inner = {path[1:]: leaf for path, leaf in below.items()} if is_inner else {}
+    # The dict may have a key of that name itself.
+    may_be_boxed = inner.keys() == wanted or "value" not in aval
+    is_boxed = bool(inner) and below.keys() != wanted and may_be_boxed
+    below = inner if is_boxed else below
+    is_whole = below.keys() == wanted
     # That of a cache may have other entries by now.
     if not is_whole and (not below or slot.has_fixed_shape):
         return None
     value = _as_dict(aval, below, ()) if is_whole else nest(below)
-    if slot.var_type is None or not (below and is_boxed):
+    if slot.var_type is None or not is_boxed:
         return value
     # With its box again, as an update has the form that was given.
     return NNXMeta(slot.var_type, value, dict(attributes_dict(slot.metadata)))

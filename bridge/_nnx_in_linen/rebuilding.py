@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from bridge._graphdefs.static_graphdef import StaticGraphDef
 from bridge._graphdefs.structure import tracers
 from bridge._graphdefs.template import Template
 from bridge._initialization.creating import is_creating_variables
-from bridge._initialization.lazy_init import run_initializing
+from bridge._initialization.lazy_init import initialized
 
 from .arguments import Existing
 from .bound_module import method_in_modes
@@ -37,7 +38,7 @@ _rebuilt: BoundedCache[tuple[Template, bool]] = BoundedCache(maxsize=256)
 
 
 class Call(NamedTuple):
-    """A call of a module: what `run_initializing` needs to create what only a call creates."""
+    """A call of a module: what `initialized` needs to create what only a call creates."""
 
     method: Any
     args: tuple[Any, ...]
@@ -201,7 +202,8 @@ def _abstract(
         module, nodes, kept = recipe.construct(streams, where, is_abstract=True)
         if call is not None:
             args, kwargs = given.tree(list(inputs))
-            run_initializing(module, method_in_modes(module, call.method), args, kwargs, nodes)
+            find = functools.partial(method_in_modes, method=call.method)
+            module, _ = initialized(module, find, args, kwargs, nodes)
         kinds = set(map(type, nodes_below(module).objects))
         graphdef, _ = static_graphdef.split(module, recipe.origin, kept)
         made.append((graphdef, any(map(creates_in_call, kinds))))

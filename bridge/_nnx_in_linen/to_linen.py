@@ -200,6 +200,8 @@ class ToLinen(PlainFields, metaclass=WithOptions):
           MismatchError: the variables do not fit the module.
           MissingRngError: a key is drawn from a stream that has none.
           InvalidMethodError: there is no such method.
+          InvalidModuleError: `init` runs in a JAX transform, and the constructor keeps an array
+            that depends on a key where it is no state, such as in a function.
           LostUpdateError: `strict` is True and an update would be dropped.
         """
         return call_or_create(_scope(self), nnx_method, args, kwargs)

@@ -625,13 +625,15 @@ class Mapped(nnx.Module):
     def __init__(self, *, rngs):
         self.linear = nnx.Linear(3, 3, rngs=rngs)
         self.scales = nnx.Param({"a": jnp.ones(3), "b": {0: jnp.full(3, 2.0)}})
+        self.value = nnx.Param({"value": jnp.full(3, 3.0)})
         self.empty = nnx.Param({})
         self.seen = nnx.BatchStat({"count": jnp.zeros(())})
 
     def __call__(self, x):
         self.seen.set_value({"count": self.seen.get_value()["count"] + 1})
         held = self.scales.get_value()
-        return self.linear(x) * held["a"][None] + held["b"][0][None]
+        shift = held["b"][0] * self.value.get_value()["value"]
+        return self.linear(x) * held["a"][None] + shift[None]
 
 
 def without_boxes(variables):
