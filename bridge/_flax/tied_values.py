@@ -18,7 +18,7 @@ def nodes_in(value: Any) -> list[Any]:
     return list(_ends_in(value, _NODES))
 
 
-def arrays_in(value: Any) -> list[jax.Array]:
+def arrays_within(value: Any) -> list[jax.Array]:
     """The arrays that a value refers to, but for those of modules and Variables."""
     return [x for x in _ends_in(value, (*_NODES, jax.Array)) if not isinstance(x, _NODES)]
 

@@ -106,13 +106,13 @@ class Declaring(nnx.Module):
     def has_variable(self, col: str, name: str) -> bool:
         """Whether there is a variable, or a submodule with variables, of that name."""
         found = variables.find(self, col, name)
-        return found is not None or variables.below(self, col, name) is not None
+        return found is not None or variables.held_below(self, col, name) is not None
 
     @uncounted
     def get_variable(self, col: str, name: str, default: Any = None) -> Any:
         """The value of a variable or the variables of a submodule, `default` if there are none."""
         found = variables.find(self, col, name)
-        value = variables.below(self, col, name) if found is None else found.get_value()
+        value = variables.held_below(self, col, name) if found is None else found.get_value()
         return default if value is None else value
 
     @uncounted

@@ -17,7 +17,7 @@ import jax
 from flax import nnx
 
 from bridge._flax.objects import attributes_of
-from bridge._flax.tied_values import arrays_in
+from bridge._flax.tied_values import arrays_within
 from bridge._flax.variables import raw_value
 from bridge._module_calls.calls import ModuleInCall, record_of
 from bridge._randomness.live_inputs import live_inputs
@@ -125,5 +125,5 @@ def _arrays(module: Any) -> Iterator[tuple[str, jax.Array]]:
         if is_reserved_name(name) or name in type(module).__dataclass_fields__:
             continue
         hidden = [own.get(place) for place in refs(value) if is_reserved_name(place)]
-        for array in itertools.chain(arrays_in(value), *map(arrays_in, hidden)):
+        for array in itertools.chain(arrays_within(value), *map(arrays_within, hidden)):
             yield name, array

@@ -107,7 +107,7 @@ def find_declared(module: Any, collection: str, name: str) -> nnx.Variable[Any] 
     return None
 
 
-def below(module: Any, collection: str, name: str) -> Any:
+def held_below(module: Any, collection: str, name: str) -> Any:
     """What a submodule or a mapping of this name holds in a collection, None if there is none."""
     value = vars(module).get(name)
     is_node = isinstance(value, nnx.Pytree)
