@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import jax
@@ -78,24 +78,29 @@ def find_derived(record: ModuleInCall, run_setup: Callable[[Any], None]) -> None
         if isinstance(variable, nnx.Variable) and _has_gradient(raw_value(variable))
     }
 
-    def computed(name: str, values: dict[str, Any]) -> list[Any]:
+    def computed(names: Collection[str], values: dict[str, Any]) -> list[Any]:
         copy = nnx.merge(graphdef, state, copy=True)
         for path, variable in _by_path(nnx.state(copy, graph=True)):
             if path in values:
                 variable.set_raw_value(values[path])
         _set_up_again(copy, run_setup)
-        return [array for known, array in _arrays(copy) if known == name]
+        return [array for name, array in _arrays(copy) if name in names]
 
-    for name in sorted(candidates) if values else ():
+    def are_derived(names: Collection[str]) -> bool:
         try:
-            is_derived = live_inputs(functools.partial(computed, name), values)
-        except jax.errors.JAXTypeError:
-            # It looks at values, so it is no function of them that has a gradient.
-            continue
-        if is_derived:
+            return bool(live_inputs(functools.partial(computed, names), values))
+        except Exception:
+            # It looks at values, or calls what the module around has given: it is run only once.
+            return False
+
+    # Most are constants, which one look tells.
+    for name in sorted(candidates) if values and are_derived(candidates) else ():
+        if are_derived({name}):
             record.derived[name] = getattr(module, name)
-            if not is_part(attributes_of(module).get(name)):
-                attributes_of(module).pop(name, None)
+            hidden = [x for x in refs(names_of(module).get(name)) if is_reserved_name(x)]
+            for place in (name, *hidden):
+                if not is_part(attributes_of(module).get(place)):
+                    attributes_of(module).pop(place, None)
             set_name(module, name, Derived(run_setup))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from typing import Any, ClassVar, Self, dataclass_transform
 
 from flax import nnx
@@ -165,6 +165,11 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
                 record = record_of(self)
                 return record.path[-1] if record is not None and record.path else None
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __nnx_repr__(self) -> Generator[Any]:
+        for item in super().__nnx_repr__():
+            if not str(getattr(item, "key", "")).startswith(MODULE_PREFIX):
+                yield item
 
     def __setattr__(self, name: str, value: Any) -> None:
         assign(self, name, value)

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.core import FrozenDict
 
-from bridge._errors import InvalidRngsError
+from bridge._errors import InvalidModuleError, InvalidRngsError
 from bridge._flax.tabulate import uncounted
 
 from . import functional
@@ -217,5 +217,12 @@ class Running(nnx.Module):
 
     @uncounted
     def clone(self, **updates: Any) -> Self:
-        """A module with the same fields, but for those given here, and without variables."""
+        """A module with the same fields, but for those given here, and without variables.
+
+        Raises:
+          InvalidModuleError: `nn.init` or `nn.apply` asks for it, which take Linen modules.
+        """
+        if "_deep_clone" in updates:
+            remedy = "call module.init(rngs, …, method=function), or module.apply"
+            raise InvalidModuleError("nn.init or nn.apply", self, "a Linen module", remedy)
         return functional.cloned(self, None, **updates)

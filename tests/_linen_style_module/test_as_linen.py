@@ -703,3 +703,15 @@ def test_a_bridge_module_in_a_linen_one_says_what_to_write(where):
     # One that has its variables is a function like any other.
     kept = sub(bridge)().bind({"params": {"w": X}})
     assert np.array_equal(Outer(kept).apply({}, X) if where == "field" else kept(X), X * X)
+
+
+def test_a_repr_shows_what_is_the_models():
+    shown = repr(sub(bridge)().bind({"params": {"w": jnp.ones((1, 3))}}))
+    assert "w=" in shown
+    assert "bridge__" not in shown
+
+
+@pytest.mark.parametrize("transform", [nn.init, nn.apply])
+def test_a_function_of_linen_modules_says_what_to_call(transform):
+    with pytest.raises(bridge.InvalidModuleError, match="method=function"):
+        transform(lambda module, x: module(x), sub(bridge)())({}, X)
