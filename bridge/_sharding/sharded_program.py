@@ -39,6 +39,14 @@ class ShardedProgram:
         self._linen: Any = build if isinstance(build, nn.Module) else None
         self._state: Any = None
         if isinstance(build, nnx.Module):
+            if rngs is not None:
+                raise InvalidModuleError(
+                    "init_sharded with rngs",
+                    build,
+                    "a Linen module, or a function of rngs that returns an NNX module",
+                    "give `lambda rngs: Model(…, rngs=rngs)`, or give the module its rngs: it draws"
+                    " from its own streams",
+                )
             self._given, self._state = nnx.split(build)
         elif self._linen is None and not _is_constructor(build):
             raise InvalidModuleError(

@@ -167,6 +167,12 @@ def test_what_makes_no_model_is_refused(build, words, function):
 
 
 @pytest.mark.parametrize("function", [bridge.init_sharded, bridge.abstract])
+def test_keys_for_an_instance_are_refused(function):
+    with pytest.raises(bridge.InvalidModuleError, match="its own streams"):
+        function(nnx.Linear(8, 4, rngs=nnx.Rngs(0)), mesh(), X, rngs=jax.random.key(0))
+
+
+@pytest.mark.parametrize("function", [bridge.init_sharded, bridge.abstract])
 @pytest.mark.parametrize(
     "rngs",
     [0, "key", {}, {"params": 0}, np.zeros(2, np.uint32), nnx.Rngs(0)],
