@@ -126,10 +126,13 @@ def _stand_for(module: Any, record: ModuleInCall | None, name: str, structure: A
 
 
 def _is_given(module: Any, record: ModuleInCall | None, name: str) -> bool:
-    """Whether a part of this name was given, which the module will declare after its `setup`."""
+    """Whether a part of this name stays, whatever the attribute is set to.
+
+    It was declared by that name, or was given, and the module will declare it after its `setup`.
+    """
     held = vars(module).get(name)
-    is_early = record is not None and record.in_setup and name not in record.reserved
-    return isinstance(held, Waiting) or (is_early and isinstance(held, nnx.Variable))
+    is_declared = record is not None and (record.in_setup or name in record.reserved)
+    return isinstance(held, Waiting) or (is_declared and isinstance(held, nnx.Variable))
 
 
 def _assign_part(

@@ -75,6 +75,32 @@ def test_an_attribute_that_is_computed_from_variables_is_linens(stored):
     assert np.allclose(fresh(X), linen.apply(fresh.variables, X), rtol=1e-5)
 
 
+@pytest.mark.parametrize("store", [lambda w: w * 2, lambda w: [w * 2, 3], lambda w: 5])
+def test_an_attribute_may_have_the_name_of_its_parameter(store):
+    def make(b):
+        class Model(b.Module):
+            def setup(self):
+                w = jnp.asarray(self.param("w", nn.initializers.normal(), (1, 3)))
+                self.w = store(w)
+
+            def __call__(self, x):
+                return x * jax.tree.leaves(self.w)[0]
+
+        return Model()
+
+    linen, style = make(nn), make(bridge)
+    variables = linen.init(jax.random.key(0), X)
+    assert jax.tree.map(jnp.shape, style.init(0, X)) == jax.tree.map(jnp.shape, variables)
+    assert np.array_equal(style.apply(variables, X), linen.apply(variables, X))
+    expected = jax.grad(lambda v: linen.apply(v, X).sum())(variables)["params"]
+    found = nnx.to_pure_dict(nnx.grad(lambda m: m(X).sum())(style.bind(variables)))
+    assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
+    kept = nnx.clone(style.bind(variables))
+    nnx.update(kept, nnx.state(style.bind(jax.tree.map(lambda w: w + 1, variables))))
+    y = linen.apply(jax.tree.map(lambda w: w + 1, variables), X)
+    assert np.allclose(kept(X), y, rtol=1e-6)
+
+
 def test_a_constant_of_setup_is_there_in_a_model_that_is_created_in_a_trace():
     style = type(model(bridge, "beside a submodule"))
     fresh = nnx.jit(lambda: bridge.lazy_init(style(rngs=0), X))()
