@@ -11,9 +11,9 @@ TOOLS = {"_cli", "_demo", "checkpoint", "parity", "port", "rewrite"}
 # source code. Each command has a schema with a version.
 SOURCE_CODE = {"rewrite"}
 OF_EVERY_COMMAND = {"SCHEMA", "VERSION"}
-# Names that are to be read as one: the inverse pairs of both sides, the two parts of one table, and
-# the variables of type checkers.
-ALIKE = {"to_leaf", "from_leaf", "BY_TYPE", "BY_PARENT", "T", "F", "M"}
+# Names that are to be read as one: the inverse pairs of both sides, and the variables of type
+# checkers.
+ALIKE = {"to_leaf", "from_leaf", "T", "F", "M"}
 
 
 def names(source):

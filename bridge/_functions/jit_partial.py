@@ -13,7 +13,7 @@ from flax import linen as nn
 from flax import nnx
 
 import registry
-from bridge._equality.bounded_cache import BoundedCache
+from bridge._bounded_cache import BoundedCache
 from bridge._errors import InvalidModuleError
 from bridge._flax.flattening import flatten
 

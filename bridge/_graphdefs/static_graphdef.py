@@ -4,29 +4,41 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import operator
 import pickle
 import sys
 import threading
 import weakref
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import jax
 from flax import nnx, serialization
 
 import registry
 from bridge._conversion.neutral import Address, Path
-from bridge._equality.contents import Contents
-from bridge._equality.written_objects import can_change
+from bridge._fingerprint import Fingerprint, identity, told_by
 from bridge._flax import graphdefs
 from bridge._flax.flattening import flatten
 from bridge._flax.graphdef_builder import GraphDefBuilder
 
-from .comparison import are_one, is_equal, static_attributes, told
+from .comparison import Told, is_equal, told
 from .leaves import GraphDefLeaves
 
 # The path of a bare array in the module, and where it is among the constructor's arguments.
 Given: TypeAlias = tuple[tuple[Path, tuple[int, ...]], ...]
+
+
+class Origin(NamedTuple):
+    """What a module was constructed from.
+
+    Attributes:
+      constructor: the fingerprint of the constructor and its arguments.
+      constructed: the definition of the module before a call gave it another one, None if none did.
+    """
+
+    constructor: Fingerprint
+    constructed: StaticGraphDef | None = None
 
 
 class StaticGraphDef(nnx.GraphDef[Any]):
@@ -42,10 +54,9 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         "__weakref__",
         "_avals",
         "_blueprint",
-        "_changeable",
         "_given",
         "_hash",
-        "_recipe",
+        "_origin",
         "_slots",
         "_told",
     )
@@ -55,7 +66,7 @@ class StaticGraphDef(nnx.GraphDef[Any]):
 
     def __hash__(self) -> int:
         if not hasattr(self, "_hash"):
-            object.__setattr__(self, "_hash", hash(self.told.key))
+            object.__setattr__(self, "_hash", hash(self.told.fingerprint.key))
         return self._hash
 
     def __eq__(self, other: object) -> bool:
@@ -71,10 +82,11 @@ class StaticGraphDef(nnx.GraphDef[Any]):
             return False
         if not isinstance(other, StaticGraphDef):
             return is_equal(self, other)
+        mine, theirs = self.told.fingerprint, other.told.fingerprint
+        if mine.key != theirs.key:
+            return False
         # One constructor, run twice, makes equal objects of what nobody can look into.
-        return self.told.key == other.told.key and (
-            self.told.opaque == other.told.opaque or _are_made_alike(self.recipe, other.recipe)
-        )
+        return mine.identities == theirs.identities or _are_made_alike(self.origin, other.origin)
 
     def __repr__(self) -> str:
         # A model's variables are printed often, and the full definition is pages long.
@@ -105,16 +117,15 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         return getattr(self, "_given", ())
 
     @property
-    def recipe(self) -> Any:
+    def origin(self) -> Origin | None:
         """What the module was constructed from, None if that is not known."""
-        return getattr(self, "_recipe", None)
+        return getattr(self, "_origin", None)
 
     @property
-    def told(self) -> Contents:
+    def told(self) -> Told:
         """What it held when it was made, which is what programs are compiled with."""
         if not hasattr(self, "_told"):
-            # Without the objects: they would be kept alive by nothing else.
-            object.__setattr__(self, "_told", told(self)._replace(objects=[]))
+            object.__setattr__(self, "_told", told(self))
         return self._told
 
     @property
@@ -123,14 +134,6 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         if not hasattr(self, "_blueprint"):
             object.__setattr__(self, "_blueprint", GraphDefBuilder(self))
         return self._blueprint
-
-    @property
-    def changeable(self) -> tuple[Any, ...]:
-        """The static attributes that a call can write into."""
-        if not hasattr(self, "_changeable"):
-            found = tuple(filter(can_change, static_attributes(self)))
-            object.__setattr__(self, "_changeable", found)
-        return self._changeable
 
     @property
     def slots(self) -> GraphDefLeaves:
@@ -144,9 +147,9 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         return slots
 
 
+told_by(StaticGraphDef, lambda graphdef: (identity(graphdef),))
+
 _interned: weakref.WeakValueDictionary[int, StaticGraphDef] = weakref.WeakValueDictionary()
-# The same by what does not take a walk through the definition.
-_by_recipe: weakref.WeakValueDictionary[int, StaticGraphDef] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
 
 
@@ -159,89 +162,72 @@ jax.tree_util.register_pytree_node(
 def intern(
     graphdef: nnx.GraphDef[Any],
     avals: tuple[Any, ...] | None = None,
-    recipe: Any = None,
+    origin: Origin | None = None,
     given: Given = (),
 ) -> StaticGraphDef:
-    """The one `StaticGraphDef` that equals a GraphDef.
+    """The one `StaticGraphDef` of the very objects that a GraphDef consists of.
 
     Args:
       graphdef: any GraphDef in graph mode.
       avals: shape and dtype of its leaves.
-      recipe: what the module was constructed from, hashable.
+      origin: what the module was constructed from.
       given: which bare arrays are arguments of the constructor.
 
     Returns:
-      The same object for equal arguments, unless they hold something that cannot be hashed, or
-      objects of their own that can be written into; without a recipe, one that was made with any.
+      The same object for equal arguments, as far as they hold the same objects; without an origin,
+      one that was made with any.
     """
     if isinstance(graphdef, StaticGraphDef):
         return graphdef
     plain = StaticGraphDef(graphdef.nodes, graphdef.attributes, graphdef.num_leaves)
-    static = with_facts(plain, avals, recipe, given)
+    static = with_facts(plain, avals, origin, given)
     known = avals and tuple(map(_aval_key, avals))
-    # To tell what a definition holds takes longer than to compare it with the one of this key,
-    # which may be another one: a constructor need not make the same module each time.
-    short = hash((len(plain.nodes), len(plain.attributes), known, recipe, given))
-    found = _by_recipe.get(short) if recipe is not None else None
-    if found is not None and are_one(found, static) and _has_same_facts(found, static):
-        return found
-    key = hash((static, known, recipe, given))
+    key = hash((static, known, origin, given))
     with _lock:
         found = _interned.setdefault(key, static)
-        if recipe is not None:
-            # A pickle does not hold the recipe.
+        if origin is not None:
+            # A pickle does not hold the origin.
             _interned.setdefault(hash((static, known, None, given)), found)
     # The key is a hash, so check for collisions.
-    if found is not static and not _is_same(found, static):
-        return static
-    if recipe is not None:
-        _by_recipe[short] = found
-    return found
+    return found if found is static or _is_same(found, static) else static
 
 
 def _is_same(known: StaticGraphDef, made: StaticGraphDef) -> bool:
     """Whether a GraphDef that is known may take the place of one that was made."""
-    mine, theirs = known.told, made.told
-    are_same = (mine.key, mine.identities, mine.opaque) == (
-        theirs.key,
-        theirs.identities,
-        theirs.opaque,
-    )
-    return are_same and _has_same_facts(known, made)
-
-
-def _has_same_facts(known: StaticGraphDef, made: StaticGraphDef) -> bool:
+    (mine, objects), (theirs, others) = known.told, made.told
     return (
-        known.avals == made.avals
+        mine == theirs
+        and len(objects) == len(others)
+        # They hold the same now, and need not after a call.
+        and all(map(operator.is_, objects, others))
+        and known.avals == made.avals
         and known.given == made.given
-        and made.recipe in (None, known.recipe)
+        and made.origin in (None, known.origin)
     )
 
 
-def _are_made_alike(a: Any, b: Any) -> bool:
+def _are_made_alike(a: Origin | None, b: Origin | None) -> bool:
     """Whether one constructor with the same arguments made two modules, which no call changed."""
-    if a is None or b is None:
-        return False
-    return a.constructed is b.constructed is None and a.key == b.key
+    return a is not None and a == b and a.constructed is None
 
 
 def with_facts(
-    graphdef: StaticGraphDef, avals: tuple[Any, ...] | None, recipe: Any, given: Given
+    graphdef: StaticGraphDef, avals: tuple[Any, ...] | None, origin: Origin | None, given: Given
 ) -> StaticGraphDef:
     """Notes in a GraphDef that was just made what is known of it."""
     object.__setattr__(graphdef, "_avals", avals)
-    object.__setattr__(graphdef, "_recipe", recipe)
+    object.__setattr__(graphdef, "_origin", origin)
     object.__setattr__(graphdef, "_given", given)
     return graphdef
 
 
 def split(
-    module: nnx.Pytree, recipe: Any = None, given: Given = ()
+    module: nnx.Pytree, origin: Origin | None = None, given: Given = ()
 ) -> tuple[StaticGraphDef, list[Any]]:
     """A module's GraphDef and its leaves (Variables and bare arrays) in order."""
     graphdef, leaves = flatten(module)
     avals = tuple(map(_aval_of_leaf, leaves))
-    return intern(graphdef, avals, recipe, given), leaves
+    return intern(graphdef, avals, origin, given), leaves
 
 
 def with_given(graphdef: StaticGraphDef, given: Given) -> StaticGraphDef:
@@ -249,7 +235,7 @@ def with_given(graphdef: StaticGraphDef, given: Given) -> StaticGraphDef:
     if graphdef.given == given:
         return graphdef
     plain = nnx.GraphDef(graphdef.nodes, graphdef.attributes, graphdef.num_leaves)
-    return intern(plain, graphdef.avals, graphdef.recipe, given)
+    return intern(plain, graphdef.avals, graphdef.origin, given)
 
 
 def with_metadata(
@@ -272,7 +258,7 @@ def with_metadata(
         reference = graphdefs.ArrayRefDef(next(unused), None) if metadata["ref"] else None
         nodes.append(dataclasses.replace(node, metadata=metadata, array_refdef=reference))
     changed = nnx.GraphDef(nodes, graphdef.attributes, graphdef.num_leaves)
-    return intern(changed, graphdef.avals, graphdef.recipe, graphdef.given)
+    return intern(changed, graphdef.avals, graphdef.origin, graphdef.given)
 
 
 def _aval_of_leaf(leaf: Any) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 from flax import nnx
 
 from bridge._conversion.neutral import Path
-from bridge._equality.contents import contents
+from bridge._fingerprint import Look
 from bridge._flax.graphdef_nodes import (
     ArrayLeaf,
     ContainerNode,
@@ -44,7 +44,7 @@ def structure(graphdef: nnx.GraphDef[Any]) -> dict[Path, Any]:
 
 def tracers(graphdef: nnx.GraphDef[Any]) -> dict[Path, list[Any]]:
     """The values of ongoing traces that a GraphDef holds, by the path of what holds them."""
-    by_path = {p: contents(at, made=True).objects for p, at in structure(graphdef).items()}
+    by_path = {p: Look(at, made=True).objects for p, at in structure(graphdef).items()}
     found = {p: [x for x in objects if trace_of(x) is not None] for p, objects in by_path.items()}
     return {path: values for path, values in found.items() if values}
 

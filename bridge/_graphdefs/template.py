@@ -7,34 +7,41 @@ constructed with, and would give one model the objects of another that is equal 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import functools
 import operator
-import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
-import jax
-import numpy as np
 from flax import linen as nn
 
 from bridge._conversion.held_module import HeldModule
-from bridge._equality.code_names import IS_FOUNDATION
+from bridge._fingerprint import Look, is_of_module
 from bridge._flax import graphdefs
-from bridge._flax.objects import DATA_ATTRIBUTES, OBJECT_STATES
+from bridge._flax.objects import DATA_ATTRIBUTES, OBJECT_STATES, attributes_dict
 
-from .static_graphdef import StaticGraphDef, with_facts
+from .static_graphdef import Origin, StaticGraphDef, with_facts
 
-_ATOMS = frozenset(
-    {int, bool, float, complex, str, bytes, type(None), type(Ellipsis), *OBJECT_STATES}
-)
-_VALUES = (np.dtype, np.generic, jax.sharding.Sharding, jax.sharding.Mesh, jax.ShapeDtypeStruct)
-_CONTAINERS = (tuple, list, set, frozenset, dict)
-_Fill = Callable[[list[Any]], Any]
+_Find = Callable[[Any], Any]
+# What holds others and is nobody's: it may be shared if all that it holds may be.
+_SHARED = (types.FunctionType, types.MethodType, functools.partial, nn.Module, HeldModule)
+_SHARED += (enum.Enum, graphdefs.IndexesPytreeDef, *OBJECT_STATES)
 
 
 class _CannotBeKeptError(Exception):
     """A GraphDef holds something that may belong to a model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Hole:
+    """The place of one of the constructor's objects."""
+
+    index: int
+
+    def __call__(self) -> Any:
+        """A partial takes nothing that cannot be called."""
+        raise NotImplementedError
 
 
 class Template:
@@ -42,20 +49,20 @@ class Template:
 
     Args:
       graphdef: the GraphDef.
-      objects: what its module was constructed with (`Contents.objects`).
+      objects: what its module was constructed with (`Look.objects`).
 
     Raises:
       _CannotBeKeptError: there is anything else in it that must not be kept.
     """
 
     def __init__(self, graphdef: StaticGraphDef, objects: list[Any]):
-        places = {id(value): i for i, value in enumerate(objects)}
-        self._avals = graphdef.avals
-        self._given = graphdef.given
+        places = {id(value): i for i, value in enumerate(objects) if not is_of_module(value)}
+        self._facts = graphdef.avals, graphdef.given
+        parts = [*graphdef.nodes, *graphdef.attributes]
+        self._parts = _each(parts, functools.partial(_kept, places=places))
+        self._split = len(graphdef.nodes)
         self._num_leaves = graphdef.num_leaves
-        self._nodes = [_node(node, places) for node in graphdef.nodes]
-        self._attributes = [_attribute(item, places) for item in graphdef.attributes]
-        is_whole = not any(isinstance(part, _Hole) for part in self._nodes + self._attributes)
+        is_whole = all(map(operator.is_, parts, self._parts))
         self._whole = self._filled([]) if is_whole else None
 
     @classmethod
@@ -63,151 +70,70 @@ class Template:
         """The template of a GraphDef, None if it must not be kept."""
         try:
             return cls(graphdef, objects)
-        except _CannotBeKeptError:
+        except (_CannotBeKeptError, RecursionError):
             return None
 
-    def fill(self, objects: list[Any], recipe: Any) -> StaticGraphDef:
+    def fill(self, objects: list[Any], origin: Origin | None) -> StaticGraphDef:
         """The GraphDef with these objects in the places of those that it was made with."""
         made = self._filled(objects) if self._whole is None else self._whole
-        return with_facts(made, self._avals, recipe, self._given)
+        avals, given = self._facts
+        return with_facts(made, avals, origin, given)
 
     def _filled(self, objects: list[Any]) -> StaticGraphDef:
-        nodes = [p.fill(objects) if isinstance(p, _Hole) else p for p in self._nodes]
-        attributes = [p.fill(objects) if isinstance(p, _Hole) else p for p in self._attributes]
-        made = StaticGraphDef(nodes, attributes, self._num_leaves)
-        return with_facts(made, self._avals, None, self._given)
+        parts = _each(self._parts, lambda x: objects[x.index] if type(x) is _Hole else x)
+        return StaticGraphDef(parts[: self._split], parts[self._split :], self._num_leaves)
 
 
-class _Hole:
-    """A place in a GraphDef.
-
-    Attributes:
-      fill: makes from the objects what belongs there.
-    """
-
-    def __init__(self, fill: _Fill):
-        self.fill = fill
+def _each(values: Iterable[Any], find: _Find) -> list[Any]:
+    return [_replaced(value, find) for value in values]
 
 
-def _node(node: Any, places: Mapping[int, int]) -> Any:
-    if not isinstance(node, graphdefs.NodeDef | graphdefs.VariableDef):
-        return node
-    kind, metadata = _part(node.type, places), _part(node.metadata, places)
-    if not isinstance(kind, _Hole) and not isinstance(metadata, _Hole):
-        return node
-    bare: Any = dataclasses.replace(node, type=None, metadata=None)
-    fill_kind, fill_metadata = _filling(kind), _filling(metadata)
-    return _Hole(
-        lambda objects: dataclasses.replace(
-            bare, type=fill_kind(objects), metadata=fill_metadata(objects)
-        )
-    )
-
-
-def _attribute(item: tuple[Any, Any], places: Mapping[int, int]) -> Any:
-    key, kind = item
-    if not isinstance(kind, graphdefs.Static):
-        return item
-    value = _part(kind.value, places)
-    if not isinstance(value, _Hole):
-        return item
-    return _Hole(lambda objects: (key, graphdefs.Static(value.fill(objects))))
-
-
-def _filling(part: Any) -> _Fill:
-    return part.fill if isinstance(part, _Hole) else lambda objects: part
-
-
-def _part(value: Any, places: Mapping[int, int]) -> Any:
-    """A value that may be kept as it is, or the hole in its place."""
-    kind = type(value)
-    if kind in _ATOMS or isinstance(value, _VALUES) or _is_class_to_keep(value):
-        return value
-    if id(value) in places:
-        return _Hole(operator.itemgetter(places[id(value)]))
-    if kind in _CONTAINERS or kind is DATA_ATTRIBUTES:
-        return _container(value, places)
-    if _is_of_module(value) and IS_FOUNDATION[value.__module__]:
-        return value
-    if kind is functools.partial:
-        return _remade(
-            lambda parts: functools.partial(parts[0], *parts[1], **parts[2]),
-            value,
-            (value.func, value.args, value.keywords),
-            places,
-        )
-    if kind is types.FunctionType:
-        cells = [cell.cell_contents for cell in value.__closure__ or ()]
-        own = (value.__defaults__, value.__kwdefaults__, value.__dict__)
-        _require_no_hole([part for part in own if part] + cells, places)
-        return value
-    if kind is graphdefs.IndexesPytreeDef:
-        _require_no_hole([*value.key_index.items(), value.treedef], places)
-        return value
-    if kind is jax.tree_util.PyTreeDef:
-        _require_no_hole([*(value.node_data() or ()), *value.children()], places)
-        return value
-    if kind is HeldModule:
-        # A copy of the module would be another object.
-        _require_no_hole([value.module], places)
-        return value
-    if isinstance(value, nn.Module) and value.scope is None and _is_class_to_keep(kind):
-        fields = [getattr(value, name, None) for name in value.__dataclass_fields__]
-        _require_no_hole(fields, places)
-        return value
-    raise _CannotBeKeptError
-
-
-def _container(value: Any, places: Mapping[int, int]) -> Any:
+def _replaced(value: Any, find: _Find) -> Any:
+    """A value with what `find` finds for each thing in it; lists, dicts and sets are made anew."""
     kind: Any = type(value)
-    made: Any
-    if not isinstance(value, Mapping):
-        made = kind
-        parts: Any = tuple(value)
-    else:
-        keys = tuple(value)
-        _require_no_hole(keys, places)
-        parts = tuple(value[key] for key in keys)
-
-        made = _mapping_maker(kind, keys)
-    return _remade(made, value, parts, places, is_mutable=kind in (list, set, dict))
-
-
-def _mapping_maker(kind: Any, keys: tuple[Any, ...]) -> Callable[[Any], Any]:
+    if kind is tuple:
+        items = _each(value, find)
+        return value if all(map(operator.is_, items, value)) else tuple(items)
+    if kind in (list, set, frozenset):
+        return kind(_each(value, find))
+    if kind is dict:
+        return dict(zip(_each(value, find), _each(value.values(), find), strict=True))
     if kind is DATA_ATTRIBUTES:
-        return lambda values: kind(dict(zip(keys, values, strict=True)), copy=False)
-    return lambda values: kind(zip(keys, values, strict=True))
+        old = attributes_dict(value)
+        new = _replaced(old, find)
+        is_same = all(map(operator.is_, new.values(), old.values()))
+        return value if is_same else kind(new, copy=False)
+    if kind is functools.partial and not value.__dict__:
+        old = value.func, value.args, tuple(value.keywords.values())
+        func, args, values = _replaced(old, find)
+        if all(map(operator.is_, old, (func, args, values))):
+            return value
+        return functools.partial(func, *args, **dict(zip(value.keywords, values, strict=True)))
+    fields = _FIELDS.get(kind)
+    if fields:
+        old = tuple(getattr(value, name) for name in fields)
+        new = _replaced(old, find)
+        changed = dict(zip(fields, new, strict=True))
+        return value if new is old else dataclasses.replace(value, **changed)
+    return value if kind in _MARKS else find(value)
 
 
-def _remade(
-    make: Callable[[Any], Any],
-    value: Any,
-    parts: tuple[Any, ...],
-    places: Mapping[int, int],
-    *,
-    is_mutable: bool = False,
-) -> Any:
-    """The value itself if nothing in it has to be replaced."""
-    kept = [_part(part, places) for part in parts]
-    # Each caller needs its own copy of a mutable value.
-    if not is_mutable and not any(isinstance(part, _Hole) for part in kept):
+_MARKS = frozenset({graphdefs.NodeAttr, graphdefs.LeafAttr, graphdefs.NodeRef})
+_FIELDS = {
+    graphdefs.Static: ("value",),
+    graphdefs.NodeDef: ("type", "metadata"),
+    graphdefs.VariableDef: ("type", "metadata"),
+}
+
+
+def _kept(value: Any, places: dict[int, int]) -> Any:
+    """A value that may be kept as it is, or the hole in its place."""
+    if id(value) in places:
+        return _Hole(places[id(value)])
+    if is_of_module(value):
         return value
-    fills = [_filling(part) for part in kept]
-    return _Hole(lambda objects: make([fill(objects) for fill in fills]))
-
-
-def _require_no_hole(values: Any, places: Mapping[int, int]) -> None:
-    for value in values:
-        if isinstance(_part(value, places), _Hole):
+    for held in Look(value).objects:
+        is_shared = isinstance(held, _SHARED) or is_of_module(held)
+        if id(held) in places or not is_shared:
             raise _CannotBeKeptError
-
-
-def _is_class_to_keep(value: Any) -> bool:
-    return isinstance(value, type) and (IS_FOUNDATION[value.__module__] or _is_of_module(value))
-
-
-def _is_of_module(value: Any) -> bool:
-    """Whether an imported module holds the value, which keeps it alive anyway."""
-    name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
-    home = sys.modules.get(str(getattr(value, "__module__", None)))
-    return type(name) is str and home is not None and vars(home).get(name) is value
+    return value

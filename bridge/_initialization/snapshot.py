@@ -11,7 +11,6 @@ from flax import nnx
 
 from bridge._conversion.arrays import is_taken, taken
 from bridge._conversion.linen_holder import CREATED_ATTRIBUTES, IS_SETUP
-from bridge._equality.written_objects import WrittenObjects, can_change
 from bridge._flax.nodes import NODELESS_TYPES, Nodes, items_of, nodes_below
 from bridge._flax.objects import DATA_NOTE, noted_data
 from bridge._flax.variables import assign_raw_value, raw_value
@@ -44,11 +43,9 @@ class Snapshot:
             if type(item) not in NODELESS_TYPES
         ]
         self._known.update(id(item) for item in held if isinstance(item, jax.Array))
-        self._written = WrittenObjects(filter(can_change, held), besides=self._contents)
 
     def restore(self) -> None:
         """Puts everything back."""
-        self._written.undo()
         for node, contents in self._contents.values():
             _fill(node, contents)
         self._restore_types()
@@ -65,7 +62,6 @@ class Snapshot:
         Args:
           moved: the ids of Variables that keep their values.
         """
-        self._written.undo()
         for node, contents in list(self._contents.values()):
             # Most nodes: a call writes into Variables, and those are put back below.
             if _holds_still(node, contents):

@@ -15,10 +15,8 @@ from flax import nnx
 from flax.core import FrozenDict
 
 from bridge._conversion.linen_holder import is_linen_style
-from bridge._equality.contents import contents, tell_by
-from bridge._equality.tell_values import digest
-from bridge._equality.walk import Walk, identity
 from bridge._errors import InvalidModuleError
+from bridge._fingerprint import fingerprint
 from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 
@@ -30,33 +28,24 @@ class Argument:
     it, so the constructor gets what the user gave.
     """
 
-    __slots__ = ("__weakref__", "_arrays", "_digests", "held")
+    __slots__ = ("__weakref__", "held")
 
     def __init__(self, value: Any):
-        self._arrays: list[np.ndarray] = []
-        self._digests: dict[int, Any] | None = None
         # Copy: the caller or the constructor may write into it later.
-        self.held = _copied(value, self._arrays)
+        self.held = _copied(value)
 
     @property
     def value(self) -> Any:
         """The argument as it was given, in containers of its own."""
-        return _copied(self.held, [])
-
-    @property
-    def digests(self) -> dict[int, Any]:
-        """The digests of its NumPy arrays by id: computed once, as nobody else has these copies."""
-        if self._digests is None:
-            self._digests = {id(array): digest(array) for array in self._arrays}
-        return self._digests
+        return _copied(self.held)
 
     def __hash__(self) -> int:
-        return hash(contents(self, ordered=False).key)
+        return hash(fingerprint(self, ordered=False))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Argument):
             return False
-        return contents(self, ordered=False).key == contents(other, ordered=False).key
+        return fingerprint(self, ordered=False) == fingerprint(other, ordered=False)
 
     def __repr__(self) -> str:
         return repr(self.held)
@@ -242,24 +231,12 @@ def _freeze(value: Any) -> Any:
     return value
 
 
-def _copied(value: Any, arrays: list[np.ndarray]) -> Any:
-    """A copy of containers and NumPy arrays; the copies of arrays are added to `arrays`."""
-    if type(value) is np.ndarray and not value.dtype.hasobject:
-        arrays.append(value.copy())
-        return arrays[-1]
+def _copied(value: Any) -> Any:
+    """A copy of containers and NumPy arrays."""
     if isinstance(value, np.ndarray):
         return value.copy()
     if isinstance(value, dict):
-        return type(value)((k, _copied(v, arrays)) for k, v in value.items())
+        return type(value)((k, _copied(v)) for k, v in value.items())
     if isinstance(value, list | set) or type(value) is tuple:
-        return type(value)(_copied(v, arrays) for v in value)
+        return type(value)(map(_copied, value))
     return value
-
-
-def _tell(walk: Walk, argument: Argument) -> None:
-    walk.known |= argument.digests
-    walk.header(Argument, holds=[argument.held])
-
-
-tell_by(Argument, _tell)
-tell_by(StaticGraphDef, lambda walk, graphdef: walk.header(StaticGraphDef, identity(graphdef)))

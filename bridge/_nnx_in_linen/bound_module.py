@@ -17,7 +17,6 @@ import registry
 from bridge import _train_eval
 from bridge._conversion.arrays import taken
 from bridge._conversion.neutral import Address, Path
-from bridge._equality.written_objects import WrittenObjects, can_change, unwritten
 from bridge._errors import InvalidMethodError, MissingRngError
 from bridge._flax.flattening import flatten
 from bridge._flax.nodes import nodes_below
@@ -123,16 +122,12 @@ class BoundModule:
                 if isinstance(attached.item, nnx.Variable) and not attached.is_linen
             }
         )
-        written = WrittenObjects(self._found.graphdef.changeable)
-        try:
-            with showing(self.module):
-                function = method_of(self.module, method)
-                if run is None:
-                    output = function(*args, **kwargs)
-                else:
-                    output = run(self.module, function, args, kwargs)
-        finally:
-            written_names = _replace(self.module, written.undo())
+        with showing(self.module):
+            function = method_of(self.module, method)
+            if run is None:
+                output = function(*args, **kwargs)
+            else:
+                output = run(self.module, function, args, kwargs)
         reads.stop()
         self._read = reads.read | {a for a, (_, is_linen) in self._attached.items() if is_linen}
         attributes.lift_imposed()
@@ -144,7 +139,6 @@ class BoundModule:
             self._before,
             self._definition,
             self._plain,
-            written_names,
             self._variables if is_kept else None,
         )
         self.changes = changes
@@ -226,8 +220,7 @@ class BoundModule:
         Flattening it would tell too, and takes longer than all else that a call costs. This cannot
         be wrong where there are only objects and plain Variables, as a GraphDef says no more of
         them: the type, the flags and the attributes of an object, by identity; the type and the
-        metadata of a Variable. A static attribute may be an object that the call has written into;
-        it was replaced by a copy then.
+        metadata of a Variable.
         """
         graphdef = self._found.graphdef
         return (
@@ -262,18 +255,6 @@ def _is_as_made(variable: nnx.Variable[Any] | None, slot: GraphDefLeaf) -> bool:
         type(variable) is slot.var_type
         and holds_the_same(variable.get_metadata(), attributes_dict(slot.metadata))
     )
-
-
-def _replace(module: Any, copied: Callable[[Any], Any]) -> list[str]:
-    """Gives a module copies of the objects that a call has written into, and names them."""
-    replaced: dict[str, None] = {}
-    for node in nodes_below(module).objects if copied is not unwritten else ():
-        attributes = vars(node)
-        for name, value in list(attributes.items()):
-            if can_change(value) and (own := copied(value)) is not value:
-                attributes[name] = own
-                replaced[name] = None
-    return list(replaced)
 
 
 def method_in_modes(module: Any, method: Any) -> Callable[..., Any]:

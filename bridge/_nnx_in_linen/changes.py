@@ -43,8 +43,6 @@ class Changes:
       before: the value of every leaf before the call, by address.
       definition: the GraphDef that flattening the module would have given before the call.
       plain: the indices of leaves whose Variables were made plain ones for the call.
-      written: the names of static attributes with objects that the call has written into; their
-        `==` may not tell.
       kept: the Variable of every slot, None for a bare array, if it is known that nothing but their
         values can have changed; None if the module has to be looked at.
 
@@ -60,10 +58,8 @@ class Changes:
         before: Mapping[Address, Any],
         definition: nnx.GraphDef[Any],
         plain: Container[int],
-        written: Sequence[str] = (),
         kept: Sequence[nnx.Variable[Any] | None] | None = None,
     ):
-        self._written: list[Path] = [(name,) for name in written]
         self._found = found
         self._module = module
         self._plain = plain
@@ -107,11 +103,11 @@ class Changes:
         is_same = self._is_same or not differences(
             structure(self._graphdef), structure(self._before)
         )
-        if is_same and not self._written and not self._reshaped():
+        if is_same and not self._reshaped():
             return None
         _drop_sown(self._module)
         known = self._found.graphdef
-        origin = known.recipe
+        origin = known.origin
         if origin is not None and origin.constructed is None:
             origin = origin._replace(constructed=known)
         made, _ = static_graphdef.split(self._module, origin)
@@ -134,7 +130,7 @@ class Changes:
         """
         reshaped = self._reshaped()
         if self._is_same:
-            return reshaped + self._written
+            return reshaped
         slots = self._found.graphdef.slots
         if not slots.addresses <= self._after.keys():
             now, before = structure(self._graphdef), structure(self._before)
@@ -150,7 +146,7 @@ class Changes:
         left = [path for c, path in self.removed if (c, *map(str, path)) not in there]
         now, then = structure(self._graphdef), structure(flatten(following)[0])
         told = differences_but_modes(now, then)
-        return reshaped + left + told + [w for w in self._written if w[-1:] not in _ends(told)]
+        return reshaped + left + told
 
     def _reshaped(self) -> list[Path]:
         """Parameters and statistics that have another shape now than the definition says."""
@@ -163,10 +159,6 @@ class Changes:
             and isinstance(aval, jax.ShapeDtypeStruct)
             and getattr(leaf_value(self.updates[slot.address]), "shape", aval.shape) != aval.shape
         ]
-
-
-def _ends(paths: list[Path]) -> set[Path]:
-    return {path[-1:] for path in paths}
 
 
 def _is_same(a: nnx.GraphDef[Any], b: nnx.GraphDef[Any]) -> bool:

@@ -9,20 +9,20 @@ from typing import Any, NamedTuple
 import jax
 from flax import nnx
 from flax.core import meta
+from jax.core import Tracer
 
 import registry
 from bridge import _train_eval
+from bridge._bounded_cache import BoundedCache
 from bridge._conversion.arrays import Arrays, is_array
 from bridge._conversion.linen_holder import creates_in_call
 from bridge._conversion.neutral import Path
-from bridge._equality.bounded_cache import BoundedCache
-from bridge._equality.contents import contents
-from bridge._equality.walk import identity
 from bridge._errors import InvalidModuleError, MismatchError, listed
+from bridge._fingerprint import fingerprint, identity
 from bridge._flax.nodes import nodes_below
 from bridge._flax.traces import partially_evaluate, trace_of
 from bridge._graphdefs import static_graphdef
-from bridge._graphdefs.static_graphdef import StaticGraphDef
+from bridge._graphdefs.static_graphdef import Origin, StaticGraphDef
 from bridge._graphdefs.structure import tracers
 from bridge._graphdefs.template import Template
 from bridge._initialization.creating import is_creating_variables
@@ -146,23 +146,19 @@ def _remembered(
     recipe: Recipe, names: tuple[str, ...], call: Call | None, where: str
 ) -> tuple[StaticGraphDef, bool]:
     """`_abstract`, computed once for all that hold the same."""
-    has_call = call is not None
-    surroundings = names, identity(registry.current()), _settings(), is_creating_variables()
-    inputs = contents(_shapes(call)) if has_call else None
-    before = recipe.contents(calls=has_call)
-    key = before.key, inputs and inputs.key, surroundings
-    found = _rebuilt.find(key)
-    is_told = before.is_complete and (inputs is None or inputs.is_complete)
-    if found is not None and is_told:
+    before = recipe.look()
+    inputs = fingerprint(_shapes(call))
+    surroundings = names, inputs, identity(registry.current()), _settings(), is_creating_variables()
+    found = _rebuilt.find((before.fingerprint, surroundings))
+    if found is not None:
         template, needs_call = found
-        return template.fill(before.objects, before.origin), needs_call
+        return template.fill(before.objects, Origin(before.fingerprint)), needs_call
     graphdef, needs_call = _abstract(recipe, names, call, where)
     # A constructor may count its calls; that does not make it another constructor.
-    after = recipe.contents(calls=has_call)
-    for told in (before, after) if is_told and after.is_complete else ():
-        template = Template.of(graphdef, told.objects)
+    for look in (before, recipe.look()):
+        template = Template.of(graphdef, look.objects)
         if template is not None:
-            _rebuilt.keep((told.key, inputs and inputs.key, surroundings), (template, needs_call))
+            _rebuilt.keep((look.fingerprint, surroundings), (template, needs_call))
     return graphdef, needs_call
 
 
@@ -255,5 +251,5 @@ def _with_numbers(function: Callable[..., Any], *inputs: Any) -> None:
 
 
 def _tracers(graphdef: StaticGraphDef) -> dict[Path, list[Any]]:
-    # What can be told completely holds none.
-    return {} if graphdef.told.is_complete else tracers(graphdef)
+    is_held = any(isinstance(value, Tracer) for value in graphdef.told.objects)
+    return tracers(graphdef) if is_held else {}

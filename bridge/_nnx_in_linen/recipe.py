@@ -11,14 +11,14 @@ from flax import nnx
 import registry
 from bridge._conversion.collections import ARRAYS
 from bridge._conversion.neutral import Address
-from bridge._equality.contents import Contents, Origin, contents
 from bridge._errors import MissingRngError
+from bridge._fingerprint import Look, fingerprint
 from bridge._flax.flattening import flatten
 from bridge._flax.linen_modules import detached
 from bridge._flax.nodes import Nodes
 from bridge._flax.objects import mark_arrays_as_data
 from bridge._graphdefs.leaves import GraphDefLeaves
-from bridge._graphdefs.static_graphdef import Given, StaticGraphDef
+from bridge._graphdefs.static_graphdef import Given, Origin, StaticGraphDef
 from bridge._graphdefs.structure import is_same_or_equal, structure
 from bridge._module_calls.calls import detached_calls
 from bridge._randomness.missing_stream import missing_stream
@@ -54,18 +54,11 @@ class Recipe(NamedTuple):
     @property
     def origin(self) -> Origin:
         """What a GraphDef keeps of the constructor and its arguments, as they are now."""
-        return self.contents().origin
+        return Origin(self.look().fingerprint)
 
-    def contents(self, *, calls: bool = False) -> Contents:
-        """What the constructor and its arguments hold at this moment.
-
-        Args:
-          calls: whether what only calls of the module use counts as well.
-        """
-        # Usually empty, and then faster to compare.
-        kwargs = self.kwargs or None
-        options = (self.skip_rng, self.eager_sharding)
-        return contents((self.nnx_class, self.args, kwargs, *options), calls=calls)
+    def look(self) -> Look:
+        """A look at the constructor and its arguments."""
+        return Look(tuple(self))
 
     def made(self, graphdef: StaticGraphDef, rebuilt: Callable[[], StaticGraphDef]) -> bool:
         """Whether a GraphDef is that of the module this constructs, or what calls made of it.
@@ -75,20 +68,16 @@ class Recipe(NamedTuple):
           rebuilt: makes the GraphDef of a new module; it is asked only if calls have changed the
             definition, and the constructor does not tell whether it is the same one.
         """
-        origin = graphdef.recipe
+        origin = graphdef.origin
         if origin is None or isinstance(self.nnx_class, Existing):
             return True
-        now = self.contents()
-        if origin.is_still(now):
+        if origin.constructor == self.look().fingerprint:
             return True
-        is_equal = origin.is_equal(now)
-        if origin.constructed is None or (origin.is_complete and now.is_complete and not is_equal):
+        if origin.constructed is None:
             return False
-        # The caller may have made an equal configuration, for instance. What only a call creates is
-        # not in a new definition.
+        # It may hold an equal array, for instance.
         new, old = structure(rebuilt()), structure(origin.constructed)
-        has_all = new.keys() <= old.keys() if is_equal else new.keys() == old.keys()
-        return has_all and all(_is_same(new[path], old[path]) for path in new)
+        return new.keys() == old.keys() and all(_is_same(new[path], old[path]) for path in new)
 
     def arguments(self) -> tuple[Any, Any]:
         """The constructor's arguments as they were given, in containers of their own."""
@@ -180,4 +169,4 @@ def _given(module: Any, arguments: Any) -> Given:
 
 
 def _is_same(a: Any, b: Any) -> bool:
-    return is_same_or_equal(a, b) or contents(a).key == contents(b).key
+    return is_same_or_equal(a, b) or fingerprint(a) == fingerprint(b)

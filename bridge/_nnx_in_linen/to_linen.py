@@ -14,7 +14,7 @@ from bridge._conversion import convert
 from bridge._conversion.collections import GRAPHDEF
 from bridge._conversion.neutral import nest
 from bridge._conversion.own_leaves import with_graphdefs
-from bridge._equality.contents import contents
+from bridge._fingerprint import Fingerprint, fingerprint
 from bridge._flax.linen_modules import PlainFields
 from bridge._graphdefs import static_graphdef
 
@@ -58,6 +58,12 @@ class ToLinen(PlainFields, metaclass=WithOptions):
     leaves tell (a Python attribute, the class of a submodule, a parameter that it creates or
     removes), `nnx` has to be one of them: the new definition is in it, and what was removed is gone
     from the returned collections.
+
+    A definition fits as long as the constructor and its arguments hold the same: a configuration
+    counts by what it holds at the time of the call, a function by its code and what it closes over,
+    an array by identity. What the constructor looks up elsewhere belongs to the construction.
+    Python objects in static attributes are shared by all calls, and what a call, that of `init`
+    too, writes into one stays there; only lists, dicts and sets are made anew for each call.
 
     An array among the constructor's arguments that the module keeps as it is, such as
     `self.table = table`, is configuration and no state: it is not in the variables, and each call
@@ -146,16 +152,16 @@ class ToLinen(PlainFields, metaclass=WithOptions):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ToLinen) or type(self) is not type(other):
             return NotImplemented
-        return self is other or self._contents == other._contents
+        return self is other or self._fingerprint == other._fingerprint
 
     def __hash__(self) -> int:
-        return hash(self._contents)
+        return hash(self._fingerprint)
 
     @property
-    def _contents(self) -> Any:
+    def _fingerprint(self) -> Fingerprint:
         """What the fields hold at this moment."""
         fields: Any = [f.name for f in dataclasses.fields(self) if f.compare]
-        return contents(tuple(getattr(self, name) for name in fields), ordered=False).key
+        return fingerprint(tuple(getattr(self, name) for name in fields), ordered=False)
 
     @classmethod
     def from_module(cls, module: nnx.Module, **options: Any) -> tuple[Self, Any]:

@@ -8,10 +8,9 @@ from typing import Any
 
 from flax import nnx
 
+from bridge._bounded_cache import BoundedCache
 from bridge._conversion.matching import Comparison
 from bridge._conversion.neutral import Address, by_address
-from bridge._equality.bounded_cache import BoundedCache
-from bridge._equality.contents import contents
 from bridge._errors import (
     LostUpdateError,
     MismatchError,
@@ -20,6 +19,7 @@ from bridge._errors import (
     unknown_paths_text,
     warn,
 )
+from bridge._fingerprint import fingerprint
 from bridge._flax.linen_modules import registered_names, shares_scope
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 from bridge._randomness.streams import stream_of
@@ -162,5 +162,5 @@ class WrapperScope:
             self._warn_once(paths, unknown_paths_text(self.where, paths))
 
     def _warn_once(self, what: Any, text: str) -> None:
-        if _warned.is_new((contents(self.linen.nnx_class).key, self.linen.path, what)):
+        if _warned.is_new((fingerprint(self.linen.nnx_class), self.linen.path, what)):
             warn(text)

@@ -245,6 +245,8 @@ def test_attributes_of_one_object_have_one_object_in_every_module():
     variables = module.init(KEY, X)
     variables["params"] = {"scale": jnp.array(10.0)}
     native = scaled_of(Shares())
+    # As `init` has.
+    native(X)
     assert module.apply(variables, X) == native(X)
 
 

@@ -177,7 +177,7 @@ class Rolled(nnx.Module):
 def test_modules_of_one_constructor_that_differ_have_definitions_of_their_own():
     model = bridge.to_linen(Rolled)
     made = [model.init(jax.random.key(seed), X)["nnx"]["graphdef"] for seed in (0, 1, 0, 1)]
-    assert made[0].recipe == made[1].recipe
+    assert made[0].origin == made[1].origin
     assert made[0] != made[1]
     assert made[0] is made[2]
     assert made[1] is made[3]

@@ -167,7 +167,7 @@ def definition(graphdef):
 def test_only_a_module_whose_definition_is_the_same_counts_as_kept(children, changes):
     told = []
 
-    def note(found, module, before, graphdef, plain, written, kept):
+    def note(found, module, before, graphdef, plain, kept):
         told.append((definition(nnx.split(module)[0]), kept is not None))
         return mock.DEFAULT
 

@@ -113,18 +113,20 @@ def check_09_apply_computes_what_the_native_call_computes(bridge):
     ]
 
 
+RUNS = []
+
+
+def counted(key, shape, dtype=jnp.float32, out_sharding=None):
+    RUNS.append(shape)
+    return jnp.ones(shape, dtype)
+
+
 def check_09_apply_runs_no_initialiser(bridge):
-    runs = []
-
-    def counted(key, shape, dtype=jnp.float32, out_sharding=None):
-        runs.append(shape)
-        return jnp.ones(shape, dtype)
-
     model = bridge.ToLinen(nnx.Linear, args=(3, 2), kwargs=nn.FrozenDict(kernel_init=counted))
     variables = model.init(KEY, X)
-    runs.clear()
+    RUNS.clear()
     model.apply(variables, X)
-    assert not runs
+    assert not RUNS
 
 
 def check_15_no_lazy_init_needed(bridge):

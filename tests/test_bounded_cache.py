@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from bridge._equality.bounded_cache import BoundedCache
+from bridge._bounded_cache import BoundedCache
 
 
 def test_a_result_is_computed_once():
