@@ -26,8 +26,7 @@ import numpy as np
 from flax import linen as nn
 from flax import nnx
 
-from ._flax.interceptors import InterceptorContext, intercepting
-from ._flax.linen_modules import overridden
+from ._flax.linen_modules import InterceptorContext, intercepting, overridden
 
 # The attributes that nnx.Module.train and eval set.
 MODE_FIELDS = ("deterministic", "use_running_average")

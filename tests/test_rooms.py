@@ -25,7 +25,6 @@ ELSEWHERE = {
             "filters",
             "graphdef_nodes",
             "graphdefs",
-            "interceptors",
             "linen_modules",
             "objects",
             "promises",

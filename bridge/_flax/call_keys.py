@@ -6,7 +6,6 @@ asks for it, so a call that needs no randomness leaves every counter alone.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from typing import Any
 
@@ -38,6 +37,9 @@ class CallKeys:
     Args:
       sources: a key, or a stream to draw it from, by name.
       plain: streams whose own key is used instead of a key drawn from them.
+
+    Attributes:
+      names: the streams that exist, and those of Linen's own layers that `default` serves.
     """
 
     def __init__(self, sources: Mapping[str, Any], plain: Collection[str] = ()):
@@ -51,6 +53,21 @@ class CallKeys:
         self.initial: set[str] = set()
         # Whether a transform has drawn a key from every stream, asked for or not.
         self.are_folded = False
+        # Last, so that a lifted transform, which takes all along, draws for the others first.
+        last = [DEFAULT] if DEFAULT in self._sources else []
+        served = [name for name in _STANDARD if last and name not in self._sources]
+        self.names = (*(name for name in self._sources if name != DEFAULT), *served, *last)
+
+    # As a flag of a scope. `nn.jit` and `nn.fold_rngs` draw a key from each stream that there is,
+    # and then keep the counters for the next call that looks alike, so the counters do not say what
+    # was asked for. Both hash the flags of the module's scope, to tell whether they have compiled
+    # this before; to them all keys are the same.
+    def __hash__(self) -> int:
+        self.are_folded = True
+        return 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CallKeys)
 
     @property
     def drawn(self) -> dict[str, Any]:
@@ -67,14 +84,6 @@ class CallKeys:
         copy = CallKeys(self._sources, self._plain)
         copy._keys = {**self._keys, **keys}
         return copy
-
-    @functools.cached_property
-    def names(self) -> tuple[str, ...]:
-        """The streams that exist, and those of Linen's own layers that `default` serves."""
-        served = [name for name in _STANDARD if name not in self._sources and self.serves(name)]
-        # Last, so that a lifted transform, which takes all along, draws for the others first.
-        last = [DEFAULT] if DEFAULT in self._sources else []
-        return (*(name for name in self._sources if name != DEFAULT), *served, *last)
 
     def has(self, name: object) -> bool:
         """Whether there is a stream of this very name."""
@@ -111,17 +120,15 @@ class CallKeys:
         Raises:
           TraceContextError: a stream belongs to another trace.
         """
-        for name in used - self._served.keys() - set(self._plain):
-            self._advance(name, 1)
-        # A later draw may have been used where an earlier one was not, and no key may come again.
-        self._advance(
-            DEFAULT, max((self._served[n] + 1 for n in used & self._served.keys()), default=0)
-        )
-
-    def _advance(self, name: str, count: int) -> None:
-        source = self._sources.get(name)
-        if isinstance(source, nnx.RngStream) and count:
-            source.count[...] += count
+        moves = dict.fromkeys(used - self._served.keys() - set(self._plain), 1)
+        if served := used & self._served.keys():
+            # A later draw may have been used where an earlier one was not, and no key may come
+            # again.
+            moves[DEFAULT] = max(self._served[name] + 1 for name in served)
+        for name, count in moves.items():
+            source = self._sources.get(name)
+            if isinstance(source, nnx.RngStream):
+                source.count[...] += count
 
 
 class LazyKeys(Mapping[str, Any]):
@@ -130,39 +137,34 @@ class LazyKeys(Mapping[str, Any]):
     Args:
       draws: the keys.
       suffix: the path that Linen folds into them.
+
+    Attributes:
+      draws: the same keys, common to all scopes of a call.
+      suffix: the path.
     """
 
     def __init__(self, draws: CallKeys, suffix: tuple[Any, ...] = ()):
-        self._draws = draws
-        self._suffix = suffix
-
-    @property
-    def draws(self) -> CallKeys:
-        """The keys themselves, common to all scopes of a call."""
-        return self._draws
-
-    def below(self, name: str | None) -> LazyKeys:
-        """The keys of the child scope of this name."""
-        return LazyKeys(self._draws, (*self._suffix, name))
+        self.draws = draws
+        self.suffix = suffix
 
     def copy(self) -> LazyKeys:
         """The same keys; Linen copies what it is about to replace."""
         return self
 
     def __getitem__(self, name: str) -> Any:
-        if not self._draws.serves(name):
+        if not self.draws.serves(name):
             raise KeyError(name)
-        return LazyRng(self._draws.key(name), self._suffix)
+        return LazyRng(self.draws.key(name), self.suffix)
 
     def __contains__(self, name: object) -> bool:
         # As in Linen and in `nnx.Rngs`, a stream that another one stands in for is not there.
-        return self._draws.has(name)
+        return self.draws.has(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._draws.names)
+        return iter(self.draws.names)
 
     def __len__(self) -> int:
-        return len(self._draws.names)
+        return len(self.draws.names)
 
 
 def used_streams(counters: Mapping[Any, Any]) -> set[str]:

@@ -8,8 +8,7 @@ from typing import Any
 from flax import linen as nn
 
 from bridge._errors import InvalidMethodError
-from bridge._flax.interceptors import call_method
-from bridge._flax.linen_modules import children
+from bridge._flax.linen_modules import call_method, children
 
 from .parts import below, bound_at
 

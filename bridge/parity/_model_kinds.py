@@ -17,8 +17,7 @@ from bridge._conversion import linen_leaves, nnx_leaves
 from bridge._conversion.collections import GRAPHDEF, STATIC
 from bridge._conversion.neutral import Neutral, nest, walk
 from bridge._errors import BridgeError, ConversionError, InvalidModuleError, MissingRngError
-from bridge._flax.interceptors import InterceptorContext
-from bridge._flax.linen_modules import overridden
+from bridge._flax.linen_modules import InterceptorContext, overridden
 from bridge._flax.objects import CAPTURES
 from bridge._graphdefs.static_graphdef import intern
 from bridge._linen_in_nnx.methods import function_of

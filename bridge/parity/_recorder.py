@@ -20,7 +20,7 @@ from flax import nnx
 from jax.core import Tracer
 
 from bridge._conversion.neutral import Path
-from bridge._flax.interceptors import InterceptorContext
+from bridge._flax.linen_modules import InterceptorContext
 from bridge._flax.linen_scans import is_looking_for_constants
 from bridge._graphdefs.structure import OBSERVED_PLACE
 from bridge._linen_in_nnx.to_nnx import ToNNX

@@ -177,9 +177,7 @@ def test_a_scope_gets_the_key_that_linen_derives_from_its_path(names):
             return self.scope.rngs["noise"].as_jax_rng()
 
     keys = CallKeys({"noise": KEY})
-    lazy = LazyKeys(keys)
-    for name in names:
-        lazy = lazy.below(name)
+    lazy = LazyKeys(keys, names)
     expected = Outer(names).apply({}, rngs={"noise": KEY})
     assert_identical(lazy["noise"].as_jax_rng(), expected)
     assert lazy.draws is lazy.copy().draws is keys

@@ -17,8 +17,7 @@ from flax import linen as nn
 from flax import nnx
 
 from bridge._conversion.neutral import Path
-from bridge._flax.interceptors import InterceptorContext
-from bridge._flax.linen_modules import base_class
+from bridge._flax.linen_modules import InterceptorContext, base_class
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._nnx_in_linen.rebuilding import Call
 from bridge._nnx_in_linen.recipe import Recipe
