@@ -27,6 +27,7 @@ from flax import linen as nn
 from flax import nnx
 
 from ._flax.linen_modules import InterceptorContext, intercepting, overridden
+from ._flax.tabulate import mark_tabulated
 
 # The attributes that nnx.Module.train and eval set.
 MODE_FIELDS = ("deterministic", "use_running_average")
@@ -36,8 +37,9 @@ TRAINING = ("train", "training", "is_training")
 _PLAIN = (bool, int, float, str, type(None))
 
 _NONE: Mapping[str, Any] = types.MappingProxyType({})
-_in_force: contextvars.ContextVar[Mapping[str, Any]] = contextvars.ContextVar(
-    "modes", default=_NONE
+# The modes of the ToNNX whose Linen module is being called, and that ToNNX.
+_in_force: contextvars.ContextVar[tuple[Mapping[str, Any], nnx.Pytree | None]] = (
+    contextvars.ContextVar("modes", default=(_NONE, None))
 )
 
 
@@ -103,15 +105,12 @@ def filled(
 
 
 @contextlib.contextmanager
-def applied(modes: Mapping[str, Any]) -> Iterator[None]:
+def applied(modes: Mapping[str, Any], wrapper: nnx.Pytree | None = None) -> Iterator[None]:
     """Modes for the Linen modules that are called in this block, and the NNX modules within.
 
     A model that is called in the block but is no part of the module has its own modes, or none.
     """
-    if not modes and not _in_force.get():
-        yield
-        return
-    token = _in_force.set(modes)
+    token = _in_force.set((modes, wrapper))
     try:
         with intercepting(_intercept) if modes else contextlib.nullcontext():
             yield
@@ -121,12 +120,17 @@ def applied(modes: Mapping[str, Any]) -> Iterator[None]:
 
 def modes_in_force() -> Mapping[str, Any]:
     """The modes that the ToNNX set whose Linen module is being called."""
-    return _in_force.get()
+    return _in_force.get()[0]
 
 
-def set_on(module: nnx.Pytree) -> None:
-    """Sets the modes in force on an NNX module that a Linen module wraps, as NNX itself does."""
-    own = {name: value for name, value in _in_force.get().items() if name in MODE_FIELDS}
+def set_on(module: nnx.Pytree, objects: Sequence[nnx.Pytree]) -> None:
+    """Sets the modes in force on an NNX module that a Linen module wraps, as NNX itself does.
+
+    For `nnx.tabulate` its objects count as the ToNNX around.
+    """
+    modes, wrapper = _in_force.get()
+    mark_tabulated(objects, wrapper)
+    own = {name: value for name, value in modes.items() if name in MODE_FIELDS}
     if own and isinstance(module, nnx.Module):
         module.set_attributes(**own, raise_if_not_found=False, graph=True)
 
@@ -154,7 +158,7 @@ def with_mode(
 def _intercept(next_function: Any, args: Any, kwargs: Any, context: InterceptorContext) -> Any:
     """Fills the fields of a module that are None, but for what its method is called with."""
     module, method = context.module, context.method_name
-    modes = _in_force.get()
+    modes, _ = _in_force.get()
     fields: dict[str, Any] = {}
     # What `setup` hands on is what was written; the fields of the modules it makes are open again.
     if modes and method != "setup":

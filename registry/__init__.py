@@ -7,11 +7,9 @@ registered here. A `Registry` is an immutable value; `use` replaces it for a blo
 
 from . import auto as auto
 from ._boxes import BoxCodec as BoxCodec
-from ._default import current as current
 from ._default import register_box as register_box
 from ._default import register_variable_name as register_variable_name
 from ._default import register_variable_name_type_pair as register_variable_name_type_pair
-from ._default import use as use
 from ._default import variable_name_from_type as variable_name_from_type
 from ._default import variable_type_from_name as variable_type_from_name
 from ._errors import BridgeError as BridgeError
@@ -21,6 +19,8 @@ from ._errors import RegistryError as RegistryError
 from ._errors import UnknownNameError as UnknownNameError
 from ._errors import UnsupportedBoxError as UnsupportedBoxError
 from ._registry import Registry as Registry
+from ._registry import current as current
+from ._registry import use as use
 
 __all__ = [
     "BoxCodec",

@@ -1,87 +1,29 @@
-"""The registry in force, and the functions that act on the default one."""
+"""The functions that act on the default registry, and look up in the one in force."""
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, overload
 
 from flax import nnx
 
 from . import auto
 from ._boxes import BoxCodec
-from ._errors import (
-    InvalidRegistrationError,
-)
-from ._registry import Registry
-from ._variable_types import (
+from ._registry import (
+    Default,
     T,
     VariableType,
     check_box_type,
     check_name,
     check_type,
+    current,
     definition_name,
     flax_name,
     lock,
     redefined,
-    scoped_names,
 )
 
-
-class _Default:
-    """The default registry; registering a codec replaces the value. Its pairs are Flax's table."""
-
-    registry = Registry()
-
-
-_scoped: contextvars.ContextVar[Registry | None] = contextvars.ContextVar("registry", default=None)
 _MISSING: Any = object()
-
-
-def current() -> Registry:
-    """The registry in force: the innermost `use`, else the default one."""
-    return _scoped.get() or _Default.registry
-
-
-@contextlib.contextmanager
-def use(registry: Registry) -> Iterator[Registry]:
-    """Puts a registry in force for this thread and task, until the block ends.
-
-    Args:
-      registry: the registry; `current().extend(…)` keeps what is registered.
-
-    Yields:
-      The registry.
-
-    Raises:
-      InvalidRegistrationError: `registry` is not a `Registry`.
-
-    Example::
-
-      >>> import registry
-      >>> from flax import nnx
-      >>> class Visits(nnx.Variable): ...
-      >>> with registry.use(registry.current().extend({'visits': Visits})):
-      ...   registry.variable_name_from_type(Visits)
-      'visits'
-
-      Outside of the block nobody knows the type:
-
-      >>> registry.variable_name_from_type(Visits)
-      Traceback (most recent call last):
-      registry._errors.UnknownNameError: Variable type ... is not registered; it has collection
-      'visits' in the registry ...
-    """
-    if not isinstance(registry, Registry):
-        raise InvalidRegistrationError(registry, "a registry.Registry")
-    for name, typ in registry.pairs.items():
-        scoped_names[typ] = name
-    token = _scoped.set(registry)
-    try:
-        yield registry
-    finally:
-        _scoped.reset(token)
 
 
 @overload
@@ -127,7 +69,7 @@ def register_variable_name(name: str, typ: Any = _MISSING, *, overwrite: bool = 
     check_type(typ)
     with lock:
         if not overwrite:
-            _Default.registry.require_free(name, typ)
+            Default.registry.require_free(name, typ)
         old = flax_name(typ)
         if old not in (None, name):
             # Flax has no way to unregister a name.
@@ -176,7 +118,7 @@ def register_box(
     check_box_type(box_type)
     codec = BoxCodec(to_fields, from_fields)
     with lock:
-        _Default.registry = _Default.registry.extend(boxes={box_type: codec})
+        Default.registry = Default.registry.extend(boxes={box_type: codec})
 
 
 def variable_type_from_name(name: str, *, create: bool = False) -> VariableType:

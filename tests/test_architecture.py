@@ -42,7 +42,7 @@ def convert(path):
 
 def to_nnx(path):
     model = bridge.ToNNX(LinenNet(), rngs=nnx.Rngs(0)).lazy_init(X)
-    return lambda: model(X)
+    return lambda: model(X, mutable=["params"])
 
 
 def to_linen(path):

@@ -28,7 +28,6 @@ ELSEWHERE = {
             "linen_modules",
             "objects",
             "promises",
-            "scopes",
             "tabulate",
             "traces",
             "variables",

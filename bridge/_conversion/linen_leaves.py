@@ -56,13 +56,19 @@ def to_variables(neutral: Neutral) -> Any:
     Returns:
       A dict, or a FrozenDict if Flax's `flax_return_frozendict` is on.
     """
-    active = registry.current()
-    flat = {
-        (collection, *path): from_leaf(collection, leaf, active)
-        for (collection, path), leaf in neutral.items()
-    }
-    nested = nest(flat)
+    nested = to_dicts(neutral)
     return freeze(nested) if config.flax_return_frozendict else nested
+
+
+def to_dicts(neutral: Neutral) -> dict[str, Any]:
+    """`to_variables` as nested dicts in any case, made anew so that Linen may write into them."""
+    active = registry.current()
+    return nest(
+        {
+            (collection, *path): from_leaf(collection, leaf, active)
+            for (collection, path), leaf in neutral.items()
+        }
+    )
 
 
 def to_leaf(collection: str, path: Path, value: Any, active: registry.Registry) -> Leaf:

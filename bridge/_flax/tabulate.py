@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -68,25 +66,12 @@ def without_dicts(attributes: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, 
             yield name, value
 
 
-_tabulate_id: contextvars.ContextVar[int | None] = contextvars.ContextVar("id", default=None)
-
-
-@contextlib.contextmanager
-def tabulated_as(node: nnx.Pytree) -> Iterator[None]:
-    """Objects that are made inside of a node count as that node for `nnx.tabulate`.
+def mark_tabulated(nodes: Sequence[nnx.Pytree], around: nnx.Pytree | None) -> None:
+    """Makes objects count as the node that they are made inside of, if `nnx.tabulate` runs.
 
     It patches the methods of every class in a model, and the patched ones look for an id that it
     put on the objects it found; those that a wrapped module makes while it is called have none.
     """
-    token = _tabulate_id.set(vars(node).get(_TABULATE_ID, _tabulate_id.get()))
-    try:
-        yield
-    finally:
-        _tabulate_id.reset(token)
-
-
-def mark_tabulated(nodes: Sequence[nnx.Pytree]) -> None:
-    """Gives objects the id of the node they are made inside of, if `nnx.tabulate` runs."""
-    own = _tabulate_id.get()
+    own = None if around is None else vars(around).get(_TABULATE_ID)
     for node in nodes if own is not None else ():
         object.__setattr__(node, _TABULATE_ID, own)

@@ -8,7 +8,7 @@ from typing import Any
 from flax import nnx
 
 from bridge._conversion import linen_attributes
-from bridge._conversion.linen_holder import CREATED_ATTRIBUTES, LinenHolder, is_linen_style
+from bridge._conversion.linen_attributes import CREATED_ATTRIBUTES, LinenHolder, is_linen_style
 from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import is_data_attribute, set_past_class
 from bridge._flax.variables import assign_raw_value, raw_value

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from contextvars import ContextVar
 
-_creating: ContextVar[bool] = ContextVar("creating", default=False)
+# Whether the calls of this thread are to create variables.
+CREATING: ContextVar[bool] = ContextVar("creating", default=False)
 
 
 @contextlib.contextmanager
@@ -35,13 +36,8 @@ def creating_variables() -> Iterator[None]:
       >>> model.scale.shape, model.kernel.shape
       ((), (3, 2))
     """
-    token = _creating.set(True)
+    token = CREATING.set(True)
     try:
         yield
     finally:
-        _creating.reset(token)
-
-
-def is_creating_variables() -> bool:
-    """Whether the calls of this thread are to create variables."""
-    return _creating.get()
+        CREATING.reset(token)

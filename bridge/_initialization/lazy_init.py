@@ -10,8 +10,7 @@ import jax
 from flax import nnx
 
 from bridge._conversion.arrays import Arrays
-from bridge._conversion.linen_attributes import held_variables
-from bridge._conversion.linen_holder import LinenHolder
+from bridge._conversion.linen_attributes import LinenHolder, held_variables
 from bridge._errors import InvalidModuleError
 from bridge._flax.flattening import flatten
 from bridge._flax.graphdef_builder import GraphDefBuilder
@@ -22,7 +21,7 @@ from bridge._flax.variables import leaf_value
 from bridge._module_calls.calls import noting_initial_draws, stream_counts
 
 from .adopted import adopt
-from .creating import is_creating_variables
+from .creating import CREATING
 from .snapshot import Snapshot, drop_sown
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -94,7 +93,7 @@ def run_initializing(
     # Initial values were drawn from their streams, as in native construction: if these were put
     # back, the first call would draw the same keys again.
     moved = {id(count) for holder in holders for count in holder.stream_counts()}
-    if is_creating_variables():
+    if CREATING.get():
         # What a Linen module has put into its variables is what was asked for.
         moved |= {id(e.variable) for h in holders for e in held_variables(h).values()}
     set_initializing(nodes.objects, True)

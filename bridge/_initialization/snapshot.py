@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from bridge._conversion.arrays import is_taken, taken
-from bridge._conversion.linen_holder import CREATED_ATTRIBUTES, IS_SETUP
+from bridge._conversion.linen_attributes import CREATED_ATTRIBUTES, IS_SETUP
 from bridge._flax.nodes import NODELESS_TYPES, Nodes, items_of, nodes_below
 from bridge._flax.objects import DATA_NOTE, noted_data
 from bridge._flax.variables import assign_raw_value, raw_value

@@ -1,4 +1,4 @@
-"""What initialising a Linen module makes, before any of it is put into a wrapper."""
+"""A call of the Linen module in a ToNNX that creates variables, as `init` does."""
 
 from __future__ import annotations
 
@@ -8,19 +8,82 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
-from flax import linen as nn
+from flax import nnx
 from flax.core import DenyList
 
-from bridge._conversion import linen_leaves
-from bridge._conversion.arrays import Arrays
-from bridge._conversion.collections import OUTPUTS
-from bridge._conversion.linen_attributes import HeldVariable
-from bridge._conversion.matching import compare, inputs_text
-from bridge._conversion.neutral import Address, Leaf, laid_over
+import registry
+from bridge import _train_eval
+from bridge._conversion import linen_attributes, linen_leaves
+from bridge._conversion.collections import OUTPUTS, holds_state
+from bridge._conversion.neutral import Leaf, laid_over
 from bridge._conversion.own_leaves import graphdefs_in, with_graphdefs
-from bridge._errors import MismatchError
-from bridge._flax.call_keys import CallKeys
+from bridge._flax.scopes import CallKeys
+from bridge._initialization.creating import CREATING
 from bridge._sharding import explicit_axes
+
+from .linen_call import LinenCall
+
+
+class CreatingCall(LinenCall):
+    """A `LinenCall` that creates the variables that are not there, whatever `mutable` says.
+
+    With `creating_variables` it replaces those that are, too.
+    """
+
+    is_creating = True
+
+    def run(self) -> Any:
+        with noting_sown() as self._sown_below:
+            if self._is_boxed:
+                return super().run()
+            call = self._call
+            with _train_eval.applied(call.modes, self._wrapper):
+                made = created(
+                    self._run,
+                    self._variables(),
+                    self._keys,
+                    call.args,
+                    call.kwargs,
+                    eager=self._is_eager,
+                )
+                output, _, _ = self._run(made.variables, self._keys, call.args, call.kwargs)
+            self._updates, self._used = made.updates, made.used
+            return output
+
+    def commit(self) -> None:
+        changed = self._changed()
+        made = {collection for collection, path in changed if path} | self._sown_below
+        # What holds no arrays says something of the model, such as the axes of parameters.
+        sown = self._sown({a[0] for a, leaf in changed.items() if jax.tree.leaves(leaf.value)})
+        note_sown(sown | self._sown_below)
+        changed = {a: leaf for a, leaf in changed.items() if a[0] not in sown}
+        # Other draws of the forward pass are undone with its other effects.
+        is_new = bool(changed.keys() - self._held.keys())
+        used = self._used & (self._keys.initial | {"params"}) if is_new else set()
+        self._store(changed, used, update=CREATING.get())
+        linen_attributes.note_collections(self._wrapper, made)
+
+    def _mutable(self, mutable: Any) -> Any:
+        return DenyList("intermediates")
+
+    def _sown(self, made: set[str]) -> set[str]:
+        """The collections that an initialisation has only sown into: outputs, and no state."""
+        candidates = set(filter(_may_be_sown, made)) - {collection for collection, _ in self._held}
+        inputs = (self._call.args, self._call.kwargs)
+        with _train_eval.applied(self._call.modes, self._wrapper):
+            return {
+                collection
+                for collection in candidates
+                if does_without(
+                    self._run, collection, self._variables(), self._keys.replaced({}), *inputs
+                )
+            }
+
+
+def _may_be_sown(collection: str) -> bool:
+    """Whether a collection may hold outputs: the streams of an NNX module inside are state."""
+    variable_type = registry.variable_type_from_name(collection, create=True)
+    return holds_state(collection) and not issubclass(variable_type, nnx.RngState)
 
 
 class Created(NamedTuple):
@@ -117,39 +180,3 @@ def does_without(
     except Exception:
         return False
     return True
-
-
-def shapes(module: nn.Module, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """The abstract variables that these inputs would create, None if they do not fit."""
-    given = Arrays((args, kwargs))
-
-    def run(*values: Any) -> Any:
-        args, kwargs = given.tree(list(values))
-        # Passed on by Linen's `init`, an argument could not be called `rngs` or `self`.
-        return module.init(jax.random.key(0), method=lambda bound: function(bound, *args, **kwargs))
-
-    try:
-        with jax.sharding.use_abstract_mesh(explicit_axes.NO_MESH):
-            return jax.eval_shape(run, *given.avals)
-    except Exception:
-        # The inputs do not fit the module; Flax's own error says why.
-        return None
-
-
-def mismatch(
-    module: nn.Module,
-    function: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
-    held: Mapping[Address, HeldVariable],
-    where: str,
-) -> MismatchError | None:
-    """Every difference between the variables and what these inputs would create."""
-    wanted = shapes(module, function, args, kwargs)
-    if wanted is None:
-        return None
-    expected = {a: leaf.value for a, leaf in linen_leaves.from_variables(wanted).items()}
-    comparison = compare(expected, {a: entry.leaf.value for a, entry in held.items()})
-    if comparison.fits:
-        return None
-    return comparison.error(f"{where} called with {inputs_text(args)}")

@@ -3,49 +3,39 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from flax import errors as flax_errors
 from flax import linen as nn
-from flax import nnx
 from flax.core import DenyList, Scope
 
 import registry
 from bridge import _train_eval
 from bridge._conversion import linen_attributes, linen_leaves
-from bridge._conversion.collections import holds_state
-from bridge._conversion.linen_holder import LinenHolder, name_of
-from bridge._conversion.neutral import Neutral
+from bridge._conversion.linen_attributes import LinenHolder, name_of
+from bridge._conversion.neutral import Neutral, as_dicts
 from bridge._conversion.own_leaves import graphdefs_in, with_graphdefs
-from bridge._errors import ImmutableCollectionError, NotInitializedError
-from bridge._flax.call_keys import CallKeys
+from bridge._errors import ImmutableCollectionError, InvalidMethodError, NotInitializedError
 from bridge._flax.filters import union
-from bridge._flax.objects import is_initializing
-from bridge._flax.scopes import ImmutableScopeError, run_linen
-from bridge._flax.tabulate import tabulated_as
-from bridge._initialization.creating import is_creating_variables
+from bridge._flax.linen_modules import unbound_function
+from bridge._flax.objects import CAPTURES
+from bridge._flax.scopes import CallKeys, ImmutableScopeError, run_linen
 from bridge._module_calls.calls import mutable_around
 from bridge._randomness.live_inputs import live_inputs
 from bridge._randomness.streams import sources
 from bridge._sharding import eager, explicit_axes
 
-from . import captured, creation, mutable_filter
-from .methods import called
+from . import misfits, mutable_filter
+from .submodule_call import At
 
-_INIT_MUTABLE = DenyList("intermediates")
 _NO_VARIABLES = (
     flax_errors.ScopeCollectionNotFound,
     flax_errors.ScopeParamNotFoundError,
     flax_errors.ScopeVariableNotFoundError,
 )
-
-
-def _may_be_sown(collection: str) -> bool:
-    """Whether a collection may hold outputs: the streams of an NNX module inside are state."""
-    variable_type = registry.variable_type_from_name(collection, create=True)
-    return holds_state(collection) and not issubclass(variable_type, nnx.RngState)
 
 
 class LinenCall:
@@ -66,6 +56,8 @@ class LinenCall:
       InvalidRngsError: `rngs` are no keys.
     """
 
+    is_creating: ClassVar[bool] = False
+
     def __init__(
         self,
         wrapper: LinenHolder,
@@ -77,25 +69,34 @@ class LinenCall:
         mutable: Any,
         capture_intermediates: bool | Callable[[nn.Module, str], bool],
     ):
-        module = wrapper.to_nnx__module
+        module = target = wrapper.to_nnx__module
+        if isinstance(method, At):
+            target = method.target or module
+            kwargs = {**kwargs, **method.kwargs}
         self._wrapper = wrapper
-        # Beside variables that exist, if that was asked for.
-        self._replaces = is_creating_variables()
-        self._initializing = self._replaces or is_initializing(wrapper)
-        self._function, target, kwargs = called(module, method, kwargs)
+        self._function = function_of(module, method)
         modes = dict(wrapper.to_nnx__modes)
         self._call = _train_eval.filled(module, target, self._function, args, kwargs, modes)
         self._held = linen_attributes.held_variables(wrapper)
-        self._keys = self._call_keys(rngs)
-        self._captures = captured.active(wrapper)
+        plain = wrapper.to_nnx__plain_keys if self.is_creating and rngs is None else ()
+        given = wrapper.to_nnx__rngs if rngs is None else rngs
+        self._keys = CallKeys(sources(given, name_of(wrapper)), plain)
+        # What `nnx.capture` collects: a Variable by collection, which holds that as nested dicts.
+        active = registry.current()
+        captured = vars(wrapper).get(CAPTURES, ())
+        self._captured = {active.name_from_type(v.var_type): v for v in captured}
         # Where the mesh has Explicit axes, Linen must not see the boxes: they constrain values.
-        self._is_boxed = not explicit_axes.any_explicit()
+        has_boxes = self.is_creating or any(entry.leaf.box for entry in self._held.values())
+        self._is_boxed = not (has_boxes and explicit_axes.any_explicit())
+        updated = self._mutable(mutable)
+        if self._captured:
+            updated = union(updated, tuple(self._captured))
         self._run = functools.partial(
             run_linen,
             module,
             self._function,
-            mutable=self._mutable(mutable),
-            initializing=self._initializing,
+            mutable=updated,
+            initializing=self.is_creating,
             capture_intermediates=capture_intermediates,
             fields=self._call.fields,
             modes=self._call.modes,
@@ -104,27 +105,13 @@ class LinenCall:
 
     def run(self) -> Any:
         """Calls the Linen module, and returns its output."""
-        if not self._initializing:
-            return self._output()
-        with creation.noting_sown() as self._sown_below:
-            return self._output()
-
-    def _output(self) -> Any:
         call = self._call
-        variables = self._variables()
-        with _train_eval.applied(call.modes), tabulated_as(self._wrapper):
-            if not self._initializing or self._is_boxed:
-                output, self._updates, self._used = self._run(
-                    variables, self._keys, call.args, call.kwargs
-                )
-                if self._keys.are_folded and not self._initializing:
-                    self._used = self._live_streams()
-                return output
-            created = creation.created(
-                self._run, variables, self._keys, call.args, call.kwargs, eager=self._is_eager
+        with _train_eval.applied(call.modes, self._wrapper):
+            output, self._updates, self._used = self._run(
+                self._variables(), self._keys, call.args, call.kwargs
             )
-            output, _, _ = self._run(created.variables, self._keys, call.args, call.kwargs)
-        self._updates, self._used = created.updates, created.used
+            if self._keys.are_folded and not self.is_creating:
+                self._used = self._live_streams()
         return output
 
     def commit(self) -> None:
@@ -133,31 +120,24 @@ class LinenCall:
         Raises:
           TraceContextError: a Variable or a stream belongs to another trace.
         """
-        changed, used = self._changed(), self._used
-        made: set[str] = set()
-        if self._initializing:
-            made = {collection for collection, path in changed if path}
-            # What holds no arrays says something of the model, such as the axes of parameters.
-            sown = self._sown({a[0] for a, leaf in changed.items() if jax.tree.leaves(leaf.value)})
-            made |= self._sown_below
-            creation.note_sown(sown | self._sown_below)
-            changed = {a: leaf for a, leaf in changed.items() if a[0] not in sown}
-            # Other draws of the forward pass are undone with its other effects.
-            is_new = bool(changed.keys() - self._held.keys())
-            used = used & (self._keys.initial | {"params"}) if is_new else set()
-        else:
+        if self._updates:
+            changed = self._changed()
             # An empty collection in the output says that nothing was written.
             changed = {a: leaf for a, leaf in changed.items() if a[1] or a in self._held}
+            self._store(changed, self._used, update=True)
+        elif self._used:
+            self._keys.commit(self._used)
+
+    def _store(self, changed: Neutral, used: set[str], *, update: bool) -> None:
         linen_attributes.store(
             self._wrapper,
             changed,
             self._held,
-            update=self._replaces or not self._initializing,
+            update=update,
             whole={collection for collection, _ in changed},
             boxed=self._is_boxed,
             then=lambda: self._keys.commit(used),
         )
-        linen_attributes.note_collections(self._wrapper, made)
         if graphdefs := graphdefs_in(self._updates):
             self._wrapper.to_nnx__graphdefs = graphdefs
 
@@ -174,35 +154,22 @@ class LinenCall:
             return NotInitializedError(module)
         inputs = (module, self._function, call.args, call.kwargs)
         if isinstance(error, (*_NO_VARIABLES, flax_errors.ScopeParamShapeError)):
-            with _train_eval.applied(call.modes):
-                return creation.mismatch(*inputs, self._held, where)
-        if self._is_eager and isinstance(error, ValueError) and self._initializing:
+            with _train_eval.applied(call.modes, self._wrapper):
+                return misfits.mismatch(*inputs, self._held, where)
+        if self._is_eager and isinstance(error, ValueError) and self.is_creating:
             # Linen stops at the first annotation that it cannot follow.
-            with _train_eval.applied(call.modes):
-                wanted = creation.shapes(*inputs)
+            with _train_eval.applied(call.modes, self._wrapper):
+                wanted = misfits.shapes(*inputs)
             is_strict = self._wrapper.to_nnx__eager_sharding is True
             return explicit_axes.misfit(wanted, where, strict=is_strict)
         return None
 
     def _variables(self) -> dict[str, Any]:
-        """The Linen variables that the call begins with."""
-        bare = linen_attributes.as_variables(self._held, boxed=self._is_boxed)
-        return with_graphdefs(
-            {**bare, **self._captures.variables()}, self._wrapper.to_nnx__graphdefs
-        )
-
-    def _sown(self, made: set[str]) -> set[str]:
-        """The collections that an initialisation has only sown into: outputs, and no state."""
-        candidates = set(filter(_may_be_sown, made)) - {collection for collection, _ in self._held}
-        inputs = (self._call.args, self._call.kwargs)
-        with _train_eval.applied(self._call.modes):
-            return {
-                collection
-                for collection in candidates
-                if creation.does_without(
-                    self._run, collection, self._variables(), self._keys.replaced({}), *inputs
-                )
-            }
+        """The Linen variables that the call begins with; Linen appends to what was collected."""
+        variables = linen_attributes.as_variables(self._held, boxed=self._is_boxed)
+        variables.update({c: as_dicts(v.get_value()) for c, v in self._captured.items()})
+        graphdefs = self._wrapper.to_nnx__graphdefs
+        return with_graphdefs(variables, graphdefs) if graphdefs else variables
 
     def _live_streams(self) -> set[str]:
         """The streams whose keys the output and the updates depend on."""
@@ -227,7 +194,7 @@ class LinenCall:
                 continue
             run = functools.partial(self._run, mutable=DenyList(collection))
             try:
-                with _train_eval.applied(self._call.modes):
+                with _train_eval.applied(self._call.modes, self._wrapper):
                     jax.eval_shape(lambda run=run: run(*inputs)[1])
             except flax_errors.ModifyScopeVariableError:
                 return collection
@@ -237,8 +204,13 @@ class LinenCall:
 
     def _changed(self) -> Neutral:
         """The leaves that the call has made, those that are new in their shards."""
-        changed = linen_leaves.from_variables(self._captures.take(self._updates))
+        for collection, variable in self._captured.items():
+            variable.set_value(as_dicts(self._updates.get(collection, {})))
+        kept = {c: tree for c, tree in self._updates.items() if c not in self._captured}
+        changed = linen_leaves.from_variables(kept)
         new = {a: leaf for a, leaf in changed.items() if a not in self._held}
+        if not new:
+            return changed
         option = self._wrapper.to_nnx__eager_sharding
         return {**changed, **eager.in_shards(new, option, name_of(self._wrapper))}
 
@@ -246,27 +218,33 @@ class LinenCall:
     def _is_eager(self) -> bool:
         return eager.is_eager(self._wrapper.to_nnx__eager_sharding)
 
-    def _call_keys(self, rngs: Any) -> CallKeys:
-        wrapper = self._wrapper
-        if rngs is not None:
-            return CallKeys(sources(rngs, name_of(wrapper)))
-        plain = wrapper.to_nnx__plain_keys if self._initializing else ()
-        return CallKeys(sources(wrapper.to_nnx__rngs, name_of(wrapper)), plain)
-
     def _mutable(self, mutable: Any) -> Any:
-        """The filter for this call, and what `nnx.capture` collects."""
-        captured_ones = self._captures.collections
-        found = _INIT_MUTABLE if self._initializing else self._mutable_state(mutable)
-        return union(found, captured_ones) if captured_ones else found
-
-    def _mutable_state(self, mutable: Any) -> Any:
         """The filter of the call itself; else that of an outer Linen call; else the wrapper's."""
-        existing = linen_attributes.state_collections(self._wrapper, self._held)
-        mutable = mutable_filter.checked(mutable, f"a call of {name_of(self._wrapper)}")
-        if mutable is None and (outer := mutable_around()) is not None:
-            return outer
-        if mutable is None:
+        if mutable is not None:
+            mutable = mutable_filter.checked(mutable, f"a call of {name_of(self._wrapper)}")
+        elif (outer := mutable_around()) is not None:
+            mutable = outer
+        else:
             mutable = self._wrapper.to_nnx__mutable
             if self._call.opens_state:
-                mutable = union(existing if mutable == "existing" else mutable, existing)
-        return existing or False if mutable == "existing" else mutable
+                mutable = union(False if mutable == "existing" else mutable, self._existing())
+        return self._existing() or False if mutable == "existing" else mutable
+
+    def _existing(self) -> tuple[str, ...]:
+        return linen_attributes.state_collections(self._wrapper, self._held)
+
+
+def function_of(module: nn.Module, method: Callable[..., Any] | str | None) -> Callable[..., Any]:
+    """The unbound function to call, for what `Module.apply` accepts as `method`."""
+    if method is None:
+        return type(module).__call__
+    found = getattr(type(module), method, None) if isinstance(method, str) else method
+    if not callable(found):
+        raise InvalidMethodError(type(module), method, _method_names(module))
+    return found if isinstance(method, str) else unbound_function(found)
+
+
+def _method_names(module: nn.Module) -> set[str]:
+    own = {n for n in dir(type(module)) if inspect.isfunction(getattr(type(module), n, None))}
+    own -= set(dir(nn.Module)) | set(type(module).__dataclass_fields__)
+    return {n for n in own if not n.startswith("_")} | {"__call__"}

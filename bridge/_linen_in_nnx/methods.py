@@ -5,18 +5,17 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from flax import linen as nn
 from flax import nnx
 
-from bridge._errors import InvalidMethodError, InvalidModuleError
-from bridge._flax.linen_modules import unbound_function
+from bridge._errors import InvalidModuleError
 
 from .parts import has_modules, is_own_attribute, names_at
 from .submodule import found_at
-from .submodule_call import At, run_at
+from .submodule_call import run_at
 
 # Linen keeps where a module is in them; a ToNNX is somewhere else.
 UNBOUND_FIELDS = ("parent", "name")
@@ -60,36 +59,6 @@ def call_signature(wrapper: type[Any], module: nn.Module) -> inspect.Signature:
     # A keyword-only argument comes before `**kwargs`.
     parameters = sorted([*of_call, *own], key=lambda parameter: parameter.kind)
     return inspect.Signature(parameters)
-
-
-def called(
-    module: nn.Module, method: Callable[..., Any] | str | None, kwargs: dict[str, Any]
-) -> tuple[Callable[..., Any], nn.Module, dict[str, Any]]:
-    """(the function of a Linen module to call, whose method it is, its keyword arguments)."""
-    if isinstance(method, At):
-        target = module if method.target is None else method.target
-        return method, target, {**kwargs, **method.kwargs}
-    return function_of(module, method), module, kwargs
-
-
-def function_of(module: nn.Module, method: Callable[..., Any] | str | None) -> Callable[..., Any]:
-    """The unbound function to call, for what `Module.apply` accepts as `method`."""
-    if isinstance(method, str):
-        found = getattr(type(module), method, None)
-        if not callable(found):
-            raise InvalidMethodError(type(module), method, _method_names(module))
-        return found
-    if method is None:
-        method = type(module).__call__
-    if not callable(method):
-        raise InvalidMethodError(type(module), method, _method_names(module))
-    return unbound_function(method)
-
-
-def _method_names(module: nn.Module) -> set[str]:
-    own = {n for n in dir(type(module)) if inspect.isfunction(getattr(type(module), n, None))}
-    own -= set(dir(nn.Module)) | set(field_names(module))
-    return {n for n in own if not n.startswith("_")} | {"__call__"}
 
 
 def field_names(module: nn.Module) -> Mapping[str, Any]:

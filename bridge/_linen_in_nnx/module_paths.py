@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from flax import nnx
 
-from bridge._conversion.linen_holder import LinenHolder
+from bridge._conversion.linen_attributes import LinenHolder
 
 M = TypeVar("M", bound=nnx.Module)
 

@@ -18,7 +18,7 @@ from flax import nnx
 from flax.core import FrozenDict
 
 from bridge._conversion import linen_attributes
-from bridge._conversion.linen_holder import LinenHolder
+from bridge._conversion.linen_attributes import LinenHolder
 from bridge._conversion.neutral import Path
 from bridge._flax.linen_modules import children
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge._conversion.linen_holder import LinenHolder, name_of
+from bridge._conversion.linen_attributes import LinenHolder, name_of
 from bridge._conversion.neutral import Path
 from bridge._errors import InvalidModuleError
 

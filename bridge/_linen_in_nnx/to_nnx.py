@@ -13,22 +13,25 @@ from flax import nnx
 from bridge import _train_eval
 from bridge._conversion import linen_attributes, linen_leaves
 from bridge._conversion.held_module import HeldModule
-from bridge._conversion.linen_holder import OWN_PREFIX, LinenHolder, name_of
+from bridge._conversion.linen_attributes import OWN_PREFIX, LinenHolder, name_of
 from bridge._conversion.neutral import as_dicts
 from bridge._conversion.own_leaves import graphdefs_in
 from bridge._flax.objects import (
     graph_attributes,
     is_data_attribute,
+    is_initializing,
     is_note,
     set_graph_attributes,
 )
 from bridge._flax.tabulate import as_tabulated
+from bridge._initialization.creating import CREATING
 from bridge._initialization.lazy_init import lazy_init
 from bridge._randomness.streams import owned
 from bridge._sharding import eager
 
 from . import mutable_filter
 from .bound import bound_state
+from .creation import CreatingCall
 from .linen_call import LinenCall
 from .methods import UNBOUND_FIELDS, call_signature, check_module, field_names, linen_attribute
 from .parts import names_at, own_attributes
@@ -192,7 +195,8 @@ class ToNNX(LinenHolder):
           InvalidMethodError: there is no such method.
           InvalidFilterError: `mutable` is none of the above.
         """
-        call = LinenCall(
+        is_creating = CREATING.get() or is_initializing(self)
+        call = (CreatingCall if is_creating else LinenCall)(
             self,
             method,
             args,

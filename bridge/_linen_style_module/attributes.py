@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from flax import nnx
 from flax.core import FrozenDict
 
-from bridge._conversion.linen_holder import IS_SETUP as IS_SETUP
+from bridge._conversion.linen_attributes import IS_SETUP as IS_SETUP
 from bridge._flax.objects import CAPTURES, attributes_of, is_data_attribute, is_note, set_past_class
 from bridge._module_calls.calls import SCOPE as SCOPE
 

@@ -15,7 +15,7 @@ from flax import nnx
 import registry
 from bridge._conversion.arrays import is_taken, taken
 from bridge._conversion.collections import OUTPUTS
-from bridge._conversion.linen_holder import LinenHolder
+from bridge._conversion.linen_attributes import LinenHolder
 from bridge._errors import ImmutableCollectionError, InvalidMethodError
 from bridge._flax.filters import union
 from bridge._flax.nodes import nodes_below

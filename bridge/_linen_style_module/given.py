@@ -10,7 +10,7 @@ from flax import nnx
 
 import registry
 from bridge._conversion import linen_attributes, linen_leaves, nnx_leaves
-from bridge._conversion.linen_holder import LinenHolder, is_linen_style
+from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
 from bridge._conversion.neutral import nest, walk
 from bridge._conversion.own_leaves import graphdefs_in
 from bridge._errors import MismatchError

@@ -9,7 +9,7 @@ from flax import linen as nn
 from flax import nnx
 from flax.core import FrozenDict
 
-from bridge._conversion.linen_holder import LinenHolder, is_linen_style
+from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
 from bridge._errors import DeclarationError, NameInUseError
 from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import (

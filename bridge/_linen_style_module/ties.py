@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from flax import nnx
 from flax.core import FrozenDict
 
-from bridge._conversion.linen_holder import LinenHolder
+from bridge._conversion.linen_attributes import LinenHolder
 from bridge._errors import DeclarationError, InvalidModuleError
 from bridge._flax.nodes import items_of
 from bridge._flax.objects import attributes_of, is_data_attribute

@@ -13,7 +13,7 @@ from flax.core import meta
 import registry
 from bridge._conversion import linen_leaves, nnx_leaves
 from bridge._conversion.convert import state_to_linen
-from bridge._conversion.linen_holder import LinenHolder, is_linen_style
+from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
 from bridge._conversion.neutral import Displaced, Leaf, as_dicts, nest, unplace, walk
 from bridge._conversion.nnx_leaves import DISPLACED_KEY
 from bridge._conversion.own_leaves import with_graphdefs

@@ -11,7 +11,7 @@ from typing import Any
 
 from flax import nnx
 
-from bridge._conversion.linen_holder import LinenHolder
+from bridge._conversion.linen_attributes import LinenHolder
 from bridge._flax.linen_modules import is_linen_innermost
 from bridge._flax.linen_modules import outer_mutable as linen_mutable
 from bridge._flax.nodes import nodes_below

@@ -14,7 +14,7 @@ from flax import linen as nn
 from flax import nnx
 from flax.core import FrozenDict
 
-from bridge._conversion.linen_holder import is_linen_style
+from bridge._conversion.linen_attributes import is_linen_style
 from bridge._errors import InvalidModuleError
 from bridge._fingerprint import fingerprint
 from bridge._graphdefs import static_graphdef

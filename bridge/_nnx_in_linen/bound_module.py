@@ -22,7 +22,6 @@ from bridge._flax.flattening import flatten
 from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import attributes_dict
 from bridge._flax.passed_values import PassedValues
-from bridge._flax.tabulate import mark_tabulated
 from bridge._flax.variables import leaf_value
 from bridge._graphdefs.leaves import GraphDefLeaf
 from bridge._graphdefs.static_graphdef import StaticGraphDef
@@ -112,8 +111,7 @@ class BoundModule:
           MissingRngError: it drew from a stream that has no key.
         """
         attributes = AttributesBefore(self._objects)
-        mark_tabulated(self._objects)
-        _train_eval.set_on(self.module)
+        _train_eval.set_on(self.module, self._objects)
         attributes.note_imposed()
         reads = Reads(
             {
@@ -264,8 +262,9 @@ def method_in_modes(module: Any, method: Any) -> Callable[..., Any]:
         return function
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        attributes = AttributesBefore(nodes_below(module).objects)
-        _train_eval.set_on(module)
+        objects = nodes_below(module).objects
+        attributes = AttributesBefore(objects)
+        _train_eval.set_on(module, objects)
         attributes.note_imposed()
         try:
             return function(*args, **kwargs)

@@ -13,8 +13,7 @@ from flax import nnx
 
 import registry
 from bridge._conversion.collections import ARRAYS
-from bridge._conversion.linen_attributes import held_variables
-from bridge._conversion.linen_holder import LinenHolder
+from bridge._conversion.linen_attributes import LinenHolder, held_variables
 from bridge._conversion.neutral import Address, by_address, has_leaf
 from bridge._errors import MismatchError, MissingInputsError, path_text
 from bridge._flax.traces import trace_of

@@ -15,7 +15,7 @@ from flax import linen as nn
 from flax import nnx
 from flax.core import Scope
 
-from bridge._conversion.linen_holder import LinenHolder, is_linen_style
+from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
 from bridge._conversion.neutral import Path
 from bridge._flax.nodes import nodes_below
 

@@ -12,7 +12,7 @@ from flax import nnx
 import registry
 from bridge._conversion import linen_leaves, nnx_leaves
 from bridge._conversion.collections import ARRAYS
-from bridge._conversion.linen_holder import LinenHolder
+from bridge._conversion.linen_attributes import LinenHolder
 from bridge._conversion.neutral import Address, Path
 
 _ABSENT = object()

@@ -15,7 +15,7 @@ import registry
 from bridge import _train_eval
 from bridge._bounded_cache import BoundedCache
 from bridge._conversion.arrays import Arrays, is_array
-from bridge._conversion.linen_holder import creates_in_call
+from bridge._conversion.linen_attributes import creates_in_call
 from bridge._conversion.neutral import Path
 from bridge._errors import InvalidModuleError, MismatchError, listed
 from bridge._fingerprint import fingerprint, identity
@@ -25,7 +25,7 @@ from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.static_graphdef import Origin, StaticGraphDef
 from bridge._graphdefs.structure import tracers
 from bridge._graphdefs.template import Template
-from bridge._initialization.creating import is_creating_variables
+from bridge._initialization.creating import CREATING
 from bridge._initialization.lazy_init import initialized
 
 from .arguments import Existing
@@ -148,7 +148,7 @@ def _remembered(
     """`_abstract`, computed once for all that hold the same."""
     before = recipe.look()
     inputs = fingerprint(_shapes(call))
-    surroundings = names, inputs, identity(registry.current()), _settings(), is_creating_variables()
+    surroundings = names, inputs, identity(registry.current()), _settings(), CREATING.get()
     found = _rebuilt.find((before.fingerprint, surroundings))
     if found is not None:
         template, needs_call = found

@@ -10,7 +10,7 @@ from flax import nnx
 from flax.core import meta
 
 from bridge._errors import InvalidRngsError
-from bridge._flax.call_keys import DEFAULT, folded_in
+from bridge._flax.scopes import DEFAULT, folded_in
 
 from .typed_keys import is_key
 

@@ -20,7 +20,7 @@ from bridge._errors import BridgeError, ConversionError, InvalidModuleError, Mis
 from bridge._flax.linen_modules import InterceptorContext, overridden
 from bridge._flax.objects import CAPTURES
 from bridge._graphdefs.static_graphdef import intern
-from bridge._linen_in_nnx.methods import function_of
+from bridge._linen_in_nnx.linen_call import function_of
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._nnx_in_linen.bound_module import BoundModule, method_of
 from bridge._nnx_in_linen.matched_variables import MatchedVariables

@@ -7,7 +7,7 @@ from flax import linen as nn
 from flax import nnx
 
 import bridge
-from bridge._conversion.linen_holder import CREATED_ATTRIBUTES, OWN_PREFIX, LinenHolder, name_of
+from bridge._conversion.linen_attributes import CREATED_ATTRIBUTES, OWN_PREFIX, LinenHolder, name_of
 
 X = jnp.ones((2, 3))
 OWN = {name for name in LinenHolder.__annotations__ if not name.startswith("_")}

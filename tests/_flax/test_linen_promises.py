@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge._flax import filters, linen_modules
-from bridge._flax.call_keys import CallKeys, LazyRng
-from bridge._flax.scopes import run_linen
+from bridge._flax.scopes import CallKeys, LazyRng, run_linen
 from bridge._flax.traces import partially_evaluate
 
 KEY = jax.random.key(0)

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import bridge
 import registry
-from bridge._linen_in_nnx.linen_call import LinenCall
+from bridge._linen_in_nnx.linen_call import LinenCall, function_of
 from tests.drawing import drawing
-from tests.models import assert_close, assert_identical
+from tests.models import LinenAutoencoder, assert_close, assert_identical
 
 KEY = jax.random.key(3)
 X = jnp.arange(6.0).reshape(2, 3)
@@ -283,3 +283,33 @@ def test_a_collection_that_is_sown_into_is_known_at_any_depth(is_deep, is_abstra
         model(x)
         sown = nnx.to_pure_dict(nnx.pop(model, registry.auto.losses))
         assert_identical(jax.tree.leaves(sown), [expected])
+
+
+MODULE = LinenAutoencoder(features=7)
+
+
+def scaled(module, x):
+    return module.features * x
+
+
+@pytest.mark.parametrize("method", ["encode", LinenAutoencoder.encode, MODULE.encode])
+def test_a_method_is_meant_by_its_name_by_its_function_and_bound(method):
+    assert function_of(MODULE, method).__name__ == "encode"
+
+
+def test_without_a_method_the_call_is_meant():
+    assert function_of(MODULE, None).__name__ == "__call__"
+
+
+def test_any_function_of_a_module_will_do():
+    assert function_of(MODULE, scaled)(MODULE, 2) == 14
+
+
+@pytest.mark.parametrize("method", ["encod", "features", "missing", 3])
+def test_what_is_no_method_is_an_error_that_lists_those_that_are(method):
+    with pytest.raises(bridge.InvalidMethodError) as caught:
+        function_of(MODULE, method)
+    for name in ("__call__", "decode", "encode"):
+        assert name in str(caught.value)
+    # Neither what every Linen module has nor fields are offered.
+    assert "apply" not in str(caught.value)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import bridge
 import registry
-from registry import _variable_types
+from registry import _registry
 from tests.strategies import COLLECTIONS, VARIABLE_TYPES
 
 FLAX_PAIRS = {
@@ -771,7 +771,7 @@ def test_a_model_that_was_made_under_a_registry_names_it_when_it_is_called_outsi
 
 def test_a_type_of_flax_has_its_name_after_a_registry_gave_it_another(monkeypatch):
     """Regression: it raised, but for a type that had been looked up before."""
-    monkeypatch.delitem(_variable_types.derived, "LoRAParam", raising=False)
+    monkeypatch.delitem(_registry.derived, "LoRAParam", raising=False)
     with registry.use(registry.current().extend({"tests_lora": nnx.LoRAParam})):
         assert registry.variable_name_from_type(nnx.LoRAParam) == "tests_lora"
     assert registry.variable_name_from_type(nnx.LoRAParam, create=True) == "LoRAParam"

@@ -6,7 +6,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
-from bridge._flax.call_keys import CallKeys, LazyKeys, folded_in, used_streams
+from bridge._flax.scopes import CallKeys, LazyKeys, folded_in, used_streams
 from tests.models import assert_identical
 
 KEY, OTHER = jax.random.key(0), jax.random.key(1)
