@@ -13,19 +13,12 @@ from flax import nnx
 
 from bridge._errors import InvalidModuleError
 
-from .parts import has_modules, is_own_attribute, names_at
-from .submodule import found_at
+from .parts import has_modules, is_own_attribute
+from .submodule import Answer, found_at
 from .submodule_call import run_at
 
 # Linen keeps where a module is in them; a ToNNX is somewhere else.
 UNBOUND_FIELDS = ("parent", "name")
-
-
-class Answer:
-    """An attribute of the Linen module; a class of its own, since None is a value too."""
-
-    def __init__(self, value: Any):
-        self.value = value
 
 
 def linen_attribute(wrapper: Any, module: nn.Module, name: str) -> Answer | None:
@@ -34,12 +27,11 @@ def linen_attribute(wrapper: Any, module: nn.Module, name: str) -> Answer | None
         value = getattr(module, name)
         if not has_modules(value):
             return Answer(value)
-    elif is_own_attribute(type(module), name):
-        if inspect.isfunction(inspect.getattr_static(type(module), name)):
-            return Answer(types.MethodType(functools.partial(run_at, (), name), wrapper))
-    elif name not in (names_at(wrapper, ()).found or ()):
-        return None
-    return Answer(found_at(wrapper, (), name))
+    elif is_own_attribute(type(module), name) and inspect.isfunction(
+        inspect.getattr_static(type(module), name)
+    ):
+        return Answer(types.MethodType(functools.partial(run_at, (), name), wrapper))
+    return found_at(wrapper, (), name)
 
 
 def call_signature(wrapper: type[Any], module: nn.Module) -> inspect.Signature:

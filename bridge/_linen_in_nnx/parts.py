@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-import functools
 import inspect
-import types
-import weakref
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 from flax import linen as nn
 from flax import nnx
-from flax.core import FrozenDict
 
 from bridge._conversion import linen_attributes
 from bridge._conversion.linen_attributes import LinenHolder
@@ -24,50 +17,8 @@ from bridge._flax.linen_modules import children
 
 # In Linen, one key serves every stream that is missing.
 _STREAM = "params"
-
-
-class PartNames(NamedTuple):
-    """What there is at a path.
-
-    Attributes:
-      found: every attribute of the module that is not one of `nn.Module`, and its submodules;
-        None if there is no module, or none that exists outside of a call.
-      submodules: the names of those that can be called.
-    """
-
-    found: frozenset[str] | None
-    submodules: frozenset[str]
-
-
-class _Known(NamedTuple):
-    module: nn.Module
-    has_variables: bool
-    by_path: dict[tuple[Any, ...], PartNames]
-
-
-# Weak keys: an entry is dropped with its ToNNX.
-_known: weakref.WeakKeyDictionary[Any, _Known] = weakref.WeakKeyDictionary()
-
-
-def names_at(owner: LinenHolder, path: tuple[Any, ...]) -> PartNames:
-    """The names that a submodule of a ToNNX answers for; `setup` runs once to find them.
-
-    Args:
-      owner: the ToNNX.
-      path: the names of the submodule and those above it, empty for the Linen module itself.
-    """
-    module = owner.to_nnx__module
-    holds = has_variables(owner)
-    known = _known.get(owner)
-    if known is None or known.module is not module or known.has_variables != holds:
-        known = _Known(module, holds, {})
-        # `setup` depends only on what it reads, but a mutable field may change before the next
-        # time.
-        if _is_fixed(module):
-            _known[owner] = known
-    if path not in known.by_path:
-        known.by_path[path] = _names(bound_at(owner, path))
-    return known.by_path[path]
+# What Linen keeps on a module: where it is, and its scope.
+OF_LINEN = frozenset({"parent", "name", "scope"})
 
 
 def bound_at(owner: LinenHolder, path: tuple[Any, ...]) -> nn.Module | None:
@@ -118,14 +69,13 @@ def has_modules(value: Any) -> bool:
     )
 
 
-def _names(module: nn.Module | None) -> PartNames:
+def names_of(module: nn.Module | None) -> set[str]:
+    """Every attribute of a bound module that is not one of `nn.Module`, and its submodules."""
     if module is None:
-        return PartNames(None, frozenset())
+        return set()
     inside = {name for name, child in children(module).items() if isinstance(child, nn.Module)}
-    own = own_attributes(type(module))
     made = {name for name in vars(module) if not name.startswith("_")}
-    found = (inside | own | made) - {"parent", "name", "scope"}
-    return PartNames(frozenset(found), frozenset(inside))
+    return (inside | own_attributes(type(module)) | made) - OF_LINEN
 
 
 def own_attributes(module_type: type[nn.Module]) -> set[str]:
@@ -137,43 +87,6 @@ def is_own_attribute(module_type: type[nn.Module], name: str) -> bool:
     """Whether a class attribute is one of the model rather than of `nn.Module`."""
     static = inspect.getattr_static(module_type, name, None)
     return static is not None and static is not inspect.getattr_static(nn.Module, name, None)
-
-
-_FIXED = (
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    type,
-    np.dtype,
-    types.NoneType,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    enum.Enum,
-    jax.Array,
-    jax.custom_jvp,
-    type(jax.jit(lambda: None)),
-)
-
-
-def _is_fixed(value: Any) -> bool:
-    """Whether a value is what it was as long as it is the same object."""
-    if isinstance(value, _FIXED):
-        return True
-    if isinstance(value, tuple | frozenset):
-        return all(map(_is_fixed, value))
-    if isinstance(value, functools.partial):
-        return all(map(_is_fixed, (value.func, *value.args, *value.keywords.values())))
-    if isinstance(value, FrozenDict):
-        return all(map(_is_fixed, value.values()))
-    parameters: Any = getattr(type(value), "__dataclass_params__", None)
-    is_frozen = parameters is not None and parameters.frozen
-    if isinstance(value, nn.Module) or is_frozen:
-        fields = [field.name for field in dataclasses.fields(value) if field.name != "parent"]
-        return all(_is_fixed(getattr(value, name)) for name in fields)
-    return False
 
 
 def dict_for_writing(owner: LinenHolder, path: Path) -> dict[Any, Any]:

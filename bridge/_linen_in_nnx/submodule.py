@@ -17,9 +17,19 @@ from jax.core import Tracer
 from bridge._conversion.linen_attributes import report_hooks
 from bridge._conversion.neutral import Path, as_dicts
 from bridge._errors import InvalidModuleError
+from bridge._flax.linen_modules import children
 from bridge._flax.objects import is_initializing
 
-from .parts import below, bound_at, dict_for_writing, has_modules, has_variables, names_at
+from .parts import (
+    OF_LINEN,
+    below,
+    bound_at,
+    dict_for_writing,
+    has_modules,
+    has_variables,
+    is_own_attribute,
+    names_of,
+)
 from .submodule_call import run_at
 from .submodule_texts import (
     method_name_text,
@@ -65,8 +75,8 @@ def _dict_method(name: str, function: Callable[..., Any]) -> property:
             if not _is_for_dict(name, args, kwargs):
                 if part is not None:
                     return part(*args, **kwargs)
-                if name in (names_at(self._owner, self._path).found or ()):
-                    return found_at(self._owner, self._path, name)(*args, **kwargs)
+                if (found := found_at(self._owner, self._path, name)) is not None:
+                    return found.value(*args, **kwargs)
             return function(self, *args, **kwargs)
 
         if part is None:
@@ -190,7 +200,7 @@ class LinenSubmodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[
         del self[name]
 
     def __dir__(self) -> list[str]:
-        known = names_at(self._owner, self._path).found or ()
+        known = names_of(bound_at(self._owner, self._path))
         return sorted({*dir(dict), *known, *map(str, self._dict)})
 
     @property
@@ -234,23 +244,36 @@ def submodule_attribute(owner: Any, path: Path, name: str) -> Any:
     Raises:
       AttributeError: there is none.
     """
-    known = names_at(owner, path)
-    if known.found is None or name not in known.found:
-        raise AttributeError(not_found_text(owner, path, name, is_made=known.found is not None))
-    return found_at(owner, path, name)
+    found = found_at(owner, path, name)
+    if found is None:
+        is_made = bound_at(owner, path) is not None
+        raise AttributeError(not_found_text(owner, path, name, is_made=is_made))
+    return found.value
 
 
-def found_at(owner: Any, path: Path, name: str) -> Any:
-    """`submodule_attribute` of a name that is there."""
+class Answer:
+    """An attribute of a Linen module; a class of its own, since None is a value too."""
+
+    def __init__(self, value: Any):
+        self.value = value
+
+
+def found_at(owner: Any, path: Path, name: str) -> Answer | None:
+    """What `submodule_attribute` returns, None if there is none."""
     module = bound_at(owner, path)
-    if name in names_at(owner, path).submodules and name not in vars(module):
-        return LinenSubmodule(owner, (*path, name))
-    static = inspect.getattr_static(type(module), name, None)
-    if name in vars(module):
+    if module is None or name in OF_LINEN:
+        return None
+    is_own = is_own_attribute(type(module), name)
+    if name in vars(module) and (is_own or not name.startswith("_")):
         value = getattr(module, name)
-    elif inspect.isfunction(static):
-        return types.MethodType(functools.partial(run_at, path, name), owner)
+    elif isinstance(children(module).get(name), nn.Module):
+        return Answer(LinenSubmodule(owner, (*path, name)))
+    elif not is_own:
+        return None
     else:
+        static = inspect.getattr_static(type(module), name, None)
+        if inspect.isfunction(static):
+            return Answer(types.MethodType(functools.partial(run_at, path, name), owner))
         get = getattr(type(static), "__get__", None)
         try:
             value = static if get is None else get(static, module, type(module))
@@ -263,8 +286,9 @@ def found_at(owner: Any, path: Path, name: str) -> Any:
             raise AttributeError(not_created_text(owner, path, name))
         # Linen creates what `setup` makes before the first call as well.
         owner(method=lambda module: getattr(below(module, path), name))
-        return getattr(found_at(owner, path[:-1], path[-1]) if path else owner, name)
-    return _as_parts(owner, value)
+        holder = submodule_attribute(owner, path[:-1], path[-1]) if path else owner
+        return Answer(getattr(holder, name))
+    return Answer(_as_parts(owner, value))
 
 
 def assign_parts(owner: Any, path: Path, name: str, value: Any) -> bool:
@@ -287,8 +311,8 @@ def assign_parts(owner: Any, path: Path, name: str, value: Any) -> bool:
     """
     if isinstance(value, LinenSubmodule) or not _has_variables(value):
         return False
-    is_known = name in (names_at(owner, path).found or ())
-    own = found_at(owner, path, name) if is_known else None
+    found = found_at(owner, path, name)
+    own = None if found is None else found.value
     if isinstance(own, LinenSubmodule) or not has_submodules(own):
         if isinstance(value, Mapping) or not has_submodules(value):
             return False

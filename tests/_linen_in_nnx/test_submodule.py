@@ -394,27 +394,6 @@ def test_a_submodule_of_a_compact_module_says_why_it_cannot_be_called():
         model.Dense_0(X)
 
 
-def test_setup_runs_once_however_often_a_name_is_asked_for():
-    runs = []
-
-    class Counts(nn.Module):
-        def setup(self):
-            runs.append(1)
-            self.part = nn.Dense(2)
-
-        def __call__(self, x):
-            return self.part(x)
-
-    model = wrapped(Counts())
-    hasattr(model, "nonexistent"), hasattr(model.part, "nonexistent")
-    runs.clear()
-    for _ in range(5):
-        assert not hasattr(model, "nonexistent")
-        assert not hasattr(model, "bogus")
-        assert not hasattr(model.part, "nonexistent")
-    assert runs == []
-
-
 def test_a_name_is_found_anew_when_a_field_was_changed_in_place():
     class Config:
         names = ("a",)
