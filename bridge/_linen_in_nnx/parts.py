@@ -69,7 +69,7 @@ def has_modules(value: Any) -> bool:
     )
 
 
-def names_of(module: nn.Module | None) -> set[str]:
+def part_names(module: nn.Module | None) -> set[str]:
     """Every attribute of a bound module that is not one of `nn.Module`, and its submodules."""
     if module is None:
         return set()

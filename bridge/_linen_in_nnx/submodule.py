@@ -28,7 +28,7 @@ from .parts import (
     has_modules,
     has_variables,
     is_own_attribute,
-    names_of,
+    part_names,
 )
 from .submodule_call import run_at
 from .submodule_texts import (
@@ -200,7 +200,7 @@ class LinenSubmodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[
         del self[name]
 
     def __dir__(self) -> list[str]:
-        known = names_of(bound_at(self._owner, self._path))
+        known = part_names(bound_at(self._owner, self._path))
         return sorted({*dir(dict), *known, *map(str, self._dict)})
 
     @property

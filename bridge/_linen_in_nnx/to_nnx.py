@@ -34,7 +34,7 @@ from .bound import bound_state
 from .creation import CreatingCall
 from .linen_call import LinenCall
 from .methods import UNBOUND_FIELDS, call_signature, check_module, field_names, linen_attribute
-from .parts import bound_at, names_of, own_attributes
+from .parts import bound_at, own_attributes, part_names
 from .submodule import LinenSubmodule, assign_parts, has_submodules
 
 
@@ -272,7 +272,7 @@ class ToNNX(LinenHolder):
 
     def __dir__(self) -> list[str]:
         fields = {name for name in field_names(self.to_nnx__module) if name not in UNBOUND_FIELDS}
-        known = names_of(bound_at(self, ())) or own_attributes(type(self.to_nnx__module))
+        known = part_names(bound_at(self, ())) or own_attributes(type(self.to_nnx__module))
         # Python's own methods are those of the wrapper.
         public = {name for name in known if not name.startswith("__")}
         return sorted({*super().__dir__(), *fields, *public})

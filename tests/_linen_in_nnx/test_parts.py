@@ -12,7 +12,7 @@ from bridge._linen_in_nnx.parts import (
     has_modules,
     has_variables,
     is_own_attribute,
-    names_of,
+    part_names,
 )
 from tests.models import LinenAutoencoder, LinenMLP, assert_identical
 
@@ -33,7 +33,7 @@ def test_a_wrapper_has_variables_once_it_is_initialised(model):
 @pytest.mark.parametrize("initialised", [True, False])
 def test_the_names_are_those_of_the_class_of_setup_and_of_fields(initialised):
     model = bridge.ToNNX(LinenAutoencoder(), KEY)
-    found = names_of(bound_at(model.lazy_init(X) if initialised else model, ()))
+    found = part_names(bound_at(model.lazy_init(X) if initialised else model, ()))
     own = {"encode", "decode", "features", "name_of_owner"}
     assert found >= own | {"encoder", "decoder", "activation"}
     # What every Linen module has is nobody's own.
@@ -41,13 +41,13 @@ def test_the_names_are_those_of_the_class_of_setup_and_of_fields(initialised):
 
 
 def test_a_submodule_has_names_of_its_own(model):
-    assert "twice" in names_of(bound_at(model, ("activation",)))
-    assert names_of(bound_at(model, ("missing",))) == set()
+    assert "twice" in part_names(bound_at(model, ("activation",)))
+    assert part_names(bound_at(model, ("missing",))) == set()
 
 
 def test_submodules_that_a_call_makes_are_not_there_outside_of_one():
     model = bridge.ToNNX(LinenMLP(), KEY).lazy_init(X)
-    assert "Dense_0" not in names_of(bound_at(model, ()))
+    assert "Dense_0" not in part_names(bound_at(model, ()))
     assert bound_at(model, ("Dense_0",)) is None
 
 
@@ -63,7 +63,7 @@ def test_a_setup_that_reads_variables_is_looked_at_before_there_are_any():
             self.w = self.param("w", nn.initializers.ones, (2,))
             self.inner = nn.Dense(2)
 
-    assert "inner" in names_of(bound_at(bridge.ToNNX(Reads(), KEY), ()))
+    assert "inner" in part_names(bound_at(bridge.ToNNX(Reads(), KEY), ()))
 
 
 def test_a_setup_that_fails_has_no_names():
