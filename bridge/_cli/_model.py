@@ -13,7 +13,7 @@ from flax import linen as nn
 from flax import nnx
 
 from bridge import InvalidMethodError, lazy_init
-from bridge._linen_in_nnx.methods import function_of
+from bridge._linen_in_nnx.linen_call import function_of
 from bridge._nnx_in_linen.bound_module import method_of
 
 from ._input_errors import InputError, ProgramError

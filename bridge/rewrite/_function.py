@@ -9,7 +9,7 @@ from typing import Any
 from flax import linen as nn
 
 from bridge._errors import did_you_mean, listed, shown
-from bridge._linen_in_nnx.methods import function_of
+from bridge._linen_in_nnx.linen_call import function_of
 
 from ._entries import Entry
 from ._failures import RewriteError, said

@@ -17,7 +17,7 @@ from bridge import parity, port
 from bridge._cli import _model, _rules_file, _target
 from bridge._cli._input_errors import InputError, ProgramError
 from bridge._errors import BridgeError
-from bridge._linen_in_nnx.methods import function_of
+from bridge._linen_in_nnx.linen_call import function_of
 from bridge.parity._models import RAISED_BY
 
 
