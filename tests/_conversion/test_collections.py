@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 from flax import nnx
+from flax.nnx import variablelib
 
 import bridge
 from bridge._conversion.collections import ARRAYS, GRAPHDEF, OUTPUTS, STATIC, holds_state
@@ -40,8 +41,10 @@ def test_state_is_what_training_carries_from_call_to_call():
 
 @pytest.mark.parametrize("name", [STATIC, ARRAYS])
 def test_flax_has_no_collection_of_the_bridge_s_names(name):
-    with pytest.raises(ValueError, match=name):
-        nnx.variable_type_from_name(name)
+    # Another test may have shown Flax the bridge's own type of that name.
+    known = variablelib.VariableTypeCache
+    assert known["params"] is nnx.Param
+    assert name not in known or known[name].__module__ == "registry.auto"
 
 
 def test_a_definition_is_where_the_names_say():
