@@ -122,7 +122,7 @@ def make(description):
     return CONTAINERS[kind](*map(make, parts))
 
 
-@drawing(300)
+@drawing(150)
 @given(described, described)
 def test_two_values_have_one_fingerprint_if_and_only_if_they_hold_the_same(a, b):
     first, again, other = (fingerprint(make(d)) for d in (a, a, b))

@@ -299,7 +299,7 @@ def variables_of(case):
 
 
 @drawing(
-    250,
+    125,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow],

@@ -68,7 +68,7 @@ def in_linen(variables, values):
     return {**variables, **updates}
 
 
-@drawing(200)
+@drawing(100)
 @given(steps)
 def test_a_variable_may_become_anything_that_it_may_in_linen(steps):
     steps = list(map(of_cache, steps))

@@ -162,14 +162,14 @@ def verdicts(surroundings, wrappers, body):
 wrappers_of = st.lists(st.sampled_from(WRAPPERS), min_size=1, max_size=3)
 
 
-@drawing(150, deadline=None)
+@drawing(80, deadline=None)
 @given(st.sampled_from(list(SURROUNDINGS)), wrappers_of)
 def test_what_is_handed_on_is_told_through_every_program(surroundings, wrappers):
     assume(not ("grad" in surroundings and looped in wrappers))
     assert verdicts(surroundings, wrappers, kept)[0] == [True, True]
 
 
-@drawing(200, deadline=None)
+@drawing(100, deadline=None)
 @given(
     st.sampled_from(list(SURROUNDINGS)),
     st.lists(

@@ -40,7 +40,7 @@ def described(module):
     children=changing_models.modules,
     changes=changing_models.changes(changing_models.UNMAKING),
 )
-@drawing(200)
+@drawing(100)
 def test_generated_changes_of_a_native_sibling_are_undone(children, changes):
     model = Beside(Changing(children, changes))
     before = described(model.sibling)

@@ -148,7 +148,7 @@ def runs(linen, variables, x):
     }
 
 
-@drawing(80, deadline=None)
+@drawing(50, deadline=None)
 @given(st.sampled_from(list(PLAIN)), st.booleans(), st.booleans(), st.data())
 def test_what_a_transform_hands_on_is_not_a_lost_update(through, dropout, norm, data):
     make = functools.partial(
