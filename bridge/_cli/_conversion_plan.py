@@ -33,11 +33,13 @@ class Conversion:
         moves: (source, target) paths as text, empty if `plan` tells them.
         plan: the comparison with the model, None without one.
         make: makes the tree: Linen variables, or an NNX State.
+        source_classes_are_open: whether it is from NNX paths whose layers have no known classes.
     """
 
     moves: tuple[tuple[str, str], ...]
     plan: port.Plan | None
     make: Callable[[], Any]
+    source_classes_are_open: bool = False
 
     @property
     def ok(self) -> bool:
@@ -67,19 +69,38 @@ def against_model(source: Any, model: Any, rules: Rules, *, to_nnx: bool) -> Con
         made = plan.apply()
         return _concrete(nnx.state(made, graph=True)) if to_nnx else made
 
-    return Conversion((), plan, make)
+    return Conversion((), plan, make, isinstance(source, nnx.State))
 
 
-def source_of(contents: CheckpointContents, rules: Rules, model: Any, *, to_nnx: bool) -> Any:
-    """A checkpoint as the source of a plan: Linen variables, or an NNX State.
+def source_of(
+    contents: CheckpointContents,
+    rules: Rules,
+    model: Any,
+    arguments: argparse.Namespace,
+    *,
+    to_nnx: bool,
+) -> Any:
+    """A checkpoint as the source of a plan: Linen variables, or an NNX State or module.
 
     Args:
         contents: the checkpoint.
         rules: the table.
         model: what the values are for, whose collections the leaves of an NNX state get if the
             table names none.
+        arguments: those of the command, whose `--source-model` is the module.
         to_nnx: whether the model is NNX's.
     """
+    if not to_nnx and arguments.source_model is not None:
+        # With its classes, so that fused gates are known.
+        inputs, kwargs = _target.parse_inputs(arguments.inputs), dict(arguments.kwargs)
+        native = _model.called(arguments.source_model, inputs, kwargs)
+        # Skip arguments that only the Linen model takes.
+        own = {name: value for name, value in kwargs.items() if name in native.kwargs}
+        written_by = _model.abstract_values(
+            arguments.source_model, inputs, own, to_nnx=True, option="--source-model"
+        )
+        options = {"within": arguments.within, "layout": arguments.layout}
+        return checkpoint.restore(arguments.checkpoint, written_by, rngs=False, **options)
     if contents.has_collections or rules.collections or to_nnx:
         neutral = _with_collections(contents, rules)
     else:
@@ -104,15 +125,7 @@ def conversion_of(
     inputs = _target.parse_inputs(arguments.inputs)
     kwargs = dict(arguments.kwargs)
     model = _model.abstract_values(arguments.model, inputs, kwargs, to_nnx=to_nnx)
-    if not to_nnx and arguments.source_model is not None:
-        # With its classes, so that fused gates are known.
-        written_by = _model.abstract_values(
-            arguments.source_model, inputs, kwargs, to_nnx=True, option="--source-model"
-        )
-        options = {"within": arguments.within, "layout": arguments.layout}
-        source = checkpoint.restore(arguments.checkpoint, written_by, rngs=False, **options)
-    else:
-        source = source_of(contents, rules, model, to_nnx=to_nnx)
+    source = source_of(contents, rules, model, arguments, to_nnx=to_nnx)
     return against_model(source, model, rules, to_nnx=to_nnx)
 
 

@@ -48,13 +48,26 @@ def show_json(document: Mapping[str, Any]) -> None:
     _write(json.dumps(document, indent=2, allow_nan=False) + "\n", document_stream())
 
 
-def show_suggestions(suggestions: Any, schema: str, version: int, *, as_json: bool) -> None:
-    """Writes the rules of a `port.Suggestions`: as Python and TOML, or as one JSON document."""
+def show_suggestions(
+    suggestions: Any, schema: str, version: int, *, as_json: bool, lacking: str = ""
+) -> None:
+    """Writes the rules of a `port.Suggestions`: as Python and TOML, or as one JSON document.
+
+    Args:
+        suggestions: the rules.
+        schema: that of the command's own document.
+        version: its version.
+        as_json: whether to write JSON.
+        lacking: what would tell the order of calls in both models, which these rules do not take
+            into account; empty if they do.
+    """
     if as_json:
         header = {"schema": f"{schema}-suggestions", "version": version}
         show_json({**header, **json.loads(suggestions.to_json())})
     else:
-        show(str(suggestions), "", "# for --rules:", suggestions.to_toml().rstrip())
+        notes = [f"# the order of calls was not compared; {lacking}"] if lacking else []
+        table = suggestions.to_toml().rstrip()
+        show(str(suggestions), *notes, "", "# for --rules:", table)
 
 
 def _console(**options: Any) -> Console:

@@ -350,6 +350,63 @@ def test_suggestions_are_rules_that_convert_and_diff_take(capsys, place):
     assert run(capsys, "convert", "params", "--to", "nnx", "--suggest").code == 2
 
 
+CROSSED = """
+class Up(nn.Module):
+    @nn.compact
+    def __call__(self, x, train):
+        return nn.Dense(3, name="up_0")(nn.relu(nn.Dense(3, name="up_1")(x)))
+def make_up():
+    return {"model": Up(), "inputs": (jnp.ones((1, 3)),), "kwargs": {"train": False}}
+class NativeUp(nnx.Module):
+    def __init__(self, rngs):
+        self.up = nnx.List([nnx.Linear(3, 3, rngs=rngs) for _ in range(2)])
+    def __call__(self, x):
+        return self.up[1](nnx.relu(self.up[0](x)))
+"""
+
+
+@pytest.mark.parametrize("to", ["nnx", "linen"])
+def test_suggestions_compare_the_calls_of_both_models_in_either_direction(capsys, place, to):
+    (place / "port_models.py").write_text(MODELS + CROSSED)
+    files = [f"port_models.py:{name}" for name in ("make_up", "NativeUp")]
+    source, target = files if to == "nnx" else files[::-1]
+    prefix = "up_" if to == "nnx" else "up/"
+    shapes = {"kernel": (3, 3), "bias": (3,)}
+    np.savez(
+        place / "weights.npz",
+        **{f"{prefix}{n}/{k}": np.zeros(s, np.float32) for n in (0, 1) for k, s in shapes.items()},
+    )
+    given = ["weights.npz", "--to", to, "--layout", "linen" if to == "nnx" else "nnx"]
+    command = ["convert", *given, "--suggest", "--model", target]
+
+    alone = run(capsys, *command)
+    traced = run(capsys, *command, "--source-model", source)
+
+    # No --input: the Linen TARGET gives it.
+    assert traced.code == 0, traced.err
+    assert '"up_1": "up.0"' in traced.out
+    assert "was not compared" not in traced.out
+    assert '"up_1": "up.0"' not in alone.out
+    assert "the order of calls was not compared; " in alone.out
+    assert "--source-model would tell it" in alone.out
+
+
+def test_a_state_whose_layers_are_unknown_is_told_the_option_for_them(capsys, place):
+    state = nnx.to_pure_dict(nnx.state(nnx.BatchNorm(3, rngs=nnx.Rngs(0))))
+    (place / "norm.msgpack").write_bytes(serialization.to_bytes({"norm": state}))
+    (place / "norm_models.py").write_text(
+        "from flax import linen as nn\n"
+        "class Norm(nn.Module):\n"
+        "    @nn.compact\n"
+        "    def __call__(self, x, train):\n"
+        "        return nn.BatchNorm(use_running_average=not train)(x)\n"
+    )
+    model = ("--model", "norm_models.py:Norm", "--input", "1,3", "--kwarg", "train=False")
+    outcome = run(capsys, "convert", "norm.msgpack", "out", "--to", "linen", *model)
+    assert outcome.code == 1
+    assert "--source-model tells the NNX model's layers" in outcome.out
+
+
 def test_diff_against_a_model_sees_through_fused_gates(capsys, place):
     cell = nn.OptimizedLSTMCell(3)
     carry = (jnp.zeros((1, 3)), jnp.zeros((1, 3)))

@@ -185,6 +185,7 @@ def test_the_rules_that_are_suggested_make_the_port_fit(capsys, place, models):
     assert document["schema"] == "linen-nnx-bridge/parity-suggestions"
     assert document["ok"]
     assert compared.code == 0
+    assert "# proposed: the order of calls in both models" in suggested.out
 
 
 @pytest.mark.parametrize("models", [("Fails", "Native"), ("Native", "Fails")])

@@ -32,8 +32,8 @@ RNG state is left out, and so is what is beside the model, such as an optimizer'
 the command names it. Metadata boxes are kept by --format bridge alone.
 
 --suggest prints the rules that --model needs instead, as Python and as TOML, with what speaks for
-each. With --input the model is traced to see the order of its calls, and with --source-model the
-one that wrote CHECKPOINT too.
+each. With --input, or the inputs that a TARGET gives, the model is traced to see the order of its
+calls, and with --source-model the one that wrote CHECKPOINT too.
 
 --overwrite replaces a checkpoint and nothing else: OUT may not hold any other file, and not be a
 link, the current directory, CHECKPOINT, or a directory above one of these. A file has to be of the
@@ -119,8 +119,6 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
 def _idle(arguments: argparse.Namespace) -> Iterator[_command.Idle]:
     if arguments.model is None:
         yield "without --model", ["--input", "--kwarg", "--source-model"]
-    elif arguments.suggest and arguments.to == "linen":
-        yield "where --suggest is for --to linen", ["--source-model"]
     elif not arguments.suggest and arguments.to == "nnx":
         yield "with --to nnx and without --suggest", ["--source-model"]
 
@@ -184,8 +182,8 @@ def _suggest(arguments: argparse.Namespace) -> int:
     rules = _rules_file.load(arguments.rules) if arguments.rules else _rules_file.Rules()
     with _output.working(f"reading {arguments.checkpoint}"):
         contents = _leaves.read(arguments.checkpoint, arguments.within, arguments.layout)
-        found = _suggestions.suggestions(contents, rules, arguments)
-    _output.show_suggestions(found, SCHEMA, VERSION, as_json=arguments.json)
+        found, lacking = _suggestions.suggestions(contents, rules, arguments)
+    _output.show_suggestions(found, SCHEMA, VERSION, as_json=arguments.json, lacking=lacking)
     return _command.OK if found.plan.ok else _command.FAILED
 
 
@@ -211,4 +209,9 @@ def _renderables(
     elif conversion.ok:
         yield "nothing was written (--dry-run)"
     else:
-        yield "nothing was written: the checkpoint does not fit the model; --suggest proposes rules"
+        remedy = "--suggest proposes rules"
+        if conversion.source_classes_are_open:
+            remedy += (
+                ", and --source-model tells the NNX model's layers, as norms and gates need it"
+            )
+        yield f"nothing was written: the checkpoint does not fit the model; {remedy}"

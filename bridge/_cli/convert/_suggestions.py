@@ -17,8 +17,8 @@ from bridge._cli._rules_file import Rules
 
 def suggestions(
     contents: CheckpointContents, rules: Rules, arguments: argparse.Namespace
-) -> port.Suggestions:
-    """The rules that `--model` needs.
+) -> tuple[port.Suggestions, str]:
+    """The rules that `--model` needs, and what would tell the order of calls if nothing did.
 
     Args:
         contents: the checkpoint.
@@ -32,23 +32,34 @@ def suggestions(
     to_nnx = arguments.to == "nnx"
     kwargs = dict(arguments.kwargs)
     inputs = _target.parse_inputs(arguments.inputs)
-    native = _model.called(arguments.model, inputs, kwargs)
-    # Skip arguments that only the other model takes.
-    own = {name: value for name, value in kwargs.items() if name in native.kwargs}
+    one, other = "--model", "--source-model"
+    native_option, linen_option = (one, other) if to_nnx else (other, one)
+    targets = {one: arguments.model, other: arguments.source_model}
+    native, linen, shapes, own = None, None, inputs or (), kwargs
+    if targets[native_option] is not None:
+        native = _model.called(targets[native_option], inputs, kwargs)
+        shapes = native.inputs
+        if to_nnx:
+            # Skip arguments that only the other model takes.
+            own = {name: value for name, value in kwargs.items() if name in native.kwargs}
     model = _model.abstract_values(arguments.model, inputs, own, to_nnx=to_nnx)
-    source = source_of(contents, rules, model, to_nnx=to_nnx)
-    if not to_nnx:
-        return port.suggest(source, model, rules=rules.paths)
-    linen = None
-    if arguments.source_model is not None:
-        linen = _linen_call(arguments.source_model, native.inputs, kwargs)
-    return port.suggest(
-        source, model, *native.inputs, linen=linen, rules=rules.paths, **native.kwargs
-    )
+    source = source_of(contents, rules, model, arguments, to_nnx=to_nnx)
+    if targets[linen_option] is not None:
+        linen, own_shapes = _linen_call(targets[linen_option], shapes or inputs, kwargs)
+        # Both models are called with the same, whichever TARGET tells it.
+        shapes = shapes or own_shapes
+    if native is None:
+        return port.suggest(source, model, rules=rules.paths), f"{other} would tell it"
+    found = port.suggest(source, model, *shapes, linen=linen, rules=rules.paths, **native.kwargs)
+    options = [] if shapes else ["--input"]
+    options += [] if linen is not None else [other]
+    return found, f"{' and '.join(options)} would tell it" if options else ""
 
 
-def _linen_call(target: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A function that applies the Linen model of a TARGET to variables and inputs."""
+def _linen_call(
+    target: str, inputs: tuple[Any, ...] | None, kwargs: dict[str, Any]
+) -> tuple[Any, tuple[Any, ...]]:
+    """A function that applies the Linen model of a TARGET to variables and inputs; the inputs."""
     sample = _model.called(target, inputs, kwargs)
     if not isinstance(sample.model, nn.Module):
         raise InputError(
@@ -57,4 +68,4 @@ def _linen_call(target: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) ->
             "the Linen model that wrote CHECKPOINT",
             "leave it out, or name another one",
         )
-    return _model.applying(sample.model, sample.method, sample.kwargs)
+    return _model.applying(sample.model, sample.method, sample.kwargs), sample.inputs

@@ -128,13 +128,13 @@ def _ported(a: Any, b: Any, rules: Any) -> Any:
 
 def _suggested(a: Any, b: Any, inputs: Any, method: str | None, rules: Any) -> Any:
     """The rules with which `--port` moves the values of A into B."""
-    (first, a_kwargs), (second, b_kwargs) = a, b
+    (first, _), (second, _) = a, b
     _check_sides(first, second)
-    if not isinstance(first, tuple):
-        return port.suggest(first, second[1], rules=rules)
-    module, variables = first
-    linen = _model.applying(module, method, a_kwargs)
-    return port.suggest(variables, second, *inputs, linen=linen, rules=rules, **b_kwargs)
+    (linen, linen_kwargs), (native, kwargs) = (a, b) if isinstance(first, tuple) else (b, a)
+    module, variables = linen
+    sides = (variables, native) if linen is first else (native, variables)
+    call = _model.applying(module, method, linen_kwargs)
+    return port.suggest(*sides, *inputs, linen=call, rules=rules, **kwargs)
 
 
 def _values(inputs: Any, seed: int) -> tuple[Any, ...]:
