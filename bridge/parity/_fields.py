@@ -183,7 +183,7 @@ def _text(value: Any) -> str:
 
 def _are_counterparts(a: type[Any], b: type[Any]) -> bool:
     """Whether two classes may stand for each other; what is not Flax's own may for anything."""
-    x, y = _of_flax(a), _of_flax(b)
+    x, y = of_flax(a), of_flax(b)
     if x is None or y is None or x.__name__ == y.__name__:
         return True
     if issubclass(x, nn.Module) and issubclass(y, nn.Module):
@@ -193,7 +193,7 @@ def _are_counterparts(a: type[Any], b: type[Any]) -> bool:
     return rule is not None and linen.__name__ in rule.linen
 
 
-def _of_flax(cls: type[Any]) -> type[Any] | None:
+def of_flax(cls: type[Any]) -> type[Any] | None:
     """The nearest of Flax's own layers that a class derives from."""
     for base in cls.__mro__:
         if base.__module__.startswith(("flax.linen.", "flax.nnx.nn.")):

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ._fields import of_flax
 from ._layouts import LayerPath, Layouts, Stacks
 from ._trace import LayerCall, Trace
 
@@ -86,7 +87,10 @@ def _counted(
 def _between(
     a: Sequence[LayerCall], b: Sequence[LayerCall], found: Mapping[int, int]
 ) -> dict[int, int]:
-    """Layers of one class between the same two calls; without values their names tell nothing."""
+    """Layers of one class between the same two calls; without values their names tell nothing.
+
+    A layer of Flax's may call others: in Linen the cell of an `RNN` is beside it.
+    """
     back = {j: i for i, j in found.items()}
     groups: dict[Any, tuple[list[int], list[int]]] = {}
     for side, calls in enumerate((a, b)):
@@ -95,7 +99,7 @@ def _between(
             pair = number if side == 0 and number in found else back.get(number) if side else None
             if pair is not None:
                 anchor = pair
-            elif call.is_leaf:
+            elif call.is_leaf or of_flax(call.layer) is not None:
                 key = anchor, call.module, call.method
                 groups.setdefault(key, ([], []))[side].append(number)
     return {i: j for first, second in groups.values() for i, j in zip(first, second, strict=False)}

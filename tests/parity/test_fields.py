@@ -6,6 +6,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 
+from bridge import parity, port
 from bridge.parity._fields import field_differences, fields_of
 
 N = 4
@@ -141,3 +142,32 @@ def test_a_dtype_that_one_side_leaves_open_counts_where_the_output_has_another_o
     assert differences(given, left_open, same_dtypes=False) == ["dtype"]
     assert differences(given, left_open) == []
     assert differences(given, nn.Dense(N, dtype=jnp.float16)) == ["dtype"]
+
+
+class Recurrent(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.RNN(nn.SimpleCell(3))(x)
+
+
+class NativeRecurrent(nnx.Module):
+    def __init__(self, rngs):
+        cell = nnx.SimpleCell(4, 3, rngs=rngs)
+        self.rnn = nnx.RNN(cell, reverse=True, keep_order=True, rngs=rngs)
+
+    def __call__(self, x):
+        return self.rnn(x)
+
+
+def test_a_layer_whose_values_are_beside_it_has_its_fields_compared():
+    x = jax.random.normal(jax.random.key(0), (2, 2, 4))
+    variables = Recurrent().init(jax.random.key(1), x)
+    native = NativeRecurrent(nnx.Rngs(0))
+    port.plan(variables, native).apply()
+
+    report = parity.check(
+        (Recurrent(), variables), native, x, sections=("outputs", "layers", "fields"), jit=False
+    )
+
+    named = {c.place for c in report.section("fields").differing}
+    assert named == {"RNN_0 -> rnn: reverse", "RNN_0 -> rnn: keep_order"}
