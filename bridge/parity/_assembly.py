@@ -12,8 +12,8 @@ import optax
 from bridge._errors import InvalidSectionsError
 
 from . import _sections, _training
-from ._divergence import Layers, compare_layers
-from ._dropout import remedy
+from ._divergence import Divergence, Layers, compare_layers
+from ._dropout import evaluating, remedy
 from ._findings import SECTIONS, Section
 from ._layouts import Layouts
 from ._models import Model, Observing, Request
@@ -165,6 +165,8 @@ class Assembly:
 
     def _hints(self, report: Report) -> Iterable[str]:
         found = self._layers
+        if not report.ok and self._is_training:
+            yield from self._training_hints(report.first_divergence)
         if found is None:
             return
         if not report.ok and not self._is_training:
@@ -175,6 +177,19 @@ class Assembly:
                     yield f"dropout is on in {side}, at {_listed(places)}: {how}"
         if found.nan_from and any(c.verdict == "nan" for s in report.sections for c in s.compared):
             yield f"NaN arises in both models in {found.nan_from}, whose inputs have none"
+
+    def _training_hints(self, first: Divergence | None) -> Iterable[str]:
+        for side, request in zip("ab", self._requests, strict=True):
+            for name, value in evaluating(request.kwargs).items():
+                yield (
+                    f"{side} does not run as in training, as it is given {name}={value}: leave it"
+                    f" out, or give {name}={not value}"
+                )
+        if first and all(first.drops) and first.inputs_agree and not first.fields:
+            yield (
+                f"the masks of {first.place} differ: Linen and native NNX draw other keys; compare"
+                " them without train=True, or with a rate of 0"
+            )
 
 
 def _listed(places: Iterable[str]) -> str:

@@ -64,9 +64,15 @@ def remedy(module: Any, function: Any) -> str:
     if not ways:
         ways = ["pass deterministic=None to the layer, so that the check can choose"]
     return (
-        f"turn it off with {' or '.join(ways)}; or compare with it by train=True,"
-        " rngs={'dropout': key}, where both sides draw the same keys"
+        f"turn it off with {' or '.join(ways)}; a module and its wrapper, which draw the same keys,"
+        " can also be compared with it: train=True, rngs={'dropout': key}"
     )
+
+
+def evaluating(arguments: Mapping[str, Any]) -> dict[str, bool]:
+    """Those of a call's arguments that say that it is no training."""
+    off = {**_SWITCHES, "use_running_average": True}
+    return {name: value for name, value in off.items() if arguments.get(name) is value}
 
 
 def _switched_on(module: Any) -> Iterable[tuple[str, bool]]:

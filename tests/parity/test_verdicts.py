@@ -267,6 +267,28 @@ def test_dropout_that_makes_outputs_differ_is_named_with_how_to_turn_it_off():
     assert parity.check((Dropping(off), linen[1]), native, X, sections=FORWARD).ok
 
 
+def test_a_training_run_that_an_argument_turns_off_and_other_masks_are_named():
+    linen, native = dropping()
+    keys = {"dropout": jax.random.key(0)}
+
+    masked = parity.check(linen, native, X, train=True, rngs=keys, sections=FORWARD, jit=False)
+    told = parity.check(
+        (nn.BatchNorm(), nn.BatchNorm().init(jax.random.key(0), X, use_running_average=True)),
+        nnx.BatchNorm(X.shape[-1], rngs=nnx.Rngs(0)),
+        X,
+        train=True,
+        a_kwargs={"use_running_average": True},
+        sections=FORWARD,
+        jit=False,
+    )
+
+    assert [hint.partition(":")[0] for hint in masked.hints] == [
+        "the masks of drop differ",
+    ]
+    assert [hint.partition(",")[0] for hint in told.hints] == ["a does not run as in training"]
+    assert "as it is given use_running_average=True" in told.hints[0]
+
+
 def test_the_verdict_names_the_sections_and_they_can_be_chosen():
     kernel = nn.with_partitioning(nn.initializers.lecun_normal(), (None, "model"))
     annotated = nn.Dense(WIDTH, kernel_init=kernel)
