@@ -276,14 +276,16 @@ def method_in_modes(module: Any, method: Any) -> Callable[..., Any]:
 
 def method_of(module: Any, method: Any) -> Callable[..., Any]:
     """The callable for a `nnx_method`: a name, a function of the module, or None for a call."""
-    if isinstance(method, str | None):
-        found = getattr(module, method or "__call__", None)
+    method = "__call__" if method is None else method
+    if isinstance(method, str):
+        found = getattr(module, method, None)
     else:
         found = functools.partial(method, module) if callable(method) else None
     if not callable(found):
         own = {n for n in dir(type(module)) if callable(getattr(type(module), n, None))}
-        public = [n for n in own - set(dir(nnx.Module)) if not n.startswith("_")]
-        raise InvalidMethodError(type(module), method, public or ["__call__"])
+        own -= set(dir(nnx.Module))
+        available = [n for n in own if n == "__call__" or not n.startswith("_")]
+        raise InvalidMethodError(type(module), method, available)
     return found
 
 

@@ -147,6 +147,15 @@ def test_the_error_of_a_bad_nnx_method_names_the_methods_there_are(method, model
     assert "Autoencoder" in str(caught.value)
 
 
+def test_a_module_that_cannot_be_called_is_told_by_the_methods_that_it_has():
+    class Encoder(nnx.Module):
+        def encode(self, x):
+            return x
+
+    with pytest.raises(bridge.InvalidMethodError, match="'__call__'.*methods are 'encode'"):
+        bridge.to_linen(Encoder).init(KEY, X)
+
+
 def test_a_bad_method_at_init_is_the_same_error(model):
     with pytest.raises(bridge.InvalidMethodError):
         model.init(KEY, X, nnx_method="no_such")
