@@ -18,7 +18,7 @@ from bridge._flax.nodes import Nodes, nodes_below
 from bridge._flax.objects import set_initializing
 from bridge._flax.traces import partially_evaluate, unbound_axis
 from bridge._flax.variables import leaf_value
-from bridge._module_calls.calls import noting_initial_draws, stream_counts
+from bridge._module_calls.calls import noting_initial_draws, own_rngs, stream_counts
 
 from .adopted import adopt
 from .creating import CREATING
@@ -101,6 +101,7 @@ def run_initializing(
         with noting_initial_draws() as drawn:
             output = fn(*args, **kwargs)
         moved.update(id(c) for node in nodes.objects for c in stream_counts(node, drawn))
+        moved.update(_drawn_for_parameters(module, nodes, snapshot))
         snapshot.keep_created(moved)
     except BaseException:
         snapshot.restore()
@@ -111,6 +112,24 @@ def run_initializing(
         set_initializing([*nodes.objects, *after.objects], False)
     drop_sown(after)
     return output
+
+
+def _drawn_for_parameters(module: nnx.Module, nodes: Nodes, snapshot: Snapshot) -> set[int]:
+    """The ids of the counts that native parameters, made by the call, have moved on.
+
+    NNX does not say what a key is drawn for, so every draw from the stream for parameters counts.
+    """
+    # The draws from these are noted one by one.
+    noted = {id(own_rngs(node)) for node in nodes.objects}
+    counts: set[int] = set()
+    for node in nodes.objects:
+        if isinstance(node, nnx.Rngs) and id(node) not in noted:
+            streams = vars(node)
+            stream = streams.get("params", streams.get("default"))
+            if isinstance(stream, nnx.RngStream):
+                counts.add(id(stream.count))
+    counts = counts and counts & snapshot.changed()
+    return counts if counts and snapshot.has_more(nodes_below(module), nnx.Param) else set()
 
 
 def initialized(

@@ -44,6 +44,14 @@ class Snapshot:
         ]
         self._known.update(id(item) for item in held if isinstance(item, jax.Array))
 
+    def changed(self) -> set[int]:
+        """The ids of the Variables that have other values now."""
+        return {id(v) for v, value, _ in self._variables if not is_taken(raw_value(v), value)}
+
+    def has_more(self, nodes: Nodes, kind: type[nnx.Variable[Any]]) -> bool:
+        """Whether there are Variables of a type among these nodes that were not there before."""
+        return any(isinstance(v, kind) and id(v) not in self._known for v in nodes.variables)
+
     def restore(self) -> None:
         """Puts everything back."""
         for node, contents in self._contents.values():

@@ -62,6 +62,32 @@ def test_the_streams_are_kept_in_two_collections():
     assert (count.dtype, int(count)) == (jnp.uint32, 0)
 
 
+class MadeByTheCall(nnx.Module):
+    """Its first call creates parameters."""
+
+    def __init__(self, *, rngs):
+        self.rngs = rngs
+
+    def __call__(self, x):
+        if not hasattr(self, "kernel"):
+            self.kernel = nnx.Param(jax.random.normal(self.rngs.params(), x.shape))
+        return jax.random.normal(self.rngs.noise(), x.shape)
+
+
+@pytest.mark.parametrize("streams", [{}, {"noise": 1}])
+def test_a_key_that_the_call_has_created_a_parameter_from_is_not_drawn_again(streams):
+    model = bridge.to_linen(MadeByTheCall)
+    given = keys(params=0, **streams)
+    variables = model.init(given, X)
+    native = MadeByTheCall(rngs=nnx.Rngs(default=given["params"], **streams))
+    first = native(X)
+    assert same(variables["params"]["kernel"], native.kernel[...])
+    y, _ = model.apply(variables, X, mutable=["RngCount"])
+    # A stream of its own is put back, as only the output of `init` was drawn from it.
+    assert same(y, first if streams else native(X))
+    assert not same(y, variables["params"]["kernel"])
+
+
 def test_threading_the_count_gives_the_draws_of_the_native_module():
     model = bridge.to_linen(Dropped)
     variables = model.init(keys(params=0, dropout=1), X)
