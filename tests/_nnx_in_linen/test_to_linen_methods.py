@@ -152,7 +152,7 @@ def test_a_module_that_cannot_be_called_is_told_by_the_methods_that_it_has():
         def encode(self, x):
             return x
 
-    with pytest.raises(bridge.InvalidMethodError, match="'__call__'.*methods are 'encode'"):
+    with pytest.raises(bridge.InvalidMethodError, match=r"'__call__'.*methods are 'encode'"):
         bridge.to_linen(Encoder).init(KEY, X)
 
 
