@@ -16,6 +16,7 @@ from bridge._conversion.collections import ARRAYS
 from bridge._conversion.linen_attributes import LinenHolder, held_variables
 from bridge._conversion.neutral import Address, by_address, has_leaf
 from bridge._errors import MismatchError, MissingInputsError, path_text
+from bridge._flax.linen_modules import is_bound
 from bridge._flax.traces import trace_of
 from bridge._flax.variables import leaf_value
 from bridge._graphdefs import static_graphdef
@@ -124,7 +125,9 @@ def _create(
     _check_kept(scope, new, leaves)
     kept = replaced()
     scope.write({a: x for a, x in new.items() if a not in kept}, leaves, {})
-    scope.store_graphdef(graphdef)
+    # A bound Linen module has the variables of this `init`, and every call has its own.
+    if not any(is_bound(item) for item in recipe.look().objects):
+        scope.store_graphdef(graphdef)
     return output, graphdef
 
 

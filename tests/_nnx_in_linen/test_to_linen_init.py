@@ -242,3 +242,21 @@ def test_without_a_stored_graphdef_modules_nest_and_exist():
     linen, variables = bridge.ToLinen.from_module(native, store_graphdef=False)
     assert set(variables) == {"params"}
     np.testing.assert_array_equal(linen.apply(variables, X), native(X))
+
+
+class HoldsLinen(nnx.Module):
+    def __init__(self, layer, *, rngs):
+        self.layer = layer
+        self.linear = nnx.Linear(2, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.linear(x) * self.layer.features
+
+
+def test_a_linen_module_among_the_arguments_keeps_no_variables_alive():
+    model = bridge.to_linen(HoldsLinen, nn.Dense(3))
+    first, second = (model.init(jax.random.key(i), jnp.ones((1, 2))) for i in range(2))
+    assert jax.tree.structure(first) == jax.tree.structure(second)
+    native = HoldsLinen(nn.Dense(3), rngs=nnx.Rngs(0))
+    found = model.apply(first, jnp.ones((1, 2)))
+    assert jnp.array_equal(found, native(jnp.ones((1, 2))))
