@@ -26,6 +26,7 @@ from bridge._flax.objects import (
 from bridge._flax.tabulate import as_tabulated
 from bridge._initialization.creating import CREATING
 from bridge._initialization.lazy_init import lazy_init
+from bridge._module_calls.calls import note_copy
 from bridge._randomness.streams import owned
 from bridge._sharding import eager
 
@@ -219,6 +220,7 @@ class ToNNX(LinenHolder):
         return graph_attributes(self), type(self)
 
     def _graph_node_init(self, attributes: Iterable[tuple[str | int, Any]]) -> None:
+        note_copy()
         set_graph_attributes(self, attributes)
 
     def __getattribute__(self, name: str) -> Any:

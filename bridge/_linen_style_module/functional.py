@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax
 from flax import errors as flax_errors
 from flax import nnx
 
-import registry
-from bridge._conversion.arrays import is_taken, taken
-from bridge._conversion.collections import OUTPUTS
 from bridge._conversion.linen_attributes import LinenHolder
-from bridge._errors import ImmutableCollectionError, InvalidMethodError
+from bridge._errors import InvalidMethodError
 from bridge._flax.filters import union
 from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import set_initializing
-from bridge._flax.variables import raw_value
 from bridge._initialization.lazy_init import lazy_init
 from bridge._linen_in_nnx import mutable_filter
 from bridge._module_calls.calls import MODULE_CONTEXT, ModuleCall, ModuleInCall, detached_calls
@@ -28,6 +22,7 @@ from bridge._module_calls.scope import as_rngs, is_in
 
 from .attributes import IS_SETUP
 from .given import install
+from .guard import Guard
 from .methods import in_call, is_entering, set_up
 from .submodules import is_lazy
 from .variables import linen_variables
@@ -102,11 +97,11 @@ def apply_module(
         set_initializing(nodes_below(clone).objects, True)
     capture = _is_call if capture_intermediates is True else capture_intermediates or None
     call = ModuleCall(clone, as_rngs(rngs, where), mutable, capture, is_kept=False)
-    guard = _Guard(clone, mutable)
+    guard = Guard(call.root)
     output = in_call(call, lambda record: _called(record, method, args, kwargs))
     if initializing:
         set_initializing(nodes_below(clone).objects, False)
-    guard.check(clone, is_creating=initializing)
+    guard.check()
     if mutable is False:
         return output, {}
     return output, {c: x for c, x in linen_variables(clone).items() if is_in(mutable, c)}
@@ -192,37 +187,3 @@ def _function(module: Any, method: Any) -> Callable[..., Any]:
 
 def _is_call(module: Any, method: str) -> bool:
     return method == "__call__"
-
-
-class _Guard:
-    """The values that a call may not change.
-
-    NNX Variables can be written whatever the call says, so this is seen after the call.
-    """
-
-    def __init__(self, module: Any, mutable: Any):
-        self._mutable = mutable
-        self._before = [(v, taken(raw_value(v))) for v in self._fixed(module)]
-
-    def check(self, module: Any, *, is_creating: bool) -> None:
-        """Raises ImmutableCollectionError if one has changed."""
-        changed = [v for v, value in self._before if not is_taken(raw_value(v), value)]
-        # Given Variables, of which the module has made the one that it declares.
-        known = {id(x) for _, value in self._before for x in jax.tree.leaves(value)}
-        now = [] if is_creating else self._fixed(module)
-        found = [v for v in now if isinstance(raw_value(v), Mapping)]
-        new = [not known.issuperset(map(id, jax.tree.leaves(raw_value(v)))) for v in found]
-        changed += itertools.compress(found, new)
-        for variable in changed:
-            collection = registry.current().name_from_type(variable.var_type)
-            raise ImmutableCollectionError.of_apply(type(module), collection)
-
-    def _fixed(self, module: Any) -> list[nnx.Variable[Any]]:
-        active = registry.current()
-        return [
-            variable
-            for variable in nodes_below(module).variables
-            if not isinstance(variable, nnx.RngState)
-            and (name := active.name_from_type(variable.var_type)) not in OUTPUTS
-            and not is_in(self._mutable, name)
-        ]

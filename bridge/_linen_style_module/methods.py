@@ -34,6 +34,7 @@ from bridge._module_calls.calls import (
 
 from .attributes import IS_SETUP
 from .derived import find_derived
+from .guard import Guard
 from .submodules import adopt_fields, is_lazy, settle
 from .ties import tie_attributes
 
@@ -121,7 +122,13 @@ def run(
         if record is None:
             record = above.call.attach(module, above)
             adopt_fields(record)
-        return _run_in(record, method, args, kwargs, is_compact)
+        if record.is_owned or record.call.is_kept:
+            return _run_in(record, method, args, kwargs, is_compact)
+        # A transform's copy, whose values are compared in the transform.
+        guard = Guard(record)
+        output = _run_in(record, method, args, kwargs, is_compact)
+        guard.check()
+        return output
     try:
         return in_call(
             ModuleCall(module, own_rngs(module) or nnx.Rngs(), _mutable(module)),

@@ -17,7 +17,7 @@ from bridge._flax.objects import (
     unflattened,
 )
 from bridge._flax.tabulate import uncounted
-from bridge._module_calls.calls import joined, record_of
+from bridge._module_calls.calls import note_copy, record_of
 
 from .assignment import assign
 from .attributes import (
@@ -198,8 +198,7 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
         held = dict(attributes)
         if record is not None:
             held.pop(SCOPE, None)
-        elif SCOPE in held and (context := joined()) is not None:
-            context.call.note_copies()
+        note_copy()
         set_graph_attributes(self, held.items())
 
     @classmethod

@@ -109,6 +109,9 @@ class ModuleCall:
       mutable: the collections that may be updated, None if nobody has said.
       capture: which outputs are sown, as for Linen's `capture_intermediates`.
       is_kept: whether the outermost module stays after the call, unlike the one of `apply`.
+
+    Attributes:
+      copies: how often a transform has made a copy of a module, or has written into one.
     """
 
     def __init__(
@@ -125,7 +128,7 @@ class ModuleCall:
         self.capture = capture
         # Records hold their modules, so that an id stays that of its module.
         self._records: dict[int, ModuleInCall] = {}
-        self._has_copies = False
+        self.copies = 0
         self._holders: dict[int, tuple[LinenHolder, tuple[str, ...]]] = {}
         self.attach(root, None, rngs=rngs)
 
@@ -182,10 +185,6 @@ class ModuleCall:
         holder, _ = self._holders.get(id(linen_module), (None, ()))
         return holder
 
-    def note_copies(self) -> None:
-        """Says that a transform has put scopes into modules that stay."""
-        self._has_copies = True
-
     def close(self) -> None:
         """Takes the scopes out of the modules that a transform has put them into.
 
@@ -194,7 +193,7 @@ class ModuleCall:
         records = list(self._records.values())
         self._records.clear()
         self._holders.clear()
-        if self._has_copies:
+        if self.copies:
             for node in nodes_below(records[0].module).objects:
                 attributes_of(node).pop(SCOPE, None)
 
@@ -284,6 +283,13 @@ def joined() -> ModuleInCall | None:
     """
     top = MODULE_CONTEXT.module_stack[-1]
     return None if top is None or is_linen_innermost() else top
+
+
+def note_copy() -> None:
+    """Says that a transform makes a copy of a module, or writes into one, in the call that runs."""
+    top = joined()
+    if top is not None:
+        top.call.copies += 1
 
 
 def record_of(module: Any) -> ModuleInCall | None:

@@ -356,3 +356,32 @@ def test_a_module_without_variables_says_what_to_do(call):
         Model()(X)
     with pytest.raises(bridge.MissingRngError, match="rngs="):
         bridge.lazy_init(Model(), X)
+
+
+@pytest.mark.parametrize("transform", [nnx.remat, nnx.jit], ids=["remat", "jit"])
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["eager", "compiled"])
+def test_apply_tells_an_update_from_what_a_transform_writes_back(transform, around):
+    class Count(bridge.Module):
+        @bridge.compact
+        def __call__(self, x, train):
+            calls = self.variable("stats", "calls", jnp.zeros, ())
+            if train:
+                calls[...] += 1
+            return bridge.linen_in_bridge_mdl(nn.Dense(4))(x) + calls[...]
+
+    class Parent(bridge.Module):
+        def setup(self):
+            self.inner, self.out = Count(), nn.Dense(3)
+
+        def __call__(self, x, train=False):
+            x = transform(lambda inner, x: inner(x, train))(self.inner, x)
+            return transform(lambda out, x: out(x))(self.out, x)
+
+    variables = Parent().init(0, X)
+    expected = nn.Dense(4).apply({"params": variables["params"]["inner"]["Dense_0"]}, X)
+    expected = nn.Dense(3).apply({"params": variables["params"]["out"]}, expected)
+    assert_close(around(Parent().apply)(variables, X), expected)
+    with pytest.raises(bridge.ImmutableCollectionError, match="'stats'"):
+        around(lambda v: Parent().apply(v, X, train=True))(variables)
+    _, updates = around(lambda v: Parent().apply(v, X, train=True, mutable=["stats"]))(variables)
+    assert updates["stats"]["inner"]["calls"] == 1
