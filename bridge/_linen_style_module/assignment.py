@@ -30,7 +30,7 @@ from .attributes import (
     replaced,
     set_name,
 )
-from .submodules import own, place_submodule, refer, wrapped
+from .submodules import is_mode, own, place_submodule, refer, set_modes, wrapped
 from .variables import Unclaimed
 
 
@@ -54,6 +54,9 @@ def assign(module: Any, name: str, value: Any) -> None:
         return
     is_waiting = isinstance(vars(module).get(name), Unclaimed)
     record = joined_record(module, is_copy=is_waiting)
+    if record is None and isinstance(value, bool | None) and is_mode(module, name):
+        set_modes(module, {name: value})
+        return
     if isinstance(value, nn.Module):
         value = _wrapped_here(module, record, value)
     if isinstance(value, nnx.Module | nnx.Variable):

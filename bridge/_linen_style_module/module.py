@@ -18,6 +18,7 @@ from bridge._flax.objects import (
 )
 from bridge._flax.tabulate import uncounted
 from bridge._module_calls.calls import note_copy, record_of
+from bridge._train_eval import MODE_FIELDS
 
 from .assignment import assign
 from .attributes import (
@@ -96,6 +97,8 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
     bridge__is_lazy: ClassVar[bool] = True
     bridge__has_own_init: ClassVar[bool] = False
     bridge__rngs: nnx.Rngs | None = None
+    # What `train()` and `eval()` have set, for the submodules that a later call makes.
+    bridge__modes: tuple[tuple[str, Any], ...] = ()
 
     def __init_subclass__(cls, kw_only: bool = False, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -164,6 +167,9 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
                 # No property: a class may have a field of that name.
                 record = record_of(self)
                 return record.path[-1] if record is not None and record.path else None
+            if name in MODE_FIELDS:
+                # NNX sets what a module has.
+                return dict(self.bridge__modes).get(name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __nnx_repr__(self) -> Generator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from flax import linen as nn
@@ -118,10 +119,36 @@ def place_submodule(
         elif not has_room(module, name):
             raise NameInUseError("submodule", name, type(module).__name__)
         put_part(module, name, submodule, is_assigned=is_assigned)
+        if module.bridge__modes:
+            for node in nodes_below(submodule).objects:
+                set_modes(node, dict(module.bridge__modes))
     if is_assigned:
         drop_name(module, name)
     adopt_submodule(record, name, placed)
     return placed
+
+
+def is_mode(module: Any, name: str) -> bool:
+    """Whether NNX sets an attribute of a module for what a later call makes, and not for itself."""
+    is_own = name in vars(module) or name in names_of(module) or hasattr(type(module), name)
+    return name in MODE_FIELDS and not is_own and name not in type(module).__dataclass_fields__
+
+
+def set_modes(node: Any, modes: Mapping[str, Any]) -> None:
+    """Sets modes on one node, as `train()` and `eval()` do; what a field says stays.
+
+    Args:
+      node: an NNX module, or another node.
+      modes: value by name.
+    """
+    for name, value in modes.items():
+        if not is_lazy(node):
+            if isinstance(node, nnx.Module) and hasattr(node, name):
+                setattr(node, name, value)
+        elif is_mode(node, name):
+            node.bridge__modes = tuple(sorted({**dict(node.bridge__modes), name: value}.items()))
+        elif getattr(node, name) is None:
+            vars(node)[name] = value
 
 
 def adopt_submodule(

@@ -385,3 +385,33 @@ def test_apply_tells_an_update_from_what_a_transform_writes_back(transform, arou
         around(lambda v: Parent().apply(v, X, train=True))(variables)
     _, updates = around(lambda v: Parent().apply(v, X, train=True, mutable=["stats"]))(variables)
     assert updates["stats"]["inner"]["calls"] == 1
+
+
+def test_a_mode_reaches_what_a_later_call_makes():
+    class Inner(bridge.Module):
+        @bridge.compact
+        def __call__(self, x):
+            x = bridge.nnx_in_bridge_mdl(lambda rngs: nnx.Dropout(0.5, rngs=rngs))(x)
+            x = bridge.linen_in_bridge_mdl(nn.Dropout(0.5))(type(made().Noise_0)()(x))
+            return bridge.linen_in_bridge_mdl(nn.BatchNorm())(x)
+
+    class Outer(bridge.Module):
+        def setup(self):
+            self.inner = [Inner()]
+
+        def __call__(self, x):
+            return self.inner[0](x)
+
+    stats = {"mean": jnp.zeros(4), "var": jnp.ones(4)}
+    variables = {
+        "params": {"inner_0": {"BatchNorm_0": {"scale": jnp.ones(4), "bias": jnp.zeros(4)}}},
+        "batch_stats": {"inner_0": {"BatchNorm_0": stats}},
+    }
+    model = Outer().bind(variables, rngs=0)
+    model.eval()
+    assert np.allclose(model(X), X, atol=1e-4)
+    model = nnx.List([Outer().bind(variables, rngs=0)])
+    nnx.Sequential(*model).train()
+    many = np.ones((64, 4), np.float32)
+    assert 0 < (model[0](many) < 0).mean() < 1
+    assert (model[0].inner[0].BatchNorm_0.mean[...] != 0).any()
