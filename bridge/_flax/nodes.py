@@ -95,8 +95,9 @@ def _is_node(value: Any) -> bool:
 
 
 def _items_by_impl(node: Any) -> Mapping[Any, Any]:
-    """What a container holds."""
-    return get_node_impl(node).node_dict(node)
+    """What a container holds; nothing, if it is none."""
+    impl: Any = get_node_impl(node)
+    return {} if impl is None else impl.node_dict(node)
 
 
 def _items_by_leaves(node: Any) -> Mapping[Any, Any]:
@@ -104,7 +105,7 @@ def _items_by_leaves(node: Any) -> Mapping[Any, Any]:
     if isinstance(node, nnx.Pytree):
         return vars(node)
     paths, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
-    return {jax.tree_util.keystr(path): value for path, value in paths}
+    return {jax.tree_util.keystr(path): value for path, value in paths if path}
 
 
 _IS_FAST = holds(

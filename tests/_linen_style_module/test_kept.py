@@ -1,5 +1,6 @@
 """A `bridge.Module` that keeps its variables is an NNX module, under transforms and in tools."""
 
+import functools
 import threading
 
 import jax
@@ -415,3 +416,24 @@ def test_a_mode_reaches_what_a_later_call_makes():
     many = np.ones((64, 4), np.float32)
     assert 0 < (model[0](many) < 0).mean() < 1
     assert (model[0].inner[0].BatchNorm_0.mean[...] != 0).any()
+
+
+def test_setup_keeps_a_function_beside_arrays_of_its_own():
+    def make(b):
+        class Model(b.Module):
+            def setup(self):
+                self.kernel = self.param("kernel", INIT, (4, 4))
+                self.table = {"twice": self.kernel * 2, "all": [self.kernel.sum(), 3]}
+                self.run = functools.partial(jnp.matmul, b=self.kernel)
+
+            def __call__(self, x):
+                return self.run(x) @ self.table["twice"] + self.table["all"][0]
+
+        return Model()
+
+    variables = make(nn).init(jax.random.key(0), X)
+    expected, grads = jax.value_and_grad(lambda v: make(nn).apply(v, X).sum())(variables)
+    assert_close(make(bridge).apply(variables, X).sum(), expected)
+    found, own = nnx.value_and_grad(lambda m: m(X).sum())(make(bridge).bind(variables))
+    assert_close(found, expected)
+    assert_close(own["kernel"][...], grads["params"]["kernel"])
