@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from flax.core import meta
 
 import registry
 from bridge._conversion.collections import OUTPUTS
@@ -17,6 +18,7 @@ from bridge._flax.objects import is_initializing
 from bridge._flax.variables import raw_value
 from bridge._module_calls.calls import ModuleInCall, note_initial_draw, record_of
 from bridge._module_calls.scope import serving
+from bridge._sharding.eager import variables_in_shards
 
 from . import variables
 from .methods import is_creating
@@ -111,6 +113,10 @@ def perturb(module: Any, collection: str, name: str, value: Any) -> Any:
 
 
 def _created(record: ModuleInCall, collection: str, name: str, value: Any) -> nnx.Variable[Any]:
+    if isinstance(value, meta.AxisMetadata):
+        # As a layer of Flax beside it.
+        given = {collection: {name: value}}
+        value = variables_in_shards(given, None, _where(record))[collection][name]
     made = variables.made(collection, name, value)
     variables.add(record.module, collection, name, made)
     return made

@@ -310,6 +310,9 @@ def test_a_model_is_created_in_its_shards():
     specs = nn.get_partition_spec(Model().init(0, X))
     assert specs == nn.get_partition_spec(LinenModel().init(jax.random.key(0), X))
     assert_close(model(X), linen(model))
+    with jax.set_mesh(mesh):
+        model = made()
+    assert model.Dense_0.kernel.sharding.spec == PartitionSpec(None, "model")
 
 
 def test_a_checkpoint_of_the_linen_model_fits(tmp_path):
