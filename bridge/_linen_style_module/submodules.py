@@ -142,13 +142,13 @@ def set_modes(node: Any, modes: Mapping[str, Any]) -> None:
       modes: value by name.
     """
     for name, value in modes.items():
-        if not is_lazy(node):
-            if isinstance(node, nnx.Module) and hasattr(node, name):
-                setattr(node, name, value)
-        elif is_mode(node, name):
+        if is_lazy(node) and is_mode(node, name):
             node.bridge__modes = tuple(sorted({**dict(node.bridge__modes), name: value}.items()))
-        elif getattr(node, name) is None:
-            vars(node)[name] = value
+        elif is_lazy(node):
+            if getattr(node, name) is None:
+                vars(node)[name] = value
+        elif isinstance(node, nnx.Module) and hasattr(node, name):
+            setattr(node, name, value)
 
 
 def adopt_submodule(
