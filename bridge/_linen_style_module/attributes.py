@@ -22,6 +22,7 @@ from bridge._module_calls.calls import SCOPE as SCOPE
 # The attributes in which a module keeps what is neither a field nor a variable nor a submodule.
 MODULE_PREFIX = "bridge__"
 NAMES = "bridge__names"
+MODES = "bridge__modes"
 _VALUE = "bridge__value_of_"
 PRIORITIES = "bridge__priorities"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax.core import Tracer
 
 import registry
 from bridge._conversion.arrays import is_taken, taken
@@ -74,9 +75,9 @@ class Guard:
 
 def _may_be_same(a: Any, b: Any) -> bool:
     """Whether two arrays have the same values, as far as that is known."""
-    if a is b or isinstance(a, jax.core.Tracer):
+    if a is b or isinstance(a, Tracer):
         return True
-    if isinstance(b, jax.core.Tracer) or not isinstance(a, jax.Array):
+    if isinstance(b, Tracer) or not isinstance(a, jax.Array):
         return False
     if not isinstance(b, jax.Array) or a.shape != b.shape or a.dtype != b.dtype:
         return False

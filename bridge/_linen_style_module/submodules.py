@@ -27,6 +27,7 @@ from bridge._train_eval import MODE_FIELDS
 
 from .attributes import (
     IS_SETUP,
+    MODES,
     NAMES,
     PRIORITIES,
     SCOPE,
@@ -119,9 +120,9 @@ def place_submodule(
         elif not has_room(module, name):
             raise NameInUseError("submodule", name, type(module).__name__)
         put_part(module, name, submodule, is_assigned=is_assigned)
-        if module.bridge__modes:
+        if modes := dict(getattr(module, MODES)):
             for node in nodes_below(submodule).objects:
-                set_modes(node, dict(module.bridge__modes))
+                set_modes(node, modes)
     if is_assigned:
         drop_name(module, name)
     adopt_submodule(record, name, placed)
@@ -143,7 +144,7 @@ def set_modes(node: Any, modes: Mapping[str, Any]) -> None:
     """
     for name, value in modes.items():
         if is_lazy(node) and is_mode(node, name):
-            node.bridge__modes = tuple(sorted({**dict(node.bridge__modes), name: value}.items()))
+            put(node, MODES, tuple(sorted({**dict(getattr(node, MODES)), name: value}.items())))
         elif is_lazy(node):
             if getattr(node, name) is None:
                 vars(node)[name] = value
