@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -76,7 +76,17 @@ def put_variable(module: Any, collection: str, name: str, value: Any) -> None:
     if found is None:
         variables.add(module, collection, name, variables.made(collection, name, value))
     else:
-        found.set_value(value)
+        found.set_value(_merged(found.get_value(), value))
+
+
+def _merged(before: Any, value: Any) -> Any:
+    """A value in the place of another one; nested dicts are variables, and each keeps its own.
+
+    Source: flax/core/scope.py:_put_variable @ 0.12.12
+    """
+    if not (isinstance(before, dict) and isinstance(value, Mapping)):
+        return value
+    return before | {key: _merged(before.get(key), item) for key, item in value.items()}
 
 
 def sow(

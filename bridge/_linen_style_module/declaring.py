@@ -8,6 +8,7 @@ from typing import Any
 import jax
 from flax import nnx
 
+from bridge._conversion.inner_boxes import boxed
 from bridge._errors import DeclarationError
 from bridge._flax.objects import CAPTURES, is_initializing
 from bridge._flax.tabulate import uncounted
@@ -68,7 +69,7 @@ class Declaring(nnx.Module):
           MissingRngError: there is no key to draw the value from.
         """
         found = declarations.param(self, name, init_fn, init_args, init_kwargs)
-        return found if unbox else variables.boxed(found)
+        return found if unbox else boxed(found)
 
     @uncounted
     def variable(

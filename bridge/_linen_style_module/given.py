@@ -10,6 +10,7 @@ from flax import nnx
 
 import registry
 from bridge._conversion import linen_attributes, linen_leaves, nnx_leaves
+from bridge._conversion.inner_boxes import unboxed_within
 from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
 from bridge._conversion.neutral import nest, walk
 from bridge._conversion.own_leaves import graphdefs_in
@@ -17,7 +18,7 @@ from bridge._errors import MismatchError
 from bridge._flax.variables import assign_raw_value, raw_value
 
 from .attributes import put_part
-from .variables import Unclaimed, add, holders, is_vacant, unboxed_within
+from .variables import Unclaimed, add, holders, is_vacant
 
 
 def _unclaimed(tree: Mapping[Any, Any]) -> Unclaimed:

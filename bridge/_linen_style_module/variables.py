@@ -8,13 +8,13 @@ from typing import Any
 
 import jax
 from flax import nnx
-from flax.core import meta
 
 import registry
 from bridge._conversion import linen_leaves, nnx_leaves
 from bridge._conversion.convert import state_to_linen
+from bridge._conversion.inner_boxes import boxed, is_plain, unboxed_within
 from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
-from bridge._conversion.neutral import Displaced, Leaf, as_dicts, nest, unplace, walk
+from bridge._conversion.neutral import Displaced, as_dicts, nest, unplace, walk
 from bridge._conversion.nnx_leaves import DISPLACED_KEY
 from bridge._conversion.own_leaves import with_graphdefs
 from bridge._flax.objects import attributes_of
@@ -30,9 +30,6 @@ from .attributes import (
     put,
     put_part,
 )
-
-# The metadata boxes inside of a Variable's value: (path, type, fields) of each.
-_BOXES = "linen_boxes"
 
 
 class Unclaimed(Waiting):
@@ -151,14 +148,13 @@ def _is_of(variable: nnx.Variable[Any], collection: str, *, displaced: bool = Fa
     return registry.current().name_from_type(variable.var_type) == collection
 
 
-def made(collection: str, name: str, value: Any, unboxed: Any = None) -> nnx.Variable[Any]:
+def made(collection: str, name: str, value: Any) -> nnx.Variable[Any]:
     """A Variable of what an initializer returned: a value, a metadata box, a Variable's metadata.
 
     Args:
       collection: the collection.
       name: the variable's name.
       value: what the initializer returned.
-      unboxed: the value to take in its place, with the same metadata.
     """
     active = registry.current()
     var_type = active.type_from_name(collection)
@@ -172,65 +168,10 @@ def made(collection: str, name: str, value: Any, unboxed: Any = None) -> nnx.Var
     return unboxed_within(var_type(leaf.value))
 
 
-def unboxed_within(variable: nnx.Variable[Any]) -> nnx.Variable[Any]:
-    """A Variable with the metadata boxes inside of its value in its metadata; `boxed` undoes it."""
-    value = raw_value(variable)
-    if isinstance(value, jax.Array):
-        return variable
-    active = registry.current()
-    collection = active.name_from_type(variable.var_type)
-    boxes: list[tuple[Any, type, tuple[Any, ...]]] = []
-
-    def unboxed(path: Any, item: Any) -> Any:
-        if not _is_box(item):
-            return item
-        leaf = linen_leaves.to_leaf(collection, path, item, active)
-        # A GraphDef holds the metadata, so it is hashable.
-        boxes.append((path, type(item), tuple(sorted(leaf.fields.items()))))
-        return leaf.value
-
-    value = jax.tree_util.tree_map_with_path(unboxed, value, is_leaf=_is_box)
-    if boxes:
-        variable.set_raw_value(value)
-        variable.set_metadata(_BOXES, tuple(boxes))
-    return variable
-
-
-def boxed(variable: nnx.Variable[Any]) -> Any:
-    """What Linen holds of a Variable, in its metadata boxes."""
-    active = registry.current()
-    collection = active.name_from_type(variable.var_type)
-    if not _is_plain(variable):
-        leaf = nnx_leaves.to_leaf(variable, active, boxed_as_is=True)
-        return linen_leaves.from_leaf(collection, leaf, active)
-    boxes = {path: box for path, *box in variable.get_metadata(_BOXES, ())}
-
-    def box(path: Any, item: Any) -> Any:
-        if path not in boxes:
-            return item
-        kind, fields = boxes[path]
-        return linen_leaves.from_leaf(collection, Leaf(item, kind, dict(fields)), active)
-
-    return jax.tree_util.tree_map_with_path(
-        box, raw_value(variable), is_leaf=lambda path, _: path in boxes, is_leaf_takes_path=True
-    )
-
-
-def _is_plain(variable: nnx.Variable[Any]) -> bool:
-    """Whether a Variable as a whole has no metadata that Linen would have in a box."""
-    own = (_BOXES, DISPLACED_KEY)
-    metadata = variable.get_metadata().items()
-    return nnx_leaves.says_nothing({key: x for key, x in metadata if key not in own})
-
-
 def is_vacant(value: Any) -> bool:
     """Whether a value is what was given as an empty dict: a variable's, or that of a submodule."""
     held = raw_value(value) if isinstance(value, nnx.Variable) else None
     return isinstance(held, Mapping) and not held
-
-
-def _is_box(value: Any) -> bool:
-    return isinstance(value, meta.AxisMetadata)
 
 
 def linen_variables(module: Any) -> dict[str, Any]:
@@ -283,7 +224,7 @@ def _pieces(
 ) -> Iterator[tuple[tuple[Any, ...], nnx.Variable[Any]]]:
     """A Variable, or one for each item of the nested dicts in it: in Linen they are variables."""
     value, displaced = raw_value(variable), variable.get_metadata(DISPLACED_KEY, None)
-    if isinstance(value, jax.Array) or not _is_plain(variable):
+    if isinstance(value, jax.Array) or not is_plain(variable):
         yield path, variable
         return
     active = registry.current()

@@ -16,8 +16,7 @@ from flax.core import meta
 from flax.linen.spmd import logical_to_mesh
 from jax.sharding import NamedSharding, PartitionSpec
 
-import registry
-from bridge._conversion import linen_leaves, nnx_leaves
+from bridge._conversion import inner_boxes
 from bridge._conversion.nnx_meta import NNXMeta
 from bridge._errors import ShardingError
 
@@ -124,18 +123,15 @@ def _names(box: meta.AxisMetadata[Any]) -> tuple[PartitionSpec, AxisRules]:
 
 def _annotated(tree: Any) -> Iterator[tuple[str, meta.AxisMetadata[Any] | None, list[Any]]]:
     """(path, box or None, arrays) of every box, Variable and bare array."""
-    active = registry.current()
     is_leaf = lambda x: isinstance(x, meta.AxisMetadata | nnx.Variable)  # noqa: E731
     for path, item in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf):
-        box = item
-        if isinstance(item, nnx.Variable):
-            leaf = nnx_leaves.to_leaf(item, active, boxed_as_is=True)
-            box = linen_leaves.from_leaf(active.name_from_type(item.var_type), leaf, active)
-        yield (
-            jax.tree_util.keystr(path, simple=True, separator="/"),
-            box if isinstance(box, meta.AxisMetadata) else None,
-            jax.tree.leaves(item),
-        )
+        linen = inner_boxes.boxed(item) if isinstance(item, nnx.Variable) else item
+        for below, box in jax.tree_util.tree_leaves_with_path(linen, is_leaf=is_leaf):
+            yield (
+                jax.tree_util.keystr((*path, *below), simple=True, separator="/"),
+                box if isinstance(box, meta.AxisMetadata) else None,
+                jax.tree.leaves(box),
+            )
 
 
 def _problems(

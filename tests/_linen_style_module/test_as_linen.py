@@ -297,6 +297,24 @@ def outputs(b):
     return Model()
 
 
+@pytest.mark.parametrize("value", [{}, {"a": 2.0}, {"b": {"d": 3.0}}, {"b": 4.0}, {"e": {}}, 5.0])
+def test_a_dict_that_is_put_keeps_the_variables_that_it_lacks(value):
+    def make(b):
+        class Model(b.Module):
+            @b.compact
+            def __call__(self):
+                self.variable("cache", "q", lambda: {"a": jnp.zeros(1), "b": {"c": jnp.ones(1)}})
+                self.put_variable("cache", "q", jax.tree.map(jnp.asarray, value))
+
+        return Model()
+
+    variables = {"cache": {"q": {"a": jnp.zeros(1), "b": {"c": jnp.ones(1)}}}}
+    _, expected = make(nn).apply(variables, mutable=["cache"])
+    _, found = make(bridge).apply(variables, mutable=["cache"])
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
+
+
 @pytest.mark.parametrize(
     "options",
     [{}, {"mutable": ["intermediates"]}, {"mutable": ["cache"]}, {"capture_intermediates": True}],
