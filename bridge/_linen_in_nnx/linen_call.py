@@ -29,7 +29,7 @@ from bridge._randomness.streams import sources
 from bridge._sharding import eager, explicit_axes
 
 from . import misfits, mutable_filter
-from .submodule_call import At
+from .parts import At
 
 _NO_VARIABLES = (
     flax_errors.ScopeCollectionNotFound,

@@ -1,27 +1,27 @@
-"""What a Linen module has inside, as found by binding it to the variables of a ToNNX."""
+"""What a Linen module has inside, found by binding it to the variables of a ToNNX, and called."""
 
 from __future__ import annotations
 
 import inspect
+import types
 from collections.abc import Mapping
 from typing import Any
 
 import jax
 from flax import linen as nn
-from flax import nnx
 
 from bridge._conversion import linen_attributes
 from bridge._conversion.linen_attributes import LinenHolder
-from bridge._conversion.neutral import Path
-from bridge._flax.linen_modules import children
+from bridge._errors import InvalidMethodError
+from bridge._flax.linen_modules import call_method, children
+
+from .wrapped_module import OF_LINEN
 
 # In Linen, one key serves every stream that is missing.
 _STREAM = "params"
-# What Linen keeps on a module: where it is, and its scope.
-OF_LINEN = frozenset({"parent", "name", "scope"})
 
 
-def bound_at(owner: LinenHolder, path: tuple[Any, ...]) -> nn.Module | None:
+def bound_at(owner: LinenHolder, path: tuple[str, ...]) -> nn.Module | None:
     """A submodule bound to the variables that there are, None if it is made only in a call."""
     module = owner.to_nnx__module
     variables = linen_attributes.as_variables(linen_attributes.held_variables(owner))
@@ -31,7 +31,7 @@ def bound_at(owner: LinenHolder, path: tuple[Any, ...]) -> nn.Module | None:
         # Before there are variables a `setup` that reads one fails; made abstractly, it has them.
         found: list[nn.Module | None] = []
 
-        def make(key: Any) -> None:
+        def make(key: jax.Array) -> None:
             bound = module.bind(variables, rngs={_STREAM: key}, mutable=True)
             found.append(below(bound, path))
 
@@ -43,39 +43,37 @@ def bound_at(owner: LinenHolder, path: tuple[Any, ...]) -> nn.Module | None:
         return found[0]
 
 
-def below(module: nn.Module, path: tuple[Any, ...]) -> nn.Module | None:
+def below(module: nn.Module, path: tuple[str, ...]) -> nn.Module | None:
     """The submodule of a bound module at a path of names, None if there is none."""
-    found: Any = module
     for name in path:
-        found = children(found).get(name)
+        found = children(module).get(name)
         if not isinstance(found, nn.Module):
             return None
-    children(found)
-    return found
+        module = found
+    children(module)
+    return module
 
 
-def has_variables(owner: LinenHolder) -> bool:
-    """Whether a ToNNX holds variables."""
-    own = linen_attributes.is_own_name
-    return any(isinstance(v, dict | nnx.Variable) for n, v in vars(owner).items() if not own(n))
-
-
-def has_modules(value: Any) -> bool:
-    """Whether a value is a Linen module, or a list, tuple or dict with one in it."""
+def has_any(value: object, kinds: type | types.UnionType) -> bool:
+    """Whether a value, or something in a list, tuple or dict, is of one of these types."""
+    if isinstance(value, kinds):
+        return True
     if isinstance(value, Mapping):
-        return any(map(has_modules, value.values()))
-    return isinstance(value, nn.Module) or (
-        isinstance(value, list | tuple) and any(map(has_modules, value))
-    )
+        return any(has_any(item, kinds) for item in value.values())
+    return isinstance(value, list | tuple) and any(has_any(item, kinds) for item in value)
 
 
 def part_names(module: nn.Module | None) -> set[str]:
     """Every attribute of a bound module that is not one of `nn.Module`, and its submodules."""
     if module is None:
         return set()
-    inside = {name for name, child in children(module).items() if isinstance(child, nn.Module)}
     made = {name for name in vars(module) if not name.startswith("_")}
-    return (inside | own_attributes(type(module)) | made) - OF_LINEN
+    return {*submodule_names(module), *own_attributes(type(module)), *made} - OF_LINEN
+
+
+def submodule_names(module: nn.Module) -> list[str]:
+    """The submodules of a bound module that are there outside of a call."""
+    return [name for name, child in children(module).items() if isinstance(child, nn.Module)]
 
 
 def own_attributes(module_type: type[nn.Module]) -> set[str]:
@@ -89,11 +87,48 @@ def is_own_attribute(module_type: type[nn.Module], name: str) -> bool:
     return static is not None and static is not inspect.getattr_static(nn.Module, name, None)
 
 
-def dict_for_writing(owner: LinenHolder, path: Path) -> dict[Any, Any]:
-    """The dict of a submodule's variables in a ToNNX, made if it is not there."""
-    if type(vars(owner).get(path[0])) is not dict:
-        setattr(owner, path[0], nnx.data({}))
-    found = vars(owner)[path[0]]
-    for key in path[1:]:
-        found = found.setdefault(key, {})
-    return found
+def run_at(path: tuple[str, ...], method: str, owner: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Calls a method of a submodule through its ToNNX, so that updates are kept."""
+    target = None
+    if owner.to_nnx__modes:
+        target = bound_at(owner, path) if path else owner.to_nnx__module
+    # A call of the wrapper has a `method` itself.
+    own = {"method": kwargs.pop("method")} if "method" in kwargs else {}
+    return owner(*args, method=At(path, method, target, own), **kwargs)
+
+
+class At:
+    """A method of a submodule, as a function of the whole Linen module.
+
+    Args:
+      path: the names of the submodule and those above it.
+      name: the method.
+      target: the submodule as it was found before the call, None if that is not known.
+      kwargs: keyword arguments of the method that its call through the wrapper cannot have.
+
+    Attributes:
+      target: the same.
+      kwargs: the same.
+    """
+
+    def __init__(
+        self,
+        path: tuple[str, ...],
+        name: str,
+        target: nn.Module | None,
+        kwargs: Mapping[str, object],
+    ):
+        self.target = target
+        self.kwargs = kwargs
+        self._path = path
+        self._name = name
+        if target is not None:
+            # `inspect.signature` reads this.
+            self.__wrapped__ = getattr(type(target), name)
+
+    def __call__(self, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        found = below(module, self._path)
+        if found is None:
+            path = ".".join(self._path)
+            raise InvalidMethodError.of_part(type(module), path, submodule_names(module))
+        return call_method(getattr(type(found), self._name), found, args, kwargs)

@@ -31,12 +31,11 @@ from bridge._randomness.streams import owned
 from bridge._sharding import eager
 
 from . import mutable_filter
-from .bound import bound_state
 from .creation import CreatingCall
 from .linen_call import LinenCall
-from .methods import UNBOUND_FIELDS, call_signature, check_module, field_names, linen_attribute
-from .parts import bound_at, own_attributes, part_names
-from .submodule import LinenSubmodule, assign_parts, has_submodules
+from .parts import bound_at, has_any, own_attributes, part_names
+from .submodule import LinenSubmodule, check_assigned, found_at
+from .wrapped_module import bound_state, call_signature, check_module, field_names
 
 
 class ToNNX(LinenHolder):
@@ -255,7 +254,7 @@ class ToNNX(LinenHolder):
             # Answered whatever the top module's fields are: a module further down may have the
             # field.
             return dict(self.to_nnx__modes).get(name, getattr(module, name, None))
-        found = linen_attribute(self, module, name)
+        found = found_at(self, (), name)
         if found is not None:
             return found.value
         if name in ("module", "rngs"):
@@ -273,20 +272,18 @@ class ToNNX(LinenHolder):
         )
 
     def __dir__(self) -> list[str]:
-        fields = {name for name in field_names(self.to_nnx__module) if name not in UNBOUND_FIELDS}
         known = part_names(bound_at(self, ())) or own_attributes(type(self.to_nnx__module))
         # Python's own methods are those of the wrapper.
         public = {name for name in known if not name.startswith("__")}
-        return sorted({*super().__dir__(), *fields, *public})
+        return sorted({*super().__dir__(), *field_names(self.to_nnx__module), *public})
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, LinenSubmodule):
             # It may belong to another model: share the Variables, but not the dict.
             value = value.copy()
         elif isinstance(value, list | tuple | Mapping) and not linen_attributes.is_own_name(name):
-            if assign_parts(self, (), name, value):
-                return
-            value = as_dicts(value) if has_submodules(value) else value
+            check_assigned(self, (), name, value)
+            value = as_dicts(value) if has_any(value, LinenSubmodule) else value
         # The results of nnx.data and nnx.static say how to store them, so store them unchanged.
         is_marked = isinstance(value, dataclasses.Field)
         is_linen = not is_marked and not linen_attributes.is_own_name(name)
@@ -296,7 +293,6 @@ class ToNNX(LinenHolder):
         # Linen variables may have the name of a mode; they are no answer to train() and eval().
         is_mode = is_linen and not is_tree and name in _train_eval.MODE_FIELDS
         is_linen = is_linen and name not in vars(self)
-        is_linen = is_linen and name not in UNBOUND_FIELDS
         if (is_mode or (is_linen and name in _train_eval.TRAINING)) and (
             modes := _train_eval.with_mode(self.to_nnx__module, self.to_nnx__modes, name, value)
         ):

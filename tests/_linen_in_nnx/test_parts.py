@@ -1,18 +1,25 @@
-"""What a Linen module has inside, found by binding it."""
+"""What a Linen module has inside, found by binding it.
 
-import flax.linen as nn
+A call of it is one of the whole Linen module, so that its updates are kept.
+"""
+
+import inspect
+
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import linen as nn
+from flax import nnx
 
 import bridge
 from bridge._linen_in_nnx.parts import (
+    At,
     below,
     bound_at,
-    has_modules,
-    has_variables,
+    has_any,
     is_own_attribute,
     part_names,
+    run_at,
 )
 from tests.models import LinenAutoencoder, LinenMLP, assert_identical
 
@@ -23,11 +30,6 @@ X = jnp.ones((2, 3))
 @pytest.fixture
 def model():
     return bridge.ToNNX(LinenAutoencoder(), KEY).lazy_init(X)
-
-
-def test_a_wrapper_has_variables_once_it_is_initialised(model):
-    assert has_variables(model)
-    assert not has_variables(bridge.ToNNX(LinenAutoencoder(), KEY))
 
 
 @pytest.mark.parametrize("initialised", [True, False])
@@ -93,7 +95,7 @@ def test_the_module_at_no_path_is_the_module_itself():
     ],
 )
 def test_modules_are_found_in_containers(value, expected):
-    assert has_modules(value) is expected
+    assert has_any(value, nn.Module) is expected
 
 
 @pytest.mark.parametrize(
@@ -102,3 +104,65 @@ def test_modules_are_found_in_containers(value, expected):
 )
 def test_a_class_attribute_is_the_models_own_if_linen_has_another(name, expected):
     assert is_own_attribute(LinenAutoencoder, name) is expected
+
+
+Y = jnp.arange(6.0).reshape(2, 3)
+
+
+class Inner(nn.Module):
+    def setup(self):
+        self.norm = nn.BatchNorm(use_running_average=False)
+
+    def __call__(self, x):
+        return self.norm(x)
+
+    def scaled(self, x, *, method=2.0):
+        return method * self.norm(x)
+
+
+class Outer(nn.Module):
+    def setup(self):
+        self.inner = Inner()
+
+    def __call__(self, x):
+        return self.inner(x)
+
+
+class Lazy(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(2)(x)
+
+
+def with_statistics():
+    return bridge.ToNNX(Outer(), nnx.Rngs(0), mutable=["batch_stats"]).lazy_init(Y)
+
+
+def test_output_and_updates_are_those_of_linen_s_apply():
+    wrapper = with_statistics()
+    variables = wrapper.linen_variables()
+    y = run_at(("inner",), "__call__", wrapper, Y)
+    expected, updates = Outer().apply(
+        variables, Y, method=lambda m, x: m.inner(x), mutable=["batch_stats"]
+    )
+    assert_identical(y, expected)
+    assert_identical(wrapper.linen_variables(), {**variables, **updates})
+
+
+def test_a_method_may_have_an_argument_called_method():
+    wrapper = with_statistics()
+    once = run_at(("inner",), "__call__", with_statistics(), Y)
+    assert_identical(run_at(("inner",), "scaled", wrapper, Y, method=4.0), 4.0 * once)
+
+
+def test_the_signature_is_that_of_the_submodule_s_method():
+    bound = Inner()
+    function = At(("inner",), "scaled", bound, {})
+    assert inspect.signature(function) == inspect.signature(Inner.scaled)
+    assert not hasattr(At(("inner",), "scaled", None, {}), "__wrapped__")
+
+
+def test_a_submodule_that_only_a_call_makes_cannot_be_called():
+    wrapper = bridge.ToNNX(Lazy(), nnx.Rngs(0)).lazy_init(Y)
+    with pytest.raises(bridge.InvalidMethodError, match="Dense_0 of Lazy cannot be called"):
+        run_at(("Dense_0",), "__call__", wrapper, Y)

@@ -1,15 +1,18 @@
-"""What a bound Linen module brings along."""
+"""What a ToNNX may be given, what a bound module brings along, and the fields of a module."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 from flax import linen as nn
+from flax import nnx
 
-from bridge._linen_in_nnx.bound import bound_state
+import bridge
+from bridge._linen_in_nnx.wrapped_module import bound_state, check_module, field_names
 from tests.models import LinenAutoencoder, assert_identical
 
 KEY = jax.random.key(0)
 X = jnp.ones((2, 3))
+MODULE = LinenAutoencoder(features=7)
 
 
 def test_a_module_that_is_bound_to_nothing_brings_nothing():
@@ -54,3 +57,31 @@ def test_a_module_that_is_made_in_a_call_brings_nothing_of_that_call():
 
     Outer().apply({}, X, rngs={"dropout": KEY})
     assert found == [(nn.Dropout(0.5), {}, None)]
+
+
+def scaled(module, x):
+    return module.features * x
+
+
+def test_the_fields_of_a_module_are_those_of_its_class():
+    assert field_names(MODULE) == {"features", "name_of_owner"}
+
+
+def test_a_linen_module_is_one():
+    assert check_module(MODULE) is None
+
+
+@pytest.mark.parametrize(
+    ("module", "hint"),
+    [
+        (LinenAutoencoder, "ToNNX(LinenAutoencoder("),
+        (nnx.Linear(1, 1, rngs=nnx.Rngs(0)), "it is NNX already"),
+        (nnx.Linear, "it is NNX already"),
+        (3, "pass an instance of a subclass of flax.linen.Module"),
+        (scaled, "pass an instance of a subclass of flax.linen.Module"),
+    ],
+)
+def test_what_is_no_linen_module_is_an_error_with_the_remedy(module, hint):
+    with pytest.raises(bridge.InvalidModuleError) as caught:
+        check_module(module)
+    assert hint in str(caught.value)

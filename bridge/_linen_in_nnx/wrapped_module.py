@@ -1,0 +1,93 @@
+"""The Linen module in a ToNNX: what it may be, what it brings along, its fields and signature."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, NamedTuple, cast
+
+import jax
+from flax import linen as nn
+from flax import nnx
+
+from bridge._errors import InvalidModuleError
+from bridge._flax.linen_modules import is_made_in_call
+
+# Where Linen keeps where a module is, and its scope; a ToNNX is somewhere else.
+OF_LINEN = frozenset({"parent", "name", "scope"})
+
+
+class BoundState(NamedTuple):
+    """A Linen module without its scope, and what the scope held for it.
+
+    Attributes:
+      module: the module, bound to nothing.
+      variables: its variables, empty if there are none.
+      keys: a key by stream, None if there are none.
+    """
+
+    module: nn.Module
+    variables: Mapping[str, Any]
+    keys: dict[str, jax.Array] | None
+
+
+def bound_state(module: nn.Module) -> BoundState:
+    """Takes a Linen module out of its scope.
+
+    A module that is made while another one is being called is adopted by that one, and has a scope
+    without variables, whose keys are those of the call. One that `bind` returned, and a submodule
+    of it, has keys of its own, though it may have no variables, as a Dropout.
+    """
+    scope = module.scope
+    if scope is None and not isinstance(module.parent, nn.Module):
+        return BoundState(module, {}, None)
+    free = module.clone(parent=None, name=None)
+    if scope is None or scope.invalid:
+        return BoundState(free, {}, None)
+    variables = {collection: tree for collection, tree in module.variables.items() if tree}
+    if not variables and is_made_in_call(module):
+        return BoundState(free, {}, None)
+    keys = {name: rng.as_jax_rng() for name, rng in cast("dict[str, Any]", scope.rngs).items()}
+    return BoundState(free, variables, keys or None)
+
+
+def check_module(module: object) -> None:
+    """Raises InvalidModuleError for what is no Linen module instance."""
+    if isinstance(module, nn.Module):
+        return
+    expected = "a Linen module instance"
+    if isinstance(module, type) and issubclass(module, nn.Module):
+        remedy = f"make an instance of it: ToNNX({module.__name__}(…))"
+    elif isinstance(module, nnx.Module) or (
+        isinstance(module, type) and issubclass(module, nnx.Module)
+    ):
+        remedy = (
+            "it is NNX already, so use it as it is (ToLinen is the wrapper for the other direction)"
+        )
+    else:
+        remedy = "pass an instance of a subclass of flax.linen.Module"
+    raise InvalidModuleError("ToNNX", module, expected, remedy)
+
+
+def field_names(module: nn.Module) -> set[str]:
+    """The dataclass fields of a Linen module, without Linen's own."""
+    return set(type(module).__dataclass_fields__) - OF_LINEN
+
+
+def call_signature(wrapper: type[nnx.Module], module: nn.Module) -> inspect.Signature:
+    """The arguments of a ToNNX's call: those of the Linen module's, and the wrapper's own.
+
+    `nnx.Sequential` hands a keyword only to layers whose signature has it.
+
+    Raises:
+      AttributeError: the Linen module cannot be called, so the wrapper's class answers.
+    """
+    if not callable(module):
+        raise AttributeError("__signature__")
+    of_call = list(inspect.signature(type(module).__call__).parameters.values())[1:]
+    of_wrapper = inspect.signature(wrapper.__call__).parameters.values()
+    names = {parameter.name for parameter in of_call}
+    own = [p for p in of_wrapper if p.kind is p.KEYWORD_ONLY and p.name not in names]
+    # A keyword-only argument comes before `**kwargs`.
+    parameters = sorted([*of_call, *own], key=lambda parameter: parameter.kind)
+    return inspect.Signature(parameters)
