@@ -106,18 +106,23 @@ def held_variables(wrapper: LinenHolder) -> dict[Address, HeldVariable]:
     """Every Linen variable of a wrapper by (collection, path).
 
     Plain attributes and what NNX's tools leave on a module are no Variables and are passed over.
+
+    Raises:
+      ConversionError: two Variables for one address.
     """
     active = registry.current()
     found: list[tuple[Path, nnx.Variable[Any]]] = []
     for name, value in vars(wrapper).items():
         if not is_own_name(name):
             _find_variables((name,), value, found)
-    return {
-        nnx_leaves.address_of(path, variable, active): HeldVariable(
-            path, variable, nnx_leaves.to_leaf(variable, active, boxed_as_is=True)
-        )
-        for path, variable in found
-    }
+    held: dict[Address, HeldVariable] = {}
+    for path, variable in found:
+        address = nnx_leaves.address_of(path, variable, active)
+        if address in held:
+            raise nnx_leaves.two_at(*address)
+        leaf = nnx_leaves.to_leaf(variable, active, boxed_as_is=True)
+        held[address] = HeldVariable(path, variable, leaf)
+    return held
 
 
 def is_own_name(name: str) -> bool:
@@ -241,7 +246,9 @@ def take_in(wrapper: LinenHolder, variables: Mapping[str, Any]) -> None:
 def own_variables(wrapper: LinenHolder) -> Any:
     """The Linen variables of a wrapper, in their boxes; the inverse of `take_in`."""
     own = {name: value for name, value in vars(wrapper).items() if not is_own_name(name)}
-    return trees.linen_tree(own, is_held=True)
+    return trees.linen_tree(
+        own, held=lambda: {a: entry.leaf for a, entry in held_variables(wrapper).items()}
+    )
 
 
 def _check_names(wrapper: LinenHolder, tree: Mapping[Any, Any]) -> None:

@@ -51,7 +51,7 @@ Neutral: TypeAlias = dict[Address, Leaf]
 _LEAF = object()
 
 
-def is_free_in(tree: Mapping[Key, Any], path: Path) -> bool:
+def _is_free_in(tree: Mapping[Key, Any], path: Path) -> bool:
     """Whether a leaf at `path` neither meets, nor covers, nor lies below another leaf of a tree."""
     node: Any = tree
     for key in path:
@@ -74,7 +74,7 @@ def _meeting_point(tree: Mapping[Key, Any], path: Path) -> int:
     return max(len(path) - 1, 0)
 
 
-def put_leaf(tree: dict[Key, Any], path: Path, leaf: Any) -> None:
+def _put(tree: dict[Key, Any], path: Path, leaf: Any) -> None:
     """Puts a leaf, which is no dict, at a free path of a tree."""
     for key in path[:-1]:
         tree = tree.setdefault(key, {})
@@ -111,7 +111,7 @@ def place(
     """
     taken: dict[Key, Any] = {}
     for path in occupied:
-        put_leaf(taken, path, _LEAF)
+        _put(taken, path, _LEAF)
     placed: dict[Address, tuple[Path, Displaced | None]] = {}
     colliding: list[Address] = []
     by_collection: dict[str, list[Path]] = {}
@@ -119,26 +119,26 @@ def place(
         by_collection.setdefault(collection, []).append(path)
     for collection in sorted(by_collection, key=lambda c: (c != "params", c)):
         for path in by_collection[collection]:
-            if is_free_in(taken, path):
-                put_leaf(taken, path, _LEAF)
+            if _is_free_in(taken, path):
+                _put(taken, path, _LEAF)
                 placed[collection, path] = path, None
             else:
                 colliding.append((collection, path))
     for collection, path in sorted(colliding, key=lambda a: (a[0], *map(str, a[1]))):
-        target, displaced = place_beside(taken, collection, path)
-        put_leaf(taken, target, _LEAF)
+        target, displaced = _place_beside(taken, collection, path)
+        _put(taken, target, _LEAF)
         placed[collection, path] = target, displaced
     return placed
 
 
-def place_beside(tree: Mapping[Key, Any], collection: str, path: Path) -> tuple[Path, Displaced]:
+def _place_beside(tree: Mapping[Key, Any], collection: str, path: Path) -> tuple[Path, Displaced]:
     """Where a leaf of a collection goes whose path is not free in a tree; see `place`."""
     # At the point of the collision, so that a part of a tree is placed as the whole tree is.
     index = _meeting_point(tree, path)
     # A leaf with the collection's own name may block the path below it.
     heads = (collection + "_" * n for n in itertools.count())
     targets = ((*path[:index], head, *path[index:]) for head in heads)
-    return next(t for t in targets if is_free_in(tree, t)), Displaced(len(path) - index)
+    return next(t for t in targets if _is_free_in(tree, t)), Displaced(len(path) - index)
 
 
 def unplace(path: Path, displaced: Displaced | None) -> Path:

@@ -2,12 +2,13 @@
 
 Nearly all leaves of a model are arrays without a box, and nearly all Variables have no metadata of
 their own. What such a leaf becomes depends on its type and on its collection alone, which are
-looked at once in each conversion; any other leaf goes through its neutral form.
+looked at once in each conversion; any other leaf goes through its neutral form, and so does a whole
+tree in which the paths of two collections collide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -21,12 +22,10 @@ from bridge._flax.variables import REQUIRED_METADATA, variable_maker
 
 from . import linen_leaves, nnx_leaves
 from .collections import ARRAYS, STATIC
-from .neutral import Displaced, Leaf, Path, is_mapping, nest, place_beside, put_leaf, walk
+from .neutral import Key, Neutral, Path, is_mapping, nest, walk
 from .own_leaves import without_static
 
-Tree: TypeAlias = dict[Any, Any]
-# A leaf of Linen variables whose place is taken.
-_Colliding: TypeAlias = "tuple[_Collection, Path, Any]"
+Tree: TypeAlias = dict[Key, Any]
 
 
 def nnx_tree(
@@ -48,25 +47,26 @@ def nnx_tree(
     """
     active = registry.current()
     root: Tree = {}
-    colliding: list[_Colliding] = []
     for name in sorted(variables, key=lambda name: (name != "params", name)):
         tree = without_static(variables[name]) if name == STATIC else variables[name]
         if not tree and name == STATIC:
             continue
         collection = _Collection(variables, name, active, all_variables, convert)
-        if tree:
-            collection.plant(tree, root, (), colliding)
-        else:
-            colliding.append((collection, (), {}))
-    for collection, path, value in sorted(colliding, key=_by_address):
-        target, displaced = place_beside(root, collection.name, path)
-        put_leaf(root, target, collection.item(path, value, displaced))
+        # An empty collection is a leaf without a path of its own.
+        if not tree or not collection.plant(tree, root, ()):
+            return _placed(variables, all_variables, convert)
     return root
 
 
-def _by_address(colliding: _Colliding) -> tuple[str, ...]:
-    collection, path, _ = colliding
-    return collection.name, *map(str, path)
+def _placed(
+    variables: Mapping[str, Any], all_variables: bool, convert: Callable[[Any], Any] | None
+) -> Tree:
+    """`nnx_tree` leaf by leaf, each in its place."""
+    linen_leaves.check_variables(variables)
+    neutral = linen_leaves.from_variables(variables)
+    if convert:
+        neutral = {a: leaf._replace(value=convert(leaf.value)) for a, leaf in neutral.items()}
+    return nest(nnx_leaves.to_leaves(neutral, all_variables=all_variables))
 
 
 class _Collection:
@@ -80,7 +80,7 @@ class _Collection:
         all_variables: bool,
         convert: Callable[[Any], Any] | None,
     ):
-        self.name = name
+        self._name = name
         self._variables = variables
         self._active = active
         self._convert = convert
@@ -93,38 +93,33 @@ class _Collection:
         # By type of value: whether it is such an array, a mapping, or something else.
         self._kinds: dict[type, int] = {}
 
-    def plant(
-        self, tree: Mapping[Any, Any], node: Tree, path: Path, colliding: list[_Colliding]
-    ) -> None:
-        """Puts the leaves of a subtree into `node`, or into `colliding` if their place is taken."""
+    def plant(self, tree: Mapping[Key, Any], node: Tree, path: Path) -> bool:
+        """Puts the leaves of a subtree into `node`; False if the place of one is taken."""
         plain, kinds = self._plain, self._kinds
         for key, value in tree.items():
             kind = kinds.get(type(value)) or self._kind(type(value))
             if kind == _MAPPING and value:
                 below = node.setdefault(key, {})
-                if type(below) is dict:
-                    self.plant(value, below, (*path, key), colliding)
-                else:
-                    leaves = walk(value, empty=True)
-                    colliding += [(self, (*path, key, *rest), leaf) for rest, leaf in leaves]
+                if type(below) is not dict or not self.plant(value, below, (*path, key)):
+                    return False
             elif key in node:
-                leaf = {} if kind == _MAPPING else value
-                colliding.append((self, (*path, key), leaf))
+                return False
             elif kind == _PLAIN:
                 node[key] = plain(value)
             else:
-                node[key] = self.item((*path, key), {} if kind == _MAPPING else value)
+                node[key] = self._item((*path, key), {} if kind == _MAPPING else value)
+        return True
 
-    def item(self, path: Path, value: Any, displaced: Displaced | None = None) -> Any:
+    def _item(self, path: Path, value: Any) -> Any:
         """Any leaf as what it is in a State."""
         if isinstance(value, nnx.Variable):
             raise linen_leaves.is_nnx(self._variables)
-        leaf = linen_leaves.to_leaf(self.name, path, value, self._active)
+        leaf = linen_leaves.to_leaf(self._name, path, value, self._active)
         if self._convert:
             leaf = leaf._replace(value=self._convert(leaf.value))
-        if self._is_bare and displaced is None and leaf.box is None and not leaf.is_empty:
+        if self._is_bare and leaf.box is None and not leaf.is_empty:
             return leaf.value
-        return nnx_leaves.from_leaf(self._type, leaf, displaced)
+        return nnx_leaves.from_leaf(self._type, leaf)
 
     def _kind(self, typ: type) -> int:
         # A tracer may be a Variable.
@@ -141,13 +136,15 @@ def _itself(value: Any) -> Any:
     return value
 
 
-def linen_tree(tree: Mapping[Any, Any], *, is_held: bool = False) -> Any:
+def linen_tree(
+    tree: Mapping[Key, Any], *, held: Callable[[], Neutral] | None = None
+) -> Mapping[str, Any]:
     """The inverse of `nnx_tree`: variables by collection.
 
     Args:
       tree: a State, or nested mappings, with Variables and bare arrays at the leaves.
-      is_held: whether these are attributes of a ToNNX. Then anything but Variables in dicts is
-        passed over, all of them are Linen's, and boxes are of the types that they were.
+      held: the leaves of these, if they are attributes of a ToNNX. Then anything but Variables in
+        dicts is passed over, all of them are Linen's, and boxes are of the types that they were.
 
     Returns:
       A dict, or a FrozenDict if Flax's `flax_return_frozendict` is on.
@@ -156,21 +153,12 @@ def linen_tree(tree: Mapping[Any, Any], *, is_held: bool = False) -> Any:
       ConversionError: a module among the leaves, or two Variables for one place.
       RegistrationConflictError: two unregistered Variable types have the same name.
     """
-    reading = _Reading(registry.current(), is_held)
+    reading = _Reading(registry.current(), held is not None)
     found = reading.gather(tree, ())
-    if reading.displaced:
-        found = _with_displaced(found, reading.displaced)
+    if reading.has_displaced:
+        neutral = held() if held else nnx_leaves.from_leaves(walk(tree))
+        return linen_leaves.to_variables(neutral)
     return freeze(found) if config.flax_return_frozendict else found
-
-
-def _with_displaced(found: Tree, displaced: Iterable[tuple[str, Path, Any]]) -> Tree:
-    # A subtree has leaves, so an empty dict is a leaf.
-    flat = dict(walk(found, empty=True)) if found else {}
-    for collection, path, leaf in displaced:
-        if (collection, *path) in flat:
-            raise nnx_leaves.two_at(collection, path)
-        flat[collection, *path] = leaf
-    return nest(flat)
 
 
 class _Reading:
@@ -178,14 +166,14 @@ class _Reading:
 
     Args:
       active: the registry in force.
-      is_held: as for `linen_tree`.
+      is_held: whether the Variables are attributes of a ToNNX.
 
     Attributes:
-      displaced: (collection, path, leaf) of Variables that are not at their own path.
+      has_displaced: whether a Variable was not at its own path, and was passed over.
     """
 
     def __init__(self, active: registry.Registry, is_held: bool):
-        self.displaced: list[tuple[str, Path, Any]] = []
+        self.has_displaced = False
         self._active = active
         self._is_held = is_held
         # By type: the collection of a Variable, True for a mapping, None for anything else.
@@ -227,17 +215,15 @@ class _Reading:
         if self._is_held and not isinstance(item, nnx.Variable):
             return
         collection, own_path = nnx_leaves.address_of(path, item, self._active)
-        leaf = self._leaf(path, item)
-        value = linen_leaves.from_leaf(collection, leaf, self._active)
-        if own_path is path:
-            found.setdefault(collection, {})[path[-1]] = value
-        else:
-            self.displaced.append((collection, own_path, value))
-
-    def _leaf(self, path: Path, item: Any) -> Leaf:
+        if own_path is not path:
+            self.has_displaced = True
+            return
         if self._is_held:
-            return nnx_leaves.to_leaf(item, self._active, boxed_as_is=True)
-        return nnx_leaves.item_leaf(path, item, self._active)
+            leaf = nnx_leaves.to_leaf(item, self._active, boxed_as_is=True)
+        else:
+            leaf = nnx_leaves.item_leaf(path, item, self._active)
+        value = linen_leaves.from_leaf(collection, leaf, self._active)
+        found.setdefault(collection, {})[path[-1]] = value
 
     def _kind(self, typ: type) -> str | bool | None:
         kind = None

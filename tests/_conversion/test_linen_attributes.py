@@ -160,6 +160,21 @@ def test_what_a_wrapper_takes_in_is_what_it_has():
     assert exact(own_variables(model)) == exact(VARIABLES)
 
 
+def test_two_variables_for_one_linen_variable_are_an_error_whoever_reads_them():
+    class Adds(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return x + self.variable("cache", "w", lambda: ONE).value
+
+    # The one of `cache` is below its collection's name, as `params` has the place.
+    model = bridge.ToNNX.from_variables(Adds(), {"params": {"w": TWO}, "cache": {"w": ONE}})
+    assert_identical(model(ONE), ONE + ONE)
+    model.w = nnx.Cache(5 * ONE)
+    for read in (model.linen_variables, lambda: model(ONE)):
+        with pytest.raises(bridge.ConversionError, match="cache/w"):
+            read()
+
+
 def test_attributes_that_are_set_together_are_those_that_are_set_one_by_one():
     values = {name: {"w": nnx.Param(ONE)} for name in "abc"}
     together, one_by_one = nnx.Module(), nnx.Module()
