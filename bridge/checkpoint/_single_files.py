@@ -2,6 +2,7 @@
 
 safetensors and npz hold arrays by name. A name is a path: its keys are joined by `/` if any name
 has one, else by dots. npz has no bfloat16; programs write its bytes as they are, and so does this.
+What these two say beside the arrays has the layout, which names alone do not tell.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
+import msgpack
 import numpy as np
 from flax import serialization
 
@@ -21,6 +23,7 @@ from bridge._errors import CheckpointError
 from ._stored import parts
 
 FORMATS = ("msgpack", "safetensors", "npz")
+LAYOUTS = ("linen", "nnx")
 _SEPARATORS = {"safetensors": ".", "npz": "/"}
 # NumPy's name for the bytes of a dtype that it does not know.
 _BFLOAT16_BYTES = np.dtype("V2")
@@ -47,7 +50,10 @@ def read(path: Any, form: str) -> Any:
       CheckpointError: the library that the format takes is not installed.
     """
     if form == "msgpack":
-        return serialization.msgpack_restore(path.read_bytes())
+        try:
+            return serialization.msgpack_restore(path.read_bytes())
+        except msgpack.exceptions.StackError as error:
+            raise ValueError("its mappings are nested deeper than msgpack can read") from error
     if form == "npz":
         with np.load(path, allow_pickle=False) as arrays:
             return _nested({name: _known(arrays[name]) for name in arrays.files})
@@ -59,15 +65,34 @@ def is_own(path: Any, form: str) -> bool:
     """Whether a file is one that `write` wrote, or for msgpack one that it could have written."""
     if form == "msgpack":
         return True
+    return _remarks(path, form).get("writer") == _WRITER
+
+
+def noted_layout(path: Any, form: str) -> str | None:
+    """The layout that `write` was told; None where no layout is noted."""
+    found = None if form == "msgpack" else _remarks(path, form).get("layout")
+    return found if found in LAYOUTS else None
+
+
+def _remarks(path: Any, form: str) -> Mapping[str, str]:
+    """What a file of safetensors or npz says beside its arrays."""
     if form == "npz":
         with zipfile.ZipFile(path) as archive:
-            return archive.comment == _WRITER.encode()
+            # An earlier version wrote the first one alone.
+            texts = archive.comment.decode(errors="replace").split(" ")
+        return dict(zip(("writer", "layout"), texts, strict=False))
     with _safetensors(path).safe_open(path, framework="numpy") as file:
-        return (file.metadata() or {}).get("writer") == _WRITER
+        return file.metadata() or {}
 
 
-def write(path: Path, tree: Mapping[str, Any], form: str) -> None:
+def write(path: Path, tree: Mapping[str, Any], form: str, layout: str) -> None:
     """Writes nested dicts of arrays as one file; the inverse of `read`.
+
+    Args:
+      path: the file.
+      tree: the arrays.
+      form: one of `FORMATS`.
+      layout: one of `LAYOUTS`, which is noted beside the arrays; msgpack has no place for it.
 
     Raises:
       CheckpointError: the format cannot hold the tree, or its library is not installed.
@@ -77,15 +102,17 @@ def write(path: Path, tree: Mapping[str, Any], form: str) -> None:
         return
     named = _named(path, tree, form)
     if form == "npz":
-        with path.open("wb") as file:
-            np.savez(file, **named)
-        with zipfile.ZipFile(path, "a") as archive:
-            archive.comment = _WRITER.encode()
+        # `np.savez` takes leaves called `file` and `allow_pickle` for arguments of its own.
+        with zipfile.ZipFile(path, "w") as archive:
+            for name, array in named.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                    np.lib.format.write_array(file, array, allow_pickle=False)
+            archive.comment = f"{_WRITER} {layout}".encode()
         return
     _safetensors(path)
     from safetensors.numpy import save_file
 
-    save_file(named, path, metadata={"writer": _WRITER})
+    save_file(named, path, metadata={"writer": _WRITER, "layout": layout})
 
 
 def _named(path: Path, tree: Mapping[str, Any], form: str) -> dict[str, Any]:

@@ -25,9 +25,6 @@ from ._stored import Names, Record, Stored, describe, key_of, names_of, parts
 # The fields of a Linen TrainState that hold no variables.
 _NOT_VARIABLES = frozenset({"opt_state", "step"})
 
-# What the caller may say of a checkpoint of another writer.
-LAYOUTS = ("linen", "nnx")
-
 # Location -> the leaf whose place the value takes; values by location.
 Reader = Callable[[Mapping[tuple[Any, ...], Any]], Mapping[tuple[Any, ...], Any]]
 # Locations; what can be read, and why the rest cannot: see `_arrays.each`.
@@ -105,10 +102,9 @@ def open_checkpoint(
     with reported("no checkpoint can be read at", path):
         found = find(path)
     keys = within if isinstance(within, list | tuple) else (within,)
-    if layout not in (None, *LAYOUTS):
-        raise CheckpointError(
-            f"there is no layout {layout!r} for", found.path, f"Give one of {LAYOUTS}, or None."
-        )
+    if layout not in (None, *_single_files.LAYOUTS):
+        remedy = f"Give one of {_single_files.LAYOUTS}, or None."
+        raise CheckpointError(f"there is no layout {layout!r} for", found.path, remedy)
     if found.format == "bridge" and layout is not None:
         raise CheckpointError(
             "the layout is recorded in the checkpoint of the bridge at",
@@ -177,6 +173,7 @@ def _foreign_source(found: Found, within: Names, given: str | None) -> Source:
         values = dict(parts(content))
         entries = {p: _located(describe(value), p) for p, value in values.items()}
         read: Reader = functools.partial(_from_memory, values)
+        noted = _single_files.noted_layout(found.path, found.format)
     else:
         metadata: Any = ocp.PyTreeCheckpointHandler().metadata(found.path)
         tree = jax.tree_util.tree_map_with_path(
@@ -186,12 +183,16 @@ def _foreign_source(found: Found, within: Names, given: str | None) -> Source:
         )
         leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Stored))
         entries = {stored.location: stored for stored in leaves}
-        read = functools.partial(_arrays.read, found.path, tree)
+        read, noted = functools.partial(_arrays.read, found.path, tree), None
     named = {tuple(map(str, location)): stored for location, stored in entries.items()}
     main = {n[len(within) :]: s for n, s in named.items() if n[: len(within)] == within}
     if within and not main:
         raise _nothing_within(found.path, named, within)
     by_keys = _layout({names[0] for names in main if names})
+    if noted == "linen" and not within:
+        by_keys = noted
+    else:
+        given = given or noted
     is_alone = by_keys == "nnx" and (
         given == "linen" or (given is None and is_params_alone(main, found.format, within))
     )

@@ -456,3 +456,54 @@ def test_a_leaf_with_a_slash_in_its_name_is_not_the_leaf_of_that_path(capsys, pl
     checkpoint.save(place / "deep", {"params": {"c": {"d": np.ones(2)}}})
     document = run(capsys, "diff", "flat", "deep", "--json").document
     assert (document["only_in_a"], document["only_in_b"]) == (["params/c/d"], ["params/c/d"])
+
+
+@pytest.mark.parametrize("form", ["safetensors", "npz", "bridge"])
+@pytest.mark.parametrize("name", ["fc1", "params"])
+def test_the_layout_survives_the_round_trip(capsys, place, form, name):
+    """Regression: inspect called an NNX state in a file "linen", by the names of its leaves."""
+    state = nnx.State({name: nnx.State({"kernel": nnx.Param(np.ones((2, 2), np.float32))})})
+    checkpoint.save(place / "source", state)
+    for to in ("nnx", "linen"):
+        arguments = ("source", f"to_{to}", "--to", to, "--format", form)
+        assert run(capsys, "convert", *arguments).code == 0
+        found = run(capsys, "inspect", f"to_{to}", "--json").document
+        assert to == (found["written_by"] if form == "bridge" else found["layout"])
+    within = ("to_linen", "--within", "params")
+    if form != "bridge":
+        assert run(capsys, "inspect", *within, "--json").document["layout"] == "linen"
+        assert run(capsys, "inspect", "to_nnx", "--layout", "linen").code == 0
+        assert run(capsys, "diff", "to_nnx", "to_linen").code == 0
+
+
+@pytest.mark.parametrize("form", ["msgpack", "orbax"])
+@pytest.mark.parametrize("name", ["fc1", "params"])
+def test_a_format_without_a_place_for_the_layout_is_told(capsys, place, form, name):
+    state = nnx.State({name: nnx.State({"kernel": nnx.Param(np.ones((2, 2), np.float32))})})
+    checkpoint.save(place / "source", state)
+    outcome = run(capsys, "convert", "source", "out", "--to", "nnx", "--format", form)
+    taken = run(capsys, "inspect", "out", "--json").document["layout"]
+    assert (taken == "linen") == ("read as linen unless told: --layout nnx" in outcome.out)
+    assert taken == ("nnx" if (form, name) == ("orbax", "fc1") else "linen")
+    told = run(capsys, "inspect", "out", "--layout", "nnx", "--json").document
+    assert told["layout"] == "nnx"
+    again = ("source", "out", "--to", "nnx", "--format", form, "--overwrite", "--json")
+    document = run(capsys, "convert", *again).document
+    assert document["mistaken_for"] == (taken if taken == "linen" else None)
+
+
+@pytest.mark.parametrize("name", ["file", "allow_pickle"])
+def test_a_leaf_may_have_the_name_of_an_argument_of_numpy(capsys, place, name):
+    checkpoint.save(place / "source", nnx.State({name: nnx.Param(np.arange(2.0))}))
+    assert run(capsys, "convert", "source", "out.npz", "--to", "nnx").code == 0
+    with np.load(place / "out.npz") as arrays:
+        assert arrays.files == [name]
+        assert arrays[name].tolist() == [0, 1]
+
+
+def test_a_file_whose_mappings_are_too_deep_is_damaged_in_one_clear_sentence(capsys, place):
+    """Regression: the reason was the name of msgpack's error, StackError."""
+    (place / "deep.msgpack").write_bytes(b"\x81\xa1a" * 2000 + b"\x01")
+    outcome = run(capsys, "inspect", "deep.msgpack")
+    assert outcome.code == 2
+    assert "deep.msgpack: its mappings are nested deeper than msgpack can read" in outcome.err

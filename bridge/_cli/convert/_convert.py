@@ -58,6 +58,7 @@ examples:
   python -m bridge convert linen_checkpoint model.npz --to linen
 
 The JSON document is {"schema": "linen-nnx-bridge/convert", "version": 1, "written": bool,
+"mistaken_for": "linen" | "nnx" | null (what OUT is read as without --layout, if not as --to says),
 "left_out": [str], "ok": bool, "entries": [{"kind": str, "source": [str], "target": [str]}]}; with
 --model it has all that bridge.port.Plan.to_json gives.
 """
@@ -143,7 +144,7 @@ def _run(arguments: argparse.Namespace) -> int:
     with _output.working(f"reading {arguments.checkpoint}"):
         contents = _leaves.read(arguments.checkpoint, arguments.within, arguments.layout)
         conversion = _conversion_plan.conversion_of(contents, rules, arguments, to_nnx=to_nnx)
-    writes = conversion.ok and not arguments.dry_run
+    writes, mistaken = conversion.ok and not arguments.dry_run, None
     if writes:
         with _output.working(f"writing {arguments.out}"):
             _write.write(
@@ -151,14 +152,23 @@ def _run(arguments: argparse.Namespace) -> int:
                 arguments.checkpoint,
                 conversion.make(),
                 arguments.format,
+                arguments.to,
                 overwrite=arguments.overwrite,
             )
+        mistaken = _write.mistaken_for(arguments.out, arguments.to, arguments.format)
     if arguments.json:
         header = {"schema": SCHEMA, "version": VERSION, "written": writes}
+        header["mistaken_for"] = mistaken
         header["left_out"] = list(contents.left_out)
         _output.show_json({**header, **conversion.to_json()})
     else:
         _output.show(*_renderables(conversion, arguments, contents.left_out, writes))
+        if mistaken:
+            _output.show(
+                f"{arguments.format} does not note the layout, and this is read as {mistaken}"
+                f" unless told: --layout {arguments.to} on the command line,"
+                f" layout={arguments.to!r} for checkpoint.restore"
+            )
     return _command.OK if conversion.ok else _command.FAILED
 
 

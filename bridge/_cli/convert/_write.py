@@ -33,7 +33,9 @@ def check_free(out: pathlib.Path, source: str, form: str, *, overwrite: bool) ->
     _refusals.check_replaceable(out, file_format=_file_format(form), sources=[source])
 
 
-def write(out: pathlib.Path, source: str, tree: Any, form: str, *, overwrite: bool) -> None:
+def write(
+    out: pathlib.Path, source: str, tree: Any, form: str, layout: str, *, overwrite: bool
+) -> None:
     """Writes a tree, in the place of the checkpoint that is there.
 
     Args:
@@ -43,6 +45,7 @@ def write(out: pathlib.Path, source: str, tree: Any, form: str, *, overwrite: bo
         form: `orbax`, `msgpack`, `safetensors` or `npz` for the tree as programs without the
             bridge write it, with bare values; `bridge` for a checkpoint of `bridge.checkpoint`,
             which keeps boxes.
+        layout: whose paths the tree has, `linen` or `nnx`.
         overwrite: whether a checkpoint is replaced.
 
     Raises:
@@ -56,12 +59,28 @@ def write(out: pathlib.Path, source: str, tree: Any, form: str, *, overwrite: bo
         if form == "bridge":
             checkpoint.save(new, tree)
         elif file_format:
-            _single_files.write(new, _bare(tree), file_format)
+            _single_files.write(new, _bare(tree), file_format, layout)
         else:
             _check_names(out, tree)
             # Programs save the State itself, as Flax's guide on checkpoints does.
             args = ocp.args.PyTreeSave(_unboxed(tree))
             _orbax_saves.write(new, ocp.PyTreeCheckpointHandler(), args)
+
+
+def mistaken_for(out: pathlib.Path, layout: str, form: str) -> str | None:
+    """What a checkpoint that was written is read as, where that is not the layout it has.
+
+    Plain msgpack and orbax have no place for the layout, which is then found out by the keys.
+
+    Args:
+        out: as for `write`.
+        layout: as for `write`.
+        form: as for `write`.
+    """
+    if form not in ("orbax", "msgpack"):
+        return None
+    found = checkpoint.layout(out).layout
+    return found if found != layout else None
 
 
 def _file_format(form: str) -> str | None:
