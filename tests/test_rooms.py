@@ -58,8 +58,9 @@ ELSEWHERE = {
 def modules():
     for package in ("bridge", "registry"):
         for path in sorted((ROOT / package).rglob("*.py")):
-            if not path.name.startswith("__") and not TOOLS.intersection(path.parts):
-                yield path.relative_to(ROOT)
+            own = path.relative_to(ROOT)
+            if not path.name.startswith("__") and not TOOLS.intersection(own.parts):
+                yield own
 
 
 def own_test(module):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import logging
 import os
 import re
 from collections.abc import Iterator
@@ -65,35 +64,3 @@ def _code(error: BaseException) -> int | None:
     if found:
         return int(found[1])
     return errno.ENOSPC if os.strerror(errno.ENOSPC) in str(error) else None
-
-
-@contextlib.contextmanager
-def quiet_orbax() -> Iterator[None]:
-    """A block in which orbax does not log the errors that it raises as well.
-
-    Its threads log each failure with a traceback. If the block ends without an error, what was
-    logged belongs to somebody else's checkpoint, and is logged then.
-    """
-    logger, held = logging.getLogger("absl"), _Held()
-    logger.addFilter(held)
-    try:
-        yield
-    except BaseException:
-        held.records.clear()
-        raise
-    finally:
-        logger.removeFilter(held)
-        for record in held.records:
-            logger.handle(record)
-
-
-class _Held(logging.Filter):
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[logging.LogRecord] = []
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        is_failure = record.levelno >= logging.ERROR and "orbax" in record.pathname
-        if is_failure:
-            self.records.append(record)
-        return not is_failure

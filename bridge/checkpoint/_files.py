@@ -8,27 +8,23 @@ from typing import Any, NamedTuple
 
 import orbax.checkpoint as ocp
 
-# Orbax's own dependency, through which it reads and writes; it knows gs:// paths too.
-from etils import epath
+from bridge._errors import CheckpointError, CheckpointNotFoundError, did_you_mean
 
-from bridge._errors import (
-    CheckpointError,
-    CheckpointNotFoundError,
-    did_you_mean,
-    mapping_error,
-)
-
-from . import _leftovers, _single_files
-from ._latest import latest_step
+from . import _single_files
+from ._paths import absolute, is_remote, latest_step, places, set_aside
 
 # The items that a checkpoint of the bridge always has and may have.
 NOTES = "bridge"
 VARIABLES = "variables"
 NOTES_FILE = "metadata"
-_TREE_FILE = "_METADATA"
+# The index that orbax writes of one tree, and that of several; what it writes last in some stores.
+TREE_FILE = "_METADATA"
+ITEMS_FILE = "_CHECKPOINT_METADATA"
+COMMITTED = "commit_success.txt"
+# What orbax appends to the name of a directory until it is complete.
+_UNFINISHED = ".orbax-checkpoint-tmp"
 # More names than these hide the sentence that they stand in.
 _FEW = 12
-_ITEMS_FILE = "_CHECKPOINT_METADATA"
 
 
 class Found(NamedTuple):
@@ -43,45 +39,21 @@ class Found(NamedTuple):
     format: str
 
 
-def absolute(path: str | os.PathLike[str]) -> Any:
-    """A path as orbax takes it.
-
-    Raises:
-      ConversionError: it is none.
-      CheckpointError: it leads to a storage that nothing here can read.
-    """
-    if isinstance(path, str) and not path:
-        raise mapping_error(path, "a path", "'.' is the current directory")
-    if not isinstance(path, str | os.PathLike):
-        raise mapping_error(
-            path, "a path", "it comes first: save(path, tree), restore(path, target)"
-        )
-    try:
-        found = epath.Path(os.path.expanduser(path))
-    except KeyError as error:
-        raise CheckpointError(
-            "there is no library for paths such as", path, f"It begins with {error}."
-        ) from None
-    return found if found.is_absolute() else epath.Path(os.path.abspath(os.fspath(found)))
-
-
-def is_remote(path: Any) -> bool:
-    """Whether a path leads to an object store."""
-    return "://" in os.fspath(path)
-
-
 def find(path: str | os.PathLike[str]) -> Found:
     """The checkpoint at a path.
 
     Args:
       path: a directory or file; a step of a `CheckpointManager` that has one item will do, and
-        `latest` in the place of a step, also before the name of an item.
+        `latest` in the place of a step, also before the name of an item. A checkpoint that a save
+        has taken away, and not yet replaced, is found where it is meanwhile.
 
     Raises:
       CheckpointNotFoundError: there is none; the error names what is there instead.
       CheckpointError: it was never finished.
     """
     where = latest_step(absolute(path))
+    if not is_remote(where):
+        where = absolute(set_aside(Path(os.fspath(where))) or where)
     if where.is_dir() and not ocp.utils.is_checkpoint_finalized(where):
         raise CheckpointError(
             "there is an unfinished save at", where, "Restore a checkpoint that was finished."
@@ -106,9 +78,9 @@ def find(path: str | os.PathLike[str]) -> Found:
         raise _nothing_at(where)
     if _is_own(where):
         return Found(where, "bridge")
-    if (where / _TREE_FILE).exists():
+    if (where / TREE_FILE).exists():
         return Found(where, "orbax")
-    items = sorted(child.name for child in where.iterdir() if (child / _TREE_FILE).exists())
+    items = sorted(child.name for child in where.iterdir() if (child / TREE_FILE).exists())
     if len(items) == 1:
         return Found(where / items[0], "orbax")
     if items:
@@ -121,8 +93,8 @@ def find(path: str | os.PathLike[str]) -> Found:
 def _is_own(where: Any) -> bool:
     """Whether a directory is a checkpoint of the bridge, and not one in which a `bridge` lies."""
     notes = where / NOTES
-    has_notes = (notes / NOTES_FILE).exists() or (where / _ITEMS_FILE).exists()
-    return notes.is_dir() and has_notes and not (notes / _TREE_FILE).exists()
+    has_notes = (notes / NOTES_FILE).exists() or (where / ITEMS_FILE).exists()
+    return notes.is_dir() and has_notes and not (notes / TREE_FILE).exists()
 
 
 def _is_special(path: Path) -> bool:
@@ -134,7 +106,7 @@ def _nothing_at(where: Any) -> CheckpointNotFoundError:
     unfinished: list[str] = []
     if where.is_dir():
         inside = sorted(child.name for child in where.iterdir())
-        unfinished = [name for name in inside if _leftovers.UNFINISHED in name]
+        unfinished = [name for name in inside if _UNFINISHED in name]
         others = [name for name in inside if name not in unfinished]
         few = f"{others[:_FEW]}" + (f" and {len(others) - _FEW} more" if others[_FEW:] else "")
         remedy = f"It holds {few}; give the path of one of these." if others else "It is empty."
@@ -149,15 +121,7 @@ def _nothing_at(where: Any) -> CheckpointNotFoundError:
             else:
                 remedy = f"{remedy} {did_you_mean(where.name, others)}".rstrip()
         if not is_remote(where):
-            for place in _leftovers.places(Path(os.fspath(where))):
-                if (place / _leftovers.OLD).exists():
-                    remedy += (
-                        f" A save was killed while it put the new checkpoint in the place of the"
-                        f" old one. Both are complete, {_leftovers.OLD!r} and {_leftovers.NEW!r}"
-                        f" in {place}; rename one of them to {where}."
-                    )
-                else:
-                    unfinished.append(place.name)
+            unfinished += [place.name for place in places(Path(os.fspath(where)))]
     if unfinished:
         remedy += f" A save that was interrupted left {unfinished}."
     return CheckpointNotFoundError("there is no checkpoint at", where, remedy.strip())

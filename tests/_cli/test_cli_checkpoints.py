@@ -475,10 +475,14 @@ def test_a_conversion_that_cannot_be_put_in_place_loses_neither_checkpoint(
     assert run(capsys, *arguments).code == 0
     before = _files(project)
 
-    def refuse(a, b):
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(a), None, str(b))
+    rename = _publish._move_to_free_name
 
-    monkeypatch.setattr(_publish, "exchange", refuse)
+    def refuse(a, b):
+        if a.name == "new":
+            raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(a), None, str(b))
+        rename(a, b)
+
+    monkeypatch.setattr(_publish, "_move_to_free_name", refuse)
     outcome = run(capsys, *arguments, "--overwrite")
     assert outcome.code == 2
     assert "Operation not permitted" in outcome.err

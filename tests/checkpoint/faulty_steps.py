@@ -17,7 +17,7 @@ from pathlib import Path
 import jax
 
 from bridge._errors import BridgeError
-from bridge.checkpoint import _publish, _rename
+from bridge.checkpoint import _publish
 
 CHANGES = ("os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link")
 
@@ -55,7 +55,7 @@ class Steps:
             path = arguments[0]
             self.step(event, path if os.path.isabs(path) else self._folder)
 
-    def install(self, *, can_exchange):
+    def install(self):
         """Makes this process take these steps."""
         sync = os.fsync
 
@@ -63,14 +63,7 @@ class Steps:
             self.step("fsync", os.readlink(f"/proc/self/fd/{descriptor}"))
             sync(descriptor)
 
-        renamed = _rename._flagged
-
-        def flagged(a, b, linux, darwin):
-            self.step("renameat2", a)
-            return renamed(a, b, linux, darwin) if can_exchange else False
-
         os.fsync = synced
-        _rename._flagged = flagged
         sys.addaudithook(self.audit)
 
 
@@ -84,10 +77,10 @@ def copy(source, target):
             (target / child.name).write_bytes(child.read_bytes())
 
 
-def attempt(place, new, number, fault, can_exchange):
+def attempt(place, new, number, fault):
     """What one try reports; it ends a process of its own."""
     steps = Steps(place, number, fault)
-    steps.install(can_exchange=can_exchange)
+    steps.install()
     error = None
     try:
         with _publish.publishing(place / "model", overwrite=True) as target:
@@ -100,7 +93,7 @@ def attempt(place, new, number, fault, can_exchange):
     return {"steps": steps.taken, "error": error}
 
 
-def main(folder, old, new, fault, can_exchange, is_there):
+def main(folder, old, new, fault, is_there):
     """Tries every step until a try has no more of them."""
     # The processes that are forked have no threads yet.
     warnings.simplefilter("ignore")
@@ -114,7 +107,7 @@ def main(folder, old, new, fault, can_exchange, is_there):
             shutil.copytree(old, place / "model")
         reader, writer = os.pipe()
         if os.fork() == 0:
-            outcome = attempt(place, new, number, fault, can_exchange)
+            outcome = attempt(place, new, number, fault)
             os.write(writer, json.dumps(outcome).encode())
             os._exit(0)
         os.close(writer)

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import errno
+import fcntl
 import json
 import os
 import shutil
@@ -17,8 +18,7 @@ import pytest
 
 import bridge
 from bridge import checkpoint
-from bridge.checkpoint import CheckpointError, CheckpointNotFoundError, _leftovers, _publish
-from bridge.checkpoint._rename import NoExchangeError
+from bridge.checkpoint import CheckpointError, CheckpointNotFoundError, _paths, _publish
 from tests import processes
 from tests.checkpoint import faulty_steps
 from tests.strategies import exact
@@ -44,9 +44,9 @@ def contents(folder):
     }
 
 
-def attempts(made, folder, fault, *, can_exchange=True, is_there=True):
+def attempts(made, folder, fault, *, is_there):
     """The outcome of each try to put the new checkpoint in the place of the old one."""
-    arguments = (folder, made / "old", made / "new", fault, can_exchange, is_there)
+    arguments = (folder, made / "old", made / "new", fault, is_there)
     done = processes.run(faulty_steps.main, *arguments)
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -60,46 +60,40 @@ def found_at(made, path):
     return next((name for name in VALUES if found == contents(made / name)), "neither")
 
 
-SYSTEMS = [(True, True), (True, False), (False, True)]
-
-
-@pytest.mark.parametrize(("is_there", "can_exchange"), SYSTEMS)
-def test_a_kill_at_any_step_leaves_the_old_or_the_new_checkpoint(
-    made, tmp_path, can_exchange, is_there
-):
-    tries = attempts(made, tmp_path, "kill", can_exchange=can_exchange, is_there=is_there)
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_kill_at_any_step_leaves_the_old_or_the_new_checkpoint(made, tmp_path, is_there):
+    tries = attempts(made, tmp_path, "kill", is_there=is_there)
     assert len(tries) > 12
     seen = []
     for entry in tries:
         assert entry["outcome"] is None
         place = Path(entry["place"])
         found = found_at(made, place / "model")
-        if found is None and is_there:
-            # Between two renames, where the system cannot exchange names.
-            assert not can_exchange
-            with pytest.raises(CheckpointNotFoundError, match="Both are complete") as caught:
-                checkpoint.restore(place / "model")
-            (aside,) = _leftovers.places(place / "model")
-            assert str(aside) in str(caught.value)
-            assert found_at(made, aside / "old") == "old"
-            assert found_at(made, aside / "new") == "new"
-        seen.append(found)
-        # Nothing but hidden directories is left, and the next save removes them.
+        # Nothing but hidden directories is left.
         assert {child.name for child in place.iterdir() if child.name[0] != "."} <= {"model"}
-    first = "old" if is_there else None
-    assert seen[0] == first
-    assert seen[-1] == "new"
-    # The new one is there from one step on.
-    between = [found for found in seen if found not in (first, "new")]
-    assert set(between) == ({None} if is_there and not can_exchange else set())
-    assert [found == "new" for found in seen] == sorted(found == "new" for found in seen)
+        if found is None and is_there:
+            # Between the two renames it is read where it is.
+            assert checkpoint.restore(place / "model") == {"counter": {"step": 0}}
+            assert checkpoint.layout(place / "model").leaves[0].path == ("step",)
+            found = "aside"
+        seen.append(found)
+        # The next save removes all else, and puts the old one back.
+        if found == "aside":
+            with pytest.raises(CheckpointError, match="something already"):
+                checkpoint.save(place / "model", {"counter": {"step": 2}})
+            assert found_at(made, place / "model") == "old"
+        with _publish.publishing(place / "model", overwrite=True) as target:
+            faulty_steps.copy(made / "old", Path(os.fspath(target)))
+        assert found_at(made, place / "model") == "old"
+        assert [child.name for child in place.iterdir()] == ["model"]
+    order = ["old", "aside", "new"] if is_there else [None, "new"]
+    assert set(seen) == set(order)
+    assert seen == sorted(seen, key=order.index)
 
 
-@pytest.mark.parametrize(("is_there", "can_exchange"), SYSTEMS)
-def test_a_failure_of_any_step_is_one_error_and_leaves_nothing_behind(
-    made, tmp_path, can_exchange, is_there
-):
-    tries = attempts(made, tmp_path, "fail", can_exchange=can_exchange, is_there=is_there)
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_failure_of_any_step_is_one_error_and_leaves_nothing_behind(made, tmp_path, is_there):
+    tries = attempts(made, tmp_path, "fail", is_there=is_there)
     assert len(tries) > 12
     failed = set()
     for entry in tries:
@@ -117,43 +111,57 @@ def test_a_failure_of_any_step_is_one_error_and_leaves_nothing_behind(
             assert len(text.splitlines()) <= 3
             assert found == ("old" if is_there else None)
             failed.update(outcome["steps"])
-    assert {"fsync", "os.mkdir", "open", "renameat2"} <= failed
+    assert {"fsync", "os.mkdir", "open", "os.rename"} <= failed
 
 
 def test_what_a_killed_save_left_is_removed_by_the_next_one(tmp_path):
     path = tmp_path / "model"
+    checkpoint.save(path, VALUES["old"])
     # What nobody holds, a save that is still running, and what other people have made.
-    killed, running, unknown, begun = (_leftovers.place_of(path, n) for n in range(4))
+    killed, running, unknown, begun = (_paths.place_of(path, n) for n in range(4))
     other = tmp_path / "model.next"
-    lock = _leftovers.make(running)
+    for place in (killed, running, unknown, other):
+        (place / "new.orbax-checkpoint-tmp").mkdir(parents=True)
     # One of a save that was killed before it wrote anything.
     begun.mkdir()
-    for place in (killed, unknown, other):
-        (place / "new.orbax-checkpoint-tmp").mkdir(parents=True)
     checkpoint.save(killed / "old", VALUES["old"])
     # What is left of an old one of which a part is deleted.
     (killed / "replaced" / "variables").mkdir(parents=True)
     # What was put into the old directory in the moment in which it was taken out.
     (unknown / "old").mkdir()
     (unknown / "old" / "notes.txt").write_text("x")
-    checkpoint.save(path, VALUES["old"])
+    lock = os.open(running, os.O_RDONLY)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    checkpoint.save(path, VALUES["new"], overwrite=True)
     assert set(tmp_path.iterdir()) == {path, running, unknown, other}
     os.close(lock)
     checkpoint.save(path, VALUES["new"], overwrite=True)
     assert set(tmp_path.iterdir()) == {path, unknown, other}
 
 
+def test_a_folder_that_is_no_checkpoint_comes_back_after_a_save_was_killed(tmp_path):
+    """Between the last look and the first rename something can be put into a directory."""
+    path = tmp_path / "model"
+    old = _paths.place_of(path, 1) / "old"
+    old.mkdir(parents=True)
+    (old / "notes.txt").write_text("x")
+    with pytest.raises(CheckpointError, match=r"it holds 'notes.txt'"):
+        checkpoint.save(path, VALUES["new"], overwrite=True)
+    assert (path / "notes.txt").read_text() == "x"
+    assert [child.name for child in tmp_path.iterdir()] == ["model"]
+
+
 def test_a_directory_swept_before_it_is_held_is_made_again(tmp_path, monkeypatch):
-    path, own_lock, sweeps = tmp_path / "model", _leftovers._lock, [1]
+    path, own_lock, sweeps = tmp_path / "model", _publish._lock, [1]
 
     def lock(place, *, waits):
         if waits and sweeps:
             sweeps.clear()
-            _leftovers.sweep(path)
+            _publish._clear(path)
             assert not place.exists()
         return own_lock(place, waits=waits)
 
-    monkeypatch.setattr(_leftovers, "_lock", lock)
+    monkeypatch.setattr(_publish, "_lock", lock)
     checkpoint.save(path, VALUES["old"])
 
     assert sweeps == []
@@ -242,17 +250,16 @@ def test_of_two_saves_at_once_one_is_told_that_it_came_too_late(tmp_path):
 
 
 def test_what_is_no_checkpoint_any_more_when_it_is_taken_out_is_put_back(tmp_path, monkeypatch):
-    """Between the last look and the exchange something can be put into a directory."""
+    """Between the last look and the first rename something can be put into a directory."""
     path = tmp_path / "model"
     checkpoint.save(path, VALUES["old"])
-    exchange = _publish.exchange
+    rename = os.rename
 
-    def exchange_late(a, b):
-        (path / "notes.txt").write_text("x") if b == path else None
-        monkeypatch.setattr(_publish, "exchange", exchange)
-        exchange(a, b)
+    def rename_late(a, b):
+        (path / "notes.txt").write_text("x") if a == path else None
+        rename(a, b)
 
-    monkeypatch.setattr(_publish, "exchange", exchange_late)
+    monkeypatch.setattr(os, "rename", rename_late)
     with pytest.raises(CheckpointError, match=r"it holds 'notes.txt'"):
         checkpoint.save(path, VALUES["new"], overwrite=True)
     assert (path / "notes.txt").read_text() == "x"
@@ -263,21 +270,25 @@ def test_what_is_no_checkpoint_any_more_when_it_is_taken_out_is_put_back(tmp_pat
 def test_if_the_last_step_cannot_be_taken_back_the_error_says_where_both_are(tmp_path, monkeypatch):
     path = tmp_path / "model"
     checkpoint.save(path, VALUES["old"])
+    rename = os.rename
 
     def refuse(a, b):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        if b == path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        rename(a, b)
 
-    def cannot(a, b):
-        raise NoExchangeError(errno.ENOTSUP, "")
-
-    monkeypatch.setattr(_publish, "exchange", cannot)
-    monkeypatch.setattr(_publish, "move_to_free_name", refuse)
+    monkeypatch.setattr(os, "rename", refuse)
     with pytest.raises(CheckpointError) as caught:
         checkpoint.save(path, VALUES["new"], overwrite=True)
-    (aside,) = _leftovers.places(path)
+    (aside,) = _paths.places(path)
     for name, values in VALUES.items():
         assert str(aside / name) in str(caught.value)
         assert exact(checkpoint.restore(aside / name)) == exact(values)
+    # Until then the old one is read, and the next save puts it back.
+    assert exact(checkpoint.restore(path)) == exact(VALUES["old"])
+    monkeypatch.undo()
+    checkpoint.save(path, VALUES["new"], overwrite=True)
+    assert [child.name for child in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bridge.checkpoint import _late_reads
+from bridge.checkpoint import _orbax
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def silenced(monkeypatch):
     logger = logging.getLogger("asyncio")
     monkeypatch.setattr(logger, "filters", list(logger.filters))
     monkeypatch.setattr("sys.unraisablehook", lambda unraisable: None)
-    _late_reads.silence_late_reads()
+    _orbax.silence_late_reads()
 
 
 def _drop(error):

@@ -1,0 +1,103 @@
+"""The paths of a checkpoint: as the user gives it, and of the directory beside it for a save."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+# Orbax's own dependency, through which it reads and writes; it knows gs:// paths too.
+from etils import epath
+
+from bridge._errors import CheckpointError, CheckpointNotFoundError, mapping_error
+
+LATEST = "latest"
+# `100` and `step_100` of a CheckpointManager, `checkpoint_100` of flax.training.
+_STEP = re.compile(r"(?P<prefix>.*[^\d.])?(?P<number>\d+(\.\d+)?)")
+
+# What is in the directory beside a path: the new checkpoint; the old one, which is read until the
+# new one has the path; and the old one while it is deleted.
+NEW, OLD, REPLACED = "new", "old", "replaced"
+
+
+def absolute(path: str | os.PathLike[str]) -> Any:
+    """A path as orbax takes it.
+
+    Raises:
+      ConversionError: it is none.
+      CheckpointError: it leads to a storage that nothing here can read.
+    """
+    if isinstance(path, str) and not path:
+        raise mapping_error(path, "a path", "'.' is the current directory")
+    if not isinstance(path, str | os.PathLike):
+        raise mapping_error(
+            path, "a path", "it comes first: save(path, tree), restore(path, target)"
+        )
+    try:
+        found = epath.Path(os.path.expanduser(path))
+    except KeyError as error:
+        raise CheckpointError(
+            "there is no library for paths such as", path, f"It begins with {error}."
+        ) from None
+    return found if found.is_absolute() else epath.Path(os.path.abspath(os.fspath(found)))
+
+
+def is_remote(path: Any) -> bool:
+    """Whether a path leads to an object store."""
+    return "://" in os.fspath(path)
+
+
+def latest_step(where: Any) -> Any:
+    """The path that one with `latest` in it means; any other path as it is.
+
+    Behind `latest` may stand what lies in the step, such as one of a manager's items. A step whose
+    directory is empty was never written, and does not count.
+
+    Raises:
+      CheckpointNotFoundError: the directory has no steps, or steps under several names.
+    """
+    if LATEST not in where.parts or where.exists():
+        return where
+    parent = latest_step(where.parent)
+    if where.name != LATEST or not parent.is_dir():
+        return parent / where.name
+    steps: dict[str, list[tuple[float, Any]]] = {}
+    for child in parent.iterdir():
+        match = _STEP.fullmatch(child.name)
+        if match and not _is_empty(child):
+            steps.setdefault(match["prefix"] or "", []).append((float(match["number"]), child))
+    if not steps:
+        raise CheckpointNotFoundError("there are no steps in", parent, "Give another path.")
+    if len(steps) > 1:
+        names = sorted(f"{prefix}..." for prefix in steps)
+        raise CheckpointNotFoundError(
+            "there are steps under several names in", parent, f"They begin with {names}."
+        )
+    (own,) = steps.values()
+    return max(own, key=lambda step: step[0])[1]
+
+
+def _is_empty(step: Any) -> bool:
+    return step.is_dir() and next(iter(step.iterdir()), None) is None
+
+
+def place_of(path: Path, token: int) -> Path:
+    """The directory beside a path in which one save writes the checkpoint."""
+    return path.with_name(f".{path.name}.{token:016x}.bridge-save")
+
+
+def places(path: Path) -> list[Path]:
+    """The directories of this kind that there are for a path."""
+    pattern = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{16}\.bridge-save")
+    with contextlib.suppress(OSError):
+        return sorted(p for p in path.parent.iterdir() if pattern.fullmatch(p.name))
+    return []
+
+
+def set_aside(path: Path) -> Path | None:
+    """Where the checkpoint of a path is while a save has taken it away, and none is at the path."""
+    if os.path.lexists(path):
+        return None
+    return next((place / OLD for place in places(path) if (place / OLD).exists()), None)
