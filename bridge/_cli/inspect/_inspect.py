@@ -25,8 +25,9 @@ formats:
   safetensors, npz  a file of arrays by name; the keys of a path are joined by / or by dots
 
 A file of parameters alone, such as to_bytes(state.params), is read as Linen's; --layout nnx reads
-it as an NNX state. Files of safetensors and npz by convert say what they are. "latest" in the place of a step is the newest one of a CheckpointManager or of
-flax.training.checkpoints; an item of the step may follow, as in manager/latest/params.
+it as an NNX state. Files of safetensors and npz by convert say what they are. "latest" in the
+place of a step is the newest one of a CheckpointManager or of flax.training.checkpoints; an item
+of the step may follow, as in manager/latest/params.
 """
 
 _EPILOG = """\
