@@ -51,7 +51,12 @@ def _has_traces() -> bool:
     return found[0] is found[1] is not None
 
 
-_HAS_TRACES = holds("jax.core.Tracer._trace", _has_traces, "taking every tracer for one of its own")
+_HAS_TRACES = holds(
+    "jax.core.Tracer._trace",
+    _has_traces,
+    "taking every tracer for one of its own",
+    loses="a definition that holds a value of an outer trace is refused",
+)
 
 
 def _evaluates_partially() -> bool:
