@@ -11,17 +11,13 @@ import pathlib
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from bridge._errors import (
-    BridgeError,
-    CheckpointError,
-    MissingRngError,
-    PortError,
-    UnboundAxisError,
-)
+from bridge._errors import BridgeError, CheckpointError, PortError
 
+from ._input_errors import InputError, ProgramError, SeveralInputsError
+from ._options import error_in_options
 from ._places import user_place
 from ._stdout import for_document
 
@@ -35,12 +31,6 @@ MISSING_EXTRA = 3
 Idle = tuple[str, Sequence[str]]
 """Why options have no effect, as in `("without --model", ["--input"])`."""
 _EXTRA_LIBRARIES = ("safetensors",)
-_OPTIONS: dict[type[BridgeError], str] = {
-    MissingRngError: "--kwarg NAME=VALUE; parity has --train and --rngs dropout=0 too",
-    UnboundAxisError: "--axis-size NAME=N of parity",
-}
-"""What the arguments are called here that errors name."""
-_ARGUMENT = re.compile(r"\b(layout|within)=")
 
 
 def new_parser(
@@ -89,6 +79,8 @@ def new_parser(
         if problems:
             sys.stderr.write(f"{parser.prog}: {'; '.join(problems)}\n")
             return UNUSABLE
+        # Messages name those that there are.
+        arguments.options = options_of(parser)
         try:
             with for_document() if arguments.json else contextlib.nullcontext():
                 code = run(arguments)
@@ -102,7 +94,7 @@ def new_parser(
             if arguments.traceback:
                 traceback.print_exception(error)
             else:
-                sys.stderr.write(f"{parser.prog}: {_text(error)}\n")
+                sys.stderr.write(f"{parser.prog}: {_text(error, options_of(parser))}\n")
             if _lacks_rules(error):
                 return FAILED
             return MISSING_EXTRA if _lacks_extra(error) else UNUSABLE
@@ -126,8 +118,13 @@ def new_parser(
 
 def _is_given(parser: argparse.ArgumentParser, arguments: argparse.Namespace, option: str) -> bool:
     """Whether an option has another value than by default."""
-    action = parser._option_string_actions[option]  # noqa: SLF001 (argparse has no other way)
+    action = options_of(parser)[option]
     return getattr(arguments, action.dest) != action.default
+
+
+def options_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Action]:
+    """The options of a parser by name."""
+    return parser._option_string_actions  # noqa: SLF001 (argparse has no other way)
 
 
 def add_within(parser: argparse.ArgumentParser) -> None:
@@ -202,19 +199,18 @@ def add_filter(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _text(error: BridgeError | OSError) -> str:
+def _text(error: BridgeError | OSError, options: Collection[str]) -> str:
     """An error's message with the options of the command line in the place of arguments."""
+    if isinstance(error, SeveralInputsError):
+        return "\n".join(_text(each, options) for each in error.errors)
     if isinstance(error, PortError) and _lacks_rules(error):
         remedy = (
             "Name the places in a table for --rules; --suggest of convert and parity proposes one."
         )
         return str(PortError(error.where, error.problems, remedy))
-    for kind, options in _OPTIONS.items():
-        if isinstance(error, kind):
-            return f"{error} (on the command line: {options})"
-    if isinstance(error, CheckpointError):
-        text = str(error).replace("overwrite=True", "--overwrite")
-        return _ARGUMENT.sub(r"--\1 ", text).replace(" ,", ",")
+    # These two speak of the command line, or quote somebody's program.
+    if isinstance(error, BridgeError) and not isinstance(error, InputError | ProgramError):
+        return error_in_options(error, options)
     if isinstance(error, OSError) and not isinstance(error, BridgeError) and error.strerror:
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
         return f"{where}{error.strerror}"

@@ -65,9 +65,11 @@ def show_suggestions(
         header = {"schema": f"{schema}-suggestions", "version": version}
         show_json({**header, **json.loads(suggestions.to_json())})
     else:
-        notes = [f"# the order of calls was not compared; {lacking}"] if lacking else []
-        table = suggestions.to_toml().rstrip()
-        show(str(suggestions), *notes, "", "# for --rules:", table)
+        lines = [str(suggestions)]
+        lines += [f"# the order of calls was not compared; {lacking}"] if lacking else []
+        if suggestions.rules:
+            lines += ["", "# for --rules:", suggestions.to_toml().rstrip()]
+        show(*lines)
 
 
 def _console(**options: Any) -> Console:

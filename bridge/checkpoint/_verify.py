@@ -133,8 +133,8 @@ def _without_digests(path: Any) -> CheckpointError:
     return CheckpointError(
         "there are no digests in the checkpoint at",
         path,
-        "It was saved with digests=False, by an earlier version, or by something else. Restore it"
-        " without verify.",
+        "It was saved with digests=False, by an earlier version, or by something else. Read it"
+        " without verify=True.",
     )
 
 

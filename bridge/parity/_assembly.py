@@ -183,7 +183,7 @@ class Assembly:
             for name, value in evaluating(request.kwargs).items():
                 yield (
                     f"{side} does not run as in training, as it is given {name}={value}: leave it"
-                    f" out, or give {name}={not value}"
+                    f" out, or give kwargs={{{name!r}: {not value}}}"
                 )
         if first and all(first.drops) and first.inputs_agree and not first.fields:
             yield (

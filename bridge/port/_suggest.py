@@ -70,6 +70,9 @@ class Suggestions:
         return found
 
     def __str__(self) -> str:
+        if not self.rules:
+            state = "No rules are needed" if self.plan.ok else "No rules can be proposed"
+            return f"# {state}: {self.plan.summary}"
         lines = ["rules = {"]
         for heading, rules in self._sections():
             lines += textwrap.wrap(heading, 96, initial_indent="    # ", subsequent_indent="    # ")

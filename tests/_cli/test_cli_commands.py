@@ -212,6 +212,8 @@ def test_a_page_is_refused_before_the_model_is_made_where_its_folder_is_missing(
         (["inspect", "full"], ["'19'] and 8 more; give the path"]),
         (["diff", "no", "nothing"], ["at {}/no. In", "at {}/nothing. In"]),
         (["inspect", "model", "--layout", "nnx"], ["Leave out --layout, which"]),
+        (["inspect", "undigested", "--verify"], ["Read it without --verify."]),
+        (["convert", "model", "full", "--to", "nnx"], ["pass --overwrite"]),
         (["convert", "model", "", "--to", "nnx"], ["found '', expected a path of this machine"]),
         (["convert", "model", "gs://a/b", "--to", "nnx"], ["found 'gs://a/b', expected a path"]),
         (["convert", "model", "--to", "nnx", "s3://a/b"], ["found 's3://a/b', expected a path"]),
@@ -222,6 +224,7 @@ def test_a_path_that_leads_to_nothing_of_use_is_told(
 ):
     monkeypatch.chdir(tmp_path)
     checkpoint.save("model", {"params": {"w": np.ones(2)}})
+    checkpoint.save("undigested", {"params": {"w": np.ones(2)}}, digests=False)
     for name in ("empty", *(f"full/{n}" for n in range(20))):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "dangling").symlink_to("nowhere")

@@ -4,6 +4,8 @@ import sys
 
 import pytest
 
+from bridge.parity._findings import SECTIONS
+
 from .command_line import run
 
 MODELS = """\
@@ -103,7 +105,7 @@ def test_sizes_of_named_axes_are_passed_on(capsys):
     models = ("Normed", "NativeNormed", "--input", "2,4", "--port", "--train")
     without = parity(capsys, *models)
     assert without.code == 2
-    assert "axis_sizes" in without.err
+    assert "--axis-size batch=1" in without.err
     sized = parity(capsys, *models, "--axis-size", "batch=1")
     assert sized.code == 0, sized.out + sized.err
     for text in ("batch", "batch=0"):
@@ -203,3 +205,95 @@ def test_a_number_of_steps_is_a_whole_number_from_zero_on(capsys, steps):
 
     assert outcome.code == 2
     assert "is not a whole number from 0 on" in outcome.err
+
+
+MISLEADING = """
+class Named(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(4, name="b")(nnx.relu(nn.Dense(4, name="a")(x)))
+class Swapped(nnx.Module):
+    def __init__(self, rngs):
+        self.a, self.b = nnx.Linear(4, 4, rngs=rngs), nnx.Linear(4, 4, rngs=rngs)
+    def __call__(self, x):
+        return self.a(nnx.relu(self.b(x)))
+class Same(Swapped):
+    def __call__(self, x):
+        return self.b(nnx.relu(self.a(x)))
+"""
+
+
+def test_a_port_that_fits_and_is_wrong_names_the_option_that_finds_the_rules(capsys, place):
+    (place / "parity_models.py").write_text(MODELS + MISLEADING)
+    ported = parity(capsys, "Named", "Swapped", *QUICK, "--port")
+    assert (ported.code, "--suggest in its place" in ported.out) == (1, True)
+    told = parity(capsys, "Named", "Swapped", *QUICK, "--suggest")
+    (place / "rules.toml").write_text(told.out.partition("# for --rules:")[2])
+    right = parity(capsys, "Named", "Swapped", *QUICK, "--port", "--rules", "rules.toml")
+    assert (right.code, "--suggest" in right.out) == (0, False)
+
+
+def test_a_model_that_needs_no_rules_is_told_so(capsys, place):
+    """Regression: an empty table was printed, twice."""
+    (place / "parity_models.py").write_text(MODELS + MISLEADING)
+    told = parity(capsys, "Named", "Same", *QUICK, "--suggest")
+    assert (told.code, told.out) == (0, "# No rules are needed: Linen -> NNX: 4 matched\n")
+
+
+HINTED = """
+class Switched(nn.Module):
+    @nn.compact
+    def __call__(self, x, deterministic=False):
+        return nn.Dropout(0.5)(nn.Dense(3)(x), deterministic=deterministic)
+class NativeSwitched(nnx.Module):
+    def __init__(self, rngs):
+        self.Dense_0, self.drop = nnx.Linear(4, 3, rngs=rngs), nnx.Dropout(0.5, rngs=rngs)
+    def __call__(self, x, deterministic=False):
+        return self.drop(self.Dense_0(x), deterministic=deterministic)
+class Averaging(nn.Module):
+    @nn.compact
+    def __call__(self, x, train=False):
+        return nn.BatchNorm(use_running_average=not train)(nn.Dense(3)(x))
+class NativeAveraging(nnx.Module):
+    def __init__(self, rngs):
+        self.Dense_0, self.BatchNorm_0 = nnx.Linear(4, 3, rngs=rngs), nnx.BatchNorm(3, rngs=rngs)
+    def __call__(self, x, train=False):
+        return self.BatchNorm_0(self.Dense_0(x), use_running_average=not train)
+"""
+
+
+@pytest.mark.parametrize(
+    ("models", "options", "told"),
+    [
+        ("Switched NativeSwitched", "", "--kwarg deterministic=True"),
+        ("Switched NativeSwitched", "", "with it: --train, --rngs dropout=0"),
+        ("Switched NativeSwitched", "--train", "with it: --train, --rngs dropout=0"),
+        ("Switched NativeSwitched", "--train --rngs dropout=0", "without\n--train, or"),
+        ("Averaging NativeAveraging", "--kwarg train=False", "leave it out, or check with --train"),
+        ("Averaging NativeAveraging", "--sections steps", "steps are made: --steps 3"),
+        (
+            "Averaging NativeAveraging",
+            "--train --a-kwarg train=False --b-kwarg train=True",
+            "or give --kwarg train=True",
+        ),
+    ],
+)
+def test_hints_name_options_and_not_arguments(capsys, place, models, options, told):
+    (place / "parity_models.py").write_text(MODELS + HINTED)
+    command = (*models.split(), "--input", "2,4", "--no-gradients", "--port", *options.split())
+    outcome = parity(capsys, *command)
+    text = outcome.out + outcome.err
+    assert told.replace("\n", " ") in " ".join(text.split())
+    assert [name for name in ("kwargs=", "train=True", "rngs=", "steps=") if name in text] == (
+        ["train=True"] if "--kwarg train=True" in told else []
+    )
+    if outcome.code == 1:
+        document = parity(capsys, *command, "--json").document
+        assert told.replace("\n", " ") in " ".join(document["hints"])
+
+
+def test_help_tells_the_sections_and_how_a_missing_dropout_shows(capsys):
+    out = " ".join(run(capsys, "parity", "--help").out.split())
+    assert ", ".join(SECTIONS) in out
+    assert "dropout that one of them lacks" in out
+    assert "--sections outputs,layers,fields" in out

@@ -20,6 +20,10 @@ first, with --rules for what has another name. --suggest prints the rules that t
 as convert does.
 
 Inputs are those that A gives, or --input: random numbers of that shape, 0 or 1 for integers.
+
+The models run as in evaluation, where a dropout that one of them lacks or another rate changes no
+number. Such differences of static fields are listed and do not fail the check, unless --sections
+names them: --sections outputs,layers,fields.
 """
 
 _EPILOG = """\
@@ -34,10 +38,16 @@ examples:
   python -m bridge parity models.py:make_linen models.py:make_nnx --input 2,4 --port --no-gradients
   python -m bridge parity models.py:make_nnx models.py:make_nnx --input 2,4 --json > parity.json
   python -m bridge parity models.py:make_nnx models.py:make_nnx --input 2,4 --train --rngs dropout=0
+  python -m bridge parity models.py:make_nnx models.py:make_nnx --input 2,4 \\
+      --sections outputs,layers,fields
 
 The JSON document is {"schema": "linen-nnx-bridge/parity", "version": 1, ...} with all that
 bridge.parity.Report.to_json gives.
 """
+
+_PORTED = """\
+--port has placed the values by rules, names and shapes, which may mislead. --suggest in its place
+compares the order of calls too, and prints other rules if that says otherwise."""
 
 SCHEMA = "linen-nnx-bridge/parity"
 VERSION = 1
@@ -93,7 +103,12 @@ def _add_what_is_compared(parser: argparse.ArgumentParser) -> None:
         help="the key of a stream of both models, such as dropout=0; once for each",
     )
     parser.add_argument(
-        "--sections", metavar="NAMES", type=_names, help="what is compared, joined by commas"
+        "--sections",
+        metavar="NAMES",
+        type=_names,
+        help="what is compared, joined by commas: port plan, weights, outputs, layers, fields,"
+        " gradients, state, steps, partition specs (default: all of them, where fields do not"
+        " count and steps need --steps)",
     )
     parser.add_argument("--steps", type=_count, default=0, metavar="N", help="optimizer steps too")
     parser.add_argument(
@@ -137,6 +152,7 @@ def _run(arguments: argparse.Namespace) -> int:
     import json
 
     from bridge._cli import _output
+    from bridge._cli._options import report_in_options
 
     from . import _compared
 
@@ -145,11 +161,14 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.suggest:
         _output.show_suggestions(report, SCHEMA, VERSION, as_json=arguments.json)
         return _command.OK if report.plan.ok else _command.FAILED
+    report = report_in_options(report, arguments.options)
     if arguments.json:
         told = json.loads(report.to_json())
         _output.show_json({"schema": SCHEMA, "version": VERSION, **told})
     else:
         _output.show(str(report))
+        if arguments.port and not (report.ok or report.hints):
+            _output.show(_PORTED)
     return _command.OK if report.ok else _command.FAILED
 
 
