@@ -23,7 +23,6 @@ ELSEWHERE = {
         f"bridge/_flax/{name}.py": PROMISES
         for name in (
             "filters",
-            "graphdef_nodes",
             "graphdefs",
             "linen_modules",
             "objects",
@@ -46,8 +45,6 @@ ELSEWHERE = {
     # What is known of a call of a `bridge.Module`, which only such a call can show.
     "bridge/_module_calls/calls.py": CALLED,
     "bridge/_module_calls/scope.py": CALLED,
-    # For the attributes of a `bridge.Module`, by which it is tested.
-    "bridge/_flax/tied_values.py": ["tests/_linen_style_module/test_ties.py"],
     # The second half of an initialisation.
     "bridge/_initialization/adopted.py": ["tests/_initialization/test_lazy_init.py"],
     # The functions of the default registry.

@@ -1,13 +1,18 @@
-"""A module as its GraphDef and its leaves."""
+"""A module as its GraphDef and its leaves, and the module made of them again."""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+import operator
+from collections.abc import Collection, Iterable
+from typing import Any, NamedTuple
 
+import jax
 from flax import nnx
 
 from . import graphdefs
-from .self_references import tie
+from .objects import OBJECT_STATES, PYTREE_NOTES, StaticObjectState, attributes_dict, set_states
+from .self_references import TiedAttribute, tie, value_of
 
 
 def flatten(module: Any) -> tuple[nnx.GraphDef[Any], list[Any]]:
@@ -15,6 +20,10 @@ def flatten(module: Any) -> tuple[nnx.GraphDef[Any], list[Any]]:
 
     `nnx.split` would sort the leaves into a nested State, out of which they would have to be taken
     again.
+
+    Raises:
+      InvalidModuleError: a static attribute holds a node of the module in a way that nobody can
+        follow.
     """
     indices = graphdefs.RefMap()
     graphdef, state = nnx.flatten(module, ref_index=indices, graph=True)
@@ -22,10 +31,164 @@ def flatten(module: Any) -> tuple[nnx.GraphDef[Any], list[Any]]:
     return tie(graphdef, indices), list(state.leaves)
 
 
+class Built(NamedTuple):
+    """A module made of a GraphDef and leaves.
+
+    Attributes:
+      module: the module, or whatever the root of the GraphDef is.
+      variables: the Variable that holds a leaf, for each of them; None for a bare array.
+      objects: the modules and other NNX objects in it.
+    """
+
+    module: Any
+    variables: list[nnx.Variable[Any] | None]
+    objects: list[nnx.Pytree]
+
+
+class GraphDefBuilder:
+    """Makes the modules of a GraphDef.
+
+    `nnx.unflatten` makes the objects and the Variables. Static attributes are put in afterwards,
+    because it would give all modules the same lists, dicts and sets, and methods that are bound to
+    the module that the GraphDef was made of.
+
+    Args:
+      graphdef: a GraphDef in graph mode.
+
+    Attributes:
+      has_only_objects: whether every node is an NNX object or a Variable with a plain value, and no
+        static attribute is a container of its own. All that can change in such a module are the
+        attributes and flags of objects, and the values and metadata of Variables.
+    """
+
+    def __init__(self, graphdef: nnx.GraphDef[Any]):
+        # Type and metadata of the Variable for each leaf, None for a bare array.
+        self._leaves: list[tuple[type[nnx.Variable[Any]], dict[str, Any]] | None] = []
+        # By the number of an object: what all modules have in common, and what each has of its own.
+        self._shared: dict[int, dict[str, Any]] = {}
+        self._own: list[tuple[int, str, Any]] = []
+        # The indices of the containers that are static items of others.
+        self._items: list[int] = []
+        self._states: dict[int, StaticObjectState] = {}
+        self.has_only_objects = True
+        nodes: dict[tuple[Any, ...], Any] = {}
+        self._attributes: list[tuple[Any, Any]] = []
+        for path, item in graphdefs.decoded(graphdef):
+            owner: Any = nodes.get(path[:-1])
+            if _is_object(owner) and self._is_put_in(owner.index, str(path[-1]), item):
+                rest = owner.num_attributes - 1
+                nodes[path[:-1]] = dataclasses.replace(owner, num_attributes=rest)
+                continue
+            self._note(item)
+            is_node = not isinstance(item, graphdefs.LeafAttr | graphdefs.Static)
+            if is_node:
+                nodes[path] = item
+            if isinstance(item, graphdefs.Static) and _copied(item.value) is not item.value:
+                self._items.append(len(self._attributes))
+            if path:
+                self._attributes.append((path[-1], graphdefs.NodeAttr() if is_node else item))
+        self._nodes = list(nodes.values())
+
+    def _is_put_in(self, owner: int, name: str, item: Any) -> bool:
+        """Whether an attribute is put into its object afterwards."""
+        value: Any = None
+        if isinstance(item, graphdefs.Static):
+            value = item.value
+        elif name in PYTREE_NOTES and isinstance(item, graphdefs.NodeDef):
+            value = nnx.unflatten(nnx.GraphDef([item], [], 0), [])
+        else:
+            return False
+        if type(value) in OBJECT_STATES:
+            self._states[owner] = StaticObjectState.of(value)
+        elif type(value) is TiedAttribute or _copied(value) is not value:
+            self._own.append((owner, name, value))
+            self.has_only_objects = False
+        else:
+            self._shared.setdefault(owner, {})[name] = value
+        return True
+
+    def _note(self, item: Any) -> None:
+        if graphdefs.stores_leaf(item):
+            is_variable = isinstance(item, graphdefs.VariableDef)
+            of = (item.type, attributes_dict(item.metadata)) if is_variable else None
+            self._leaves.append(of)
+        if isinstance(item, graphdefs.VariableDef):
+            metadata = attributes_dict(item.metadata)
+            is_plain = not (item.array_refdef or metadata["hijax"] or metadata["ref"])
+        else:
+            is_plain = isinstance(item, graphdefs.LeafAttr | graphdefs.NodeRef) or _is_object(item)
+        self.has_only_objects &= is_plain
+
+    def build(self, leaves: Iterable[Any], plain: Collection[int] = ()) -> Built:
+        """Makes the module; the inverse of `flatten`.
+
+        Args:
+          leaves: Variables, or their values, and bare arrays, in the order of the GraphDef.
+          plain: the indices of leaves whose Variables are to be plain ones, whatever the GraphDef
+            says: neither references nor hijax Variables.
+        """
+        held: list[Any] = []
+        variables: list[nnx.Variable[Any] | None] = []
+        for i, (leaf, of) in enumerate(zip(leaves, self._leaves, strict=True)):
+            held.append(leaf if of is None else _variable(leaf, *of, is_plain=i in plain))
+            variables.append(None if of is None else held[-1])
+        nodes: Any = {}
+        attributes = self._attributes
+        if self._items:
+            attributes = [*attributes]
+            for i in self._items:
+                key, item = attributes[i]
+                attributes[i] = key, graphdefs.Static(_copied(item.value))
+        graphdef = nnx.GraphDef(self._nodes, attributes, len(held))
+        module = nnx.unflatten(graphdef, held, index_ref=nodes)
+        for number, attributes in self._shared.items():
+            vars(nodes[number]).update(attributes)
+        set_states(nodes, self._states)
+        tie, made = None, []
+        for number, name, value in self._own:
+            if type(value) is not TiedAttribute:
+                vars(nodes[number])[name] = _copied(value)
+                continue
+            if value.tie is not tie:
+                tie, made = value.tie, value_of(value.tie, nodes)
+            vars(nodes[number])[name] = made[value.position]
+        return Built(module, variables, [x for x in nodes.values() if isinstance(x, nnx.Pytree)])
+
+
+def _variable(
+    leaf: Any, kind: type[nnx.Variable[Any]], metadata: dict[str, Any], *, is_plain: bool
+) -> Any:
+    """The Variable around a value, or the one that is given."""
+    # Cheap test first: a failing `isinstance(leaf, nnx.Variable)` is slow.
+    if not isinstance(leaf, jax.Array) and isinstance(leaf, nnx.Variable):
+        return leaf
+    if is_plain:
+        metadata = {**metadata, "hijax": False, "ref": False}
+    return kind.from_metadata(leaf, metadata)
+
+
+def _is_object(item: Any) -> bool:
+    is_container = isinstance(item, graphdefs.NodeDef)
+    return is_container and isinstance(item.type, type) and issubclass(item.type, nnx.Pytree)
+
+
+def _copied(value: Any) -> Any:
+    """A value with lists, dicts and sets of its own; the value itself if there are none in it."""
+    kind = type(value)
+    if kind is dict:
+        return {key: _copied(item) for key, item in value.items()}
+    if kind is list or kind is set:
+        return kind(map(_copied, value))
+    if kind is tuple:
+        items = tuple(map(_copied, value))
+        return value if all(map(operator.is_, items, value)) else items
+    return value
+
+
 def _put_back_references(graphdef: nnx.GraphDef[Any], indices: Any) -> None:
     """Gives Variables the references back that others hold too.
 
-    Flax 0.12.8 takes such a reference out of every Variable but the first.
+    Flax 0.12 takes such a reference out of every Variable but the first.
     """
     definitions: Any = graphdef.nodes
     shared = [

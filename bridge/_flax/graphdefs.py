@@ -1,4 +1,4 @@
-"""What Flax makes a GraphDef of, and how it takes containers apart.
+"""What Flax makes a GraphDef of, and the one decoder of it.
 
 `nnx.GraphDef` is public, and what is in it is not: `nnx.split` and `nnx.merge` are all that a
 program needs. The bridge keeps GraphDefs among Linen variables, so it has to know where their
@@ -8,8 +8,10 @@ leaves belong.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from flax import nnx
 
 from .promises import part
 
@@ -20,9 +22,7 @@ def _has(*names: str) -> Callable[[Any], bool]:
     """Checks that a class has these fields."""
 
     def check(cls: Any) -> bool:
-        is_dataclass = dataclasses.is_dataclass(cls)
-        fields = [f.name for f in dataclasses.fields(cls)] if is_dataclass else cls._fields
-        return {*names} <= {*fields}
+        return {*names} <= {field.name for field in dataclasses.fields(cls)}
 
     return check
 
@@ -44,13 +44,43 @@ Static = part(_GRAPHLIB, "Static", lambda cls: cls(1).value == 1)
 # How an object says which of its attributes are what.
 DataElem = part(_GRAPHLIB, "DataElem", lambda cls: cls(1).value == 1)
 StaticElem = part(_GRAPHLIB, "StaticElem", lambda cls: cls(1).value == 1)
-# The metadata of a container that JAX knows.
-IndexesPytreeDef = part(_GRAPHLIB, "IndexesPytreeDef", _has("key_index", "treedef"))
 # Nodes by identity.
 RefMap = part(_GRAPHLIB, "RefMap", lambda cls: len(cls()) == 0)
-# How a type that Flax or JAX was told of is taken apart and put together.
-GraphNodeImpl = part(_GRAPHLIB, "GraphNodeImpl", _has("create_empty", "init"))
+# How a type that Flax or JAX was told of is taken apart.
 get_node_impl = part(_GRAPHLIB, "get_node_impl", _tells_items)
-get_node_impl_for_type = part(
-    _GRAPHLIB, "get_node_impl_for_type", lambda function: function(int) is None
-)
+
+
+def decoded(graphdef: nnx.GraphDef[Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """What is at each path of a GraphDef in graph mode, in the order of its leaves.
+
+    Yields:
+      The path, and a `NodeDef` for what has something below it, a `VariableDef`, a `Static` item, a
+      `LeafAttr` for a bare array, an `ArrayRefDef` for an array reference, or a `NodeRef` for what
+      was met before.
+    """
+    # The definition of one bare array has no nodes.
+    first: Any = graphdef.nodes[0] if graphdef.nodes else LeafAttr()
+    return _decoded((), first, iter(graphdef.nodes[1:]), iter(graphdef.attributes))
+
+
+def _decoded(
+    path: tuple[Any, ...], item: Any, nodes: Iterator[Any], attributes: Iterator[Any]
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    yield path, item
+    for _ in range(item.num_attributes if isinstance(item, NodeDef) else 0):
+        key, kind = next(attributes)
+        below = next(nodes) if isinstance(kind, NodeAttr) else kind
+        yield from _decoded((*path, key), below, nodes, attributes)
+
+
+def leaves_of(graphdef: nnx.GraphDef[Any]) -> list[tuple[tuple[Any, ...], Any]]:
+    """The path and the item of `decoded` for each leaf, in order."""
+    return [(path, item) for path, item in decoded(graphdef) if stores_leaf(item)]
+
+
+def stores_leaf(item: Any) -> bool:
+    """Whether a leaf is stored for an item of `decoded`."""
+    # None is stored for a reference that was met before.
+    if isinstance(item, VariableDef):
+        return not isinstance(item.array_refdef, NodeRef)
+    return isinstance(item, LeafAttr | ArrayRefDef)

@@ -54,6 +54,12 @@ def state_flags(node: nnx.Pytree) -> Any:
     return StaticObjectState.of(state) if type(state) is ObjectState else state
 
 
+def set_states(nodes: Mapping[int, nnx.Pytree], flags: Mapping[int, StaticObjectState]) -> None:
+    """Gives objects, which are by number, states of their own with these flags."""
+    for number, own in flags.items():
+        vars(nodes[number])[_STATE] = ObjectState(*own)
+
+
 # `vars` asks the `__getattribute__` of the class, if there is one.
 attributes_of: Callable[[nnx.Pytree], dict[str, Any]] = vars(nnx.Pytree)["__dict__"].__get__
 

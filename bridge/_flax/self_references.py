@@ -1,4 +1,4 @@
-"""Static attributes that refer to the module itself: a bound method, a lambda that uses `self`.
+"""Values that refer to a module's own nodes, such as a bound method or a lambda that uses `self`.
 
 A GraphDef takes them as they are, so a merged module would call the module that it was split from:
 with its parameters, without gradients. Here they are pickled with each node as its place in the
@@ -7,14 +7,15 @@ graph, and unpickled for every module that is made.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import gc
 import io
 import pickle
 import types
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,30 +23,20 @@ from flax import nnx
 
 from bridge._errors import InvalidModuleError
 
-from .graphdefs import IndexesPytreeDef, Static
+from .graphdefs import Static, decoded
 from .objects import DATA_ATTRIBUTES, OBJECT_STATES, attributes_dict
 
 
-class BoundCode:
-    """A function without what it closes over; equal to another one of the same code."""
+class BoundCode(NamedTuple):
+    """A function without what it closes over."""
 
-    def __init__(self, code: types.CodeType, scope: dict[str, Any], name: str, qualname: str):
-        self.code, self.scope, self.name, self.qualname = code, scope, name, qualname
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not BoundCode:
-            return False
-        return self.code == other.code and self.scope is other.scope
-
-    def __hash__(self) -> int:
-        return hash((self.code, id(self.scope)))
-
-    def __call__(self, closure: tuple[types.CellType, ...] | None) -> Any:
-        made = types.FunctionType(self.code, self.scope, self.name, None, closure)
-        made.__qualname__ = self.qualname
-        return made
+    code: types.CodeType
+    scope: dict[str, Any]
+    name: str
+    qualname: str
 
 
+_NODES = (nnx.Pytree, nnx.Variable)
 # Written as they are.
 _ATOMS = frozenset({int, float, complex, bool, str, bytes, type(None), type(Ellipsis)})
 # What no reference is followed from: it holds no object of a program, or all of them.
@@ -53,50 +44,62 @@ _ENDS = (
     *(type, types.CodeType, BoundCode, types.ModuleType, types.FrameType, types.TracebackType),
     *(np.ndarray, jax.Array, jax.sharding.Mesh, jax.sharding.Sharding),
 )
-FREE = _ATOMS | {type, types.CodeType, types.ModuleType, np.dtype, DATA_ATTRIBUTES, *OBJECT_STATES}
-# Asked first, as most objects in attributes are.
+_FREE = _ATOMS | {type, types.CodeType, types.ModuleType, np.dtype, DATA_ATTRIBUTES, *OBJECT_STATES}
+# Cheap test first, as most objects in attributes are of these types.
 _CONTAINERS = frozenset({types.CellType, tuple, list, set, frozenset, functools.partial})
 # They have programs or results of a function, and by these anything.
 _CACHES = ("jaxlib", "functools")
 _NO_CACHES = (functools.partial, jax.tree_util.PyTreeDef)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class Tie:
-    """A static attribute without the nodes of the module that it refers to.
+    """A value without the nodes that it refers to.
 
-    Two are equal if they are written alike and keep equal objects.
-
-    Args:
-      written: the pickle of all such attributes of a GraphDef.
-      kept: the objects in them that refer to no node, which every module has in common.
-      position: which of the attributes this is.
+    Attributes:
+      written: the pickle of the value.
+      kept: the objects in it that refer to no node, which all that are made of it have in common.
     """
 
-    __slots__ = ("kept", "position", "written")
-
-    def __init__(self, written: bytes, kept: tuple[Any, ...], position: int):
-        self.written = written
-        self.kept = kept
-        self.position = position
+    written: bytes
+    kept: tuple[Any, ...]
 
     def __eq__(self, other: object) -> bool:
+        """Whether two are written alike and keep equal objects."""
         if not isinstance(other, Tie):
             return False
-        mine, theirs = (self.written, self.position), (other.written, other.position)
-        return mine == theirs and _are_same(self.kept, other.kept)
+        return self.written == other.written and _are_same(self.kept, other.kept)
 
     def __hash__(self) -> int:
         # Nothing of the objects: they may be arrays or lists.
-        return hash((self.written, self.position))
-
-    def __repr__(self) -> str:
-        return f"Tie({self.position}, kept={self.kept})"
+        return hash(self.written)
 
 
-def untied(ties: Sequence[Tie], nodes: Mapping[int, Any]) -> list[Any]:
-    """The attributes of a module with these nodes, in the order of their ties: those of it all."""
-    made = _Reader(ties[0].written, ties[0].kept, nodes).load() if ties else ()
-    return [made[tied.position] for tied in ties]
+class TiedAttribute(NamedTuple):
+    """Stands in a GraphDef for a static attribute that refers to nodes of the module.
+
+    Attributes:
+      tie: all such attributes of the GraphDef, in a list: they may have objects in common.
+      position: which of them this is.
+    """
+
+    tie: Tie
+    position: int
+
+
+def tied(value: Any, nodes: Mapping[int, Any] | Sequence[Any]) -> Tie:
+    """A value without these nodes, which are by number.
+
+    Raises:
+      Exception: it holds one in a way that nobody can follow; anything that `pickle` raises.
+    """
+    numbered = nodes.items() if isinstance(nodes, Mapping) else enumerate(nodes)
+    return _Writer(_NodeSearch({id(node): number for number, node in numbered})).write(value)
+
+
+def value_of(tie: Tie, nodes: Mapping[int, Any] | Sequence[Any]) -> Any:
+    """The value with other nodes by the same numbers; the inverse of `tied`."""
+    return _Reader(tie, nodes).load()
 
 
 def tie(graphdef: nnx.GraphDef[Any], indices: Mapping[Any, int]) -> nnx.GraphDef[Any]:
@@ -109,71 +112,92 @@ def tie(graphdef: nnx.GraphDef[Any], indices: Mapping[Any, int]) -> nnx.GraphDef
     Raises:
       InvalidModuleError: one holds it in a way that nobody can follow.
     """
-    references = NodeSearch({id(node): index for node, index in indices.items()})
-    found: dict[int, tuple[Any, Any]] = {}
+    search = _NodeSearch({id(node): index for node, index in indices.items()})
     attributes: Any = graphdef.attributes
-    for i, (key, kind) in enumerate(attributes):
-        value = kind.value if isinstance(kind, Static) else None
-        if type(value) not in FREE and references.are_in(value):
-            found[i] = key, value
+    found = {
+        id(kind): i
+        for i, (_, kind) in enumerate(attributes)
+        if isinstance(kind, Static) and type(kind.value) not in _FREE and search.are_in(kind.value)
+    }
     nodes: Any = graphdef.nodes
     for node in nodes:
-        for value in _metadata_of(node):
-            if type(value) not in FREE and references.are_in(value):
-                raise _error(f"the metadata of a {node.type.__name__}", value, None)
+        for value in _parts(getattr(node, "metadata", None)):
+            if type(value) not in _FREE and search.are_in(value):
+                raise _error(f"the metadata of a {node.type.__name__}", value)
     if not found:
         return graphdef
-    written, kept = _pickled(found, references)
-    tied = {
-        i: (key, Static(Tie(written, kept, position)))
-        for position, (i, (key, _)) in enumerate(found.items())
-    }
-    changed: Any = [tied.get(i, item) for i, item in enumerate(attributes)]
+    at = dict(decoded(graphdef))
+    values = {path: item.value for path, item in at.items() if id(item) in found}
+    written = _tie_of(values, search)
+    changed: list[Any] = list(attributes)
+    for position, path in enumerate(values):
+        owner = at[path[:-1]]
+        if not (isinstance(owner.type, type) and issubclass(owner.type, nnx.Pytree)):
+            raise _error(f"the item {_text(path)!r}", values[path])
+        changed[found[id(at[path])]] = path[-1], Static(TiedAttribute(written, position))
     return nnx.GraphDef(graphdef.nodes, changed, graphdef.num_leaves)
 
 
-def _metadata_of(node: Any) -> Iterable[Any]:
-    metadata: Any = getattr(node, "metadata", None)
-    if isinstance(metadata, IndexesPytreeDef):
-        kind, static = metadata.treedef.node_data() or (None, None)
-        return () if kind in OBJECT_STATES else (static,)
-    is_mapping = type(metadata) is DATA_ATTRIBUTES
-    return attributes_dict(metadata).values() if is_mapping else (metadata,)
+def _tie_of(values: Mapping[tuple[Any, ...], Any], search: _NodeSearch) -> Tie:
+    try:
+        return _Writer(search).write(list(values.values()))
+    except Exception as error:
+        for path, value in values.items():
+            try:
+                _Writer(search).write(value)
+            except Exception as own:
+                raise _error(f"the attribute {_text(path)!r}", value, own) from error
+        raise
 
 
-class NodeSearch:
-    """Which objects refer to nodes, directly or through others.
+def _parts(metadata: Any) -> Iterable[Any]:
+    if type(metadata) is DATA_ATTRIBUTES:
+        return attributes_dict(metadata).values()
+    # Of a container that JAX knows.
+    treedef = getattr(metadata, "treedef", None)
+    kind, static = (None, metadata) if treedef is None else treedef.node_data() or (None, None)
+    return () if kind in OBJECT_STATES else (static,)
+
+
+def nodes_in(value: Any) -> list[Any]:
+    """The modules and Variables that a value refers to, directly or through others."""
+    return [x for x in _within(value, _NODES) if isinstance(x, _NODES)]
+
+
+def arrays_within(value: Any) -> list[jax.Array]:
+    """The arrays that a value refers to, but for those of modules and Variables."""
+    return [x for x in _within(value, _NODES) if isinstance(x, jax.Array)]
+
+
+def _within(
+    value: Any,
+    ends: tuple[type, ...] = (),
+    wanted: Container[int] = (),
+    known: Container[int] = (),
+) -> Iterator[Any]:
+    """A value and the objects that it refers to, directly or through others.
 
     Args:
-      nodes: the indices of what is looked for, by id; the caller holds the nodes.
+      value: anything.
+      ends: the types of objects below which nothing is looked for.
+      wanted: the ids of objects that are met whatever they are, such as a class.
+      known: the ids of objects that are left out.
     """
-
-    def __init__(self, nodes: Mapping[int, int]):
-        self.nodes = nodes
-        # By id too, and held here, so that an id is nobody else's.
-        self._free: dict[int, Any] = {}
-
-    def are_in(self, value: Any) -> bool:
-        """Whether a value is a node or refers to one."""
-        if id(value) in self._free:
-            return False
-        met = {id(value): value}
-        left = [value]
-        while left:
-            value = left.pop()
-            if id(value) in self.nodes:
-                return True
-            for item in referents(value):
-                number = id(item)
-                if type(item) in FREE or number in met or number in self._free:
-                    continue
-                met[number] = item
-                left.append(item)
-        self._free |= met
-        return False
+    # By id, and held, so that an id is nobody else's.
+    met: dict[int, Any] = {}
+    pending = [value]
+    while pending:
+        value = pending.pop()
+        number = id(value)
+        if number in met or number in known or (type(value) in _FREE and number not in wanted):
+            continue
+        met[number] = value
+        yield value
+        if not isinstance(value, ends):
+            pending += _referents(value)
 
 
-def referents(value: Any) -> list[Any]:
+def _referents(value: Any) -> list[Any]:
     """The objects that a value refers to, whatever it is."""
     kind = type(value)
     if kind is types.FunctionType:
@@ -200,45 +224,59 @@ def _is_cache(kind: type) -> bool:
     return kind.__module__.startswith(_CACHES) and not issubclass(kind, _NO_CACHES)
 
 
-def _pickled(
-    attributes: Mapping[int, tuple[Any, Any]], references: NodeSearch
-) -> tuple[bytes, tuple[Any, ...]]:
-    """The pickle of attributes, and the objects that are not in it."""
-    for name, value in attributes.values():
-        # One by one, for the error; together, they may have objects in common.
-        try:
-            Writer(references).write([value])
-        except InvalidModuleError:
-            raise
-        except Exception as error:
-            raise _error(f"the attribute {str(name)!r}", value, error) from error
-    return Writer(references).write([value for _, value in attributes.values()])
+class _NodeSearch:
+    """Which objects refer to nodes, directly or through others.
+
+    Args:
+      nodes: the numbers of the nodes, by id; the caller holds the nodes.
+    """
+
+    def __init__(self, nodes: Mapping[int, int]):
+        self.nodes = nodes
+        # By id too, and held here, so that an id is nobody else's.
+        self._free: dict[int, Any] = {}
+
+    def are_in(self, value: Any) -> bool:
+        """Whether a value is a node or refers to one."""
+        # Most values are those of other modules too.
+        if id(value) in self._free:
+            return False
+        met: dict[int, Any] = {}
+        for item in _within(value, wanted=self.nodes, known=self._free):
+            if id(item) in self.nodes:
+                return True
+            met[id(item)] = item
+        self._free |= met
+        return False
 
 
-class Writer(pickle.Pickler):
-    """Pickles what refers to nodes; a node is its index, and what refers to none is kept."""
+class _Writer(pickle.Pickler):
+    """Pickles what refers to nodes; a node is its number, and what refers to none is kept."""
 
-    def __init__(self, references: NodeSearch):
-        self._references = references
+    def __init__(self, search: _NodeSearch):
+        self._search = search
         self._file = io.BytesIO()
         self._kept: dict[int, tuple[int, Any]] = {}
         super().__init__(self._file, protocol=pickle.HIGHEST_PROTOCOL)
 
-    def write(self, values: list[Any]) -> tuple[bytes, tuple[Any, ...]]:
-        self.dump(values)
-        return self._file.getvalue(), tuple(value for _, value in self._kept.values())
+    def write(self, value: Any) -> Tie:
+        self.dump(value)
+        return Tie(self._file.getvalue(), tuple(held for _, held in self._kept.values()))
 
     def persistent_id(self, obj: Any) -> int | None:
-        """A node's index, a negative number for what is kept."""
+        """A node's number, a negative one for what is kept."""
         kind = type(obj)
         if kind in _ATOMS:
             return None
-        if id(obj) in self._references.nodes:
-            return self._references.nodes[id(obj)]
-        # The types of what is below have no cell, for example, of their own.
-        if kind is not types.CellType and not self._references.are_in(obj):
-            return self._kept.setdefault(id(obj), (-1 - len(self._kept), obj))[0]
+        if id(obj) in self._search.nodes:
+            return self._search.nodes[id(obj)]
+        # A function fills its cells, so each needs its own.
+        if kind is not types.CellType and not self._search.are_in(obj):
+            return self._keep(obj)
         return None
+
+    def _keep(self, obj: Any) -> int:
+        return self._kept.setdefault(id(obj), (-1 - len(self._kept), obj))[0]
 
     def reducer_override(self, obj: Any) -> Any:
         """What makes an object anew that `pickle` has no way for, or another one."""
@@ -252,11 +290,11 @@ class Writer(pickle.Pickler):
             return types.CellType, ()
         if isinstance(obj, types.FunctionType):
             code = BoundCode(obj.__code__, obj.__globals__, obj.__name__, obj.__qualname__)
-            self._kept[id(code)] = -1 - len(self._kept), code
+            self._keep(code)
             contents = [_contents_of(cell) for cell in obj.__closure__ or ()]
             # One tuple, as a list made here and kept would be another one each time.
             state = obj.__defaults__, obj.__kwdefaults__, obj.__dict__, *contents
-            return code, (obj.__closure__,), state, None, None, _fill
+            return _function, (code, obj.__closure__), state, None, None, _fill
         if type(obj) in weakref.ProxyTypes:
             return weakref.proxy, (obj.__reduce_ex__.__self__,)
         if isinstance(obj, weakref.ref):
@@ -265,15 +303,21 @@ class Writer(pickle.Pickler):
 
 
 class _Reader(pickle.Unpickler):
-    """Makes what a `Writer` wrote, of other nodes."""
+    """Makes what a `_Writer` wrote, of other nodes."""
 
-    def __init__(self, written: bytes, kept: tuple[Any, ...], nodes: Mapping[int, Any]):
-        super().__init__(io.BytesIO(written))
-        self._kept = kept
+    def __init__(self, tie: Tie, nodes: Mapping[int, Any] | Sequence[Any]):
+        super().__init__(io.BytesIO(tie.written))
+        self._kept = tie.kept
         self._nodes = nodes
 
     def persistent_load(self, pid: int) -> Any:
         return self._nodes[pid] if pid >= 0 else self._kept[-1 - pid]
+
+
+def _function(bound: BoundCode, closure: tuple[types.CellType, ...] | None) -> Any:
+    made = types.FunctionType(bound.code, bound.scope, bound.name, None, closure)
+    made.__qualname__ = bound.qualname
+    return made
 
 
 def _fill(function: Any, state: tuple[Any, ...]) -> None:
@@ -301,12 +345,16 @@ def _are_same(a: Any, b: Any) -> bool:
         return False
     if type(a) is dict:
         return a.keys() == b.keys() and all(_are_same(a[key], b[key]) for key in a)
-    if type(a) in (tuple, list):
+    if type(a) in (tuple, list, BoundCode):
         return len(a) == len(b) and all(map(_are_same, a, b))
     return bool(a == b)
 
 
-def _error(what: str, value: Any, cause: Exception | None) -> InvalidModuleError:
+def _text(path: tuple[Any, ...]) -> str:
+    return "/".join(map(str, path))
+
+
+def _error(what: str, value: Any, cause: Exception | None = None) -> InvalidModuleError:
     return InvalidModuleError(
         f"{what} of a module in a ToLinen",
         value,

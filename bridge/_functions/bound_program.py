@@ -13,8 +13,7 @@ from flax import nnx
 
 import registry
 from bridge._errors import InvalidModuleError
-from bridge._flax.flattening import flatten
-from bridge._flax.graphdef_builder import GraphDefBuilder
+from bridge._flax.flattening import GraphDefBuilder, flatten
 from bridge._flax.nodes import nodes_below
 from bridge._flax.variables import RawValues
 

@@ -11,7 +11,7 @@ import registry
 from bridge._conversion.collections import ARRAYS
 from bridge._conversion.neutral import Address, Path, unplace
 from bridge._conversion.nnx_leaves import DISPLACED_KEY
-from bridge._flax.graphdef_nodes import ArrayLeaf, VariableNode, decode, nodes_of_arrays
+from bridge._flax.graphdefs import NodeRef, VariableDef, leaves_of
 
 
 class GraphDefLeaf(NamedTuple):
@@ -36,29 +36,6 @@ class GraphDefLeaf(NamedTuple):
     is_special: bool
     is_rng: bool
     has_fixed_shape: bool
-
-    @classmethod
-    def of_variable(
-        cls, node: VariableNode, path: Path, active: registry.Registry, *, is_shared: bool
-    ) -> GraphDefLeaf:
-        """The leaf of a Variable, and whether others hold its reference too."""
-        displaced = node.metadata.get(DISPLACED_KEY)
-        is_reference = node.reference is not None
-        return cls(
-            path,
-            (active.name_from_type(node.type), unplace(path, displaced)),
-            node.type,
-            node.metadata,
-            is_reference,
-            not is_shared and (is_reference or node.metadata["hijax"]),
-            issubclass(node.type, nnx.RngState),
-            issubclass(node.type, nnx.Param | nnx.BatchStat),
-        )
-
-    @classmethod
-    def of_array(cls, path: Path) -> GraphDefLeaf:
-        """The leaf of a bare array."""
-        return cls(path, (ARRAYS, path), None, None, False, False, False, False)
 
 
 class GraphDefLeaves(Sequence[GraphDefLeaf]):
@@ -95,11 +72,23 @@ class GraphDefLeaves(Sequence[GraphDefLeaf]):
 
 
 def _leaves(graphdef: nnx.GraphDef[Any], active: registry.Registry) -> Iterator[GraphDefLeaf]:
-    nodes = nodes_of_arrays(decode(graphdef))
-    variables = [node for _, node in nodes if isinstance(node, VariableNode)]
-    shared = {node.reference for node in variables if not node.has_leaf}
-    for path, node in nodes:
-        if isinstance(node, ArrayLeaf):
-            yield GraphDefLeaf.of_array(path)
-        elif node.has_leaf:
-            yield GraphDefLeaf.of_variable(node, path, active, is_shared=node.reference in shared)
+    definitions: Any = graphdef.nodes
+    references = [d.array_refdef for d in definitions if isinstance(d, VariableDef)]
+    shared = {reference.index for reference in references if isinstance(reference, NodeRef)}
+    for path, item in leaves_of(graphdef):
+        if not isinstance(item, VariableDef):
+            yield GraphDefLeaf(path, (ARRAYS, path), None, None, False, False, False, False)
+            continue
+        found: Any = item
+        is_reference = found.array_refdef is not None
+        is_shared = is_reference and found.array_refdef.index in shared
+        yield GraphDefLeaf(
+            path,
+            (active.name_from_type(found.type), unplace(path, found.metadata.get(DISPLACED_KEY))),
+            found.type,
+            found.metadata,
+            is_reference,
+            not is_shared and (is_reference or found.metadata["hijax"]),
+            issubclass(found.type, nnx.RngState),
+            issubclass(found.type, nnx.Param | nnx.BatchStat),
+        )

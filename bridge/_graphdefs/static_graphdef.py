@@ -17,12 +17,12 @@ from flax import nnx, serialization
 
 import registry
 from bridge._conversion.neutral import Address, Path
-from bridge._fingerprint import Fingerprint, identity, told_by
+from bridge._fingerprint import Fingerprint, Look, identity, told_by
 from bridge._flax import graphdefs
-from bridge._flax.flattening import flatten
-from bridge._flax.graphdef_builder import GraphDefBuilder
+from bridge._flax.flattening import GraphDefBuilder, flatten
+from bridge._flax.objects import OBJECT_STATES, attributes_dict
+from bridge._flax.self_references import BoundCode, Tie, TiedAttribute
 
-from .comparison import Told, is_equal, told
 from .leaves import GraphDefLeaves
 
 # The path of a bare array in the module, and where it is among the constructor's arguments.
@@ -39,6 +39,52 @@ class Origin(NamedTuple):
 
     constructor: Fingerprint
     constructed: StaticGraphDef | None = None
+
+
+class Told(NamedTuple):
+    """What a GraphDef holds.
+
+    Attributes:
+      fingerprint: its fingerprint.
+      objects: as in `Look`, without containers, of which every module gets its own.
+    """
+
+    fingerprint: Fingerprint
+    objects: list[Any]
+
+
+def told(graphdef: nnx.GraphDef[Any]) -> Told:
+    """What a GraphDef holds at this moment, for whoever made it, whatever its attributes are.
+
+    Python's own `==` does not tell: two lambdas of one line are never equal, an array has none, and
+    1 == 1.0 == True, which programs compute different things with.
+    """
+    nodes: Any = graphdef.nodes
+    attributes: Any = graphdef.attributes
+    shape: list[Any] = [graphdef.num_leaves]
+    parts: list[Any] = []
+    for node in nodes:
+        metadata: Any = getattr(node, "metadata", None)
+        reference: Any = getattr(node, "array_refdef", None)
+        shape += (type(node), node.index, getattr(node, "num_attributes", None))
+        shape += (type(reference), getattr(reference, "index", None))
+        treedef = getattr(metadata, "treedef", None)
+        if treedef is not None:
+            # Of a container that JAX knows; Flax makes another tuple each time.
+            metadata = *attributes_dict(metadata.key_index).items(), treedef
+        parts += (getattr(node, "type", None), metadata)
+    for name, kind in attributes:
+        shape += (type(name), name, type(kind))
+        parts.append(getattr(kind, "value", None))
+    look = Look(tuple(parts), made=True)
+    key, identities = look.fingerprint
+    objects = [x for x in look.objects if type(x) not in _CONTAINERS]
+    return Told(Fingerprint((*shape, *key), identities), objects)
+
+
+_CONTAINERS = frozenset({list, dict, set, frozenset, Tie, TiedAttribute, *OBJECT_STATES})
+# Of the module that a function is defined in, its globals are the place.
+told_by(BoundCode, lambda code: (code.code, id(code.scope), code.name, code.qualname))
 
 
 class StaticGraphDef(nnx.GraphDef[Any]):
@@ -81,7 +127,9 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         if self.given != (other.given if isinstance(other, StaticGraphDef) else ()):
             return False
         if not isinstance(other, StaticGraphDef):
-            return is_equal(self, other)
+            # As Flax compares them.
+            theirs = other.num_leaves, other.nodes, other.attributes
+            return (self.num_leaves, self.nodes, self.attributes) == theirs
         mine, theirs = self.told.fingerprint, other.told.fingerprint
         if mine.key != theirs.key:
             return False

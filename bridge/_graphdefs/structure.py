@@ -8,15 +8,7 @@ from flax import nnx
 
 from bridge._conversion.neutral import Path
 from bridge._fingerprint import Look
-from bridge._flax.graphdef_nodes import (
-    ArrayLeaf,
-    ContainerNode,
-    GraphDefNode,
-    MetBefore,
-    StaticItem,
-    VariableNode,
-    decode,
-)
+from bridge._flax.graphdefs import ArrayRefDef, NodeDef, NodeRef, Static, VariableDef, decoded
 from bridge._flax.objects import PYTREE_NOTES
 from bridge._flax.traces import trace_of
 from bridge._flax.variables import REQUIRED_METADATA
@@ -38,7 +30,12 @@ def structure(graphdef: nnx.GraphDef[Any]) -> dict[Path, Any]:
       graphdef: a GraphDef in graph mode.
     """
     found: dict[Path, Any] = {}
-    _note(decode(graphdef), (), {}, found)
+    first: dict[int, Path] = {}
+    for path, item in decoded(graphdef):
+        told = _told(item, path, first)
+        # What is met in a note for the first time may be met again elsewhere.
+        if told is not None and _NOTES.isdisjoint(path):
+            found[path] = told
     return found
 
 
@@ -76,38 +73,29 @@ def is_same_or_equal(a: Any, b: Any) -> bool:
 
 def _is_mode(path: Path, found: dict[Path, Any]) -> bool:
     """Whether nothing but a mode is at a path; one that is not there says nothing else."""
-    is_static = isinstance(found.get(path), StaticItem | None)
+    is_static = path not in found or isinstance(found[path], Static)
     return is_static and bool(path) and path[-1] in MODE_FIELDS
 
 
-def _note(node: GraphDefNode, path: Path, first: dict[int, Path], found: dict[Path, Any]) -> None:
-    if isinstance(node, VariableNode):
-        _note_variable(node, path, first, found)
-    elif isinstance(node, ContainerNode):
-        if node.number is not None:
-            first[node.number] = path
-        if isinstance(node.type, type) and issubclass(node.type, nnx.Pytree):
-            found[path] = node.type
-        elif node.type is not dict or not node.children:
-            found[path] = node.type, node.metadata
-        for key, child in node.children:
-            if key not in _NOTES:
-                _note(child, (*path, key), first, found)
-            elif isinstance(child, ContainerNode):
-                # What is met in it for the first time may be met again elsewhere.
-                _note(child, (*path, key), first, {})
-    elif isinstance(node, MetBefore | ArrayLeaf) and node.number is not None:
-        found[path] = "again", first.setdefault(node.number, path)
-    else:
-        found[path] = node
+def _told(item: Any, path: Path, first: dict[int, Path]) -> Any:
+    """What is told of an item of `decoded`, None for nothing; notes where a node is met first."""
+    if isinstance(item, VariableDef):
+        return _told_of_variable(item, path, first)
+    if isinstance(item, ArrayRefDef | NodeRef):
+        return "again", first.setdefault(item.index, path)
+    if not isinstance(item, NodeDef):
+        return item
+    first[item.index] = path
+    if isinstance(item.type, type) and issubclass(item.type, nnx.Pytree):
+        return item.type
+    return None if item.type is dict and item.num_attributes else (item.type, item.metadata)
 
 
-def _note_variable(
-    node: VariableNode, path: Path, first: dict[int, Path], found: dict[Path, Any]
-) -> None:
-    first[node.number] = path
-    if issubclass(node.type, nnx.Intermediate):
-        return
-    metadata = {k: v for k, v in node.metadata.items() if k not in REQUIRED_METADATA}
-    shared = None if node.reference is None else first.setdefault(node.reference, path)
-    found[path] = node.type, metadata, shared
+def _told_of_variable(item: Any, path: Path, first: dict[int, Path]) -> Any:
+    first[item.index] = path
+    if issubclass(item.type, nnx.Intermediate):
+        return None
+    metadata = {k: v for k, v in item.metadata.items() if k not in REQUIRED_METADATA}
+    reference = item.array_refdef
+    shared = None if reference is None else first.setdefault(reference.index, path)
+    return item.type, metadata, shared

@@ -12,8 +12,7 @@ from flax import nnx
 from bridge._conversion.arrays import Arrays
 from bridge._conversion.linen_attributes import LinenHolder, held_variables
 from bridge._errors import InvalidModuleError
-from bridge._flax.flattening import flatten
-from bridge._flax.graphdef_builder import GraphDefBuilder
+from bridge._flax.flattening import GraphDefBuilder, flatten
 from bridge._flax.nodes import Nodes, nodes_below
 from bridge._flax.objects import set_initializing
 from bridge._flax.traces import partially_evaluate, unbound_axis

@@ -17,7 +17,7 @@ import jax
 from flax import nnx
 
 from bridge._flax.objects import attributes_of
-from bridge._flax.tied_values import arrays_within
+from bridge._flax.self_references import arrays_within
 from bridge._flax.variables import raw_value
 from bridge._module_calls.calls import ModuleInCall, record_of
 from bridge._randomness.live_inputs import live_inputs

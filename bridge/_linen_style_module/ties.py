@@ -18,8 +18,7 @@ from bridge._conversion.linen_attributes import LinenHolder
 from bridge._errors import DeclarationError, InvalidModuleError
 from bridge._flax.nodes import items_of
 from bridge._flax.objects import attributes_of, is_data_attribute
-from bridge._flax.self_references import Tie
-from bridge._flax.tied_values import nodes_in, tied, value_of
+from bridge._flax.self_references import Tie, nodes_in, tied, value_of
 from bridge._module_calls.calls import ModuleInCall, record_of
 
 from .attributes import (

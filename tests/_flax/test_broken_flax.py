@@ -46,7 +46,6 @@ ERRORS = {
     "fields of VariableDef": renamed("array_refdef"),
     "graphlib.Static": renamed("Static"),
     "graphlib.RefMap": renamed("RefMap"),
-    "graphlib.get_node_impl_for_type": renamed("get_node_impl_for_type"),
 }
 # Parts that nothing in the quick start needs, or whose absence costs a convenience.
 UNUSED = {

@@ -217,20 +217,6 @@ def test_a_container_is_taken_apart_by_its_implementation():
     assert graphdefs.get_node_impl(nnx.Param(1)) is None
 
 
-def test_a_pytree_says_in_its_metadata_which_item_is_where():
-    pair = Pair(5, 6)
-    items, metadata = graphdefs.get_node_impl(pair).flatten(pair)
-    assert type(metadata) is graphdefs.IndexesPytreeDef
-    assert metadata.treedef == jax.tree.structure(pair)
-    assert set(metadata.key_index) == {key for key, _ in items}
-
-
-def test_the_type_of_a_container_in_a_definition_has_an_implementation():
-    for value in ([jnp.ones(1)], {"a": jnp.ones(1)}, nnx.List([jnp.ones(1)])):
-        root = definition_of(value).nodes[0]
-        assert graphdefs.get_node_impl_for_type(root.type) is not None
-
-
 def test_tabulate_puts_an_id_on_every_object():
     noted = []
 

@@ -223,6 +223,18 @@ def test_what_cannot_follow_a_merged_module_is_refused_by_its_name(forward):
         bridge.ToLinen.from_module(Block(forward))
 
 
+class Listed(nnx.Module):
+    def __init__(self):
+        self.scale = nnx.Param(jnp.ones(()))
+        self.steps = nnx.data([lambda x: self.scale * x])
+
+
+def test_a_method_in_a_plain_list_is_refused_by_its_path():
+    """Regression: it was replaced by what cannot be called."""
+    with pytest.raises(bridge.InvalidModuleError, match=r"item 'steps/0'.*make it a method"):
+        bridge.ToLinen.from_module(Listed())
+
+
 class Shares(nnx.Module):
     """Two attributes have one object, which notes what is called."""
 

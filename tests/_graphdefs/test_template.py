@@ -2,9 +2,11 @@
 
 import functools
 
+import jax.numpy as jnp
 import pytest
 from flax import nnx
 
+import bridge
 from bridge._graphdefs.static_graphdef import split
 from bridge._graphdefs.template import Template
 
@@ -71,11 +73,22 @@ def test_an_object_of_a_model_is_replaced_by_the_one_of_whoever_asks(put):
         assert found == expected
 
 
-def test_what_can_be_written_into_is_made_anew_for_each_that_asks():
-    template = Template.of(graphdef_of([1, 2]), [])
-    first, second = (held_in(template.fill([], None)) for _ in range(2))
-    assert first == second == [1, 2]
-    assert first is not second
+class Counting(nnx.Module):
+    def __init__(self):
+        self.calls = []
+        self.items = nnx.data({"seen": {0}})
+
+    def __call__(self, x):
+        self.calls.append(1)
+        self.items["seen"].add(len(self.items["seen"]))
+        return x * len(self.calls) * len(self.items["seen"])
+
+
+def test_what_a_call_writes_into_is_not_that_of_the_next_call():
+    module = bridge.to_linen(Counting)
+    for _ in range(2):
+        y, _ = module.apply({}, jnp.ones(1), mutable=True)
+        assert y == Counting()(jnp.ones(1)) == 2
 
 
 def test_the_graphdef_itself_is_not_kept_with_a_hole_in_it():
