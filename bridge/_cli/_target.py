@@ -31,7 +31,7 @@ from flax import linen as nn
 from flax import nnx
 
 from bridge._errors import did_you_mean, shown
-from bridge._nnx_in_linen.arguments import takes_rngs
+from bridge._nnx_in_linen.constructor import takes_rngs
 
 from ._input_errors import InputError, ProgramError, first_line
 

@@ -1,20 +1,17 @@
-"""How a ToLinen keeps a constructor's arguments, and what it knows about the constructor."""
+"""The arguments of a ToLinen: what fits, and how they are kept."""
 
 from __future__ import annotations
 
 import functools
-import inspect
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from flax import linen as nn
 from flax import nnx
 from flax.core import FrozenDict
 
-from bridge._conversion.linen_attributes import is_linen_style
 from bridge._errors import InvalidModuleError
 from bridge._fingerprint import fingerprint
 from bridge._graphdefs import static_graphdef
@@ -105,37 +102,6 @@ def thaw(value: Any) -> Any:
     return value.value if isinstance(value, Argument) else value
 
 
-def arrays_in(value: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
-    """The arrays in constructor arguments, and where: which item of which item.
-
-    They are looked for in containers and in the attributes of plain objects, such as a
-    configuration. Not in modules: what a module holds is its state.
-    """
-    seen: dict[int, Any] = {}
-    pending: list[tuple[tuple[int, ...], Any]] = [((), value)]
-    while pending:
-        place, value = pending.pop()
-        if value is None or type(value) in _PLAIN:
-            # To ask of these whether they are arrays takes longer than all else here.
-            continue
-        if isinstance(value, jax.Array | np.ndarray):
-            if not isinstance(value, jax.Ref):
-                yield place, value
-            continue
-        if id(value) in seen or isinstance(value, _CLOSED):
-            continue
-        # Keep visited objects alive, so that no id is reused.
-        seen[id(value)] = value
-        if isinstance(value, Mapping):
-            below = list(value.values())
-        elif isinstance(value, list | tuple):
-            below = list(value)
-        else:
-            below = list(getattr(value, "__dict__", {}).values())
-        pending += [((*place, i), item) for i, item in enumerate(below)]
-
-
-_PLAIN = frozenset((bool, int, float, complex, str, bytes))
 # Linen's search for modules does not look inside these.
 _OPAQUE = (
     Argument,
@@ -155,17 +121,45 @@ _OPAQUE = (
 )
 
 
-# These hold code, or the state of a module.
-_CLOSED = (
-    nnx.Pytree,
-    nnx.Variable,
-    nn.Module,
-    type,
-    types.FunctionType,
-    types.MethodType,
-    types.ModuleType,
-    functools.partial,
-)
+class GivenArgs(tuple[Any, ...]):
+    """Frozen positional arguments that read as they were given."""
+
+    __slots__ = ()
+
+    @property
+    def frozen(self) -> tuple[Any, ...]:
+        """The arguments as they are hashed and compared."""
+        return tuple(super().__iter__())
+
+    def __iter__(self) -> Iterator[Any]:
+        return map(thaw, super().__iter__())
+
+    def __getitem__(self, index: Any) -> Any:
+        found = super().__getitem__(index)
+        return tuple(map(thaw, found)) if isinstance(index, slice) else thaw(found)
+
+
+class GivenKwargs(FrozenDict[str, Any]):
+    """Frozen keyword arguments that read as they were given."""
+
+    @property
+    def frozen(self) -> FrozenDict[str, Any]:
+        """The arguments as they are hashed and compared."""
+        return FrozenDict({name: super(GivenKwargs, self).__getitem__(name) for name in self})
+
+    def __getitem__(self, key: str) -> Any:
+        return thaw(super().__getitem__(key))
+
+    def __hash__(self) -> int:
+        return hash(self.frozen)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mapping) and self.frozen == frozen(other)
+
+
+def frozen(arguments: Any) -> Any:
+    """Arguments as they are hashed and compared, of either form."""
+    return arguments.frozen if isinstance(arguments, GivenArgs | GivenKwargs) else arguments
 
 
 def holds_no_module(frozen: Any) -> bool:
@@ -205,18 +199,50 @@ def check_class(nnx_class: Any) -> None:
     raise InvalidModuleError("ToLinen", nnx_class, expected, remedy)
 
 
-def takes_rngs(nnx_class: Any) -> bool:
-    """Whether a constructor has a parameter `rngs`, or takes any keyword."""
-    # The signature of an NNX class is that of its metaclass, which takes anything.
-    is_class = isinstance(nnx_class, type)
-    if is_linen_style(nnx_class):
-        return True
-    if is_class and nnx_class.__init__ is object.__init__:
-        return False
-    if isinstance(nnx_class, functools.partial):
-        return "rngs" not in nnx_class.keywords and takes_rngs(nnx_class.func)
-    parameters = inspect.signature(nnx_class.__init__ if is_class else nnx_class).parameters
-    return "rngs" in parameters or any(p.kind == p.VAR_KEYWORD for p in parameters.values())
+def check_instance(module: Any) -> None:
+    """Raises InvalidModuleError for what is no NNX module that exists."""
+    is_state = isinstance(module, nnx.State) or (
+        isinstance(module, type) and issubclass(module, nnx.State)
+    )
+    if isinstance(module, nnx.Pytree) and not is_state:
+        return
+    if is_state:
+        remedy = "put it together with its GraphDef: nnx.merge(graphdef, state)"
+    elif isinstance(module, type) and issubclass(module, nnx.Pytree):
+        name = module.__name__
+        remedy = (
+            f"for a class use ToLinen({name}, args=(…), kwargs={{…}}) or to_linen({name}, …), whose"
+            " init constructs the module"
+        )
+    elif isinstance(module, nn.Module) or (
+        isinstance(module, type) and issubclass(module, nn.Module)
+    ):
+        remedy = (
+            "it is Linen already, so use it as it is (ToNNX is the wrapper for the other direction)"
+        )
+    else:
+        remedy = "pass an instance of a subclass of flax.nnx.Module"
+    raise InvalidModuleError("ToLinen.from_module", module, "an NNX module instance", remedy)
+
+
+def check_arguments(nnx_class: Any, args: Any, kwargs: Any) -> None:
+    """Raises InvalidModuleError for `args` and `kwargs` that a constructor cannot take."""
+    # A module is constructed again for each binding, and then both are as they should be.
+    is_list = type(args) is tuple or (isinstance(args, Sequence) and not isinstance(args, str))
+    is_dict = isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)
+    if is_list and is_dict:
+        return
+    name = getattr(nnx_class, "__name__", type(nnx_class).__name__)
+    positional, by_name = "args as a tuple of positional arguments", "kwargs as a dict by name"
+    expected = [*([] if is_list else [positional]), *([] if is_dict else [by_name])]
+    found = kwargs if is_list else args if is_dict else (args, kwargs)
+    raise InvalidModuleError(
+        f"ToLinen of {name}",
+        found,
+        " and ".join(expected),
+        f"write ToLinen({name}, args=(…), kwargs={{…}}), or to_linen({name}, …) with the arguments"
+        " as in the constructor's own call",
+    )
 
 
 def _freeze(value: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping, Sequence
-from typing import Any
+import functools
+import operator
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
@@ -13,10 +15,11 @@ from bridge._conversion.arrays import is_taken
 from bridge._conversion.neutral import Address, Path
 from bridge._flax.flattening import flatten
 from bridge._flax.nodes import nodes_below
-from bridge._flax.objects import mark_arrays_as_data
+from bridge._flax.objects import attributes_dict, mark_arrays_as_data, state_flags
+from bridge._flax.passed_values import PassedValues
 from bridge._flax.variables import leaf_value
 from bridge._graphdefs import static_graphdef
-from bridge._graphdefs.leaves import GraphDefLeaves
+from bridge._graphdefs.leaves import GraphDefLeaf, GraphDefLeaves
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 from bridge._graphdefs.structure import (
     differences,
@@ -25,60 +28,136 @@ from bridge._graphdefs.structure import (
     structure,
 )
 
-from .matched_variables import MatchedVariables, slot_avals
+from .matched_variables import MatchedVariables
 from .new_state import attach
+
+_ABSENT = object()
+
+
+class Before(NamedTuple):
+    """A module that was made of variables, before a call.
+
+    Attributes:
+      found: what it was made of.
+      values: the value of every leaf, by address.
+      definition: the GraphDef that flattening the module would have given.
+      plain: the indices of leaves whose Variables were made plain ones for the call.
+      variables: the Variable of every slot, None for a bare array.
+    """
+
+    found: MatchedVariables
+    values: Mapping[Address, Any]
+    definition: nnx.GraphDef[Any]
+    plain: Container[int]
+    variables: Sequence[nnx.Variable[Any] | None]
+
+
+class AttributesBefore:
+    """What each object of a module holds now.
+
+    Args:
+      objects: the NNX objects.
+    """
+
+    def __init__(self, objects: Iterable[nnx.Pytree]):
+        self._before = [(node, type(node), state_flags(node), dict(vars(node))) for node in objects]
+        self._imposed: list[tuple[nnx.Pytree, str, Any, Any]] = []
+
+    def note_imposed(self) -> None:
+        """Notes that what has been set until now is for the call alone, as its mode is."""
+        self._imposed = [
+            (node, name, attributes.get(name, _ABSENT), value)
+            for node, _, _, attributes in self._before
+            for name, value in vars(node).items()
+            if attributes.get(name, _ABSENT) is not value
+        ]
+
+    def lift_imposed(self) -> None:
+        """Takes that back where it is still as it was set."""
+        for node, name, before, during in self._imposed:
+            if vars(node).get(name, _ABSENT) is not during:
+                continue
+            if before is _ABSENT:
+                del vars(node)[name]
+            else:
+                vars(node)[name] = before
+
+    def are_kept(self) -> bool:
+        """Whether every object has the attributes that it had: the same values, by identity."""
+        return all(
+            type(node) is kind and state_flags(node) == flags and holds_the_same(vars(node), before)
+            for node, kind, flags, before in self._before
+        )
+
+
+def holds_the_same(items: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
+    """Whether two mappings hold the same objects by the same names, in the same order."""
+    return list(items) == list(before) and all(map(operator.is_, items.values(), before.values()))
 
 
 class Changes:
     """The state that a call leaves, compared by address with what went in.
 
-    Unless `kept` says that only values can have changed, the module is flattened as a whole, by
-    Flax's own walk, which knows every container. So it does not matter how the state was changed: a
-    value that was set, a Variable, a submodule or an item of a container that was replaced, added,
-    moved or removed.
+    Unless only values can have changed, the module is flattened as a whole, by Flax's own walk,
+    which knows every container. So it does not matter how the state was changed: a value that was
+    set, a Variable, a submodule or an item of a container that was replaced, added, moved or
+    removed.
+
+    Flattening takes longer than all else that a call costs. It tells nothing where there are only
+    objects and plain Variables, and each is as it was: an object by its type, its flags and its
+    attributes, by identity; a Variable by its type and its metadata. A GraphDef says no more of
+    them.
 
     Args:
-      found: what the module was made of.
+      before: the module before the call.
+      attributes: the attributes of its objects before the call.
       module: the module after the call.
-      before: the value of every leaf before the call, by address.
-      definition: the GraphDef that flattening the module would have given before the call.
-      plain: the indices of leaves whose Variables were made plain ones for the call.
-      kept: the Variable of every slot, None for a bare array, if it is known that nothing but their
-        values can have changed; None if the module has to be looked at.
 
     Attributes:
       updates: the Variables and bare arrays that are new, or others than before.
       removed: the addresses of those that are gone.
     """
 
-    def __init__(
-        self,
-        found: MatchedVariables,
-        module: Any,
-        before: Mapping[Address, Any],
-        definition: nnx.GraphDef[Any],
-        plain: Container[int],
-        kept: Sequence[nnx.Variable[Any] | None] | None = None,
-    ):
-        self._found = found
+    def __init__(self, before: Before, attributes: AttributesBefore, module: Any):
+        self._found = before.found
         self._module = module
-        self._plain = plain
-        self._before = definition
-        self._graphdef = definition
+        self._plain = before.plain
+        self._after: dict[Address, Any] = {}
+        self._values = values = before.values
+        self._before = self._graphdef = before.definition
         self._is_same = True
-        if kept is None:
-            self._after = self._flattened(module)
-        else:
-            self._after = {
-                slot.address: before[slot.address] if variable is None else variable
-                for slot, variable in zip(found.graphdef.slots, kept, strict=True)
+        slots, graphdef = before.found.slots, before.found.graphdef
+        if (
+            before.definition is graphdef
+            and graphdef.blueprint.has_only_objects
+            and attributes.are_kept()
+            and all(map(_is_as_made, before.variables, slots))
+        ):
+            self.removed: frozenset[Address] = frozenset()
+            self.updates: dict[Address, Any] = {
+                slot.address: variable
+                for slot, variable in zip(slots, before.variables, strict=True)
+                if variable is not None
+                and (value := variable.get_raw_value()) is not values[slot.address]
+                and not is_taken(value, values[slot.address])
             }
-        self.updates = {
-            address: item
-            for address, item in self._after.items()
-            if address not in before or not _holds(item, before[address])
-        }
-        self.removed = frozenset(before.keys() - self._after.keys())
+        else:
+            self._after = self._flattened(module)
+            self.removed = frozenset(values.keys() - self._after.keys())
+            self.updates = {
+                address: item
+                for address, item in self._after.items()
+                # A reference counts as changed, as reading it returns a new array.
+                if address not in values or not is_taken(leaf_value(item), values[address])
+            }
+
+    @functools.cached_property
+    def passed(self) -> PassedValues:
+        """What compares values with those that programs have handed on."""
+        return PassedValues()
+
+    def __bool__(self) -> bool:
+        return bool(self.updates or self.removed or not self._is_same)
 
     def _flattened(self, module: Any) -> dict[Address, Any]:
         """The leaves of the module as it is now, by address."""
@@ -89,11 +168,31 @@ class Changes:
             mark_arrays_as_data(nodes_below(module).objects)
             graphdef, leaves = flatten(module)
         self._graphdef = graphdef
-        slots = self._found.graphdef.slots
+        slots = self._found.slots
         if not self._is_same or len(leaves) != len(slots):
             # The GraphDef has other leaves, or leaves with other addresses.
             slots = GraphDefLeaves(graphdef, registry.current())
         return {slot.address: leaf for slot, leaf in zip(slots, leaves, strict=True)}
+
+    def is_handed_on(self, address: Address) -> bool:
+        """Whether an update has the value from before the call, as from an `nnx.jit` in it."""
+        return address in self._values and self.passed.are_same(
+            leaf_value(self.updates[address]), self._values[address]
+        )
+
+    def drawn(self, addresses: Iterable[Address]) -> set[Address]:
+        """Those of some leaves of streams that the call has drawn from."""
+        return {a for a in addresses if a in self.updates and not self.is_handed_on(a)}
+
+    def forget(self, addresses: Iterable[Address]) -> None:
+        """Takes leaves out of the updates that are not the model's state."""
+        for address in addresses:
+            self.updates.pop(address, None)
+
+    def removed_state(self) -> list[Address]:
+        """The leaves that are gone and were not sown."""
+        active = registry.current()
+        return sorted((a for a in self.removed if not is_output(a, active)), key=str)
 
     def definition(self) -> StaticGraphDef | None:
         """The GraphDef of the module as it is now, without what was sown.
@@ -113,7 +212,7 @@ class Changes:
         made, _ = static_graphdef.split(self._module, origin)
         originals = {
             slot.address: slot.metadata
-            for i, slot in enumerate(self._found.graphdef.slots)
+            for i, slot in enumerate(self._found.slots)
             if i in self._plain
         }
         return static_graphdef.with_metadata(made, originals) if originals else made
@@ -131,7 +230,7 @@ class Changes:
         reshaped = self._reshaped()
         if self._is_same:
             return reshaped
-        slots = self._found.graphdef.slots
+        slots = self._found.slots
         if not slots.addresses <= self._after.keys():
             now, before = structure(self._graphdef), structure(self._before)
             return list(dict.fromkeys([*reshaped, *differences_but_modes(now, before)]))
@@ -150,10 +249,9 @@ class Changes:
 
     def _reshaped(self) -> list[Path]:
         """Parameters and statistics that have another shape now than the definition says."""
-        graphdef = self._found.graphdef
         return [
             slot.path
-            for slot, aval in zip(graphdef.slots, slot_avals(graphdef), strict=True)
+            for slot, aval in zip(self._found.slots, self._found.avals, strict=True)
             if slot.has_fixed_shape
             and slot.address in self.updates
             and isinstance(aval, jax.ShapeDtypeStruct)
@@ -165,9 +263,17 @@ def _is_same(a: nnx.GraphDef[Any], b: nnx.GraphDef[Any]) -> bool:
     return is_same_or_equal(a.attributes, b.attributes) and is_same_or_equal(a.nodes, b.nodes)
 
 
-def _holds(item: Any, before: Any) -> bool:
-    """Whether a leaf is unchanged; a ref counts as changed, as reading it returns a new array."""
-    return is_taken(leaf_value(item), before)
+def _is_as_made(variable: nnx.Variable[Any] | None, slot: GraphDefLeaf) -> bool:
+    """Whether a Variable, or a bare array, is still what its slot says, whatever it holds."""
+    return variable is None or (
+        type(variable) is slot.var_type
+        and holds_the_same(variable.get_metadata(), attributes_dict(slot.metadata))
+    )
+
+
+def is_output(address: Address, active: registry.Registry) -> bool:
+    """Whether a leaf is in a collection of what calls sow."""
+    return issubclass(active.type_from_name(address[0]), nnx.Intermediate)
 
 
 def _drop_sown(module: Any) -> None:

@@ -1,10 +1,9 @@
-"""Which Linen variables belong to which leaf of a GraphDef."""
+"""The Linen variables of a module: which of them is which leaf of its GraphDef."""
 
 from __future__ import annotations
 
 import copy
-import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -14,8 +13,8 @@ from flax import nnx
 from flax.core import meta
 
 import registry
-from bridge._conversion.matching import Comparison, compare
-from bridge._conversion.neutral import Address, Path, by_address, nest, walk
+from bridge._conversion.matching import Comparison, same_shape
+from bridge._conversion.neutral import Address, Path, nest, walk
 from bridge._conversion.nnx_meta import NNXMeta
 from bridge._flax.objects import attributes_dict
 from bridge._flax.variables import assign_raw_value
@@ -26,48 +25,49 @@ from bridge._sharding.explicit_axes import any_explicit
 
 
 class MatchedVariables:
-    """The Linen variables of one scope, against the slots of a GraphDef.
+    """The leaves of Linen variables, against the slots of a GraphDef.
 
     Args:
       graphdef: the definition of the module that the variables are for.
-      variables: nested mappings by collection, without `nnx`.
+      leaves: the variables by address, without GraphDefs; they may be anything.
       arguments: the arrays that the constructor is given and the module keeps as they are, by
         address. Variables come before them: a call may have put another array in their place.
 
     Attributes:
       graphdef: that definition.
+      slots: its slots.
+      avals: shape and dtype of every slot, None where they are not known.
+      leaves: the leaves as they are, boxes included, by the address that the module knows them by.
+      unknown: those that no slot is for.
     """
 
     def __init__(
         self,
         graphdef: StaticGraphDef,
-        variables: Mapping[str, Any],
+        leaves: Mapping[Address, Any],
         arguments: Mapping[Address, Any] = MappingProxyType({}),
     ):
         self.graphdef = graphdef
-        self._arguments = arguments
-        self._given: Mapping[Address, Any] = by_address(variables)
-
-    @classmethod
-    def of_leaves(cls, graphdef: StaticGraphDef, leaves: Mapping[Address, Any]) -> MatchedVariables:
-        """The same of leaves by address, which may be anything."""
-        found = cls(graphdef, {})
-        found._given = leaves
-        return found
-
-    @property
-    def leaves(self) -> Mapping[Address, Any]:
-        """The leaves as they are, boxes included, by the address that the module knows them by."""
-        return self._matched[0]
+        self.slots = slots = graphdef.slots
+        self.avals: Sequence[Any] = graphdef.avals or (None,) * len(slots)
+        self._given = leaves
+        self._moved: dict[Address, Address] = {}
+        known = slots.addresses
+        if leaves.keys() != known:
+            if not leaves.keys() >= known:
+                leaves = _gathered(slots, self.avals, leaves)
+            if not known.issuperset(leaves):
+                leaves, self._moved = _by_text(known, leaves)
+        self.leaves = {**arguments, **leaves} if arguments else leaves
+        self.unknown = {a: leaf for a, leaf in self.leaves.items() if a not in known}
 
     def placed(self, address: Address) -> Address:
         """Where a leaf is in the variables, or is to be: with keys that fit those beside it.
 
         Integers come back as strings from a msgpack file.
         """
-        moved = self._matched[1]
-        if address in moved or address in self._given:
-            return moved.get(address, address)
+        if address in self._moved or address in self._given:
+            return self._moved.get(address, address)
         collection, path = address
         own: Path = ()
         below = [given for other, given in self._given if other == collection]
@@ -81,69 +81,52 @@ class MatchedVariables:
     @property
     def values(self) -> list[Any]:
         """What the Variables are to hold, in the order of the slots; None for absent RNG state."""
-        leaves = self.leaves
-        return [
-            None
-            if slot.is_rng and slot.address not in leaves
-            else unboxed(leaves[slot.address], aval)
-            for slot, aval in zip(self.graphdef.slots, slot_avals(self.graphdef), strict=True)
-        ]
+        values: list[Any] = []
+        for slot, aval in zip(self.slots, self.avals, strict=True):
+            leaf = self.leaves.get(slot.address) if slot.is_rng else self.leaves[slot.address]
+            # Cheap test first: most leaves are arrays.
+            is_value = leaf is None or isinstance(leaf, jax.Array)
+            values.append(leaf if is_value else unboxed(leaf, aval))
+        return values
 
-    @property
-    def unknown(self) -> dict[Address, Any]:
-        """The leaves that no slot is for."""
-        known = self.graphdef.slots.addresses
-        return {address: leaf for address, leaf in self.leaves.items() if address not in known}
+    def comparison(self, *, rng: bool = False) -> Comparison:
+        """What the GraphDef needs against what was found.
 
-    @functools.cached_property
-    def _matched(self) -> tuple[Mapping[Address, Any], Mapping[Address, Address]]:
-        """The leaves by their slots' paths, or by the text of their paths, and where they are."""
-        leaves = self._given
-        slots = self.graphdef.slots
-        wanted = slots.addresses
-        if not leaves.keys() >= wanted:
-            leaves = _gathered(slots, slot_avals(self.graphdef), leaves)
-        if wanted.issuperset(leaves):
-            return ({**self._arguments, **leaves} if self._arguments else leaves), {}
-        by_text = {_text(address): address for address in wanted if address not in leaves}
-        known = {a: by_text[_text(a)] for a in leaves if a not in wanted and _text(a) in by_text}
-        matched = {known.get(address, address): leaf for address, leaf in leaves.items()}
-        return {**self._arguments, **matched}, {address: found for found, address in known.items()}
+        Args:
+          rng: whether RNG state has to be there.
+
+        Returns:
+          The comparison. Only parameters and batch statistics are held to their shapes; a cache may
+          grow.
+        """
+        missing: list[Address] = []
+        mis_shaped: list[Address] = []
+        expected: dict[Address, Any] = {}
+        found: dict[Address, Any] = {}
+        for slot, aval in zip(self.slots, self.avals, strict=True):
+            leaf = self.leaves.get(slot.address, _ABSENT)
+            if leaf is _ABSENT:
+                if rng or not slot.is_rng:
+                    missing.append(slot.address)
+                    expected[slot.address] = _Anything() if aval is None else aval
+            elif slot.has_fixed_shape and aval is not None:
+                if isinstance(leaf, jax.Array) and leaf.shape == getattr(aval, "shape", None):
+                    continue
+                value = _inside(leaf)
+                if not same_shape(aval, value):
+                    mis_shaped.append(slot.address)
+                    expected[slot.address], found[slot.address] = aval, value
+        return Comparison(tuple(missing), tuple(mis_shaped), tuple(self.unknown), expected, found)
 
 
-def comparison(found: MatchedVariables, *, rng: bool = False) -> Comparison:
-    """What a GraphDef needs against what was found.
-
-    Args:
-      found: the variables and the definition.
-      rng: whether RNG state has to be there.
-
-    Returns:
-      The comparison. Only parameters and batch statistics are held to their shapes; a cache may
-      grow.
-    """
-    expected: dict[Address, Any] = {}
-    leaves = {address: _inside(leaf) for address, leaf in found.leaves.items()}
-    for slot, aval in zip(found.graphdef.slots, slot_avals(found.graphdef), strict=True):
-        if slot.is_rng and not rng:
-            leaves.pop(slot.address, None)
-        elif aval is None or (slot.address in leaves and not slot.has_fixed_shape):
-            expected[slot.address] = leaves.get(slot.address, _Anything())
-        else:
-            expected[slot.address] = aval
-    return compare(expected, leaves)
+_ABSENT = object()
 
 
 def overlay(module_leaves: list[Any], found: MatchedVariables) -> None:
     """Puts the values that exist into a module that was just constructed."""
-    for leaf, slot in zip(module_leaves, found.graphdef.slots, strict=True):
+    for leaf, slot in zip(module_leaves, found.slots, strict=True):
         if slot.address in found.leaves and isinstance(leaf, nnx.Variable):
             assign_raw_value(leaf, unboxed(found.leaves[slot.address]))
-
-
-def slot_avals(graphdef: StaticGraphDef) -> tuple[Any, ...]:
-    """Shape and dtype of every slot, None where they are not known."""
-    return graphdef.avals or (None,) * len(graphdef.slots)
 
 
 def unboxed(leaf: Any, aval: Any = None) -> Any:
@@ -267,3 +250,16 @@ def _as_dict(aval: Mapping[Any, Any], below: Mapping[Path, Any], path: Path) -> 
 
 def _text(address: Address) -> tuple[str, ...]:
     return address[0], *map(str, address[1])
+
+
+def _by_text(
+    known: Collection[Address], leaves: Mapping[Address, Any]
+) -> tuple[dict[Address, Any], dict[Address, Address]]:
+    """Leaves by the known address with the same text, and where they are: files keep keys as text.
+
+    A leaf that no known address is for stays at its own.
+    """
+    by_text = {_text(address): address for address in known if address not in leaves}
+    found = {a: by_text[_text(a)] for a in leaves if a not in known and _text(a) in by_text}
+    matched = {found.get(address, address): leaf for address, leaf in leaves.items()}
+    return matched, {address: given for given, address in found.items()}

@@ -19,7 +19,8 @@ from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
 from bridge._conversion.neutral import Path
 from bridge._flax.nodes import nodes_below
 
-_active: ContextVar[bool] = ContextVar("active", default=False)
+# Whether the NNX modules of a ToLinen that is called now are shown to Linen.
+SHOWN: ContextVar[bool] = ContextVar("shown", default=False)
 
 
 @contextlib.contextmanager
@@ -57,16 +58,11 @@ def nnx_modules_as_linen() -> Iterator[None]:
       () ToLinen
       ('fc',) Linear
     """
-    token = _active.set(True)
+    token = SHOWN.set(True)
     try:
         yield
     finally:
-        _active.reset(token)
-
-
-def are_shown() -> bool:
-    """Whether the NNX modules of a ToLinen that is called now are shown to Linen."""
-    return _active.get()
+        SHOWN.reset(token)
 
 
 class NNXModuleView(nn.Module):
@@ -110,7 +106,7 @@ class _Shown:
         return view
 
 
-_shown: ContextVar[_Shown | None] = ContextVar("shown", default=None)
+_shown: ContextVar[_Shown | None] = ContextVar("modules", default=None)
 
 
 class _Made(NamedTuple):
@@ -130,16 +126,13 @@ _BASE = "bridge__base"
 
 @contextlib.contextmanager
 def showing(module: Any, linen: Any) -> Iterator[None]:
-    """Shows the modules below an NNX module in this block, if that is asked for.
+    """Shows the modules below an NNX module in this block.
 
     Args:
       module: the module of a ToLinen; no one else has it.
       linen: the ToLinen, bound.
     """
     scope = linen.scope
-    if not _active.get() or scope is None:
-        yield
-        return
     found = list(nnx.iter_modules(module, graph=True))
     wrappers = [(path, each) for path, each in found if isinstance(each, LinenHolder)]
     shown = [(path, each) for path, each in found if _has_methods(each)]

@@ -63,16 +63,20 @@ def attach(module: Any, unknown: Mapping[Address, Any]) -> dict[Address, Attache
 
 
 class Reads:
-    """Which Variables are read, found out through their get hooks.
+    """Which attached leaves are read: by the get hooks of Variables.
+
+    A wrapped Linen module reads all of its variables.
 
     Args:
-      variables: Variables by address; they have the hooks until `stop`.
+      attached: what `attach` has put into a module; Variables have the hooks until `stop`.
     """
 
-    def __init__(self, variables: Mapping[Address, nnx.Variable[Any]]):
-        self.read: set[Address] = set()
+    def __init__(self, attached: Mapping[Address, Attached]):
+        self.read = {address for address, (_, is_linen) in attached.items() if is_linen}
         self._hooks: list[tuple[nnx.Variable[Any], Any]] = []
-        for address, variable in variables.items():
+        for address, (variable, is_linen) in attached.items():
+            if is_linen or not isinstance(variable, nnx.Variable):
+                continue
             own = variable.get_metadata("on_get_value", None)
             self._hooks.append((variable, own))
             hook = functools.partial(_note_read, self.read, address, own)

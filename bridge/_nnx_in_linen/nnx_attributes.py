@@ -16,12 +16,10 @@ from bridge._errors import LostUpdateError, write_to_copy_text
 from bridge._flax.nodes import nodes_below
 from bridge._flax.variables import add_set_hook
 
-from . import scope_variables
 from .arguments import Existing
 from .bound_module import BoundModule
-from .creation import rebuilt
-from .matched_variables import comparison, slot_avals
-from .wrapper_scope import WrapperScope
+from .definitions import rebuilt
+from .scope import WrapperScope
 
 
 class NNXSubmodule:
@@ -92,13 +90,12 @@ def nnx_attribute(scope: WrapperScope, name: str) -> Any:
 
 def _of_variables(scope: WrapperScope, name: str) -> Any:
     """An attribute of the module made of the variables that there are."""
-    variables = scope_variables.read(scope.linen)
-    graphdef = scope_variables.stored_graphdef(scope.linen) or rebuilt(scope, variables)
-    found = scope.matched(graphdef, variables)
-    if not comparison(found).fits:
+    leaves, graphdef = scope.read()
+    found = scope.matched(graphdef or rebuilt(scope, leaves), leaves)
+    if not found.comparison().fits:
         return MISSING
     # Without references: a write into one runs no hook.
-    module = BoundModule(found, lambda slot: None, lambda collection: False).module
+    module = BoundModule(found, lambda collection: False).module
     value = getattr(module, name, MISSING)
     refuse = functools.partial(_refuse_write, scope.where)
     for variable in nodes_below(module).variables:
@@ -117,7 +114,8 @@ def _refuse_write(where: str, variable: nnx.Variable[Any], value: Any) -> Any:
 def _of_class(scope: WrapperScope, name: str) -> Any:
     """A property of the class that needs no variables, `MISSING` if it does need them."""
     graphdef = rebuilt(scope, {})
-    module = graphdef.blueprint.build(slot_avals(graphdef)).module
+    avals = graphdef.avals or (None,) * len(graphdef.slots)
+    module = graphdef.blueprint.build(avals).module
     try:
         value = getattr(module, name, MISSING)
     except Exception:

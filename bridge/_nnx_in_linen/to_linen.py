@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any, ClassVar, Self
 
 from flax import linen as nn
@@ -17,14 +20,28 @@ from bridge._conversion.own_leaves import with_graphdefs
 from bridge._fingerprint import Fingerprint, fingerprint
 from bridge._flax.linen_modules import PlainFields
 from bridge._graphdefs import static_graphdef
+from bridge._initialization.lazy_init import run_initializing
 
-from . import scope_variables
-from .arguments import Existing, check_class, freeze_arguments, holds_no_module, thaw
-from .creation import call_or_create
-from .given import check_arguments, check_instance
+from .arguments import (
+    Existing,
+    GivenArgs,
+    GivenKwargs,
+    check_arguments,
+    check_class,
+    check_instance,
+    freeze_arguments,
+    frozen,
+    holds_no_module,
+    thaw,
+)
+from .bound_module import BoundModule, Call
+from .call_keys import GivenKeys
+from .commit import commit
+from .creation import create
+from .definitions import found_without, rebuilt
+from .module_views import SHOWN, showing
 from .nnx_attributes import MISSING, nnx_attribute
-from .subclassing import GivenArgs, GivenKwargs, WithOptions, frozen
-from .wrapper_scope import WrapperScope
+from .scope import WrapperScope, spelled
 
 # The fields of a ToLinen that never hold a Linen module, and with those that may.
 _OPTIONS = frozenset(
@@ -42,6 +59,32 @@ _OPTIONS = frozenset(
 _ALL_FIELDS = _OPTIONS | {"args", "kwargs"}
 # Those that flax.nnx.bridge does not have.
 _OWN_OPTIONS = frozenset({"strict", "rng_state", "string_keys", "eager_sharding", "store_graphdef"})
+
+
+class WithOptions(type(nn.Module)):
+    """The type of Linen module classes some of whose fields their constructors need not take.
+
+    Linen passes every field to the constructor when it clones a module or transforms its class. A
+    constructor that forwards what it does not know, as that of a class in the wild does, would pass
+    them on to the NNX module's. Fields in `_options` reach only a constructor that names them.
+    """
+
+    _options: frozenset[str] = frozenset()
+
+    def __call__(cls, *args: Any, **given: Any) -> Any:
+        kept = cls._options - _parameters(cls.__init__)
+        options = {name: given.pop(name) for name in kept & given.keys()}
+        made = super().__call__(*args, **given)
+        for name, value in options.items():
+            # Linen's modules are frozen by now.
+            object.__setattr__(made, name, value)
+        return made
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters(constructor: Any) -> frozenset[str]:
+    parameters = inspect.signature(constructor).parameters.values()
+    return frozenset(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
 
 
 class ToLinen(PlainFields, metaclass=WithOptions):
@@ -183,7 +226,7 @@ class ToLinen(PlainFields, metaclass=WithOptions):
         flat = WrapperScope(linen).as_linen(graphdef, leaves)
         variables = nest(
             {
-                (collection, *scope_variables.spelled(path, linen.string_keys)): leaf
+                (collection, *spelled(path, linen.string_keys)): leaf
                 for (collection, path), leaf in flat.items()
             }
         )
@@ -210,7 +253,7 @@ class ToLinen(PlainFields, metaclass=WithOptions):
             that depends on a key where it is no state, such as in a function.
           LostUpdateError: `strict` is True and an update would be dropped.
         """
-        return call_or_create(_scope(self), nnx_method, args, kwargs)
+        return _run(self, Call(nnx_method, args, kwargs))
 
     def run_nnx_method(self, nnx_method: Any, /, *args: Any, **kwargs: Any) -> Any:
         """`__call__` with the method first, which stays as it is on a class that was transformed.
@@ -218,22 +261,56 @@ class ToLinen(PlainFields, metaclass=WithOptions):
         A lifted transform of the class takes only the methods that it is told to, `__call__` by
         default; the others run outside of it, as the methods of any Linen module do.
         """
-        return call_or_create(_scope(self), nnx_method, args, kwargs)
+        return _run(self, Call(nnx_method, args, kwargs))
 
     def __getattr__(self, name: str) -> Any:
         own = self.__dict__
         if not name.startswith("_") and "nnx_class" in own and "kwargs" in own:
             if name in own["kwargs"]:
                 return thaw(own["kwargs"][name])
-            found = nnx_attribute(_scope(self), name)
+            found = nnx_attribute(WrapperScope(self), name)
             if found is not MISSING:
                 return found
         return super().__getattr__(name)
 
 
-def _scope(linen: ToLinen) -> WrapperScope:
-    is_extended = type(linen).__call__.__module__ != ToLinen.__call__.__module__
-    return WrapperScope(linen, is_extended=is_extended)
+def _run(linen: ToLinen, call: Call) -> Any:
+    """A call in the scope of a ToLinen: variables, module, call, changes, variables."""
+    is_extended = type(linen).__call__.__module__ != __name__
+    scope = WrapperScope(linen, is_extended=is_extended)
+    leaves, stored = scope.read()
+    is_init = linen.is_initializing()
+    # It may have been made with other arguments: one model for training and one for evaluation.
+    if stored is not None and scope.constructor.made(stored, lambda: rebuilt(scope, leaves, call)):
+        found = scope.matched(stored, leaves)
+    else:
+        found = None if is_init else found_without(scope, leaves, call)
+    # As Linen's own `param` does, create what is missing if the collection is mutable.
+    may_create = is_init or (not leaves and linen.is_mutable_collection("params"))
+    compared = found.comparison(rng=may_create) if found is not None else None
+    if found is None or compared is None or (may_create and compared.missing):
+        output, graphdef = create(scope, leaves, call)
+        if is_init:
+            return output
+        # This is a call, and what it changes belongs to the result.
+        found = scope.matched(graphdef, scope.read()[0])
+    else:
+        scope.check(compared)
+    keys = GivenKeys(linen, scope.rngs, found.leaves) if scope.rngs else None
+    module = BoundModule(found, linen.is_mutable_collection, keys)
+    if linen.strict:
+        scope.report_unknown(module.refused())
+    # The state at init is the state as constructed, and what the call creates.
+    run = run_initializing if is_init else None
+    show = functools.partial(showing, linen=linen) if SHOWN.get() else nullcontext
+    output = module.call(call, run, show)
+    if module.streams and module.changes is not None:
+        module.streams.settle(module.changes, scope.where)
+    if found.unknown:
+        scope.report_unknown(module.unused())
+    if module.changes:
+        commit(scope, found, module.changes)
+    return output
 
 
 def to_linen(

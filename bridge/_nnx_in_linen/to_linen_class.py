@@ -10,8 +10,7 @@ from flax import nnx
 
 from bridge._conversion import convert
 
-from .arguments import check_class, freeze_arguments, thaw
-from .given import check_arguments
+from .arguments import check_arguments, check_class, freeze_arguments, thaw
 from .nnx_attributes import linen_method
 from .to_linen import ToLinen
 

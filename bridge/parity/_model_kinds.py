@@ -15,7 +15,7 @@ from flax import nnx
 from bridge import _train_eval
 from bridge._conversion import linen_leaves, nnx_leaves
 from bridge._conversion.collections import GRAPHDEF, STATIC
-from bridge._conversion.neutral import Neutral, nest, walk
+from bridge._conversion.neutral import Neutral, by_address, nest, walk
 from bridge._errors import BridgeError, ConversionError, InvalidModuleError, MissingRngError
 from bridge._flax.linen_modules import InterceptorContext, overridden
 from bridge._flax.objects import CAPTURES
@@ -23,8 +23,8 @@ from bridge._graphdefs.static_graphdef import intern
 from bridge._linen_in_nnx.linen_call import function_of
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._nnx_in_linen.bound_module import BoundModule, method_of
+from bridge._nnx_in_linen.constructor import Constructor
 from bridge._nnx_in_linen.matched_variables import MatchedVariables
-from bridge._nnx_in_linen.recipe import Recipe
 from bridge._nnx_in_linen.to_linen import ToLinen
 
 from ._dropout import remedy
@@ -59,9 +59,9 @@ class LinenModel(Model):
                 variables if self.is_linen else nnx.State(nest(nnx_leaves.to_leaves(self.values)))
             )
         graphdef, wrapper = intern(stored), self.module
-        recipe = Recipe(wrapper.nnx_class, wrapper.args, wrapper.kwargs, wrapper.skip_rng)
-        found = MatchedVariables(graphdef, variables, recipe.kept(graphdef))
-        return BoundModule(found, lambda slot: None).module
+        recipe = Constructor(wrapper.nnx_class, wrapper.args, wrapper.kwargs, wrapper.skip_rng)
+        found = MatchedVariables(graphdef, by_address(variables), recipe.kept(graphdef))
+        return BoundModule(found).module
 
     def modes_of(self, request: Request) -> Mapping[str, Any]:
         """None, if an argument says whether this is training."""

@@ -37,7 +37,6 @@ ERRORS = {
     "LazyRng.as_jax_rng": renamed("as_jax_rng"),
     "linen.module._context": renamed("_context"),
     "_context.module_stack": renamed("module_stack"),
-    "Module._state": renamed("_state"),
     "Module.clone(_deep_clone)": renamed("_deep_clone"),
     "Pytree._pytree__nodes": renamed("_pytree__nodes"),
     "HashableMapping": renamed("HashableMapping"),
@@ -49,6 +48,7 @@ ERRORS = {
 }
 # Parts that nothing in the quick start needs, or whose absence costs a convenience.
 UNUSED = {
+    "Module._state": renamed("_state"),
     "nothing": (r"\bno such name\b", ""),
     "InterceptorContext": renamed("InterceptorContext"),
     "method_handler_wrapped": renamed("method_handler_wrapped"),

@@ -213,34 +213,6 @@ def test_the_repr_shows_what_was_given():
     assert "[1, 2]" in repr(bridge.to_linen(Keeping, [1, 2], keyword=0))
 
 
-@pytest.mark.parametrize(
-    ("parameters", "expected"),
-    [("self", False), ("self, rngs", True), ("self, *, rngs=None", True), ("self, **kwargs", True)],
-)
-def test_whether_a_constructor_takes_rngs_is_read_off_its_signature(parameters, expected):
-    namespace = {}
-    exec(f"def __init__({parameters}): pass", namespace)
-    cls = type("Made", (nnx.Module,), {"__init__": namespace["__init__"]})
-    assert arguments.takes_rngs(cls) is expected
-    assert arguments.takes_rngs(functools.partial(cls)) is expected
-
-
-def test_a_class_without_a_constructor_takes_no_rngs():
-    class Bare(nnx.Module):
-        def __call__(self, x):
-            return x
-
-    assert arguments.takes_rngs(Bare) is False
-    assert bridge.ToLinen(Bare).init_with_output(KEY, 3)[0] == 3
-
-
-def test_an_inherited_constructor_is_found():
-    class Derived(nnx.Linear):
-        pass
-
-    assert arguments.takes_rngs(Derived) is True
-
-
 def test_rngs_given_as_an_argument_are_used():
     model = bridge.ToLinen(nnx.Linear, args=(3, 2), kwargs={"rngs": nnx.Rngs(5)})
     variables = model.init(KEY, jnp.ones((1, 3)))

@@ -11,7 +11,8 @@ from hypothesis import given
 import bridge
 from bridge._flax.objects import set_initializing
 from bridge._nnx_in_linen import bound_module
-from bridge._nnx_in_linen.attributes_before import AttributesBefore
+from bridge._nnx_in_linen import changes as changes_module
+from bridge._nnx_in_linen.changes import AttributesBefore
 from tests._nnx_in_linen import changing_models
 from tests._nnx_in_linen.changing_models import Changing
 from tests.drawing import drawing
@@ -167,15 +168,16 @@ def definition(graphdef):
 def test_only_a_module_whose_definition_is_the_same_counts_as_kept(children, changes):
     told = []
 
-    def note(found, module, before, graphdef, plain, kept):
-        told.append((definition(nnx.split(module)[0]), kept is not None))
-        return mock.DEFAULT
+    def note(before, attributes, module):
+        with mock.patch.object(changes_module, "flatten", wraps=changes_module.flatten) as flatten:
+            found = changes_module.Changes(before, attributes, module)
+        told.append((definition(nnx.split(module)[0]), not flatten.called))
+        return found
 
     model = bridge.ToLinen(Changing, (children, changes))
     variables = model.init(KEY, jnp.float32(1))
     before = definition(variables["nnx"]["graphdef"])
-    with mock.patch.object(bound_module, "Changes", wraps=bound_module.Changes) as spy:
-        spy.side_effect = note
+    with mock.patch.object(bound_module, "Changes", note):
         model.apply(variables, jnp.float32(1), mutable=True)
     [(after, is_kept)] = told
     # An equal value that was assigned counts as changed, and is then looked at.

@@ -8,7 +8,7 @@ from flax import nnx
 import bridge
 from bridge._conversion.neutral import by_address
 from bridge._graphdefs import static_graphdef
-from bridge._nnx_in_linen.bound_module import BoundModule, method_of
+from bridge._nnx_in_linen.bound_module import BoundModule, Call, method_of
 from bridge._nnx_in_linen.matched_variables import MatchedVariables
 from tests.models import assert_identical
 
@@ -40,15 +40,36 @@ class Noisy(nnx.Module):
         return self.dropout(x)
 
 
-def bound(module, seed=lambda leaf: None, extra=(), **options):
+class Keys:
+    """One key for every stream of a module."""
+
+    names = ()
+
+    def __init__(self, key):
+        self.key = key
+        self.drawn = set()
+
+    def seed(self, slot):
+        return self.key
+
+    def give_back(self, drawn):
+        self.drawn |= drawn
+
+
+def bound(module, keys=None, extra=()):
     graphdef, leaves = static_graphdef.split(module)
     values = {
         slot.address: leaf.get_raw_value()
         for slot, leaf in zip(graphdef.slots, leaves, strict=True)
         if not slot.is_rng
     }
-    found = MatchedVariables.of_leaves(graphdef, {**values, **dict(extra)})
-    return BoundModule(found, seed, **options)
+    return BoundModule(MatchedVariables(graphdef, {**values, **dict(extra)}), keys=keys)
+
+
+def called(own):
+    output = own.call(Call(None, (X,), {}))
+    own.streams.settle(own.changes, "here")
+    return output
 
 
 def raw(updates):
@@ -58,52 +79,53 @@ def raw(updates):
 def test_output_and_updates_are_those_of_the_native_call():
     module, native = Model(rngs=nnx.Rngs(0)), Model(rngs=nnx.Rngs(0))
     own = bound(module)
-    assert_identical(own.call(None, (X,), {}, "here"), native(X))
+    assert_identical(own.call(Call(None, (X,), {})), native(X))
     assert_identical(
-        raw(own.updates()),
+        raw(own.changes.updates),
         {
             ("cache", ("steps",)): native.steps.get_value(),
             ("batch_stats", ("norm", "mean")): native.norm.mean.get_value(),
             ("batch_stats", ("norm", "var")): native.norm.var.get_value(),
         },
     )
-    assert own.removed() == frozenset()
-    assert own.definition() is None
+    assert own.changes.removed == frozenset()
+    assert own.changes.definition() is None
     # The call had a module of its own.
     assert_identical(nnx.state(module), nnx.state(Model(rngs=nnx.Rngs(0))))
 
 
 def test_a_leaf_that_is_gone_natively_is_named():
     own = bound(Model(rngs=nnx.Rngs(0)))
-    own.call("without_steps", (X,), {}, "here")
-    assert own.removed() == {("cache", ("steps",))}
-    assert own.removed_state() == [("cache", ("steps",))]
-    assert own.updates() == {}
-    assert own.definition() is not None
+    own.call(Call("without_steps", (X,), {}))
+    assert own.changes.removed == {("cache", ("steps",))}
+    assert own.changes.removed_state() == [("cache", ("steps",))]
+    assert own.changes.updates == {}
+    assert own.changes.definition() is not None
 
 
 def test_a_variable_that_no_leaf_is_for_is_unused_unless_it_was_sown():
     extra = by_address({"params": {"extra": X}, "intermediates": {"seen": (X,)}})
     own = bound(Model(rngs=nnx.Rngs(0)), extra=extra)
-    own.call(None, (X,), {}, "here")
+    own.call(Call(None, (X,), {}))
     assert own.unused() == [("params", ("extra",))]
 
 
 def test_a_draw_without_a_key_is_one_error_after_the_call():
     with pytest.raises(bridge.MissingRngError, match="here") as caught:
-        bound(Noisy(rngs=nnx.Rngs(0))).call(None, (X,), {}, "here")
+        called(bound(Noisy(rngs=nnx.Rngs(0))))
     assert caught.value.streams == ("default",)
 
 
 def test_a_stream_draws_from_the_key_of_the_call_and_is_no_update():
     key = jax.random.key(3)
-    own = bound(Noisy(rngs=nnx.Rngs(0)), lambda leaf: key)
+    keys = Keys(key)
+    own = bound(Noisy(rngs=nnx.Rngs(0)), keys)
     native = Noisy(rngs=nnx.Rngs(0))
     for stream in (native.dropout.rngs,):
         stream.key.set_value(key)
-    assert_identical(own.call(None, (X,), {}, "here"), native(X))
-    assert own.updates() == {}
-    assert {address[0] for address in own.drawn()} == {"RngCount"}
+    assert_identical(called(own), native(X))
+    assert own.changes.updates == {}
+    assert {address[0] for address in keys.drawn} == {"RngCount"}
 
 
 def test_a_method_is_named_given_or_called():

@@ -8,7 +8,7 @@ from flax import nnx, serialization
 
 from bridge._conversion.neutral import by_address
 from bridge._graphdefs import static_graphdef
-from bridge._nnx_in_linen.matched_variables import MatchedVariables, comparison, overlay, unboxed
+from bridge._nnx_in_linen.matched_variables import MatchedVariables, overlay, unboxed
 from tests.models import assert_identical
 
 
@@ -26,6 +26,10 @@ def split():
     return module, graphdef, leaves
 
 
+def matched(graphdef, variables, *arguments):
+    return MatchedVariables(graphdef, by_address(variables), *arguments)
+
+
 def variables_of(graphdef, leaves):
     variables = {}
     for slot, leaf in zip(graphdef.slots, leaves, strict=True):
@@ -39,12 +43,12 @@ def variables_of(graphdef, leaves):
 
 def test_values_come_in_the_order_of_the_native_leaves():
     module, graphdef, leaves = split()
-    found = MatchedVariables(graphdef, variables_of(graphdef, leaves))
+    found = matched(graphdef, variables_of(graphdef, leaves))
     native = [leaf.get_raw_value() for leaf in jax.tree.leaves(
         nnx.state(module), is_leaf=lambda x: isinstance(x, nnx.Variable)
     )]  # fmt: skip
     assert_identical(found.values, native)
-    assert comparison(found, rng=True).fits
+    assert found.comparison(rng=True).fits
     assert found.unknown == {}
 
 
@@ -53,7 +57,7 @@ def test_keys_that_a_file_made_strings_are_found_and_written_back_as_strings():
     variables = {"params": variables_of(graphdef, leaves)["params"]}
     restored = serialization.msgpack_restore(serialization.to_bytes(variables))
     assert set(restored["params"]["layers"]) == {"0", "1"}
-    found = MatchedVariables(graphdef, restored)
+    found = matched(graphdef, restored)
     assert found.unknown == {}
     assert ("params", ("layers", 1, "bias")) in found.leaves
     assert found.placed(("params", ("layers", 1, "bias"))) == ("params", ("layers", "1", "bias"))
@@ -69,7 +73,7 @@ def test_everything_that_does_not_fit_is_listed_at_once():
     variables["params"]["norm"]["scale"] = jnp.ones(3)
     variables["batch_stats"]["norm"]["mean"] = jnp.ones(5)
     variables["params"]["extra"] = jnp.ones(1)
-    found = comparison(MatchedVariables(graphdef, variables))
+    found = matched(graphdef, variables).comparison()
     assert set(found.missing) == {("params", ("layers", 0, "bias"))}
     assert set(found.mis_shaped) == {
         ("params", ("norm", "scale")),
@@ -84,8 +88,8 @@ def test_a_cache_may_grow_and_streams_may_be_absent():
     variables["cache"]["cache"] = jnp.zeros(16)
     without = {name: tree for name, tree in variables.items() if not name.startswith("Rng")}
     assert len(without) < len(variables)
-    assert comparison(MatchedVariables(graphdef, without)).fits
-    assert not comparison(MatchedVariables(graphdef, without), rng=True).fits
+    assert matched(graphdef, without).comparison().fits
+    assert not matched(graphdef, without).comparison(rng=True).fits
 
 
 def test_arguments_stand_in_for_variables_that_are_not_there():
@@ -98,9 +102,9 @@ def test_arguments_stand_in_for_variables_that_are_not_there():
     address = ("nnx_arrays", ("table",))
     given = {address: jnp.arange(3) + 7}
     params = {"params": {"scale": jnp.ones(())}}
-    assert_identical(MatchedVariables(graphdef, params, given).leaves[address], given[address])
+    assert_identical(matched(graphdef, params, given).leaves[address], given[address])
     written = {**params, "nnx_arrays": {"table": jnp.arange(3) + 9}}
-    found = MatchedVariables(graphdef, written, given)
+    found = matched(graphdef, written, given)
     assert_identical(found.leaves[address], written["nnx_arrays"]["table"])
 
 
@@ -109,9 +113,7 @@ def test_overlay_replaces_what_exists_and_leaves_the_rest_as_constructed():
     kernel = jnp.full((3, 2), 5.0)
     expected = nnx.clone(module)
     expected.layers[0].kernel[...] = kernel
-    found = MatchedVariables.of_leaves(
-        graphdef, by_address({"params": {"layers": {0: {"kernel": kernel}}}})
-    )
+    found = MatchedVariables(graphdef, by_address({"params": {"layers": {0: {"kernel": kernel}}}}))
     overlay(leaves, found)
     assert_identical(nnx.state(module), nnx.state(expected))
 

@@ -19,8 +19,8 @@ from flax import nnx
 from bridge._conversion.neutral import Path
 from bridge._flax.linen_modules import InterceptorContext, base_class
 from bridge._linen_in_nnx.to_nnx import ToNNX
-from bridge._nnx_in_linen.rebuilding import Call
-from bridge._nnx_in_linen.recipe import Recipe
+from bridge._nnx_in_linen.bound_module import Call
+from bridge._nnx_in_linen.constructor import Constructor
 from bridge._nnx_in_linen.to_linen import ToLinen
 
 # Programs that move over from `flax.nnx.bridge` have its wrappers in places, which keep the same
@@ -43,7 +43,7 @@ class LinenRecord:
 
     module: nn.Module | None
     classes: dict[Path, type[nn.Module]] = dataclasses.field(default_factory=dict)
-    calls: dict[Path, tuple[Recipe, Call]] = dataclasses.field(default_factory=dict)
+    calls: dict[Path, tuple[Constructor, Call]] = dataclasses.field(default_factory=dict)
 
 
 class Observed:
@@ -94,9 +94,9 @@ def observing() -> Iterator[Observed]:
         yield observed
 
 
-def recipe_of(module: Any) -> Recipe:
+def recipe_of(module: Any) -> Constructor:
     """What constructs the NNX module of a `ToLinen`."""
-    return Recipe(module.nnx_class, module.args, module.kwargs, module.skip_rng)
+    return Constructor(module.nnx_class, module.args, module.kwargs, module.skip_rng)
 
 
 def _calling_wrapper() -> Any:

@@ -22,9 +22,9 @@ from bridge._conversion.neutral import Address, Neutral, Path, walk
 from bridge._flax.linen_modules import base_class
 from bridge._graphdefs.static_graphdef import StaticGraphDef, intern
 from bridge._linen_in_nnx.to_nnx import ToNNX
-from bridge._nnx_in_linen import rebuilding
+from bridge._nnx_in_linen import definitions
 from bridge._nnx_in_linen.bound_module import BoundModule
-from bridge._nnx_in_linen.matched_variables import MatchedVariables, slot_avals
+from bridge._nnx_in_linen.matched_variables import MatchedVariables
 from bridge._nnx_in_linen.to_linen import ToLinen
 
 from ._nodes import Kind, Node, Size
@@ -220,17 +220,17 @@ class _LinenPart:
         if graphdef is None:
             # A lifted transform has left collection `nnx` behind, or nothing ran.
             graphdef = self._rebuilt(below)
-        found = MatchedVariables.of_leaves(graphdef, leaves)
-        avals = dict(zip((s.address for s in graphdef.slots), slot_avals(graphdef), strict=True))
-        full = MatchedVariables.of_leaves(graphdef, {**avals, **found.leaves})
-        return BoundModule(full, lambda slot: None).module
+        found = MatchedVariables(graphdef, leaves)
+        avals = {slot.address: aval for slot, aval in zip(found.slots, found.avals, strict=True)}
+        full = MatchedVariables(graphdef, {**avals, **found.leaves})
+        return BoundModule(full).module
 
     def _rebuilt(self, below: Path) -> StaticGraphDef:
         if self.record is not None:
             recipe, call = self.record.calls[below]
         else:
             recipe, call = recipe_of(self.module), None
-        return rebuilding.rebuild(recipe, ("default",), call, recipe.name)
+        return definitions.rebuild(recipe, ("default",), call, recipe.name)
 
 
 def _below_any(path: Path, others: Iterable[Path]) -> bool:

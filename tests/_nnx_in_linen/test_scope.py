@@ -1,4 +1,4 @@
-"""What a ToLinen is in one call: its name, its streams, and what it reports."""
+"""A ToLinen in one call: its name, variables and streams, and what it reports."""
 
 import warnings
 
@@ -9,8 +9,9 @@ from flax import linen as nn
 from flax import nnx
 
 import bridge
-from bridge._nnx_in_linen.matched_variables import comparison
-from bridge._nnx_in_linen.wrapper_scope import WrapperScope
+from bridge._conversion.neutral import by_address
+from bridge._graphdefs.static_graphdef import split
+from bridge._nnx_in_linen.scope import WrapperScope, spelled
 
 KEY = jax.random.key(0)
 X = jnp.ones((1, 3))
@@ -66,12 +67,13 @@ def test_streams_of_a_traced_constructor_are_those_of_the_call_and_of_the_variab
     stored = {"RngKey": {"noise": {"key": {"value": KEY}}}}
     rngs = {"params": KEY, "dropout": KEY}
     assert in_scope(lambda scope: scope.stream_names({}), rngs) == ("default", "dropout")
-    assert "default" in in_scope(lambda scope: scope.stream_names(stored), rngs)
+    assert "default" in in_scope(lambda scope: scope.stream_names(by_address(stored)), rngs)
 
 
 def mismatched(scope, kernel):
     variables = {"params": {"kernel": kernel, "bias": jnp.zeros(2)}}
-    scope.check(comparison(scope.matched(VARIABLES["nnx"]["inner"]["graphdef"], variables)))
+    found = scope.matched(VARIABLES["nnx"]["inner"]["graphdef"], by_address(variables))
+    scope.check(found.comparison())
 
 
 def test_other_shapes_are_an_error_unless_strict_is_false():
@@ -114,3 +116,79 @@ def test_unknown_variables_are_treated_as_strict_says(strict):
             in_scope(report, strict=strict)
     else:
         in_scope(report, strict=strict)
+
+
+ONE, TWO = jnp.ones(1), jnp.full(1, 2.0)
+GRAPHDEF = split(nnx.Linear(1, 1, rngs=nnx.Rngs(0)))[0]
+
+
+def bound(variables, mutable=True, **options):
+    return WrapperScope(bridge.ToLinen(nnx.Linear, **options).bind(variables, mutable=mutable))
+
+
+def written(leaves, variables=(), mutable=True, **options):
+    scope = bound(dict(variables), mutable, **options)
+    scope.write(leaves, scope.read()[0])
+    return scope.linen.variables
+
+
+def test_a_graphdef_is_stored_and_found_again():
+    scope = bound({})
+    assert scope.read() == ({}, None)
+    scope.store_graphdef(GRAPHDEF)
+    assert scope.read() == ({}, GRAPHDEF)
+
+
+@pytest.mark.parametrize("stand_in", [{}, None])
+def test_what_a_checkpoint_has_in_its_place_is_none(stand_in):
+    assert bound({"nnx": {"graphdef": stand_in}}).read() == ({}, None)
+
+
+@pytest.mark.parametrize("options", [{"mutable": ["params"]}, {"store_graphdef": False}])
+def test_it_is_not_stored_where_the_collection_or_the_option_leaves_it_out(options):
+    scope = bound({}, **options)
+    scope.store_graphdef(GRAPHDEF)
+    assert "nnx" not in scope.linen.variables
+
+
+def test_variables_are_read_without_graphdefs_and_what_is_empty():
+    variables = {"params": {"w": ONE}, "cache": {}, "nnx": {"graphdef": GRAPHDEF}}
+    assert bound(variables).read() == ({("params", ("w",)): ONE}, GRAPHDEF)
+    own = {"nnx": {"graphdef": GRAPHDEF, "graphdef_other": GRAPHDEF, "mine": ONE}}
+    assert bound(own).read() == ({("nnx", ("mine",)): ONE}, GRAPHDEF)
+
+
+def test_leaves_are_written_into_mutable_collections_alone():
+    leaves = {("params", ("w",)): ONE, ("cache", ("a", 0)): TWO}
+    assert written(leaves) == {"params": {"w": ONE}, "cache": {"a": {0: TWO}}}
+    assert written(leaves, mutable=["cache"]) == {"cache": {"a": {0: TWO}}}
+
+
+def test_a_box_that_is_there_stays_and_gets_the_new_value():
+    variables = {"params": {"w": nn.Partitioned(ONE, ("a",))}}
+    for leaf in (TWO, nn.Partitioned(TWO, ("b",))):
+        found = written({("params", ("w",)): leaf}, variables)["params"]["w"]
+        assert found.names == ("a",)
+        assert found.value is TWO
+
+
+@pytest.mark.parametrize(
+    ("string_keys", "expected"), [(False, ("0", 1, "w")), (True, ("0", "1", "w"))]
+)
+def test_integers_below_the_top_are_strings_where_that_is_asked_for(string_keys, expected):
+    assert spelled((0, 1, "w"), string_keys) == expected
+    found = written({("params", (0, 1, "w")): ONE}, string_keys=string_keys)
+    (top, (second, _)) = (expected[0], expected[1:])
+    assert found == {"params": {top: {second: {"w": ONE}}}}
+
+
+def test_the_place_of_the_graphdef_is_reserved():
+    with pytest.raises(bridge.ReservedNameError, match="nnx/graphdef"):
+        written({("nnx", ("graphdef",)): ONE})
+
+
+def test_a_removed_leaf_takes_along_what_held_nothing_else():
+    variables = {"cache": {"a": {"b": {"w": ONE}}, "c": TWO}, "params": {"w": ONE}}
+    scope = bound(variables)
+    scope.remove([("cache", ("a", "b", "w"))])
+    assert scope.linen.variables == {"cache": {"c": TWO}, "params": {"w": ONE}}

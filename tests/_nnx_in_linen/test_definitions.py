@@ -21,7 +21,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bridge
-from bridge._nnx_in_linen import rebuilding
+from bridge._nnx_in_linen import definitions
 from tests.drawing import drawing
 from tests.garbage_collection import earlier_objects_left_out
 
@@ -64,14 +64,14 @@ def native(cls, *args, **kwargs):
 def rebuilds():
     """Notes every time a constructor is traced for variables without a GraphDef."""
     noted = []
-    real = rebuilding._abstract
+    real = definitions._abstract
 
     def counted(recipe, *args):
         noted.append(recipe.name)
         return real(recipe, *args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rebuilding, "_abstract", counted)
+        patch.setattr(definitions, "_abstract", counted)
         yield noted
 
 

@@ -10,7 +10,7 @@ from flax.core import FrozenDict
 
 import bridge
 from bridge._graphdefs import static_graphdef
-from bridge._nnx_in_linen.recipe import Recipe
+from bridge._nnx_in_linen.constructor import Constructor, takes_rngs
 from tests.models import assert_identical
 
 KEY = jax.random.key(0)
@@ -28,7 +28,7 @@ class Table(nnx.Module):
 
 
 def recipe(*args, cls=Model, skip_rng=False, **kwargs):
-    return Recipe(cls, args, FrozenDict(kwargs), skip_rng)
+    return Constructor(cls, args, FrozenDict(kwargs), skip_rng)
 
 
 def graphdef_of(own):
@@ -97,3 +97,31 @@ def test_arrays_that_the_module_keeps_are_found_among_the_arguments():
 
 def test_messages_name_the_class_behind_a_partial():
     assert recipe(cls=functools.partial(Model, 3)).name == "Model"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [("self", False), ("self, rngs", True), ("self, *, rngs=None", True), ("self, **kwargs", True)],
+)
+def test_whether_a_constructor_takes_rngs_is_read_off_its_signature(parameters, expected):
+    namespace = {}
+    exec(f"def __init__({parameters}): pass", namespace)
+    cls = type("Made", (nnx.Module,), {"__init__": namespace["__init__"]})
+    assert takes_rngs(cls) is expected
+    assert takes_rngs(functools.partial(cls)) is expected
+
+
+def test_a_class_without_a_constructor_takes_no_rngs():
+    class Bare(nnx.Module):
+        def __call__(self, x):
+            return x
+
+    assert takes_rngs(Bare) is False
+    assert bridge.ToLinen(Bare).init_with_output(KEY, 3)[0] == 3
+
+
+def test_an_inherited_constructor_is_found():
+    class Derived(nnx.Linear):
+        pass
+
+    assert takes_rngs(Derived) is True

@@ -7,9 +7,9 @@ from flax import linen as nn
 from flax import nnx
 
 import bridge
-from bridge._nnx_in_linen import scope_variables
-from bridge._nnx_in_linen.nnx_call import NNXCall
-from bridge._nnx_in_linen.wrapper_scope import WrapperScope
+from bridge._nnx_in_linen.bound_module import BoundModule, Call
+from bridge._nnx_in_linen.commit import commit
+from bridge._nnx_in_linen.scope import WrapperScope
 from tests.models import assert_identical
 
 KEY = jax.random.key(0)
@@ -34,17 +34,18 @@ class Dropped(nnx.Module):
 
 def prepared(linen):
     scope = WrapperScope(linen)
-    variables = scope_variables.read(linen)
-    return NNXCall(scope, scope.matched(scope_variables.stored_graphdef(linen), variables))
+    leaves, graphdef = scope.read()
+    found = scope.matched(graphdef, leaves)
+    return scope, found, BoundModule(found)
 
 
 def test_a_call_writes_when_it_is_committed_and_not_before():
     def steps(linen):
-        before = jax.tree.map(jnp.copy, scope_variables.read(linen))
-        call = prepared(linen)
-        y = call.run(None, (X,), {})
-        assert_identical(scope_variables.read(linen), before)
-        call.commit()
+        before = jax.tree.map(jnp.copy, linen.variables)
+        scope, found, module = prepared(linen)
+        y = module.call(Call(None, (X,), {}))
+        assert_identical(linen.variables, before)
+        commit(scope, found, module.changes)
         return y
 
     model = bridge.to_linen(Normed)
@@ -62,10 +63,10 @@ def test_a_call_that_fails_leaves_the_variables_alone():
         raise ZeroDivisionError
 
     def steps(linen):
-        before = jax.tree.map(jnp.copy, scope_variables.read(linen))
+        before = jax.tree.map(jnp.copy, linen.variables)
         with pytest.raises(ZeroDivisionError):
-            prepared(linen).run(failing, (X,), {})
-        assert_identical(scope_variables.read(linen), before)
+            linen(X, nnx_method=failing)
+        assert_identical(linen.variables, before)
 
     model = bridge.to_linen(Normed)
     model.apply(model.init(KEY, X), method=steps, mutable=True)

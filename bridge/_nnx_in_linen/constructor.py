@@ -1,15 +1,21 @@
-"""A constructor and its arguments: the same one or another, and the module that it makes."""
+"""The constructor of a ToLinen's module: the same one or another, and what it makes."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+import inspect
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import jax
+import numpy as np
+from flax import linen as nn
 from flax import nnx
 
 import registry
 from bridge._conversion.collections import ARRAYS
+from bridge._conversion.linen_attributes import is_linen_style
 from bridge._conversion.neutral import Address
 from bridge._errors import MissingRngError
 from bridge._fingerprint import Look, fingerprint
@@ -24,10 +30,10 @@ from bridge._module_calls.calls import detached_calls
 from bridge._randomness.missing_stream import missing_stream
 from bridge._sharding import eager
 
-from .arguments import Existing, arrays_in, takes_rngs, thaw
+from .arguments import Existing, thaw
 
 
-class Recipe(NamedTuple):
+class Constructor(NamedTuple):
     """A constructor and its arguments, hashable.
 
     Attributes:
@@ -58,7 +64,8 @@ class Recipe(NamedTuple):
 
     def look(self) -> Look:
         """A look at the constructor and its arguments."""
-        return Look(tuple(self))
+        # Items of a dict cost more to look at than a tuple of the same.
+        return Look((*self[:2], tuple(self.kwargs.items()), *self[3:]))
 
     def made(self, graphdef: StaticGraphDef, rebuilt: Callable[[], StaticGraphDef]) -> bool:
         """Whether a GraphDef is that of the module this constructs, or what calls made of it.
@@ -170,3 +177,61 @@ def _given(module: Any, arguments: Any) -> Given:
 
 def _is_same(a: Any, b: Any) -> bool:
     return is_same_or_equal(a, b) or fingerprint(a) == fingerprint(b)
+
+
+def arrays_in(value: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
+    """The arrays in constructor arguments, and where: which item of which item.
+
+    They are looked for in containers and in the attributes of plain objects, such as a
+    configuration. Not in modules: what a module holds is its state.
+    """
+    seen: dict[int, Any] = {}
+    pending: list[tuple[tuple[int, ...], Any]] = [((), value)]
+    while pending:
+        place, value = pending.pop()
+        if value is None or type(value) in _PLAIN:
+            # To ask of these whether they are arrays takes longer than all else here.
+            continue
+        if isinstance(value, jax.Array | np.ndarray):
+            if not isinstance(value, jax.Ref):
+                yield place, value
+            continue
+        if id(value) in seen or isinstance(value, _CLOSED):
+            continue
+        # Keep visited objects alive, so that no id is reused.
+        seen[id(value)] = value
+        if isinstance(value, Mapping):
+            below = list(value.values())
+        elif isinstance(value, list | tuple):
+            below = list(value)
+        else:
+            below = list(getattr(value, "__dict__", {}).values())
+        pending += [((*place, i), item) for i, item in enumerate(below)]
+
+
+_PLAIN = frozenset((bool, int, float, complex, str, bytes))
+# These hold code, or the state of a module.
+_CLOSED = (
+    nnx.Pytree,
+    nnx.Variable,
+    nn.Module,
+    type,
+    types.FunctionType,
+    types.MethodType,
+    types.ModuleType,
+    functools.partial,
+)
+
+
+def takes_rngs(nnx_class: Any) -> bool:
+    """Whether a constructor has a parameter `rngs`, or takes any keyword."""
+    # The signature of an NNX class is that of its metaclass, which takes anything.
+    is_class = isinstance(nnx_class, type)
+    if is_linen_style(nnx_class):
+        return True
+    if is_class and nnx_class.__init__ is object.__init__:
+        return False
+    if isinstance(nnx_class, functools.partial):
+        return "rngs" not in nnx_class.keywords and takes_rngs(nnx_class.func)
+    parameters = inspect.signature(nnx_class.__init__ if is_class else nnx_class).parameters
+    return "rngs" in parameters or any(p.kind == p.VAR_KEYWORD for p in parameters.values())

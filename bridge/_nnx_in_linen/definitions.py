@@ -1,10 +1,9 @@
-"""The definition of a module whose variables came without it; nothing is computed for it."""
+"""The definition of a module: the stored one, or one that is made without computing anything."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from flax import nnx
@@ -16,7 +15,7 @@ from bridge import _train_eval
 from bridge._bounded_cache import BoundedCache
 from bridge._conversion.arrays import Arrays, is_array
 from bridge._conversion.linen_attributes import creates_in_call
-from bridge._conversion.neutral import Path
+from bridge._conversion.neutral import Address, Path
 from bridge._errors import InvalidModuleError, MismatchError, listed
 from bridge._fingerprint import fingerprint, identity
 from bridge._flax.nodes import nodes_below
@@ -29,39 +28,32 @@ from bridge._initialization.creating import CREATING
 from bridge._initialization.lazy_init import initialized
 
 from .arguments import Existing
-from .bound_module import method_in_modes
+from .bound_module import Call
+from .constructor import Constructor
 from .matched_variables import MatchedVariables
-from .recipe import Recipe
+from .scope import WrapperScope
 
 # Constructors are traced once for each set of arguments, not at each call without a GraphDef.
 _rebuilt: BoundedCache[tuple[Template, bool]] = BoundedCache(maxsize=256)
 
 
-class Call(NamedTuple):
-    """A call of a module: what `initialized` needs to create what only a call creates."""
-
-    method: Any
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-
 def rebuild(
-    recipe: Recipe, names: tuple[str, ...], call: Call | None, where: str
+    constructor: Constructor, names: tuple[str, ...], call: Call | None, where: str
 ) -> StaticGraphDef:
     """The GraphDef for variables that came without it; nothing is computed.
 
     Args:
-      recipe: the constructor.
+      constructor: the constructor.
       names: the RNG streams that the constructor gets.
       call: the call at hand, None if there is none. It is traced only if the module holds a
         `ToNNX`, whose variables depend on the inputs.
       where: the wrapper, for errors.
     """
-    if isinstance(recipe.nnx_class, Existing):
-        return recipe.nnx_class.graphdef
+    if isinstance(constructor.nnx_class, Existing):
+        return constructor.nnx_class.graphdef
     try:
-        graphdef, needs_call = _remembered(recipe, names, None, where)
-        return _remembered(recipe, names, call, where)[0] if needs_call and call else graphdef
+        graphdef, needs_call = _remembered(constructor, names, None, where)
+        return _remembered(constructor, names, call, where)[0] if needs_call and call else graphdef
     except _DependentDefinitionError as error:
         raise MismatchError(
             f"{where}, whose definition depends on a key or an input",
@@ -70,7 +62,11 @@ def rebuild(
 
 
 def without_tracers(
-    graphdef: StaticGraphDef, recipe: Recipe, names: tuple[str, ...], call: Call | None, where: str
+    graphdef: StaticGraphDef,
+    constructor: Constructor,
+    names: tuple[str, ...],
+    call: Call | None,
+    where: str,
 ) -> StaticGraphDef:
     """The GraphDef of a module that was made in a trace, with numbers for the trace's values.
 
@@ -78,7 +74,7 @@ def without_tracers(
 
     Args:
       graphdef: the GraphDef.
-      recipe: the constructor.
+      constructor: the constructor.
       names: the RNG streams that the constructor got.
       call: the call that has created what only a call creates, None if there was none.
       where: the wrapper, for errors.
@@ -90,7 +86,7 @@ def without_tracers(
     if not held:
         return graphdef
     try:
-        return _remembered(recipe, names, call, where)[0]
+        return _remembered(constructor, names, call, where)[0]
     except _DependentDefinitionError as error:
         dependent = error.held or held
         raise InvalidModuleError(
@@ -103,12 +99,8 @@ def without_tracers(
         ) from error
 
 
-def found_for(
-    recipe: Recipe,
-    names: tuple[str, ...],
-    call: Call,
-    variables: Mapping[str, Any],
-    where: str,
+def found_without(
+    scope: WrapperScope, leaves: Mapping[Address, Any], call: Call
 ) -> MatchedVariables:
     """Variables that came without a definition, against the one that fits them.
 
@@ -116,46 +108,41 @@ def found_for(
     parameter of a checkpoint that is for another model, so the call is traced: nothing but what it
     creates may hold a parameter, and a layer without a bias stays one. State that the call creates
     has to be there too, as with the definition that `init` stores.
-
-    Args:
-      recipe: the constructor.
-      names: the RNG streams that the constructor gets.
-      call: the call at hand.
-      variables: nested mappings by collection, without `nnx`.
-      where: the wrapper, for errors.
     """
-    found = _found(recipe, rebuild(recipe, names, call, where), variables)
-    left = {address for address in found.unknown if address[0] == "params"}
-    if not left or isinstance(recipe.nnx_class, Existing):
-        return found
+    constructor, names = scope.constructor, scope.stream_names(leaves)
+    of_constructor = scope.matched(rebuild(constructor, names, call, scope.where), leaves)
+    left = {address for address in of_constructor.unknown if address[0] == "params"}
+    if not left or isinstance(constructor.nnx_class, Existing):
+        return of_constructor
     try:
-        called = _found(recipe, _remembered(recipe, names, call, where)[0], variables)
+        of_call = scope.matched(_remembered(constructor, names, call, scope.where)[0], leaves)
     except Exception:
         # The call depends on the values of its inputs, so report the parameters as unknown.
-        return found
-    return called if left - called.unknown.keys() else found
+        return of_constructor
+    return of_call if left - of_call.unknown.keys() else of_constructor
 
 
-def _found(
-    recipe: Recipe, graphdef: StaticGraphDef, variables: Mapping[str, Any]
-) -> MatchedVariables:
-    return MatchedVariables(graphdef, variables, recipe.kept(graphdef))
+def rebuilt(
+    scope: WrapperScope, leaves: Mapping[Address, Any], call: Call | None = None
+) -> StaticGraphDef:
+    """The GraphDef that the constructor makes, for variables that came without it."""
+    return rebuild(scope.constructor, scope.stream_names(leaves), call, scope.where)
 
 
 def _remembered(
-    recipe: Recipe, names: tuple[str, ...], call: Call | None, where: str
+    constructor: Constructor, names: tuple[str, ...], call: Call | None, where: str
 ) -> tuple[StaticGraphDef, bool]:
     """`_abstract`, computed once for all that hold the same."""
-    before = recipe.look()
+    before = constructor.look()
     inputs = fingerprint(_shapes(call))
     surroundings = names, inputs, identity(registry.current()), _settings(), CREATING.get()
-    found = _rebuilt.find((before.fingerprint, surroundings))
-    if found is not None:
-        template, needs_call = found
+    known = _rebuilt.find((before.fingerprint, surroundings))
+    if known is not None:
+        template, needs_call = known
         return template.fill(before.objects, Origin(before.fingerprint)), needs_call
-    graphdef, needs_call = _abstract(recipe, names, call, where)
+    graphdef, needs_call = _abstract(constructor, names, call, where)
     # A constructor may count its calls; that does not make it another constructor.
-    for look in (before, recipe.look()):
+    for look in (before, constructor.look()):
         template = Template.of(graphdef, look.objects)
         if template is not None:
             _rebuilt.keep((look.fingerprint, surroundings), (template, needs_call))
@@ -186,7 +173,7 @@ def _shapes(call: Call | None) -> Any:
 
 
 def _abstract(
-    recipe: Recipe, names: tuple[str, ...], call: Call | None, where: str
+    constructor: Constructor, names: tuple[str, ...], call: Call | None, where: str
 ) -> tuple[StaticGraphDef, bool]:
     """(the GraphDef, whether only a call would tell all variables)."""
     given = Arrays((call.args, call.kwargs) if call else ())
@@ -195,13 +182,12 @@ def _abstract(
 
     def construct(key: Any, *inputs: Any) -> None:
         streams = dict.fromkeys(names, key)
-        module, nodes, kept = recipe.construct(streams, where, is_abstract=True)
+        module, nodes, kept = constructor.construct(streams, where, is_abstract=True)
         if call is not None:
             args, kwargs = given.tree(list(inputs))
-            find = functools.partial(method_in_modes, method=call.method)
-            module, _ = initialized(module, find, args, kwargs, nodes)
+            module, _ = initialized(module, call.function, args, kwargs, nodes)
         kinds = set(map(type, nodes_below(module).objects))
-        graphdef, _ = static_graphdef.split(module, recipe.origin, kept)
+        graphdef, _ = static_graphdef.split(module, constructor.origin, kept)
         made.append((graphdef, any(map(creates_in_call, kinds))))
         trace = trace_of(key)
         held.clear()

@@ -1,0 +1,187 @@
+"""The keys of one call for the streams of an NNX module."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+
+from bridge._conversion.neutral import Address
+from bridge._errors import MissingRngError
+from bridge._flax.scopes import undo_draws
+from bridge._graphdefs.leaves import GraphDefLeaf
+from bridge._randomness.streams import fold_path, stream_for
+
+from .changes import Changes
+
+# The streams that replace missing ones: natively, and in a ToNNX.
+_STAND_INS = ("default", "params")
+
+
+class GivenKeys:
+    """The keys that a scope gives to the streams of a module in one call.
+
+    A module has to have its keys before it is called. Those that the call has not used are given
+    back: a `ToNNX` around it moves the streams on that were drawn from, and one that is
+    deterministic is to leave them alone.
+
+    Args:
+      linen: the ToLinen, bound.
+      rngs: the keys of the call, by Linen's stream names.
+      stored: the addresses of the variables.
+    """
+
+    def __init__(self, linen: Any, rngs: Mapping[str, Any], stored: Collection[Address]):
+        self._linen = linen
+        self._rngs = rngs
+        self._stored = stored
+        self._keys: dict[str, Any] = {}
+        self._streams: dict[Address, str] = {}
+        self.names = [name for name in rngs if name != "params"]
+
+    def seed(self, slot: GraphDefLeaf) -> Any:
+        """The key of a stream, another for each stream and call; None if the call gives none."""
+        linen = self._linen
+        is_stored = slot.address in self._stored
+        name = stream_for(slot.metadata.get("tag"), self._rngs, is_stored=is_stored)
+        if name is None or linen.is_initializing():
+            return None
+        self._streams[slot.address] = name
+        if name not in self._keys:
+            self._keys[name] = linen.make_rng(name)
+        return fold_path(self._keys[name], slot.path[:-1])
+
+    def give_back(self, drawn: Iterable[Address]) -> None:
+        """Undoes the draws from streams of the scope, but for those that these leaves are of."""
+        used = {self._streams[address] for address in drawn}
+        undo_draws(self._linen.scope, self._keys.keys() - used)
+
+
+class Streams:
+    """The streams of a module during one call.
+
+    Args:
+      keys: the keys of the call, None if it has none.
+    """
+
+    def __init__(self, keys: GivenKeys | None):
+        self._keys = keys
+        self._seeded: set[Address] = set()
+        self._unseeded: set[Address] = set()
+        self._lent: list[_LentStream] = []
+
+    def value(self, slot: GraphDefLeaf, aval: Any, stored: Any) -> Any:
+        """What a key or a count of a stream is in the call."""
+        key = None if self._keys is None else self._keys.seed(slot)
+        if key is not None:
+            self._seeded.add(slot.address)
+        elif stored is not None:
+            return stored
+        else:
+            self._unseeded.add(slot.address)
+        shape = getattr(aval, "shape", ())
+        # Constants, so that a call that draws nothing has no equation for them.
+        with jax.ensure_compile_time_eval():
+            if slot.var_type is nnx.RngCount:
+                return jax.numpy.zeros(shape, jax.numpy.uint32)
+            key = jax.random.key(0) if key is None else key
+            return jax.random.split(key, shape) if shape else key
+
+    def lend(self, objects: Iterable[nnx.Pytree], held: Iterable[tuple[Any, GraphDefLeaf]]) -> None:
+        """Gives every `nnx.Rngs` the streams of the call that it lacks.
+
+        The streams that it has are those of the keys that `init` was given. Without these, a key of
+        the call would reach a module by a stand-in, and its draws would depend on how the module
+        was initialised.
+
+        Args:
+          objects: the objects of a module.
+          held: the module's Variables, each with its slot.
+        """
+        keys = self._keys
+        if keys is None or not keys.names:
+            return
+        names = keys.names
+        owners = [item for item in objects if isinstance(item, nnx.Rngs)]
+        by_key = {id(item): slot for item, slot in held} if owners else {}
+        for owner in owners:
+            streams = {name: vars(owner).get(name) for name in (*_STAND_INS, *names)}
+            found = [s for s in map(streams.get, _STAND_INS) if isinstance(s, nnx.RngStream)]
+            beside = by_key.get(id(found[0].key)) if found else None
+            if beside is not None:
+                for name in [name for name in names if streams[name] is None]:
+                    self._lend(keys, owner, name, found[0], beside)
+
+    def _lend(
+        self,
+        keys: GivenKeys,
+        owner: nnx.Rngs,
+        name: str,
+        beside: nnx.RngStream,
+        slot: GraphDefLeaf,
+    ) -> None:
+        path = (*slot.path[:-2], name, "key")
+        address = slot.address[0], path
+        key = keys.seed(slot._replace(path=path, address=address, metadata={"tag": name}))
+        if key is None:
+            return
+        shape = beside.key.shape
+        # Updates of a reference are not told from outside, and no stream needs to be one.
+        with jax.ensure_compile_time_eval(), nnx.var_defaults(hijax=False, ref=False):
+            stream = nnx.RngStream(jax.random.split(key, shape) if shape else key, tag=name)
+        setattr(owner, name, stream)
+        count = stream.count.get_raw_value()
+        self._lent.append(_LentStream(owner, name, stream, address, count))
+
+    def take_back(self) -> None:
+        """Removes the lent streams, before the module is looked at."""
+        for lent in self._lent:
+            if vars(lent.owner).get(lent.name) is lent.stream:
+                delattr(lent.owner, lent.name)
+
+    def settle(self, changes: Changes, where: str) -> None:
+        """Gives back the keys that the call has not used; what it did use is not the model's state.
+
+        Raises:
+          MissingRngError: the call has drawn from a stream that nothing gave a key to.
+        """
+        unseeded = {
+            changes.updates[address].get_metadata("tag", "/".join(map(str, address[1])))
+            for address in changes.drawn(self._unseeded)
+        }
+        if unseeded:
+            raise MissingRngError(
+                where,
+                sorted(unseeded),
+                [],
+                "pass rngs={name: key} to apply, or variables with the collections RngKey and"
+                " RngCount",
+            )
+        if self._keys is not None:
+            drawn = {
+                lent.address
+                for lent in self._lent
+                if not changes.passed.are_same(lent.stream.count.get_raw_value(), lent.count)
+            }
+            self._keys.give_back(drawn | changes.drawn(self._seeded))
+        changes.forget(self._seeded)
+
+
+class _LentStream(NamedTuple):
+    """A stream that an `nnx.Rngs` has for one call.
+
+    Attributes:
+      owner: the `nnx.Rngs`.
+      name: the stream's name there.
+      stream: the stream.
+      address: where it would be in Linen variables.
+      count: its count before the call.
+    """
+
+    owner: nnx.Rngs
+    name: str
+    stream: nnx.RngStream
+    address: Address
+    count: Any

@@ -1,0 +1,233 @@
+"""A ToLinen in its scope: its variables and streams, and what is said about them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from flax import nnx
+from flax.core import meta
+
+from bridge._bounded_cache import BoundedCache
+from bridge._conversion.collections import GRAPHDEF, STATIC
+from bridge._conversion.matching import Comparison
+from bridge._conversion.neutral import Address, Path, by_address, nest
+from bridge._conversion.own_leaves import is_static
+from bridge._errors import (
+    LostUpdateError,
+    MismatchError,
+    ReservedNameError,
+    lost_update_text,
+    path_text,
+    unknown_paths_text,
+    warn,
+)
+from bridge._fingerprint import fingerprint
+from bridge._flax.linen_modules import (
+    place_in_shared_scope,
+    registered_names,
+    remove_variable,
+    shares_scope,
+)
+from bridge._graphdefs import static_graphdef
+from bridge._graphdefs.static_graphdef import StaticGraphDef
+from bridge._randomness.streams import stream_of
+
+from .arguments import frozen
+from .constructor import Constructor
+from .matched_variables import MatchedVariables
+from .module_views import SHOWN
+
+_warned: BoundedCache[bool] = BoundedCache(maxsize=4096)
+
+
+class WrapperScope:
+    """A ToLinen during one call, which need not be bound for what reads no variables.
+
+    Args:
+      linen: the ToLinen.
+      is_extended: whether a subclass has a `__call__` of its own.
+
+    Attributes:
+      linen: that ToLinen.
+      rngs: the keys of the call, by Linen's stream names.
+    """
+
+    def __init__(self, linen: Any, *, is_extended: bool = False):
+        self.linen = linen
+        self.rngs: Mapping[str, Any] = linen.scope.rngs if linen.scope is not None else {}
+        self._is_extended = is_extended
+
+    @functools.cached_property
+    def constructor(self) -> Constructor:
+        """The constructor and its arguments."""
+        linen = self.linen
+        return Constructor(
+            linen.nnx_class,
+            frozen(linen.args),
+            frozen(linen.kwargs),
+            linen.skip_rng,
+            linen.eager_sharding,
+        )
+
+    @property
+    def where(self) -> str:
+        """What messages call the wrapper."""
+        place = "/".join(self.linen.path) if self.linen.scope is not None else ""
+        return f"ToLinen({self.constructor.name})" + (f" at {place}" if place else "")
+
+    @property
+    def is_outermost(self) -> bool:
+        """Whether Linen calls the wrapper itself, and no module around it."""
+        return self.linen.scope is not None and self.linen.scope.parent is None
+
+    @functools.cached_property
+    def _graphdef_address(self) -> Address:
+        """Where the definition is: another place for each module that shares a scope."""
+        place = place_in_shared_scope(self.linen)
+        return STATIC, (f"{GRAPHDEF}_{place}" if place else GRAPHDEF,)
+
+    def read(self) -> tuple[dict[Address, Any], StaticGraphDef | None]:
+        """The leaves of the variables, and the definition: None if a checkpoint has a stand-in."""
+        leaves = by_address(self.linen.variables)
+        stored = leaves.get(self._graphdef_address)
+        # Modules that share the scope have GraphDefs too.
+        for address in [a for a in leaves if a[0] == STATIC]:
+            if leaves[address] is stored or is_static(*address, leaves[address]):
+                del leaves[address]
+        if isinstance(stored, nnx.GraphDef) and not isinstance(stored, StaticGraphDef):
+            stored = static_graphdef.intern(stored)
+        return leaves, stored if isinstance(stored, StaticGraphDef) else None
+
+    def matched(self, graphdef: StaticGraphDef, leaves: Mapping[Address, Any]) -> MatchedVariables:
+        """Leaves against a definition."""
+        arguments = self.constructor.kept(graphdef) if graphdef.given else {}
+        return MatchedVariables(graphdef, leaves, arguments)
+
+    def check(self, compared: Comparison) -> None:
+        """Raises MismatchError for parameters that are missing, or of another shape."""
+        if compared.missing or (compared.mis_shaped and self.linen.strict is not False):
+            raise compared.error(self.where)
+
+    def stream_names(self, leaves: Mapping[Address, Any]) -> tuple[str, ...]:
+        """The RNG streams that a constructor gets which is only traced."""
+        stored = (stream_of(address, leaf) for address, leaf in leaves.items())
+        return tuple(sorted({*self.rngs, "default", *filter(None, stored)} - {"params"}))
+
+    def constructor_keys(self) -> dict[str, Any]:
+        """The keys by the stream names of `nnx.Rngs`; `params` serves what is missing."""
+        keys = {name: rng.as_jax_rng() for name, rng in self.rngs.items()}
+        if "params" in keys and "default" not in keys:
+            keys["default"] = keys.pop("params")
+        return keys
+
+    def leaf(self, item: Any) -> Any:
+        """The leaf of Linen variables for a Variable or a bare array."""
+        to_leaf: Callable[[Any], Any] | None = self.linen.metadata_fn
+        if not isinstance(item, nnx.Variable):
+            return item
+        return item.get_value() if to_leaf is None else to_leaf(item)
+
+    def as_linen(self, graphdef: StaticGraphDef, leaves: Iterable[Any]) -> dict[Address, Any]:
+        """Leaves of Linen variables for the leaves of a module."""
+        return {
+            slot.address: self.leaf(leaf)
+            for slot, leaf in zip(graphdef.slots, leaves, strict=True)
+            if self.linen.rng_state or not slot.is_rng
+        }
+
+    def store_graphdef(self, graphdef: StaticGraphDef | None) -> None:
+        """Keeps the definition, unless an option or a lifted transform has left its collection out.
+
+        None keeps a place for it: the collection is to be the first one, and what goes into it is
+        known last.
+        """
+        linen = self.linen
+        if linen.store_graphdef and linen.is_mutable_collection(STATIC):
+            linen.put_variable(STATIC, self._graphdef_address[1][0], graphdef)
+
+    def remove(self, addresses: Iterable[Address]) -> None:
+        """Removes leaves from mutable collections, and the mappings that held nothing else."""
+        for collection, path in addresses:
+            remove_variable(self.linen, collection, (str(path[0]), *path[1:]))
+
+    def write(self, leaves: Mapping[Address, Any], found: Mapping[Address, Any]) -> None:
+        """Writes leaves into the mutable collections, and leaves the others alone.
+
+        Args:
+          leaves: the new leaves, by the address that they get.
+          found: the leaves that are there, by the same; a box among them stays and gets the new
+            value.
+        """
+        linen = self.linen
+        # Linen tries the filter of each outer scope in turn.
+        is_mutable = functools.cache(linen.is_mutable_collection)
+        by_collection: dict[str, dict[Path, Any]] = {}
+        for address, leaf in leaves.items():
+            collection, path = address
+            if not is_mutable(collection):
+                continue
+            own = spelled(path, linen.string_keys)
+            if (collection, own[:1]) == self._graphdef_address:
+                raise ReservedNameError(
+                    f"{path_text(*address)} of a ToLinen holds its GraphDef; rename the attribute,"
+                    " or register its Variable type for another collection"
+                )
+            by_collection.setdefault(collection, {})[own] = _boxed_as(found.get(address), leaf)
+        for collection, flat in by_collection.items():
+            for name, tree in nest(flat).items():
+                linen.put_variable(collection, name, tree)
+
+    def may_update(self, address: Address, item: Any) -> bool:
+        """Whether an update can be kept; if it cannot, that is said once.
+
+        Raises:
+          LostUpdateError: it cannot, and `strict` is True.
+        """
+        collection = address[0]
+        if self.linen.is_mutable_collection(collection):
+            return True
+        var_type = item.var_type if isinstance(item, nnx.Variable) else object
+        is_rng = issubclass(var_type, nnx.RngState)
+        if not issubclass(var_type, nnx.Intermediate) and (self.linen.rng_state or not is_rng):
+            self.report_lost(collection, lost_update_text(self.where, collection, is_rng))
+        return False
+
+    def report_lost(self, what: Any, text: str) -> None:
+        """Says once that an update is lost, or raises LostUpdateError if `strict` is True."""
+        if self.linen.strict:
+            raise LostUpdateError(text)
+        self._warn_once(what, text)
+
+    def report_unknown(self, unknown: Iterable[Address]) -> None:
+        """Says once which variables the module does not have, as `strict` asks for it."""
+        linen = self.linen
+        if self._is_extended or shares_scope(linen) or SHOWN.get():
+            # A subclass may have variables of its own, also some that it makes after this, and so
+            # may a module that shares the scope, and interceptors that see the NNX modules.
+            return
+        own = registered_names(linen)
+        paths = tuple(path_text(*a) for a in unknown if not a[1] or a[1][0] not in own)
+        if paths and linen.strict:
+            raise MismatchError(self.where, unknown=list(paths))
+        if paths and linen.strict is None:
+            self._warn_once(paths, unknown_paths_text(self.where, paths))
+
+    def _warn_once(self, what: Any, text: str) -> None:
+        if _warned.is_new((fingerprint(self.linen.nnx_class), self.linen.path, what)):
+            warn(text)
+
+
+def spelled(path: Path, string_keys: bool) -> Path:
+    """A path as Linen variables have it: only strings at the top, or everywhere if asked for."""
+    return tuple(map(str, path)) if string_keys else (str(path[0]), *path[1:])
+
+
+def _boxed_as(old: Any, leaf: Any) -> Any:
+    if isinstance(old, dict) and old and isinstance(leaf, meta.AxisMetadata):
+        # It came without its box, as `nn.unbox` leaves it; an empty one would be nothing.
+        return leaf.unbox() or leaf
+    if not isinstance(old, meta.AxisMetadata):
+        return leaf
+    return old.replace_boxed(leaf.unbox() if isinstance(leaf, meta.AxisMetadata) else leaf)
