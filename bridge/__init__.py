@@ -48,6 +48,7 @@ from ._errors import InvalidMethodError as InvalidMethodError
 from ._errors import InvalidModuleError as InvalidModuleError
 from ._errors import InvalidRngsError as InvalidRngsError
 from ._errors import InvalidSectionsError as InvalidSectionsError
+from ._errors import LayerRegistrationError as LayerRegistrationError
 from ._errors import LostUpdateError as LostUpdateError
 from ._errors import MismatchError as MismatchError
 from ._errors import MissingInputsError as MissingInputsError
@@ -66,6 +67,7 @@ from ._functions.functional import functional as functional
 from ._functions.jit_partial import jit_partial as jit_partial
 from ._initialization.creating import creating_variables as creating_variables
 from ._initialization.lazy_init import lazy_init as lazy_init
+from ._layers.table import register_layer as register_layer
 from ._linen_in_nnx.module_paths import set_module_paths as set_module_paths
 from ._linen_in_nnx.to_nnx import ToNNX as ToNNX
 from ._linen_style_module.attributes import AttrPriority as AttrPriority
@@ -106,6 +108,7 @@ __all__ = [
     "InvalidModuleError",
     "InvalidRngsError",
     "InvalidSectionsError",
+    "LayerRegistrationError",
     "LostUpdateError",
     "MismatchError",
     "MissingInputsError",
@@ -144,6 +147,7 @@ __all__ = [
     "nnx_to_linen",
     "parity",
     "port",
+    "register_layer",
     "register_variable_name",
     "register_variable_name_type_pair",
     "rewrite",

@@ -47,6 +47,8 @@ ELSEWHERE = {
     "bridge/_module_calls/scope.py": CALLED,
     # The second half of an initialisation.
     "bridge/_initialization/adopted.py": ["tests/_initialization/test_lazy_init.py"],
+    # The row of a layer, by the rows that there are.
+    "bridge/_layers/layer.py": ["tests/_layers/test_flax_layers.py"],
     # The functions of the default registry.
     "registry/_default.py": ["tests/registry/test_registry.py"],
 }

@@ -31,6 +31,8 @@
     ├── CheckpointError(ValueError)              a checkpoint that cannot be read, written or used
     │   └── CheckpointNotFoundError(FileNotFoundError)
     │                                            there is none
+    ├── LayerRegistrationError(ValueError, TypeError)
+    │                                            two classes that cannot be registered as one layer
     ├── InvalidMeshError(TypeError)              what was given as a mesh is none
     ├── ShardingError(ValueError)                partition specs that do not fit the mesh
     ├── ParityError(AssertionError)              two models that should do the same do not
@@ -60,6 +62,7 @@ from .texts import shown as shown
 from .tool_errors import CheckpointError as CheckpointError
 from .tool_errors import CheckpointNotFoundError as CheckpointNotFoundError
 from .tool_errors import InvalidSectionsError as InvalidSectionsError
+from .tool_errors import LayerRegistrationError as LayerRegistrationError
 from .tool_errors import ParityError as ParityError
 from .tool_errors import PortError as PortError
 from .warning_texts import BridgeWarning as BridgeWarning

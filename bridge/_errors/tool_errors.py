@@ -7,7 +7,7 @@ from typing import Any
 
 from registry import BridgeError as BridgeError
 
-from .texts import listed, misfits, with_remedy
+from .texts import listed, misfits, shown, with_remedy
 
 
 class CheckpointError(BridgeError, ValueError):
@@ -53,6 +53,27 @@ class CheckpointError(BridgeError, ValueError):
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
     """There is no checkpoint at the given path."""
+
+
+class LayerRegistrationError(BridgeError, ValueError, TypeError):
+    """A layer cannot be registered: not a pair of classes, or one is in another layer already.
+
+    Attributes:
+      linen_class: the Linen class of the refused pair.
+      nnx_class: the NNX class of it.
+      found: what is in the way.
+    """
+
+    def __init__(
+        self, linen_class: object, nnx_class: object, found: object, problem: str, remedy: str = ""
+    ):
+        self.linen_class, self.nnx_class, self.found = linen_class, nnx_class, found
+        pair = " and ".join(
+            f"{cls.__module__}.{cls.__qualname__}" if isinstance(cls, type) else shown(cls)
+            for cls in (linen_class, nnx_class)
+        )
+        text = f"cannot register {pair} as one layer: {problem}"
+        super().__init__(f"{text}. {remedy}" if remedy else text)
 
 
 class ParityError(BridgeError, AssertionError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import enum
 from collections.abc import Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,24 +12,8 @@ import numpy as np
 from flax import linen as nn
 from flax import nnx
 
-from bridge.port._layers import rule_of
+from bridge._layers.table import known_base, layer_of_nnx
 
-# NNX's names for fields that Linen's layers name differently.
-_FEATURES = {"out_features": "features"}
-_HIDDEN = {"hidden_features": "features"}
-_ALIASES: Mapping[type[Any], Mapping[str, str]] = MappingProxyType(
-    {
-        nnx.Linear: _FEATURES,
-        nnx.LinearGeneral: {**_FEATURES, "batch_axis": "batch_dims"},
-        nnx.Conv: _FEATURES,
-        nnx.ConvTranspose: _FEATURES,
-        nnx.Einsum: {"kernel_shape": "shape"},
-        nnx.LSTMCell: _HIDDEN,
-        nnx.OptimizedLSTMCell: _HIDDEN,
-        nnx.SimpleCell: _HIDDEN,
-        nnx.GRUCell: _HIDDEN,
-    }
-)
 # A check sets the first two itself, and `_dropout` says where they do not apply. The others are
 # not fields of the computation.
 _LEFT_OUT = frozenset({"deterministic", "use_running_average", "parent", "name", "rngs"})
@@ -70,8 +53,8 @@ def fields_of(module: nn.Module | nnx.Module) -> dict[str, Any]:
         own = {f.name: getattr(module, f.name, None) for f in dataclasses.fields(module)}
         names: Mapping[str, str] = {}
     else:
-        own = vars(module)
-        names = next((_ALIASES[c] for c in type(module).__mro__ if c in _ALIASES), {})
+        own, layer = vars(module), layer_of_nnx(type(module))
+        names = layer.linen_of_field if layer is not None else {}
     plain = {
         names.get(name, name): _plain(name, value)
         for name, value in own.items()
@@ -182,20 +165,12 @@ def _text(value: Any) -> str:
 
 
 def _are_counterparts(a: type[Any], b: type[Any]) -> bool:
-    """Whether two classes may stand for each other; what is not Flax's own may for anything."""
-    x, y = of_flax(a), of_flax(b)
+    """Whether two classes may stand for each other; one that nothing is known of may for any."""
+    x, y = known_base(a), known_base(b)
     if x is None or y is None or x.__name__ == y.__name__:
         return True
     if issubclass(x, nn.Module) and issubclass(y, nn.Module):
         return False
     linen, native = (x, y) if issubclass(x, nn.Module) else (y, x)
-    rule = rule_of(native)
-    return rule is not None and linen.__name__ in rule.linen
-
-
-def of_flax(cls: type[Any]) -> type[Any] | None:
-    """The nearest of Flax's own layers that a class derives from."""
-    for base in cls.__mro__:
-        if base.__module__.startswith(("flax.linen.", "flax.nnx.nn.")):
-            return None if base in (nn.Module, nnx.Module) else base
-    return None
+    layer = layer_of_nnx(native)
+    return layer is not None and linen.__name__ in layer.linen_names

@@ -7,7 +7,8 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ._fields import of_flax
+from bridge._layers.table import known_base
+
 from ._layouts import LayerPath, Layouts, Stacks
 from ._trace import LayerCall, Trace
 
@@ -99,7 +100,7 @@ def _between(
             pair = number if side == 0 and number in found else back.get(number) if side else None
             if pair is not None:
                 anchor = pair
-            elif call.is_leaf or of_flax(call.layer) is not None:
+            elif call.is_leaf or known_base(call.layer) is not None:
                 key = anchor, call.module, call.method
                 groups.setdefault(key, ([], []))[side].append(number)
     return {i: j for first, second in groups.values() for i, j in zip(first, second, strict=False)}

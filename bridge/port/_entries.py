@@ -11,10 +11,10 @@ from jax.core import Tracer
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.matching import shape_text
 from bridge._conversion.neutral import Address
+from bridge._layers.table import without_nnx_class
 from bridge._linen_in_nnx.to_nnx import ToNNX
 
 from ._correspondence import Correspondence
-from ._layers import NORMS, without_nnx_class
 from ._moving import cast_is_exact, is_unknown, is_zero, zero_pieces
 from ._pieces import Piece
 from ._structure import is_adapter, is_computed
@@ -200,7 +200,7 @@ class Entries:
 
     def _nnx_only(self, node: NNXNode, addresses: Sequence[Address]) -> tuple[str, str]:
         holder = self._found.nnx.at(node.path[:-2])
-        is_scale = holder is not None and isinstance(holder.item, NORMS)
+        is_scale = holder is not None and holder.is_norm
         if not node.is_variable and not is_scale:
             return "kept", "an array that is no Variable"
         if is_adapter(node):

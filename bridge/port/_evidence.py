@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bridge._layers.table import LEAF_NAMES
+
 from ._context import PLAIN, Context
 from ._correspondence import Evidence, Pairing
-from ._layers import LEAVES
 from ._likeness import linen_path_text, pairs_by_name, pairs_by_numbers, share_of_shapes
 from ._names import likeness
 from ._numbers import families
@@ -271,7 +272,7 @@ def against_names(text: str) -> Evidence:
 def _are_told_apart(node: NNXNode, scope: LinenNode) -> bool:
     """Whether two leaves have different names of leaves of Flax's layers, as scale and bias."""
     ours, theirs = str(node.path[-1]), str(scope.path[-1])
-    return ours != theirs and {ours, theirs} <= LEAVES
+    return ours != theirs and {ours, theirs} <= LEAF_NAMES
 
 
 def _outermost(candidates: dict[NNXNode, list[LinenNode]]) -> dict[NNXNode, list[LinenNode]]:

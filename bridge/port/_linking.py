@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.matching import same_shape
+from bridge._layers.layer import LayerRow
 
 from ._context import Context, Settled, layer_cut, without_axis
 from ._correspondence import Correspondence, MisShaped
-from ._layers import LayerRule
 from ._pieces import Cut, Piece, Region
 from ._trees import LinenNode, NNXNode
 
@@ -24,11 +24,12 @@ class Linker:
         self._found = found
         self._settled = settled
 
-    def fused(
-        self, node: NNXNode, scope: LinenNode, rule: LayerRule, context: Context, how: str
+    def elsewhere(
+        self, node: NNXNode, scope: LinenNode, layer: LayerRow, context: Context, how: str
     ) -> None:
-        """Links the leaves of a cell whose gates NNX keeps side by side."""
-        for path, parts in rule.fused.items():
+        """Links the leaves that lie elsewhere in Linen, such as gates that NNX has side by side."""
+        label = label_of(layer, how)
+        for path, parts in layer.linen_of_path.items():
             leaf = node.at(path)
             if leaf is None or not self._settled.is_free(leaf, context):
                 continue
@@ -37,24 +38,26 @@ class Linker:
             for index, part in enumerate(parts):
                 if found := scope.at(part):
                     cut = Cut(len(shape) - 1, index * size, size)
-                    self.link(leaf, found, "params", context, label_of(rule, how), (cut,))
-        for path in rule.zero:
-            found = scope.at(path)
+                    self.leaf(leaf, found, context, label, (cut,) if len(parts) > 1 else ())
+        for path in layer.zero:
+            found = scope.at(tuple(path.split("/")))
             if found and "params" in found.leaves:
                 address = "params", found.path
                 # Of stacked layers each entry is cut out once, whichever leaf it belongs to.
                 region = layer_cut(shape_of(found.leaves["params"].value), context.linen)
-                self._found.pieces.append(Piece(address, None, region, (), label_of(rule, how)))
+                self._found.pieces.append(Piece(address, None, region, (), label))
 
-    def leaf(self, leaf: NNXNode, found: LinenNode, context: Context, label: str) -> None:
-        """Links a leaf with that of its collection at a Linen path."""
+    def leaf(
+        self, leaf: NNXNode, found: LinenNode, context: Context, label: str, cuts: Region = ()
+    ) -> None:
+        """Links a leaf with that of its collection at a Linen path; as `link`."""
         collection = leaf.collection
         if collection not in found.leaves:
             # A subclass of Param, such as LoRAParam, has no collection of its own in Linen.
             collection = "params" if leaf.is_param else None
             if not leaf.is_variable and len(found.leaves) == 1:
                 (collection,) = found.leaves
-        self.link(leaf, found, collection, context, label)
+        self.link(leaf, found, collection, context, label, cuts)
 
     def link(
         self,
@@ -99,7 +102,7 @@ class Linker:
         self._found.pieces.append(Piece(address, leaf.path, linen_region, nnx_region, label))
 
 
-def label_of(rule: LayerRule | str | None, how: str) -> str:
-    """A rule and how it came to be used, for the report."""
-    name = rule.name if isinstance(rule, LayerRule) else rule or "name"
+def label_of(layer: LayerRow | str | None, how: str) -> str:
+    """A layer and how it came to be used, for the report."""
+    name = layer.name if isinstance(layer, LayerRow) else layer or "name"
     return f"{name}, {how}" if how else name

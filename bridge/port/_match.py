@@ -9,7 +9,6 @@ from bridge._conversion.neutral import Path
 
 from ._context import PLAIN, Context, Settled
 from ._correspondence import Ambiguous, Correspondence, Evidence, PairedStack, Pairing
-from ._layers import NORMS, norm_leaves, rule_of
 from ._linking import Linker, label_of
 from ._places import Place, Proposer
 from ._rules import pairs_of
@@ -113,18 +112,19 @@ class Matcher:
           context: which of several stacked layers they are.
           how: how it is known that they are the same, for the report.
         """
-        rule, free = rule_of(node.cls), self._settled.is_free
+        layer, free = node.layer, self._settled.is_free
         if node.is_leaf:
             self._linker.leaf(node, scope, context, label_of(None, how))
-        elif rule is not None and rule.fused:
-            self._linker.fused(node, scope, rule, context, how)
+        elif layer is not None and layer.linen_of_path:
+            self._linker.elsewhere(node, scope, layer, context, how)
             # A ToLinen has the cell's variables in NNX's own layout.
             self._by_name(node, scope, context, how, "")
         else:
-            if isinstance(node.item, NORMS):
+            if node.is_norm:
                 self._norm(node, scope, context, how)
-            inner = node.children.get(rule.inner) if rule and rule.inner else None
-            if inner and rule and rule.inner not in scope.children and free(inner, context):
+            name = layer.inner if layer is not None else None
+            inner = node.children.get(name) if name else None
+            if inner and name not in scope.children and free(inner, context):
                 self._pair(inner, scope, context, how)
             self._by_name(node, scope, context, how, "")
             self._by_structure(node, scope, context)
@@ -132,8 +132,8 @@ class Matcher:
     def _by_name(
         self, node: NNXNode, scope: LinenNode, context: Context, how: str, prefix: str
     ) -> None:
-        rule, free = rule_of(node.cls), self._settled.is_free
-        layer = "ToNNX" if node.is_linen else rule
+        renames = node.layer.linen_of_name if node.layer is not None else {}
+        free, layer = self._settled.is_free, "ToNNX" if node.is_linen else node.layer
         for key, child in node.children.items():
             if isinstance(key, InCollection):
                 if free(child, context):
@@ -141,8 +141,8 @@ class Matcher:
                     self._linker.link(child, scope, key.collection, context, label)
                 continue
             name = prefix + str(key)
-            renamed = rule.renamed.get(key) if rule else None
-            found = scope.children.get(renamed or name) or scope.children.get(name)
+            renamed = renames.get(str(key), name)
+            found = scope.children.get(renamed) or scope.children.get(name)
             if not free(child, context):
                 continue
             if child.is_leaf:
@@ -284,16 +284,13 @@ class Matcher:
                 if piece.nnx is not None:
                     own = piece.nnx[len(inner.path) :]
                     renamed[own] = piece.linen[1][len(found.path) :]
-        held = {key: child.children for key, child in node.children.items()}
-        for path, last, leaf in norm_leaves(node.item, held):
+        for path, last, leaf in node.leaves_by_path():
             name = "/".join(map(str, (layer, *renamed.get(path, path), last)))
             if (target := scope.children.get(name)) and target.leaves:
                 # In Linen a norm may be told to use another collection.
                 known = leaf.collection in target.leaves
                 collection = leaf.collection if known else next(iter(target.leaves))
-                self._linker.link(
-                    leaf, target, collection, context, label_of(rule_of(node.cls), how)
-                )
+                self._linker.link(leaf, target, collection, context, label_of(node.layer, how))
 
     def _by_structure(self, node: NNXNode, scope: LinenNode, context: Context) -> None:
         place = Place(node, scope, context, self._settled, self._classes)
@@ -324,7 +321,7 @@ class Matcher:
         if not pairs:
             return self._settle_stack(place)
         # The norms first: with a norm goes the layer beside it.
-        pairs.sort(key=lambda pair: not isinstance(pair[0].item, NORMS))
+        pairs.sort(key=lambda pair: not pair[0].is_norm)
         for module, other in pairs:
             if all(settled.is_free(each, context) for each in (module, other)):
                 pairing = Pairing(other, module, context, how, None, node, scope)

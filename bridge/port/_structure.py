@@ -17,17 +17,15 @@ from flax import nnx
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
+from bridge._layers.table import is_linen_layer, layer_of_nnx
 from bridge._linen_in_nnx.to_nnx import ToNNX
 
 from ._context import Context, Settled, without_axis
-from ._layers import NORMS, is_linen_layer, norm_leaves, rule_of
 from ._numbers import families
 from ._trees import InCollection, LinenNode, NNXNode
 
 Signature = Counter[frozenset[tuple[str, str, Any]]]
 _AUTOMATIC = re.compile(r"([A-Za-z]\w*)_\d+")
-# Flax's composite layers whose parts may have been given names of their own.
-_OPEN = (nnx.RNN, nnx.Bidirectional, nnx.Sequential, nnx.LoRA)
 
 
 def nnx_signature(node: NNXNode, context: Context) -> Signature:
@@ -116,7 +114,7 @@ def open_modules(
         if child.is_leaf or not settled.is_free(child, context):
             continue
         # A norm's layer goes with the norm.
-        if isinstance(node.item, NORMS) and key == "layer_instance":
+        if node.is_norm and key == "layer_instance":
             continue
         if not (child.is_container or child.is_shared) and _is_untouched(child, settled, context):
             yield child
@@ -144,8 +142,7 @@ def is_open(node: NNXNode) -> bool:
     """Whether the parts of an NNX module may be looked for one by one."""
     if node.is_leaf:
         return False
-    rule = rule_of(node.cls)
-    return rule is None or isinstance(node.item, _OPEN)
+    return node.layer is None or node.layer.has_parts
 
 
 def nnx_core(node: NNXNode) -> NNXNode:
@@ -171,7 +168,7 @@ def linen_core(node: LinenNode) -> LinenNode:
 def nnx_signature_of_pair(node: NNXNode, context: Context) -> Signature:
     """As `nnx_signature`; of a norm only what is not in the layer it normalises."""
     node = nnx_core(node)
-    if isinstance(node.item, NORMS):
+    if node.is_norm:
         return Counter([frozenset((c, n, s) for _, c, n, s in _norm_leaves(node, context))])
     return nnx_signature(node, context)
 
@@ -198,29 +195,31 @@ def _without_layer(name: str) -> str:
     return slash + rest if slash else name
 
 
-def _linen_form(node: NNXNode, context: Context) -> Iterator[tuple[Path, str, str, Any]]:
+def _linen_form(
+    node: NNXNode, context: Context, taken: frozenset[NNXNode] = frozenset()
+) -> Iterator[tuple[Path, str, str, Any]]:
     """(group, collection, name, shape) of the leaves below, in Linen's layout."""
-    rule = rule_of(node.cls)
-    if isinstance(node.item, NORMS):
+    layer = node.layer
+    if node.is_norm:
         yield from _norm_leaves(node, context)
         yield from _linen_form(node.children["layer_instance"], context)
         return
-    if rule is not None and rule.fused:
-        bias: Any = None
-        for path, parts in rule.fused.items():
-            leaf = node.at(path)
-            if leaf is not None:
-                shape = _shape(leaf, context)
+    last: Any = None
+    for path, parts in layer.linen_of_path.items() if layer is not None else ():
+        if (leaf := node.at(path)) is not None:
+            taken |= {leaf}
+            shape = _shape(leaf, context)
+            if len(parts) > 1:
                 shape = (*shape[:-1], shape[-1] // len(parts))
-                bias = shape[-1:]
-                for part in parts:
-                    yield (*node.path, part[:-1]), "params", part[-1], shape
-        for path in rule.zero:
-            yield (*node.path, path[:-1]), "params", path[-1], bias
-        return
+            last = shape[-1:]
+            for part in parts:
+                yield (*node.path, *part[:-1]), _collection(leaf), part[-1], shape
+    for path in layer.zero if layer is not None else ():
+        *group, name = path.split("/")
+        yield (*node.path, *group), "params", name, last
     for key, child in node.children.items():
         if not child.is_leaf:
-            yield from _linen_form(child, context)
+            yield from _linen_form(child, context, taken)
         elif node.is_linen:
             if child.collection not in (None, "cache"):
                 scope, name = (
@@ -232,16 +231,19 @@ def _linen_form(node: NNXNode, context: Context) -> Iterator[tuple[Path, str, st
         # Adapters have no place in the model they adapt; arrays and tables are no weights.
         elif (
             child.is_variable
-            and not (is_adapter(child) or is_computed(key, node))
+            and not (child in taken or is_adapter(child) or is_computed(key, node))
             and child.collection != "cache"
         ):
-            collection = "params" if child.is_param else child.collection or ""
-            yield node.path, collection, str(key), _shape(child, context)
+            name = layer.linen_of_name.get(str(key)) if layer is not None else None
+            yield node.path, _collection(child), name or str(key), _shape(child, context)
+
+
+def _collection(leaf: NNXNode) -> str:
+    return "params" if leaf.is_param else leaf.collection or ""
 
 
 def _norm_leaves(node: NNXNode, context: Context) -> Iterator[tuple[Path, str, str, Any]]:
-    held = {key: child.children for key, child in node.children.items()}
-    for path, name, leaf in norm_leaves(node.item, held):
+    for path, name, leaf in node.leaves_by_path():
         # In some versions of Flax a scale is a bare array in NNX.
         collection = (leaf.is_variable and leaf.collection) or "params"
         text = "/".join(["", *map(str, path), name])
@@ -251,8 +253,7 @@ def _norm_leaves(node: NNXNode, context: Context) -> Iterator[tuple[Path, str, s
 def nnx_shapes(node: NNXNode, context: Context) -> Counter[tuple[str, Any]]:
     """How many leaves of each collection and shape an NNX module or leaf has in Linen's layout."""
     if node.is_leaf:
-        collection = "params" if node.is_param else node.collection or ""
-        return Counter([(collection, _shape(node, context))])
+        return Counter([(_collection(node), _shape(node, context))])
     return Counter((collection, shape) for _, collection, _, shape in _linen_form(node, context))
 
 
@@ -283,7 +284,7 @@ def told_by_number(scope: LinenNode, context: Context) -> frozenset[str]:
 def own_classes(nnx: NNXNode) -> frozenset[str]:
     """The names of the classes in an NNX model that are not Flax's own."""
     classes = {type(node.item) for node in nnx.walk() if node.cls is not None}
-    return frozenset(cls.__name__ for cls in classes if rule_of(cls) is None)
+    return frozenset(cls.__name__ for cls in classes if layer_of_nnx(cls) is None)
 
 
 def is_adapter(node: NNXNode) -> bool:
@@ -293,8 +294,8 @@ def is_adapter(node: NNXNode) -> bool:
 
 def is_computed(key: Any, holder: NNXNode | None) -> bool:
     """Whether a module's leaf is one that its constructor computes from its arguments."""
-    rule = rule_of(holder.cls) if holder is not None else None
-    return rule is not None and key in rule.computed
+    layer = holder.layer if holder is not None else None
+    return layer is not None and key in layer.computed
 
 
 def _shape(leaf: NNXNode, context: Context) -> Any:
@@ -322,6 +323,5 @@ def types_agree(node: NNXNode, scope: LinenNode, classes: frozenset[str]) -> boo
 def _type_names(node: NNXNode) -> set[str]:
     if isinstance(node.item, ToNNX):
         return {base.__name__ for base in type(node.item.to_nnx__module).__mro__}
-    rule = rule_of(node.cls)
     own = {base.__name__ for base in node.cls.__mro__} if node.cls else set()
-    return own | (rule.linen if rule else set())
+    return own | (node.layer.linen_names if node.layer else set())

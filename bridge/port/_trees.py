@@ -20,6 +20,8 @@ from bridge._conversion.linen_attributes import held_variables
 from bridge._conversion.neutral import Address, Key, Leaf, Neutral, Path, walk
 from bridge._errors import path_text
 from bridge._flax.objects import CAPTURES, is_note
+from bridge._layers.layer import LayerRow
+from bridge._layers.table import layer_of_nnx
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._randomness.typed_keys import is_key
 
@@ -116,6 +118,26 @@ class NNXNode:
     @property
     def cls(self) -> type[Any] | None:
         return None if self.item is None or self.is_leaf else type(self.item)
+
+    @property
+    def layer(self) -> LayerRow | None:
+        """What is known of the module's class."""
+        return layer_of_nnx(self.cls)
+
+    @property
+    def is_norm(self) -> bool:
+        """Whether this is a layer that normalises another one, such as `SpectralNorm`."""
+        return self.layer is not None and self.layer.kept_by_path is not None
+
+    def leaves_by_path(self) -> Iterator[tuple[Path, str, NNXNode]]:
+        """(path of the normalised parameter, name, leaf) of what a norm keeps for its layer."""
+        kept = self.layer and self.layer.kept_by_path
+        held = kept and self.children.get(kept.attribute)
+        if not kept or not held:
+            return
+        for key, leaf in held.children.items():
+            path = cast(Path, key)
+            yield (path[:-1], path[-1], leaf) if kept.leaf is None else (path, kept.leaf, leaf)
 
     @property
     def value(self) -> Any:

@@ -15,7 +15,7 @@ import jax
 from flax import linen as nn
 from flax import nnx
 
-from ._layers import Layer, field_order
+from ._layers import Layer, field_order, seen
 from ._paths_below import below
 from ._plans import LeftLinenError, Program
 from ._records import Instance
@@ -155,7 +155,7 @@ class Maker:
             raise LeftLinenError("a module that the model was given was never called")
         if layer is None and plan is not None and plan.reason is None:
             return self.make(instance, self._rngs)
-        if layer is None or layer.name in ("Sequential", "RNN", "Bidirectional"):
+        if layer is None or layer.has_parts:
             raise LeftLinenError(f"the model was given a {type(value).__name__} as a field")
         return self._layer(instance, layer)
 
@@ -163,7 +163,8 @@ class Maker:
         """A layer of Flax, or of a class that derives from one, with the fields of an old one."""
         key = (instance.run, instance.path)
         variables = below(self.program.records.variables[key[0]], key[1])
-        sizes = {name: size(instance, variables) for name, size in layer.sizes.items()}
+        known = seen(instance, variables)
+        sizes = {name: size(known) for name, size in layer.sizes.items()}
         named = {
             layer.renames.get(name, name): self.mapped(each, (key[0], (*key[1], name)))
             for name, each in instance.fields.items()

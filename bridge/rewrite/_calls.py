@@ -13,6 +13,7 @@ from ._dead import dead_blocks, in_place_of
 from ._function_arguments import call_edits
 from ._function_edits import function_edits
 from ._function_plans import called_function
+from ._layers import CALL_RENAMES
 from ._lifted_calls import LiftedCalls
 from ._method import Method
 from ._options import STACKS
@@ -23,7 +24,6 @@ from ._slots import _LOOP_KINDS
 from ._source import Edit, bound_in
 from ._states import States
 
-_CALL_RENAMES = {"rng": "rngs"}
 _RAISE = 'raise NotImplementedError("this branch did not run when {} was rewritten")'
 
 
@@ -197,12 +197,12 @@ class Calls:
                     raise LeftLinenError(f"nnx.{layer.name} is called in another way", call)
                 begin = self.source.start(argument)
                 name = layer.call[index]
-                yield Edit(begin, begin, f"{_CALL_RENAMES.get(name, name)}=")
+                yield Edit(begin, begin, f"{CALL_RENAMES.get(name, name)}=")
             for keyword in call.keywords:
-                if keyword.arg in _CALL_RENAMES and keyword.arg in layer.call:
+                if keyword.arg in CALL_RENAMES and keyword.arg in layer.call:
                     begin = self.source.offset(keyword.lineno, keyword.col_offset)
                     end = begin + len(keyword.arg)
-                    yield Edit(begin, end, _CALL_RENAMES[keyword.arg])
+                    yield Edit(begin, end, CALL_RENAMES[keyword.arg])
         names = {k.arg for k in call.keywords}
         if layer is not None:
             by_position = set(layer.call[: len(call.args)])

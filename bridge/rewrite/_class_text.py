@@ -12,7 +12,7 @@ from ._calls import Calls
 from ._class_checks import check_class
 from ._class_fields import field_nodes
 from ._layer_classes import LayerClass
-from ._layers import LAYERS, Layer
+from ._layers import Layer, layer_of
 from ._lifted_methods import decorated
 from ._lines import Lines, as_text
 from ._method import Method
@@ -51,8 +51,8 @@ class ClassText:
             LeftLinenError: the class stays Linen.
         """
         plan = self.plan
-        if plan.layer is not None:
-            return self._of_layer(LAYERS[plan.layer])
+        if (layer := layer_of(plan.layer)) is not None:
+            return self._of_layer(layer)
         name_slots(self.program, plan)
         check_class(plan, self.references)
         body: Lines = []

@@ -15,7 +15,7 @@ from ._fixed_modes import fixed_mode
 from ._function_arguments import constructor_text
 from ._function_plans import FunctionPlan, called_function
 from ._layer_arguments import has_next, ordered
-from ._layers import Layer, field_order
+from ._layers import Layer, field_order, seen
 from ._lift import Lift
 from ._paths_below import below_made
 from ._plans import ClassPlan, LayerStaysLinenError, LeftLinenError, Slot
@@ -24,7 +24,7 @@ from ._rest_arguments import rest_of
 from ._sequential import check_keywords, unpacked
 from ._source import is_fixed
 from ._stacking import of_functions
-from ._wrapping import NAMED_BY_OTHERS, has_variables, kept, kept_layer, why_linen
+from ._wrapping import has_variables, is_named_by_others, kept, kept_layer, why_linen
 
 if TYPE_CHECKING:
     from ._method import Method
@@ -117,7 +117,7 @@ class Constructor:
             raise NestedLinenError(reason, self.node)
         if self.slot.functions:
             raise LeftLinenError("a transform around what stays Linen", self.node)
-        if cls in NAMED_BY_OTHERS:
+        if is_named_by_others(cls):
             raise LeftLinenError(f"nn.{cls.__name__} names its variables by its layer", self.node)
         return kept(self.method, self.slot, reason)
 
@@ -221,7 +221,7 @@ class Constructor:
         if instance is None:
             instance = Instance(making.run, making.path, type(None), dict(making.made))
         size = layer.sizes.get(name) or layer.carried[name]
-        return size(instance, below_made(self.program.records, making))
+        return size(seen(instance, below_made(self.program.records, making)))
 
     def _is_carried(self, layer: Layer, name: str) -> bool:
         """Whether a field is not what the variables were made with."""

@@ -12,13 +12,12 @@ from typing import Any
 
 from flax import linen as nn
 
-from ._layers import LAYERS, Layer, field_order
+from ._layers import Layer, field_order, layer_of
 from ._plans import ClassPlan, Field, LeftLinenError
 from ._references import References
 from ._signature import default_node
 from ._source import Edit, is_self, names_in
 
-_CONTAINERS = (nn.Sequential, nn.RNN, nn.Bidirectional)
 _OWN = ("setup", "param", "make_rng", "variable", "sow", "__post_init__")
 _CALL = """
 {0}def __call__(self, *args, **kwargs):
@@ -40,8 +39,9 @@ def layer_base(cls: type, own: Any) -> type | None:
     """
     foreign = [b for b in cls.__mro__[1:] if issubclass(b, nn.Module) and b not in own]
     base = foreign[0]
-    known = base in LAYERS and base not in _CONTAINERS and not issubclass(base, nn.RNNCellBase)
-    return base if known else None
+    layer = layer_of(base)
+    is_plain = layer is not None and not (layer.has_parts or issubclass(base, nn.RNNCellBase))
+    return base if is_plain else None
 
 
 class LayerClass:

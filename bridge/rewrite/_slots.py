@@ -7,7 +7,10 @@ import keyword
 import re
 from typing import Any
 
+from flax import nnx
+
 from ._growth import grown_name, is_growth
+from ._layers import layer_of
 from ._lifted_functions import find_functions, first_argument, functions_of
 from ._method import FUNCTIONS
 from ._plans import ClassPlan, LeftLinenError, Program, Slot
@@ -16,7 +19,6 @@ from ._source import is_free, is_self, loops_around
 
 _LOOP_KINDS = (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
 _STORING = ("module", "param", "variable")
-_ATTENTION = ("MultiHeadDotProductAttention", "MultiHeadAttention", "SelfAttention")
 _RESERVED = {
     "train",
     "eval",
@@ -275,12 +277,8 @@ def _wish(program: Program, slot: Slot) -> str:
     name = cls.__name__ if cls is not None else "layer"
     if program.records.functions_that_make.get(cls or Slot):
         name = _MAKES.sub("", name) or name
-    if (
-        not program.keep_names
-        and name in _ATTENTION
-        and cls is not None
-        and (cls.__module__.startswith("flax."))
-    ):
+    layer = layer_of(cls)
+    if layer is not None and layer.native is nnx.MultiHeadAttention and not program.keep_names:
         name = "Attention"
     if (
         program.keep_names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from flax import linen as nn
+from bridge._layers.table import layer_of_linen
 
 from ._layers import Layer
 from ._plans import ClassPlan, Slot
@@ -13,8 +13,11 @@ from ._plans import ClassPlan, Slot
 if TYPE_CHECKING:
     from ._method import Method
 
-# Only the module around both knows the names of their variables.
-NAMED_BY_OTHERS = (nn.SpectralNorm, nn.WeightNorm)
+
+def is_named_by_others(cls: type) -> bool:
+    """Whether only the module around a layer and the layer in it knows the variables' names."""
+    row = layer_of_linen(cls)
+    return row is not None and row.kept_by_path is not None
 
 
 def why_linen(plan: ClassPlan | None, cls: type) -> str:

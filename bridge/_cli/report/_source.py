@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from flax import linen as nn
 
-from ._counterparts import COUNTERPARTS
+from bridge._layers.table import layer_of_linen
 
 _PUBLIC = ("flax.linen", "flax.nnx")
 _INSTALLED = ("site-packages", "dist-packages")
@@ -40,13 +40,13 @@ def counterpart_of(cls: type | None) -> type | bool | None:
     """The NNX class that stands for a Linen class.
 
     Returns:
-        A class; False if Flax ships the Linen class and has no NNX one; None if the class is not
-        Flax's, so that a port of it is for its owner to write.
+        A class; False if Flax ships the Linen class and has no NNX one; None if nothing is known of
+        the class, so that a port of it is for its owner to write.
     """
     if cls is None:
         return None
-    if cls in COUNTERPARTS:
-        return COUNTERPARTS[cls]
+    if (layer := layer_of_linen(cls)) is not None:
+        return layer.nnx or False
     return False if _is_flax_linen(cls) else None
 
 
