@@ -46,8 +46,8 @@ class BoundProgram:
         # Views, which follow their dicts.
         self._views = [node.values() for node in self._dicts]
         self._values = list(_chained(self._views))
-        self._lists = [node for node in nodes.others if isinstance(node, list)]
-        self._items = [list(node) for node in self._lists]
+        # Nothing follows a plain list, so the modules that hold one are found anew at each call.
+        self._has_lists = any(isinstance(node, list) for node in nodes.others)
 
     def values(self) -> list[Any] | None:
         """The values of the Variables; None if a module was changed since it was bound.
@@ -58,16 +58,10 @@ class BoundProgram:
         is_current = (
             list(_chained(self._dicts)) == self._keys
             and all(map(operator.is_, _chained(self._views), self._values))
-            and (not self._lists or self._has_same_items())
+            and not self._has_lists
             and self._registry is registry.current()
         )
         return self.raw.get() if is_current else None
-
-    def _has_same_items(self) -> bool:
-        return all(
-            len(now) == len(then) and all(map(operator.is_, now, then))
-            for now, then in zip(self._lists, self._items, strict=True)
-        )
 
 
 class Program:
@@ -76,8 +70,7 @@ class Program:
     Args:
       fun: the function.
       graphdef: the structure.
-      bare: which of its leaves are in no Variable.
-      size: how many leaves there are.
+      leaves: the Variables and bare arrays that it was found with.
       static_argnames: as for `jax.jit`.
       donate: whether changed Variables' arrays are donated.
 
@@ -93,8 +86,7 @@ class Program:
         self,
         fun: Callable[..., Any],
         graphdef: nnx.GraphDef[Any],
-        bare: frozenset[int],
-        size: int,
+        leaves: list[Any],
         static_argnames: str | Iterable[str] | None,
         donate: bool,
     ):
@@ -102,7 +94,7 @@ class Program:
         self.changes_nothing = False
         self._fun = fun
         self._graphdef = graphdef
-        self._order = sorted(range(size), key=lambda i: (i in bare, i))
+        self._is_variable = [isinstance(leaf, nnx.Variable) for leaf in leaves]
         self._donated: frozenset[int] | None = None
         self._jitted = jax.jit(self._traced, static_argnames=static_argnames, donate_argnums=0)
         # Call the compiled function directly unless there is something to do around it.
@@ -131,21 +123,21 @@ class Program:
     ) -> tuple[Any, dict[int, Any]]:
         _check_bound((args, kwargs))
         before = [donated.get(i, value) for i, value in enumerate(values)]
-        leaves: list[Any] = [None] * len(self._order)
-        for i, value in zip(self._order, [*before, *arrays], strict=True):
-            leaves[i] = value
+        of_variables, bare = iter(before), iter(arrays)
+        leaves = [next(of_variables if is_one else bare) for is_one in self._is_variable]
         built = GraphDefBuilder(self._graphdef).build(leaves)
-        modules = built.module
-        output = self._fun(*modules, *args, **kwargs)
+        output = self._fun(*built.module, *args, **kwargs)
         if _returns_state(output, built.variables):
             # A program returns arrays, out of which JAX would make copies.
             raise StructureChangedError
-        graphdef, after = flatten(modules)
-        if graphdef != self._graphdef or any(
-            after[i] is not leaves[i] for i in self._order[len(values) :]
-        ):
+        graphdef, after = flatten(built.module)
+        is_same = (
+            new is old or isinstance(new, nnx.Variable)
+            for new, old in zip(after, leaves, strict=True)
+        )
+        if graphdef != self._graphdef or not all(is_same):
             raise StructureChangedError
-        new = [after[i].get_raw_value() for i in self._order[: len(values)]]
+        new = [leaf.get_raw_value() for leaf in after if isinstance(leaf, nnx.Variable)]
         # What is donated has to come back, changed or not.
         return output, {
             i: value for i, value in enumerate(new) if i in donated or value is not before[i]
