@@ -6,6 +6,8 @@ from typing import Any
 
 import jax
 
+from bridge._types import is_shaped
+
 
 class Arrays:
     """Any pytree as a list of its arrays, and the way back.
@@ -19,7 +21,7 @@ class Arrays:
 
     def __init__(self, tree: Any):
         self._leaves, self._treedef = jax.tree.flatten(tree)
-        self._indices = [i for i, leaf in enumerate(self._leaves) if is_array(leaf)]
+        self._indices = [i for i, leaf in enumerate(self._leaves) if is_shaped(leaf)]
 
     @property
     def values(self) -> list[Any]:
@@ -36,11 +38,6 @@ class Arrays:
         known = dict(zip(self._indices, values, strict=True))
         leaves = [known.get(i, leaf) for i, leaf in enumerate(self._leaves)]
         return jax.tree.unflatten(self._treedef, leaves)
-
-
-def is_array(value: Any) -> bool:
-    """Whether a leaf is an array, concrete, traced or abstract."""
-    return hasattr(value, "shape") and hasattr(value, "dtype")
 
 
 def shape_of(value: Any) -> tuple[int, ...] | None:

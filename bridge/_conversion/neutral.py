@@ -17,10 +17,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from bridge._errors import ConversionError
-
-Key: TypeAlias = Any
-Path: TypeAlias = tuple[Key, ...]
-Address: TypeAlias = tuple[str, Path]
+from bridge._types import Address as Address
+from bridge._types import Key as Key
+from bridge._types import Path as Path
 
 NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 

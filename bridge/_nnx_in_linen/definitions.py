@@ -13,7 +13,7 @@ from jax.core import Tracer
 import registry
 from bridge import _train_eval
 from bridge._bounded_cache import BoundedCache
-from bridge._conversion.arrays import Arrays, is_array
+from bridge._conversion.arrays import Arrays
 from bridge._conversion.linen_attributes import creates_in_call
 from bridge._conversion.neutral import Address, Path
 from bridge._errors import InvalidModuleError, MismatchError, listed
@@ -26,6 +26,7 @@ from bridge._graphdefs.structure import tracers
 from bridge._graphdefs.template import Template
 from bridge._initialization.creating import CREATING
 from bridge._initialization.lazy_init import initialized
+from bridge._types import is_shaped
 
 from .arguments import Existing
 from .bound_module import Call
@@ -168,7 +169,7 @@ def _shapes(call: Call | None) -> Any:
     if call is None:
         return None
     leaves, tree = jax.tree.flatten((call.args, call.kwargs))
-    avals = [(x.shape, x.dtype) if is_array(x) else x for x in leaves]
+    avals = [(x.shape, x.dtype) if is_shaped(x) else x for x in leaves]
     return call.method, dict(_train_eval.modes_in_force()), tree, avals
 
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge._conversion.arrays import Arrays, is_array, is_taken, taken
+from bridge._conversion.arrays import Arrays, is_taken, taken
+from bridge._types import is_shaped
 from tests.models import assert_identical
 
 ARRAYS = st.sampled_from((jnp.ones(2), np.arange(3), jax.ShapeDtypeStruct((2, 3), jnp.int8)))
@@ -22,14 +23,14 @@ TREES = st.recursive(
 @given(TREES)
 def test_a_tree_comes_back_from_its_arrays_with_others_in_their_places(tree):
     arrays = Arrays(tree)
-    assert arrays.values == [leaf for leaf in jax.tree.leaves(tree) if is_array(leaf)]
+    assert arrays.values == [leaf for leaf in jax.tree.leaves(tree) if is_shaped(leaf)]
     assert [(a.shape, a.dtype) for a in arrays.avals] == [(v.shape, v.dtype) for v in arrays.values]
     back = arrays.tree(arrays.values)
     assert jax.tree.structure(back) == jax.tree.structure(tree)
     assert all(a is b for a, b in zip(jax.tree.leaves(back), jax.tree.leaves(tree), strict=True))
     numbers = arrays.tree(list(range(len(arrays.values))))
-    assert jax.tree.map(lambda leaf: -1 if is_array(leaf) else leaf, tree) == jax.tree.map(
-        lambda new, old: -1 if is_array(old) else new, numbers, tree
+    assert jax.tree.map(lambda leaf: -1 if is_shaped(leaf) else leaf, tree) == jax.tree.map(
+        lambda new, old: -1 if is_shaped(old) else new, numbers, tree
     )
 
 
@@ -39,7 +40,7 @@ def test_arrays_of_another_number_do_not_fit():
 
 
 def test_a_traced_value_is_an_array():
-    assert_identical(jax.jit(lambda x: is_array(x) * x)(jnp.ones(2)), jnp.ones(2))
+    assert_identical(jax.jit(lambda x: is_shaped(x) * x)(jnp.ones(2)), jnp.ones(2))
 
 
 def test_a_taken_value_is_still_itself_until_it_is_changed():
