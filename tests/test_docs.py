@@ -64,8 +64,7 @@ def test_the_reference_lists_the_names_that_are_flax_s_own():
     assert [name for name in own if f"`bridge.{name}`" not in page] == []
 
 
-def test_the_readme_is_short_and_shows_both_pictures():
-    assert len(README.splitlines()) <= 200
+def test_the_readme_shows_both_pictures():
     for picture in (PICTURES["MODEL"], PICTURES["COST"]):
         assert f"]({picture.relative_to(ROOT)})" in README
 
