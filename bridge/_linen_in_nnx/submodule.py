@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import jax
@@ -23,38 +23,18 @@ from bridge._conversion.linen_attributes import (
 from bridge._conversion.neutral import Path, as_dicts
 from bridge._errors import InvalidModuleError
 from bridge._flax.linen_modules import children
-from bridge._flax.objects import is_initializing
 
-from .parts import below, bound_at, has_any, is_own_attribute, part_names, run_at
+from .parts import bound_at, has_any, is_own_attribute, part_names, run_at
 from .wrapped_module import OF_LINEN, field_names
 
-# What the methods of a dict take: nothing, a key first, or other variables.
-_TAKE_NOTHING = ("keys", "values", "items", "copy", "clear", "popitem")
-_TAKE_KEY = ("get", "pop", "setdefault")
-_METHODS = (*_TAKE_NOTHING, *_TAKE_KEY, "update")
 
-
-def _is_for_dict(name: str, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
-    """Whether the method of this name takes these arguments in a dict, which knows no arrays."""
-    if name in _TAKE_NOTHING:
-        return not args and not kwargs
-    if name in _TAKE_KEY:
-        return bool(args) and isinstance(args[0], str | int) and len(args) < 3
-    is_given = len(args) < 2 and not any(hasattr(each, "dtype") for each in args)
-    return is_given and all(isinstance(v, nnx.Variable | Mapping) for v in kwargs.values())
-
-
-def _is_leaf(value: object) -> bool:
-    # Linen keeps the variables of a list under the names of its items.
-    return isinstance(value, nnx.Variable | list | tuple)
-
-
-class LinenSubmodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[misc]
+class LinenSubmodule(dict[Any, Any]):
     """The variables of a Linen submodule in a ToNNX by name, and its methods and fields.
 
-    It is a view that looks the variables up each time, so it is never out of date, and writes reach
-    the model. A submodule that was made in `setup`, or is a field of the Linen module, can be
-    called, and so can its methods: `model.encoder(x)`, `model.encoder.attend(x)`.
+    As a dict it holds what there was when it was read. What is written into it reaches the model,
+    and its attributes are those of the model. A submodule that was made in `setup`, or is a field
+    of the Linen module, can be called, and so can its methods: `model.encoder(x)`,
+    `model.encoder.attend(x)`.
 
     A submodule or method may be called like a method of dict. The arguments of a call say which of
     the two it means.
@@ -62,24 +42,28 @@ class LinenSubmodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[
     Args:
       owner: the ToNNX.
       path: where the submodule is in it.
+      of_dict: the method of the dict above that has its name, None if there is none.
     """
 
-    # Only C code, such as that of `json`, reads what a dict itself holds: here what there was when
-    # the view was made. All else is looked up in the model.
-    __slots__ = ("__weakref__", "_owner", "_path")
+    __slots__ = ("__weakref__", "_of_dict", "_owner", "_path")
     # `jax.jit` and `jax.checkpoint` find traces by a weak reference to the function, and its hash:
     # that of the view itself, as the model may have changed since another one was traced.
     __hash__ = object.__hash__  # type: ignore[assignment]
-    fromkeys: Any = dict.fromkeys
 
-    def __init__(self, owner: LinenHolder, path: tuple[str, ...]):
+    def __init__(
+        self,
+        owner: LinenHolder,
+        path: tuple[str, ...],
+        of_dict: Callable[..., Any] | None = None,
+    ):
         object.__setattr__(self, "_owner", owner)
         object.__setattr__(self, "_path", path)
-        dict.__init__(self, self._dict)
+        object.__setattr__(self, "_of_dict", of_dict)
+        super().__init__(_dict_at(owner, path))
 
     def __getitem__(self, key: Any) -> Any:
-        value = self._dict[key]
-        return self._below(key) if type(value) is dict else value
+        value = super().__getitem__(key)
+        return LinenSubmodule(self._owner, (*self._path, key)) if type(value) is dict else value
 
     def __setitem__(self, key: Any, value: object) -> None:
         value = as_dicts(value)
@@ -100,63 +84,48 @@ class LinenSubmodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[
         for each in rest:
             found = found.setdefault(each, {})
         found[key] = value
+        super().__setitem__(key, value)
 
     def __delitem__(self, key: Any) -> None:
-        del self._dict[key]
+        del _dict_at(self._owner, self._path)[key]
+        super().__delitem__(key)
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._dict)
-
-    def __reversed__(self) -> Iterator[Any]:
-        return reversed(self._dict)
-
-    def __len__(self) -> int:
-        return len(self._dict)
-
-    def __repr__(self) -> str:
-        return repr(self._dict)
-
-    # `dict.__ne__` would compare the items of this object, not those of the view.
-    def __ne__(self, other: object) -> bool:
-        return not self == other
-
-    def __or__(self, other: Any) -> Any:
-        return {**self, **other} if isinstance(other, Mapping) else NotImplemented
-
-    def __ror__(self, other: Any) -> Any:
-        return {**other, **self} if isinstance(other, Mapping) else NotImplemented
-
-    def __ior__(self, other: Any) -> Any:
-        self.update(other)
+    def __ior__(self, other: Any) -> Any:  # type: ignore[override]
+        MutableMapping.update(self, other)
         return self
 
-    # What is taken out is no view: nothing is left to look at in the model.
-    def pop(self, key: Any, *default: Any) -> Any:
-        return self._dict.pop(key, *default)
-
-    def popitem(self) -> tuple[Any, Any]:
-        return self._dict.popitem()
-
-    def copy(self) -> dict[Any, Any]:
+    def __copy__(self) -> dict[Any, Any]:
         """A plain dict of the same Variables, which belongs to no model."""
-        return as_dicts(self._dict)
-
-    __copy__ = copy
+        return as_dicts(self)
 
     def __reduce_ex__(self, protocol: object) -> Any:
-        return dict, (as_dicts(self._dict),)
+        return dict, (as_dicts(self),)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        *above, name = self._path
-        if above and name in _METHODS and _is_for_dict(name, args, kwargs):
-            return _DICT_METHODS[name](LinenSubmodule(self._owner, tuple(above)), *args, **kwargs)
+        if self._of_dict is not None and _is_for_dict(args, kwargs):
+            return self._of_dict(*args, **kwargs)
         return run_at(self._path, "__call__", self._owner, *args, **kwargs)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name not in _METHODS:
+            return super().__getattribute__(name)
+        of_dict = functools.partial(_METHODS[name], self)
+        if type(_dict_at(self._owner, self._path).get(name)) is dict:
+            return LinenSubmodule(self._owner, (*self._path, name), of_dict)
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            is_for_dict = _is_for_dict(args, kwargs)
+            found = None if is_for_dict else found_at(self._owner, self._path, name)
+            return (of_dict if found is None else found.value)(*args, **kwargs)
+
+        return method
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        if name in self._dict:
-            return self[name]
+        here = LinenSubmodule(self._owner, self._path)
+        if name in here:
+            return here[name]
         found = found_at(self._owner, self._path, name)
         if found is not None:
             return found.value
@@ -179,48 +148,44 @@ class LinenSubmodule(MutableMapping[Any, Any], dict[Any, Any]):  # type: ignore[
         self[name] = value
 
     def __delattr__(self, name: str) -> None:
-        if name not in self._dict:
+        if name not in self:
             raise AttributeError(f"{place_text(self._owner, self._path)} has no variable {name!r}")
         del self[name]
 
     def __dir__(self) -> list[str]:
         known = part_names(bound_at(self._owner, self._path))
-        return sorted({*dir(dict), *known, *map(str, self._dict)})
-
-    @property
-    def _dict(self) -> dict[Any, Any]:
-        """The dict in the model; an empty one if the submodule has no variables."""
-        found: Any = vars(self._owner)
-        for key in self._path:
-            found = found.get(key) if type(found) is dict else None
-        return found if type(found) is dict else {}
-
-    def _below(self, name: str) -> LinenSubmodule:
-        return LinenSubmodule(self._owner, (*self._path, name))
+        return sorted({*dir(dict), *known, *map(str, self)})
 
 
-def _dict_method(name: str) -> property:
-    """A method of a submodule's dict, whose name a part of the submodule may have too."""
-
-    def get(self: LinenSubmodule) -> Any:
-        if type(self._dict.get(name)) is dict:
-            return self._below(name)
-
-        def method(*args: Any, **kwargs: Any) -> Any:
-            if not _is_for_dict(name, args, kwargs):
-                found = found_at(self._owner, self._path, name)
-                if found is not None:
-                    return found.value(*args, **kwargs)
-            return _DICT_METHODS[name](self, *args, **kwargs)
-
-        return method
-
-    return property(get)
+# The methods of dict that a part of a submodule may be called like. Those that write do so by item.
+_METHODS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(dict, name) for name in ("keys", "values", "items", "get")},
+    **{
+        name: getattr(MutableMapping, name)
+        for name in ("pop", "popitem", "setdefault", "update", "clear")
+    },
+    "copy": LinenSubmodule.__copy__,
+}
 
 
-_DICT_METHODS: dict[str, Callable[..., Any]] = {n: getattr(LinenSubmodule, n) for n in _METHODS}
-for _name in _METHODS:
-    setattr(LinenSubmodule, _name, _dict_method(_name))
+def _is_for_dict(args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
+    """Whether a dict's method takes these arguments: no array, but keys or other variables."""
+    return all(isinstance(x, str | int | Mapping) for x in args[:1]) and all(
+        isinstance(x, nnx.Variable | Mapping) for x in kwargs.values()
+    )
+
+
+def _is_leaf(value: object) -> bool:
+    # Linen keeps the variables of a list under the names of its items.
+    return isinstance(value, nnx.Variable | list | tuple)
+
+
+def _dict_at(owner: LinenHolder, path: tuple[str, ...]) -> dict[Any, Any]:
+    """The dict in the model; an empty one if the submodule has no variables."""
+    found: Any = vars(owner)
+    for key in path:
+        found = found.get(key) if type(found) is dict else None
+    return found if type(found) is dict else {}
 
 
 def place_text(owner: LinenHolder, path: Path) -> str:
@@ -249,53 +214,37 @@ def found_at(owner: LinenHolder, path: tuple[str, ...], name: str) -> Answer | N
     """
     if name in OF_LINEN:
         return None
-    if not path and (found := _found_unbound(owner, name)) is not None:
-        return found
-    module = bound_at(owner, path)
+    top = owner.to_nnx__module
+    is_field = name in field_names(top) and not has_any(getattr(top, name), nn.Module)
+    # Binding a large module takes time, and these are known without.
+    is_known = not path and (is_field or _is_method(top, name))
+    module = top if is_known else bound_at(owner, path)
     if module is None:
         return None
-    is_own = is_own_attribute(type(module), name)
-    if name in vars(module) and (is_own or not name.startswith("_")):
-        value = getattr(module, name)
-    elif isinstance(children(module).get(name), nn.Module):
-        return Answer(LinenSubmodule(owner, (*path, name)))
-    elif not is_own:
-        return None
-    else:
-        static = inspect.getattr_static(type(module), name, None)
-        if inspect.isfunction(static):
-            return _method(owner, path, name)
-        get = getattr(type(static), "__get__", None)
+    if _is_method(module, name):
+        return Answer(types.MethodType(functools.partial(run_at, path, name), owner))
+    if is_own_attribute(type(module), name) or (name in vars(module) and name[0] != "_"):
         try:
-            value = static if get is None else get(static, module, type(module))
+            value = getattr(module, name)
         except flax_errors.DescriptorAttributeError as error:
             # Linen wraps an AttributeError inside a property; the cause names the attribute.
             raise error.__cause__ or error from None
+    else:
+        value = children(module).get(name)
+        if not isinstance(value, nn.Module):
+            return None
     is_traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
     if is_traced and not held_variables(owner):
-        if not is_initializing(owner):
-            raise AttributeError(
-                f"{place_text(owner, path)}.{name} depends on variables that do not exist yet;"
-                " create them with bridge.lazy_init(model, *inputs)"
-            )
-        # Linen creates what `setup` makes before the first call as well.
-        owner(method=lambda module: getattr(below(module, path), name))
-        return Answer(getattr(LinenSubmodule(owner, path) if path else owner, name))
+        raise AttributeError(
+            f"{place_text(owner, path)}.{name} depends on variables that do not exist yet;"
+            " create them with bridge.lazy_init(model, *inputs)"
+        )
     return Answer(_as_parts(owner, value))
 
 
-def _found_unbound(owner: LinenHolder, name: str) -> Answer | None:
-    """A field or a method of the wrapped module; binding it to variables would be slow."""
-    module = owner.to_nnx__module
-    if name in field_names(module):
-        value = getattr(module, name)
-        return None if has_any(value, nn.Module) else Answer(value)
-    is_method = inspect.isfunction(inspect.getattr_static(type(module), name, None))
-    return _method(owner, (), name) if is_method and is_own_attribute(type(module), name) else None
-
-
-def _method(owner: LinenHolder, path: tuple[str, ...], name: str) -> Answer:
-    return Answer(types.MethodType(functools.partial(run_at, path, name), owner))
+def _is_method(module: nn.Module, name: str) -> bool:
+    is_function = inspect.isfunction(inspect.getattr_static(type(module), name, None))
+    return is_function and is_own_attribute(type(module), name)
 
 
 def check_assigned(owner: LinenHolder, path: tuple[str, ...], name: str, value: object) -> None:
