@@ -13,11 +13,12 @@ from flax import nnx
 
 import registry
 from bridge import checkpoint, linen_to_nnx, port
+from bridge._conversion import rules as _rules
 from bridge._conversion.linen_leaves import to_variables
 from bridge._conversion.neutral import Address, Neutral, Path, nest
 from bridge._conversion.nnx_leaves import address_of
 from bridge._errors import path_text
-from bridge.checkpoint import _path_rules, _renaming
+from bridge.checkpoint import _renaming
 
 from . import _collections, _model, _target
 from ._input_errors import InputError
@@ -136,7 +137,7 @@ def by_rules(contents: CheckpointContents, rules: Rules, *, to_nnx: bool) -> Con
         InputError: a rule cannot be followed, or two leaves get one path.
     """
     neutral = _with_collections(contents, rules)
-    table = _path_rules.to_nnx(rules.paths) if to_nnx else _path_rules.to_linen(rules.paths)
+    table = _rules.read_forward(rules.paths) if to_nnx else _rules.read_backward(rules.paths)
     renamed = _renaming.rename(dict.fromkeys(path for _, path in neutral), table)
     moved: Neutral = {}
     sources: dict[Address, Path] = {}

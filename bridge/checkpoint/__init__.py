@@ -6,13 +6,13 @@ what orbax and `flax.serialization` wrote before there was a bridge; `verify` co
 with its digests. A GraphDef is never stored, and nothing is pickled.
 """
 
+from bridge._conversion.rules import RulesError as RulesError
 from bridge._errors import CheckpointError as CheckpointError
 from bridge._errors import CheckpointNotFoundError as CheckpointNotFoundError
 
 from ._layout import Layout as Layout
 from ._layout import LeafLayout as LeafLayout
 from ._layout import layout as layout
-from ._path_rules import RulesError as RulesError
 from ._restore import restore as restore
 from ._save import save as save
 from ._save import save_args as save_args

@@ -7,9 +7,16 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple, TypeAlias
 
 from bridge._conversion.neutral import Path
+from bridge._conversion.rules import (
+    NUMBER,
+    Landing,
+    OneWay,
+    RulesError,
+    StackedLayer,
+    read_backward,
+    read_forward,
+)
 
-from . import _path_rules
-from ._path_rules import NUMBER, Landing, Rule, RulesError, StackedLayer
 from ._restacking import LeafOrigin, Made, restacked
 from ._source import Source
 from ._targets import TargetTree
@@ -34,14 +41,19 @@ class _Move(NamedTuple):
     entry: StackedLayer | None
 
 
-def rename(paths: Iterable[Path], rules: list[Rule]) -> dict[Path, Path]:
+def rename(paths: Iterable[Path], rules: list[OneWay]) -> dict[Path, Path]:
     """The new path by old path.
 
     Raises:
         RulesError: a rule matches nothing, or is about stacked layers.
     """
-    _path_rules.refuse_stacked(rules)
-    unused = {rule.name for rule in rules}
+    if stacked := [each.rule.linen for each in rules if each.rule.is_stacked]:
+        raise RulesError(
+            f"stacked layers in the rules for {stacked}",
+            "rules that only rename paths, as there is no model",
+            "give --model to convert, or use bridge.port",
+        )
+    unused = {rule.rule.linen for rule in rules}
     keys = [((), path) for path in paths]
     renamed = {key[1]: move.target[1] for key in keys for move in _moves(key, (), rules, unused)}
     _check_used(unused)
@@ -75,7 +87,7 @@ def for_target(source: Source, target: TargetTree | None, table: Mapping[str, st
             "a table from the paths of the one to those of the other",
             "leave rules out",
         )
-    rules = _path_rules.to_nnx(table) if to_other else _path_rules.to_linen(table)
+    rules = read_forward(table) if to_other else read_backward(table)
     first = 0 if source.layout == "nnx" else 1
     shapes = {
         (record.path[:first], record.path[first:]): [s.shape for s in record.stored.values()]
@@ -95,7 +107,7 @@ def for_target(source: Source, target: TargetTree | None, table: Mapping[str, st
     return restacked(source, placed)
 
 
-def origins(shapes: Shapes, rules: list[Rule]) -> dict[ItemPath, Made]:
+def origins(shapes: Shapes, rules: list[OneWay]) -> dict[ItemPath, Made]:
     """What each leaf under the new names is made of.
 
     Args:
@@ -108,7 +120,7 @@ def origins(shapes: Shapes, rules: list[Rule]) -> dict[ItemPath, Made]:
     Raises:
         RulesError: a rule matches nothing, two leaves get one path, or entries are missing.
     """
-    unused = {rule.name for rule in rules}
+    unused = {rule.rule.linen for rule in rules}
     found: dict[ItemPath, list[_Move]] = {}
     problems: list[str] = []
     for key, own in shapes.items():
@@ -137,7 +149,7 @@ def origins(shapes: Shapes, rules: list[Rule]) -> dict[ItemPath, Made]:
 
 
 def _moves(
-    key: ItemPath, shapes: Iterable[tuple[int, ...]], rules: list[Rule], unused: set[str]
+    key: ItemPath, shapes: Iterable[tuple[int, ...]], rules: list[OneWay], unused: set[str]
 ) -> list[_Move]:
     """Where a leaf goes: to one place, or to as many as it has entries."""
     prefix, path = key
@@ -146,7 +158,7 @@ def _moves(
     for length in range(1, len(path) + 1):
         text = "/".join(map(str, path[:length]))
         hits = [(rule, hit) for rule in rules if (hit := rule.pattern.fullmatch(text))]
-        unused -= {rule.name for rule, _ in hits}
+        unused -= {rule.rule.linen for rule, _ in hits}
         if not hits:
             continue
         landings = [rule.landing(hit) for rule, hit in hits]

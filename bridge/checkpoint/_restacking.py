@@ -16,10 +16,10 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from bridge._conversion.neutral import Path
+from bridge._conversion.rules import RulesError, StackedLayer
 from bridge._randomness.typed_keys import is_key
 
 from ._arrays import sharding_of
-from ._path_rules import RulesError, StackedLayer
 from ._source import Source
 from ._stored import Names, Record, Stored
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from bridge._conversion.neutral import Path
+from bridge._conversion.rules import Segment
 from bridge._errors import PortError
 
 from ._context import Context
@@ -103,9 +104,8 @@ def _nnx_rule(node: NNXNode, context: Context) -> str:
     keys = [str(key) for key in node.path]
     for layer, is_star in ((context.linen, True), (context.nnx, False)):
         if layer is not None:
-            axis = f"@{layer.axis}" if layer.axis else ""
-            key = keys[layer.at]
-            keys[layer.at] = f"*{axis}" if is_star else f"{key}[{layer.number}{axis}]"
+            own = (None, None) if is_star else (keys[layer.at], str(layer.number))
+            keys[layer.at] = Segment(*own, layer.axis).text
     return ".".join(keys)
 
 

@@ -1,26 +1,11 @@
-r"""The user's table of which Linen path is which NNX path.
-
-A key is a regular expression that must match a whole Linen path, up to some `/`; its value is the
-NNX path, with dots, in which `\1` stands for the first group. Everything below the two is then
-matched as usual. Where the NNX model has a `ToNNX`, the path goes on with dots along the Linen path
-of what it holds: `encoder.block_0.Dense_0`. Two more signs in the value are for layers that one
-side keeps stacked:
-
-- ``{'layers': 'blocks.*'}``: the leaves below Linen's `layers` are stacked, and the entries are
-  the items of the NNX list `blocks`;
-- ``{r'block_(\d+)': r'blocks[\1]'}``: Linen has the layers one by one, and the leaves below the
-  NNX module `blocks` are stacked.
-
-The axis is the first one; `blocks.*@1` and `blocks[0@1]` name another.
-"""
+"""The pairs of nodes that the user's table of rules makes."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from bridge._conversion.rule_paths import Segment, segments
+from bridge._conversion.rules import Rule, RulesError, Segment
 
 from ._context import PLAIN, Context, Layer
 from ._names import did_you_mean
@@ -56,32 +41,31 @@ def pairs_of(
 ) -> tuple[list[Pair], list[Problem]]:
     """The pairs that a table makes between two trees, and what is wrong with the table."""
     problems: list[Problem] = []
-    found: dict[tuple[LinenNode, str], list[tuple[str, str]]] = {}
-    scopes = [scope for scope in linen.walk() if scope.path]
+    found: dict[tuple[LinenNode, tuple[Segment, ...]], Rule] = {}
+    scopes = {"/".join(map(str, scope.path)): scope for scope in linen.walk() if scope.path}
     for key, value in rules.items():
         try:
-            pattern = re.compile(key)
-            hits = [(s, pattern.fullmatch("/".join(map(str, s.path)))) for s in scopes]
-            targets = [(s, hit.expand(value)) for s, hit in hits if hit]
-        except (re.error, IndexError, TypeError) as error:
-            note = f"not a regular expression and a path: {error}"
+            rule = Rule(key, value)
+            hits = [(scope, rule.pattern.fullmatch(text)) for text, scope in scopes.items()]
+            targets = [(scope, tuple(rule.target(hit))) for scope, hit in hits if hit]
+        except ValueError as error:
+            note = f"{error.found}" if isinstance(error, RulesError) else str(error)
             problems.append(Problem(str(key), str(value), note))
             continue
         if not targets:
-            names = ["/".join(map(str, scope.path)) for scope in scopes]
-            near = did_you_mean(key, names, is_pattern=True)
+            near = did_you_mean(key, scopes, is_pattern=True)
             problems.append(Problem(key, value, f"matches no Linen path{near}"))
-        for scope, target in targets:
-            found.setdefault((scope, target), []).append((key, value))
+        for each in targets:
+            found.setdefault(each, rule)
     pairs: list[Pair] = []
-    for (scope, target), sources in found.items():
-        key, value = sources[0]
+    for (scope, target), rule in found.items():
         resolved = _resolve(nnx, target)
         if not resolved:
-            near = did_you_mean(target, (nnx_text(each.path) for each in nnx.walk() if each.path))
-            note = f"the NNX model has no {target!r} for {_text(scope)}{near}"
-            problems.append(Problem(key, value, note))
-        pairs += [Pair(scope, node, context, key) for node, context in resolved]
+            text = ".".join(part.text for part in target)
+            near = did_you_mean(text, (nnx_text(each.path) for each in nnx.walk() if each.path))
+            note = f"the NNX model has no {text!r} for {_text(scope)}{near}"
+            problems.append(Problem(rule.linen, rule.nnx, note))
+        pairs += [Pair(scope, node, context, rule.linen) for node, context in resolved]
     return pairs, problems + _collisions(pairs, rules)
 
 
@@ -105,13 +89,10 @@ def _collisions(pairs: list[Pair], rules: Mapping[str, str]) -> list[Problem]:
     return problems
 
 
-def _resolve(root: NNXNode, target: str) -> list[tuple[NNXNode, Context]]:
+def _resolve(root: NNXNode, target: Sequence[Segment]) -> list[tuple[NNXNode, Context]]:
     """The nodes that a target names, one for each item if it has a star."""
-    found = segments(target)
-    if found is None:
-        return []
     nodes = [(root, PLAIN)]
-    for segment in found:
+    for segment in target:
         nodes = [
             reached
             for node, context in nodes
@@ -139,8 +120,6 @@ def _named(node: NNXNode, context: Context, segment: Segment) -> list[tuple[NNXN
     if child is None:
         return []
     if segment.number is not None:
-        if not segment.number.isdecimal():
-            return []
         layer = Layer(segment.axis, int(segment.number), None, len(node.path))
         context = context._replace(nnx=layer)
     return [(child, context)]

@@ -16,8 +16,9 @@ from flax import nnx, serialization
 from bridge import checkpoint
 from bridge._cli._input_errors import InputError, ProgramError
 from bridge._cli.diff import _comparison
+from bridge._conversion import rules as _rules
 from bridge._conversion.neutral import Leaf
-from bridge.checkpoint import _notes, _path_rules, _publish, _renaming
+from bridge.checkpoint import _notes, _publish, _renaming
 from tests.models import assert_identical
 
 from . import mixed_models
@@ -613,7 +614,7 @@ TABLE = {
 
 def test_the_longest_path_that_a_rule_matches_is_renamed():
     table = {"block_3": "b", r"block_(\d+)/Dense_(\d)": r"blocks.\1.dense.\2"}
-    renamed = _renaming.rename(PATHS, _path_rules.to_nnx(table))
+    renamed = _renaming.rename(PATHS, _rules.read_forward(table))
     assert renamed[PATHS[0]] == ("blocks", "3", "dense", "0", "kernel")
     assert renamed[PATHS[2]] == ("blocks", "12", "dense", "1", "kernel")
     assert renamed[PATHS[3]] == PATHS[3]
@@ -621,16 +622,16 @@ def test_the_longest_path_that_a_rule_matches_is_renamed():
 
 def test_rules_are_read_backwards():
     table = {key: value for key, value in TABLE.items() if key != r"block_(\d+)"}
-    there = _renaming.rename(PATHS, _path_rules.to_nnx(table))
+    there = _renaming.rename(PATHS, _rules.read_forward(table))
     assert there[("x", "y", "w")] == ("y", "x", "w")
-    back = _renaming.rename(there.values(), _path_rules.to_linen(table))
+    back = _renaming.rename(there.values(), _rules.read_backward(table))
     assert {path: back[there[path]] for path in PATHS} == {path: path for path in PATHS}
 
 
 @pytest.mark.parametrize("key", [r"a\d", "a|b", "a.b", "(?:a)", "(a)(b)", "a+"])
 def test_what_is_no_text_cannot_be_read_backwards(key):
     with pytest.raises(checkpoint.RulesError, match="cannot be read backwards"):
-        _path_rules.to_linen({key: r"x.\1" if "(a)" in key else "x"})
+        _rules.read_backward({key: r"x.\1" if "(a)" in key else "x"})
 
 
 def _restored_natively(path, like):

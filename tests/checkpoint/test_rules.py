@@ -64,7 +64,7 @@ def test_rules_that_cannot_be_followed_change_nothing(tmp_path, variables):
         ({"Dense_0": "layers.*.*"}, "one \\* or"),
         ({r"(Dense_\d)": r"layers[\1]"}, "'Dense_0' for the number"),
         ({r"Dense_(\d)/bias": r"layers.bias[\1@3]"}, "float32.4. on axis 3"),
-        ({"(": "a"}, r"'\(': 'a' \(missing"),
+        ({"(": "a"}, r"'\(': 'a' \(not a regular expression and a path: missing"),
         ({r"Dense_(\d)": r"layers.\2"}, "invalid group reference"),
         ({"Dense_0": 1}, "'Dense_0': 1"),
     ):

@@ -1,0 +1,293 @@
+r"""The rules that say which Linen path is which NNX path, read in both directions.
+
+A rule is a pair of texts, the same in Python, in TOML and in messages: a regular expression that a
+whole Linen path must match, up to some `/`, and the NNX path, with dots, in which `\1` stands for
+the first group. What lies below the two goes along.
+
+- ``{r'block_(\d+)/Dense_0': r'blocks.\1.up'}`` is another name.
+- ``{'layers': 'blocks.*'}``: the leaves below Linen's `layers` are stacked, and the entries are the
+  items of the NNX list `blocks`.
+- ``{r'block_(\d+)': r'blocks[\1]'}``: Linen has the layers one by one, and the leaves below the
+  NNX module `blocks` are stacked.
+
+The axis is the first one; `blocks.*@1` and `blocks[0@1]` name another. The longest Linen path that
+a rule matches decides, and of several rules for it the first. Read backwards, a rule takes NNX
+paths to Linen paths, which needs an expression that is literal but for its groups.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
+
+from bridge._errors import BridgeError
+
+Table: TypeAlias = Mapping[str, str]
+
+_SEGMENT = re.compile(
+    r"(?P<star>\*)(@(?P<star_axis>-?\d+))?"
+    r"|(?P<name>[^\[\]*]+)(\[(?P<index>\\?\d+)(@(?P<axis>-?\d+))?\])?"
+)
+_GROUP = re.compile(r"\((?P<inner>[^()?][^()]*)\)")
+_REFERENCE = re.compile(r"\\(?:g<(\d+)>|(\d))")
+# Characters that make a regular expression more than literal text, outside of its groups.
+_SPECIAL = re.compile(r"[.^$*+?{}\[\]|()]")
+# Where the number of an entry stands in a template.
+NUMBER = "\0"
+
+
+class RulesError(BridgeError, ValueError):
+    """A table of rules cannot be followed.
+
+    Attributes:
+        found: what is in it.
+        expected: what is needed.
+        remedy: what to do.
+    """
+
+    def __init__(self, found: str, expected: str, remedy: str):
+        self.found = found
+        self.expected = expected
+        self.remedy = remedy
+        super().__init__(found, expected, remedy)
+
+    def __str__(self) -> str:
+        return f"rules: found {self.found}, expected {self.expected}; {self.remedy}"
+
+
+class Segment(NamedTuple):
+    """One key of an NNX path in a rule.
+
+    Attributes:
+      name: the key; None for all items of a list.
+      number: which entry of stacked leaves, a number or a reference to a group; None if the leaves
+        are not stacked.
+      axis: the axis on which Linen (for all items) or NNX (for an entry) has the leaves stacked.
+    """
+
+    name: str | None
+    number: str | None = None
+    axis: int = 0
+
+    @property
+    def text(self) -> str:
+        """The key as a rule writes it."""
+        axis = f"@{self.axis}" if self.axis else ""
+        if self.name is None:
+            return f"*{axis}"
+        return self.name if self.number is None else f"{self.name}[{self.number}{axis}]"
+
+
+class StackedLayer(NamedTuple):
+    """One of several layers that are stacked."""
+
+    axis: int
+    number: int
+
+
+class Landing(NamedTuple):
+    """Where a source path goes by one rule.
+
+    Attributes:
+        template: the target path joined by `/`; in it `NUMBER` stands for the number of the
+            source's entry, if the source is stacked.
+        axis: the axis on which the source's leaves are stacked, None if they are not.
+        number: which of its entries goes here, None for all of them.
+        admits: what the number of an entry must match.
+        entry: which entry of the target's leaves this is, None if they are not stacked.
+    """
+
+    template: str
+    axis: int | None = None
+    number: int | None = None
+    admits: str = r"\d+"
+    entry: StackedLayer | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """Which Linen path is which NNX path.
+
+    Attributes:
+      linen: the regular expression for a Linen path.
+      nnx: the NNX path.
+
+    Raises:
+      ValueError: it cannot be read; the text says why.
+    """
+
+    linen: str
+    nnx: str
+
+    def __post_init__(self) -> None:
+        try:
+            # The references are read even if nothing matches.
+            self.pattern.sub(self.nnx.replace(".", "/"), "")
+            self.segments  # noqa: B018
+        except (re.error, TypeError, AttributeError, IndexError) as error:
+            raise ValueError(f"not a regular expression and a path: {error}") from error
+
+    @functools.cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """The expression, compiled."""
+        return re.compile(self.linen)
+
+    @functools.cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The keys of the NNX path, none for the model itself."""
+        found: list[Segment] = []
+        for text in self.nnx.split(".") if self.nnx else ():
+            match = _SEGMENT.fullmatch(text)
+            if match is None:
+                raise ValueError(f"no NNX path with dots: {self.nnx!r}")
+            axis = int(match["star_axis"] or match["axis"] or 0)
+            found.append(Segment(match["name"], match["index"], axis))
+        stars = sum(part.name is None for part in found)
+        if stars > 1 or sum(part.number is not None for part in found) > 1:
+            raise ValueError(f"more than one * or [number] in {self.nnx!r}")
+        return tuple(found)
+
+    @property
+    def is_stacked(self) -> bool:
+        """Whether one of the two sides has layers stacked."""
+        return any(part.name is None or part.number is not None for part in self.segments)
+
+    def target(self, hit: re.Match[str]) -> list[Segment]:
+        """The NNX path of a Linen path that the expression matches.
+
+        Raises:
+          RulesError: the number of an entry is none.
+        """
+        found: list[Segment] = []
+        for part in self.segments:
+            number = part.number and hit.expand(part.number)
+            if number is not None and not number.isdecimal():
+                raise RulesError(
+                    f"{number!r} for the number in the rule for {self.linen!r}",
+                    "a number",
+                    "correct the table",
+                )
+            found.append(Segment(part.name and hit.expand(part.name), number, part.axis))
+        return found
+
+    def forward(self) -> OneWay:
+        """The rule for Linen paths."""
+
+        def landing(hit: re.Match[str]) -> Landing:
+            parts = self.target(hit)
+            names = [NUMBER if part.name is None else part.name for part in parts]
+            axis = next((part.axis for part in parts if part.name is None), None)
+            entries = [StackedLayer(p.axis, int(p.number)) for p in parts if p.number is not None]
+            return Landing("/".join(names), axis, entry=entries[0] if entries else None)
+
+        return OneWay(self, self.pattern, landing)
+
+    def backward(self) -> OneWay | None:
+        """The rule for NNX paths, the inverse of `forward`; None if it cannot be read backwards."""
+        groups = [match["inner"] for match in _GROUP.finditer(self.linen)]
+        pieces = _GROUP.split(self.linen)[::2]
+        literal = [re.sub(r"\\(\W)", "", piece) for piece in pieces]
+        texts = [text for part in self.segments for text in part[:2] if text is not None]
+        used = [number for text in texts for number in _taken_apart(text)[1]]
+        if any(_SPECIAL.search(text) or "\\" in text for text in literal):
+            return None
+        if sorted(used) != list(range(1, len(groups) + 1)):
+            return None
+        patterns: list[str] = []
+        star = axis = index = numbered = None
+        for part in self.segments:
+            if part.name is None:
+                star = part.axis
+                patterns.append(r"(?P<star>\d+)")
+                continue
+            around, numbers = _taken_apart(part.name)
+            pattern = re.escape(around[0])
+            for number, text in zip(numbers, around[1:], strict=True):
+                pattern += f"(?P<g{number}>{groups[number - 1]}){re.escape(text)}"
+            patterns.append(pattern)
+            if part.number is not None:
+                axis = part.axis
+                numbered = next(iter(_taken_apart(part.number)[1]), None)
+                index = int(part.number) if numbered is None else None
+        unescaped = [re.sub(r"\\(\W)", r"\1", piece) for piece in pieces]
+
+        def landing(hit: re.Match[str]) -> Landing:
+            template = unescaped[0]
+            for number, piece in enumerate(unescaped[1:], start=1):
+                template += (NUMBER if number == numbered else hit[f"g{number}"]) + piece
+            admits = groups[numbered - 1] if numbered else r"\d+"
+            entry = None if star is None else StackedLayer(star, int(hit["star"]))
+            return Landing(template, axis, index, admits, entry)
+
+        return OneWay(self, re.compile("/".join(patterns)), landing)
+
+
+class OneWay(NamedTuple):
+    """A rule in one direction.
+
+    Attributes:
+        rule: the rule.
+        pattern: for a source path joined by `/`.
+        landing: where a match of the pattern goes.
+    """
+
+    rule: Rule
+    pattern: re.Pattern[str]
+    landing: Callable[[re.Match[str]], Landing]
+
+
+def _taken_apart(text: str) -> tuple[list[str], list[int]]:
+    """What is around the references to groups in a text, and their numbers."""
+    split = _REFERENCE.split(text)
+    return split[::3], [int(a or b) for a, b in zip(split[1::3], split[2::3], strict=True)]
+
+
+def rules_of(table: Table) -> list[Rule]:
+    """The rules of a table.
+
+    Raises:
+        RulesError: a rule cannot be read.
+    """
+    rules: list[Rule] = []
+    problems: list[str] = []
+    for key, value in table.items():
+        try:
+            rules.append(Rule(key, value))
+        except ValueError as error:
+            problems.append(f"{key!r}: {value!r} ({error})")
+    if problems:
+        raise RulesError(
+            "; ".join(problems),
+            "regular expressions for Linen paths, and NNX paths with groups such as \\1",
+            "correct the table",
+        )
+    return rules
+
+
+def read_forward(table: Table) -> list[OneWay]:
+    """The rules of a table for Linen paths.
+
+    Raises:
+        RulesError: a rule cannot be read.
+    """
+    return [rule.forward() for rule in rules_of(table)]
+
+
+def read_backward(table: Table) -> list[OneWay]:
+    """The rules of a table for NNX paths; the inverse of `read_forward`.
+
+    Raises:
+        RulesError: a rule cannot be read, or cannot be read backwards.
+    """
+    made = {rule.linen: rule.backward() for rule in rules_of(table)}
+    problems = [key for key, rule in made.items() if rule is None]
+    if problems:
+        raise RulesError(
+            f"{problems}, which cannot be read backwards",
+            "expressions that are literal but for groups, each used once in the value",
+            "write the paths out, or give --model to convert",
+        )
+    return [rule for rule in made.values() if rule is not None]
