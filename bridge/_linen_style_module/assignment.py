@@ -30,7 +30,17 @@ from .attributes import (
     replaced,
     set_name,
 )
-from .submodules import is_mode, own, place_submodule, refer, set_modes, wrapped
+from .of_call import held, hold_fields, is_of_call
+from .submodules import (
+    is_lazy,
+    is_mode,
+    own,
+    place_submodule,
+    refer,
+    set_modes,
+    view,
+    wrapped,
+)
 from .variables import Unclaimed
 
 
@@ -57,25 +67,50 @@ def assign(module: Any, name: str, value: Any) -> None:
     if record is None and isinstance(value, bool | None) and is_mode(module, name):
         set_modes(module, {name: value})
         return
+    if record is not None and record.is_repeating:
+        _repeat(record, name, value)
+        return
     if isinstance(value, nn.Module):
         value = _wrapped_here(module, record, value)
     if isinstance(value, nnx.Module | nnx.Variable):
         _assign_part(module, record, name, value, is_assigned=True)
     elif isinstance(value, list | tuple | Mapping) and not isinstance(value, nnx.State):
         _assign_container(module, record, name, value)
+    elif record is not None and record.in_setup and is_of_call(value):
+        _stand_for(module, record, name, held(record, name, value))
     else:
         value = nnx.data(value) if isinstance(value, jax.Array) else value
         put_plain(module, name, value, keeps_part=_is_given(module, record, name))
 
 
+def _repeat(record: ModuleInCall, name: str, value: Any) -> None:
+    """Takes what belongs to the call of a value that `setup` has assigned before."""
+    for suffix, item in container_parts(value):
+        key, before = f"{name}{suffix}", attributes_of(record.module).get(f"{name}{suffix}")
+        if not _is_part(item):
+            if is_of_call(item):
+                held(record, key, item)
+        elif is_lazy(item) and is_lazy(before) and _name_of(record.module, item) is None:
+            # What `setup` makes may call it.
+            hold_fields(record, item, key)
+            own(record, key, item)
+            view(before, item, [field.name for field in dataclasses.fields(item) if field.init])
+            record.views.append((before, item))
+
+
 def _assign_container(module: Any, record: ModuleInCall | None, name: str, value: Any) -> None:
-    has_parts = any(_is_part(item) for _, item in container_parts(value))
-    if not has_parts:
+    in_setup = record is not None and record.in_setup
+    is_structure = any(
+        _is_part(item) or (in_setup and is_of_call(item)) for _, item in container_parts(value)
+    )
+    if not is_structure:
         value = nnx.data(value) if _has_data(value) else frozen_value(value)
         put_plain(module, name, value, keeps_part=_is_given(module, record, name))
         return
 
     def placed(suffix: str, item: Any) -> Any:
+        if record is not None and in_setup and not _is_part(item) and is_of_call(item):
+            return held(record, f"{name}{suffix}", item)
         if not _is_part(item):
             return put_hidden(module, f"{name}{suffix}", item) if _has_data(item) else item
         known = _name_of(module, item)

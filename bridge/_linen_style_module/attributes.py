@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from flax import nnx
 from flax.core import FrozenDict
@@ -42,24 +42,38 @@ class AttrPriority(enum.IntEnum):
     LOW = 100
 
 
-class Ref(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Ref:
     """Stands for the attribute of that name."""
 
     name: str
+
+
+@dataclasses.dataclass(frozen=True)
+class OfCall:
+    """Stands for something that a run of `setup` has made.
+
+    Attributes:
+      key: its name among all that this run has made.
+      above: how many modules further up the `setup` is.
+    """
+
+    key: str
+    above: int = 0
+
+
+class Setup(enum.IntEnum):
+    """Whether and when `setup` of a module runs again."""
+
+    NOT_YET = 0
+    ONCE = 1
+    IN_EACH_CALL = 2
 
 
 class Otherwise(enum.Enum):
     """Stands for what a read finds where no part lives in the attribute: that of the class."""
 
     CLASS = enum.auto()
-
-
-class Standin:
-    """Stands for a value that each module makes anew."""
-
-    def of(self, module: Any, name: str) -> Any:
-        """The value of an attribute of this module."""
-        raise NotImplementedError
 
 
 class Waiting(nnx.Pytree):
@@ -189,8 +203,8 @@ def set_name(module: Any, name: str, structure: Any) -> None:
     Args:
       module: the module.
       name: the attribute.
-      structure: a `Ref` or `Standin`, tuples and FrozenDicts with these and values without state in
-        them, such a value itself, or `Otherwise.CLASS`.
+      structure: a `Ref` or an `OfCall`, tuples and FrozenDicts with these and values without state
+        in them, such a value itself, or `Otherwise.CLASS`.
     """
     names = {**names_of(module), name: structure}
     nnx.Module.__setattr__(module, NAMES, tuple(sorted(names.items())))
@@ -203,38 +217,6 @@ def drop_name(module: Any, name: str) -> None:
         return
     del names[name]
     nnx.Module.__setattr__(module, NAMES, tuple(sorted(names.items())))
-
-
-def _resolved(module: Any, name: str, structure: Any) -> Any:
-    """A structure of `set_name` with the parts in the place of their names.
-
-    Raises:
-      KeyError: one of them is gone.
-    """
-    if isinstance(structure, Ref):
-        return attributes_of(module)[structure.name]
-    if isinstance(structure, Standin):
-        return structure.of(module, name)
-    if isinstance(structure, tuple):
-        items = [_resolved(module, name, item) for item in structure]
-        return type(structure)(*items) if hasattr(structure, "_fields") else tuple(items)
-    if isinstance(structure, FrozenDict):
-        return FrozenDict({k: _resolved(module, name, item) for k, item in structure.items()})
-    return structure
-
-
-def read_attribute(module: Any, name: str, structure: Any) -> Any:
-    """What a read of an attribute returns for which `set_name` has said something.
-
-    Raises:
-      AttributeError: a part is gone, or the class has no member of this name.
-    """
-    if structure is Otherwise.CLASS:
-        return class_attribute(module, name)
-    try:
-        return _resolved(module, name, structure)
-    except KeyError:
-        return class_attribute(module, name)
 
 
 def refs(structure: Any) -> Iterator[str]:

@@ -13,7 +13,7 @@ from bridge._errors import DeclarationError
 from bridge._module_calls.calls import joined
 from bridge._module_calls.scope import as_rngs
 
-from .attributes import IS_SETUP
+from .attributes import IS_SETUP, Setup
 from .submodules import auto_name, place_submodule
 
 # Says that a constructor was given no `parent`; None stands for a module that stands alone.
@@ -41,7 +41,7 @@ class ModuleMeta(type(nnx.Module)):
         return placed(module, name, parent)
 
     def _pytree_meta_construct(cls, self: Any, *args: Any, **kwargs: Any) -> None:
-        vars(self)[IS_SETUP] = False
+        vars(self)[IS_SETUP] = Setup.NOT_YET
         super()._pytree_meta_construct(self, *args, **kwargs)
 
 

@@ -20,10 +20,12 @@ from bridge._linen_in_nnx import mutable_filter
 from bridge._module_calls.calls import MODULE_CONTEXT, ModuleCall, ModuleInCall, detached_calls
 from bridge._module_calls.scope import as_rngs, is_in
 
-from .attributes import IS_SETUP
+from .attributes import IS_SETUP, Setup
 from .given import install
 from .guard import Guard
-from .methods import in_call, is_entering, set_up
+from .methods import is_entering
+from .outermost import in_call
+from .setup import set_up
 from .submodules import is_lazy
 from .variables import linen_variables
 
@@ -42,7 +44,7 @@ def cloned(module: Any, memo: dict[int, Any] | None = None, **updates: Any) -> A
     with detached_calls():
         if type(module).bridge__has_own_init:
             made = nnx.clone(module)
-            vars(made)[IS_SETUP] = False
+            vars(made)[IS_SETUP] = Setup.NOT_YET
         else:
             fields = [field.name for field in dataclasses.fields(module) if field.init]
             values = {name: getattr(module, name) for name in fields}

@@ -102,7 +102,8 @@ def linen_in_bridge_mdl(linen_module: nn.Module, name: str | None = None) -> Any
         name = auto_name(record, type(linen_module))
     before = vars(record.module).get(name) if name else None
     # One that is there has keys of its own.
-    module = wrapped(linen_module, None if isinstance(before, ToNNX) else record)
+    has_keys = isinstance(before, ToNNX) or record.is_repeating
+    module = wrapped(linen_module, None if has_keys else record)
     return place_submodule(record, name, module) if record.in_compact and name else module
 
 
@@ -117,9 +118,9 @@ def _made(factory: Callable[[nnx.Rngs], M], record: ModuleInCall) -> M:
     """The module, abstract but for its keys if it is to get its variables."""
     rngs = record.rngs
     with detached_calls():
-        if is_initializing(record.module):
+        if is_initializing(record.module) and not record.is_repeating:
             return factory(rngs)
-        has_keys = bool(len(rngs))
+        has_keys = bool(len(rngs)) and not record.is_repeating
         module = nnx.eval_shape(factory, rngs if has_keys else nnx.Rngs(0), graph=True)
         if has_keys:
             keys = nnx.jit(lambda rngs: nnx.state(factory(rngs), nnx.RngState, graph=True))

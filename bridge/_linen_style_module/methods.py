@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 import traceback
@@ -21,22 +20,15 @@ from bridge._errors import (
     NotInitializedError,
     UnboundLinenError,
 )
-from bridge._flax.linen_modules import detached, innermost_linen
+from bridge._flax.linen_modules import innermost_linen
 from bridge._flax.objects import attributes_of, is_initializing
-from bridge._module_calls.calls import (
-    MODULE_CONTEXT,
-    ModuleCall,
-    ModuleInCall,
-    joined,
-    mutable_around,
-    own_rngs,
-)
+from bridge._module_calls.calls import MODULE_CONTEXT, ModuleInCall, joined
 
-from .attributes import IS_SETUP
-from .derived import find_derived
+from .attributes import IS_SETUP, Setup
 from .guard import Guard
+from .outermost import call_of, in_call
+from .setup import set_up
 from .submodules import adopt_fields, is_lazy, settle
-from .ties import tie_attributes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -131,75 +123,13 @@ def run(
         return output
     try:
         return in_call(
-            ModuleCall(module, own_rngs(module) or nnx.Rngs(), _mutable(module)),
-            lambda record: _run_in(record, method, args, kwargs, is_compact),
+            call_of(module), lambda record: _run_in(record, method, args, kwargs, is_compact)
         )
     except (MismatchError, MissingRngError, NotInitializedError) as error:
         owner = innermost_linen()
         if owner is None or nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.RngState))):
             raise
         raise NotInitializedError.of_class_in_linen(type(module), type(owner)) from error
-
-
-def in_call(call: ModuleCall, function: Callable[[ModuleInCall], Any]) -> Any:
-    """Runs a function in a call of an outermost module, and leaves the module without scopes."""
-    adopt_fields(call.root)
-    try:
-        with detached(), _capturing(call.capture):
-            return function(call.root)
-    finally:
-        call.close()
-
-
-def _capturing(
-    capture: Callable[[Any, str], bool] | None,
-) -> contextlib.AbstractContextManager[None]:
-    """Lets the Linen modules in this block sow the outputs that the call captures."""
-    if capture is None:
-        return contextlib.nullcontext()
-
-    def captured(method: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
-        output = method(*args, **kwargs)
-        if capture(context.module, context.method_name):
-            context.module.sow("intermediates", context.method_name, output)
-        return output
-
-    return nn.intercept_methods(captured)
-
-
-def ensure_setup(module: Any) -> None:
-    """Runs `setup`, if it has not been run."""
-    if attributes_of(module)[IS_SETUP]:
-        return
-    above = joined()
-    record = above and above.call.find(module)
-    if record:
-        set_up(record)
-    elif above is None:
-        in_call(ModuleCall(module, own_rngs(module) or nnx.Rngs(), _mutable(module)), set_up)
-
-
-def set_up(record: ModuleInCall) -> None:
-    """Runs `setup` of a module that is part of a call, once for as long as the module lives."""
-    own = attributes_of(record.module)
-    if own[IS_SETUP] or record.in_setup:
-        return
-    record.in_setup = True
-    MODULE_CONTEXT.module_stack.append(record)
-    try:
-        type(record.module).setup(record.module)
-        tie_attributes(record)
-        own[IS_SETUP] = True
-    finally:
-        MODULE_CONTEXT.module_stack.pop()
-        record.in_setup = False
-        record.type_counter.clear()
-    if record.call.is_kept:
-        find_derived(record, _set_up_alone)
-
-
-def _set_up_alone(module: Any) -> None:
-    in_call(ModuleCall(module, own_rngs(module) or nnx.Rngs(), is_kept=False), set_up)
 
 
 def _run_in(
@@ -210,7 +140,7 @@ def _run_in(
     is_compact: bool,
 ) -> Any:
     module = record.module
-    if not attributes_of(module)[IS_SETUP]:
+    if attributes_of(module)[IS_SETUP] != Setup.ONCE:
         set_up(record)
     stack = MODULE_CONTEXT.module_stack
     record.compact_depth += is_compact
@@ -236,7 +166,8 @@ def _run_in(
             record.reserved.clear()
             if not record.compact_depth:
                 record.type_counter.clear()
-                settle(record)
+        if record.views and not record.compact_depth:
+            settle(record)
 
 
 def _unbound_linen(error: Exception) -> nn.Module | None:
@@ -251,12 +182,6 @@ def _unbound_linen(error: Exception) -> nn.Module | None:
         owners = (frame.f_locals.get("self") for frame in frames)
         found = next((owner for owner in owners if isinstance(owner, nn.Module)), None)
     return found if isinstance(found, nn.Module) and found.scope is None else None
-
-
-def _mutable(module: Any) -> Any:
-    """What a call of an outermost module may update; all that there is, unless somebody said."""
-    mutable = mutable_around()
-    return attributes_of(module).get("bridge__mutable") if mutable is None else mutable
 
 
 def is_creating(record: ModuleInCall, collection: str) -> bool:

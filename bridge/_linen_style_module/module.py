@@ -32,15 +32,15 @@ from .attributes import (
     names_of,
     priorities_of,
     put_part,
-    read_attribute,
     set_name,
     set_priority,
 )
 from .construction import UNSET, ModuleMeta, placed, with_fields
 from .declaring import Declaring
 from .functional import cloned
-from .methods import ensure_setup, with_entries
+from .methods import with_entries
 from .running import Running
+from .setup import ensure_setup, read_attribute
 
 # Quicker than `super()`.
 _get = object.__getattribute__

@@ -32,6 +32,8 @@ from .attributes import (
     PRIORITIES,
     SCOPE,
     AttrPriority,
+    OfCall,
+    Ref,
     drop_name,
     has_room,
     is_part,
@@ -44,12 +46,13 @@ from .attributes import (
     set_priority,
 )
 from .given import claim
+from .of_call import hold_fields
 from .variables import Unclaimed, is_vacant
 
 # (record of a module, name) of attributes that refer to a submodule of another module.
 References: TypeAlias = list[tuple[ModuleInCall, str]]
 
-_SIMPLE = (bool, int, float, complex, str, bytes, type(None))
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None), Ref, OfCall)
 
 
 def auto_name(record: ModuleInCall, kind: type) -> str:
@@ -99,6 +102,8 @@ def place_submodule(
     """
     if record.is_declaring:
         reserve(record, name, None, "submodule")
+    if record.in_setup:
+        hold_fields(record, submodule, name)
     module = record.module
     before = attributes_of(module).get(name)
     if before is submodule:
@@ -298,13 +303,13 @@ def reused(before: Any, fresh: Any) -> Any:
         # A class that is made in a call is another one in the next.
         if not (is_lazy(before) and is_lazy(fresh)):
             return None
-        _view(before, fresh, [field.name for field in dataclasses.fields(fresh) if field.init])
+        view(before, fresh, [field.name for field in dataclasses.fields(fresh) if field.init])
         return fresh
     if isinstance(before, LinenHolder):
         if before.to_nnx__module == fresh.to_nnx__module:
             return before
         linen_module = fresh.to_nnx__module
-        _view(before, fresh, ())
+        view(before, fresh, ())
         fresh.to_nnx__module = linen_module
         return fresh
     if not is_lazy(before):
@@ -312,7 +317,7 @@ def reused(before: Any, fresh: Any) -> Any:
     names = [field.name for field in dataclasses.fields(before) if field.init]
     if all(_is_same(before, fresh, name) for name in names):
         return before
-    _view(before, fresh, names)
+    view(before, fresh, names)
     return fresh
 
 
@@ -354,7 +359,7 @@ def _is_equal(a: Any, b: Any) -> bool:
     return isinstance(a, _SIMPLE) and a == b
 
 
-def _view(before: Any, fresh: Any, fields: Any) -> None:
+def view(before: Any, fresh: Any, fields: Any) -> None:
     """Gives a new module all that an earlier one holds besides its fields."""
     own, held = vars(fresh), vars(before)
     note = dict(held[DATA_NOTE]) if DATA_NOTE in held else {}
@@ -392,7 +397,7 @@ def settle(record: ModuleInCall) -> None:
         if PRIORITIES in vars(fresh) and PRIORITIES not in held:
             put(before, PRIORITIES, vars(fresh)[PRIORITIES])
         if is_lazy(before) and vars(fresh)[IS_SETUP] and not held[IS_SETUP]:
-            held[IS_SETUP] = True
+            held[IS_SETUP] = vars(fresh)[IS_SETUP]
     record.views.clear()
 
 

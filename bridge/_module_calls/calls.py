@@ -11,7 +11,7 @@ from typing import Any
 
 from flax import nnx
 
-from bridge._conversion.linen_attributes import LinenHolder
+from bridge._conversion.linen_attributes import IS_SETUP, LinenHolder
 from bridge._flax.linen_modules import is_linen_innermost
 from bridge._flax.linen_modules import outer_mutable as linen_mutable
 from bridge._flax.nodes import nodes_below
@@ -37,8 +37,8 @@ class ModuleInCall:
       compact_depth: how many of its compact methods run.
       type_counter: how many submodules of each class, by name, its compact method has made.
       reserved: the names that are taken, and by which collections; None stands for a submodule.
-      derived: what was computed for the module of attributes that depend on variables, by name.
-      made: what was made for the module of attributes that are kept without modules, by their id.
+      is_set_up: whether its `setup` has run in this call.
+      made: what `setup` has made that belongs to the call, by name.
       views: (submodule, the same with other fields) of the compact method that runs.
     """
 
@@ -46,9 +46,9 @@ class ModuleInCall:
         "_scope",
         "call",
         "compact_depth",
-        "derived",
         "in_setup",
         "is_owned",
+        "is_set_up",
         "made",
         "module",
         "parent",
@@ -77,8 +77,8 @@ class ModuleInCall:
         self.compact_depth = 0
         self.type_counter: defaultdict[str, int] = defaultdict(int)
         self.reserved: dict[str, set[str | None]] = {}
-        self.derived: dict[str, Any] = {}
-        self.made: dict[int, tuple[Any, Any]] = {}
+        self.is_set_up = False
+        self.made: dict[str, Any] = {}
         self.views: list[tuple[Any, Any]] = []
         self._scope: Scope | None = None
 
@@ -86,6 +86,11 @@ class ModuleInCall:
     def in_compact(self) -> bool:
         """Whether one of its compact methods runs."""
         return self.compact_depth > 0
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether `setup` runs again, for a module that has all its parts."""
+        return self.in_setup and bool(attributes_of(self.module)[IS_SETUP])
 
     @property
     def is_declaring(self) -> bool:

@@ -188,14 +188,15 @@ def test_an_object_is_one_in_a_call_and_new_in_the_next():
     assert np.array_equal(counting(bridge).apply(variables, X), y)
 
 
-REFUSED = {
+MADE_ANEW = {
     "jit": lambda m: jax.jit(m.dense),
     "cache": lambda m: functools.lru_cache(m.dense),
-    "layer of Flax": lambda m: nn.Sequential([nn.Dense(3), m.body]),
+    "generator": lambda m: (f for f in [m.dense]),
 }
+LAYER = "a layer of Flax"
 
 
-def refused(b, make):
+def keeping(b, make):
     class Model(b.Module):
         def setup(self):
             self.dense = nn.Dense(3)
@@ -205,17 +206,69 @@ def refused(b, make):
             return self.dense(x)
 
         def __call__(self, x):
-            return x
+            return self.body(x) * (self.kept is not None)
 
     return Model()
 
 
-@pytest.mark.parametrize("make", REFUSED.values(), ids=REFUSED)
-def test_what_no_copy_can_have_is_refused_where_there_may_be_copies(make):
+@pytest.mark.parametrize("make", MADE_ANEW.values(), ids=MADE_ANEW)
+def test_what_cannot_be_copied_is_made_anew(make):
+    variables = keeping(nn, make).init(jax.random.key(0), X)
+    y = keeping(nn, make).apply(variables, X)
+    assert np.array_equal(keeping(bridge, make).apply(variables, X), y)
+    kept = nnx.clone(keeping(bridge, make).bind(variables))
+    for _ in range(2):
+        assert np.array_equal(kept(X), y)
+    assert kept.kept is not kept.kept
+
+
+def test_a_layer_of_flax_that_calls_the_module_is_refused_where_there_may_be_copies():
+    def make(module):
+        return nn.Sequential([nn.Dense(3), module.body])
+
     # A call that keeps no module is as Linen's.
-    assert np.array_equal(refused(bridge, make).apply({}, X), refused(nn, make).apply({}, X))
+    variables = keeping(nn, make).init(jax.random.key(0), X)
+    y = keeping(nn, make).apply(variables, X)
+    assert np.array_equal(keeping(bridge, make).apply(variables, X), y)
     with pytest.raises(bridge.InvalidModuleError, match=r"(?s)Model\.kept .*make it a method"):
-        refused(bridge, make).bind({})
+        keeping(bridge, make).bind({})
+
+
+def with_locals(b):
+    class Own(b.Module):
+        function: Any = None
+
+        @b.compact
+        def __call__(self, x):
+            x = x if self.function is None else self.function(x)
+            return jnp.sin(x * jnp.asarray(self.param("s", INIT, (1, 3))))
+
+    class Model(b.Module):
+        def setup(self):
+            first, second = Own(), Own(name="second")
+            self.first, self.other = first, second
+            third = Own(lambda x: second(x) + 1)
+            self.rest = [third, Own(first.__call__)]
+            self.run = lambda x: first(x) * 2 + third(x)
+
+        def __call__(self, x):
+            return self.rest[1](self.run(x)) + self.rest[0](self.other(x))
+
+    return Model()
+
+
+@pytest.mark.parametrize("copy", COPIES)
+def test_a_function_calls_submodules_by_the_names_of_setup(copy):
+    variables = with_locals(nn).init(jax.random.key(0), X)
+    other = jax.tree.map(lambda leaf: leaf * 1.5 + 0.1, variables)
+    copied = COPIES[copy](with_locals(bridge).bind(variables))
+    nnx.update(copied, nnx.state(with_locals(bridge).bind(other)))
+    for _ in range(2):
+        assert np.allclose(copied(X), with_locals(nn).apply(other, X), rtol=1e-5)
+    found = nnx.to_pure_dict(nnx.grad(lambda model: model(X).sum())(copied))
+    expected = jax.grad(lambda v: with_locals(nn).apply(v, X).sum())(other)["params"]
+    assert_same(flat(found), flat(expected))
+    assert_same(flat(copied.variables.unfreeze()), flat(other))
 
 
 def test_a_function_of_the_module_around_says_what_to_call():
