@@ -23,8 +23,9 @@ from bridge._conversion.linen_attributes import (
 from bridge._conversion.neutral import Path, as_dicts
 from bridge._errors import InvalidModuleError
 from bridge._flax.linen_modules import children
+from bridge._flax.objects import is_initializing
 
-from .parts import bound_at, has_any, is_own_attribute, part_names, run_at
+from .parts import below, bound_at, has_any, is_own_attribute, part_names, run_at
 from .wrapped_module import OF_LINEN, field_names
 
 
@@ -235,10 +236,14 @@ def found_at(owner: LinenHolder, path: tuple[str, ...], name: str) -> Answer | N
             return None
     is_traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
     if is_traced and not held_variables(owner):
-        raise AttributeError(
-            f"{place_text(owner, path)}.{name} depends on variables that do not exist yet;"
-            " create them with bridge.lazy_init(model, *inputs)"
-        )
+        if not is_initializing(owner):
+            raise AttributeError(
+                f"{place_text(owner, path)}.{name} depends on variables that do not exist yet;"
+                " create them with bridge.lazy_init(model, *inputs)"
+            )
+        # Linen creates what `setup` makes before the first call as well.
+        owner(method=lambda module: getattr(below(module, path), name))
+        return Answer(getattr(LinenSubmodule(owner, path) if path else owner, name))
     return Answer(_as_parts(owner, value))
 
 
