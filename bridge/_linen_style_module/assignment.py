@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -18,18 +17,16 @@ from bridge._module_calls.calls import ModuleInCall, joined_record
 from .attributes import (
     Ref,
     Waiting,
-    container_parts,
     drop_name,
-    frozen_value,
     is_reserved_name,
     names_of,
     put,
     put_hidden,
     put_part,
     put_plain,
-    replaced,
     set_name,
 )
+from .containers import frozen, items_within, mapped, opened
 from .of_call import held, hold_fields, is_of_call
 from .submodules import (
     is_lazy,
@@ -74,7 +71,7 @@ def assign(module: Any, name: str, value: Any) -> None:
         value = _wrapped_here(module, record, value)
     if isinstance(value, nnx.Module | nnx.Variable):
         _assign_part(module, record, name, value, is_assigned=True)
-    elif isinstance(value, list | tuple | Mapping) and not isinstance(value, nnx.State):
+    elif opened(value) is not None:
         _assign_container(module, record, name, value)
     elif record is not None and record.in_setup and is_of_call(value):
         _stand_for(module, record, name, held(record, name, value))
@@ -85,7 +82,7 @@ def assign(module: Any, name: str, value: Any) -> None:
 
 def _repeat(record: ModuleInCall, name: str, value: Any) -> None:
     """Takes what belongs to the call of a value that `setup` has assigned before."""
-    for suffix, item in container_parts(value):
+    for suffix, item in items_within(value):
         key, before = f"{name}{suffix}", attributes_of(record.module).get(f"{name}{suffix}")
         if not _is_part(item):
             if is_of_call(item):
@@ -101,10 +98,10 @@ def _repeat(record: ModuleInCall, name: str, value: Any) -> None:
 def _assign_container(module: Any, record: ModuleInCall | None, name: str, value: Any) -> None:
     in_setup = record is not None and record.in_setup
     is_structure = any(
-        _is_part(item) or (in_setup and is_of_call(item)) for _, item in container_parts(value)
+        _is_part(item) or (in_setup and is_of_call(item)) for _, item in items_within(value)
     )
     if not is_structure:
-        value = nnx.data(value) if _has_data(value) else frozen_value(value)
+        value = nnx.data(value) if _has_data(value) else frozen(value)
         put_plain(module, name, value, keeps_part=_is_given(module, record, name))
         return
 
@@ -127,7 +124,7 @@ def _assign_container(module: Any, record: ModuleInCall | None, name: str, value
             own(record, f"{name}{suffix}", item)
         return item
 
-    structure = replaced(replaced(value, taken_in), placed)
+    structure = mapped(mapped(value, taken_in), placed)
     _stand_for(module, record, name, structure)
 
 

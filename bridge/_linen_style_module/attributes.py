@@ -9,15 +9,16 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from flax import nnx
-from flax.core import FrozenDict
 
 from bridge._conversion.linen_attributes import IS_SETUP as IS_SETUP
 from bridge._flax.objects import CAPTURES, attributes_of, is_data_attribute, is_note, set_past_class
 from bridge._module_calls.calls import SCOPE as SCOPE
+
+from .containers import items_within
 
 # The attributes in which a module keeps what is neither a field nor a variable nor a submodule.
 MODULE_PREFIX = "bridge__"
@@ -203,8 +204,8 @@ def set_name(module: Any, name: str, structure: Any) -> None:
     Args:
       module: the module.
       name: the attribute.
-      structure: a `Ref` or an `OfCall`, tuples and FrozenDicts with these and values without state
-        in them, such a value itself, or `Otherwise.CLASS`.
+      structure: a `Ref` or an `OfCall`, containers with these and values without state in them,
+        such a value itself, or `Otherwise.CLASS`.
     """
     names = {**names_of(module), name: structure}
     nnx.Module.__setattr__(module, NAMES, tuple(sorted(names.items())))
@@ -221,38 +222,4 @@ def drop_name(module: Any, name: str) -> None:
 
 def refs(structure: Any) -> Iterator[str]:
     """The names of the parts in a structure of `set_name`."""
-    if isinstance(structure, Ref):
-        yield structure.name
-    elif isinstance(structure, tuple | FrozenDict):
-        for item in structure.values() if isinstance(structure, FrozenDict) else structure:
-            yield from refs(item)
-
-
-def frozen_value(value: Any) -> Any:
-    """Lists as tuples and dicts as FrozenDicts, as Linen keeps them; hashable, if the items are."""
-    return replaced(value, lambda suffix, item: item)
-
-
-def container_parts(value: Any, suffix: str = "") -> Iterator[tuple[str, Any]]:
-    """(suffix of the name that Linen gives it, item) of everything in nested containers."""
-    if isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from container_parts(item, f"{suffix}_{index}")
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield from container_parts(item, f"{suffix}_{key}")
-    else:
-        yield suffix, value
-
-
-def replaced(value: Any, replace: Callable[[str, Any], Any], suffix: str = "") -> Any:
-    """Frozen containers with other items; `replace` gets what `container_parts` yields."""
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(
-            *(replaced(item, replace, f"{suffix}_{i}") for i, item in enumerate(value))
-        )
-    if isinstance(value, list | tuple):
-        return tuple(replaced(item, replace, f"{suffix}_{i}") for i, item in enumerate(value))
-    if isinstance(value, Mapping):
-        return FrozenDict({k: replaced(x, replace, f"{suffix}_{k}") for k, x in value.items()})
-    return replace(suffix, value)
+    return (item.name for _, item in items_within(structure) if isinstance(item, Ref))

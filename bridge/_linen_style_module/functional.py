@@ -21,6 +21,7 @@ from bridge._module_calls.calls import MODULE_CONTEXT, ModuleCall, ModuleInCall,
 from bridge._module_calls.scope import as_rngs, is_in
 
 from .attributes import IS_SETUP, Setup
+from .containers import mapped
 from .given import install
 from .guard import Guard
 from .methods import is_entering
@@ -39,6 +40,16 @@ def cloned(module: Any, memo: dict[int, Any] | None = None, **updates: Any) -> A
       **updates: other values for fields.
     """
     memo = {} if memo is None else memo
+
+    def cloned_item(suffix: str, item: Any) -> Any:
+        if is_lazy(item):
+            return cloned(item, memo)
+        if isinstance(item, nnx.Pytree):
+            if id(item) not in memo:
+                memo[id(item)] = nnx.clone(item)
+            return memo[id(item)]
+        return item
+
     if id(module) in memo:
         return memo[id(module)]
     with detached_calls():
@@ -48,25 +59,9 @@ def cloned(module: Any, memo: dict[int, Any] | None = None, **updates: Any) -> A
         else:
             fields = [field.name for field in dataclasses.fields(module) if field.init]
             values = {name: getattr(module, name) for name in fields}
-            made = type(module)(**{n: _cloned_value(x, memo) for n, x in values.items()} | updates)
+            made = type(module)(**{n: mapped(x, cloned_item) for n, x in values.items()} | updates)
     memo[id(module)] = made
     return made
-
-
-def _cloned_value(value: Any, memo: dict[int, Any]) -> Any:
-    if is_lazy(value):
-        return cloned(value, memo)
-    if isinstance(value, nnx.Pytree):
-        if id(value) not in memo:
-            memo[id(value)] = nnx.clone(value)
-        return memo[id(value)]
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_cloned_value(item, memo) for item in value))
-    if isinstance(value, list | tuple):
-        return type(value)(_cloned_value(item, memo) for item in value)
-    if isinstance(value, Mapping):
-        return {key: _cloned_value(item, memo) for key, item in value.items()}
-    return value
 
 
 def apply_module(

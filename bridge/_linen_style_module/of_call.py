@@ -19,7 +19,8 @@ from bridge._flax.objects import attributes_of
 from bridge._flax.self_references import arrays_within, nodes_in
 from bridge._module_calls.calls import ModuleInCall
 
-from .attributes import OfCall, Otherwise, Ref, is_part, names_of, replaced, set_name
+from .attributes import OfCall, Otherwise, Ref, is_part, names_of, set_name
+from .containers import mapped
 
 
 def is_of_call(value: Any) -> bool:
@@ -79,7 +80,7 @@ def _hold_own_fields(record: ModuleInCall, module: Any, path: str, above: int) -
             return dataclasses.replace(held(record, f"{path}/{name}{suffix}", item), above=above)
 
         known = len(record.made)
-        structure = replaced(value, without)
+        structure = mapped(value, without)
         if len(record.made) > known:
             own.pop(name, None)
             set_name(module, name, structure)

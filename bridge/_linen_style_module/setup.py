@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from flax.core import FrozenDict
-
 from bridge._errors import DeclarationError
 from bridge._flax.objects import attributes_of
 from bridge._module_calls.calls import MODULE_CONTEXT, ModuleInCall, joined, joined_record
 
 from .attributes import IS_SETUP, OfCall, Otherwise, Ref, Setup, class_attribute
+from .containers import mapped
 from .outermost import call_of, in_call
 
 
@@ -56,24 +55,19 @@ def read_attribute(module: Any, name: str, structure: Any) -> Any:
     """
     if structure is not Otherwise.CLASS:
         try:
-            return _resolved(module, name, structure)
+            return mapped(structure, lambda _, item: _resolved(module, name, item))
         except KeyError:
             pass
     return class_attribute(module, name)
 
 
-def _resolved(module: Any, name: str, structure: Any) -> Any:
-    """A structure of `set_name` with what it stands for; KeyError, if something is gone."""
-    if isinstance(structure, Ref):
-        return attributes_of(module)[structure.name]
-    if isinstance(structure, OfCall):
-        return _made(module, name, structure)
-    if isinstance(structure, tuple):
-        items = [_resolved(module, name, item) for item in structure]
-        return type(structure)(*items) if hasattr(structure, "_fields") else tuple(items)
-    if isinstance(structure, FrozenDict):
-        return FrozenDict({k: _resolved(module, name, item) for k, item in structure.items()})
-    return structure
+def _resolved(module: Any, name: str, item: Any) -> Any:
+    """What an item of a structure stands for; KeyError, if it is gone."""
+    if isinstance(item, Ref):
+        return attributes_of(module)[item.name]
+    if isinstance(item, OfCall):
+        return _made(module, name, item)
+    return item
 
 
 def _made(module: Any, name: str, of_call: OfCall) -> Any:

@@ -1,6 +1,6 @@
 """What a body does on `bridge.Module` is what it does on Linen's base class, errors included."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,6 +69,37 @@ def containers(b):
             return self.pair[0](x) * self.pair[1]
 
     return Model()
+
+
+class Named(NamedTuple):
+    one: Any
+    two: Any
+    three: int = 3
+
+
+@struct.dataclass
+class Structure:
+    one: Any
+    two: Any
+    three: int = struct.field(pytree_node=False, default=3)
+
+
+def named_tuples_and_dataclasses(b):
+    class Model(b.Module):
+        named: Named
+        structure: Structure
+
+        def setup(self):
+            own = Named(sub(b)(), {"a": nn.Dense(3)})
+            self.own = Structure([nn.Dense(3), own], sub(b)(), 4)
+
+        def __call__(self, x):
+            first, named = self.own.one
+            x = self.own.two(named.two["a"](named.one(first(x)))) * self.own.three
+            x = self.structure.two(self.structure.one(x)) * self.structure.three
+            return self.named.two(self.named.one(x)) * self.named.three
+
+    return Model(Named(nn.Dense(3), sub(b)(), 2), Structure(sub(b)(), nn.Dense(3), 5))
 
 
 def wrapper(b):
@@ -162,6 +193,7 @@ SAME = [
     one_name_in_two_collections,
     a_parameter_named_as_a_field_and_as_a_method,
     containers,
+    named_tuples_and_dataclasses,
     a_submodule_that_two_others_have,
     a_submodule_of_setup_in_another_one,
     modules_made_outside,
