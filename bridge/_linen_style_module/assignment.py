@@ -26,7 +26,7 @@ from .attributes import (
     put_plain,
     set_name,
 )
-from .containers import frozen, items_within, mapped, opened
+from .containers import as_linen_keeps, items_within, mapped, opened
 from .of_call import held, hold_fields, is_of_call
 from .submodules import (
     is_lazy,
@@ -101,7 +101,7 @@ def _assign_container(module: Any, record: ModuleInCall | None, name: str, value
         _is_part(item) or (in_setup and is_of_call(item)) for _, item in items_within(value)
     )
     if not is_structure:
-        value = nnx.data(value) if _has_data(value) else frozen(value)
+        value = nnx.data(value) if _has_data(value) else as_linen_keeps(value)
         put_plain(module, name, value, keeps_part=_is_given(module, record, name))
         return
 

@@ -75,6 +75,6 @@ def mapped(value: Any, change: Callable[[str, Any], Any], suffix: str = "") -> A
     return container.made_of([mapped(item, change, f"{suffix}_{key}") for key, item in pairs])
 
 
-def frozen(value: Any) -> Any:
+def as_linen_keeps(value: Any) -> Any:
     """Lists as tuples and dicts as FrozenDicts, as Linen keeps them; hashable, if the items are."""
     return mapped(value, lambda suffix, item: item)
