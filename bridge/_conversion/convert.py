@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import jax
 from flax import nnx
 
 import registry
@@ -99,6 +100,8 @@ def to_linen_var(variable: nnx.Variable[Any]) -> Any:
       `eager_sharding`, so that `to_nnx_var` makes the same Variable again.
     """
     leaf = nnx_leaves.to_leaf(variable, registry.current())
+    if leaf.box is None and isinstance(leaf.value, jax.Array):
+        return leaf.value
     if leaf.box is NNXMeta:
         return NNXMeta(variable.var_type, leaf.value, dict(leaf.fields))
     return linen_leaves.from_leaf("", leaf, registry.current())

@@ -50,11 +50,6 @@ def detached() -> Iterator[None]:
         _context.module_stack.pop()
 
 
-def is_bound(value: Any) -> bool:
-    """Whether a value is a Linen module that has variables."""
-    return isinstance(value, nn.Module) and value.scope is not None
-
-
 @_needs_stacks
 @contextlib.contextmanager
 def capturing(intermediates: bool | Callable[[nn.Module, str], bool]) -> Iterator[None]:

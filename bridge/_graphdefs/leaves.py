@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Self
 
 from flax import nnx
 
@@ -38,7 +38,7 @@ class GraphDefLeaf(NamedTuple):
     has_fixed_shape: bool
 
 
-class GraphDefLeaves(Sequence[GraphDefLeaf]):
+class GraphDefLeaves(tuple[GraphDefLeaf, ...]):
     """The leaves of a GraphDef under one registry, in the order of its leaves.
 
     Args:
@@ -47,28 +47,29 @@ class GraphDefLeaves(Sequence[GraphDefLeaf]):
 
     Attributes:
       registry: that registry.
-      addresses: the addresses of all leaves.
+      places: the addresses of the leaves in Linen variables, in order.
+      addresses: the same as a set.
       rng: the indices of those that are RNG state.
       references: the indices of those whose Variable holds an array reference.
       special: the indices of those whose Variable does, of its own, or is a hijax one.
     """
 
-    def __init__(self, graphdef: nnx.GraphDef[Any], active: registry.Registry):
-        self._leaves = tuple(_leaves(graphdef, active))
+    registry: registry.Registry
+    places: tuple[Address, ...]
+    addresses: frozenset[Address]
+    rng: list[int]
+    references: list[int]
+    special: frozenset[int]
+
+    def __new__(cls, graphdef: nnx.GraphDef[Any], active: registry.Registry) -> Self:
+        self = super().__new__(cls, _leaves(graphdef, active))
         self.registry = active
-        self.addresses = frozenset(slot.address for slot in self._leaves)
-        self.rng = [i for i, slot in enumerate(self._leaves) if slot.is_rng]
-        self.references = [i for i, slot in enumerate(self._leaves) if slot.is_reference]
-        self.special = frozenset(i for i, slot in enumerate(self._leaves) if slot.is_special)
-
-    def __len__(self) -> int:
-        return len(self._leaves)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._leaves[index]
-
-    def __iter__(self) -> Iterator[GraphDefLeaf]:
-        return iter(self._leaves)
+        self.places = tuple(slot.address for slot in self)
+        self.addresses = frozenset(self.places)
+        self.rng = [i for i, slot in enumerate(self) if slot.is_rng]
+        self.references = [i for i, slot in enumerate(self) if slot.is_reference]
+        self.special = frozenset(i for i, slot in enumerate(self) if slot.is_special)
+        return self
 
 
 def _leaves(graphdef: nnx.GraphDef[Any], active: registry.Registry) -> Iterator[GraphDefLeaf]:

@@ -94,21 +94,42 @@ class StaticGraphDef(nnx.GraphDef[Any]):
     are one object as long as somebody holds it (see `intern`), so both cost nothing.
 
     It is a pytree without leaves.
+
+    Args:
+      graphdef: any GraphDef in graph mode.
+      avals: shape and dtype of every leaf at its creation, None if they are not known.
+      origin: what the module was constructed from, None if that is not known.
+      given: which bare arrays are arguments of the constructor.
     """
 
     __slots__ = (
         "__weakref__",
-        "_avals",
         "_blueprint",
-        "_given",
         "_hash",
-        "_origin",
         "_slots",
         "_told",
+        "avals",
+        "given",
+        "origin",
     )
+
+    avals: tuple[Any, ...] | None
+    origin: Origin | None
+    given: Given
 
     # `nn.tabulate` writes down the fields of every dataclass in the variables: pages for a model.
     __dataclass_fields__: ClassVar[dict[str, Any]] = {}
+
+    def __init__(
+        self,
+        graphdef: nnx.GraphDef[Any],
+        avals: tuple[Any, ...] | None = None,
+        origin: Origin | None = None,
+        given: Given = (),
+    ):
+        super().__init__(graphdef.nodes, graphdef.attributes, graphdef.num_leaves)
+        for name, value in (("avals", avals), ("origin", origin), ("given", given)):
+            object.__setattr__(self, name, value)
 
     def __hash__(self) -> int:
         if not hasattr(self, "_hash"):
@@ -153,21 +174,6 @@ class StaticGraphDef(nnx.GraphDef[Any]):
     def __deepcopy__(self, memo: Any) -> Self:
         # By `__reduce__` it would be another one, of other objects.
         return self
-
-    @property
-    def avals(self) -> tuple[Any, ...] | None:
-        """Shape and dtype of every leaf at its creation, None if they are not known."""
-        return getattr(self, "_avals", None)
-
-    @property
-    def given(self) -> Given:
-        """Which bare arrays are arguments of the constructor."""
-        return getattr(self, "_given", ())
-
-    @property
-    def origin(self) -> Origin | None:
-        """What the module was constructed from, None if that is not known."""
-        return getattr(self, "_origin", None)
 
     @property
     def told(self) -> Told:
@@ -227,31 +233,30 @@ def intern(
     """
     if isinstance(graphdef, StaticGraphDef):
         return graphdef
-    plain = StaticGraphDef(graphdef.nodes, graphdef.attributes, graphdef.num_leaves)
-    static = with_facts(plain, avals, origin, given)
-    known = avals and tuple(map(_aval_key, avals))
-    key = hash((static, known, origin, given))
+    static = StaticGraphDef(graphdef, avals, origin, given)
+    mine = told(graphdef)
+    object.__setattr__(static, "_told", mine)
+    # A pytree of avals need not be hashable.
+    known = avals and tuple(
+        (aval.shape, aval.dtype) if isinstance(aval, jax.ShapeDtypeStruct) else str(aval)
+        for aval in avals
+    )
+    facts = mine.fingerprint.key, known
     with _lock:
-        found = _interned.setdefault(key, static)
+        found = _interned.setdefault(hash((*facts, origin, given)), static)
         if origin is not None:
             # A pickle does not hold the origin.
-            _interned.setdefault(hash((static, known, None, given)), found)
+            _interned.setdefault(hash((*facts, None, given)), found)
     # The key is a hash, so check for collisions.
-    return found if found is static or _is_same(found, static) else static
-
-
-def _is_same(known: StaticGraphDef, made: StaticGraphDef) -> bool:
-    """Whether a GraphDef that is known may take the place of one that was made."""
-    (mine, objects), (theirs, others) = known.told, made.told
-    return (
-        mine == theirs
-        and len(objects) == len(others)
+    is_same = found is static or (
+        found.told.fingerprint == mine.fingerprint
+        and len(found.told.objects) == len(mine.objects)
         # They hold the same now, and need not after a call.
-        and all(map(operator.is_, objects, others))
-        and known.avals == made.avals
-        and known.given == made.given
-        and made.origin in (None, known.origin)
+        and all(map(operator.is_, found.told.objects, mine.objects))
+        and (found.avals, found.given) == (avals, given)
+        and origin in (None, found.origin)
     )
+    return found if is_same else static
 
 
 def _are_made_alike(a: Origin | None, b: Origin | None) -> bool:
@@ -259,23 +264,12 @@ def _are_made_alike(a: Origin | None, b: Origin | None) -> bool:
     return a is not None and a == b and a.constructed is None
 
 
-def with_facts(
-    graphdef: StaticGraphDef, avals: tuple[Any, ...] | None, origin: Origin | None, given: Given
-) -> StaticGraphDef:
-    """Notes in a GraphDef that was just made what is known of it."""
-    object.__setattr__(graphdef, "_avals", avals)
-    object.__setattr__(graphdef, "_origin", origin)
-    object.__setattr__(graphdef, "_given", given)
-    return graphdef
-
-
 def split(
     module: nnx.Pytree, origin: Origin | None = None, given: Given = ()
 ) -> tuple[StaticGraphDef, list[Any]]:
     """A module's GraphDef and its leaves (Variables and bare arrays) in order."""
     graphdef, leaves = flatten(module)
-    avals = tuple(map(_aval_of_leaf, leaves))
-    return intern(graphdef, avals, origin, given), leaves
+    return intern(graphdef, tuple(map(_aval, leaves)), origin, given), leaves
 
 
 def with_given(graphdef: StaticGraphDef, given: Given) -> StaticGraphDef:
@@ -309,21 +303,16 @@ def with_metadata(
     return intern(changed, graphdef.avals, graphdef.origin, graphdef.given)
 
 
-def _aval_of_leaf(leaf: Any) -> Any:
-    if not isinstance(leaf, nnx.Variable):
-        return _aval(leaf)
-    value = leaf.get_raw_value()
-    # What `get_value` of Flax does beside: read a reference, run hooks, copy the containers of a
-    # pytree. An array that nothing of this is for is its own result.
-    is_its_own = isinstance(value, jax.Array) and type(leaf).get_value is _GET_VALUE
-    return _aval(value if is_its_own and not leaf.has_metadata(_HOOK) else leaf.get_value())
-
-
-_GET_VALUE: Any = nnx.Variable.get_value
-_HOOK = "on_get_value"
-
-
-def _aval(value: Any) -> Any:
+def _aval(leaf: Any) -> Any:
+    """Shape and dtype of what a Variable reads as, or of a bare array."""
+    value = leaf
+    if isinstance(leaf, nnx.Variable):
+        value = leaf.get_raw_value()
+        # What `get_value` of Flax does beside: read a reference, run hooks, copy the containers of
+        # a pytree. An array that nothing of this is for is its own result.
+        is_its_own = isinstance(value, jax.Array) and type(leaf).get_value is _GET_VALUE
+        if not is_its_own or leaf.has_metadata("on_get_value"):
+            value = leaf.get_value()
     if isinstance(value, jax.Array):
         return jax.ShapeDtypeStruct(value.shape, value.dtype)
     return jax.tree.map(
@@ -331,9 +320,7 @@ def _aval(value: Any) -> Any:
     )
 
 
-def _aval_key(aval: Any) -> Any:
-    """Equal for equal avals; a pytree of them need not be hashable."""
-    return (aval.shape, aval.dtype) if isinstance(aval, jax.ShapeDtypeStruct) else str(aval)
+_GET_VALUE: Any = nnx.Variable.get_value
 
 
 def _written(parts: tuple[Any, ...]) -> bytes | None:

@@ -12,6 +12,7 @@ import types
 from typing import Any
 
 from flax import linen as nn
+from flax import nnx
 
 from bridge._conversion.held_module import HeldModule
 from bridge._fingerprint import Look, is_of_module
@@ -19,7 +20,7 @@ from bridge._flax import graphdefs
 from bridge._flax.objects import OBJECT_STATES
 from bridge._flax.self_references import Tie, tied, value_of
 
-from .static_graphdef import Origin, StaticGraphDef, with_facts
+from .static_graphdef import Origin, StaticGraphDef
 
 # What holds others and is nobody's: it may be shared if all that it holds may be.
 _SHARED = (types.FunctionType, types.MethodType, functools.partial, nn.Module, HeldModule)
@@ -49,7 +50,7 @@ class Template:
                 raise ValueError(held)
         self._facts = graphdef.avals, graphdef.given
         is_whole = any(kept is parts for kept in self._tie.kept)
-        self._whole = StaticGraphDef(*parts) if is_whole else None
+        self._whole: nnx.GraphDef[Any] | None = nnx.GraphDef(*parts) if is_whole else None
 
     @classmethod
     def of(cls, graphdef: StaticGraphDef, objects: list[Any]) -> Template | None:
@@ -62,8 +63,6 @@ class Template:
 
     def fill(self, objects: list[Any], origin: Origin | None) -> StaticGraphDef:
         """The GraphDef with these objects in the places of those that it was made with."""
-        made = self._whole
-        if made is None:
-            made = StaticGraphDef(*value_of(self._tie, objects))
         avals, given = self._facts
-        return with_facts(made, avals, origin, given)
+        made = self._whole or nnx.GraphDef(*value_of(self._tie, objects))
+        return StaticGraphDef(made, avals, origin, given)

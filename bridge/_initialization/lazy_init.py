@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 from flax import nnx
@@ -17,7 +17,6 @@ from bridge._flax.nodes import Nodes, nodes_below
 from bridge._flax.objects import set_initializing
 from bridge._flax.traces import partially_evaluate, unbound_axis
 from bridge._flax.variables import leaf_value
-from bridge._module_calls.calls import noting_initial_draws, own_rngs, stream_counts
 
 from .adopted import adopt
 from .creating import CREATING
@@ -61,10 +60,24 @@ def lazy_init(fn: F, /, *args: Any, **kwargs: Any) -> F:
     if any(_is_abstract(x) for x in jax.tree.leaves((args, kwargs))):
         _init_abstractly(module, fn, args, kwargs)
     else:
-        made, _ = initialized(module, _finder(module, fn), args, kwargs, nodes_below(module))
+        made = initialized(module, _finder(module, fn), args, kwargs, nodes_below(module)).module
         if made is not module:
             adopt(module, made)
     return fn
+
+
+class Initialized(NamedTuple):
+    """A module whose call has created what only a call creates.
+
+    Attributes:
+      module: the module, another one if the call needed an axis.
+      output: what the call returned.
+      donated: the Variables that have other values now, as the call has donated the old ones.
+    """
+
+    module: nnx.Module
+    output: Any
+    donated: list[nnx.Variable[Any]]
 
 
 def run_initializing(
@@ -73,7 +86,7 @@ def run_initializing(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     nodes: Nodes | None = None,
-) -> Any:
+) -> Initialized:
     """Calls `fn` while every ToNNX in `module` creates its variables; undoes its other effects.
 
     Args:
@@ -82,53 +95,56 @@ def run_initializing(
       args: positional arguments of the call.
       kwargs: keyword arguments of the call.
       nodes: `nodes_below(module)`, if that is known.
-
-    Returns:
-      What `fn` returned.
     """
-    nodes = nodes or nodes_below(module)
+    nodes = after = nodes or nodes_below(module)
     snapshot = Snapshot(nodes)
-    holders = [node for node in nodes.objects if isinstance(node, LinenHolder)]
-    # Initial values were drawn from their streams, as in native construction: if these were put
-    # back, the first call would draw the same keys again.
-    moved = {id(count) for holder in holders for count in holder.stream_counts()}
-    if CREATING.get():
-        # What a Linen module has put into its variables is what was asked for.
-        moved |= {id(e.variable) for h in holders for e in held_variables(h).values()}
+    moved: set[int] = set()
     set_initializing(nodes.objects, True)
     try:
-        with noting_initial_draws() as drawn:
-            output = fn(*args, **kwargs)
-        moved.update(id(c) for node in nodes.objects for c in stream_counts(node, drawn))
-        moved.update(_drawn_for_parameters(module, nodes, snapshot))
-        snapshot.keep_created(moved)
+        output = fn(*args, **kwargs)
+        if is_changed := snapshot.is_changed():
+            after = nodes_below(module)
+        if is_changed or CREATING.get():
+            moved = _moved(nodes, is_drawn=snapshot.has_more(after, nnx.Param))
+        if is_changed:
+            snapshot.keep_created()
+        donated = snapshot.restore_values(moved)
     except BaseException:
+        after = nodes_below(module)
         snapshot.restore()
         raise
     finally:
-        # The call may have added wrappers.
-        after = nodes_below(module)
-        set_initializing([*nodes.objects, *after.objects], False)
-    drop_sown(after)
-    return output
+        set_initializing(nodes.objects, False)
+        if after is not nodes:
+            # The call may have added wrappers.
+            set_initializing(after.objects, False)
+    if after is not nodes:
+        drop_sown(nodes_below(module))
+    return Initialized(module, output, donated)
 
 
-def _drawn_for_parameters(module: nnx.Module, nodes: Nodes, snapshot: Snapshot) -> set[int]:
-    """The ids of the counts that native parameters, made by the call, have moved on.
+def _moved(nodes: Nodes, *, is_drawn: bool) -> set[int]:
+    """The ids of the Variables that keep the values that the call has given them.
 
-    NNX does not say what a key is drawn for, so every draw from the stream for parameters counts.
+    Initial values were drawn from their streams, as in native construction: if these were put back,
+    the first call would draw the same keys again. A wrapper says which keys it has drawn for
+    variables. NNX does not, so every draw from the stream for parameters counts.
+
+    Args:
+      nodes: what was there before the call.
+      is_drawn: whether there are new parameters.
     """
-    # The draws from these are noted one by one.
-    noted = {id(own_rngs(node)) for node in nodes.objects}
-    counts: set[int] = set()
-    for node in nodes.objects:
-        if isinstance(node, nnx.Rngs) and id(node) not in noted:
-            streams = vars(node)
-            stream = streams.get("params", streams.get("default"))
+    holders = [node for node in nodes.objects if isinstance(node, LinenHolder)]
+    moved = {id(count) for holder in holders for count in holder.stream_counts()}
+    for node in nodes.objects if is_drawn else ():
+        if isinstance(node, nnx.Rngs):
+            stream = vars(node).get("params", vars(node).get("default"))
             if isinstance(stream, nnx.RngStream):
-                counts.add(id(stream.count))
-    counts = counts and counts & snapshot.changed()
-    return counts if counts and snapshot.has_more(nodes_below(module), nnx.Param) else set()
+                moved.add(id(stream.count))
+    if CREATING.get():
+        # What a Linen module has put into its variables is what was asked for.
+        moved |= {id(e.variable) for h in holders for e in held_variables(h).values()}
+    return moved
 
 
 def initialized(
@@ -137,7 +153,7 @@ def initialized(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     nodes: Nodes,
-) -> tuple[nnx.Module, Any]:
+) -> Initialized:
     """`run_initializing`, also for a call that needs a mesh axis or `vmap` axis nobody has bound.
 
     A native `nnx.BatchNorm(axis_name=…)` does not know, as Linen's does, that it is initialised,
@@ -149,17 +165,14 @@ def initialized(
       args: positional arguments of the call.
       kwargs: keyword arguments of the call.
       nodes: `nodes_below(module)`.
-
-    Returns:
-      (the initialised module, what the method returned). The module is another one if an axis was
-      missing.
     """
     axes: list[str] = []
     while True:
         try:
             if not axes:
-                return module, run_initializing(module, method(module), args, kwargs, nodes)
-            return _initialized_over(axes, module, method, args, kwargs)
+                return run_initializing(module, method(module), args, kwargs, nodes)
+            made, output = _initialized_over(axes, module, method, args, kwargs)
+            return Initialized(made, output, [])
         except NameError as error:
             axis = unbound_axis(error)
             if axis is None or axis in axes:
@@ -182,7 +195,7 @@ def _initialized_over(
     def initialize(values: list[Any]) -> list[Any]:
         # Variables belong to the trace they are made in.
         copy = GraphDefBuilder(graphdef).build(given.tree(values)).module
-        output = run_initializing(copy, method(copy), args, kwargs)
+        output = run_initializing(copy, method(copy), args, kwargs).output
         graphdef_made, leaves_made = flatten(copy)
         result = Arrays((list(map(leaf_value, leaves_made)), output))
         made.append((graphdef_made, result))
@@ -213,8 +226,9 @@ def _init_abstractly(
         full_args, full_kwargs = tree.unflatten(
             [known.get(i, leaf) for i, leaf in enumerate(leaves)]
         )
-        copy, _ = initialized(copy, _finder(module, fn), full_args, full_kwargs, nodes_below(copy))
-        made_graphdef, made_state = nnx.split(copy, graph=True)
+        method = _finder(module, fn)
+        initial = initialized(copy, method, full_args, full_kwargs, nodes_below(copy))
+        made_graphdef, made_state = nnx.split(initial.module, graph=True)
         made.append(made_graphdef)
         return made_state
 

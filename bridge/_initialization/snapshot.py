@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
 from flax import nnx
+from jax.core import Tracer
 
 from bridge._conversion.arrays import is_taken, taken
 from bridge._conversion.linen_attributes import CREATED_ATTRIBUTES, IS_SETUP
@@ -27,26 +29,31 @@ class Snapshot:
     """
 
     def __init__(self, nodes: Nodes):
-        self._types = [(node, type(node)) for node in nodes.objects]
-        self._variables = [(v, taken(raw_value(v)), v.get_metadata()) for v in nodes.variables]
-        # Anything with one of these ids existed before, even if it has moved.
-        self._known = {id(variable) for variable in nodes.variables}
-        self._contents = {
-            id(node): (node, contents)
-            for node in (*nodes.objects, *nodes.others)
-            if (contents := _contents(node)) is not None
-        }
-        held = [
-            item
-            for _, contents in self._contents.values()
-            for item in (contents if isinstance(contents, list) else contents.values())
-            if type(item) not in NODELESS_TYPES
-        ]
-        self._known.update(id(item) for item in held if isinstance(item, jax.Array))
+        self._variables: list[tuple[nnx.Variable[Any], Any, dict[str, Any]]] = []
+        for variable in nodes.variables:
+            value = raw_value(variable)
+            value = value if isinstance(value, jax.Array) else taken(value)
+            self._variables.append((variable, value, variable.get_metadata()))
+        # By id: the node, its type, its attributes or items as it has them, and as they are now.
+        self._nodes: dict[int, tuple[Any, type, Any, Any]] = {}
+        for node in (*nodes.objects, *nodes.others):
+            held = node if isinstance(node, dict | list) else getattr(node, "__dict__", None)
+            if held is not None:
+                self._nodes[id(node)] = node, type(node), held, held.copy()
 
-    def changed(self) -> set[int]:
-        """The ids of the Variables that have other values now."""
-        return {id(v) for v, value, _ in self._variables if not is_taken(raw_value(v), value)}
+    def is_changed(self) -> bool:
+        """Whether anything but the values and the metadata of Variables has changed."""
+        for node, kind, held, before in self._nodes.values():
+            if type(node) is not kind or len(held) != len(before):
+                return True
+            # Iterating a dict gives its keys.
+            if not all(map(operator.is_, held, before)):
+                return True
+            if not isinstance(held, list) and not all(
+                map(operator.is_, held.values(), before.values())
+            ):
+                return True
+        return False
 
     def has_more(self, nodes: Nodes, kind: type[nnx.Variable[Any]]) -> bool:
         """Whether there are Variables of a type among these nodes that were not there before."""
@@ -54,54 +61,70 @@ class Snapshot:
 
     def restore(self) -> None:
         """Puts everything back."""
-        for node, contents in self._contents.values():
-            _fill(node, contents)
-        self._restore_types()
-        self._restore_variables(())
+        for node, kind, held, before in self._nodes.values():
+            _fill(held, before)
+            if type(node) is not kind:
+                object.__setattr__(node, "__class__", kind)
+        self.restore_values(())
 
-    def keep_created(self, moved: Collection[int]) -> None:
-        """Puts back what was there, and keeps the state that is new.
+    def keep_created(self) -> None:
+        """Puts back what nodes held, and keeps the state that is new.
 
         State is new where there was nothing, or something without state: an attribute, an item of a
         dict, an item at the end of a list, a None. An object that has got state so keeps its other
         new attributes, and the flags that it set: it may note in them that it has built its
         variables. What was sown is the output of the call and is not kept.
-
-        Args:
-          moved: the ids of Variables that keep their values.
         """
-        for node, contents in list(self._contents.values()):
-            # Most nodes: a call writes into Variables, and those are put back below.
-            if _holds_still(node, contents):
-                continue
-            if isinstance(node, dict):
-                _fill(node, self._dict(contents, dict(node)))
-            elif isinstance(node, list):
-                _fill(node, self._list(contents, list(node)))
+        for node, kind, held, before in list(self._nodes.values()):
+            if isinstance(held, list):
+                _fill(held, self._list(before, list(held)))
+            elif held is node:
+                _fill(held, self._dict(before, dict(held)))
             else:
-                _fill(node, self._attributes(node, contents, dict(vars(node))))
-        self._restore_types()
-        self._restore_variables(moved)
-
-    def _restore_types(self) -> None:
-        for node, kind in self._types:
+                _fill(held, self._attributes(node, before, dict(held)))
             if type(node) is not kind:
                 object.__setattr__(node, "__class__", kind)
 
-    def _restore_variables(self, moved: Collection[int]) -> None:
+    def restore_values(self, moved: Collection[int]) -> list[nnx.Variable[Any]]:
+        """Puts back the values and the metadata of Variables.
+
+        Args:
+          moved: the ids of Variables that keep their values.
+
+        Returns:
+          The others that do, because the call has donated the old values to a program.
+        """
+        donated: list[nnx.Variable[Any]] = []
         for variable, value, metadata in self._variables:
-            if id(variable) not in moved and not is_taken(raw_value(variable), value):
-                assign_raw_value(variable, taken(value))
+            now = raw_value(variable)
+            if now is not value and id(variable) not in moved and not is_taken(now, value):
+                if is_deleted(value):
+                    donated.append(variable)
+                else:
+                    assign_raw_value(variable, taken(value))
             if variable.get_metadata() != metadata:
                 variable.set_metadata(metadata)
+        return donated
+
+    @functools.cached_property
+    def _known(self) -> set[int]:
+        """The ids of the Variables and arrays that were there, wherever they are now."""
+        held = [
+            item
+            for _, _, _, before in self._nodes.values()
+            for item in (before if isinstance(before, list) else before.values())
+            if type(item) not in NODELESS_TYPES
+        ]
+        arrays = {id(item) for item in held if isinstance(item, jax.Array)}
+        return arrays | {id(variable) for variable, _, _ in self._variables}
 
     def _combined(self, before: Any, now: Any) -> Any:
         """What stays where there was something before."""
         if now is before:
             return before
         if type(before) is dict and type(now) is dict:
-            contents = self._contents.get(id(before))
-            combined = self._dict(dict(before) if contents is None else contents[1], now)
+            *_, contents = self._nodes.get(id(before), (dict(before),))
+            combined = self._dict(contents, now)
             if combined.keys() != before.keys() or any(
                 combined[key] is not before[key] for key in combined
             ):
@@ -162,30 +185,15 @@ def drop_sown(nodes: Nodes) -> None:
                 delattr(node, name)
 
 
-def _contents(node: Any) -> Any:
-    """What a node holds that can be changed in place, None if nothing can."""
-    if isinstance(node, dict | list):
-        return node.copy()
-    attributes = getattr(node, "__dict__", None)
-    return None if attributes is None else dict(attributes)
+def is_deleted(value: Any) -> bool:
+    """Whether a program that was given an array, or one in a container, has taken its buffer."""
+    arrays = [x for x in jax.tree.leaves(value) if isinstance(x, jax.Array)]
+    # Neither a tracer nor a reference tells.
+    return any(not isinstance(x, Tracer | jax.Ref) and x.is_deleted() for x in arrays)
 
 
-def _holds_still(node: Any, contents: Any) -> bool:
-    """Whether a node holds the very objects that it held, in their places."""
-    held = _held(node)
-    if len(held) != len(contents) or not all(map(operator.is_, held, contents)):
-        return False
-    # Iterating a dict gives its keys.
-    return isinstance(held, list) or all(map(operator.is_, held.values(), contents.values()))
-
-
-def _held(node: Any) -> Any:
-    return node if isinstance(node, dict | list) else vars(node)
-
-
-def _fill(node: Any, contents: Any) -> None:
-    """Makes a node hold these contents and no others."""
-    held = _held(node)
+def _fill(held: Any, contents: Any) -> None:
+    """Makes a list or a dict hold these contents and no others."""
     held.clear()
     if isinstance(held, list):
         held.extend(contents)

@@ -16,8 +16,7 @@ from bridge._conversion.collections import OUTPUTS
 from bridge._errors import MismatchError, NotInitializedError, path_text
 from bridge._flax.objects import is_initializing
 from bridge._flax.variables import raw_value
-from bridge._module_calls.calls import ModuleInCall, note_initial_draw, record_of
-from bridge._module_calls.scope import serving
+from bridge._module_calls.calls import ModuleInCall, record_of
 from bridge._sharding.eager import variables_in_shards
 
 from . import variables
@@ -45,7 +44,6 @@ def param(
     if not is_creating(record, "params"):
         key = jax.random.key(0)
         raise _absent(record, "params", name, lambda: init_fn(key, *args, **kwargs))
-    note_initial_draw(serving(record.rngs, "params") or "params")
     return _created(
         record, "params", name, init_fn(record.scope.make_rng("params"), *args, **kwargs)
     )

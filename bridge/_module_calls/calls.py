@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from flax import nnx
@@ -201,33 +200,6 @@ class ModuleCall:
         if self.copies:
             for node in nodes_below(records[0].module).objects:
                 attributes_of(node).pop(SCOPE, None)
-
-
-_initial: ContextVar[set[str] | None] = ContextVar("initial", default=None)
-
-
-@contextlib.contextmanager
-def noting_initial_draws() -> Iterator[set[str]]:
-    """Collects the names of the streams that initial values are drawn from in this block."""
-    names: set[str] = set()
-    token = _initial.set(names)
-    try:
-        yield names
-    finally:
-        _initial.reset(token)
-
-
-def note_initial_draw(name: str) -> None:
-    """Says that an initial value is drawn from a stream."""
-    names = _initial.get()
-    if names is not None:
-        names.add(name)
-
-
-def stream_counts(module: Any, names: Iterable[str]) -> list[nnx.Variable[Any]]:
-    """The counts of some streams, as far as a module keeps them itself."""
-    rngs = own_rngs(module)
-    return [] if rngs is None else [rngs[name].count for name in names if name in rngs]
 
 
 def own_rngs(module: Any) -> nnx.Rngs | None:

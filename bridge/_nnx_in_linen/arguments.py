@@ -227,8 +227,7 @@ def check_instance(module: Any) -> None:
 
 def check_arguments(nnx_class: Any, args: Any, kwargs: Any) -> None:
     """Raises InvalidModuleError for `args` and `kwargs` that a constructor cannot take."""
-    # A module is constructed again for each binding, and then both are as they should be.
-    is_list = type(args) is tuple or (isinstance(args, Sequence) and not isinstance(args, str))
+    is_list = isinstance(args, Sequence) and not isinstance(args, str)
     is_dict = isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)
     if is_list and is_dict:
         return

@@ -21,6 +21,7 @@ from bridge._errors import InvalidMethodError
 from bridge._flax.flattening import flatten
 from bridge._flax.nodes import nodes_below
 from bridge._flax.variables import leaf_value
+from bridge._initialization.lazy_init import run_initializing
 
 from .call_keys import GivenKeys, Streams
 from .changes import AttributesBefore, Before, Changes, is_output
@@ -118,15 +119,16 @@ class BoundModule:
     def call(
         self,
         call: Call,
-        run: Callable[..., Any] | None = None,
         showing: Callable[[Any], AbstractContextManager[None]] = nullcontext,
+        *,
+        is_init: bool = False,
     ) -> Any:
         """Calls a method of the module, and takes the state that it leaves.
 
         Args:
           call: the method and its arguments.
-          run: what makes the call of `(module, function, args, kwargs)`, if not the call itself.
           showing: the block that the module is called in.
+          is_init: whether it only creates: the state that is there stays as it is.
         """
         module = self.module
         attributes = AttributesBefore(self._objects)
@@ -136,10 +138,10 @@ class BoundModule:
         reads = Reads(self._attached) if self._attached else None
         with showing(module):
             function = method_of(module, call.method)
-            if run is None:
-                output = function(*call.args, **call.kwargs)
+            if is_init:
+                output = run_initializing(module, function, call.args, call.kwargs).output
             else:
-                output = run(module, function, call.args, call.kwargs)
+                output = function(*call.args, **call.kwargs)
         if reads is not None:
             reads.stop()
             self._read = reads.read

@@ -217,7 +217,9 @@ class Changes:
         }
         return static_graphdef.with_metadata(made, originals) if originals else made
 
-    def untold(self, leaf_of: Callable[[Any], Any]) -> list[Path]:
+    def untold(
+        self, as_linen: Callable[[Iterable[tuple[Address, Any]]], Mapping[Address, Any]]
+    ) -> list[Path]:
         """Where the next call would find another module than this one, were it given the leaves.
 
         Leaves alone do not tell the class of a new submodule, a static attribute, or that something
@@ -225,7 +227,7 @@ class Changes:
         call starts in the mode of the definition.
 
         Args:
-          leaf_of: Variable or bare array -> the leaf in Linen variables.
+          as_linen: Variables and bare arrays -> the leaves of Linen variables.
         """
         reshaped = self._reshaped()
         if self._is_same:
@@ -239,7 +241,7 @@ class Changes:
         hijax = slots.special.difference(slots.references)
         following = self._found.graphdef.blueprint.build(values, hijax).module
         known = slots.addresses
-        attach(following, {a: leaf_of(x) for a, x in self._after.items() if a not in known})
+        attach(following, as_linen((a, x) for a, x in self._after.items() if a not in known))
         # The caller's variables still hold these, so the next call would find them.
         there = {(collection, *map(str, path)) for collection, path in self._after}
         left = [path for c, path in self.removed if (c, *map(str, path)) not in there]

@@ -37,7 +37,7 @@ def commit(scope: WrapperScope, found: MatchedVariables, changes: Changes) -> No
         may_stay = address in given or not is_mutable(address[0])
         if not (may_stay and changes.is_handed_on(address)):
             updates[address] = item
-    kept = {a: scope.leaf(item) for a, item in updates.items() if scope.may_update(a, item)}
+    kept = scope.as_linen((a, x) for a, x in updates.items() if scope.may_update(a, x))
     graphdef = _new_definition(scope, found, changes, updates, kept)
     if graphdef is not None:
         # Before the updates: a leaf may be gone to make room for a subtree.
@@ -81,7 +81,7 @@ def _new_definition(
     is_stored = linen.store_graphdef and all(map(linen.is_mutable_collection, touched))
     if is_stored and needed <= found.leaves.keys() | kept.keys():
         return graphdef
-    if untold := changes.untold(scope.leaf):
+    if untold := changes.untold(scope.as_linen):
         places = ["/".join(map(str, path)) for path in untold]
         text = untold_change_text(scope.where, places, is_stored=linen.store_graphdef)
         scope.report_lost(tuple(places), text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import types
@@ -26,7 +27,7 @@ from bridge._flax.objects import mark_arrays_as_data
 from bridge._graphdefs.leaves import GraphDefLeaves
 from bridge._graphdefs.static_graphdef import Given, Origin, StaticGraphDef
 from bridge._graphdefs.structure import is_same_or_equal, structure
-from bridge._module_calls.calls import detached_calls
+from bridge._module_calls.calls import MODULE_CONTEXT, detached_calls
 from bridge._randomness.missing_stream import missing_stream
 from bridge._sharding import eager
 
@@ -50,12 +51,6 @@ class Constructor(NamedTuple):
     kwargs: Mapping[str, Any]
     skip_rng: bool
     eager_sharding: bool | None = None
-
-    @property
-    def name(self) -> str:
-        """What the class is called in messages."""
-        target = getattr(self.nnx_class, "func", self.nnx_class)
-        return getattr(target, "__name__", None) or repr(target)
 
     @property
     def origin(self) -> Origin:
@@ -95,7 +90,7 @@ class Constructor(NamedTuple):
         """The arrays among the arguments that a module keeps as they are, by address."""
         if not graphdef.given:
             return {}
-        arrays = dict(arrays_in((self.arguments(), _bound(self.nnx_class))))
+        arrays = dict(arrays_in((self.arguments(), self.nnx_class)))
         return {(ARRAYS, path): arrays[p] for path, p in graphdef.given if p in arrays}
 
     def construct(
@@ -119,7 +114,8 @@ class Constructor(NamedTuple):
             kwargs = dict(kwargs)
             if not self.skip_rng and "rngs" not in kwargs and takes_rngs(self.nnx_class):
                 kwargs["rngs"] = rngs_type(**streams)
-            with detached(), detached_calls():
+            is_alone = MODULE_CONTEXT.module_stack[-1] is None
+            with detached(), contextlib.nullcontext() if is_alone else detached_calls():
                 return self.nnx_class(*args, **kwargs)
 
         try:
@@ -137,9 +133,8 @@ class Constructor(NamedTuple):
                 f"pass a key, or {{{wanted!r}: key}}, to init",
             ) from error
         mark_arrays_as_data(nodes.objects)
-        return Constructed(
-            module, nodes, _given(module, (tuple(arguments), _bound(self.nnx_class)))
-        )
+        places = {id(x): place for place, x in arrays_in((arguments, self.nnx_class))}
+        return Constructed(module, nodes, _given(module, places) if places else ())
 
 
 class Constructed(NamedTuple):
@@ -156,17 +151,8 @@ class Constructed(NamedTuple):
     given: Given
 
 
-def _bound(nnx_class: Callable[..., Any]) -> Any:
-    """The arguments that a partial has already."""
-    is_partial = isinstance(nnx_class, functools.partial)
-    return (nnx_class.args, nnx_class.keywords) if is_partial else ()
-
-
-def _given(module: Any, arguments: Any) -> Given:
-    """Which bare arrays of a module are among its constructor's arguments, by identity."""
-    places = {id(array): place for place, array in arrays_in(arguments)}
-    if not places:
-        return ()
+def _given(module: Any, places: Mapping[int, tuple[int, ...]]) -> Given:
+    """Which bare arrays of a module are among its constructor's arguments, by id."""
     graphdef, leaves = flatten(module)
     return tuple(
         (slot.path, places[id(leaf)])
@@ -182,8 +168,8 @@ def _is_same(a: Any, b: Any) -> bool:
 def arrays_in(value: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
     """The arrays in constructor arguments, and where: which item of which item.
 
-    They are looked for in containers and in the attributes of plain objects, such as a
-    configuration. Not in modules: what a module holds is its state.
+    They are looked for in containers, in what a partial has been given, and in the attributes of
+    plain objects, such as a configuration. Not in modules: what a module holds is its state.
     """
     seen: dict[int, Any] = {}
     pending: list[tuple[tuple[int, ...], Any]] = [((), value)]
@@ -204,6 +190,8 @@ def arrays_in(value: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
             below = list(value.values())
         elif isinstance(value, list | tuple):
             below = list(value)
+        elif isinstance(value, functools.partial):
+            below = [value.args, value.keywords]
         else:
             below = list(getattr(value, "__dict__", {}).values())
         pending += [((*place, i), item) for i, item in enumerate(below)]
@@ -219,7 +207,6 @@ _CLOSED = (
     types.FunctionType,
     types.MethodType,
     types.ModuleType,
-    functools.partial,
 )
 
 
@@ -227,11 +214,10 @@ def takes_rngs(nnx_class: Any) -> bool:
     """Whether a constructor has a parameter `rngs`, or takes any keyword."""
     # The signature of an NNX class is that of its metaclass, which takes anything.
     is_class = isinstance(nnx_class, type)
-    if is_linen_style(nnx_class):
-        return True
     if is_class and nnx_class.__init__ is object.__init__:
         return False
     if isinstance(nnx_class, functools.partial):
         return "rngs" not in nnx_class.keywords and takes_rngs(nnx_class.func)
     parameters = inspect.signature(nnx_class.__init__ if is_class else nnx_class).parameters
-    return "rngs" in parameters or any(p.kind == p.VAR_KEYWORD for p in parameters.values())
+    takes_any = any(p.kind == p.VAR_KEYWORD for p in parameters.values())
+    return "rngs" in parameters or takes_any or is_linen_style(nnx_class)

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-import jax
+from flax import linen as nn
 from flax import nnx
+from jax.core import Tracer
 
 import registry
 from bridge._conversion.collections import ARRAYS
 from bridge._conversion.linen_attributes import LinenHolder, held_variables
 from bridge._conversion.neutral import Address
 from bridge._errors import MismatchError, MissingInputsError, path_text
-from bridge._flax.linen_modules import is_bound
-from bridge._flax.traces import trace_of
-from bridge._flax.variables import leaf_value
 from bridge._graphdefs import static_graphdef
-from bridge._graphdefs.static_graphdef import StaticGraphDef
+from bridge._graphdefs.static_graphdef import Origin, StaticGraphDef
 from bridge._initialization.lazy_init import initialized
 
 from . import definitions
@@ -45,8 +42,7 @@ def create(
       (the call's output, the definition).
     """
     scope.store_graphdef(None)
-    constructor = scope.constructor
-    keys = scope.constructor_keys()
+    constructor, keys = scope.constructor, scope.constructor_keys()
     module, nodes, given = constructor.construct(keys, scope.where)
     if leaves:
         graphdef, constructed = static_graphdef.split(module)
@@ -55,27 +51,36 @@ def create(
         overlay(constructed, found)
     replaced = _write_shown(scope, module) if SHOWN.get() else set
     output = None
-    is_called = not scope.is_outermost or _takes(method_of(module, call.method), call)
+    donated: list[nnx.Variable[Any]] = []
+    is_called = (
+        bool(call.args or call.kwargs) or not scope.is_outermost or _takes_nothing(module, call)
+    )
     if is_called:
         with showing(module, scope.linen) if SHOWN.get() else nullcontext():
-            module, output = initialized(module, call.function, call.args, call.kwargs, nodes)
+            module, output, donated = initialized(
+                module, call.function, call.args, call.kwargs, nodes
+            )
         if SHOWN.get():
             unshow(module)
     else:
         _check_complete(scope, module)
-    graphdef, made = static_graphdef.split(module, constructor.origin, given)
-    _replace_donated(scope, keys, graphdef, made)
-    graphdef = definitions.without_tracers(
-        graphdef, constructor, tuple(keys), call if is_called else None, scope.where
-    )
+    look = constructor.look()
+    graphdef, made = static_graphdef.split(module, Origin(look.fingerprint), given)
+    if donated:
+        _construct_again(scope, keys, graphdef, made, donated)
+    if any(isinstance(held, Tracer) for held in graphdef.told.objects):
+        graphdef = definitions.without_tracers(
+            graphdef, constructor, tuple(keys), call if is_called else None, scope.where
+        )
     # An argument is not state: each call passes its own.
     arguments = {(ARRAYS, path) for path, _ in given}
-    new = {a: x for a, x in scope.as_linen(graphdef, made).items() if a not in arguments}
-    _check_kept(scope, new, leaves)
-    kept = replaced()
-    scope.write({a: x for a, x in new.items() if a not in kept}, leaves)
+    kept = arguments | replaced()
+    items = zip(graphdef.slots.places, made, strict=True)
+    new = scope.as_linen((a, item) for a, item in items if a not in kept)
+    if left := scope.write(new, leaves):
+        _check_left(scope, left)
     # A bound Linen module has the variables of this `init`, and every call has its own.
-    if not any(is_bound(item) for item in constructor.look().objects):
+    if not any(isinstance(x, nn.Module) and x.scope is not None for x in look.objects):
         scope.store_graphdef(graphdef)
     return output, graphdef
 
@@ -87,7 +92,7 @@ def _write_shown(scope: WrapperScope, module: Any) -> Callable[[], set[Address]]
       What tells which of these leaves have been replaced since, by the interceptors.
     """
     graphdef, constructed = static_graphdef.split(module)
-    written = scope.as_linen(graphdef, constructed)
+    written = scope.as_linen(zip(graphdef.slots.places, constructed, strict=True))
     scope.write(written, scope.read()[0])
 
     def replaced() -> set[Address]:
@@ -97,33 +102,27 @@ def _write_shown(scope: WrapperScope, module: Any) -> Callable[[], set[Address]]
     return replaced
 
 
-def _replace_donated(
-    scope: WrapperScope, keys: Mapping[str, Any], graphdef: StaticGraphDef, made: list[Any]
+def _construct_again(
+    scope: WrapperScope,
+    keys: Mapping[str, Any],
+    graphdef: StaticGraphDef,
+    made: list[Any],
+    donated: list[nnx.Variable[Any]],
 ) -> None:
-    """Constructs once more for values that are gone: the call has donated them to a program."""
-    donated = [i for i, leaf in enumerate(made) if _is_gone(leaf_value(leaf))]
-    if not donated:
-        return
+    """Takes from another module the initial values that the call has donated to a program."""
     again = scope.constructor.construct(keys, scope.where)
     new_graphdef, leaves = static_graphdef.split(again.module)
-    new = {slot.address: leaf for slot, leaf in zip(new_graphdef.slots, leaves, strict=True)}
-    for i in donated:
-        made[i] = new.get(graphdef.slots[i].address, made[i])
+    new = dict(zip(new_graphdef.slots.places, leaves, strict=True))
+    gone = set(map(id, donated))
+    for i, address in enumerate(graphdef.slots.places):
+        if id(made[i]) in gone:
+            made[i] = new.get(address, made[i])
 
 
-def _is_gone(value: Any) -> bool:
-    arrays = (value,) if isinstance(value, jax.Array) else jax.tree.leaves(value)
-    # Neither a tracer nor a reference tells.
-    concrete = [x for x in arrays if isinstance(x, jax.Array) and trace_of(x) is None]
-    return any(not isinstance(x, jax.Ref) and x.is_deleted() for x in concrete)
-
-
-def _takes(function: Any, call: Call) -> bool:
-    """False for a call without any arguments of a method that needs some."""
-    if call.args or call.kwargs:
-        return True
+def _takes_nothing(module: Any, call: Call) -> bool:
+    """Whether a method can be called without any arguments."""
     try:
-        inspect.signature(function).bind()
+        inspect.signature(method_of(module, call.method)).bind()
     except TypeError:
         return False
     except ValueError:
@@ -143,18 +142,13 @@ def _check_complete(scope: WrapperScope, module: Any) -> None:
         raise MissingInputsError(scope.where, lacking)
 
 
-def _check_kept(
-    scope: WrapperScope, made: Mapping[Address, Any], found: Mapping[Address, Any]
-) -> None:
+def _check_left(scope: WrapperScope, left: Iterable[Address]) -> None:
     """Raises for variables that a lifted transform would leave behind, as Linen does."""
-    is_mutable = functools.cache(scope.linen.is_mutable_collection)
     active = registry.current()
     lost = [
         (path_text(*address), "its collection among those that the transform lifts")
-        for address in made
-        if not is_mutable(address[0])
-        and address not in found
-        and not issubclass(active.type_from_name(address[0]), nnx.RngState | nnx.Intermediate)
+        for address in left
+        if not issubclass(active.type_from_name(address[0]), nnx.RngState | nnx.Intermediate)
     ]
     if lost:
         raise MismatchError(scope.where, missing=lost)

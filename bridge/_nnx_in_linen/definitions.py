@@ -8,7 +8,6 @@ from typing import Any
 import jax
 from flax import nnx
 from flax.core import meta
-from jax.core import Tracer
 
 import registry
 from bridge import _train_eval
@@ -74,7 +73,7 @@ def without_tracers(
     A GraphDef outlives the trace, and no output of the trace can replace what is static in it.
 
     Args:
-      graphdef: the GraphDef.
+      graphdef: the GraphDef, which holds such values.
       constructor: the constructor.
       names: the RNG streams that the constructor got.
       call: the call that has created what only a call creates, None if there was none.
@@ -83,13 +82,10 @@ def without_tracers(
     Raises:
       InvalidModuleError: a value depends on a key or an input.
     """
-    held = _tracers(graphdef)
-    if not held:
-        return graphdef
     try:
         return _remembered(constructor, names, call, where)[0]
     except _DependentDefinitionError as error:
-        dependent = error.held or held
+        dependent = error.held or tracers(graphdef)
         raise InvalidModuleError(
             f"init of {where} in a JAX transform",
             next(iter(dependent.values()))[0],
@@ -186,13 +182,13 @@ def _abstract(
         module, nodes, kept = constructor.construct(streams, where, is_abstract=True)
         if call is not None:
             args, kwargs = given.tree(list(inputs))
-            module, _ = initialized(module, call.function, args, kwargs, nodes)
+            module = initialized(module, call.function, args, kwargs, nodes).module
         kinds = set(map(type, nodes_below(module).objects))
         graphdef, _ = static_graphdef.split(module, constructor.origin, kept)
         made.append((graphdef, any(map(creates_in_call, kinds))))
         trace = trace_of(key)
         held.clear()
-        for path, values in _tracers(graphdef).items():
+        for path, values in tracers(graphdef).items():
             # One of an outer trace is the caller's.
             own = [value for value in values if trace_of(value) is trace]
             held.update({path: own} if own else {})
@@ -235,8 +231,3 @@ def _with_numbers(function: Callable[..., Any], *inputs: Any) -> None:
     """Computes what does not depend on the inputs, also where a program is being traced."""
     with jax.ensure_compile_time_eval():
         partially_evaluate(function, *inputs)
-
-
-def _tracers(graphdef: StaticGraphDef) -> dict[Path, list[Any]]:
-    is_held = any(isinstance(value, Tracer) for value in graphdef.told.objects)
-    return tracers(graphdef) if is_held else {}

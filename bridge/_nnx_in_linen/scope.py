@@ -52,41 +52,36 @@ class WrapperScope:
     Attributes:
       linen: that ToLinen.
       rngs: the keys of the call, by Linen's stream names.
+      constructor: the constructor and its arguments.
     """
 
     def __init__(self, linen: Any, *, is_extended: bool = False):
         self.linen = linen
         self.rngs: Mapping[str, Any] = linen.scope.rngs if linen.scope is not None else {}
         self._is_extended = is_extended
-
-    @functools.cached_property
-    def constructor(self) -> Constructor:
-        """The constructor and its arguments."""
-        linen = self.linen
-        return Constructor(
+        self.constructor = Constructor(
             linen.nnx_class,
             frozen(linen.args),
             frozen(linen.kwargs),
             linen.skip_rng,
             linen.eager_sharding,
         )
+        # The definition is at another place for each module that shares a scope.
+        place = place_in_shared_scope(linen)
+        self._graphdef_address: Address = STATIC, (f"{GRAPHDEF}_{place}" if place else GRAPHDEF,)
 
     @property
     def where(self) -> str:
         """What messages call the wrapper."""
+        target = getattr(self.linen.nnx_class, "func", self.linen.nnx_class)
         place = "/".join(self.linen.path) if self.linen.scope is not None else ""
-        return f"ToLinen({self.constructor.name})" + (f" at {place}" if place else "")
+        name = getattr(target, "__name__", None) or repr(target)
+        return f"ToLinen({name})" + (f" at {place}" if place else "")
 
     @property
     def is_outermost(self) -> bool:
         """Whether Linen calls the wrapper itself, and no module around it."""
         return self.linen.scope is not None and self.linen.scope.parent is None
-
-    @functools.cached_property
-    def _graphdef_address(self) -> Address:
-        """Where the definition is: another place for each module that shares a scope."""
-        place = place_in_shared_scope(self.linen)
-        return STATIC, (f"{GRAPHDEF}_{place}" if place else GRAPHDEF,)
 
     def read(self) -> tuple[dict[Address, Any], StaticGraphDef | None]:
         """The leaves of the variables, and the definition: None if a checkpoint has a stand-in."""
@@ -122,20 +117,16 @@ class WrapperScope:
             keys["default"] = keys.pop("params")
         return keys
 
-    def leaf(self, item: Any) -> Any:
-        """The leaf of Linen variables for a Variable or a bare array."""
-        to_leaf: Callable[[Any], Any] | None = self.linen.metadata_fn
-        if not isinstance(item, nnx.Variable):
-            return item
-        return item.get_value() if to_leaf is None else to_leaf(item)
-
-    def as_linen(self, graphdef: StaticGraphDef, leaves: Iterable[Any]) -> dict[Address, Any]:
-        """Leaves of Linen variables for the leaves of a module."""
-        return {
-            slot.address: self.leaf(leaf)
-            for slot, leaf in zip(graphdef.slots, leaves, strict=True)
-            if self.linen.rng_state or not slot.is_rng
-        }
+    def as_linen(self, items: Iterable[tuple[Address, Any]]) -> dict[Address, Any]:
+        """The leaves of Linen variables for Variables and bare arrays."""
+        to_leaf: Callable[[Any], Any] = self.linen.metadata_fn or nnx.Variable.get_value
+        leaves: dict[Address, Any] = {}
+        for address, item in items:
+            if not isinstance(item, nnx.Variable):
+                leaves[address] = item
+            elif self.linen.rng_state or not issubclass(item.var_type, nnx.RngState):
+                leaves[address] = to_leaf(item)
+        return leaves
 
     def store_graphdef(self, graphdef: StaticGraphDef | None) -> None:
         """Keeps the definition, unless an option or a lifted transform has left its collection out.
@@ -152,21 +143,26 @@ class WrapperScope:
         for collection, path in addresses:
             remove_variable(self.linen, collection, (str(path[0]), *path[1:]))
 
-    def write(self, leaves: Mapping[Address, Any], found: Mapping[Address, Any]) -> None:
+    def write(self, leaves: Mapping[Address, Any], found: Mapping[Address, Any]) -> list[Address]:
         """Writes leaves into the mutable collections, and leaves the others alone.
 
         Args:
           leaves: the new leaves, by the address that they get.
           found: the leaves that are there, by the same; a box among them stays and gets the new
             value.
+
+        Returns:
+          The addresses of new leaves that are in none of these collections.
         """
         linen = self.linen
         # Linen tries the filter of each outer scope in turn.
         is_mutable = functools.cache(linen.is_mutable_collection)
         by_collection: dict[str, dict[Path, Any]] = {}
+        left: list[Address] = []
         for address, leaf in leaves.items():
             collection, path = address
             if not is_mutable(collection):
+                left += () if address in found else (address,)
                 continue
             own = spelled(path, linen.string_keys)
             if (collection, own[:1]) == self._graphdef_address:
@@ -174,10 +170,12 @@ class WrapperScope:
                     f"{path_text(*address)} of a ToLinen holds its GraphDef; rename the attribute,"
                     " or register its Variable type for another collection"
                 )
-            by_collection.setdefault(collection, {})[own] = _boxed_as(found.get(address), leaf)
+            new = _boxed_as(found[address], leaf) if address in found else leaf
+            by_collection.setdefault(collection, {})[own] = new
         for collection, flat in by_collection.items():
             for name, tree in nest(flat).items():
                 linen.put_variable(collection, name, tree)
+        return left
 
     def may_update(self, address: Address, item: Any) -> bool:
         """Whether an update can be kept; if it cannot, that is said once.

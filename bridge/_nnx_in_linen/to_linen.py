@@ -20,7 +20,6 @@ from bridge._conversion.own_leaves import with_graphdefs
 from bridge._fingerprint import Fingerprint, fingerprint
 from bridge._flax.linen_modules import PlainFields
 from bridge._graphdefs import static_graphdef
-from bridge._initialization.lazy_init import run_initializing
 
 from .arguments import (
     Existing,
@@ -166,10 +165,11 @@ class ToLinen(PlainFields, metaclass=WithOptions):
 
     def __post_init__(self) -> None:
         check_class(self.nnx_class)
-        check_arguments(self.nnx_class, self.args, self.kwargs)
+        if type(self.args) is not tuple or type(self.kwargs) is not FrozenDict:
+            check_arguments(self.nnx_class, self.args, self.kwargs)
         # Linen hashes and compares modules by their fields.
         args, kwargs = freeze_arguments(frozen(self.args), frozen(self.kwargs))
-        is_plain = holds_no_module(args) and holds_no_module(kwargs)
+        is_plain = all(map(holds_no_module, (*args, *kwargs.values())))
         if is_plain and type(self) is not ToLinen:
             # A subclass may construct the module itself.
             args, kwargs = GivenArgs(args), GivenKwargs(kwargs)
@@ -223,7 +223,7 @@ class ToLinen(PlainFields, metaclass=WithOptions):
         check_instance(module)
         graphdef, leaves = static_graphdef.split(module)
         linen = cls(Existing(graphdef), **options)
-        flat = WrapperScope(linen).as_linen(graphdef, leaves)
+        flat = WrapperScope(linen).as_linen(zip(graphdef.slots.places, leaves, strict=True))
         variables = nest(
             {
                 (collection, *spelled(path, linen.string_keys)): leaf
@@ -300,10 +300,8 @@ def _run(linen: ToLinen, call: Call) -> Any:
     module = BoundModule(found, linen.is_mutable_collection, keys)
     if linen.strict:
         scope.report_unknown(module.refused())
-    # The state at init is the state as constructed, and what the call creates.
-    run = run_initializing if is_init else None
     show = functools.partial(showing, linen=linen) if SHOWN.get() else nullcontext
-    output = module.call(call, run, show)
+    output = module.call(call, show, is_init=is_init)
     if module.streams and module.changes is not None:
         module.streams.settle(module.changes, scope.where)
     if found.unknown:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from flax import nnx
@@ -92,27 +92,23 @@ def constructed(
     with nnx.use_eager_sharding(LATER):
         module = construct()
     nodes = nodes_below(module)
-    # Few models are annotated, and finding the paths takes a walk that `init` pays for. `nodes` has
-    # every Variable that the walk would find.
-    if not is_abstract and any(map(_is_to_be_sharded, nodes.variables)):
-        _put_in_shards(module, where, strict=option is True)
-    mark_eager_sharding(nodes.variables)
+    late = [variable for variable in nodes.variables if variable.eager_sharding is LATER]
+    # Few models are annotated, and finding the paths takes a walk that `init` pays for.
+    annotated = {id(v) for v in late if v.get_metadata("out_sharding", None)}
+    if annotated and not is_abstract:
+        _put_in_shards(module, annotated, where, strict=option is True)
+    mark_eager_sharding(late)
     return module, nodes
 
 
-def _is_to_be_sharded(variable: nnx.Variable[Any]) -> bool:
-    """Whether a Variable is annotated and was made with `LATER`."""
-    return variable.eager_sharding is LATER and bool(variable.get_metadata("out_sharding", None))
-
-
-def _put_in_shards(module: Any, where: str, *, strict: bool) -> None:
-    """Shards the Variables of a module that were made with `LATER`."""
+def _put_in_shards(module: Any, annotated: Collection[int], where: str, *, strict: bool) -> None:
+    """Shards the Variables of a module that have these ids."""
     graphdef, leaves = flatten(module)
     slots = GraphDefLeaves(graphdef, registry.current())
     late: dict[str, nnx.Variable[Any]] = {
         "/".join(map(str, slot.path)): item
         for slot, item in zip(slots, leaves, strict=True)
-        if isinstance(item, nnx.Variable) and _is_to_be_sharded(item)
+        if id(item) in annotated
     }
     boxes = {
         path: NNXMeta(item.var_type, raw_value(item), item.get_metadata())

@@ -41,7 +41,7 @@ def add(x, y):
 
 
 def is_equal(a, b):
-    return StaticGraphDef(a.nodes, a.attributes, a.num_leaves) == b
+    return StaticGraphDef(a) == b
 
 
 def is_same(a, b):

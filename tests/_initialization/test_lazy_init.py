@@ -156,6 +156,20 @@ def test_what_a_native_sibling_sows_at_initialisation_is_not_kept(inputs):
     assert_same_native_state(model, Sowing(nnx.Rngs(0)))
 
 
+def test_native_state_that_the_call_donates_to_a_program_is_still_there():
+    """Regression: the model held the arrays that had been donated, and could not be used."""
+
+    class Donating(Mixed):
+        def __call__(self, x):
+            run = nnx.jit(lambda module, x: module(x), donate_argnums=0)
+            return self.listed[0](run(self.before, x))
+
+    model, reference = Donating(nnx.Rngs(0)), Donating(nnx.Rngs(0))
+    bridge.lazy_init(model, X)
+    assert_same_native_state(model, reference)
+    np.testing.assert_array_equal(model(X), reference.before(X) @ model.listed[0].kernel[...])
+
+
 def test_abstract_and_concrete_inputs_give_the_same_mixed_model():
     concrete = bridge.lazy_init(Mixed(nnx.Rngs(0)), X)
     abstract = bridge.lazy_init(Mixed(nnx.Rngs(0)), ABSTRACT)

@@ -11,6 +11,7 @@ from flax.core import FrozenDict
 import bridge
 from bridge._graphdefs import static_graphdef
 from bridge._nnx_in_linen.constructor import Constructor, takes_rngs
+from bridge._nnx_in_linen.scope import WrapperScope
 from tests.models import assert_identical
 
 KEY = jax.random.key(0)
@@ -96,7 +97,8 @@ def test_arrays_that_the_module_keeps_are_found_among_the_arguments():
 
 
 def test_messages_name_the_class_behind_a_partial():
-    assert recipe(cls=functools.partial(Model, 3)).name == "Model"
+    model = bridge.to_linen(functools.partial(Model, 3))
+    assert WrapperScope(model).where == "ToLinen(Model)"
 
 
 @pytest.mark.parametrize(

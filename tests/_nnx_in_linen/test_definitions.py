@@ -67,7 +67,7 @@ def rebuilds():
     real = definitions._abstract
 
     def counted(recipe, *args):
-        noted.append(recipe.name)
+        noted.append(recipe.nnx_class.__name__)
         return real(recipe, *args)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -230,7 +230,8 @@ class _LinenPart:
             recipe, call = self.record.calls[below]
         else:
             recipe, call = recipe_of(self.module), None
-        return definitions.rebuild(recipe, ("default",), call, recipe.name)
+        where = getattr(recipe.nnx_class, "__name__", repr(recipe.nnx_class))
+        return definitions.rebuild(recipe, ("default",), call, where)
 
 
 def _below_any(path: Path, others: Iterable[Path]) -> bool:
