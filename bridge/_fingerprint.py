@@ -335,11 +335,11 @@ _POINTER = struct.calcsize("P")
 
 
 def _digest(array: Any) -> tuple[Any, ...]:
-    kind, shape = str(array.dtype), array.shape
+    kind = str(array.dtype), array.shape, getattr(array, "weak_type", False)
     if jax.numpy.issubdtype(array.dtype, jax.dtypes.prng_key):
         with jax.ensure_compile_time_eval():
             array = jax.random.key_data(array)
-    return kind, shape, hashlib.sha256(np.asarray(array).tobytes()).digest()
+    return *kind, hashlib.sha256(np.asarray(array).tobytes()).digest()
 
 
 # By id, for what need not be hashable, and as looking up by weak references takes longer.

@@ -216,11 +216,6 @@ def kinds_of_leaves(tree: Mapping[Any, Any]) -> set[type]:
     return kinds
 
 
-def has_leaf(tree: Mapping[Any, Any]) -> bool:
-    """Whether nested mappings hold anything; the first leaf ends the search."""
-    return any(not isinstance(x, Mapping) or has_leaf(x) for x in tree.values())
-
-
 # Not a generator, which would be one for each level: a ToLinen walks at each call. Nor a function
 # inside of `walk`: one that calls itself is garbage only a collection finds, and holds the leaves.
 def _walk(tree: Mapping[Any, Any], path: Path, empty: bool, found: list[tuple[Path, Any]]) -> None:

@@ -9,10 +9,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bridge._errors.long_text import folded, limited
-
 from ._divergence import Divergence
 from ._findings import Findings, Section
+from ._long_text import folded, limited
 from ._numbers import Compared
 
 _WIDTH = 100

@@ -10,7 +10,6 @@ from bridge._conversion.neutral import (
     Leaf,
     as_dicts,
     by_address,
-    has_leaf,
     kinds_of_leaves,
     laid_over,
     nest,
@@ -169,22 +168,6 @@ def test_a_leaf_has_no_fields_unless_it_gets_some_and_they_cannot_be_changed():
     assert dict(leaf.fields) == {}
     with pytest.raises(TypeError):
         leaf.fields["tag"] = "shared by every leaf"
-
-
-@pytest.mark.parametrize(
-    "tree",
-    [
-        {},
-        {"params": {}},
-        {"params": {"a": {}, "b": {"c": {}}}},
-        {"params": {"a": {}, "b": {"c": 1}}},
-        {"params": flax.core.freeze({"a": {"b": {}}})},
-        {"params": flax.core.freeze({"a": {"b": ()}})},
-        {"params": {"a": None}},
-    ],
-)
-def test_there_is_a_leaf_where_one_has_an_address(tree):
-    assert has_leaf(tree) == bool(by_address(tree))
 
 
 @pytest.mark.parametrize(

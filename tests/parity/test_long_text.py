@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from bridge._errors.long_text import MOST_CHARACTERS, folded, limited
+from bridge.parity._long_text import MOST_CHARACTERS, folded, limited
 
 
 @pytest.mark.parametrize("block", ["blocks.{}", "blocks_{}", "blocks/{}", "params/h/{}", "a[{}]"])

@@ -53,7 +53,7 @@ def folded(entries: Iterable[tuple[str, str]]) -> list[Run]:
 
     Example::
 
-      >>> from bridge._errors.long_text import folded
+      >>> from bridge.parity._long_text import folded
       >>> [run] = folded((f"blocks.{i}.{leaf}", "bitwise") for i in range(12) for leaf in "ab")
       >>> str(run)
       'blocks.0 ... blocks.11: 2 leaves each, bitwise'
