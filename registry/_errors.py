@@ -18,6 +18,10 @@ from typing import Any
 class BridgeError(Exception):
     """Root of the errors that `registry` and `bridge` raise on purpose."""
 
+    def __init__(self, *args: object):
+        # Not `super()`: Flax's errors, which some are as well, write messages of their own.
+        Exception.__init__(self, *args)
+
     def __reduce__(self) -> Any:
         # The message is made of the constructor's arguments, so it cannot be passed in again.
         return _restore, (type(self), self.args, self.__dict__)

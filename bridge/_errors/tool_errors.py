@@ -48,7 +48,7 @@ class CheckpointError(BridgeError, ValueError):
         lines += [f"{name}: {reason}" for name, reason in self.unreadable + self.unsupported]
         subject = f"{where} {self.path}".rstrip()
         text = with_remedy(subject, lines, remedy) if lines else f"{subject}. {remedy}"
-        Exception.__init__(self, text.rstrip())
+        super().__init__(text.rstrip())
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):

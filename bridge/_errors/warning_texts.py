@@ -45,20 +45,13 @@ def lost_update_text(where: str, collection: str, is_rng: bool) -> str:
     )
 
 
-def untold_change_text(where: str, places: Iterable[str], *, is_stored: bool = True) -> str:
+def untold_change_text(where: str, places: Iterable[str]) -> str:
     """The warning about a change of a module that its variables do not show."""
-    if not is_stored:
-        return (
-            f"a call of {where} changed the module itself at {', '.join(places)}. Its definition is"
-            " not among the variables, so the next call starts from the old one; keep the change"
-            " with store_graphdef=True, the default"
-        )
     return (
         f"a call of {where} changed the module itself at {', '.join(places)} (an attribute, a"
-        " submodule, a container, or a parameter's shape or place). Its definition is in collection"
-        " 'nnx', which is not mutable together with the collections that the call updates, so the"
-        " next call starts from the old definition; keep the change with"
-        " apply(…, mutable=['nnx', …]), where … stands for those collections"
+        " submodule, a container, or a parameter's shape or place), and the new definition is not"
+        " stored, so the next call starts from the old one; keep it with store_graphdef=True and"
+        " apply(…, mutable=['nnx', …]), where … stands for the collections that the call updates"
     )
 
 

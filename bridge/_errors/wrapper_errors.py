@@ -30,31 +30,12 @@ class InvalidMethodError(BridgeError, TypeError, AttributeError):
       method: what was asked for.
     """
 
-    def __init__(self, owner: type, method: object, available: Iterable[str]):
+    def __init__(self, owner: type, method: object, available: Iterable[str], remedy: str = ""):
         self.method = method
         super().__init__(
             f"{owner.__name__} has no method {method!r} that can be called; its methods are"
-            f" {listed(sorted(available))}"
+            f" {listed(sorted(available))}{remedy and f'; {remedy}'}"
         )
-
-    @classmethod
-    def of_part(cls, owner: type, path: str, available: Iterable[str]) -> InvalidMethodError:
-        """The error for a submodule that does not exist outside of a call.
-
-        Args:
-          owner: the class of the Linen module.
-          path: the submodule.
-          available: the names of those that can be called.
-        """
-        error = cls(owner, path, available)
-        text = (
-            f"{path} of {owner.__name__} cannot be called: it is made in an nn.compact method while"
-            f" that one runs. Submodules that can be called: {listed(sorted(available))}. Make it"
-            " in setup, call the whole model with capture_intermediates=True to see what it"
-            " returns, or pass a function of the Linen module as method="
-        )
-        error.args = (text,)
-        return error
 
 
 class InvalidRngsError(BridgeError, TypeError, flax_errors.InvalidRngError):
@@ -68,8 +49,7 @@ class InvalidRngsError(BridgeError, TypeError, flax_errors.InvalidRngError):
         self, found: object, where: str, expected: str = "an nnx.Rngs, a key", remedy: str = ""
     ):
         self.found = found
-        Exception.__init__(
-            self,
+        super().__init__(
             f"{where} expected rngs as {expected}, or a dict of keys by stream name such as"
             f" {{'dropout': jax.random.key(0)}}; found {shown(found)}{remedy and f'; {remedy}'}",
         )
@@ -84,8 +64,7 @@ class InvalidFilterError(BridgeError, TypeError, flax_errors.InvalidFilterError)
 
     def __init__(self, found: object, where: str):
         self.found = found
-        Exception.__init__(
-            self,
+        super().__init__(
             f"{where} expected mutable as a collection's name, a list of names such as"
             f" ['batch_stats'], True, False or a DenyList of names; found {shown(found)}",
         )
@@ -100,48 +79,20 @@ class MissingRngError(BridgeError, flax_errors.InvalidRngError):
 
     def __init__(self, where: str, streams: Iterable[str], available: Iterable[str], remedy: str):
         self.streams = tuple(streams)
-        Exception.__init__(
-            self,
+        super().__init__(
             f"{where} draws from the RNG streams {listed(self.streams)}, the streams that exist are"
             f" {listed(sorted(available))}; {remedy}",
         )
 
 
 class NotInitializedError(BridgeError, ValueError, flax_errors.ScopeCollectionNotFound):
-    """A wrapped Linen module was called before its variables were created."""
+    """A wrapped Linen module or a `bridge.Module` was called before its variables were created."""
 
-    def __init__(self, module: object):
-        name = type(module).__name__
-        Exception.__init__(
-            self,
-            f"ToNNX({name}) was called before it had variables; create them from sample inputs with"
-            " bridge.lazy_init(model, *inputs), or take existing ones with"
-            f" ToNNX.from_variables({name}(…), variables)",
+    def __init__(self, who: str, remedy: str):
+        super().__init__(
+            f"{who} was called before it had variables; create them from sample inputs with"
+            f" bridge.lazy_init(model, *inputs), or {remedy}"
         )
-
-    @classmethod
-    def of_class(cls, kind: type) -> NotInitializedError:
-        """The error for a `bridge.Module`."""
-        error = cls(None)
-        text = (
-            f"{kind.__name__} was called, and it has no variables yet; create them from sample"
-            f" inputs with bridge.lazy_init({kind.__name__}(…, rngs=nnx.Rngs(0)), *inputs), or take"
-            f" existing ones with {kind.__name__}(…).bind(variables)"
-        )
-        error.args = (text,)
-        return error
-
-    @classmethod
-    def of_class_in_linen(cls, kind: type, owner: type) -> NotInitializedError:
-        """The error for a `bridge.Module` that a Linen module calls as it is."""
-        error = cls(None)
-        text = (
-            f"{kind.__name__} is a bridge.Module, and the Linen module {owner.__name__} calls it"
-            " though it is no submodule; make it one there, in setup or in a compact method, with"
-            f" bridge.to_linen({kind.__name__}, …)"
-        )
-        error.args = (text,)
-        return error
 
 
 class MissingInputsError(BridgeError, TypeError):
@@ -154,8 +105,7 @@ class MissingInputsError(BridgeError, TypeError):
     def __init__(self, where: str, modules: Iterable[tuple[str, str]]):
         self.modules = tuple(modules)
         lines = [f"{path or 'the module itself'}: ToNNX({name})" for path, name in self.modules]
-        Exception.__init__(
-            self,
+        super().__init__(
             f"init of {where} was given no inputs, so only its constructor ran; these wrapped Linen"
             f" modules create their variables when they are called:{bullets(lines)}\n"
             "Pass sample inputs, init(key, *inputs), or initialise them in the constructor with"
@@ -172,8 +122,7 @@ class AbstractInputError(BridgeError, flax_errors.LazyInitError):
 
     def __init__(self, paths: Iterable[str]):
         self.paths = tuple(paths)
-        Exception.__init__(
-            self,
+        super().__init__(
             "these variables depend on the values of an input, of which only the shape was given:"
             f"{bullets(self.paths)}\nPass an array for that input",
         )
@@ -218,7 +167,7 @@ class MismatchError(
                 f" Variable of the type of {wanted.partition('/')[0]}, or register the subclass"
                 " for it."
             )
-        Exception.__init__(self, f"the variables do not fit {where}:{bullets(lines)}\n{remedy}")
+        super().__init__(f"the variables do not fit {where}:{bullets(lines)}\n{remedy}")
 
 
 def _in_another_collection(
@@ -235,37 +184,20 @@ class ReservedNameError(BridgeError, ValueError):
 
 
 class ImmutableCollectionError(BridgeError, flax_errors.ModifyScopeVariableError):
-    """A wrapped Linen module writes to a collection that the call may not update.
+    """A call writes to a collection that it may not update.
 
     Attributes:
       collection: the collection's name, None if it cannot be found out.
     """
 
-    def __init__(self, module: object, collection: str | None, detail: str, inside_linen: bool):
+    def __init__(self, where: str, collection: str | None, remedy: str, detail: str = ""):
         self.collection = collection
-        names = f"[{collection!r}]" if collection else "[…]"
         what = f"collection {collection!r}" if collection else "a collection"
-        remedy = (
-            f"Allow it for this call with model(…, mutable={names}), for good with"
-            f" ToNNX(…, mutable={names}), or for training with model.train()."
+        names = f"mutable=[{collection!r}]" if collection else "mutable=[…]"
+        super().__init__(
+            f"a call of {where} may not update {what}{detail and f': {detail}'}\n"
+            f"Allow it {remedy.format(mutable=names)}."
         )
-        if inside_linen:
-            remedy = f"Allow it at the Linen module around it: apply(…, mutable={names})."
-        Exception.__init__(
-            self,
-            f"a call of ToNNX({type(module).__name__}) may not update {what}: {detail}\n{remedy}",
-        )
-
-    @classmethod
-    def of_apply(cls, kind: type, collection: str) -> ImmutableCollectionError:
-        """The error for an `apply` of a `bridge.Module` that has changed a collection."""
-        error = cls(None, collection, "", inside_linen=True)
-        text = (
-            f"a call of {kind.__name__} has updated collection {collection!r}, which it may not;"
-            f" allow it with apply(…, mutable=[{collection!r}])"
-        )
-        error.args = (text,)
-        return error
 
 
 class UnboundAxisError(BridgeError, NameError):
@@ -285,9 +217,6 @@ class UnboundAxisError(BridgeError, NameError):
 
 class LostUpdateError(BridgeError, ValueError, flax_errors.ModifyScopeVariableError):
     """Strict mode: a call updates a collection that it may not update."""
-
-    def __init__(self, text: str):
-        Exception.__init__(self, text)
 
 
 class UnsupportedFlaxError(BridgeError, ImportError):

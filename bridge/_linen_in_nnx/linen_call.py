@@ -146,12 +146,16 @@ class LinenCall:
         call, where = self._call, name_of(self._wrapper)
         module = self._wrapper.to_nnx__module.clone(**call.fields)
         if isinstance(error, flax_errors.ModifyScopeVariableError):
-            found = self._written_to(error)
-            return ImmutableCollectionError(
-                module, found, str(error), inside_linen=mutable_around() is not None
+            remedy = (
+                "for this call with model(…, {mutable}), for good with ToNNX(…, {mutable}), or for"
+                " training with model.train()"
+                if mutable_around() is None
+                else "at the Linen module around it: apply(…, {mutable})"
             )
+            return ImmutableCollectionError(where, self._written_to(error), remedy, str(error))
         if isinstance(error, _NO_VARIABLES) and not self._held:
-            return NotInitializedError(module)
+            taken = f"ToNNX.from_variables({type(module).__name__}(…), variables)"
+            return NotInitializedError(where, f"take existing ones with {taken}")
         inputs = (module, self._function, call.args, call.kwargs)
         if isinstance(error, (*_NO_VARIABLES, flax_errors.ScopeParamShapeError)):
             with _train_eval.applied(call.modes, self._wrapper):

@@ -129,6 +129,9 @@ class At:
     def __call__(self, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         found = below(module, self._path)
         if found is None:
-            path = ".".join(self._path)
-            raise InvalidMethodError.of_part(type(module), path, submodule_names(module))
+            remedy = (
+                "make the submodule in setup: in an nn.compact method it is there in calls only"
+            )
+            names = submodule_names(module)
+            raise InvalidMethodError(type(module), ".".join(self._path), names, remedy)
         return call_method(getattr(type(found), self._name), found, args, kwargs)

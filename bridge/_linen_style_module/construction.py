@@ -33,7 +33,7 @@ class ModuleMeta(type(nnx.Module)):
         rngs = None if _RNGS in parameters else kwargs.pop(_RNGS, None)
         name = kwargs.get(_NAME) if _NAME in parameters else kwargs.pop(_NAME, None)
         if name is not None and not isinstance(name, str):
-            raise DeclarationError.of_name(cls.__name__, name)
+            raise DeclarationError.of_argument(cls.__name__, "name as a str", name)
         module: Any = super().__call__(*args, **kwargs)
         if rngs is not None:
             streams = as_rngs(rngs, cls.__name__)
@@ -68,10 +68,12 @@ def placed(module: Any, name: str | None, parent: Any) -> Any:
     if parent is not UNSET:
         record = record and record.call.find(parent)
         if record is None:
-            raise DeclarationError.of_parent(type(module).__name__, parent)
+            expected = "parent=None or a bridge.Module that is being called"
+            raise DeclarationError.of_argument(type(module).__name__, expected, parent)
     if record is None or (record.in_setup and name is None):
         # In setup it gets its name when it is assigned.
         return module
     if not record.is_declaring:
-        raise DeclarationError(f"Submodule {type(module).__name__}", type(record.module).__name__)
+        what = f"Submodule {type(module).__name__}"
+        raise DeclarationError.of_place(what, type(record.module).__name__)
     return place_submodule(record, name or auto_name(record, type(module)), module)

@@ -189,7 +189,8 @@ def _absent(
     root = record.call.root.module
     state = nnx.state(root, nnx.Not(nnx.RngState))
     if record.call.mutable is None and not nnx.to_flat_state(state):
-        return NotInitializedError.of_class(type(root))
+        name = type(root).__name__
+        return NotInitializedError(name, f"take existing ones with {name}(…).bind(variables)")
     path = path_text(collection, (*record.path, name))
     shapes = _shapes(init_fn) if init_fn is not None else []
     shown = str(shapes[0]) if len(shapes) == 1 else "a value"

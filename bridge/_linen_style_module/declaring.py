@@ -37,7 +37,7 @@ class Declaring(nnx.Module):
         """
         record = record_of(self)
         if record is None:
-            raise DeclarationError.of_path(type(self).__name__)
+            raise DeclarationError.of_use("a module has a path", type(self).__name__)
         return record.path
 
     @uncounted
@@ -152,7 +152,7 @@ class Declaring(nnx.Module):
         """
         scope = self.scope
         if scope is None:
-            raise DeclarationError.of_rngs(type(self).__name__)
+            raise DeclarationError.of_use("a module draws keys", type(self).__name__)
         return scope.make_rng(name)
 
     @uncounted

@@ -51,7 +51,9 @@ class Guard:
         changed += itertools.compress(found, new)
         for variable in changed:
             collection = registry.current().name_from_type(variable.var_type)
-            raise ImmutableCollectionError.of_apply(self._root, collection)
+            raise ImmutableCollectionError(
+                self._root.__name__, collection, "with apply(…, {mutable})"
+            )
 
     def _is_other(self, value: Any, before: Any) -> bool:
         if is_taken(value, before):

@@ -110,7 +110,7 @@ def linen_in_bridge_mdl(linen_module: nn.Module, name: str | None = None) -> Any
 def _calling(who: str) -> ModuleInCall:
     record = joined()
     if record is None:
-        raise DeclarationError.of_interop(who)
+        raise DeclarationError.of_use(f"{who} makes a submodule", "a bridge.Module")
     return record
 
 

@@ -129,7 +129,9 @@ def run(
         owner = innermost_linen()
         if owner is None or nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.RngState))):
             raise
-        raise NotInitializedError.of_class_in_linen(type(module), type(owner)) from error
+        name = type(module).__name__
+        remedy = f"make it a submodule of {type(owner).__name__} with bridge.to_linen({name}, …)"
+        raise NotInitializedError(name, remedy) from error
 
 
 def _run_in(

@@ -79,7 +79,8 @@ def _made(module: Any, name: str, of_call: OfCall) -> Any:
         set_up(owner)
         return owner.made[of_call.key]
     if of_call.above:
-        raise DeclarationError.of_reference(type(module).__name__, name)
+        what = f"{type(module).__name__}.{name} refers to the module around, and is there"
+        raise DeclarationError.of_use(what, "that one")
 
     def in_own_call(record: ModuleInCall) -> Any:
         set_up(record)

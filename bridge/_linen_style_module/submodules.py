@@ -408,5 +408,5 @@ def check_declaring(record: ModuleInCall | None, module: Any, what: str) -> Modu
       DeclarationError: it may not.
     """
     if record is None or not record.is_declaring:
-        raise DeclarationError(what, type(module).__name__, is_bound=record is not None)
+        raise DeclarationError.of_place(what, type(module).__name__, is_bound=record is not None)
     return record

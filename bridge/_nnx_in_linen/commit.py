@@ -83,8 +83,7 @@ def _new_definition(
         return graphdef
     if untold := changes.untold(scope.as_linen):
         places = ["/".join(map(str, path)) for path in untold]
-        text = untold_change_text(scope.where, places, is_stored=linen.store_graphdef)
-        scope.report_lost(tuple(places), text)
+        scope.report_lost(tuple(places), untold_change_text(scope.where, places))
     return None
 
 

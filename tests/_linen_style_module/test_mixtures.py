@@ -240,7 +240,7 @@ def test_the_context_is_that_of_the_module_that_runs():
     assert alone is None
     assert bridge.current_context() is None
     for function in (bridge.nnx_in_bridge_mdl, bridge.linen_in_bridge_mdl):
-        with pytest.raises(bridge.DeclarationError, match=r"no bridge\.Module"):
+        with pytest.raises(bridge.DeclarationError, match=r"only while a bridge\.Module"):
             function(nn.Dense(3))
 
 
