@@ -35,7 +35,7 @@ from flax import nnx
 from flax.core import FrozenDict
 from jax.core import Tracer
 
-from bridge._flax.objects import DATA_ATTRIBUTES, OBJECT_STATES, attributes_dict
+from bridge._flax.objects import DATA_ATTRIBUTES, ObjectState
 
 T = TypeVar("T")
 
@@ -231,7 +231,7 @@ class Look:
             in_dict, in_slots = state if type(state) is tuple else (state, None)
             own = {**(in_dict or {}), **(in_slots or {})}
             # NNX notes in it what happens to a module.
-            held = {name: x for name, x in own.items() if type(x) not in OBJECT_STATES}
+            held = {name: x for name, x in own.items() if type(x) is not ObjectState}
             read = _PARTS[base]
             held[""] = tuple(read(value)) if read else ()
         if held is None:
@@ -292,7 +292,7 @@ _PARTS: dict[type, Callable[[Any], Iterable[Any]] | None] = {
     int: lambda value: (int.__int__(value),),
     float: lambda value: (float.__float__(value),),
     complex: lambda value: (complex.__complex__(value),),
-    DATA_ATTRIBUTES: lambda value: (*attributes_dict(value), *attributes_dict(value).values()),
+    DATA_ATTRIBUTES: lambda value: (*(names := tuple(value)), *map(value.__getitem__, names)),
     functools.partial: lambda value: (
         value.func,
         value.args,

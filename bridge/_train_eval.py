@@ -26,7 +26,7 @@ import numpy as np
 from flax import linen as nn
 from flax import nnx
 
-from ._flax.linen_modules import InterceptorContext, intercepting, overridden
+from ._flax.linen_modules import InterceptorContext, overridden
 from ._flax.tabulate import mark_tabulated
 
 # The attributes that nnx.Module.train and eval set.
@@ -112,7 +112,7 @@ def applied(modes: Mapping[str, Any], wrapper: nnx.Pytree | None = None) -> Iter
     """
     token = _in_force.set((modes, wrapper))
     try:
-        with intercepting(_intercept) if modes else contextlib.nullcontext():
+        with nn.intercept_methods(_intercept) if modes else contextlib.nullcontext():
             yield
     finally:
         _in_force.reset(token)

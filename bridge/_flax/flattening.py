@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from . import graphdefs
-from .objects import OBJECT_STATES, PYTREE_NOTES, StaticObjectState, attributes_dict, set_states
+from .objects import PYTREE_NOTES, ObjectState, set_states
 from .self_references import TiedAttribute, tie, value_of
 
 
@@ -56,20 +56,20 @@ class GraphDefBuilder:
       graphdef: a GraphDef in graph mode.
 
     Attributes:
+      leaves: type and metadata of the Variable for each leaf, None for a bare array.
       has_only_objects: whether every node is an NNX object or a Variable with a plain value, and no
         static attribute is a container of its own. All that can change in such a module are the
         attributes and flags of objects, and the values and metadata of Variables.
     """
 
     def __init__(self, graphdef: nnx.GraphDef[Any]):
-        # Type and metadata of the Variable for each leaf, None for a bare array.
-        self._leaves: list[tuple[type[nnx.Variable[Any]], dict[str, Any]] | None] = []
+        self.leaves: list[tuple[type[nnx.Variable[Any]], dict[str, Any]] | None] = []
         # By the number of an object: what all modules have in common, and what each has of its own.
         self._shared: dict[int, dict[str, Any]] = {}
         self._own: list[tuple[int, str, Any]] = []
         # The indices of the containers that are static items of others.
         self._items: list[int] = []
-        self._states: dict[int, StaticObjectState] = {}
+        self._states: dict[int, tuple[bool, bool]] = {}
         self.has_only_objects = True
         nodes: dict[tuple[Any, ...], Any] = {}
         self._attributes: list[tuple[Any, Any]] = []
@@ -98,8 +98,8 @@ class GraphDefBuilder:
             value = nnx.unflatten(nnx.GraphDef([item], [], 0), [])
         else:
             return False
-        if type(value) in OBJECT_STATES:
-            self._states[owner] = StaticObjectState.of(value)
+        if type(value) is ObjectState:
+            self._states[owner] = value.initializing, value.is_setup
         elif type(value) is TiedAttribute or _copied(value) is not value:
             self._own.append((owner, name, value))
             self.has_only_objects = False
@@ -110,11 +110,11 @@ class GraphDefBuilder:
     def _note(self, item: Any) -> None:
         if graphdefs.stores_leaf(item):
             is_variable = isinstance(item, graphdefs.VariableDef)
-            of = (item.type, attributes_dict(item.metadata)) if is_variable else None
-            self._leaves.append(of)
+            of = (item.type, dict(item.metadata)) if is_variable else None
+            self.leaves.append(of)
         if isinstance(item, graphdefs.VariableDef):
-            metadata = attributes_dict(item.metadata)
-            is_plain = not (item.array_refdef or metadata["hijax"] or metadata["ref"])
+            flags = item.metadata["hijax"], item.metadata["ref"]
+            is_plain = not (item.array_refdef or any(flags))
         else:
             is_plain = isinstance(item, graphdefs.LeafAttr | graphdefs.NodeRef) or _is_object(item)
         self.has_only_objects &= is_plain
@@ -129,7 +129,7 @@ class GraphDefBuilder:
         """
         held: list[Any] = []
         variables: list[nnx.Variable[Any] | None] = []
-        for i, (leaf, of) in enumerate(zip(leaves, self._leaves, strict=True)):
+        for i, (leaf, of) in enumerate(zip(leaves, self.leaves, strict=True)):
             held.append(leaf if of is None else _variable(leaf, *of, is_plain=i in plain))
             variables.append(None if of is None else held[-1])
         nodes: Any = {}

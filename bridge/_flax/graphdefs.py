@@ -27,11 +27,6 @@ def _has(*names: str) -> Callable[[Any], bool]:
     return check
 
 
-def _tells_items(get_node_impl: Any) -> bool:
-    """An implementation for a container tells its items; a leaf has none."""
-    return get_node_impl([5]).node_dict([5]) == {0: 5} and get_node_impl(5) is None
-
-
 # The nodes of a GraphDef, in the order in which they are met.
 NodeDef = part(_GRAPHLIB, "NodeDef", _has("type", "index", "num_attributes", "metadata"))
 VariableDef = part(_GRAPHLIB, "VariableDef", _has("type", "index", "metadata", "array_refdef"))
@@ -41,13 +36,8 @@ NodeRef = part(_GRAPHLIB, "NodeRef", _has("index"))
 NodeAttr = part(_GRAPHLIB, "NodeAttr")
 LeafAttr = part(_GRAPHLIB, "LeafAttr")
 Static = part(_GRAPHLIB, "Static", lambda cls: cls(1).value == 1)
-# How an object says which of its attributes are what.
-DataElem = part(_GRAPHLIB, "DataElem", lambda cls: cls(1).value == 1)
-StaticElem = part(_GRAPHLIB, "StaticElem", lambda cls: cls(1).value == 1)
 # Nodes by identity.
 RefMap = part(_GRAPHLIB, "RefMap", lambda cls: len(cls()) == 0)
-# How a type that Flax or JAX was told of is taken apart.
-get_node_impl = part(_GRAPHLIB, "get_node_impl", _tells_items)
 
 
 def decoded(graphdef: nnx.GraphDef[Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:

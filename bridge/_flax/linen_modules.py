@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from flax import errors as flax_errors
 from flax import linen as nn
@@ -153,12 +152,9 @@ def remove_variable(module: nn.Module, collection: str, path: Sequence[Any]) -> 
     FrozenDicts.
     """
     scope: Any = module.scope
-    if _HAS_COLLECTIONS:
-        tree = scope._mutable_collection(collection)
-    else:
-        tree = scope.mutable_variables().get(collection)
-        if isinstance(tree, FrozenDict):
-            raise unsupported("flax.core.Scope._mutable_collection", "flax_return_frozendict is on")
+    tree = scope.mutable_variables().get(collection)
+    if isinstance(tree, FrozenDict):
+        raise unsupported("flax.core.Scope.mutable_variables", "flax_return_frozendict is on")
     parents: list[tuple[Any, Any]] = []
     for key in path:
         if not isinstance(tree, dict) or key not in tree:
@@ -254,18 +250,6 @@ def overridden(module: nn.Module, fields: Mapping[str, Any]) -> Iterator[None]:
             object.__setattr__(module, name, value)
 
 
-def _has_collections() -> bool:
-    """A scope gives the very dict that it keeps of a mutable collection."""
-    held: dict[str, Any] = {"params": {}}
-    scope: Any = Scope(held, {}, mutable=True)
-    return scope._mutable_collection("params") is held["params"]
-
-
-_HAS_COLLECTIONS = holds(
-    "flax.core.Scope._mutable_collection", _has_collections, "Scope.mutable_variables"
-)
-
-
 def _registers_by_name() -> bool:
     """A module looks for submodules in one field after the other, by name and value."""
     parameters = list(inspect.signature(nn.Module._register_submodules).parameters)
@@ -308,42 +292,3 @@ def base_class(cls: type[Any]) -> type[Any]:
 
 # What an interceptor is told: `module`, `method_name`, `orig_method`. The class has no public name.
 InterceptorContext: TypeAlias = Any
-
-
-class _Packed(NamedTuple):
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
-
-
-_unpacks: contextvars.ContextVar[bool] = contextvars.ContextVar("unpacks", default=False)
-
-
-@contextlib.contextmanager
-def intercepting(interceptor: Callable[..., Any]) -> Iterator[None]:
-    """`nn.intercept_methods`, in which `call_method` passes every keyword on."""
-
-    def intercept(next_function: Any, args: Any, kwargs: Any, context: Any) -> Any:
-        if args and type(args[0]) is _Packed:
-            args, kwargs = args[0]
-        return interceptor(next_function, args, kwargs, context)
-
-    token = _unpacks.set(True)
-    try:
-        with nn.intercept_methods(intercept):
-            yield
-    finally:
-        _unpacks.reset(token)
-
-
-def call_method(
-    function: Callable[..., Any], bound: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-) -> Any:
-    """Calls an unbound method, or another function, on a bound Linen module.
-
-    While there are interceptors, Flax 0.12.8 passes the arguments of a method through a function
-    whose own are called `orig_method` and `module`, so keywords of these names are hidden from it.
-    """
-    is_method = getattr(function, "method_handler_wrapped", False)
-    if is_method and _unpacks.get() and kwargs.keys() & {"orig_method", "module"}:
-        args, kwargs = (_Packed(args, kwargs),), {}
-    return function(bound, *args, **kwargs)

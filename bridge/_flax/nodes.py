@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
 
-from .graphdefs import get_node_impl
-from .objects import DATA_ATTRIBUTES, OBJECT_STATES
-from .promises import holds
+from .objects import DATA_ATTRIBUTES, ObjectState
 
 # Most attributes are of these types, and none of them holds anything.
 NODELESS_TYPES = frozenset(
     {int, float, complex, bool, str, bytes, type(None), types.FunctionType, type(Ellipsis)}
-) | {*OBJECT_STATES, DATA_ATTRIBUTES}
+) | {ObjectState, DATA_ATTRIBUTES}
 _NOTHING, _OBJECT, _VARIABLE, _OTHER = object(), object(), object(), object()
 
 
@@ -35,7 +33,7 @@ class Nodes(NamedTuple):
     others: list[Any]
 
 
-def _nodes_by_type(root: Any) -> Nodes:
+def nodes_below(root: Any) -> Nodes:
     """The nodes of a module.
 
     `nnx.iter_graph` yields static attributes as well, and takes every node apart and sorts it,
@@ -58,61 +56,25 @@ def _nodes_by_type(root: Any) -> Nodes:
             pending.extend(vars(node).values())
         elif kind is _VARIABLE:
             found.variables.append(node)
+        elif (items := items_of(node)) is not None:
+            found.others.append(node)
+            pending.extend(items)
+        elif isinstance(node, nnx.Variable):
+            # A hijax one, whose type is another.
+            found.variables.append(node)
         else:
-            impl: Any = get_node_impl(node)
-            if impl is not None:
-                found.others.append(node)
-                pending.extend(impl.node_dict(node).values())
-            elif isinstance(node, nnx.Variable):
-                # A hijax one, whose type is another.
-                found.variables.append(node)
-            else:
-                continue
+            continue
         seen.add(id(node))
     return found
 
 
-def _nodes_by_iteration(root: Any) -> Nodes:
-    """The same by `nnx.iter_graph`."""
-    found = Nodes([], [], [])
-    if _kind(type(root)) is _NOTHING or not _is_node(root):
-        return found
-    for _, node in nnx.iter_graph(root, graph=True):
-        if isinstance(node, nnx.Pytree):
-            found.objects.append(node)
-        elif isinstance(node, nnx.Variable):
-            found.variables.append(node)
-        elif type(node) not in NODELESS_TYPES and _is_node(node):
-            found.others.append(node)
-    return found
-
-
-def _is_node(value: Any) -> bool:
-    """Whether Flax or JAX takes a value apart."""
-    if isinstance(value, nnx.Pytree | nnx.Variable):
-        return True
-    return not jax.tree_util.all_leaves([value])
-
-
-def _items_by_impl(node: Any) -> Mapping[Any, Any]:
-    """What a container holds; nothing, if it is none."""
-    impl: Any = get_node_impl(node)
-    return {} if impl is None else impl.node_dict(node)
-
-
-def _items_by_leaves(node: Any) -> Mapping[Any, Any]:
-    """The same by JAX, which knows every container."""
-    if isinstance(node, nnx.Pytree):
-        return vars(node)
-    paths, _ = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
-    return {jax.tree_util.keystr(path): value for path, value in paths if path}
-
-
-_IS_FAST = holds(
-    "flax.nnx.graphlib.get_node_impl", lambda: get_node_impl([]) is not None, "nnx.iter_graph"
-)
-nodes_below = _nodes_by_type if _IS_FAST else _nodes_by_iteration
-items_of = _items_by_impl if _IS_FAST else _items_by_leaves
+def items_of(container: Any) -> Iterable[Any] | None:
+    """What a container holds, None if it is none."""
+    # JAX would sort the keys.
+    if isinstance(container, dict):
+        return container.values()
+    found = jax.tree_util.default_registry.flatten_one_level(container)
+    return None if found is None else found[0]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any
 
 import jax
 from flax import nnx
 
-from .graphdefs import DataElem, StaticElem
-from .promises import holds, part, required
-from .tabulate import unmark_tabulated, without_dicts
+from .promises import part, required
 
 _PREFIX = "_pytree__"
 _STATE = "_pytree__state"
-# Where the flag of an initialisation is if Flax has none.
-_OWN_FLAG = "_bridge_initializing"
 
 # What every NNX object keeps for NNX itself, and which of its attributes are data.
 ObjectState = part(
@@ -32,29 +27,13 @@ PYTREE_NOTES = frozenset({_STATE, DATA_NOTE})
 CAPTURES = "__captures__"
 
 
-class StaticObjectState(NamedTuple):
-    """What an NNX object keeps for NNX itself, as a static attribute of its GraphDef."""
-
-    initializing: bool
-    is_setup: bool
-
-    @classmethod
-    def of(cls, state: Any) -> Self:
-        """The same of either form."""
-        return cls(state.initializing, state.is_setup)
-
-
-# In either form.
-OBJECT_STATES = ObjectState, StaticObjectState
-
-
-def state_flags(node: nnx.Pytree) -> Any:
-    """The flags in what an object keeps for NNX itself."""
+def state_flags(node: nnx.Pytree) -> tuple[bool, bool] | None:
+    """The flags in what an object keeps for NNX itself: `initializing` and `is_setup`."""
     state = vars(node).get(_STATE)
-    return StaticObjectState.of(state) if type(state) is ObjectState else state
+    return None if state is None else (state.initializing, state.is_setup)
 
 
-def set_states(nodes: Mapping[int, nnx.Pytree], flags: Mapping[int, StaticObjectState]) -> None:
+def set_states(nodes: Mapping[int, nnx.Pytree], flags: Mapping[int, tuple[bool, bool]]) -> None:
     """Gives objects, which are by number, states of their own with these flags."""
     for number, own in flags.items():
         vars(nodes[number])[_STATE] = ObjectState(*own)
@@ -77,11 +56,6 @@ def _has_flag() -> bool:
     return type(state) is ObjectState and before is False and state.initializing is True
 
 
-def _has_static_state() -> bool:
-    """An object's state can be made anew of its two flags."""
-    return StaticObjectState.of(ObjectState(True, False)) == (True, False)
-
-
 def _has_data_note() -> bool:
     """An object notes for each attribute whether it is data."""
     module: Any = nnx.Module()
@@ -91,70 +65,11 @@ def _has_data_note() -> bool:
     return is_noted and note.update({"more": True})["more"] is True
 
 
-def _has_mapping() -> bool:
-    """A note has its items in a dict."""
-    items = {"a": 1}
-    return DATA_ATTRIBUTES(items, copy=False)._mapping is items
+_needs_flag = required("nnx.Pytree._pytree__state", _has_flag)
+_needs_data_note = required("nnx.Pytree._pytree__nodes", _has_data_note)
 
 
-_has_data_notes = holds("nnx.Pytree._pytree__nodes", _has_data_note, "nnx.state")
-_has_mappings = holds("flax.typing.HashableMapping._mapping", _has_mapping, "dict")
-_has_flags = holds("nnx.Pytree._pytree__state", _has_flag, "an attribute of the bridge's own")
-_has_graph_attributes = holds(
-    "the attributes _pytree__nodes and _pytree__state of an nnx.Pytree",
-    lambda: _has_static_state() and _has_flag() and _has_data_note() and _has_mapping(),
-    "nnx.Pytree's own flattening",
-)
-# The dict in a note, or in the metadata of a GraphDef: through its public methods every item is two
-# calls of Python.
-attributes_dict: Callable[[Any], dict[str, Any]] = (
-    operator.attrgetter("_mapping") if _has_mappings else dict
-)
-
-
-def graph_attributes(node: nnx.Pytree) -> list[tuple[str, Any]]:
-    """An object's attributes for its GraphDef, what it keeps for NNX itself as a static one.
-
-    `nnx.Pytree` has that as a node of its own, and asks for every attribute in Python whether it is
-    data: for a small model a good part of what a call of `nnx.jit` costs.
-    """
-    if unmark_tabulated(node):
-        return list(without_dicts(graph_attributes(node)))
-    if not _has_graph_attributes:
-        flattened: Any = nnx.Pytree._graph_node_flatten(node)[0]
-        return [(name, _without_mark(value)) for name, value in flattened]
-    attributes = vars(node)
-    is_data = attributes[DATA_NOTE]._mapping.get
-    state = attributes[_STATE]
-    noted = StaticObjectState.of(state)
-    found: list[tuple[str, Any]] = []
-    for name in sorted(attributes):
-        value = attributes[name]
-        if value is state:
-            value = StaticElem(noted)
-        elif not is_data(name):
-            value = StaticElem(value)
-        elif type(value) is not dict:
-            # What a dict is Flax can tell by itself.
-            value = DataElem(value)
-        found.append((name, value))
-    return found
-
-
-def _without_mark(value: Any) -> Any:
-    """A dict alone for one that is marked as data."""
-    is_dict = isinstance(value, DataElem) and type(value.value) is dict
-    return value.value if is_dict else value
-
-
-def set_graph_attributes(node: nnx.Pytree, attributes: Iterable[tuple[Any, Any]]) -> None:
-    """The inverse of `graph_attributes`, for an object without attributes."""
-    own = vars(node)
-    own.update(attributes)
-    if type(own.get(_STATE)) is StaticObjectState:
-        own[_STATE] = ObjectState(*own[_STATE])
-
-
+@_needs_flag
 def is_initializing(node: nnx.Pytree) -> bool:
     """Whether `lazy_init` is running through this module.
 
@@ -162,31 +77,23 @@ def is_initializing(node: nnx.Pytree) -> bool:
     part of the GraphDef: a thread-local would not be part of the cache key of an `nnx.jit` inside
     the model.
     """
-    if not _has_flags:
-        return vars(node).get(_OWN_FLAG, False)
     return vars(node)[_STATE].initializing
 
 
+@_needs_flag
 def set_initializing(nodes: Sequence[nnx.Pytree], value: bool) -> None:
     """Sets the flag that `is_initializing` reads."""
     for node in nodes:
-        if _has_flags:
-            vars(node)[_STATE]._initializing = value
-        elif not value:
-            vars(node).pop(_OWN_FLAG, None)
-        # Every attribute of a container is an item.
-        elif isinstance(node, nnx.Module) and not isinstance(node, nnx.Dict | nnx.List):
-            vars(node)[_OWN_FLAG] = True
+        vars(node)[_STATE]._initializing = value
 
 
+@_needs_data_note
 def is_data_attribute(node: nnx.Pytree, name: str) -> bool:
     """Whether an attribute is state rather than static; there is no public reader."""
-    if not _has_data_notes:
-        return any(str(path[0]) == name for path in nnx.to_flat_state(nnx.state(node)).paths)
     return bool(vars(node)[DATA_NOTE].get(name, False))
 
 
-@required("nnx.Pytree._pytree__nodes", _has_data_note)
+@_needs_data_note
 def noted_data(
     before: Mapping[str, Any], now: Mapping[str, Any], made: Collection[str]
 ) -> dict[str, Any]:
@@ -204,14 +111,13 @@ def noted_data(
     """
     if DATA_NOTE not in before:
         return {}
-    noted = attributes_dict(before[DATA_NOTE])
-    kept = {name: is_data for name, is_data in noted.items() if name not in made}
+    kept = {name: is_data for name, is_data in before[DATA_NOTE].items() if name not in made}
     if made and DATA_NOTE in now:
-        noted = attributes_dict(now[DATA_NOTE])
-        kept |= {name: is_data for name, is_data in noted.items() if name in made}
+        kept |= {name: is_data for name, is_data in now[DATA_NOTE].items() if name in made}
     return {DATA_NOTE: DATA_ATTRIBUTES(kept, copy=False)}
 
 
+@_needs_data_note
 def set_data(node: nnx.Pytree, values: Mapping[str, Any]) -> None:
     """`setattr(node, name, nnx.data(value))` for every name, past the `__setattr__` of its class.
 
@@ -221,7 +127,7 @@ def set_data(node: nnx.Pytree, values: Mapping[str, Any]) -> None:
     """
     together: dict[str, Any] = {}
     for number, (name, value) in enumerate(values.items()):
-        if number and _has_data_notes and not hasattr(type(node), name):
+        if number and not hasattr(type(node), name):
             together[name] = value
         else:
             nnx.Pytree.__setattr__(node, name, nnx.data(value))

@@ -6,7 +6,6 @@ asks for it, so a call that needs no randomness leaves every counter alone.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import nullcontext
 from typing import Any
@@ -20,15 +19,8 @@ from flax.core import Scope
 from bridge._errors import MissingRngError
 
 from .filters import union
-from .linen_modules import call_method, capturing, outer_capture
-from .promises import part, required
+from .linen_modules import capturing, outer_capture
 
-# What a Linen scope keeps for a key: with the names to be folded into it, all of them at once.
-LazyRng = part(
-    "flax.core.scope",
-    "LazyRng",
-    lambda cls: cls.create(cls("key", ("a",)), "b").suffix == ("a", "b") and cls.as_jax_rng,
-)
 DEFAULT = "default"
 # The streams that Linen's own layers ask for, besides `params`.
 _STANDARD = ("dropout",)
@@ -145,16 +137,17 @@ class LazyKeys(Mapping[str, Any]):
 
     Args:
       draws: the keys.
-      suffix: the path that Linen folds into them.
+      rngs: what Flax has made for this scope of any other keys. Each is a pytree with the key as
+        its leaf; the names that Linen folds into that key, all at once, are static.
 
     Attributes:
       draws: the same keys, common to all scopes of a call.
-      suffix: the path.
+      unkeyed: one of those pytrees; None where there are no streams.
     """
 
-    def __init__(self, draws: CallKeys, suffix: tuple[Any, ...] = ()):
+    def __init__(self, draws: CallKeys, rngs: Mapping[str, Any]):
         self.draws = draws
-        self.suffix = suffix
+        self.unkeyed = next(iter(rngs.values()), None)
 
     def copy(self) -> LazyKeys:
         """The same keys; Linen copies what it is about to replace."""
@@ -163,7 +156,8 @@ class LazyKeys(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if not self.draws.serves(name):
             raise KeyError(name)
-        return LazyRng(self.draws.key(name), self.suffix)
+        key = self.draws.key(name)
+        return jax.tree.unflatten(jax.tree.structure(self.unkeyed), [key])
 
     def __contains__(self, name: object) -> bool:
         # As in Linen and in `nnx.Rngs`, a stream that another one stands in for is not there.
@@ -189,11 +183,6 @@ def used_streams(counters: Mapping[Any, Any]) -> set[str]:
         elif count:
             used.add(name)
     return used
-
-
-def folded_in(key: Any, names: Iterable[str]) -> Any:
-    """A key with names folded in, as Linen derives the keys of a submodule from its path."""
-    return LazyRng.create(key, *names).as_jax_rng()
 
 
 class ImmutableScopeError(flax_errors.ModifyScopeVariableError):
@@ -260,13 +249,13 @@ class StreamScope(Scope):
         if not isinstance(own, LazyKeys):
             # A lifted transform has put keys of its own in the place of these.
             return make(*args)
-        self.rngs = dict.fromkeys(own.draws.names)
+        self.rngs = dict.fromkeys(own.draws.names, own.unkeyed)
         try:
             made: Any = make(*args)
         finally:
             self.rngs = own
         made.__class__ = type(self)
-        made.rngs = LazyKeys(own.draws, own.suffix + made.path[len(self.path) :])
+        made.rngs = LazyKeys(own.draws, made.rngs)
         return made
 
 
@@ -303,13 +292,6 @@ def undo_draws(scope: Scope | None, names: Iterable[str]) -> None:
         counters[name] -= 1
 
 
-def _has_deep_clone() -> bool:
-    """A clone has submodules of its own if it is to be deep."""
-    parameters = inspect.signature(nn.Module.clone).parameters
-    return "_deep_clone" in parameters and "parent" in parameters
-
-
-@required("flax.linen.Module.clone with _deep_clone", _has_deep_clone)
 def run_linen(
     module: nn.Module,
     function: Callable[..., Any],
@@ -360,15 +342,16 @@ def run_linen(
     if modes:
         flags["bridge_modes"] = tuple(sorted(modes.items()))
     kind = CreatingScope if initializing else StreamScope
-    names: Any = dict.fromkeys(draws.names)
-    scope = kind(variables, names, mutable=mutable, flags=flags, path=path)
-    scope.rngs = LazyKeys(draws)
+    unkeyed: Any = dict.fromkeys(draws.names, 0)
+    scope = kind(variables, unkeyed, mutable=mutable, flags=flags, path=path)
+    scope.rngs = LazyKeys(draws, scope.rngs)
     counters = scope.rng_counters
-    own: dict[str, Any] = {"name": path[-1]} if path else {}
+    name = path[-1] if path else module.name
     # The name stack of the modules above, as Linen makes it.
     named = jax.named_scope("/".join(path[:-1])) if path[1:] else nullcontext()
     with scope.temporary(), capturing(capture_intermediates), named:
-        bound = module.clone(parent=scope, _deep_clone=True, **own, **fields)
-        output = call_method(function, bound, args, kwargs)
+        # The caller's submodules stay as they are.
+        bound = module.copy(parent=scope, name=name, **fields)
+        output = function(bound, *args, **kwargs)
     updates = scope.mutable_variables() if mutable is not False else {}
     return output, updates, used_streams(counters)

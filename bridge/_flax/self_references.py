@@ -14,7 +14,7 @@ import io
 import pickle
 import types
 import weakref
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,7 @@ from flax import nnx
 from bridge._errors import InvalidModuleError
 
 from .graphdefs import Static, decoded
-from .objects import DATA_ATTRIBUTES, OBJECT_STATES, attributes_dict
+from .objects import DATA_ATTRIBUTES, ObjectState
 
 
 class BoundCode(NamedTuple):
@@ -44,7 +44,7 @@ _ENDS = (
     *(type, types.CodeType, BoundCode, types.ModuleType, types.FrameType, types.TracebackType),
     *(np.ndarray, jax.Array, jax.sharding.Mesh, jax.sharding.Sharding),
 )
-_FREE = _ATOMS | {type, types.CodeType, types.ModuleType, np.dtype, DATA_ATTRIBUTES, *OBJECT_STATES}
+_FREE = _ATOMS | {type, types.CodeType, types.ModuleType, np.dtype, DATA_ATTRIBUTES, ObjectState}
 # Cheap test first, as most objects in attributes are of these types.
 _CONTAINERS = frozenset({types.CellType, tuple, list, set, frozenset, functools.partial})
 # They have programs or results of a function, and by these anything.
@@ -121,7 +121,10 @@ def tie(graphdef: nnx.GraphDef[Any], indices: Mapping[Any, int]) -> nnx.GraphDef
     }
     nodes: Any = graphdef.nodes
     for node in nodes:
-        for value in _parts(getattr(node, "metadata", None)):
+        metadata: Any = getattr(node, "metadata", None)
+        is_mapping = type(metadata) is DATA_ATTRIBUTES
+        parts = map(metadata.__getitem__, metadata) if is_mapping else _static_of(metadata)
+        for value in parts:
             if type(value) not in _FREE and search.are_in(value):
                 raise _error(f"the metadata of a {node.type.__name__}", value)
     if not found:
@@ -150,13 +153,11 @@ def _tie_of(values: Mapping[tuple[Any, ...], Any], search: _NodeSearch) -> Tie:
         raise
 
 
-def _parts(metadata: Any) -> Iterable[Any]:
-    if type(metadata) is DATA_ATTRIBUTES:
-        return attributes_dict(metadata).values()
-    # Of a container that JAX knows.
+def _static_of(metadata: Any) -> tuple[Any, ...]:
+    """What a container that JAX knows holds beside its items."""
     treedef = getattr(metadata, "treedef", None)
     kind, static = (None, metadata) if treedef is None else treedef.node_data() or (None, None)
-    return () if kind in OBJECT_STATES else (static,)
+    return () if kind is ObjectState else (static,)
 
 
 def nodes_in(value: Any) -> list[Any]:

@@ -1,11 +1,10 @@
 """Variables: made without their constructor, read and written without their hooks.
 
-Public names but for `RawValues`.
+Public names but for the three attributes that a Variable is made of.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterable, Mapping
@@ -87,8 +86,9 @@ def _is_made_of_slots() -> bool:
     variable: Any = nnx.Variable.from_metadata(1, metadata)
     if not hasattr(nnx.Variable, "_new"):
         return False
+    _set(variable, "_raw_value", 2)
     slots = set(nnx.Variable.__slots__) == {"_raw_value", "_trace_state", "_var_metadata"}
-    is_kept = variable._raw_value == 1 and variable._var_metadata == metadata
+    is_kept = variable.get_raw_value() == 2 and variable._var_metadata == metadata
     return slots and is_kept and variable._trace_state.is_valid() is True
 
 
@@ -104,7 +104,8 @@ def class_hooks(var_type: type[nnx.Variable[Any]]) -> frozenset[str]:
 def raw_value(variable: nnx.Variable[Any]) -> Any:
     """What a Variable holds, before its get hooks, and read out of its reference if it has one."""
     value = variable.get_raw_value()
-    return value[...] if variable.ref else value
+    # Cheap test first: an array is no reference.
+    return value if isinstance(value, jax.Array) or not variable.ref else value[...]
 
 
 def leaf_value(leaf: Any) -> Any:
@@ -127,18 +128,29 @@ def add_set_hook(variable: nnx.Variable[Any], hook: Callable[[Any, Any], Any]) -
     variable.set_metadata(on_set_value=hooks)
 
 
-class PublicRawValues:
+class RawValues:
     """What some Variables hold, before their hooks and references as they are.
+
+    `get_raw_value` is a call of Python for each Variable, and `set_raw_value` asks JAX which trace
+    this is; either costs more than passing the array to a program. Unless there is a hijax one,
+    the Variables are asked once which traces they belong to, which never changes.
 
     Args:
       variables: the Variables.
     """
 
     def __init__(self, variables: Iterable[nnx.Variable[Any]]):
-        self._variables = list(variables)
+        self._variables: list[Any] = list(variables)
+        self._is_plain = _has_slots and not any(variable.hijax for variable in self._variables)
+        self._traces: list[Any] = []
+        for variable in self._variables if self._is_plain else ():
+            if variable._trace_state not in self._traces:
+                self._traces.append(variable._trace_state)
 
     def get(self) -> list[Any]:
         """The values, in the order of the Variables."""
+        if self._is_plain:
+            return list(map(_held_value, self._variables))
         return [variable.get_raw_value() for variable in self._variables]
 
     def set(self, values: Mapping[int, Any]) -> None:
@@ -148,6 +160,10 @@ class PublicRawValues:
           TraceContextError: a Variable belongs to another trace.
         """
         variables = self._variables
+        if self._is_plain and all(trace.is_valid() for trace in self._traces):
+            for index, value in values.items():
+                _set(variables[index], "_raw_value", value)
+            return
         before = {index: variables[index].get_raw_value() for index in values}
         try:
             for index, value in values.items():
@@ -159,49 +175,7 @@ class PublicRawValues:
             raise
 
 
-class FastRawValues(PublicRawValues):
-    """The same without a call of Python for each Variable, unless there is a hijax one.
-
-    `get_raw_value` is such a call, and `set_raw_value` asks JAX twice which trace this is; either
-    costs more than passing the array to a program. Here the Variables are asked once which traces
-    they belong to, which never changes.
-    """
-
-    def __init__(self, variables: Iterable[nnx.Variable[Any]]):
-        super().__init__(variables)
-        self._is_plain = not any(variable.hijax for variable in self._variables)
-        self._traces: list[Any] = []
-        for variable in self._variables if self._is_plain else ():
-            if variable._trace_state not in self._traces:
-                self._traces.append(variable._trace_state)
-
-    def get(self) -> list[Any]:
-        return list(map(_held_value, self._variables)) if self._is_plain else super().get()
-
-    def set(self, values: Mapping[int, Any]) -> None:
-        if not self._is_plain or not all(trace.is_valid() for trace in self._traces):
-            return super().set(values)
-        for index, value in values.items():
-            object.__setattr__(self._variables[index], "_raw_value", value)
-        return None
-
-
 _held_value = operator.attrgetter("_raw_value")
-
-
-def _has_raw_values() -> bool:
-    """A Variable keeps its value and its trace in attributes of these names."""
-    variable: Any = nnx.Variable(1, hijax=False, ref=False)
-    object.__setattr__(variable, "_raw_value", 2)
-    is_kept = _held_value(variable) == variable.get_raw_value() == 2
-    return is_kept and variable._trace_state.is_valid() is True
-
-
-RawValues = (
-    FastRawValues
-    if holds("nnx.Variable._raw_value and _trace_state", _has_raw_values, "get_raw_value")
-    else PublicRawValues
-)
 
 
 # For `nnx.use_eager_sharding`: a falsy value that differs from the False of a constructor.
@@ -213,8 +187,9 @@ def mark_eager_sharding(variables: Iterable[nnx.Variable[Any]]) -> None:
 
     Those that are made abstractly, or where there is no mesh, are to be equal to the others.
     """
-    late: list[Any] = [v for v in variables if v.eager_sharding is LATER]
-    for variable in late:
-        # A hijax Variable may be fixed: in a trace, if it is no reference (Flax 0.12.9 and later).
-        with contextlib.suppress(ImmutableVariableError):
+    for variable in variables:
+        try:
             variable.set_metadata("eager_sharding", True)
+        except ImmutableVariableError:
+            # A hijax Variable in a trace, if it is no reference (Flax 0.12.9 and later).
+            continue

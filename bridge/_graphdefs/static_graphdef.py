@@ -20,7 +20,7 @@ from bridge._conversion.neutral import Address, Path
 from bridge._fingerprint import Fingerprint, Look, identity, told_by
 from bridge._flax import graphdefs
 from bridge._flax.flattening import GraphDefBuilder, flatten
-from bridge._flax.objects import OBJECT_STATES, attributes_dict
+from bridge._flax.objects import DATA_NOTE, ObjectState
 from bridge._flax.self_references import BoundCode, Tie, TiedAttribute
 
 from .leaves import GraphDefLeaves
@@ -71,18 +71,20 @@ def told(graphdef: nnx.GraphDef[Any]) -> Told:
         treedef = getattr(metadata, "treedef", None)
         if treedef is not None:
             # Of a container that JAX knows; Flax makes another tuple each time.
-            metadata = *attributes_dict(metadata.key_index).items(), treedef
+            metadata = *metadata.key_index.items(), treedef
         parts += (getattr(node, "type", None), metadata)
     for name, kind in attributes:
         shape += (type(name), name, type(kind))
-        parts.append(getattr(kind, "value", None))
+        value = getattr(kind, "value", None)
+        # Names and booleans, which the note's own methods would return one after the other.
+        parts.append(repr(value) if name == DATA_NOTE else value)
     look = Look(tuple(parts), made=True)
     key, identities = look.fingerprint
     objects = [x for x in look.objects if type(x) not in _CONTAINERS]
     return Told(Fingerprint((*shape, *key), identities), objects)
 
 
-_CONTAINERS = frozenset({list, dict, set, frozenset, Tie, TiedAttribute, *OBJECT_STATES})
+_CONTAINERS = frozenset({list, dict, set, frozenset, Tie, TiedAttribute, ObjectState})
 # Of the module that a function is defined in, its globals are the place.
 told_by(BoundCode, lambda code: (code.code, id(code.scope), code.name, code.qualname))
 

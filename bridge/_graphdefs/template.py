@@ -17,14 +17,14 @@ from flax import nnx
 from bridge._conversion.held_module import HeldModule
 from bridge._fingerprint import Look, is_of_module
 from bridge._flax import graphdefs
-from bridge._flax.objects import OBJECT_STATES
+from bridge._flax.objects import ObjectState
 from bridge._flax.self_references import Tie, tied, value_of
 
 from .static_graphdef import Origin, StaticGraphDef
 
 # What holds others and is nobody's: it may be shared if all that it holds may be.
 _SHARED = (types.FunctionType, types.MethodType, functools.partial, nn.Module, HeldModule)
-_SHARED += (enum.Enum, tuple, list, dict, set, frozenset, Tie, *OBJECT_STATES)
+_SHARED += (enum.Enum, tuple, list, dict, set, frozenset, Tie, ObjectState)
 _SHARED += (graphdefs.NodeDef, graphdefs.VariableDef, graphdefs.ArrayRefDef, graphdefs.NodeRef)
 _SHARED += (graphdefs.NodeAttr, graphdefs.LeafAttr, graphdefs.Static)
 

@@ -177,7 +177,7 @@ class Snapshot:
 def drop_sown(nodes: Nodes) -> None:
     """Removes what native modules sowed: initialisation is not a call whose output counts."""
     # `nodes` has the Variables of all attributes, and there are fewer of them than of these.
-    if not any(map(_is_intermediate, nodes.variables)):
+    if not [variable for variable in nodes.variables if variable.var_type is nnx.Intermediate]:
         return
     for node in nodes.objects:
         for name, value in list(vars(node).items()):
@@ -213,8 +213,8 @@ def _holds_state(value: Any, known: Collection[int]) -> bool:
     nodes = nodes_below(value)
     if any(_holds_state(variable, known) for variable in nodes.variables):
         return True
-    held = [*map(vars, nodes.objects), *map(items_of, nodes.others)]
-    arrays = (x for items in held for x in items.values() if isinstance(x, jax.Array))
+    held = [*(vars(node).values() for node in nodes.objects), *map(items_of, nodes.others)]
+    arrays = (x for items in held for x in items or () if isinstance(x, jax.Array))
     return any(id(x) not in known for x in arrays)
 
 

@@ -13,7 +13,7 @@ from flax import linen as nn
 from bridge._conversion import linen_attributes
 from bridge._conversion.linen_attributes import LinenHolder
 from bridge._errors import InvalidMethodError
-from bridge._flax.linen_modules import call_method, children
+from bridge._flax.linen_modules import children
 
 from .wrapped_module import OF_LINEN
 
@@ -134,4 +134,4 @@ class At:
             )
             names = submodule_names(module)
             raise InvalidMethodError(type(module), ".".join(self._path), names, remedy)
-        return call_method(getattr(type(found), self._name), found, args, kwargs)
+        return getattr(type(found), self._name)(found, *args, **kwargs)

@@ -17,13 +17,10 @@ from bridge._conversion.linen_attributes import OWN_PREFIX, LinenHolder, name_of
 from bridge._conversion.neutral import as_dicts
 from bridge._conversion.own_leaves import graphdefs_in
 from bridge._flax.objects import (
-    graph_attributes,
     is_data_attribute,
     is_initializing,
     is_note,
-    set_graph_attributes,
 )
-from bridge._flax.tabulate import as_tabulated
 from bridge._initialization.creating import CREATING
 from bridge._initialization.lazy_init import lazy_init
 from bridge._module_calls.calls import note_copy
@@ -215,12 +212,10 @@ class ToNNX(LinenHolder):
             raise explained from error
         return output
 
-    def _graph_node_flatten(self) -> tuple[list[tuple[str, Any]], type[Self]]:
-        return graph_attributes(self), type(self)
-
     def _graph_node_init(self, attributes: Iterable[tuple[str | int, Any]]) -> None:
         note_copy()
-        set_graph_attributes(self, attributes)
+        # Past a property of a subclass.
+        vars(self).update({str(name): value for name, value in attributes})
 
     def __getattribute__(self, name: str) -> Any:
         value = super().__getattribute__(name)
@@ -306,6 +301,6 @@ class ToNNX(LinenHolder):
             value = nnx.data(value)
         if isinstance(value, nn.Module) and name == "to_nnx__module":
             value = HeldModule(value)
-        super().__setattr__(name, as_tabulated(name, value))
+        super().__setattr__(name, value)
 
     to_nnx__setattr = __setattr__

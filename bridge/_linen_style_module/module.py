@@ -8,12 +8,9 @@ from typing import Any, ClassVar, Self, dataclass_transform
 
 from flax import nnx
 
-from bridge._flax.graphdefs import DataElem
 from bridge._flax.objects import (
     attributes_of,
-    graph_attributes,
     is_note,
-    set_graph_attributes,
     unflattened,
 )
 from bridge._flax.tabulate import uncounted
@@ -191,21 +188,22 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
             drop_name(self, name)
 
     def _graph_node_flatten(self) -> tuple[list[tuple[str, Any]], type[Self]]:
-        attributes = [item for item in graph_attributes(self) if item[0] != SCOPE]
+        flattened: list[Any] = super()._graph_node_flatten()[0]
+        attributes = [item for item in flattened if item[0] != SCOPE]
         scope = self.scope
         if scope is not None and len(scope.rngs):
-            attributes.append((SCOPE, DataElem(scope)))
+            attributes.append((SCOPE, scope))
             # `nnx.merge` hands out the leaves in the order of the names.
             attributes.sort(key=lambda item: item[0])
         return attributes, type(self)
 
     def _graph_node_init(self, attributes: Iterable[tuple[str | int, Any]]) -> None:
         record = record_of(self)
-        held = dict(attributes)
+        held: dict[Any, Any] = dict(attributes)
         if record is not None:
             held.pop(SCOPE, None)
         note_copy()
-        set_graph_attributes(self, held.items())
+        vars(self).update(held)
 
     @classmethod
     def _pytree__unflatten(cls, static: Any, node_attrs: Iterable[Any]) -> Self:

@@ -15,11 +15,11 @@ from bridge._conversion.arrays import is_taken
 from bridge._conversion.neutral import Address, Path
 from bridge._flax.flattening import flatten
 from bridge._flax.nodes import nodes_below
-from bridge._flax.objects import attributes_dict, mark_arrays_as_data, state_flags
+from bridge._flax.objects import mark_arrays_as_data, state_flags
 from bridge._flax.passed_values import PassedValues
 from bridge._flax.variables import leaf_value
 from bridge._graphdefs import static_graphdef
-from bridge._graphdefs.leaves import GraphDefLeaf, GraphDefLeaves
+from bridge._graphdefs.leaves import GraphDefLeaves
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 from bridge._graphdefs.structure import (
     differences,
@@ -129,9 +129,9 @@ class Changes:
         slots, graphdef = before.found.slots, before.found.graphdef
         if (
             before.definition is graphdef
-            and graphdef.blueprint.has_only_objects
+            and (blueprint := graphdef.blueprint).has_only_objects
             and attributes.are_kept()
-            and all(map(_is_as_made, before.variables, slots))
+            and all(map(_is_as_made, before.variables, blueprint.leaves))
         ):
             self.removed: frozenset[Address] = frozenset()
             self.updates: dict[Address, Any] = {
@@ -265,11 +265,10 @@ def _is_same(a: nnx.GraphDef[Any], b: nnx.GraphDef[Any]) -> bool:
     return is_same_or_equal(a.attributes, b.attributes) and is_same_or_equal(a.nodes, b.nodes)
 
 
-def _is_as_made(variable: nnx.Variable[Any] | None, slot: GraphDefLeaf) -> bool:
-    """Whether a Variable, or a bare array, is still what its slot says, whatever it holds."""
+def _is_as_made(variable: nnx.Variable[Any] | None, made_of: Any) -> bool:
+    """Whether a Variable, or a bare array, has the type and metadata that it was made of."""
     return variable is None or (
-        type(variable) is slot.var_type
-        and holds_the_same(variable.get_metadata(), attributes_dict(slot.metadata))
+        type(variable) is made_of[0] and holds_the_same(variable.get_metadata(), made_of[1])
     )
 
 

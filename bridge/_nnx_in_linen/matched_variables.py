@@ -16,7 +16,6 @@ import registry
 from bridge._conversion.matching import Comparison, same_shape
 from bridge._conversion.neutral import Address, Path, nest, walk
 from bridge._conversion.nnx_meta import NNXMeta
-from bridge._flax.objects import attributes_dict
 from bridge._flax.variables import assign_raw_value
 from bridge._graphdefs.leaves import GraphDefLeaf, GraphDefLeaves
 from bridge._graphdefs.static_graphdef import StaticGraphDef
@@ -225,7 +224,7 @@ def _gathered_dict(slot: GraphDefLeaf, aval: Mapping[Any, Any], below: Mapping[P
     if slot.var_type is None or not is_boxed:
         return value
     # With its box again, as an update has the form that was given.
-    return NNXMeta(slot.var_type, value, dict(attributes_dict(slot.metadata)))
+    return NNXMeta(slot.var_type, value, dict(slot.metadata))
 
 
 def _below(addresses: Iterable[Address]) -> dict[tuple[str, ...], dict[tuple[str, ...], Address]]:

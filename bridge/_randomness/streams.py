@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from flax import nnx
 from flax.core import meta
 
 from bridge._errors import InvalidRngsError
-from bridge._flax.scopes import DEFAULT, folded_in
+from bridge._flax.scopes import DEFAULT
 
 from .typed_keys import is_key
 
@@ -101,8 +102,12 @@ def _several_keys(rngs: Any) -> str:
 
 def fold_path(key: Any, path: tuple[Any, ...]) -> Any:
     """A typed key for the stream at a path below a ToLinen, another one for every path."""
-    # Linen hashes the names without a separator, so a/ba and ab/a would collide.
-    folded = folded_in(key, [f"\0{name}" for name in path])
+    # As Linen folds names in, with a separator: without one, a/ba and ab/a would collide.
+    folded = key
+    if path:
+        names = "".join(f"\0{name}" for name in path)
+        digest = hashlib.sha1(names.encode(), usedforsecurity=False).digest()
+        folded = jax.random.fold_in(key, int.from_bytes(digest[:4], "big"))
     return folded if is_key(folded) else jax.random.wrap_key_data(folded)
 
 

@@ -20,11 +20,6 @@ FALLBACKS = {
     "Variable._raw_value": renamed("_raw_value"),
     "Variable._trace_state": renamed("_trace_state"),
     "Variable._var_metadata": renamed("_var_metadata"),
-    "Pytree._pytree__state": renamed("_pytree__state"),
-    "PytreeState._initializing": renamed("_initializing"),
-    "PytreeState": renamed("PytreeState"),
-    "HashableMapping._mapping": renamed("_mapping"),
-    "Scope._mutable_collection": renamed("_mutable_collection"),
     "Module._register_submodules": renamed("_register_submodules"),
     "signature of _register_submodules": (
         r"def _register_submodules\(self, name, val\)",
@@ -33,12 +28,12 @@ FALLBACKS = {
 }
 # Parts that the quick start needs, and that have no public way.
 ERRORS = {
-    "LazyRng": renamed("LazyRng"),
-    "LazyRng.as_jax_rng": renamed("as_jax_rng"),
     "linen.module._context": renamed("_context"),
     "_context.module_stack": renamed("module_stack"),
-    "Module.clone(_deep_clone)": renamed("_deep_clone"),
     "Pytree._pytree__nodes": renamed("_pytree__nodes"),
+    "Pytree._pytree__state": renamed("_pytree__state"),
+    "PytreeState._initializing": renamed("_initializing"),
+    "PytreeState": renamed("PytreeState"),
     "HashableMapping": renamed("HashableMapping"),
     "graphlib.NodeDef": renamed("NodeDef"),
     "graphlib.VariableDef": renamed("VariableDef"),
@@ -52,8 +47,13 @@ UNUSED = {
     "nothing": (r"\bno such name\b", ""),
     "InterceptorContext": renamed("InterceptorContext"),
     "method_handler_wrapped": renamed("method_handler_wrapped"),
+    "HashableMapping._mapping": renamed("_mapping"),
+    "Scope._mutable_collection": renamed("_mutable_collection"),
+    "graphlib.get_node_impl": renamed("get_node_impl"),
     "_nnx_tabulate_id": renamed("_nnx_tabulate_id"),
     "_graph_node_flatten": renamed("_graph_node_flatten"),
+    "LazyRng": renamed("LazyRng"),
+    "Module.clone(_deep_clone)": renamed("_deep_clone"),
     "_get_unbound_fn": renamed("_get_unbound_fn"),
     "union_filters": renamed("union_filters"),
 }

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge._flax import filters, linen_modules
-from bridge._flax.scopes import CallKeys, LazyRng, run_linen
+from bridge._flax.scopes import CallKeys, run_linen
 from bridge._flax.traces import partially_evaluate
 
 KEY = jax.random.key(0)
@@ -25,20 +25,13 @@ def same_key(a, b):
     return bool((jax.random.key_data(a) == jax.random.key_data(b)).all())
 
 
-def test_a_scope_makes_keys_from_name_and_count():
-    scope = Scope({}, {"params": KEY, "dropout": KEY})
-    for count in (1, 2):
-        assert same_key(scope.make_rng("params"), LazyRng.create(KEY, count).as_jax_rng())
-    assert scope.rng_counters == {"params": 2, "dropout": 0}
-    child = scope.push("layer")
-    assert same_key(child.make_rng("params"), LazyRng.create(KEY, "layer", 1).as_jax_rng())
-
-
-def test_all_names_are_folded_into_a_key_at_once():
-    below = LazyRng.create(LazyRng(KEY, ("a",)), "b", 3)
-    assert (below.rng, below.suffix) == (KEY, ("a", "b", 3))
-    once = LazyRng.create(KEY, "a").as_jax_rng()
-    assert not same_key(below.as_jax_rng(), LazyRng.create(once, "b", 3).as_jax_rng())
+def test_a_scope_keeps_a_key_as_a_pytree_of_it_and_static_names():
+    scope = Scope({}, {"params": 0})
+    names = scope.push("a").push("b").rngs["params"]
+    assert jax.tree.leaves(names) == [0]
+    below = jax.tree.map(lambda _: KEY, names)
+    expected = Scope({}, {"params": KEY}).push("a").push("b").rngs["params"]
+    assert same_key(below.as_jax_rng(), expected.as_jax_rng())
 
 
 def test_a_scope_asks_has_rng_which_stream_it_may_draw_from():
@@ -49,7 +42,7 @@ def test_a_scope_asks_has_rng_which_stream_it_may_draw_from():
     scope = Serving({}, {"params": KEY})
     scope.rngs = {"dropout": KEY}
     scope.rng_counters = {"dropout": 0}
-    assert same_key(scope.make_rng("dropout"), LazyRng.create(KEY, 1).as_jax_rng())
+    assert same_key(scope.make_rng("dropout"), Scope({}, {"dropout": KEY}).make_rng("dropout"))
 
 
 def test_the_parts_of_a_scope_have_public_names():
@@ -71,13 +64,6 @@ def test_a_child_scope_finds_its_variables_through_its_parent():
     child.put_variable("params", "w", 2)
     child.put_variable("new", "v", 3)
     assert held == {"params": {"layer": {"w": 2}}, "new": {"layer": {"v": 3}}}
-
-
-def test_a_scope_gives_the_dict_that_it_keeps_of_a_mutable_collection():
-    held = {"params": {"layer": {"w": 1}}}
-    scope = Scope(held, {}, mutable=True)
-    assert scope._mutable_collection("params") is held["params"]
-    assert scope.push("layer")._mutable_collection("params") is held["params"]["layer"]
 
 
 def test_the_modules_that_are_being_called_are_on_a_stack():
@@ -178,32 +164,15 @@ def test_a_module_looks_for_submodules_in_one_field_after_the_other():
     assert ("second", "two") in seen
 
 
-def test_a_deep_clone_has_submodules_of_its_own():
+def test_a_copy_has_submodules_of_its_own():
     class Model(nn.Module):
         layer: nn.Module
 
     model = Model(nn.Dense(2))
-    assert model.clone(_deep_clone=True).layer is not model.layer
-    assert model.clone(_deep_clone=True).layer.features == 2
-    assert model.clone().layer is model.layer
-
-
-def test_interceptors_hide_two_keywords_of_a_method():
-    class Model(nn.Module):
-        def __call__(self, **kwargs):
-            return kwargs
-
-    def intercept(next_function, args, kwargs, context):
-        return next_function(*args, **kwargs)
-
-    assert Model.__call__.method_handler_wrapped
-    bound = Model().bind({})
-    for name in ("orig_method", "module"):
-        assert bound(**{name: 1}) == {name: 1}
-        with nn.intercept_methods(intercept), pytest.raises(TypeError, match=name):
-            bound(**{name: 1})
-    with nn.intercept_methods(intercept):
-        assert bound(other=1) == {"other": 1}
+    scope = Scope({}, {})
+    copy = model.copy(parent=scope)
+    assert copy.layer is not model.layer
+    assert (copy.layer.features, copy.scope, model.layer.scope) == (2, scope, None)
 
 
 def test_an_interceptor_is_told_module_and_method():

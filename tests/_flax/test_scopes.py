@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import pytest
 from flax import linen as nn
 from flax import nnx
+from flax.core import Scope
 
-from bridge._flax.scopes import CallKeys, LazyKeys, folded_in, used_streams
+from bridge._flax.scopes import CallKeys, LazyKeys, used_streams
 from tests.models import assert_identical
 
 KEY, OTHER = jax.random.key(0), jax.random.key(1)
@@ -121,6 +122,13 @@ def test_the_sources_may_change_after_the_keys_were_made():
     assert keys.key("params") is KEY
 
 
+def lazy_keys(keys, path=()):
+    scope = Scope({}, dict.fromkeys(keys.names, 0))
+    for name in path:
+        scope = scope.push(name)
+    return LazyKeys(keys, scope.rngs)
+
+
 @pytest.mark.parametrize(
     ("sources", "names"),
     [
@@ -135,14 +143,14 @@ def test_the_sources_may_change_after_the_keys_were_made():
 def test_the_streams_that_a_lifted_transform_takes_along_end_with_default(sources, names):
     keys = CallKeys(sources)
     assert keys.names == names
-    lazy = LazyKeys(keys)
+    lazy = lazy_keys(keys)
     assert tuple(lazy) == names
     assert len(lazy) == len(names)
 
 
 def test_a_served_stream_has_a_key_and_is_not_there():
     keys = CallKeys({"default": KEY, "params": OTHER})
-    lazy = LazyKeys(keys)
+    lazy = lazy_keys(keys)
     assert keys.has("params")
     assert not keys.has("noise")
     assert keys.serves("noise")
@@ -156,7 +164,7 @@ def test_without_default_there_are_no_other_streams():
     assert not keys.serves("noise")
     assert keys.serves("params")
     with pytest.raises(KeyError, match="noise"):
-        LazyKeys(keys)["noise"]
+        lazy_keys(keys)["noise"]
 
 
 def test_nothing_was_initialized_before_the_call():
@@ -177,12 +185,11 @@ def test_a_scope_gets_the_key_that_linen_derives_from_its_path(names):
             return self.scope.rngs["noise"].as_jax_rng()
 
     keys = CallKeys({"noise": KEY})
-    lazy = LazyKeys(keys, names)
+    lazy = lazy_keys(keys, names)
     expected = Outer(names).apply({}, rngs={"noise": KEY})
     assert_identical(lazy["noise"].as_jax_rng(), expected)
     assert lazy.draws is lazy.copy().draws is keys
     assert_identical(lazy.copy()["noise"].as_jax_rng(), expected)
-    assert_identical(folded_in(KEY, names), expected)
 
 
 def test_the_streams_used_are_those_that_linen_counts_draws_of():

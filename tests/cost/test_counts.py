@@ -51,10 +51,10 @@ def test_a_module_that_a_program_closes_over_adds_no_equation():
 @pytest.mark.parametrize("blocks", [1, 2, 8])
 def test_nnx_walks_through_no_more_of_a_wrapper_than_it_has_to(blocks):
     graphdef, state = nnx.split(stack(blocks).to_nnx)
-    # The wrapper; a Linen module with parameters is a dict.
+    # The wrapper and its flags, as of any NNX object; a Linen module with parameters is a dict.
     dicts = {path[:depth] for path, _ in nnx.to_flat_state(state) for depth in range(1, len(path))}
     assert len(dicts) == 4 * blocks
-    assert len(graphdef.nodes) == 1 + len(dicts) + 6 * blocks
+    assert len(graphdef.nodes) == 2 + len(dicts) + 6 * blocks
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 8])
