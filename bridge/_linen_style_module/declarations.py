@@ -24,48 +24,44 @@ from .methods import is_creating
 from .submodules import check_declaring, reserve
 
 
-def param(
-    module: Any, name: str, init_fn: Callable[..., Any], args: Any, kwargs: Any
-) -> nnx.Variable[Any]:
-    """The parameter of a name, which is created if it may be.
-
-    Raises:
-      DeclarationError: neither `setup` nor a compact method runs.
-      NameInUseError: the name is taken.
-      MismatchError: it has another shape than the initializer says, or there is none.
-      NotInitializedError: the module has no variables yet.
-    """
-    record = check_declaring(record_of(module), module, "Parameters")
-    reserve(record, name, "params", "param")
-    found = variables.find_declared(module, "params", name)
-    if found is not None:
-        _check_shape(record, name, found, _expected(init_fn, args, kwargs))
-        return found
-    if not is_creating(record, "params"):
-        key = jax.random.key(0)
-        raise _absent(record, "params", name, lambda: init_fn(key, *args, **kwargs))
-    return _created(
-        record, "params", name, init_fn(record.scope.make_rng("params"), *args, **kwargs)
-    )
-
-
-def declared_variable(
+def declared(
     module: Any,
     collection: str,
     name: str,
-    init_fn: Callable[..., Any] | None,
-    args: Any,
-    kwargs: Any,
+    what: str,
+    make: Callable[[], Any] | None,
+    shapes: Callable[[], list[tuple[int, ...]]],
 ) -> nnx.Variable[Any]:
-    """The variable of a name in a collection; as `param`, without a key and without a shape."""
-    record = check_declaring(record_of(module), module, "Variables")
-    reserve(record, name, collection, "variable")
+    """The variable of a name in a collection, which is created if it may be.
+
+    Args:
+      module: the module.
+      collection: the collection.
+      name: the name.
+      what: `param`, whose shapes are checked, or `variable`.
+      make: makes the initial value; without it the variable has to exist.
+      shapes: the shapes of the initial value.
+    """
+    record = check_declaring(record_of(module), module, f"{what.capitalize()}s")
+    reserve(record, name, collection, what)
     found = variables.find_declared(module, collection, name)
-    if found is not None:
-        return found
-    if init_fn is None or not is_creating(record, collection):
-        raise _absent(record, collection, name, init_fn and (lambda: init_fn(*args, **kwargs)))
-    return _created(record, collection, name, init_fn(*args, **kwargs))
+    if found is None:
+        if make is None or not is_creating(record, collection):
+            raise _absent(record, collection, name, shapes() if make else [])
+        return _created(record, collection, name, make())
+    if what == "param":
+        held = [np.shape(leaf) for leaf in jax.tree.leaves(raw_value(found))]
+        wanted = shapes()
+        if any(a != b for a, b in zip(wanted, held, strict=False)):
+            path = path_text("params", (*record.path, name))
+            raise MismatchError(_where(record), mis_shaped=[(path, f"{wanted[0]}", f"{held[0]}")])
+    return found
+
+
+def param_key(module: Any) -> jax.Array:
+    """The key that the initial value of a parameter is drawn from."""
+    record = check_declaring(record_of(module), module, "Params")
+    return record.scope.make_rng("params")
 
 
 def put_variable(module: Any, collection: str, name: str, value: Any) -> None:
@@ -130,22 +126,13 @@ def _created(record: ModuleInCall, collection: str, name: str, value: Any) -> nn
     return made
 
 
-def _check_shape(
-    record: ModuleInCall, name: str, found: nnx.Variable[Any], wanted: list[tuple[int, ...]]
-) -> None:
-    shapes = [np.shape(leaf) for leaf in jax.tree.leaves(raw_value(found))]
-    if any(a != b for a, b in zip(wanted, shapes, strict=False)):
-        path = path_text("params", (*record.path, name))
-        raise MismatchError(_where(record), mis_shaped=[(path, f"{wanted[0]}", f"{shapes[0]}")])
-
-
 # Weak keys: the cache must not keep initializers alive.
 _known_shapes: weakref.WeakKeyDictionary[Any, dict[Any, list[tuple[int, ...]]]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-def _expected(init_fn: Callable[..., Any], args: Any, kwargs: Any) -> list[tuple[int, ...]]:
+def shapes_of_param(init_fn: Callable[..., Any], args: Any, kwargs: Any) -> list[tuple[int, ...]]:
     """The shapes that an initializer makes of these arguments.
 
     Linen traces the initializer at each call, which is most of what an eager call costs. Those of
@@ -154,7 +141,7 @@ def _expected(init_fn: Callable[..., Any], args: Any, kwargs: Any) -> list[tuple
     """
 
     def traced() -> list[tuple[int, ...]]:
-        return _shapes(lambda: init_fn(jax.random.key(0), *args, **kwargs))
+        return shapes_of(lambda: init_fn(jax.random.key(0), *args, **kwargs))
 
     if getattr(init_fn, "__module__", None) not in _OF_JAX:
         return traced()
@@ -172,7 +159,7 @@ def _expected(init_fn: Callable[..., Any], args: Any, kwargs: Any) -> list[tuple
 _OF_JAX = {each.__module__ for each in (jax.nn.initializers.zeros, jax.nn.initializers.normal())}
 
 
-def _shapes(init_fn: Callable[[], Any]) -> list[tuple[int, ...]]:
+def shapes_of(init_fn: Callable[[], Any]) -> list[tuple[int, ...]]:
     """The shapes of what an initializer makes."""
 
     def value() -> Any:
@@ -183,7 +170,7 @@ def _shapes(init_fn: Callable[[], Any]) -> list[tuple[int, ...]]:
 
 
 def _absent(
-    record: ModuleInCall, collection: str, name: str, init_fn: Callable[[], Any] | None
+    record: ModuleInCall, collection: str, name: str, shapes: list[tuple[int, ...]]
 ) -> Exception:
     """The error for a variable that is not there."""
     root = record.call.root.module
@@ -192,7 +179,6 @@ def _absent(
         name = type(root).__name__
         return NotInitializedError(name, f"take existing ones with {name}(…).bind(variables)")
     path = path_text(collection, (*record.path, name))
-    shapes = _shapes(init_fn) if init_fn is not None else []
     shown = str(shapes[0]) if len(shapes) == 1 else "a value"
     return MismatchError(_where(record), missing=[(path, shown)])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -68,7 +69,14 @@ class Declaring(nnx.Module):
           NotInitializedError: the module has no variables yet.
           MissingRngError: there is no key to draw the value from.
         """
-        found = declarations.param(self, name, init_fn, init_args, init_kwargs)
+        found = declarations.declared(
+            self,
+            "params",
+            name,
+            "param",
+            lambda: init_fn(declarations.param_key(self), *init_args, **init_kwargs),
+            lambda: declarations.shapes_of_param(init_fn, init_args, init_kwargs),
+        )
         return found if unbox else boxed(found)
 
     @uncounted
@@ -101,7 +109,10 @@ class Declaring(nnx.Module):
           NotInitializedError: the module has no variables yet.
         """
         del unbox
-        return declarations.declared_variable(self, col, name, init_fn, init_args, init_kwargs)
+        make = init_fn and functools.partial(init_fn, *init_args, **init_kwargs)
+        return declarations.declared(
+            self, col, name, "variable", make, lambda: declarations.shapes_of(make) if make else []
+        )
 
     @uncounted
     def has_variable(self, col: str, name: str) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -12,9 +12,9 @@ import registry
 from bridge._conversion import linen_attributes, linen_leaves, nnx_leaves
 from bridge._conversion.inner_boxes import unboxed_within
 from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
-from bridge._conversion.neutral import nest, walk
+from bridge._conversion.matching import compare
+from bridge._conversion.neutral import Address, nest, walk
 from bridge._conversion.own_leaves import graphdefs_in
-from bridge._errors import MismatchError
 from bridge._flax.variables import assign_raw_value, raw_value
 
 from .attributes import put_part
@@ -76,42 +76,27 @@ def claim(module: Any, unclaimed: Unclaimed, where: str) -> None:
 def _update(module: nnx.Pytree, given: Mapping[str, Any], where: str) -> None:
     """Puts Variables into those of a native NNX module, all of them."""
     own = {
-        tuple(map(str, path)): leaf
-        for path, leaf in nnx.to_flat_state(nnx.state(module, graph=True))
-        if isinstance(leaf, nnx.Variable)
+        _address(path, node): node
+        for path, node in nnx.iter_graph(module, graph=True)
+        if isinstance(node, nnx.Variable)
     }
-    variables = dict(_variables_of(module))
-    new = {path: x for path, x in walk(given) if path in own or not is_vacant(x)}
-    needed = {path for path, leaf in own.items() if not isinstance(leaf, nnx.RngState)}
-    missing = [
-        ("/".join(path), str(jax.tree.map(jax.numpy.shape, raw_value(own[path]))))
-        for path in needed - new.keys()
-        if _is_abstract(raw_value(own[path]))
-    ]
-    mis_shaped = [
-        ("/".join(path), _shapes(own[path]), _shapes(new[path]))
-        for path in needed & new.keys()
-        if _shapes(own[path]) != _shapes(new[path])
-    ]
-    unknown = ["/".join(path) for path in new.keys() - own.keys()]
-    if missing or mis_shaped or unknown:
-        raise MismatchError(where, missing, mis_shaped, unknown)
-    for path, variable in new.items():
-        assign_raw_value(variables[path], raw_value(variable))
+    leaves = {_address(path, x): x for path, x in walk(given)}
+    found = {a: raw_value(x) for a, x in leaves.items() if a in own or not is_vacant(x)}
+    values = {a: raw_value(x) for a, x in own.items()}
+    needed = {a: x for a, x in values.items() if a in found or _is_abstract(x)}
+    comparison = compare(needed, found)
+    if comparison.unknown or not comparison.fits:
+        raise comparison.error(where)
+    for address, value in found.items():
+        assign_raw_value(own[address], value)
 
 
-def _variables_of(module: nnx.Pytree) -> Iterator[tuple[tuple[str, ...], nnx.Variable[Any]]]:
-    for path, node in nnx.iter_graph(module, graph=True):
-        if isinstance(node, nnx.Variable):
-            yield tuple(map(str, path)), node
+def _address(path: tuple[Any, ...], variable: nnx.Variable[Any]) -> Address:
+    return registry.current().name_from_type(variable.var_type), tuple(map(str, path))
 
 
 def _is_abstract(value: Any) -> bool:
     return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(value))
-
-
-def _shapes(variable: nnx.Variable[Any]) -> str:
-    return str(jax.tree.map(jax.numpy.shape, raw_value(variable)))
 
 
 def _install_graphdefs(module: Any, graphdefs: Any) -> None:
