@@ -16,7 +16,6 @@ from bridge._module_calls.calls import ModuleInCall, joined_record
 
 from .attributes import (
     Ref,
-    Waiting,
     drop_name,
     is_reserved_name,
     names_of,
@@ -167,7 +166,7 @@ def _is_given(module: Any, record: ModuleInCall | None, name: str) -> bool:
     """
     held = vars(module).get(name)
     is_declared = record is not None and (record.in_setup or name in record.reserved)
-    return isinstance(held, Waiting) or (is_declared and isinstance(held, nnx.Variable))
+    return isinstance(held, Unclaimed) or (is_declared and isinstance(held, nnx.Variable))
 
 
 def _assign_part(

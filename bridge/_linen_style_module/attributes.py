@@ -77,10 +77,6 @@ class Otherwise(enum.Enum):
     CLASS = enum.auto()
 
 
-class Waiting(nnx.Pytree):
-    """A part whose variables are there, and which the module has yet to declare."""
-
-
 def is_reserved_name(name: str) -> bool:
     """Whether an attribute belongs to the bridge or to NNX, and not to the model."""
     return name.startswith(MODULE_PREFIX) or is_note(name) or name == CAPTURES

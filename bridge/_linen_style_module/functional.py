@@ -10,7 +10,6 @@ from typing import Any
 from flax import errors as flax_errors
 from flax import nnx
 
-from bridge._conversion.linen_attributes import LinenHolder
 from bridge._errors import InvalidMethodError
 from bridge._flax.filters import union
 from bridge._flax.nodes import nodes_below
@@ -25,7 +24,7 @@ from .containers import mapped
 from .given import install
 from .guard import Guard
 from .methods import is_entering
-from .outermost import in_call
+from .outermost import call_of, in_call
 from .setup import set_up
 from .submodules import is_lazy
 from .variables import linen_variables
@@ -113,15 +112,8 @@ def bound(module: Any, variables: Mapping[str, Any], rngs: Any, mutable: Any) ->
         clone.bridge__rngs = as_rngs(rngs, where)
     if mutable is not True:
         clone.bridge__mutable = mutable_filter.checked(mutable, where)
-    in_call(ModuleCall(clone, clone.bridge__rngs or nnx.Rngs(), mutable), _set_up_all)
+    in_call(call_of(clone), _set_up_all)
     return clone
-
-
-def lazily(
-    module: Any, rngs: Any, args: tuple[Any, ...], kwargs: dict[str, Any], method: Any
-) -> dict[str, Any]:
-    """The variables that a method creates, without a forward pass for inputs that are shapes."""
-    return linen_variables(initialized_clone(module, rngs, args, kwargs, method))
 
 
 def initialized_clone(
@@ -132,18 +124,6 @@ def initialized_clone(
     clone.bridge__rngs = as_rngs(rngs, f"{type(module).__name__}.lazy_init")
     lazy_init(clone if method in (None, "__call__") else getattr(clone, method), *args, **kwargs)
     return clone
-
-
-def module_paths(module: Any) -> dict[str, Any]:
-    """The modules below one by path, itself included: copies without variables."""
-    found: dict[str, Any] = {}
-    for path, node in nnx.iter_graph(module, graph=True):
-        name = "/".join(map(str, path))
-        if is_lazy(node):
-            found[name] = cloned(node)
-        elif isinstance(node, LinenHolder):
-            found[name] = node.to_nnx__module.clone()
-    return dict(sorted(found.items()))
 
 
 def _set_up_all(record: ModuleInCall) -> None:

@@ -10,10 +10,12 @@ import jax.numpy as jnp
 from flax import nnx
 from flax.core import FrozenDict
 
+from bridge._conversion.linen_attributes import LinenHolder
 from bridge._errors import InvalidModuleError, InvalidRngsError
 from bridge._flax.tabulate import uncounted
 
 from . import functional
+from .submodules import is_lazy
 from .variables import linen_variables
 
 # The options of `nnx.tabulate` and Linen's `tabulate`; the method's arguments are the others.
@@ -101,7 +103,7 @@ class Running(nnx.Module):
           InvalidRngsError: `rngs` are no keys.
           AbstractInputError: a variable depends on the values of an input that is a shape.
         """
-        return functional.lazily(self, rngs, args, kwargs, method)
+        return linen_variables(functional.initialized_clone(self, rngs, args, kwargs, method))
 
     @uncounted
     def apply(
@@ -211,9 +213,15 @@ class Running(nnx.Module):
         Returns:
           Copies of `bridge.Module`s and Linen modules by path, such as `encoder/Dense_0`.
         """
-        return functional.module_paths(
-            functional.initialized_clone(self, rngs, args, kwargs, method)
-        )
+        found: dict[str, Any] = {}
+        made = functional.initialized_clone(self, rngs, args, kwargs, method)
+        for path, node in nnx.iter_graph(made, graph=True):
+            name = "/".join(map(str, path))
+            if is_lazy(node):
+                found[name] = functional.cloned(node)
+            elif isinstance(node, LinenHolder):
+                found[name] = node.to_nnx__module.clone()
+        return dict(sorted(found.items()))
 
     @uncounted
     def clone(self, **updates: Any) -> Self:

@@ -22,7 +22,6 @@ from bridge._flax.variables import raw_value
 
 from .attributes import (
     AttrPriority,
-    Waiting,
     has_room,
     is_free,
     is_reserved_name,
@@ -32,8 +31,8 @@ from .attributes import (
 )
 
 
-class Unclaimed(Waiting):
-    """Variables that are at a place where no submodule is yet."""
+class Unclaimed(nnx.Pytree):
+    """Variables that are at a place where no submodule is yet, or that nobody has declared yet."""
 
     def items(self) -> Iterator[tuple[str, Any]]:
         """(name, Variable or more of these) of everything that is here."""
