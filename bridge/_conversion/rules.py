@@ -10,9 +10,20 @@ the first group. What lies below the two goes along.
 - ``{r'block_(\d+)': r'blocks[\1]'}``: Linen has the layers one by one, and the leaves below the
   NNX module `blocks` are stacked.
 
-The axis is the first one; `blocks.*@1` and `blocks[0@1]` name another. The longest Linen path that
-a rule matches decides, and of several rules for it the first. Read backwards, a rule takes NNX
-paths to Linen paths, which needs an expression that is literal but for its groups.
+The axis is the first one; `blocks.*@1` and `blocks[0@1]` name another. Where the arrays themselves
+differ, words behind the NNX path and names in braces say how, from Linen to NNX:
+
+- ``{'attn/query': 'attn.q reshape'}``: to the target's shape in the usual order of the elements, as
+  from a `DenseGeneral` to a `Linear`;
+- ``{'head': 'head transpose'}``: the axes in the reverse order, or as in `transpose(0, 2, 1)`;
+- ``{'attn/qkv': 'attn.{q,k,v}'}``: Linen has as one leaf, side by side on its last axis, what NNX
+  has as several;
+- ``{'attn/{query,key,value}': 'attn.qkv'}``: the reverse. `{q,k,v@0}` names another axis of the
+  fused leaf. Parts may be of several sizes.
+
+The longest Linen path that a rule matches decides, and of several rules for it the first. Read
+backwards, a rule takes NNX paths to Linen paths, which needs an expression that is literal but for
+its groups.
 """
 
 from __future__ import annotations
@@ -21,7 +32,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, cast
 
 from bridge._errors import BridgeError
 
@@ -30,6 +41,12 @@ Table: TypeAlias = Mapping[str, str]
 _SEGMENT = re.compile(
     r"(?P<star>\*)(@(?P<star_axis>-?\d+))?"
     r"|(?P<name>[^\[\]*]+)(\[(?P<index>\\?\d+)(@(?P<axis>-?\d+))?\])?"
+)
+_BRACES = re.compile(r"\{(?P<names>[^{}@]+,[^{}@]+)(?:@(?P<axis>-?\d+))?\}")
+_QUANTIFIER = re.compile(r"\d+,\d+")
+_WORDS = re.compile(
+    r"(?P<path>.*?)(?P<transpose> transpose(?:\((?P<axes>[-\d, ]*)\))?)?(?P<reshape> reshape)?",
+    re.DOTALL,
 )
 _GROUP = re.compile(r"\((?P<inner>[^()?][^()]*)\)")
 _REFERENCE = re.compile(r"\\(?:g<(\d+)>|(\d))")
@@ -81,11 +98,21 @@ class Segment(NamedTuple):
         return self.name if self.number is None else f"{self.name}[{self.number}{axis}]"
 
 
-class StackedLayer(NamedTuple):
-    """One of several layers that are stacked."""
+class Layer(NamedTuple):
+    """One of several layers that are stacked.
+
+    Attributes:
+      axis: where they are stacked.
+      number: which of them this is.
+      total: how many there have to be, None if that is not known.
+      at: the position in the NNX path of the key that says which, or of the module whose leaves
+        are stacked.
+    """
 
     axis: int
     number: int
+    total: int | None = None
+    at: int = 0
 
 
 class Landing(NamedTuple):
@@ -104,12 +131,42 @@ class Landing(NamedTuple):
     axis: int | None = None
     number: int | None = None
     admits: str = r"\d+"
-    entry: StackedLayer | None = None
+    entry: Layer | None = None
+
+
+class Form(NamedTuple):
+    """How the leaves differ that a rule puts together.
+
+    From Linen to NNX a part is cut out, transposed, reshaped, and put beside the others.
+
+    Attributes:
+      axes: for each axis of the NNX part, which axis of the Linen part it is; None if they are in
+        the same order, and empty if they are in the reverse order.
+      is_reshaped: whether the parts may have other shapes of the same size.
+      fused: the side, `linen` or `nnx`, that has several leaves of the other side as one.
+      axis: the axis of that leaf on which they lie side by side.
+    """
+
+    axes: tuple[int, ...] | None = None
+    is_reshaped: bool = False
+    fused: str | None = None
+    axis: int = -1
+
+    @property
+    def text(self) -> str:
+        """What the rule does with the arrays, for reports."""
+        words = [] if self.fused is None else ["split" if self.fused == "linen" else "join"]
+        words += [] if self.axes is None else ["transpose"]
+        words += ["reshape"] if self.is_reshaped else []
+        return " and ".join(words)
+
+
+UNCHANGED = Form()
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """Which Linen path is which NNX path.
+    """Which Linen path is which NNX path, and how the leaves below them differ.
 
     Attributes:
       linen: the regular expression for a Linen path.
@@ -124,11 +181,62 @@ class Rule:
 
     def __post_init__(self) -> None:
         try:
-            # The references are read even if nothing matches.
-            self.pattern.sub(self.nnx.replace(".", "/"), "")
-            self.segments  # noqa: B018
+            self.routes  # noqa: B018
         except (re.error, TypeError, AttributeError, IndexError) as error:
             raise ValueError(f"not a regular expression and a path: {error}") from error
+
+    @functools.cached_property
+    def form(self) -> Form:
+        """How the leaves differ."""
+        words = self._words
+        listed = words["axes"]
+        axes = None
+        if words["transpose"]:
+            axes = tuple(map(int, listed.split(","))) if listed and listed.strip() else ()
+        ours, theirs = _BRACES.search(words["path"]), _braces_of(self.linen)
+        braces = ours or theirs
+        fused = None if braces is None else "linen" if ours else "nnx"
+        axis = int(braces["axis"] or -1) if braces is not None else -1
+        return Form(axes, words["reshape"] is not None, fused, axis)
+
+    @functools.cached_property
+    def routes(self) -> tuple[Route, ...]:
+        """The paths without braces, one pair for each part."""
+        path = self._words["path"]
+        linen = _without_braces(self.linen, _braces_of(self.linen))
+        nnx = _without_braces(path, _BRACES.search(path))
+        if len(linen) > 1 < len(nnx):
+            raise ValueError("parts in braces on both sides")
+        if len(linen) > 1:
+            return tuple(Route(self, own, nnx[0], n) for n, own in enumerate(linen))
+        return tuple(Route(self, linen[0], own, n) for n, own in enumerate(nnx))
+
+    @functools.cached_property
+    def _words(self) -> re.Match[str]:
+        # The last group takes what is left, so there is always a match.
+        return cast("re.Match[str]", _WORDS.fullmatch(self.nnx))
+
+
+@dataclasses.dataclass(frozen=True)
+class Route:
+    """A rule for one part, or the whole rule if it has no parts.
+
+    Attributes:
+      rule: the rule.
+      linen: the regular expression for a Linen path.
+      nnx: the NNX path.
+      part: which of the rule's parts it is.
+    """
+
+    rule: Rule
+    linen: str
+    nnx: str
+    part: int = 0
+
+    def __post_init__(self) -> None:
+        # The references are read even if nothing matches.
+        self.pattern.sub(self.nnx.replace(".", "/"), "")
+        self.segments  # noqa: B018
 
     @functools.cached_property
     def pattern(self) -> re.Pattern[str]:
@@ -166,7 +274,7 @@ class Rule:
             number = part.number and hit.expand(part.number)
             if number is not None and not number.isdecimal():
                 raise RulesError(
-                    f"{number!r} for the number in the rule for {self.linen!r}",
+                    f"{number!r} for the number in the rule for {self.rule.linen!r}",
                     "a number",
                     "correct the table",
                 )
@@ -180,7 +288,7 @@ class Rule:
             parts = self.target(hit)
             names = [NUMBER if part.name is None else part.name for part in parts]
             axis = next((part.axis for part in parts if part.name is None), None)
-            entries = [StackedLayer(p.axis, int(p.number)) for p in parts if p.number is not None]
+            entries = [Layer(p.axis, int(p.number)) for p in parts if p.number is not None]
             return Landing("/".join(names), axis, entry=entries[0] if entries else None)
 
         return OneWay(self, self.pattern, landing)
@@ -219,7 +327,7 @@ class Rule:
             for number, piece in enumerate(unescaped[1:], start=1):
                 template += (NUMBER if number == numbered else hit[f"g{number}"]) + piece
             admits = groups[numbered - 1] if numbered else r"\d+"
-            entry = None if star is None else StackedLayer(star, int(hit["star"]))
+            entry = None if star is None else Layer(star, int(hit["star"]))
             return Landing(template, axis, index, admits, entry)
 
         return OneWay(self, re.compile("/".join(patterns)), landing)
@@ -229,12 +337,12 @@ class OneWay(NamedTuple):
     """A rule in one direction.
 
     Attributes:
-        rule: the rule.
+        route: the rule, or the part of it.
         pattern: for a source path joined by `/`.
         landing: where a match of the pattern goes.
     """
 
-    rule: Rule
+    route: Route
     pattern: re.Pattern[str]
     landing: Callable[[re.Match[str]], Landing]
 
@@ -273,7 +381,7 @@ def read_forward(table: Table) -> list[OneWay]:
     Raises:
         RulesError: a rule cannot be read.
     """
-    return [rule.forward() for rule in rules_of(table)]
+    return [route.forward() for rule in rules_of(table) for route in rule.routes]
 
 
 def read_backward(table: Table) -> list[OneWay]:
@@ -282,12 +390,29 @@ def read_backward(table: Table) -> list[OneWay]:
     Raises:
         RulesError: a rule cannot be read, or cannot be read backwards.
     """
-    made = {rule.linen: rule.backward() for rule in rules_of(table)}
-    problems = [key for key, rule in made.items() if rule is None]
+    routes = [route for rule in rules_of(table) for route in rule.routes]
+    made = [route.backward() for route in routes]
+    problems = [r.rule.linen for r, one in zip(routes, made, strict=True) if one is None]
     if problems:
         raise RulesError(
             f"{problems}, which cannot be read backwards",
             "expressions that are literal but for groups, each used once in the value",
             "write the paths out, or give --model to convert",
         )
-    return [rule for rule in made.values() if rule is not None]
+    return [one for one in made if one is not None]
+
+
+def _braces_of(linen: str) -> re.Match[str] | None:
+    """The names in braces in a regular expression, which also has `{2,3}` for quantifiers."""
+    found = _BRACES.finditer(linen)
+    return next((each for each in found if not _QUANTIFIER.fullmatch(each["names"])), None)
+
+
+def _without_braces(text: str, braces: re.Match[str] | None) -> list[str]:
+    """A text for each of the names in braces."""
+    if braces is None:
+        return [text]
+    if _BRACES.search(text, braces.end()):
+        raise ValueError(f"several braces in {text!r}")
+    names = braces["names"].split(",")
+    return [text[: braces.start()] + name.strip() + text[braces.end() :] for name in names]

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
+from bridge._conversion.pieces import Piece, covers, pieces_of
 from bridge._conversion.rules import (
     NUMBER,
+    UNCHANGED,
+    Form,
     Landing,
+    Layer,
     OneWay,
+    Route,
     RulesError,
-    StackedLayer,
     read_backward,
     read_forward,
 )
@@ -32,13 +37,18 @@ class _Move(NamedTuple):
 
     Attributes:
         target: where it goes.
-        origin: what it is of the source.
-        entry: what it is of the target, None if it is the whole.
+        origin: what it is of the source, and what of the target.
+        route: the rule that says so, None without one.
     """
 
     target: ItemPath
     origin: LeafOrigin
-    entry: StackedLayer | None
+    route: Route | None = None
+
+    @property
+    def form(self) -> Form:
+        """How the arrays differ."""
+        return UNCHANGED if self.route is None else self.route.rule.form
 
 
 def rename(paths: Iterable[Path], rules: list[OneWay]) -> dict[Path, Path]:
@@ -47,13 +57,19 @@ def rename(paths: Iterable[Path], rules: list[OneWay]) -> dict[Path, Path]:
     Raises:
         RulesError: a rule matches nothing, or is about stacked layers.
     """
-    if stacked := [each.rule.linen for each in rules if each.rule.is_stacked]:
+    others = [each.route.rule for each in rules]
+    if stacked := [rule.linen for rule in others if rule.routes[0].is_stacked]:
+        text = f"stacked layers in the rules for {stacked}"
+    else:
+        formed = (rule for rule in others if rule.form != UNCHANGED)
+        text = "; ".join(f"a {rule.form.text} in the rule for {rule.linen!r}" for rule in formed)
+    if text:
         raise RulesError(
-            f"stacked layers in the rules for {stacked}",
+            text,
             "rules that only rename paths, as there is no model",
             "give --model to convert, or use bridge.port",
         )
-    unused = {rule.rule.linen for rule in rules}
+    unused = {rule.route.linen for rule in rules}
     keys = [((), path) for path in paths]
     renamed = {key[1]: move.target[1] for key in keys for move in _moves(key, (), rules, unused)}
     _check_used(unused)
@@ -95,8 +111,9 @@ def for_target(source: Source, target: TargetTree | None, table: Mapping[str, st
     }
     # Numbers are integers in an `nnx.List` and text in an `nnx.Dict`.
     own = {tuple(map(str, path)): path for path in target.leaves}
+    wanted = {text: shape_of(target.leaves[path].value) for text, path in own.items()}
     placed: dict[Path, Made] = {}
-    for (prefix, path), made in origins(shapes, rules).items():
+    for (prefix, path), made in origins(shapes, wanted, rules, to_nnx=to_other).items():
         found = own.get(tuple(map(str, (*prefix, *path))), (*prefix, *nnx_keys(path)))
         if found in placed:
             text = "/".join(map(str, found))
@@ -104,23 +121,32 @@ def for_target(source: Source, target: TargetTree | None, table: Mapping[str, st
                 f"one new path for several leaves: {text}", "one for each", "correct the table"
             )
         placed[found] = made
-    return restacked(source, placed)
+    return restacked(source, placed, to_nnx=to_other)
 
 
-def origins(shapes: Shapes, rules: list[OneWay]) -> dict[ItemPath, Made]:
+def origins(
+    shapes: Shapes,
+    wanted: Mapping[Path, tuple[int, ...] | None],
+    rules: list[OneWay],
+    *,
+    to_nnx: bool,
+) -> dict[ItemPath, Made]:
     """What each leaf under the new names is made of.
 
     Args:
         shapes: the shapes of the arrays in every leaf.
+        wanted: the shape of each leaf of the target by its path as text, None if it is no array.
         rules: one direction of a table.
+        to_nnx: which direction.
 
     Returns:
         By new path, the leaves or the entries of stacked leaves that it is made of.
 
     Raises:
-        RulesError: a rule matches nothing, two leaves get one path, or entries are missing.
+        RulesError: a rule matches nothing, two leaves get one path, entries or parts are missing,
+            or arrays cannot be reshaped or split as a rule says.
     """
-    unused = {rule.rule.linen for rule in rules}
+    unused = {rule.route.linen for rule in rules}
     found: dict[ItemPath, list[_Move]] = {}
     problems: list[str] = []
     for key, own in shapes.items():
@@ -129,23 +155,74 @@ def origins(shapes: Shapes, rules: list[OneWay]) -> dict[ItemPath, Made]:
             found.setdefault(move.target, []).append(move)
         problems += _left_out(key, moves, own)
     _check_used(unused)
+    pieces = _pieces(found, shapes, wanted, problems, to_nnx)
     made: dict[ItemPath, Made] = {}
     for target, moves in found.items():
-        by_entry = {move.entry: move.origin for move in moves}
-        first = moves[0].entry
-        if first is None and len(moves) == 1:
-            made[target] = Made(None, [moves[0].origin])
-            continue
-        whole = (
-            [StackedLayer(first.axis, i) for i in range(len(moves))] if first is not None else []
-        )
-        if by_entry.keys() == set(whole):
-            made[target] = Made(whole[0].axis, [by_entry[entry] for entry in whole])
+        by_entry = {move.origin.entry: move.origin for move in moves}
+        first = moves[0].origin.entry
+        shape = wanted.get(_text_path(target))
+        if moves[0].form != UNCHANGED:
+            own = [pieces[move] for move in moves if move in pieces]
+            regions = [piece.nnx_region if to_nnx else piece.linen_region for piece in own]
+            if len(own) == len(moves) and shape is not None and covers(shape, regions):
+                origins = [m.origin._replace(piece=p) for m, p in zip(moves, own, strict=True)]
+                made[target] = Made(origins, shape)
+            elif len(own) == len(moves):
+                problems.append(_collision(target, moves))
+        elif first is None and len(moves) == 1:
+            made[target] = Made([moves[0].origin])
         else:
-            problems.append(_collision(target, moves))
+            whole = [first._replace(number=i) for i in range(len(moves))] if first else []
+            if by_entry.keys() == set(whole):
+                made[target] = Made([by_entry[entry] for entry in whole])
+            else:
+                problems.append(_collision(target, moves))
     if problems:
         raise RulesError("; ".join(problems), "one place for every leaf", "correct the table")
     return made
+
+
+def _pieces(
+    found: Mapping[ItemPath, list[_Move]],
+    shapes: Shapes,
+    wanted: Mapping[Path, tuple[int, ...] | None],
+    problems: list[str],
+    to_nnx: bool,
+) -> dict[_Move, Piece]:
+    """The pieces of the leaves that rules reshape, transpose, split or join."""
+    arrays = {(*a, *b): own[0] for (a, b), each in shapes.items() if len(own := [*each]) == 1}
+    groups: dict[Any, list[_Move]] = {}
+    for move in (move for moves in found.values() for move in moves):
+        if move.route is not None and move.form != UNCHANGED:
+            is_split = move.form.fused == ("linen" if to_nnx else "nnx")
+            fused = move.origin.path if is_split else move.target
+            key = move.route.rule, fused, move.origin.cut, move.origin.entry
+            groups.setdefault(key, []).append(move)
+    pieces: dict[_Move, Piece] = {}
+    for (rule, *_), moves in groups.items():
+        moves.sort(key=lambda move: move.route.part if move.route else 0)
+        texts = ", ".join("/".join(map(str, move.target[1])) for move in moves)
+        sources = [arrays.get(move.origin.path) for move in moves]
+        targets = [wanted.get(_text_path(move.target)) for move in moves]
+        layers = moves[0].origin.cut, moves[0].origin.entry
+        if len(moves) != len(rule.routes):
+            count = f"{len(moves)} leaves for the {len(rule.routes)} parts"
+            problems.append(f"{count} of the rule for {rule.linen!r}: {texts}")
+            continue
+        own = (
+            pieces_of(sources, targets, layers, rule.form)
+            if to_nnx
+            else pieces_of(targets, sources, (layers[1], layers[0]), rule.form)
+        )
+        if isinstance(own, str):
+            problems.append(f"{texts}, where {own}")
+        else:
+            pieces |= zip(moves, own, strict=True)
+    return pieces
+
+
+def _text_path(target: ItemPath) -> Path:
+    return tuple(map(str, (*target[0], *target[1])))
 
 
 def _moves(
@@ -153,28 +230,29 @@ def _moves(
 ) -> list[_Move]:
     """Where a leaf goes: to one place, or to as many as it has entries."""
     prefix, path = key
-    moves = [_Move(key, LeafOrigin((*prefix, *path)), None)]
+    moves = [_Move(key, LeafOrigin((*prefix, *path)))]
     # The longest hit comes last.
     for length in range(1, len(path) + 1):
         text = "/".join(map(str, path[:length]))
         hits = [(rule, hit) for rule in rules if (hit := rule.pattern.fullmatch(text))]
-        unused -= {rule.rule.linen for rule, _ in hits}
+        unused -= {rule.route.linen for rule, _ in hits}
         if not hits:
             continue
-        landings = [rule.landing(hit) for rule, hit in hits]
+        landings = [(rule.route, rule.landing(hit)) for rule, hit in hits]
         # The first rule decides; others may name other entries of the same stack.
-        if landings[0].number is None:
-            del landings[1:]
-        moves = [
-            move
-            for landing in landings
-            for move in _of_landing(key, landing, path[length:], shapes)
-        ]
+        (first, landing), rest = landings[0], path[length:]
+        if landing.number is None:
+            landings = [each for each in landings if each[0].rule is first.rule]
+        moves = [move for each in landings for move in _of_landing(key, *each, rest, shapes)]
     return moves
 
 
 def _of_landing(
-    key: ItemPath, landing: Landing, rest: Path, shapes: Iterable[tuple[int, ...]]
+    key: ItemPath,
+    route: Route,
+    landing: Landing,
+    rest: Path,
+    shapes: Iterable[tuple[int, ...]],
 ) -> list[_Move]:
     prefix, path = key
     if landing.axis is None:
@@ -191,9 +269,10 @@ def _of_landing(
             if not re.fullmatch(landing.admits, str(number)):
                 continue
             text = text.replace(NUMBER, str(number))
-            cut = StackedLayer(landing.axis, number)
+            cut = Layer(landing.axis, number)
         new = (*(text.split("/") if text else ()), *rest)
-        moves.append(_Move((prefix, new), LeafOrigin((*prefix, *path), cut), landing.entry))
+        origin = LeafOrigin((*prefix, *path), cut, landing.entry)
+        moves.append(_Move((prefix, new), origin, route))
     return moves
 
 
@@ -219,7 +298,7 @@ def _left_out(key: ItemPath, moves: list[_Move], shapes: Iterable[tuple[int, ...
 def _collision(target: ItemPath, moves: list[_Move]) -> str:
     text = "/".join(map(str, target[1]))
     sources = ", ".join("/".join(map(str, move.origin.path)) for move in moves)
-    entries = [move.entry for move in moves]
+    entries = [move.origin.entry for move in moves]
     if None in entries:
         return f"one new path for several leaves: {text} for {sources}"
     numbers = sorted(entry.number for entry in entries if entry is not None)

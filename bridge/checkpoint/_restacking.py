@@ -1,7 +1,8 @@
-"""Leaves of a checkpoint under other paths: as they are, stacked, or as entries of stacked ones.
+"""Leaves of a checkpoint under other paths: as they are, or made of others by a rule.
 
 A leaf that is made of others has a `Stored` of its own, whose location no file has. When it is
-read, the arrays that it is made of are read, sharded as the leaf will be, and cut and stacked.
+read, the arrays that it is made of are read, sharded as the leaf will be, and moved along their
+pieces.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from bridge._conversion.neutral import Path
-from bridge._conversion.rules import RulesError, StackedLayer
+from bridge._conversion.pieces import Piece, assembled, layer_cut, part_shape
+from bridge._conversion.rules import Layer, RulesError
 from bridge._randomness.typed_keys import is_key
 
 from ._arrays import sharding_of
@@ -27,49 +28,60 @@ Location: TypeAlias = tuple[Any, ...]
 
 
 class LeafOrigin(NamedTuple):
-    """What a leaf, or one entry of it, is made of.
+    """What a leaf, or one entry or part of it, is made of.
 
     Attributes:
         path: the leaf of the checkpoint.
         cut: the entry of it, None for the whole.
+        entry: the entry that it becomes, None for the whole.
+        piece: how the two go together if the rule does more than stack, from the target as `linen`
+            or as `nnx` as the case may be.
     """
 
     path: Path
-    cut: StackedLayer | None = None
+    cut: Layer | None = None
+    entry: Layer | None = None
+    piece: Piece | None = None
 
 
 class Made(NamedTuple):
     """A leaf under its new path.
 
     Attributes:
-        axis: the axis on which the origins are stacked, None if it is one origin alone.
         origins: what it is made of, in order.
+        shape: its shape, None if its origins tell it.
     """
 
-    axis: int | None
     origins: Sequence[LeafOrigin]
+    shape: tuple[int, ...] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is one leaf of the checkpoint as it is."""
+        return len(self.origins) == 1 and self.origins[0][1:] == (None, None, None)
 
 
 class _Recipe(NamedTuple):
-    """How one array is made: cut out of arrays of the checkpoint, and stacked.
+    """How one array is made of arrays of the checkpoint.
 
     Attributes:
-        axis: the axis on which it is stacked; None or not negative.
-        parts: the arrays, each with the entry that is taken on an axis that is not negative.
-        rank: the number of its axes.
+        parts: the arrays with what becomes of them.
+        shape: its shape.
+        to_nnx: whether the arrays are Linen's.
     """
 
-    axis: int | None
-    parts: list[tuple[Stored, StackedLayer | None]]
-    rank: int
+    parts: list[tuple[Stored, Piece]]
+    shape: tuple[int, ...]
+    to_nnx: bool
 
 
-def restacked(source: Source, made: Mapping[Path, Made]) -> Source:
+def restacked(source: Source, made: Mapping[Path, Made], *, to_nnx: bool) -> Source:
     """A checkpoint whose leaves are at other paths.
 
     Args:
         source: the checkpoint.
         made: what the leaf at each new path is made of.
+        to_nnx: whether the checkpoint's leaves are Linen's.
 
     Raises:
         RulesError: leaves that are to be stacked are not alike.
@@ -84,19 +96,26 @@ def restacked(source: Source, made: Mapping[Path, Made]) -> Source:
         stored: dict[Names, Stored] = {}
         below_all = [n for o in each.origins for n in _names_below(source, by_path[o.path])]
         for below in dict.fromkeys(below_all):
-            parts = [
-                (by_path[o.path].stored.get((*source.names(o.path), *below)), o.cut)
-                for o in each.origins
+            found = [
+                by_path[o.path].stored.get((*source.names(o.path), *below)) for o in each.origins
             ]
-            found = [(s, cut) for s, cut in parts if s is not None]
             names = (*source.names(path), *below)
-            if each.axis is None and found[0][1] is None:
-                stored[names] = found[0][0]
-            elif problem := _unlike(parts, each.axis):
+            if each.is_whole and found[0] is not None:
+                stored[names] = found[0]
+            elif problem := _unlike(found, each):
                 problems.append(f"{'/'.join(names)}, made of {problem}")
             else:
-                recipe, stored[names] = _recipe(each.axis, found, ("restacked", *names))
-                recipes[stored[names].location] = recipe
+                arrays = [array for array in found if array is not None]
+                recipe = _recipe(each, arrays, to_nnx)
+                location = ("restacked", *names)
+                recipes[location] = recipe
+                stored[names] = dataclasses.replace(
+                    arrays[0],
+                    shape=recipe.shape,
+                    location=location,
+                    digest=None,
+                    origins=tuple(arrays),
+                )
         records.append(dataclasses.replace(first, path=path, stored=stored))
     if problems:
         raise RulesError("; ".join(problems), "arrays of one shape and dtype", "correct the table")
@@ -110,42 +129,45 @@ def _names_below(source: Source, record: Record) -> list[Names]:
     return [names[length:] for names in record.stored]
 
 
-def _unlike(
-    parts: Sequence[tuple[Stored | None, StackedLayer | None]], axis: int | None
-) -> str | None:
-    """Why arrays cannot be cut and stacked on an axis, None if they can."""
-    texts = {"nothing" if s is None else f"{s.dtype}{list(s.shape)}" for s, _ in parts}
+def _unlike(arrays: Sequence[Stored | None], made: Made) -> str | None:
+    """Why a leaf cannot be made of arrays, None if it can."""
+    has_pieces = made.origins[0].piece is not None
+    texts = {
+        "nothing" if s is None else s.dtype if has_pieces else f"{s.dtype}{list(s.shape)}"
+        for s in arrays
+    }
     if len(texts) > 1:
         return " and ".join(sorted(texts))
-    ranks = {len(s.shape) + (cut is None) for s, cut in parts if s is not None and not s.is_python}
+    entry = made.origins[0].entry
+    ranks = {
+        len(s.shape) + (o.cut is None)
+        for s, o in zip(arrays, made.origins, strict=True)
+        if s is not None and not s.is_python
+    }
     if not ranks:
         return "Python numbers"
-    if axis is not None and not all(-rank <= axis < rank for rank in ranks):
-        return f"{texts.pop()} on axis {axis}"
+    if entry is not None and not all(-rank <= entry.axis < rank for rank in ranks):
+        return f"{texts.pop()} on axis {entry.axis}"
     return None
 
 
-def _recipe(
-    axis: int | None, parts: list[tuple[Stored, StackedLayer | None]], location: Location
-) -> tuple[_Recipe, Stored]:
-    """How an array is made, and what a checkpoint would say of it."""
-    own: list[tuple[Stored, StackedLayer | None]] = []
-    shape: list[int] = []
-    for stored, cut in parts:
-        shape = list(stored.shape)
-        entry = None if cut is None else StackedLayer(cut.axis % len(shape), cut.number)
+def _recipe(made: Made, arrays: Sequence[Stored], to_nnx: bool) -> _Recipe:
+    """How an array is made; stacked ones are all cut and stacked alike."""
+    shape = made.shape
+    if shape is None:
+        cut, entry = made.origins[0][1:3]
+        own = list(part_shape(arrays[0].shape, layer_cut(arrays[0].shape, cut)))
         if entry is not None:
-            del shape[entry.axis]
-        own.append((stored, entry))
-    if axis is not None:
-        axis %= len(shape) + 1
-        shape.insert(axis, len(parts))
-    first = parts[0][0]
-    origins = tuple(stored for stored, _ in parts)
-    made = dataclasses.replace(
-        first, shape=tuple(shape), location=location, digest=None, origins=origins
-    )
-    return _Recipe(axis, own, len(shape)), made
+            own.insert(entry.axis % (len(own) + 1), len(arrays))
+        shape = tuple(own)
+    parts: list[tuple[Stored, Piece]] = []
+    for origin, array in zip(made.origins, arrays, strict=True):
+        piece = origin.piece
+        if piece is None:
+            there, here = layer_cut(array.shape, origin.cut), layer_cut(shape, origin.entry)
+            piece = Piece(None, None, *((there, here) if to_nnx else (here, there)))
+        parts.append((array, piece))
+    return _Recipe(parts, shape, to_nnx)
 
 
 def _reader(
@@ -157,14 +179,19 @@ def _reader(
     def read_and_make(wanted: Mapping[Location, Any]) -> Mapping[Location, Any]:
         needed = {location: like for location, like in wanted.items() if location not in recipes}
         for location in wanted.keys() & recipes.keys():
-            for stored, cut in recipes[location].parts:
-                sharding = _of_origin(wanted[location], recipes[location], cut)
+            recipe = recipes[location]
+            for stored, piece in recipe.parts:
+                sharding = _of_origin(wanted[location], recipe, stored, piece)
                 needed[stored.location] = _abstract(stored, sharding)
         values = dict(read(needed))
         for location in wanted.keys() & recipes.keys():
             recipe = recipes[location]
-            parts = [_taken(values[stored.location], cut) for stored, cut in recipe.parts]
-            made = parts[0] if recipe.axis is None else _stacked(parts, recipe.axis)
+            made = assembled(
+                [
+                    piece.moved(values[stored.location], recipe.shape, to_nnx=recipe.to_nnx)
+                    for stored, piece in recipe.parts
+                ]
+            )
             sharding = sharding_of(wanted[location])
             is_placed = isinstance(made, jax.Array) and sharding is not None
             values[location] = jax.device_put(made, sharding) if is_placed else made
@@ -179,29 +206,31 @@ def _abstract(stored: Stored, sharding: Sharding | None) -> Any:
     return jax.ShapeDtypeStruct(stored.shape, jnp.dtype(stored.dtype), sharding=sharding)
 
 
-def _of_origin(like: Any, recipe: _Recipe, cut: StackedLayer | None) -> Sharding | None:
+def _of_origin(like: Any, recipe: _Recipe, stored: Stored, piece: Piece) -> Sharding | None:
     """Where an array is read to: its axes that the result has keep the mesh axes of the result."""
     sharding = None if is_key(like) else sharding_of(like)
     if not isinstance(sharding, NamedSharding):
         return sharding
-    spec = list(sharding.spec) + [None] * (recipe.rank - len(sharding.spec))
-    if recipe.axis is not None:
-        del spec[recipe.axis]
-    if cut is not None:
-        spec.insert(cut.axis, None)
-    return NamedSharding(sharding.mesh, PartitionSpec(*spec), memory_kind=sharding.memory_kind)
-
-
-def _taken(value: Any, cut: StackedLayer | None) -> Any:
-    if cut is None:
-        return value
-    if isinstance(value, jax.Array):
-        # The index is an argument of the compiled program: one program for all entries.
-        return jax.lax.dynamic_index_in_dim(value, cut.number, cut.axis, keepdims=False)
-    return np.take(value, cut.number, axis=cut.axis)
-
-
-def _stacked(parts: Sequence[Any], axis: int) -> Any:
-    if all(isinstance(part, np.ndarray | np.generic) for part in parts):
-        return np.stack(parts, axis)
-    return jnp.stack(parts, axis)
+    there, here = piece.linen_region, piece.nnx_region
+    order = piece.axes
+    if not recipe.to_nnx:
+        there, here = here, there
+        order = order and tuple(order.index(axis) for axis in range(len(order)))
+    spec = list(sharding.spec) + [None] * (len(recipe.shape) - len(sharding.spec))
+    gone = {cut.axis for cut in here if cut.is_index}
+    cut_up = {cut.axis for cut in here if not cut.is_index}
+    sizes = part_shape(recipe.shape, here)
+    kept = [None if n in cut_up else own for n, own in enumerate(spec) if n not in gone]
+    before = part_shape(stored.shape, there)
+    found: list[Any] = [None] * len(before)
+    for n, axis in enumerate(order or range(len(before))):
+        # Behind the first axis that a reshape changes, nothing tells which is which.
+        if n >= len(sizes) or before[axis] != sizes[n]:
+            break
+        found[axis] = kept[n]
+    for cut in sorted(there):
+        if cut.is_index:
+            found.insert(cut.axis, None)
+        else:
+            found[cut.axis] = None
+    return NamedSharding(sharding.mesh, PartitionSpec(*found), memory_kind=sharding.memory_kind)

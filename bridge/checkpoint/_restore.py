@@ -90,7 +90,8 @@ def restore(
         `'linen'` takes a tree without collections for parameters.
       rules: NNX paths by regular expressions for Linen paths, as `bridge.port.plan` takes them, for
         a checkpoint and a target of the two libraries whose names differ. Layers that one side
-        keeps stacked are stacked or taken apart; what is fused takes `bridge.port`.
+        keeps stacked are stacked or taken apart, and arrays reshaped, split and joined; the gates
+        of a cell take `bridge.port`.
       verify: whether every array that is read is compared with the digest that was saved with it.
 
     Returns:

@@ -9,7 +9,7 @@ from typing import Any
 
 from ._dropout import rate_of
 from ._fields import FieldDifference, field_differences
-from ._layouts import Layouts
+from ._layouts import LayerPath, Layouts
 from ._numbers import Compared, Tolerance, compare, has_nan, worst
 from ._pairs import paired
 from ._trace import LayerCall, Trace
@@ -102,7 +102,8 @@ def compare_layers(
       dtypes: whether another dtype is a difference.
     """
     found = paired(a, b, layouts)
-    search = _Search(table, dtypes, _several([x for x, _ in found.pairs]))
+    several = _several([x for x, _ in found.pairs])
+    search = _Search(table, dtypes, several, layouts.reshaped)
     for x, y in found.pairs:
         search.add(x, y)
     dropping = tuple(
@@ -128,8 +129,15 @@ def compare_layers(
 class _Search:
     """The comparison of calls one after the other, and what is the first of its kind."""
 
-    def __init__(self, table: Mapping[str, Tolerance], dtypes: bool, several: Set[Any]):
+    def __init__(
+        self,
+        table: Mapping[str, Tolerance],
+        dtypes: bool,
+        several: Set[Any],
+        reshaped: Set[LayerPath],
+    ):
         self._table = table
+        self._reshaped = reshaped
         self._dtypes = dtypes
         self._several = several
         self._after = ""
@@ -146,10 +154,10 @@ class _Search:
         """Compares two calls that are counterparts."""
         place = _place(x, y, (x.path, x.method) in self._several)
         fields = self._fields_of(x, y)
-        leaves, given = (
-            self._leaves(place, x.outputs, y.outputs),
-            self._leaves("", x.inputs, y.inputs),
-        )
+        sides = [(x.outputs, y.outputs), (x.inputs, y.inputs)]
+        if x.path in self._reshaped:
+            sides = [(_in_shapes_of(own, other), other) for own, other in sides]
+        leaves, given = self._leaves(place, *sides[0]), self._leaves("", *sides[1])
         of_one_shape = [c for c in given if c.is_of_one_shape]
         if len(of_one_shape) < len(given):
             # What comes in reshaped may go out reshaped, and be the same for all that.
@@ -201,6 +209,14 @@ class _Search:
         if not names:
             names = list(zip(a, b, strict=False))
         return [compare(place, a[x], b[y], self._table, dtypes=self._dtypes) for x, y in names]
+
+
+def _in_shapes_of(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, Any]:
+    """The arrays of a call, reshaped as those of another that are as large."""
+    return {
+        name: own.reshape(other.shape) if own.size == other.size else own
+        for (name, own), other in zip(a.items(), b.values(), strict=False)
+    }
 
 
 def _several(calls: Iterable[LayerCall]) -> Set[Any]:

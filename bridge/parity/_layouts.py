@@ -35,6 +35,7 @@ class Layouts:
       stacks: the path of a layer that is stacked in `a` -> those of the layers of `b` that are its
         items, by index.
       stacks_in_b: the same for layers that are stacked in `b`, with the paths of `a`.
+      reshaped: the paths of the layers of `a` whose values have another shape in `b`.
       plan: the port plan that says so, None if both models have the same layout.
       problem: why values cannot be converted at all, empty if they can.
     """
@@ -44,6 +45,7 @@ class Layouts:
     paths: Mapping[LayerPath, LayerPath] | None = None
     stacks: Stacks = dataclasses.field(default_factory=dict)
     stacks_in_b: Stacks = dataclasses.field(default_factory=dict)
+    reshaped: frozenset[LayerPath] = frozenset()
     plan: Any = None
     problem: str = ""
 
@@ -102,9 +104,20 @@ def layouts_of(a: Model, b: Model, rules: Any) -> Layouts:
         return Layouts(lambda values: {}, {}, {}, plan=plan, problem=str(error))
     pairs = [(source[1], own[1]) for own, found in sources.items() for source in found]
     back = [(path_b, path_a) for path_a, path_b in pairs]
-    return Layouts(
-        convert, sources, _layer_paths(pairs), stacks_of(pairs), stacks_of(back), plan=plan
+    shapes, others = ({as_text(x): leaf.value for x, leaf in m.values.items()} for m in (a, b))
+    reshaped = frozenset(
+        found[0][1][:-1]
+        for own, found in sources.items()
+        if len(found) == 1 and _is_reshaped(shapes.get(found[0]), others.get(own))
     )
+    return Layouts(
+        convert, sources, _layer_paths(pairs), stacks_of(pairs), stacks_of(back), reshaped, plan
+    )
+
+
+def _is_reshaped(a: Any, b: Any) -> bool:
+    both = is_comparable(a) and is_comparable(b)
+    return both and a.size == b.size and a.shape != b.shape
 
 
 def as_text(address: Address) -> Address:

@@ -2,28 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
-from ._pieces import Cut, Region
+from bridge._conversion.rules import Layer
+
 from ._trees import LinenNode, NNXNode
-
-
-class Layer(NamedTuple):
-    """One of several layers that are stacked.
-
-    Attributes:
-      axis: where they are stacked.
-      number: which of them this is.
-      total: how many there have to be, None if that is not known.
-      at: the position in the NNX path of the key that says which, or of the module whose leaves
-        are stacked.
-    """
-
-    axis: int
-    number: int
-    total: int | None
-    at: int = 0
 
 
 class Context(NamedTuple):
@@ -39,25 +23,6 @@ class Context(NamedTuple):
 
 
 PLAIN = Context()
-
-
-def without_axis(shape: Sequence[int] | None, layer: Layer | None) -> Any:
-    """The shape of one layer of a stacked leaf; one that nothing has if there is no such layer."""
-    if shape is None or layer is None:
-        return shape
-    if not -len(shape) <= layer.axis < len(shape):
-        return (-1,)
-    axis = layer.axis % len(shape)
-    if layer.number >= shape[axis] or layer.total not in (None, shape[axis]):
-        return (-1,)
-    return (*shape[:axis], *shape[axis + 1 :])
-
-
-def layer_cut(shape: tuple[int, ...] | None, layer: Layer | None) -> Region:
-    """The part of a stacked leaf that is one layer."""
-    if layer is None or not shape:
-        return ()
-    return (Cut(layer.axis % len(shape), layer.number, 1, is_index=True),)
 
 
 class Settled:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Address, Path
+from bridge._conversion.pieces import Piece, Region, covers
 
 from ._context import Context
-from ._pieces import Piece, Region, covers
 from ._rules import Problem
 from ._trees import LinenNode, NNXNode
 

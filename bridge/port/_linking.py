@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.matching import same_shape
+from bridge._conversion.pieces import Cut, Piece, Region, layer_cut, pieces_of, without_axis
+from bridge._conversion.rules import Form
 from bridge._layers.layer import LayerRow
 
-from ._context import Context, Settled, layer_cut, without_axis
+from ._context import Context, Settled
 from ._correspondence import Correspondence, MisShaped
-from ._pieces import Cut, Piece, Region
 from ._trees import LinenNode, NNXNode
 
 
@@ -45,19 +48,13 @@ class Linker:
                 address = "params", found.path
                 # Of stacked layers each entry is cut out once, whichever leaf it belongs to.
                 region = layer_cut(shape_of(found.leaves["params"].value), context.linen)
-                self._found.pieces.append(Piece(address, None, region, (), label))
+                self._found.pieces.append(Piece(address, None, region, rule=label))
 
     def leaf(
         self, leaf: NNXNode, found: LinenNode, context: Context, label: str, cuts: Region = ()
     ) -> None:
         """Links a leaf with that of its collection at a Linen path; as `link`."""
-        collection = leaf.collection
-        if collection not in found.leaves:
-            # A subclass of Param, such as LoRAParam, has no collection of its own in Linen.
-            collection = "params" if leaf.is_param else None
-            if not leaf.is_variable and len(found.leaves) == 1:
-                (collection,) = found.leaves
-        self.link(leaf, found, collection, context, label, cuts)
+        self.link(leaf, found, _collection(leaf, found), context, label, cuts)
 
     def link(
         self,
@@ -99,7 +96,54 @@ class Linker:
             return
         linen_region = layer_cut(shape_of(theirs), context.linen)
         nnx_region = layer_cut(shape_of(ours), context.nnx) + cuts
-        self._found.pieces.append(Piece(address, leaf.path, linen_region, nnx_region, label))
+        self._found.pieces.append(Piece(address, leaf.path, linen_region, nnx_region, rule=label))
+
+    def by_rule(
+        self, parts: Sequence[tuple[NNXNode, LinenNode]], context: Context, form: Form, label: str
+    ) -> None:
+        """Links leaves of the same names whose arrays differ as a rule says.
+
+        Args:
+          parts: the modules or leaves; what one side has fused is the same in all of them.
+          context: which of several stacked layers they are.
+          form: how the arrays differ.
+          label: what put them together, for the report.
+        """
+        names = [leaf.path[len(parts[0][0].path) :] for leaf in parts[0][0].walk() if leaf.is_leaf]
+        for name in names:
+            found = [(node.at(name), scope.at(name)) for node, scope in parts]
+            pairs = [(ours, theirs) for ours, theirs in found if ours and theirs and theirs.leaves]
+            # The plan reports what is left over.
+            if len(pairs) == len(parts):
+                self._reshaped(pairs, context, form, label)
+
+    def _reshaped(
+        self, pairs: Sequence[tuple[NNXNode, LinenNode]], context: Context, form: Form, label: str
+    ) -> None:
+        addresses = [(_collection(leaf, found) or "", found.path) for leaf, found in pairs]
+        values = [found.leaves.get(a[0]) for a, (_, found) in zip(addresses, pairs, strict=True)]
+        if None in values:
+            return
+        theirs = [shape_of(leaf.value) for leaf in values if leaf]
+        ours = [shape_of(leaf.value) for leaf, _ in pairs]
+        pieces = pieces_of(theirs, ours, context, form)
+        for n, (address, (leaf, found)) in enumerate(zip(addresses, pairs, strict=True)):
+            self._settled.add(leaf, found, context)
+            if isinstance(pieces, str):
+                self._found.mis_shaped.append(MisShaped(address, leaf.path, label, pieces))
+            else:
+                piece = pieces[n]._replace(linen=address, nnx=leaf.path, rule=label)
+                self._found.pieces.append(piece)
+
+
+def _collection(leaf: NNXNode, found: LinenNode) -> str | None:
+    """The collection of the leaf at a Linen path that an NNX leaf is, None if there is none."""
+    if leaf.collection in found.leaves:
+        return leaf.collection
+    if not leaf.is_variable and len(found.leaves) == 1:
+        return next(iter(found.leaves))
+    # A subclass of Param, such as LoRAParam, has no collection of its own in Linen.
+    return "params" if leaf.is_param else None
 
 
 def label_of(layer: LayerRow | str | None, how: str) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
+from bridge._conversion.rules import UNCHANGED
 
 from ._context import PLAIN, Context, Settled
 from ._correspondence import Ambiguous, Correspondence, Evidence, PairedStack, Pairing
 from ._linking import Linker, label_of
 from ._places import Place, Proposer
-from ._rules import pairs_of
+from ._rules import Pair, pairs_of
 from ._sequences import numbered_pairs
 from ._stacks import (
     Stack,
@@ -54,20 +55,20 @@ def correspondence(
       proposer: decides what evidence does not settle; without one, that is ambiguous.
       decided: pairs that evidence decides, whatever their names say.
     """
-    pairs, problems = pairs_of(rules, linen, nnx)
+    pairs, problems = pairs_of(rules, linen, nnx) if rules else ([], [])
     found = Correspondence(linen, nnx, problems=problems)
     settled = Settled()
     wrong = {problem.rule for problem in problems}
     # A rule settles both of its ends; match the rest without them.
-    good = [pair for pair in pairs if pair.rule not in wrong]
-    for pair in good:
-        settled.add(pair.nnx, pair.linen, pair.context)
+    good = [pair for pair in pairs if pair.rule.linen not in wrong]
+    for node, scope, context in [(*each, pair.context) for pair in good for each in pair.parts]:
+        settled.add(node, scope, context)
     for pairing in decided:
         settled.add(pairing.nnx, pairing.linen, pairing.context)
     matcher = Matcher(found, own_classes(nnx), settled, proposer)
     # Before the rest: a norm that a rule names also takes the layer beside it.
     for pair in good:
-        matcher.match(pair.nnx, pair.linen, pair.context, f"rule {pair.rule!r}")
+        matcher.by_rule(pair)
     for pairing in decided:
         found.pairings.append(pairing)
         matcher.match(pairing.nnx, pairing.linen, pairing.context, pairing.how)
@@ -102,6 +103,15 @@ class Matcher:
     def _pair(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
         self._settled.add(node, scope, context)
         self.match(node, scope, context, how)
+
+    def by_rule(self, pair: Pair) -> None:
+        """Matches what a rule puts together."""
+        how = f"rule {pair.rule.linen!r}"
+        if pair.rule.form == UNCHANGED:
+            self.match(*pair.parts[0], pair.context, how)
+        else:
+            form = pair.rule.form
+            self._linker.by_rule(pair.parts, pair.context, form, label_of(form.text, how))
 
     def match(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
         """Matches what is below two nodes that are the same.

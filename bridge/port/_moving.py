@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -15,10 +15,10 @@ from bridge._conversion import linen_leaves
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.collections import STATIC
 from bridge._conversion.neutral import Address, Path, walk
+from bridge._conversion.pieces import Piece, assembled
 from bridge._errors import PortError, mapping_error
 
 from ._correspondence import Correspondence
-from ._pieces import Piece, Region, joined, part
 from ._trees import linen_text, nnx_text, value_of
 
 
@@ -36,10 +36,7 @@ def to_nnx(correspondence: Correspondence, values: Mapping[Address, Any]) -> dic
       PortError: only some of the sources of a leaf are there, or an array has not the shape of its
         leaf and would have to be cut.
     """
-    pieces = [piece for piece in correspondence.pieces if piece.nnx is not None]
-    parts = [(p.nnx, p.nnx_region, p.linen, p.linen_region) for p in pieces]
-    leaf_of = correspondence.linen_value
-    return _moved(parts, values, leaf_of, nnx_text, linen_text)
+    return _moved(correspondence, values, to_nnx=True)
 
 
 def to_linen(correspondence: Correspondence, values: Mapping[Path, Any]) -> dict[Address, Any]:
@@ -48,10 +45,7 @@ def to_linen(correspondence: Correspondence, values: Mapping[Path, Any]) -> dict
     Returns:
       A value for every Linen leaf whose sources are there, and zeros for those that only Linen has.
     """
-    pieces = [piece for piece in correspondence.pieces if piece.nnx is not None]
-    parts = [(p.linen, p.linen_region, p.nnx, p.nnx_region) for p in pieces]
-    leaves = {node.path: node.value for node in correspondence.nnx_leaves()}
-    moved = _moved(parts, values, leaves.__getitem__, linen_text, nnx_text)
+    moved = _moved(correspondence, values, to_nnx=False)
     for address in (p.linen for p in zero_pieces(correspondence)):
         # A tree without this layer, such as masked moments, has nothing to fill.
         if any(a[0] == address[0] and a[1][:-2] == address[1][:-2] for a in moved):
@@ -122,36 +116,41 @@ def cast_is_exact(value: Any, dtype: Any) -> bool:
     return bool(numpy.all((back == value) | ((back != back) & (value != value))))
 
 
-def _moved(
-    parts: list[tuple[Any, Region, Any, Region]],
-    values: Mapping[Any, Any],
-    leaf_of: Callable[[Any], Any],
-    target_text: Callable[[Any], str],
-    source_text: Callable[[Any], str],
-) -> dict[Any, Any]:
-    """(target, its region, source, its region) applied to values by source."""
-    by_target: dict[Any, list[tuple[Region, Any, Region]]] = {}
-    for target, region, source, source_region in parts:
-        by_target.setdefault(target, []).append((region, source, source_region))
+def _moved(found: Correspondence, values: Mapping[Any, Any], *, to_nnx: bool) -> dict[Any, Any]:
+    """The values of one side, by the other side's leaves that they make up."""
+    leaves = {node.path: node.value for node in found.nnx_leaves()}
+    linen_side, nnx_side = (found.linen_value, linen_text), (leaves.get, nnx_text)
+    source_side, target_side = (linen_side, nnx_side) if to_nnx else (nnx_side, linen_side)
+    by_target: dict[Any, list[Piece]] = {}
+    for piece in found.pieces:
+        if piece.nnx is not None:
+            by_target.setdefault(piece.nnx if to_nnx else piece.linen, []).append(piece)
     moved: dict[Any, Any] = {}
     problems: list[str] = []
-    for target, sources in by_target.items():
-        absent = [source for _, source, _ in sources if source not in values]
+    for target, pieces in by_target.items():
+        sources = [piece.linen if to_nnx else piece.nnx for piece in pieces]
+        absent = [source for source in sources if source not in values]
         if len(absent) == len(sources):
             continue
-        cut = [source for region, source, other in sources if region or other]
+        shapes = [shape_of(source_side[0](source)) for source in sources]
+        expected = shape_of(target_side[0](target))
+        is_whole = shapes == [expected] and pieces[0]._replace(rule="") == Piece(*pieces[0][:2])
+        own = [shape_of(values.get(source)) for source in sources]
+        odd = [] if is_whole else [n for n, shape in enumerate(shapes) if own[n] != shape]
         if absent:
-            names = ", ".join(map(source_text, absent))
-            problems.append(f"{target_text(target)}: {names} is not in the tree, the rest is")
-        elif odd := [s for s in cut if shape_of(values[s]) != shape_of(leaf_of(s))]:
+            names = ", ".join(map(source_side[1], absent))
+            problems.append(f"{target_side[1](target)}: {names} is not in the tree, the rest is")
+        elif odd:
+            text, shape = source_side[1](sources[odd[0]]), shapes[odd[0]]
             problems.append(
-                f"{source_text(odd[0])}: expected the leaf's own shape {shape_of(leaf_of(odd[0]))},"
-                f" found {shape_of(values[odd[0]])}, which cannot be cut into {target_text(target)}"
+                f"{text}: expected the leaf's own shape {shape}, found {own[odd[0]]}, which"
+                f" cannot be cut into {target_side[1](target)}"
             )
+        elif is_whole:
+            moved[target] = values[sources[0]]
         else:
-            moved[target] = joined(
-                [(region, part(values[source], other)) for region, source, other in sources]
-            )
+            parts = zip(pieces, (values[source] for source in sources), strict=True)
+            moved[target] = assembled([p.moved(v, expected or (), to_nnx=to_nnx) for p, v in parts])
     if problems:
         raise PortError("these values cannot be moved", problems)
     return moved

@@ -213,7 +213,9 @@ def plan(source: Any, target: Any, rules: Mapping[str, str] | None = None) -> Pl
       rules: NNX paths by regular expressions for Linen paths, whatever the direction:
         `{'encoder/Dense_0': 'encoder.fc1', r'block_(\d+)': r'blocks.\1'}`. Below a `ToNNX` an NNX
         path goes on as the Linen path, `'encoder.Dense_0'`. `'blocks.*'` says that the leaves of
-        the Linen path are stacked, `r'blocks[\1]'` that those of the NNX path are.
+        the Linen path are stacked, `r'blocks[\1]'` that those of the NNX path are. Arrays that
+        differ: `{'qkv': '{q,k,v}'}` splits, `{'{q,k,v}': 'qkv'}` joins, on the last axis or that of
+        `{q,k,v@0}`; `'q reshape'` and `'q transpose'` are for other shapes.
 
     Returns:
       The plan: `print(plan)` shows it, `plan.ok` says whether it is clean, `plan.apply()` does it.

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from bridge._conversion.rules import Rule, RulesError, Segment
+from bridge._conversion.rules import Layer, Route, Rule, RulesError, Segment
 
-from ._context import PLAIN, Context, Layer
+from ._context import PLAIN, Context
 from ._names import did_you_mean
 from ._trees import LinenNode, NNXNode, linen_text, nnx_text
 
+# A scope and the NNX path that a rule says it is.
+Target: TypeAlias = tuple[LinenNode, tuple[Segment, ...]]
+
 
 class Pair(NamedTuple):
-    """Two nodes that a rule says are the same.
+    """Nodes that a rule says are the same.
 
     Attributes:
-      linen: the Linen scope or leaf.
-      nnx: the NNX module or leaf.
+      parts: the NNX module or leaf and the Linen scope or leaf, or several if the rule has parts.
       context: which entry of stacked layers, if any.
-      rule: the rule's key.
+      rule: the rule.
     """
 
-    linen: LinenNode
-    nnx: NNXNode
+    parts: tuple[tuple[NNXNode, LinenNode], ...]
     context: Context
-    rule: str
+    rule: Rule
 
 
 class Problem(NamedTuple):
@@ -41,51 +43,75 @@ def pairs_of(
 ) -> tuple[list[Pair], list[Problem]]:
     """The pairs that a table makes between two trees, and what is wrong with the table."""
     problems: list[Problem] = []
-    found: dict[tuple[LinenNode, tuple[Segment, ...]], Rule] = {}
+    pairs: list[Pair] = []
     scopes = {"/".join(map(str, scope.path)): scope for scope in linen.walk() if scope.path}
+    taken: set[Target] = set()
     for key, value in rules.items():
         try:
             rule = Rule(key, value)
-            hits = [(scope, rule.pattern.fullmatch(text)) for text, scope in scopes.items()]
-            targets = [(scope, tuple(rule.target(hit))) for scope, hit in hits if hit]
+            found = [_targets(route, scopes) for route in rule.routes]
         except ValueError as error:
-            note = f"{error.found}" if isinstance(error, RulesError) else str(error)
+            note = error.found if isinstance(error, RulesError) else str(error)
             problems.append(Problem(str(key), str(value), note))
             continue
-        if not targets:
-            near = did_you_mean(key, scopes, is_pattern=True)
-            problems.append(Problem(key, value, f"matches no Linen path{near}"))
-        for each in targets:
-            found.setdefault(each, rule)
-    pairs: list[Pair] = []
-    for (scope, target), rule in found.items():
-        resolved = _resolve(nnx, target)
-        if not resolved:
-            text = ".".join(part.text for part in target)
-            near = did_you_mean(text, (nnx_text(each.path) for each in nnx.walk() if each.path))
-            note = f"the NNX model has no {text!r} for {_text(scope)}{near}"
-            problems.append(Problem(rule.linen, rule.nnx, note))
-        pairs += [Pair(scope, node, context, rule.linen) for node, context in resolved]
-    return pairs, problems + _collisions(pairs, rules)
+        for route, targets in zip(rule.routes, found, strict=True):
+            if not targets:
+                near = did_you_mean(route.linen, scopes, is_pattern=True)
+                problems.append(Problem(key, value, f"matches no Linen path{near}"))
+        for each in dict.fromkeys(itertools.chain(*found)):
+            parts = [targets[each] for targets in found if each in targets]
+            if len(parts) < len(found):
+                note = f"only some of its parts are there: {', '.join(_text(s) for s, _ in parts)}"
+                problems.append(Problem(key, value, note))
+            elif parts[0] not in taken:
+                taken.update(parts)
+                made, notes = _pairs(parts, nnx, rule)
+                pairs += made
+                problems += [Problem(key, value, note) for note in notes]
+    return pairs, problems + _collisions(pairs)
 
 
-def _collisions(pairs: list[Pair], rules: Mapping[str, str]) -> list[Problem]:
+def _targets(route: Route, scopes: Mapping[str, LinenNode]) -> dict[Any, Target]:
+    """The scopes that a rule matches with their NNX paths, by what is the same for all parts."""
+    found: dict[Any, Target] = {}
+    for text, scope in scopes.items():
+        if hit := route.pattern.fullmatch(text):
+            target = tuple(route.target(hit))
+            is_joined = route.rule.form.fused == "nnx"
+            found[(target, hit.groups()) if is_joined else scope] = scope, target
+    return found
+
+
+def _pairs(parts: Sequence[Target], root: NNXNode, rule: Rule) -> tuple[list[Pair], list[str]]:
+    """The pairs of scopes and NNX paths that go together, and what is wrong with them."""
+    resolved = [_resolve(root, target) for _, target in parts]
+    notes: list[str] = []
+    for (scope, target), nodes in zip(parts, resolved, strict=True):
+        if not nodes:
+            text = ".".join(segment.text for segment in target)
+            near = did_you_mean(text, (nnx_text(n.path) for n in root.walk() if n.path))
+            notes.append(f"the NNX model has no {text!r} for {_text(scope)}{near}")
+    scopes = [scope for scope, _ in parts]
+    pairs = [
+        Pair(tuple((node, s) for (node, _), s in zip(own, scopes, strict=True)), own[0][1], rule)
+        for own in zip(*resolved, strict=False)
+    ]
+    return pairs, notes
+
+
+def _collisions(pairs: list[Pair]) -> list[Problem]:
     problems: list[Problem] = []
-    by_target: dict[tuple[int, Context], Pair] = {}
-    by_source: dict[tuple[int, Context], Pair] = {}
+    taken: dict[Any, tuple[Pair, str]] = {}
     for pair in pairs:
-        for seen, where in (
-            (by_target, (id(pair.nnx), pair.context._replace(linen=None))),
-            (by_source, (id(pair.linen), pair.context._replace(nnx=None))),
-        ):
-            other = seen.setdefault(where, pair)
-            if other is not pair:
-                note = (
-                    f"collides with rule {other.rule!r}: {_text(pair.linen)} to"
-                    f" {nnx_text(pair.nnx.path)}, and {_text(other.linen)} to"
-                    f" {nnx_text(other.nnx.path)}"
-                )
-                problems.append(Problem(pair.rule, rules[pair.rule], note))
+        for node, scope in pair.parts:
+            text = f"{_text(scope)} to {nnx_text(node.path)}"
+            ours = id(node), pair.context._replace(linen=None)
+            theirs = id(scope), pair.context._replace(nnx=None)
+            for place in (ours, theirs):
+                other, there = taken.setdefault(place, (pair, text))
+                if other is not pair:
+                    note = f"collides with rule {other.rule.linen!r}: {text}, and {there}"
+                    problems.append(Problem(pair.rule.linen, pair.rule.nnx, note))
     return problems
 
 

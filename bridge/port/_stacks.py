@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from bridge._conversion.arrays import shape_of
+from bridge._conversion.rules import Layer
 
-from ._context import PLAIN, Context, Layer
+from ._context import PLAIN, Context
 from ._numbers import families, sequence
 from ._places import Place
 from ._sequences import counts_constructions

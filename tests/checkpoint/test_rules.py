@@ -67,6 +67,10 @@ def test_rules_that_cannot_be_followed_change_nothing(tmp_path, variables):
         ({"(": "a"}, r"'\(': 'a' \(not a regular expression and a path: missing"),
         ({r"Dense_(\d)": r"layers.\2"}, "invalid group reference"),
         ({"Dense_0": 1}, "'Dense_0': 1"),
+        ({"{Dense_0,Dense_1}": "layers.0"}, r"\(4, 4\) do not lie side by side in \(4, 4\)"),
+        ({"{Dense_0,Dense_2}": "layers.0"}, "match no path"),
+        ({"Dense_{0/bias,./bias}": "layers.0.bias"}, "3 leaves for the 2 parts"),
+        ({"Dense_0": "layers.{0,5}"}, "not all of them are arrays"),
     ):
         with pytest.raises(checkpoint.RulesError, match=text):
             checkpoint.restore(tmp_path / "linen", model, rules=rules)

@@ -1,0 +1,219 @@
+"""Models whose arrays are laid out otherwise in NNX, with rules and the same done by hand."""
+
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax import nnx
+
+X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 3, 8)), jnp.float32)
+
+
+def attend(q, k, v):
+    """Attention with two heads, of projections without an axis of heads."""
+    heads = [x.reshape(*x.shape[:-1], -1, 4) for x in (q, k, v)]
+    most = heads[0].shape[-2]
+    return nn.dot_product_attention(
+        heads[0], *(jnp.repeat(x, most // x.shape[-2], -2) for x in heads[1:])
+    ).reshape(q.shape)
+
+
+class WithHeads(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.MultiHeadDotProductAttention(2, name="attn")(x)
+
+
+class Fused(nn.Module):
+    """One projection for queries, keys and values, and statistics of all of them."""
+
+    query: int = 8
+    key: int = 8
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(self.query + 2 * self.key, name="qkv")(x)
+        x = nn.BatchNorm(use_running_average=True, name="norm")(x)
+        q, k, v = jnp.split(x, [self.query, self.query + self.key], -1)
+        return nn.Dense(8, name="out")(attend(q, k, v))
+
+
+class FusedInHeads(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.DenseGeneral((3, 2, 4), name="qkv")(x)
+        q, k, v = (x[..., n, :, :].reshape(*x.shape[:2], 8) for n in range(3))
+        return nn.Dense(8, name="out")(attend(q, k, v))
+
+
+class Transposed(nn.Module):
+    """As the GPT-2 of Hugging Face, whose kernels have their outputs first."""
+
+    @nn.compact
+    def __call__(self, x):
+        init = nn.initializers.lecun_normal()
+        kernel = self.param("kernel", init, (24, 8))
+        bias = self.param("bias", nn.initializers.zeros, (24,))
+        q, k, v = jnp.split(x @ kernel.T + bias[None, None], 3, -1)
+        return nn.Dense(8, name="out")(attend(q, k, v))
+
+
+class WrappedTransposed(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return Transposed(name="c_attn")(x)
+
+
+class Separate(nnx.Module):
+    def __init__(self, rngs, query=8, key=8, has_norms=False):
+        self.q = nnx.Linear(8, query, rngs=rngs)
+        self.k = nnx.Linear(8, key, rngs=rngs)
+        self.v = nnx.Linear(8, key, rngs=rngs)
+        if has_norms:
+            kwargs = {"use_running_average": True, "rngs": rngs}
+            self.norms = nnx.Dict(
+                {n: nnx.BatchNorm(s, **kwargs) for n, s in (("q", query), ("k", key), ("v", key))}
+            )
+        self.has_norms = has_norms
+        self.out = nnx.Linear(8, 8, rngs=rngs)
+
+    def __call__(self, x):
+        qkv = [self.q(x), self.k(x), self.v(x)]
+        if self.has_norms:
+            qkv = [self.norms[n](y) for n, y in zip("qkv", qkv, strict=True)]
+        return self.out(attend(*qkv))
+
+
+class Joined(nnx.Module):
+    def __init__(self, rngs, key=8):
+        self.qkv = nnx.Linear(8, 8 + 2 * key, rngs=rngs)
+        self.out = nnx.Linear(8, 8, rngs=rngs)
+        self.key = key
+
+    def __call__(self, x):
+        return self.out(attend(*jnp.split(self.qkv(x), [8, 8 + self.key], -1)))
+
+
+class Apart(nn.Module):
+    """Separate projections, of which keys and values may have fewer heads."""
+
+    key: int = 8
+
+    @nn.compact
+    def __call__(self, x):
+        q, k, v = (
+            nn.Dense(size, name=name)(x)
+            for name, size in (("query", 8), ("key", self.key), ("value", self.key))
+        )
+        return nn.Dense(8, name="out")(attend(q, k, v))
+
+
+class Stacked(nn.Module):
+    module: type = WithHeads
+    axis: int = 0
+
+    @nn.compact
+    def __call__(self, x):
+        scan = nn.scan(
+            _Layer,
+            variable_axes={"params": self.axis, "batch_stats": self.axis},
+            split_rngs={"params": True},
+            length=2,
+        )
+        return scan(self.module, name="layers")(x, None)[0]
+
+
+class _Layer(nn.Module):
+    module: type
+
+    @nn.compact
+    def __call__(self, x, _):
+        return x + self.module(name="attn")(x), None
+
+
+class List(nnx.Module):
+    def __init__(self, rngs, make):
+        self.layers = nnx.List([make(rngs) for _ in range(2)])
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+HEADS = {
+    "attn/query": "q reshape",
+    "attn/key": "k reshape",
+    "attn/value": "v reshape",
+    "attn/out": "out reshape",
+}
+
+
+def by_hand_heads(p):
+    p = p["attn"]
+    names = {"q": "query", "k": "key", "v": "value"}
+    found = {n: (p[m]["kernel"].reshape(8, 8), p[m]["bias"].reshape(8)) for n, m in names.items()}
+    return {**found, "out": (p["out"]["kernel"].reshape(8, 8), p["out"]["bias"])}
+
+
+def by_hand_split(p, sizes=(8, 8, 8)):
+    q, k, _ = sizes
+    cuts = [q, q + k]
+    kernels = np.split(p["qkv"]["kernel"], cuts, 1)
+    biases = np.split(p["qkv"]["bias"], cuts)
+    return dict(zip("qkv", zip(kernels, biases, strict=True), strict=True))
+
+
+def by_hand_in_heads(p):
+    kernel, bias = p["qkv"]["kernel"], p["qkv"]["bias"]
+    return {n: (kernel[:, i].reshape(8, 8), bias[i].reshape(8)) for i, n in enumerate("qkv")}
+
+
+def by_hand_transposed(p):
+    kernel, bias = p["c_attn"]["kernel"], p["c_attn"]["bias"]
+    return {n: (kernel[8 * i : 8 * i + 8].T, bias[8 * i : 8 * i + 8]) for i, n in enumerate("qkv")}
+
+
+def by_hand_join(p):
+    own = [p[name] for name in ("query", "key", "value")]
+    return {
+        "qkv": (
+            np.concatenate([each["kernel"] for each in own], 1),
+            np.concatenate([each["bias"] for each in own]),
+        )
+    }
+
+
+CASES = {
+    "heads to features": (WithHeads(), Separate, HEADS, by_hand_heads),
+    "fused to separate": (
+        Fused(),
+        lambda rngs: Separate(rngs, has_norms=True),
+        {"qkv": "{q,k,v}", "norm": "norms.{q,k,v}"},
+        by_hand_split,
+    ),
+    "fused to separate of several sizes": (
+        Fused(8, 4),
+        lambda rngs: Separate(rngs, 8, 4, has_norms=True),
+        {"qkv": "{q,k,v}", "norm": "norms.{q,k,v}"},
+        lambda p: by_hand_split(p, (8, 4, 4)),
+    ),
+    "fused in heads to separate": (
+        FusedInHeads(),
+        Separate,
+        {"qkv": "{q,k,v@-3} reshape"},
+        by_hand_in_heads,
+    ),
+    "fused and transposed to separate": (
+        WrappedTransposed(),
+        Separate,
+        {"c_attn/out": "out", "c_attn": "{q,k,v@0} transpose"},
+        by_hand_transposed,
+    ),
+    "separate to fused": (Apart(), Joined, {"{query,key,value}": "qkv"}, by_hand_join),
+    "separate of several sizes to fused": (
+        Apart(4),
+        lambda rngs: Joined(rngs, 4),
+        {"{query,key,value}": "qkv"},
+        by_hand_join,
+    ),
+}

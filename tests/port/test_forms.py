@@ -1,0 +1,178 @@
+"""Rules that reshape, transpose, split and join, beside the same done by hand in numpy."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from flax.training.train_state import TrainState
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge import parity, port
+from tests.drawing import drawing
+from tests.port.cases import random_values
+from tests.port.forms import CASES, Fused, List, Separate, Stacked, WithHeads, X
+from tests.port.models import shapes_of
+from tests.strategies import exact
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_are_those_that_numpy_makes_and_the_outputs_are_equal(case):
+    linen, native, rules, by_hand = CASES[case]
+    variables = random_values(shapes_of(linen, X))
+    model = native(nnx.Rngs(0))
+    plan = port.plan(variables, model, rules)
+    assert plan.ok, str(plan)
+    plan.apply()
+    expected = by_hand(jax.tree.map(np.asarray, variables["params"]))
+    for name, (kernel, bias) in expected.items():
+        layer = getattr(model, name)
+        np.testing.assert_array_equal(layer.kernel[...], kernel)
+        np.testing.assert_array_equal(layer.bias[...], bias)
+    np.testing.assert_allclose(model(X), linen.apply(variables, X), rtol=1e-5, atol=1e-5)
+    assert exact(plan.inverse().apply()) == exact(variables)
+    assert exact(port.plan(model, shapes_of(linen, X), rules).apply()) == exact(variables)
+
+
+@pytest.mark.parametrize("case", ["heads to features", "fused and transposed to separate"])
+def test_parity_compares_what_a_rule_reshapes(case):
+    linen, native, rules, _ = CASES[case]
+    variables = random_values(shapes_of(linen, X))
+    model = port.plan(variables, native(nnx.Rngs(0)), rules).apply()
+    report = parity.check((linen, variables), model, X, rules=rules)
+    assert report.ok, str(report)
+    assert report.section("layers").compared
+    model.q.kernel[...] += 1.0
+    report = parity.check((linen, variables), model, X, rules=rules, gradients=False)
+    assert not report.ok
+    assert not report.section("weights").ok
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_goes_on_as_if_the_layout_had_always_been_this_one(case):
+    linen, native, rules, _ = CASES[case]
+    variables = random_values(shapes_of(linen, X))
+    # A gradient that is nothing but rounding, as that of the bias of the keys, must stay small.
+    tx = optax.adam(1e-2, eps=1e-2)
+    others = {name: tree for name, tree in variables.items() if name != "params"}
+    state = TrainState.create(apply_fn=linen.apply, params=variables["params"], tx=tx)
+    target = jnp.ones((2, 3, 8))
+
+    def step(state):
+        def loss(params):
+            return ((linen.apply({"params": params, **others}, X) - target) ** 2).mean()
+
+        return state.apply_gradients(grads=jax.grad(loss)(state.params))
+
+    for _ in range(2):
+        state = step(state)
+    model = native(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
+    plan = port.plan({"params": state.params, **others}, model, rules)
+    plan.apply()
+    plan.apply_optimizer(state, optimizer)
+
+    def loss(model):
+        return ((model(X) - target) ** 2).mean()
+
+    optimizer.update(model, nnx.grad(loss)(model))
+    ahead = step(state)
+    back = plan.inverse()
+    np.testing.assert_equal(int(optimizer.step[...]), int(ahead.step))
+    moved = back.apply_optimizer(optimizer, state)
+    for found, expected in (
+        (back.apply()["params"], ahead.params),
+        (moved.opt_state, ahead.opt_state),
+    ):
+        jax.tree.map(
+            lambda a, b: np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-5), found, expected
+        )
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("case", ["heads to features", "fused to separate"])
+def test_the_layers_of_a_stack_are_reshaped_and_split(axis, case):
+    layer, native, rules, _ = CASES[case]
+    linen = Stacked(type(layer), axis)
+    within = "layers/attn/attn" if type(layer) is WithHeads else "layers/attn"
+    stacked = {
+        f"{within}/{key.removeprefix('attn/')}": f"layers.*@{axis}.{value}"
+        for key, value in {**rules, "out": "out"}.items()
+        if type(layer) is Fused or key != "out"
+    }
+    variables = random_values(shapes_of(linen, X))
+    model = List(nnx.Rngs(0), native)
+    plan = port.plan(variables, model, stacked)
+    assert plan.ok, str(plan)
+    plan.apply()
+    np.testing.assert_allclose(model(X), linen.apply(variables, X), rtol=1e-4, atol=1e-4)
+    assert exact(plan.inverse().apply()) == exact(variables)
+
+
+@st.composite
+def forms(draw):
+    """A leaf, its parts by hand, and the rule that makes them."""
+    shape = tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=4)))
+    axis = draw(st.integers(-len(shape), len(shape) - 1))
+    sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    if len(sizes) > 1:
+        shape = tuple(sum(sizes) if n == axis % len(shape) else s for n, s in enumerate(shape))
+    whole = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    parts = np.split(whole, np.cumsum(sizes)[:-1], axis) if len(sizes) > 1 else [whole]
+    words = ""
+    if draw(st.booleans()):
+        axes = draw(st.permutations(range(len(shape))))
+        words += f" transpose({', '.join(map(str, axes))})"
+        parts = [part.transpose(axes) for part in parts]
+    if draw(st.booleans()):
+        words += " reshape"
+        parts = [
+            part.reshape(draw(st.sampled_from([(-1,), (1, -1), (part.size, 1)]))) for part in parts
+        ]
+    names = [f"p{n}" for n in range(len(parts))]
+    braces = "{" + ",".join(names) + f"@{axis}" + "}" if len(parts) > 1 else names[0]
+    return whole, dict(zip(names, parts, strict=True)), braces + words
+
+
+class Leaves(nnx.Module):
+    def __init__(self, leaves):
+        for name, value in leaves.items():
+            setattr(self, name, nnx.Param(jnp.zeros(value.shape, value.dtype)))
+
+
+@drawing(40)
+@given(forms())
+def test_a_rule_and_its_inverse_move_every_element(case):
+    whole, parts, rule = case
+    variables = {"params": {"whole": jnp.asarray(whole)}}
+    model = Leaves(parts)
+    plan = port.plan(variables, model, {"whole": rule})
+    assert plan.ok, str(plan)
+    plan.apply()
+    for name, expected in parts.items():
+        np.testing.assert_array_equal(getattr(model, name)[...], expected)
+    assert exact(plan.inverse().apply()) == exact(variables)
+
+
+@pytest.mark.parametrize(
+    ("rules", "kind", "note"),
+    [
+        ({"qkv": "{q,k}"}, "mis-shaped", "(8, 8) do not lie side by side in (8, 24) on axis -1"),
+        ({"qkv": "{q,k,v@5}"}, "mis-shaped", "on axis 5"),
+        ({"qkv": "{q,k,v@0}"}, "mis-shaped", "(8, 8) do not lie side by side in (8, 24) on axis 0"),
+        ({"qkv": "{q,k,w}"}, "rule", "has no 'w' for qkv"),
+        ({"{qkv,nothing}": "q"}, "rule", "only some of its parts are there: qkv"),
+        ({"{qkv,nothing}": "q"}, "rule", "matches no Linen path"),
+        ({"out": "out transpose(1, 0) reshape", "qkv": "{q,k,v} transpose(0, 1)"}, "", ""),
+        ({"out": "q reshape", "qkv": "{q,k,v}"}, "rule", "collides with rule 'out'"),
+        ({"qkv": "q reshape"}, "mis-shaped", "(8, 24) is not (8, 8)"),
+    ],
+)
+def test_what_does_not_fit_is_a_problem(rules, kind, note):
+    variables = random_values(shapes_of(Fused(), X))
+    params = {"params": {n: variables["params"][n] for n in ("qkv", "out")}}
+    plan = port.plan(params, Separate(nnx.Rngs(0)), rules)
+    found = [(each.kind, each.note) for each in plan.problems]
+    assert (not kind and not found) or any(k == kind and note in n for k, n in found), str(plan)
