@@ -221,7 +221,8 @@ class Look:
         if isinstance(value, nn.Module):
             # Its internal state has a number that differs for every module.
             names = [n for n in value.__dataclass_fields__ if n != "parent" and hasattr(value, n)]
-            if value.scope is None:
+            # What a constructor has made of a bound one may hold its variables.
+            if value.scope is None or not self._made:
                 held = {name: getattr(value, name) for name in names}
         elif isinstance(value, nnx.Variable):
             if not value.ref and not value.hijax:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import jax
+from flax import linen as nn
 from flax import nnx, serialization
 
 import registry
@@ -47,10 +48,13 @@ class Told(NamedTuple):
     Attributes:
       fingerprint: its fingerprint.
       objects: as in `Look`, without containers, of which every module gets its own.
+      is_bound: whether a bound Linen module is among them. That has the variables of one call, and
+        every call has its own.
     """
 
     fingerprint: Fingerprint
     objects: list[Any]
+    is_bound: bool
 
 
 def told(graphdef: nnx.GraphDef[Any]) -> Told:
@@ -81,7 +85,8 @@ def told(graphdef: nnx.GraphDef[Any]) -> Told:
     look = Look(tuple(parts), made=True)
     key, identities = look.fingerprint
     objects = [x for x in look.objects if type(x) not in _CONTAINERS]
-    return Told(Fingerprint((*shape, *key), identities), objects)
+    is_bound = any(isinstance(x, nn.Module) and x.scope is not None for x in objects)
+    return Told(Fingerprint((*shape, *key), identities), objects, is_bound)
 
 
 _CONTAINERS = frozenset({list, dict, set, frozenset, Tie, TiedAttribute, ObjectState})
@@ -312,7 +317,8 @@ def _aval(leaf: Any) -> Any:
         value = leaf.get_raw_value()
         # What `get_value` of Flax does beside: read a reference, run hooks, copy the containers of
         # a pytree. An array that nothing of this is for is its own result.
-        is_its_own = isinstance(value, jax.Array) and type(leaf).get_value is _GET_VALUE
+        is_plain = isinstance(value, jax.Array) and not leaf.hijax
+        is_its_own = is_plain and type(leaf).get_value is _GET_VALUE
         if not is_its_own or leaf.has_metadata("on_get_value"):
             value = leaf.get_value()
     if isinstance(value, jax.Array):

@@ -78,7 +78,8 @@ def _new_definition(
     )
     needed = {s.address for s in graphdef.slots if linen.rng_state or not s.is_rng}
     touched = {STATIC, *(collection for collection, _ in changes.removed)}
-    is_stored = linen.store_graphdef and all(map(linen.is_mutable_collection, touched))
+    may_be_stored = linen.store_graphdef and not graphdef.told.is_bound
+    is_stored = may_be_stored and all(map(linen.is_mutable_collection, touched))
     if is_stored and needed <= found.leaves.keys() | kept.keys():
         return graphdef
     if untold := changes.untold(scope.as_linen):

@@ -118,6 +118,11 @@ class Constructor(NamedTuple):
             with detached(), contextlib.nullcontext() if is_alone else detached_calls():
                 return self.nnx_class(*args, **kwargs)
 
+        if is_abstract and nnx.var_defaults().hijax:
+            # In a trace, no key can be drawn from a hijax stream.
+            with nnx.var_defaults(hijax=False):
+                return self.construct(streams, where, is_abstract=True)
+
         try:
             module, nodes = eager.constructed(
                 construct, self.eager_sharding, where, is_abstract=is_abstract

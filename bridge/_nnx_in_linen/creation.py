@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
 
-from flax import linen as nn
 from flax import nnx
 from jax.core import Tracer
 
@@ -64,11 +63,12 @@ def create(
             unshow(module)
     else:
         _check_complete(scope, module)
-    look = constructor.look()
-    graphdef, made = static_graphdef.split(module, Origin(look.fingerprint), given)
+    origin = Origin(constructor.look().fingerprint)
+    graphdef, made = static_graphdef.split(module, origin, given)
     if donated:
         _construct_again(scope, keys, graphdef, made, donated)
-    if any(isinstance(held, Tracer) for held in graphdef.told.objects):
+    told = graphdef.told
+    if any(isinstance(held, Tracer) for held in told.objects):
         graphdef = definitions.without_tracers(
             graphdef, constructor, tuple(keys), call if is_called else None, scope.where
         )
@@ -79,8 +79,7 @@ def create(
     new = scope.as_linen((a, item) for a, item in items if a not in kept)
     if left := scope.write(new, leaves):
         _check_left(scope, left)
-    # A bound Linen module has the variables of this `init`, and every call has its own.
-    if not any(isinstance(x, nn.Module) and x.scope is not None for x in look.objects):
+    if not told.is_bound:
         scope.store_graphdef(graphdef)
     return output, graphdef
 

@@ -826,3 +826,44 @@ def test_the_module_is_that_of_its_argument_as_it_is_at_the_call(kind, values):
         with rebuilds() as noted:
             assert model.apply(bare) == model.apply(stored) == expected
         assert noted == []
+
+
+class Around(nnx.Module):
+    """Keeps the Linen module that its constructor is given, and counts its calls."""
+
+    def __init__(self, linen, *, counts=False, rngs):
+        self.linen = linen
+        self.scale = nnx.Param(jnp.full((1, 3), 2.0))
+        self.counts, self.calls = counts, 0
+
+    def __call__(self, x):
+        self.calls += self.counts
+        return self.linen(x * self.scale[...])
+
+
+def test_a_linen_module_among_the_arguments_costs_no_rebuilding_at_each_call():
+    """Regression: each call binds the module anew, and the definition was made anew for it."""
+    dense = nn.Dense(2)
+    model = bridge.ToLinen(Around, args=(dense,))
+    variables = model.init(KEY, X)
+    inner = {"params": variables["params"]["args_0"]}
+    model.apply(variables, X)
+    with rebuilds() as noted:
+        for factor in (1.0, 2.0, 3.0):
+            inner = jax.tree.map(lambda x, factor=factor: factor * x, inner)
+            params = variables["params"] | {"args_0": inner["params"]}
+            y = model.apply(variables | {"params": params}, X)
+            np.testing.assert_array_equal(y, dense.apply(inner, 2.0 * X))
+    assert noted == []
+
+
+def test_no_call_stores_a_definition_with_the_linen_modules_of_that_call():
+    """Regression: the definition of a changed module held one with the call's variables."""
+    model = bridge.ToLinen(Around, args=(nn.Dense(2),), kwargs={"counts": True})
+    variables = model.init(KEY, X)
+    with pytest.warns(bridge.BridgeWarning, match="calls"):
+        _, updates = model.apply(variables, X, mutable=True)
+    for tree in (variables, updates):
+        graphdef = tree.get("nnx", {}).get("graphdef")
+        held = graphdef.told.objects if isinstance(graphdef, nnx.GraphDef) else []
+        assert not any(isinstance(x, nn.Module) and x.scope is not None for x in held)

@@ -161,3 +161,15 @@ def test_an_empty_dict_in_a_variable_needs_no_leaf(collections, wrap):
         assert (output == native(x, fill)).all()
     loaded = flax.serialization.from_bytes(made, flax.serialization.to_bytes(made))
     assert (model.apply(loaded, x) == FillsDicts(rngs=nnx.Rngs(0))(x)).all()
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_variables_without_a_definition_are_those_of_any_form(form):
+    """Regression: AttributeError and ImmutableVariableError for hijax Variables."""
+    module = bridge.to_linen(Model)
+    variables = made(module, PLAIN)
+    expected = module.apply(variables, X, mutable=["batch_stats"], rngs=RNGS)
+    variables.pop("nnx")
+    with nnx.var_defaults(**form):
+        found = module.apply(variables, X, mutable=["batch_stats"], rngs=RNGS)
+    assert_identical(found, expected)
