@@ -127,14 +127,14 @@ def options_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Action]
     return parser._option_string_actions  # noqa: SLF001 (argparse has no other way)
 
 
-def add_within(parser: argparse.ArgumentParser) -> None:
-    """Adds the option for checkpoints that hold more than a model."""
+def add_within(parser: argparse.ArgumentParser, option: str = "--within", of: str = "") -> None:
+    """Adds the option for checkpoints that hold more than a model; `of` says which of two."""
     parser.add_argument(
-        "--within",
+        option,
         type=lambda text: tuple(filter(None, text.split("/"))),
         default=(),
         metavar="KEYS",
-        help="the keys of the model in a checkpoint that holds more, joined by /",
+        help=f"the keys of the model in a checkpoint that holds more, joined by /{of}",
     )
 
 

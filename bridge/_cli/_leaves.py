@@ -108,11 +108,12 @@ def read(path: str, within: Sequence[str] = (), given: str | None = None) -> Che
     return CheckpointContents(layout, {(NO_COLLECTION, p): leaf for p, leaf in leaves.items()})
 
 
-def read_extra(path: str, given: str | None = None) -> dict[Path, Leaf]:
+def read_extra(path: str, within: Sequence[str] = (), given: str | None = None) -> dict[Path, Leaf]:
     """The leaves of the trees beside a model, such as an optimizer's state, keys as text.
 
     Args:
         path: as for `read`.
+        within: as for `read`.
         given: as for `read`.
 
     Returns:
@@ -124,7 +125,7 @@ def read_extra(path: str, given: str | None = None) -> dict[Path, Leaf]:
     """
 
     def read_all() -> dict[Path, Leaf]:
-        source = open_checkpoint(path, layout=given)
+        source = open_checkpoint(path, within, given)
         found: dict[Path, Leaf] = {}
         for name, item in source.extra.items() if source.layout != "nnx" else ():
             values = item.read({s.location: None for s in item.stored.values() if s.is_read})

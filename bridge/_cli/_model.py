@@ -138,11 +138,13 @@ def _check_inputs(function: Any, model: nn.Module, args: Any, kwargs: Any, targe
     try:
         inspect.signature(function).bind(model, *args, **kwargs)
     except TypeError as error:
+        named = f" and {', '.join(kwargs)}" if kwargs else ""
         raise InputError(
             target,
-            f"{len(args) + len(kwargs)} sample inputs ({error})",
+            f"{len(args)} sample inputs{named} ({error})",
             f"those of {type(model).__name__}, which makes its submodules when it sees them",
-            "return (module, *inputs), or pass --input 1,28,28,1",
+            "return (module, *inputs), or pass --input 1,28,28,1, and --kwarg NAME=VALUE for what"
+            " has a name",
         ) from error
 
 

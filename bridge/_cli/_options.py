@@ -10,11 +10,17 @@ from typing import Any
 from bridge._errors import BridgeError, MissingRngError, UnboundAxisError
 
 _KEYWORD = re.compile(r"'(\w+)': ([^,}]+)")
+_QUOTED = re.compile(r"'([^']*)'")
 
 
 def _keywords(found: re.Match[str]) -> str:
     """Keyword arguments, each of which is an option of its own."""
     return " ".join(f"--kwarg {name}={value}" for name, value in _KEYWORD.findall(found[1]))
+
+
+def _files(found: re.Match[str]) -> str:
+    """A list of files, each of which is an option of its own."""
+    return " ".join(f"--by-hand {file}" for file in _QUOTED.findall(found[1]))
 
 
 def _valued(found: re.Match[str]) -> str:
@@ -35,6 +41,8 @@ _ARGUMENTS = (
     ("--axis-size", re.compile(r"\baxis_sizes=\{'(\w+)': (\d+)\}"), r"--axis-size \1=\2"),
     ("--steps", re.compile(r"\b(steps)=(\d+)"), _valued),
     ("--overwrite", re.compile(r"\boverwrite=True"), "--overwrite"),
+    ("--by-hand", re.compile(r"\bby_hand=\[([^\]]*)\]"), _files),
+    ("--model", re.compile(r"\balso="), "--model"),
     ("--verify", re.compile(r"\bverify=True"), "--verify"),
     ("--layout", re.compile(r"\b(layout)=(?:'(\w+)')?"), _valued),
     ("--within", re.compile(r"\b(within)=()"), _valued),

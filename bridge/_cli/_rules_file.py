@@ -57,7 +57,7 @@ def load(file: pathlib.Path) -> Rules:
         found = f"a file that cannot be parsed ({error})"
         remedy = "a file that ends in .json is read as JSON, any other as TOML"
         raise InputError(str(file), found, expected, remedy) from error
-    if isinstance(table, dict) and not table.keys() & {"rules", "collections"}:
+    if isinstance(table, dict) and not any(isinstance(value, dict) for value in table.values()):
         table = {"rules": table}
     if not isinstance(table, dict):
         raise InputError(str(file), shown(table), expected, "see python -m bridge convert --help")

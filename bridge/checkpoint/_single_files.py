@@ -125,7 +125,8 @@ def _named(path: Path, tree: Mapping[str, Any], form: str) -> dict[str, Any]:
         if any("/" in text or (separator == "." and "." in text) for text in texts):
             problems.append((name, f"{form} joins keys by {separator!r}, and this one has it"))
             continue
-        array = np.ascontiguousarray(np.asarray(value))
+        # Not `np.ascontiguousarray`, which makes a vector of a scalar.
+        array = np.asarray(value, order="C")
         if array.dtype == jnp.bfloat16 and form == "npz":
             array = array.view(_BFLOAT16_BYTES)
         elif array.dtype.kind not in "biufc" and array.dtype != jnp.bfloat16:

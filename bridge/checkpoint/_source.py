@@ -113,9 +113,9 @@ def open_checkpoint(
         )
     if found.format == "bridge" and keys:
         raise CheckpointError(
-            f"there is one model, and none within {keys}, in",
+            f"there is nothing within {'/'.join(map(str, keys))!r} in",
             found.path,
-            "Other trees of a checkpoint of the bridge are had with extra=.",
+            "A checkpoint of the bridge has one model. Leave out within=.",
         )
     identity = identity_of(found.path)
     try:

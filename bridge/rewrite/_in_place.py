@@ -77,8 +77,7 @@ class InPlace:
         if found:
             files = sorted({_shown(each.file) for each in found if each.may_stay})
             hint = (
-                f" Where you change the places by hand, name the files: by_hand={files!r}"
-                " (--by-hand FILE)."
+                f" Where you change the places by hand, name the files: by_hand={files!r}."
                 if files
                 else ""
             )

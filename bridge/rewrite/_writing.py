@@ -78,13 +78,13 @@ def _check(changed: Mapping[pathlib.Path, str]) -> None:
         raise RewriteError(
             "these files hold classes that the new ones lack",
             lost,
-            "Rewrite all entry points together (--model), or pass overwrite=True (--overwrite).",
+            "Rewrite all entry points together (also=), or pass overwrite=True.",
         )
     if foreign:
         raise RewriteError(
             "these files were not written by bridge.rewrite, or were changed since",
             foreign,
-            "Move them away, or pass overwrite=True (--overwrite).",
+            "Move them away, or pass overwrite=True.",
         )
 
 

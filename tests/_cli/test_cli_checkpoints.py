@@ -251,6 +251,32 @@ def test_what_lies_beside_the_model_is_named_and_compared_on_request(capsys, tmp
     assert compared.document["only_in_a"] == ["step"]
 
 
+def test_diff_finds_models_within_larger_checkpoints(capsys, made, tmp_path, variables):
+    inside = made / "inside"
+    changed = jax.tree.map(lambda x: x + 1, variables)
+    (tmp_path / "other").write_bytes(serialization.to_bytes({"model": changed, "step": 3}))
+    for pair in (
+        [made / "linen", inside, "--b-within", "model"],
+        [inside, made / "bridged", "--a-within", "model"],
+        [inside, inside, "--within", "model"],
+    ):
+        outcome = run(capsys, "diff", *pair, "--json")
+        assert (outcome.code, outcome.document["equal"]) == (0, 6)
+    both = run(capsys, "diff", inside, tmp_path / "other", "--within", "model", "--json").document
+    assert [entry["max_abs_difference"] for entry in both["changed"]] == [1] * 6
+    assert both["only_in_a"] == both["only_in_b"] == []
+    # What lies beside the model is not compared as a part of it.
+    beside = ("--within", "model", "--extra", "--json")
+    assert run(capsys, "diff", inside, inside, *beside).document["equal"] == 7
+
+
+def test_a_checkpoint_of_the_bridge_has_nothing_within(capsys, made):
+    outcome = run(capsys, "diff", made / "bridged", made / "inside", "--within", "model")
+    assert outcome.code == 2
+    assert "there is nothing within 'model' in" in outcome.err
+    assert "Leave out --within" in outcome.err
+
+
 def test_another_dtype_can_be_ignored():
     a, b = {("w",): Leaf(np.float32(1))}, {("w",): Leaf(np.float16(1))}
     assert _comparison.compare(a, b, ignore_dtype=True).is_same
@@ -571,6 +597,7 @@ def test_errors_can_be_pickled():
         ("linen", ("--to", "nnx"), "x = [", "cannot be parsed"),
         ("linen", ("--to", "nnx"), "x = 1", "other values in 'rules'"),
         ("linen", ("--to", "nnx"), "[rules]\n[more]", "'more'"),
+        ("linen", ("--to", "nnx"), "[rulez]\na = 'b'", "found 'rulez', expected"),
         ("linen", ("--to", "nnx"), "'(' = 'a'", "regular expressions"),
         ("linen", ("--to", "nnx"), "'absent' = 'a'", "match no path"),
         ("linen", ("--to", "nnx"), r"'layers_\d' = 'one'", "one new path for"),

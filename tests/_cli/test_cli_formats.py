@@ -177,6 +177,9 @@ def test_latest_is_the_newest_step(capsys, place):
 def test_arrays_by_name_go_out_and_come_in_bitwise(capsys, place, form):
     variables = {"params": layers(), "batch_stats": {"n": {"mean": np.arange(3, dtype=np.int32)}}}
     variables["params"]["half"] = jnp.linspace(0, 1, 4).astype(jnp.bfloat16)
+    # NumPy's functions for contiguous arrays make vectors of scalars.
+    variables["params"]["scale"] = jnp.float32(2)
+    variables["params"]["swapped"] = jnp.arange(6.0).reshape(2, 3).T
     checkpoint.save(place / "source", variables)
     arguments = ("--to", "linen", "--format", form)
     assert run(capsys, "convert", "source", "file", *arguments).code == 0

@@ -199,9 +199,10 @@ def test_the_model_that_raises_is_the_one_that_is_named(capsys, models):
     assert "Native" not in outcome.err
 
 
-@pytest.mark.parametrize("steps", ["-2", "1.5", "nan", "x"])
-def test_a_number_of_steps_is_a_whole_number_from_zero_on(capsys, steps):
-    outcome = parity(capsys, "Native", "Native", *QUICK, "--steps", steps)
+@pytest.mark.parametrize("option", ["--steps", "--seed"])
+@pytest.mark.parametrize("number", ["-2", "1.5", "nan", "x"])
+def test_steps_and_a_seed_are_whole_numbers_from_zero_on(capsys, option, number):
+    outcome = parity(capsys, "Native", "Native", *QUICK, option, number)
 
     assert outcome.code == 2
     assert "is not a whole number from 0 on" in outcome.err

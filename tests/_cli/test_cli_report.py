@@ -320,6 +320,7 @@ def test_parameters_that_are_not_known_cannot_pass_a_check(capsys):
         ([f"{TARGETS}:make_error"], "raised ZeroDivisionError: asked to fail"),
         ([f"{TARGETS}:make_unknown_key"], "a dict with 'inputz', JitTracer"),
         ([f"{TARGETS}:Scanned"], "pass --input 1,28,28,1"),
+        ([f"{TARGETS}:Scanned", "--input", "2,4", "--kwarg", "y=1"], "1 sample inputs and y (got"),
         ([f"{TARGETS}:Scanned", "--input", "2,x"], "which is no shape"),
         ([f"{TARGETS}:Scanned", "--input", "2:float33"], "which is no dtype"),
         ([f"{TARGETS}:make_with_inputs", "--input", "2,5"], "raised"),

@@ -216,6 +216,22 @@ def test_files_to_change_by_hand_have_to_be_there(target, capsys):
     assert (code, "no file no.py, none.py" in err) == (2, True)
 
 
+def test_messages_name_the_options_of_the_command_and_no_arguments(target, capsys, tmp_path):
+    source = pathlib.Path(target.partition(":")[0])
+    run(capsys, target, "--write", "--no-diff")
+    new = source.with_name(f"{source.stem}_nnx.py")
+    new.write_text(new.read_text() + "# mine\n")
+    code, _, err = run(capsys, target, "--write", "--no-diff")
+    assert code == 2
+    assert "Move them away, or pass --overwrite.\n" in err
+    making = source.with_name(f"{source.stem}_made.py")
+    making.write_text(f"{SOURCE}\n\ndef make():\n    return Net()\n")
+    code, _, err = run(capsys, f"{making}:make", "--in-place", "--no-diff")
+    assert code == 2
+    assert "name the files: --by-hand " in err
+    assert "by_hand=" not in err
+
+
 def test_a_model_that_cannot_be_run_is_exit_code_2(target, capsys):
     code = main(["rewrite", target])
     assert code == 2

@@ -31,6 +31,7 @@ examples:
   python -m bridge diff linen_checkpoint nnx_checkpoint --model models.py:make_nnx
   python -m bridge diff before after --filter 'kernel$'
   python -m bridge diff before after --extra
+  python -m bridge diff checkpoints/manager/100 checkpoints/manager/latest --within model
   python -m bridge diff model.msgpack checkpoints/model --json > difference.json
 
 The JSON document is {"schema": "linen-nnx-bridge/diff", "version": 1, "same": bool,
@@ -78,6 +79,9 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="TARGET",
         help="an NNX model: the one of the two that is Linen's is converted for it, as by convert",
     )
+    _command.add_within(parser, of=", in both")
+    _command.add_within(parser, "--a-within", of=", in A alone")
+    _command.add_within(parser, "--b-within", of=", in B alone")
     _command.add_layout(parser, "--a-layout", "--b-layout")
     _command.add_input(parser)
     _command.add_kwarg(parser)
@@ -104,15 +108,16 @@ def _run(arguments: argparse.Namespace) -> int:
     from ._text import document_path
 
     rules = _rules_file.load(arguments.rules) if arguments.rules else None
+    sides = (
+        (arguments.a, arguments.a_within or arguments.within, arguments.a_layout),
+        (arguments.b, arguments.b_within or arguments.within, arguments.b_layout),
+    )
     contents, errors = [], []
     with _output.working("comparing checkpoints") as progress:
         task = progress.add_task("reading", total=2)
-        for path, given in (
-            (arguments.a, arguments.a_layout),
-            (arguments.b, arguments.b_layout),
-        ):
+        for side in sides:
             try:
-                contents.append(_leaves.read(path, given=given))
+                contents.append(_leaves.read(*side))
             except CheckpointError as error:
                 errors.append(error)
             progress.advance(task)
@@ -123,8 +128,8 @@ def _run(arguments: argparse.Namespace) -> int:
             contents = _in_one_layout(contents, rules, arguments)
         a, b = _named(contents, rngs=arguments.rngs)
         if arguments.extra:
-            a |= _leaves.read_extra(arguments.a, arguments.a_layout)
-            b |= _leaves.read_extra(arguments.b, arguments.b_layout)
+            a |= _leaves.read_extra(*sides[0])
+            b |= _leaves.read_extra(*sides[1])
         if (search := arguments.filter) is not None:
             paths = list(map(document_path, {**a, **b}))
             a, b = (

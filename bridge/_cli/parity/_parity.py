@@ -127,7 +127,7 @@ def _add_what_is_compared(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=N",
         help="the size of a named axis that the models reduce over; once for each",
     )
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="of values and inputs")
+    parser.add_argument("--seed", type=_count, default=0, metavar="N", help="of values and inputs")
     for name, what in (
         ("layers", "the outputs of layers"),
         ("gradients", "gradients"),
