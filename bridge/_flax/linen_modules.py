@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 from flax import errors as flax_errors
 from flax import linen as nn
 from flax.core import FrozenDict, Scope
 from flax.nnx.bridge import current_module
 
-from .promises import holds, part, required, unsupported
+from .promises import part, required, unsupported
 
 # Per thread: the modules that are being called, and what is captured of them.
 _context = part("flax.linen.module", "_context")
@@ -99,7 +99,7 @@ def innermost_linen() -> nn.Module | None:
     """The module that is being called, if it is a Linen one and no wrapper of another kind."""
     stack = _context.module_stack
     top = stack[-1] if stack else None
-    return top if isinstance(top, nn.Module) and not isinstance(top, PlainFields) else None
+    return top if isinstance(top, nn.Module) and not isinstance(top, NNXHolder) else None
 
 
 def unbound_function(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -208,7 +208,7 @@ def place_in_shared_scope(module: nn.Module) -> str:
     while with_parent and isinstance(top.parent, nn.Module) and _has_scope(top.parent, scope):
         names.append(str(top.name))
         top = top.parent
-    same = (child for child in _in_scope(top, scope) if isinstance(child, PlainFields))
+    same = (child for child in _in_scope(top, scope) if isinstance(child, NNXHolder))
     first = next(same, module)
     return "" if first is module else "_".join(reversed(names))
 
@@ -250,39 +250,8 @@ def overridden(module: nn.Module, fields: Mapping[str, Any]) -> Iterator[None]:
             object.__setattr__(module, name, value)
 
 
-def _registers_by_name() -> bool:
-    """A module looks for submodules in one field after the other, by name and value."""
-    parameters = list(inspect.signature(nn.Module._register_submodules).parameters)
-    return parameters == ["self", "name", "val"]
-
-
-_SEARCHES_BY_NAME = holds(
-    "flax.linen.Module._register_submodules",
-    _registers_by_name,
-    "Linen's search of all fields",
-    loses="subclasses of ToLinen see their arguments with tuples for lists, FrozenDicts for dicts",
-)
-
-
-class PlainFields(nn.Module):
-    """A Linen module some of whose fields hold no module.
-
-    Linen searches every field for modules, three times at each `apply`, and a dataclass field that
-    is to be an argument of the constructor cannot be kept out of that.
-
-    Attributes:
-      _plain_fields: names of the fields that are not searched, of the class or of an instance.
-    """
-
-    # Annotated it must be a ClassVar: a field would be an argument of the constructor itself.
-    _plain_fields: ClassVar[frozenset[str]] = frozenset()
-
-    if _SEARCHES_BY_NAME:
-        # Else Linen takes it for a method of the model, and counts it as a call.
-        @nn.nowrap
-        def _register_submodules(self, name: str, val: Any) -> None:
-            if name not in self._plain_fields:
-                super()._register_submodules(name, val)
+class NNXHolder(nn.Module):
+    """A Linen module that holds an NNX module: what this room knows of a ToLinen."""
 
 
 def base_class(cls: type[Any]) -> type[Any]:

@@ -7,15 +7,14 @@ what nobody has changed comes back in new arrays, and as new tracers while a pro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from .promises import holds
-from .traces import trace_of
+from .tracers import are_one, batch_of, made_by, primal_of, trace_of
 
 # Which input is handed on, and its axes in their new order: `jax.vmap` moves them. None stands for
 # an axis along which it is repeated.
@@ -51,41 +50,39 @@ class PassedValues:
         after, order = self._origin(after)
         before, order_before = self._origin(before)
         wanted = _reordered(order_before, wanted)
-        if hasattr(after, "batch_dim") and trace_of(after) is not trace_of(before):
+        batch = batch_of(after)
+        if batch and trace_of(after) is not trace_of(before):
             # What is the same for the whole batch has been repeated for it.
-            return self._is_same(after.val, before, _with_axis(wanted, after.batch_dim))
+            return self._is_same(batch[0], before, _with_axis(wanted, batch[1]))
         if not isinstance(after, Tracer) and not isinstance(before, Tracer):
             return _is_equal(after, order, before, wanted)
         if order != wanted:
             return False
         if after is before:
             return True
-        if type(after) is not type(before) or not _HAS_PARENTS:
-            return False
-        if hasattr(after, "batch_dim"):
-            return self._is_same_batch(after, before)
-        return _are_one(after, before)
+        whole = batch_of(before)
+        return self._is_same_batch(*batch, *whole) if batch and whole else are_one(after, before)
 
-    def _is_same_batch(self, after: Any, before: Any) -> bool:
-        mine, theirs = after.batch_dim, before.batch_dim
+    def _is_same_batch(self, after: Any, mine: Any, before: Any, theirs: Any) -> bool:
+        """Whether two arrays are the same whose axes of the batch are `mine` and `theirs`."""
         if not isinstance(mine, int) or not isinstance(theirs, int):
-            return mine == theirs and self._is_same(after.val, before.val)
-        axes = list(range(before.val.ndim))
+            return mine == theirs and self._is_same(after, before)
+        axes = list(range(before.ndim))
         axes.insert(mine, axes.pop(theirs))
-        return self._is_same(after.val, before.val, tuple(axes))
+        return self._is_same(after, before, tuple(axes))
 
     def _origin(self, value: Any) -> tuple[Any, _Axes]:
         """The value that was handed on until it became this one, and the order of its axes."""
         axes: _Axes = tuple(range(value.ndim))
-        while isinstance(value, Tracer) and _HAS_PARENTS:
-            found: Any = value
-            if hasattr(found, "primal"):
-                value = found.primal
+        while isinstance(value, Tracer):
+            primal = primal_of(value)
+            if primal is not None:
+                value = primal
                 continue
-            made = _made_by(found)
+            made = made_by(value)
             if made is None:
                 # A constant of the program stands for itself.
-                return found.full_lower(), axes
+                return value.full_lower(), axes
             equation, place = made
             source = self._source(equation, place, self._are_same_cases)
             if source is None:
@@ -96,7 +93,7 @@ class PassedValues:
 
     def _are_same_cases(self, cases: Sequence[Any]) -> bool:
         (first, order), *others = map(self._origin, cases)
-        return all(o == order and _are_one(case, first) for case, o in others)
+        return all(o == order and are_one(case, first) for case, o in others)
 
     def _source(
         self, equation: Any, place: int, are_same_cases: Callable[[Sequence[Any]], bool]
@@ -149,39 +146,6 @@ class PassedValues:
         return found
 
 
-class _Equation(NamedTuple):
-    """An equation of a program that is being traced, as those of a finished one are."""
-
-    primitive: Any
-    params: Mapping[str, Any]
-    invars: Sequence[Any]
-    outvars: Sequence[Any]
-
-
-class _Unused(NamedTuple):
-    """An output that nobody holds any more."""
-
-    aval: Any
-
-
-def _made_by(tracer: Any) -> tuple[Any, int] | None:
-    """The equation that a tracer comes from and its place there, None if it comes from none."""
-    parent: Any = getattr(tracer, "parent", None)
-    recipe: Any = getattr(tracer, "recipe", None)
-    if parent is not None:
-        equation = _Equation(parent.primitive, parent.params, parent.in_tracers, parent.outvars)
-        own = tracer.val
-    elif hasattr(recipe, "out_tracer_refs"):
-        # Of a program of which a part is computed, as `nn.scan` looks for what is constant in it.
-        pairs = zip(recipe.out_tracer_refs, recipe.out_avals, strict=True)
-        outvars = [_Unused(aval) if ref() is None else ref() for ref, aval in pairs]
-        equation = _Equation(recipe.primitive, recipe.params, recipe.in_tracers, outvars)
-        own = tracer
-    else:
-        return None
-    return equation, next(i for i, var in enumerate(equation.outvars) if var is own)
-
-
 def _reordered(axes: _Axes, order: _Axes) -> _Axes:
     """The axes of an array whose axes are put into another order once more."""
     return tuple(None if i is None else axes[i] for i in order)
@@ -190,12 +154,6 @@ def _reordered(axes: _Axes, order: _Axes) -> _Axes:
 def _with_axis(axes: _Axes, place: int) -> _Axes:
     """The axes of an array that is repeated along a new one."""
     return (*axes[:place], None, *axes[place:])
-
-
-def _are_one(a: Any, b: Any) -> bool:
-    """Whether two values are one; several tracers may stand for one variable of a program."""
-    own = getattr(a, "val", None) if type(a) is type(b) else None
-    return a is b or (own is not None and own is getattr(b, "val", None))
 
 
 def _of_broadcast(equation: Any) -> _Source:
@@ -322,27 +280,3 @@ def _repeated(array: Any, axes: _Axes, like: Any) -> Any:
         return array
     sizes = zip(axes, array.shape, like.shape, strict=True)
     return jnp.broadcast_to(array, [b if axis is None else a for axis, a, b in sizes])
-
-
-def _have_parents() -> bool:
-    """A tracer knows the equation that it comes from, and that its inputs and its program."""
-    found: list[bool] = []
-
-    def trace(x: Any) -> Any:
-        made = jax.checkpoint(lambda y: (y, y + 1))(x)
-        passed = PassedValues()
-        found.extend((passed._origin(made[0])[0] is x, passed._origin(made[1])[0] is made[1]))
-        return x
-
-    jax.make_jaxpr(trace)(1.0)
-    return all(found)
-
-
-# Until it is known: the check itself uses it.
-_HAS_PARENTS = True
-_HAS_PARENTS = holds(
-    "the equations of JAX's tracers",
-    _have_parents,
-    "comparing tracers by identity",
-    loses="a call of nnx.jit or nnx.remat in a traced call counts as an update",
-)

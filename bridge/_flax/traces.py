@@ -1,4 +1,4 @@
-"""Which JAX trace a value belongs to, and programs of which only a part is run."""
+"""Programs of which only a part can be run: an axis is not bound, or an input is abstract."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import jax
 import numpy as np
 from flax import nnx
 from jax import api_util
-from jax.core import Tracer
 from jax.extend import linear_util
 from jax.interpreters import partial_eval
 from jax.tree_util import keystr
 
 from bridge._errors import AbstractInputError
 
-from .promises import holds, required
+from .promises import required
 
 _UNBOUND = re.compile(r"unbound axis name:? *'?([^\s'.]+)")
 
@@ -31,32 +30,6 @@ def unbound_axis(error: NameError) -> str | None:
     """
     found = _UNBOUND.search(str(error))
     return found[1] if found else None
-
-
-def trace_of(value: Any) -> Any:
-    """The trace that a value belongs to, None if it is a number.
-
-    Without the private attribute all tracers seem to be of one trace, so that a definition which
-    holds one of an outer trace is refused.
-    """
-    if not isinstance(value, Tracer):
-        return None
-    return value._trace if _HAS_TRACES else Tracer
-
-
-def _has_traces() -> bool:
-    """A tracer knows its trace, and all tracers of one program have the same."""
-    found: list[Any] = []
-    jax.make_jaxpr(lambda x, y: found.extend((x._trace, y._trace)))(0, 0)
-    return found[0] is found[1] is not None
-
-
-_HAS_TRACES = holds(
-    "jax.core.Tracer._trace",
-    _has_traces,
-    "taking every tracer for one of its own",
-    loses="a definition that holds a value of an outer trace is refused",
-)
 
 
 def _evaluates_partially() -> bool:

@@ -10,7 +10,7 @@ from bridge._conversion.neutral import Path
 from bridge._fingerprint import Look
 from bridge._flax.graphdefs import ArrayRefDef, NodeDef, NodeRef, Static, VariableDef, decoded
 from bridge._flax.objects import PYTREE_NOTES
-from bridge._flax.traces import trace_of
+from bridge._flax.tracers import trace_of
 from bridge._flax.variables import REQUIRED_METADATA
 from bridge._train_eval import MODE_FIELDS
 

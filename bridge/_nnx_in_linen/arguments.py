@@ -121,40 +121,52 @@ _OPAQUE = (
 )
 
 
-class GivenArgs(tuple[Any, ...]):
-    """Frozen positional arguments that read as they were given."""
+class GivenArgs(Sequence[Any]):
+    """Frozen positional arguments that read as they were given; to Linen they are opaque."""
 
-    __slots__ = ()
+    def __init__(self, frozen: tuple[Any, ...]):
+        self.frozen = frozen
 
-    @property
-    def frozen(self) -> tuple[Any, ...]:
-        """The arguments as they are hashed and compared."""
-        return tuple(super().__iter__())
-
-    def __iter__(self) -> Iterator[Any]:
-        return map(thaw, super().__iter__())
+    def __len__(self) -> int:
+        return len(self.frozen)
 
     def __getitem__(self, index: Any) -> Any:
-        found = super().__getitem__(index)
+        found = self.frozen[index]
         return tuple(map(thaw, found)) if isinstance(index, slice) else thaw(found)
 
+    def __hash__(self) -> int:
+        return hash(self.frozen)
 
-class GivenKwargs(FrozenDict[str, Any]):
-    """Frozen keyword arguments that read as they were given."""
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, GivenArgs) and self.frozen == other.frozen
 
-    @property
-    def frozen(self) -> FrozenDict[str, Any]:
-        """The arguments as they are hashed and compared."""
-        return FrozenDict({name: super(GivenKwargs, self).__getitem__(name) for name in self})
+    def __repr__(self) -> str:
+        return repr(self.frozen)
+
+
+class GivenKwargs(Mapping[str, Any]):
+    """The same of keyword arguments."""
+
+    def __init__(self, frozen: FrozenDict[str, Any]):
+        self.frozen = frozen
+
+    def __len__(self) -> int:
+        return len(self.frozen)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.frozen)
 
     def __getitem__(self, key: str) -> Any:
-        return thaw(super().__getitem__(key))
+        return thaw(self.frozen[key])
 
     def __hash__(self) -> int:
         return hash(self.frozen)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mapping) and self.frozen == frozen(other)
+
+    def __repr__(self) -> str:
+        return repr(self.frozen)
 
 
 def frozen(arguments: Any) -> Any:

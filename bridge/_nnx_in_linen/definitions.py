@@ -18,7 +18,8 @@ from bridge._conversion.neutral import Address, Path
 from bridge._errors import InvalidModuleError, MismatchError, listed
 from bridge._fingerprint import fingerprint, identity
 from bridge._flax.nodes import nodes_below
-from bridge._flax.traces import partially_evaluate, trace_of
+from bridge._flax.tracers import trace_of
+from bridge._flax.traces import partially_evaluate
 from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.static_graphdef import Origin, StaticGraphDef
 from bridge._graphdefs.structure import tracers

@@ -18,7 +18,7 @@ from bridge._conversion.collections import GRAPHDEF
 from bridge._conversion.neutral import nest
 from bridge._conversion.own_leaves import with_graphdefs
 from bridge._fingerprint import Fingerprint, fingerprint
-from bridge._flax.linen_modules import PlainFields
+from bridge._flax.linen_modules import NNXHolder
 from bridge._graphdefs import static_graphdef
 
 from .arguments import (
@@ -42,21 +42,7 @@ from .module_views import SHOWN, showing
 from .nnx_attributes import MISSING, nnx_attribute
 from .scope import WrapperScope, spelled
 
-# The fields of a ToLinen that never hold a Linen module, and with those that may.
-_OPTIONS = frozenset(
-    (
-        "nnx_class",
-        "skip_rng",
-        "strict",
-        "rng_state",
-        "string_keys",
-        "eager_sharding",
-        "store_graphdef",
-        "metadata_fn",
-    )
-)
-_ALL_FIELDS = _OPTIONS | {"args", "kwargs"}
-# Those that flax.nnx.bridge does not have.
+# The fields that flax.nnx.bridge does not have.
 _OWN_OPTIONS = frozenset({"strict", "rng_state", "string_keys", "eager_sharding", "store_graphdef"})
 
 
@@ -86,7 +72,7 @@ def _parameters(constructor: Any) -> frozenset[str]:
     return frozenset(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
 
 
-class ToLinen(PlainFields, metaclass=WithOptions):
+class ToLinen(NNXHolder, metaclass=WithOptions):
     """A Linen module that behaves as the NNX module it constructs.
 
     The module is constructed once, at `init`; its state goes to one collection for each Variable
@@ -175,15 +161,15 @@ class ToLinen(PlainFields, metaclass=WithOptions):
             args, kwargs = GivenArgs(args), GivenKwargs(kwargs)
         object.__setattr__(self, "args", args)
         object.__setattr__(self, "kwargs", kwargs)
-        object.__setattr__(self, "_plain_fields", _ALL_FIELDS if is_plain else _OPTIONS)
+        object.__setattr__(self, "_is_plain", is_plain)
         super().__post_init__()
 
     @nn.nowrap
     def clone(self, **options: Any) -> Self:
-        # A deep clone looks for modules in every list and dict, and turns it into another type.
-        arguments = {"args": frozen(self.args), "kwargs": frozen(self.kwargs)}
-        is_deep = options.get("_deep_clone", False) is not False
-        return super().clone(**(arguments if is_deep else {}) | options)
+        # Linen would look for modules in every field.
+        if self._is_plain:
+            options.pop("_deep_clone", None)
+        return super().clone(**options)
 
     def __init_subclass__(cls, **options: Any) -> None:
         # A dataclass gets its own, which compare what its fields are and not what they hold.

@@ -20,11 +20,6 @@ FALLBACKS = {
     "Variable._raw_value": renamed("_raw_value"),
     "Variable._trace_state": renamed("_trace_state"),
     "Variable._var_metadata": renamed("_var_metadata"),
-    "Module._register_submodules": renamed("_register_submodules"),
-    "signature of _register_submodules": (
-        r"def _register_submodules\(self, name, val\)",
-        "def _register_submodules(self, name, val, *, deep=False)",
-    ),
 }
 # Parts that the quick start needs, and that have no public way.
 ERRORS = {
@@ -52,6 +47,7 @@ UNUSED = {
     "graphlib.get_node_impl": renamed("get_node_impl"),
     "_nnx_tabulate_id": renamed("_nnx_tabulate_id"),
     "_graph_node_flatten": renamed("_graph_node_flatten"),
+    "Module._register_submodules": renamed("_register_submodules"),
     "LazyRng": renamed("LazyRng"),
     "Module.clone(_deep_clone)": renamed("_deep_clone"),
     "_get_unbound_fn": renamed("_get_unbound_fn"),

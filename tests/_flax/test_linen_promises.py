@@ -148,22 +148,6 @@ def test_a_module_knows_whether_it_is_in_setup_or_in_its_compact_method():
     assert WithSetup().bind({}).states == (True, False)
 
 
-def test_a_module_looks_for_submodules_in_one_field_after_the_other():
-    seen = []
-
-    class Model(nn.Module):
-        first: object
-        second: object = None
-
-        def _register_submodules(self, name, val):
-            seen.append((name, val))
-            super()._register_submodules(name, val)
-
-    Model(1, "two").bind({})
-    assert ("first", 1) in seen
-    assert ("second", "two") in seen
-
-
 def test_a_copy_has_submodules_of_its_own():
     class Model(nn.Module):
         layer: nn.Module

@@ -4,7 +4,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import nnx
 from flax.nnx import bridge as flax_bridge
@@ -202,19 +201,6 @@ def test_jax_names_the_axis_that_is_not_bound():
         jax.lax.pmean(1.0, "batch")
     assert traces.unbound_axis(raised.value) == "batch"
     assert traces.unbound_axis(NameError("name 'x' is not defined")) is None
-
-
-def test_a_tracer_knows_its_trace():
-    found = []
-
-    def outer(x):
-        jax.make_jaxpr(lambda y, z: found.extend(map(traces.trace_of, (y, z, x))))(1, 2)
-
-    jax.make_jaxpr(outer)(1)
-    inner, same, other = found
-    assert inner is same
-    assert inner is not other
-    assert traces.trace_of(np.ones(1)) is None
 
 
 @pytest.mark.parametrize("compiled", [jax.jit, nnx.jit])

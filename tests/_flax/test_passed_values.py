@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from bridge._flax import passed_values
+from bridge._flax import tracers
 from bridge._flax.passed_values import PassedValues
 from tests.drawing import drawing
 
@@ -265,6 +265,6 @@ def test_arrays_of_different_shardings_are_compared():
 
 
 def test_without_equations_tracers_are_compared_by_identity(monkeypatch):
-    monkeypatch.setattr(passed_values, "_HAS_PARENTS", False)
+    monkeypatch.setattr(tracers, "_TELL_ORIGINS", False)
     assert verdicts("jit", [jitted], kept)[0] == [False, False]
     assert verdicts("jit", [], kept)[0] == [True, True]
