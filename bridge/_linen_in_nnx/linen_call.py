@@ -1,5 +1,8 @@
 """One call of the Linen module in a ToNNX: what it is run with, and what is kept of it."""
 
+# The annotations of Flax and JAX are partial.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import functools
@@ -192,14 +195,17 @@ class LinenCall:
         # The scopes of lifted transforms are Flax's. So we look for a collection which alone is
         # enough to make the call fail.
         inputs = (self._variables(), self._keys, self._call.args, self._call.kwargs)
+
+        def updates(mutable: Any) -> Any:
+            return self._run(*inputs, mutable=mutable)[1]
+
         scope = Scope({}, mutable=self._run.keywords["mutable"])
         for collection in sorted({name for name, _ in self._held}):
             if scope.is_mutable_collection(collection):
                 continue
-            run = functools.partial(self._run, mutable=DenyList(collection))
             try:
                 with _train_eval.applied(self._call.modes, self._wrapper):
-                    jax.eval_shape(lambda run=run: run(*inputs)[1])
+                    jax.eval_shape(functools.partial(updates, DenyList(collection)))
             except flax_errors.ModifyScopeVariableError:
                 return collection
             except Exception:
@@ -240,11 +246,12 @@ class LinenCall:
 
 def function_of(module: nn.Module, method: Callable[..., Any] | str | None) -> Callable[..., Any]:
     """The unbound function to call, for what `Module.apply` accepts as `method`."""
+    kind: Any = type(module)
     if method is None:
-        return type(module).__call__
-    found = getattr(type(module), method, None) if isinstance(method, str) else method
+        return kind.__call__
+    found = getattr(kind, method, None) if isinstance(method, str) else method
     if not callable(found):
-        raise InvalidMethodError(type(module), method, _method_names(module))
+        raise InvalidMethodError(kind, method, _method_names(module))
     return found if isinstance(method, str) else unbound_function(found)
 
 

@@ -1,5 +1,8 @@
 """Where inputs do not fit the variables of a Linen module, or its annotations the mesh."""
 
+# The annotations of Flax and JAX are partial.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
@@ -23,8 +26,12 @@ def shapes(module: nn.Module, function: Callable[..., Any], args: Any, kwargs: A
 
     def run(*values: Any) -> Any:
         args, kwargs = given.tree(list(values))
+
+        def bound(module: nn.Module) -> Any:
+            return function(module, *args, **kwargs)
+
         # Passed on by Linen's `init`, an argument could not be called `rngs` or `self`.
-        return module.init(jax.random.key(0), method=lambda bound: function(bound, *args, **kwargs))
+        return module.init(jax.random.key(0), method=bound)
 
     try:
         with jax.sharding.use_abstract_mesh(explicit_axes.NO_MESH):

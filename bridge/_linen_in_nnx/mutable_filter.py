@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, cast
 
 from flax.core import DenyList
 
@@ -22,8 +22,12 @@ def checked(mutable: Any, where: str) -> Any:
     """
     if mutable is None or isinstance(mutable, bool | str):
         return mutable
-    denied = mutable.deny if isinstance(mutable, DenyList) else mutable
-    is_named = isinstance(denied, Collection) and all(isinstance(name, str) for name in denied)
+    denied: Any = mutable.deny if isinstance(mutable, DenyList) else mutable
+    is_named = isinstance(denied, Collection) and all(map(_is_name, cast("Any", denied)))
     if not is_named and not (isinstance(mutable, DenyList) and isinstance(denied, bool | DenyList)):
         raise InvalidFilterError(mutable, where)
     return mutable if isinstance(mutable, DenyList) else tuple(mutable)
+
+
+def _is_name(value: object) -> bool:
+    return isinstance(value, str)

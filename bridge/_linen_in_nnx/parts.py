@@ -1,11 +1,14 @@
 """What a Linen module has inside, found by binding it to the variables of a ToNNX, and called."""
 
+# The annotations of Flax and JAX are partial.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import inspect
 import types
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 from flax import linen as nn
@@ -54,13 +57,14 @@ def below(module: nn.Module, path: tuple[str, ...]) -> nn.Module | None:
     return module
 
 
-def has_any(value: object, kinds: type | types.UnionType) -> bool:
+def has_any(value: Any, kinds: type | types.UnionType) -> bool:
     """Whether a value, or something in a list, tuple or dict, is of one of these types."""
     if isinstance(value, kinds):
         return True
     if isinstance(value, Mapping):
-        return any(has_any(item, kinds) for item in value.values())
-    return isinstance(value, list | tuple) and any(has_any(item, kinds) for item in value)
+        value = list(cast("Mapping[Any, Any]", value).values())
+    items = cast("list[Any]", value) if isinstance(value, list | tuple) else []
+    return any(has_any(item, kinds) for item in items)
 
 
 def part_names(module: nn.Module | None) -> set[str]:

@@ -1,12 +1,15 @@
 """What `model.encoder` is on a ToNNX: the dict of its Variables, and the submodule itself."""
 
+# The annotations of Flax and JAX are partial.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import functools
 import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
-from typing import Any
+from typing import Any, cast
 
 import jax
 from flax import errors as flax_errors
@@ -47,6 +50,9 @@ class LinenSubmodule(dict[Any, Any]):
     """
 
     __slots__ = ("__weakref__", "_of_dict", "_owner", "_path")
+    _owner: LinenHolder
+    _path: tuple[str, ...]
+    _of_dict: Callable[..., Any] | None
     # `jax.jit` and `jax.checkpoint` find traces by a weak reference to the function, and its hash:
     # that of the view itself, as the model may have changed since another one was traced.
     __hash__ = object.__hash__  # type: ignore[assignment]
@@ -80,7 +86,8 @@ class LinenSubmodule(dict[Any, Any]):
         report_hooks(self._owner, value)
         name, *rest = self._path
         if type(vars(self._owner).get(name)) is not dict:
-            setattr(self._owner, name, nnx.data({}))
+            empty: dict[Any, Any] = {}
+            setattr(self._owner, name, nnx.data(empty))
         found = vars(self._owner)[name]
         for each in rest:
             found = found.setdefault(each, {})
@@ -183,10 +190,13 @@ def _is_leaf(value: object) -> bool:
 
 def _dict_at(owner: LinenHolder, path: tuple[str, ...]) -> dict[Any, Any]:
     """The dict in the model; an empty one if the submodule has no variables."""
-    found: Any = vars(owner)
+    found: dict[Any, Any] = vars(owner)
     for key in path:
-        found = found.get(key) if type(found) is dict else None
-    return found if type(found) is dict else {}
+        below: Any = found.get(key)
+        if type(below) is not dict:
+            return {}
+        found = cast("dict[Any, Any]", below)
+    return found
 
 
 def place_text(owner: LinenHolder, path: Path) -> str:
@@ -241,8 +251,12 @@ def found_at(owner: LinenHolder, path: tuple[str, ...], name: str) -> Answer | N
                 f"{place_text(owner, path)}.{name} depends on variables that do not exist yet;"
                 " create them with bridge.lazy_init(model, *inputs)"
             )
+
         # Linen creates what `setup` makes before the first call as well.
-        owner(method=lambda module: getattr(below(module, path), name))
+        def read(module: nn.Module) -> Any:
+            return getattr(below(module, path), name)
+
+        owner(method=read)
         return Answer(getattr(LinenSubmodule(owner, path) if path else owner, name))
     return Answer(_as_parts(owner, value))
 
@@ -252,7 +266,7 @@ def _is_method(module: nn.Module, name: str) -> bool:
     return is_function and is_own_attribute(type(module), name)
 
 
-def check_assigned(owner: LinenHolder, path: tuple[str, ...], name: str, value: object) -> None:
+def check_assigned(owner: LinenHolder, path: tuple[str, ...], name: str, value: Any) -> None:
     """Refuses what is assigned to a list, tuple or dict of submodules.
 
     Linen keeps their variables under the name of each item (`blocks_0`), so an attribute of the
@@ -267,12 +281,13 @@ def check_assigned(owner: LinenHolder, path: tuple[str, ...], name: str, value: 
     Raises:
       InvalidModuleError: `value` has Variables in it, and is or replaces such a container.
     """
-    is_part = isinstance(value, LinenSubmodule | nnx.Variable)
+    is_container, is_mapping = isinstance(value, list | tuple | Mapping), isinstance(value, Mapping)
+    is_part = not is_container or isinstance(value, LinenSubmodule)
     if is_part or not has_any(value, LinenSubmodule | nnx.Variable):
         return
     found = found_at(owner, path, name)
     own = None if found is None or isinstance(found.value, LinenSubmodule) else found.value
-    is_list = not isinstance(value, Mapping) and has_any(value, LinenSubmodule)
+    is_list = not is_mapping and has_any(value, LinenSubmodule)
     if is_list or has_any(own, LinenSubmodule):
         raise InvalidModuleError(
             place_text(owner, (*path, name)),
@@ -290,9 +305,10 @@ def _as_parts(owner: LinenHolder, value: Any) -> Any:
         return value
     if isinstance(value, Mapping):
         # A FrozenDict would make FrozenDicts of LinenSubmodules.
-        return {key: _as_parts(owner, item) for key, item in value.items()}
-    items = [_as_parts(owner, item) for item in value]
-    return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+        items = cast("Mapping[Any, Any]", value).items()
+        return {key: _as_parts(owner, item) for key, item in items}
+    parts = [_as_parts(owner, item) for item in value]
+    return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 
 def _flatten(submodule: LinenSubmodule) -> tuple[Any, tuple[Any, ...]]:

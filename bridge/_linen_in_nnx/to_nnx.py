@@ -1,5 +1,8 @@
 """`ToNNX`: a Linen module as an NNX module."""
 
+# The annotations of Flax and JAX are partial.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import dataclasses
@@ -223,13 +226,12 @@ class ToNNX(LinenHolder):
             return value
         if type(value) is HeldModule:
             return value.module
-        is_tree = type(value) is dict
-        if is_tree or isinstance(value, nnx.Variable):
-            if hasattr(type(self), name):
-                # A Linen name must not take a method of the wrapper away.
-                return getattr(type(self), name).__get__(self)
-            if is_tree and is_data_attribute(self, name):
-                return LinenSubmodule(self, (name,))
+        is_tree, is_variable = type(value) is dict, isinstance(value, nnx.Variable)
+        if (is_tree or is_variable) and hasattr(type(self), name):
+            # A Linen name must not take a method of the wrapper away.
+            return getattr(type(self), name).__get__(self)
+        if is_tree and is_data_attribute(self, name):
+            return LinenSubmodule(self, (name,))
         return value
 
     def __getattr__(self, name: str) -> Any:
@@ -273,16 +275,16 @@ class ToNNX(LinenHolder):
         return sorted({*super().__dir__(), *field_names(self.to_nnx__module), *public})
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, LinenSubmodule):
-            # It may belong to another model: share the Variables, but not the dict.
-            value = value.copy()
-        elif isinstance(value, list | tuple | Mapping) and not linen_attributes.is_own_name(name):
+        if not linen_attributes.is_own_name(name):
             check_assigned(self, (), name, value)
+            # It may belong to another model: share the Variables, but not the dict.
             value = as_dicts(value) if has_any(value, LinenSubmodule) else value
+        is_tree, is_marked = (
+            isinstance(value, dict | nnx.Variable),
+            type(value) is dataclasses.Field,
+        )
         # The results of nnx.data and nnx.static say how to store them, so store them unchanged.
-        is_marked = isinstance(value, dataclasses.Field)
         is_linen = not is_marked and not linen_attributes.is_own_name(name)
-        is_tree = isinstance(value, dict | nnx.Variable)
         if is_linen and is_tree:
             linen_attributes.report_hooks(self, value)
         # Linen variables may have the name of a mode; they are no answer to train() and eval().

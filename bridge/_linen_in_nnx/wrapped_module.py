@@ -1,5 +1,8 @@
 """The Linen module in a ToNNX: what it may be, what it brings along, its fields and signature."""
 
+# The annotations of Flax and JAX are partial.
+# pyright: reportUnknownMemberType=false
+
 from __future__ import annotations
 
 import inspect
@@ -51,16 +54,15 @@ def bound_state(module: nn.Module) -> BoundState:
     return BoundState(free, variables, keys or None)
 
 
-def check_module(module: object) -> None:
+def check_module(module: Any) -> None:
     """Raises InvalidModuleError for what is no Linen module instance."""
     if isinstance(module, nn.Module):
         return
     expected = "a Linen module instance"
-    if isinstance(module, type) and issubclass(module, nn.Module):
-        remedy = f"make an instance of it: ToNNX({module.__name__}(…))"
-    elif isinstance(module, nnx.Module) or (
-        isinstance(module, type) and issubclass(module, nnx.Module)
-    ):
+    kind: type[Any] = module if isinstance(module, type) else type(module)
+    if issubclass(kind, nn.Module):
+        remedy = f"make an instance of it: ToNNX({kind.__name__}(…))"
+    elif issubclass(kind, nnx.Module):
         remedy = (
             "it is NNX already, so use it as it is (ToLinen is the wrapper for the other direction)"
         )
@@ -84,7 +86,8 @@ def call_signature(wrapper: type[nnx.Module], module: nn.Module) -> inspect.Sign
     """
     if not callable(module):
         raise AttributeError("__signature__")
-    of_call = list(inspect.signature(type(module).__call__).parameters.values())[1:]
+    kind: Any = type(module)
+    of_call = list(inspect.signature(kind.__call__).parameters.values())[1:]
     of_wrapper = inspect.signature(wrapper.__call__).parameters.values()
     names = {parameter.name for parameter in of_call}
     own = [p for p in of_wrapper if p.kind is p.KEYWORD_ONLY and p.name not in names]
