@@ -24,15 +24,12 @@ def _has_stacks() -> bool:
 
 
 def _has_state() -> bool:
-    """A module knows its submodules by name, and whether it is in `setup` or its compact method."""
-    state = nn.Dense(1, parent=None)._state
-    return not state.in_setup and not state.in_compact_method and state.children == {}
+    """A module knows its submodules by name."""
+    return nn.Dense(1, parent=None)._state.children == {}
 
 
 _needs_stacks = required("flax.linen.module._context: module_stack, capture_stack", _has_stacks)
-_needs_state = required(
-    "flax.linen.Module._state, its children, in_setup and in_compact_method", _has_state
-)
+_needs_state = required("flax.linen.Module._state and its children", _has_state)
 
 
 @_needs_stacks
@@ -126,17 +123,6 @@ def children(module: nn.Module) -> Mapping[str, Any]:
     """
     module._try_setup()
     return module._state.children
-
-
-@_needs_state
-def is_made_in_call(module: nn.Module) -> bool:
-    """Whether a Linen module above is inside of its compact method, or of `setup`."""
-    above = module.parent
-    while isinstance(above, nn.Module):
-        if above._state.in_compact_method or above._state.in_setup:
-            return True
-        above = above.parent
-    return False
 
 
 @_needs_state

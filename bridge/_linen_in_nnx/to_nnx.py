@@ -35,7 +35,7 @@ from .creation import CreatingCall
 from .linen_call import LinenCall
 from .parts import bound_at, has_any, own_attributes, part_names
 from .submodule import LinenSubmodule, check_assigned, found_at
-from .wrapped_module import bound_state, call_signature, check_module, field_names
+from .wrapped_module import call_signature, check_module, field_names, free_module
 
 
 class ToNNX(LinenHolder):
@@ -54,8 +54,7 @@ class ToNNX(LinenHolder):
       ((1, 64), (32, 64))
 
     Args:
-      module: a Linen module instance. One that was bound to variables, by `bind`, brings them and
-        its keys along.
+      module: a Linen module instance. One that was bound to variables, by `bind`, brings them.
       rngs: where keys come from: an `nnx.Rngs`, which is forked, one key, or a dict of keys by
         stream name. With a key, `lazy_init(x)` gives bit for bit what `module.init(key, x)` gives.
       mutable: the collections that every call may update: names, True, a `DenyList`, or
@@ -83,11 +82,9 @@ class ToNNX(LinenHolder):
         eager_sharding: bool | None = None,
     ):
         check_module(module)
-        bound = bound_state(module)
-        module = bound.module
-        self.to_nnx__module = module
+        self.to_nnx__module, variables = free_module(module)
         where = name_of(self)
-        streams, plain = owned(bound.keys if rngs is None else rngs, where)
+        streams, plain = owned(rngs, where)
         if streams is not None:
             self.to_nnx__rngs = streams
         if plain:
@@ -96,8 +93,8 @@ class ToNNX(LinenHolder):
             self.to_nnx__mutable = mutable
         if eager_sharding is not None:
             self.to_nnx__eager_sharding = eager_sharding
-        if bound.variables:
-            self._take_in(bound.variables)
+        if variables:
+            self._take_in(variables)
 
     @classmethod
     def from_variables(
@@ -122,7 +119,7 @@ class ToNNX(LinenHolder):
         """
         check_module(module)
         linen_leaves.check_collections(variables)
-        wrapper = cls(bound_state(module).module, rngs, **options)
+        wrapper = cls(free_module(module)[0], rngs, **options)
         wrapper._take_in(variables)
         return wrapper
 

@@ -7,51 +7,30 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any
 
-import jax
 from flax import linen as nn
 from flax import nnx
 
 from bridge._errors import InvalidModuleError
-from bridge._flax.linen_modules import is_made_in_call
 
 # Where Linen keeps where a module is, and its scope; a ToNNX is somewhere else.
 OF_LINEN = frozenset({"parent", "name", "scope"})
 
 
-class BoundState(NamedTuple):
-    """A Linen module without its scope, and what the scope held for it.
-
-    Attributes:
-      module: the module, bound to nothing.
-      variables: its variables, empty if there are none.
-      keys: a key by stream, None if there are none.
-    """
-
-    module: nn.Module
-    variables: Mapping[str, Any]
-    keys: dict[str, jax.Array] | None
-
-
-def bound_state(module: nn.Module) -> BoundState:
-    """Takes a Linen module out of its scope.
+def free_module(module: nn.Module) -> tuple[nn.Module, Mapping[str, Any]]:
+    """A Linen module without its scope, and the variables that the scope held for it.
 
     A module that is made while another one is being called is adopted by that one, and has a scope
-    without variables, whose keys are those of the call. One that `bind` returned, and a submodule
-    of it, has keys of its own, though it may have no variables, as a Dropout.
+    without variables.
     """
     scope = module.scope
     if scope is None and not isinstance(module.parent, nn.Module):
-        return BoundState(module, {}, None)
+        return module, {}
     free = module.clone(parent=None, name=None)
     if scope is None or scope.invalid:
-        return BoundState(free, {}, None)
-    variables = {collection: tree for collection, tree in module.variables.items() if tree}
-    if not variables and is_made_in_call(module):
-        return BoundState(free, {}, None)
-    keys = {name: rng.as_jax_rng() for name, rng in cast("dict[str, Any]", scope.rngs).items()}
-    return BoundState(free, variables, keys or None)
+        return free, {}
+    return free, {collection: tree for collection, tree in module.variables.items() if tree}
 
 
 def check_module(module: Any) -> None:

@@ -122,13 +122,12 @@ def test_the_filter_on_top_of_a_stack_says_what_is_captured():
 
 class WithSetup(nn.Module):
     def setup(self):
-        self.states = (self._state.in_setup, self._state.in_compact_method)
         self.layer = nn.Dense(2)
 
     @nn.compact
     def __call__(self, x):
         nn.Dense(3, name="late")(x)
-        return self._state.in_setup, self._state.in_compact_method, dict(self._state.children)
+        return dict(self._state.children)
 
 
 def test_a_bound_module_knows_its_submodules_by_name_once_setup_has_run():
@@ -137,15 +136,9 @@ def test_a_bound_module_knows_its_submodules_by_name_once_setup_has_run():
     bound._try_setup()
     assert list(bound._state.children) == ["layer"]
     assert isinstance(bound._state.children["layer"], nn.Dense)
-
-
-def test_a_module_knows_whether_it_is_in_setup_or_in_its_compact_method():
     x = jnp.ones((1, 1))
-    variables = WithSetup().init(KEY, x)
-    in_setup, in_compact, children = WithSetup().apply(variables, x)
-    assert (in_setup, in_compact) == (False, True)
+    children = WithSetup().apply(WithSetup().init(KEY, x), x)
     assert set(children) == {"layer", "late"}
-    assert WithSetup().bind({}).states == (True, False)
 
 
 def test_a_copy_has_submodules_of_its_own():

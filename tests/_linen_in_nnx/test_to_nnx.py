@@ -761,7 +761,7 @@ def test_parameters_alone_are_guessed_from_what_is_missing():
         model(X)
 
 
-def test_a_bound_module_brings_its_variables_and_keys():
+def test_a_bound_module_brings_its_variables_and_no_keys():
     module = Autoencoder()
     variables = module.init(KEY, X)
     bound = module.bind(variables, rngs={"dropout": jax.random.key(3)})
@@ -771,9 +771,8 @@ def test_a_bound_module_brings_its_variables_and_keys():
         model(X, rngs={"dropout": jax.random.key(3)}, mutable=["batch_stats"]),
         module.apply(variables, X, rngs={"dropout": jax.random.key(3)}, mutable=["batch_stats"])[0],
     )
-    assert_identical(model.to_nnx__rngs.dropout.key[...], jax.random.key(3))
-    own = bridge.ToNNX(bound, rngs=nnx.Rngs(dropout=4))
-    assert_identical(own.to_nnx__rngs.dropout.key[...], nnx.Rngs(dropout=4).fork().dropout.key[...])
+    with pytest.raises(bridge.MissingRngError, match="'dropout'"):
+        model(X, mutable=["batch_stats"])
     # The model owns its state.
     assert_identical(bound.variables, variables)
 
@@ -783,26 +782,6 @@ def test_a_submodule_of_a_bound_module_brings_its_own_variables():
     encoder = bridge.ToNNX(Autoencoder().bind(variables).encoder)
     assert_identical(encoder.linen_variables(), {"params": variables["params"]["encoder"]})
     assert_identical(encoder(X), nn.Dense(2).apply(encoder.linen_variables(), X))
-
-
-def test_a_bound_module_without_variables_brings_its_keys():
-    class Drops(nn.Module):
-        def setup(self):
-            self.drop = nn.Dropout(0.5)
-
-        def __call__(self, x):
-            return self.drop(x, deterministic=False)
-
-    key = jax.random.key(3)
-    bound = Drops().bind({}, rngs={"dropout": key})
-    scope = bound.drop.scope
-    for module, own in ((bound, key), (bound.drop, scope.rngs["dropout"].as_jax_rng())):
-        arguments = {} if module is bound else {"deterministic": False}
-        model = bridge.ToNNX(module)
-        assert_identical(model.to_nnx__rngs.dropout.key[...], own)
-        free = module.clone(parent=None, name=None)
-        drawn = {"dropout": nnx.Rngs(dropout=own).dropout()}
-        assert_identical(model(X, **arguments), free.apply({}, X, **arguments, rngs=drawn))
 
 
 def test_a_module_that_is_made_in_a_call_does_not_take_the_keys_of_the_call():
