@@ -18,7 +18,6 @@ import contextlib
 import contextvars
 import inspect
 import types
-import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,8 +32,6 @@ from ._flax.tabulate import mark_tabulated
 MODE_FIELDS = ("deterministic", "use_running_average")
 # What Linen modules call an argument or a field that is true in training, and stands for both.
 TRAINING = ("train", "training", "is_training")
-# Default values that mean nothing else.
-_PLAIN = (bool, int, float, str, type(None))
 
 _NONE: Mapping[str, Any] = types.MappingProxyType({})
 # The modes of the ToNNX whose Linen module is being called, and that ToNNX.
@@ -236,39 +233,15 @@ def _completed(
 
 def _mode_fields(module: nn.Module) -> set[str]:
     """The fields of a module that are modes; one of such a name may hold a submodule instead."""
-    names = _names_of(type(module))
+    own = type(module).__dataclass_fields__
+    names = [name for name in (*MODE_FIELDS, *TRAINING) if name in own]
     return {name for name in names if isinstance(getattr(module, name), bool | None)}
-
-
-# Weak keys: the cache must not keep classes or functions alive.
-_known_names: weakref.WeakKeyDictionary[type, tuple[str, ...]] = weakref.WeakKeyDictionary()
-
-
-def _names_of(module_type: type) -> tuple[str, ...]:
-    names = _known_names.get(module_type)
-    if names is None:
-        own = module_type.__dataclass_fields__
-        names = tuple(name for name in (*MODE_FIELDS, *TRAINING) if name in own)
-        _known_names[module_type] = names
-    return names
-
-
-_known_parameters: weakref.WeakKeyDictionary[Any, list[inspect.Parameter]] = (
-    weakref.WeakKeyDictionary()
-)
 
 
 def _parameters(function: Any) -> list[inspect.Parameter]:
     """The parameters of an unbound method without `self`."""
     try:
-        known = _known_parameters.get(function)
-        if known is None:
-            known = list(inspect.signature(function).parameters.values())[1:]
-            # An annotation or a default may hold the class, and with it the function.
-            plain = all(p.default is p.empty or isinstance(p.default, _PLAIN) for p in known)
-            if plain:
-                _known_parameters[function] = [p.replace(annotation=p.empty) for p in known]
+        return list(inspect.signature(function).parameters.values())[1:]
     except (TypeError, ValueError):
         # A builtin, or a name that only a lifted transform knows.
         return []
-    return known

@@ -272,16 +272,16 @@ class ToNNX(LinenHolder):
         return sorted({*super().__dir__(), *field_names(self.to_nnx__module), *public})
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not linen_attributes.is_own_name(name):
+        # The results of nnx.data and nnx.static say how to store them, so store them unchanged.
+        is_marked, is_tree = (
+            type(value) is dataclasses.Field,
+            isinstance(value, dict | nnx.Variable),
+        )
+        is_linen = not is_marked and not linen_attributes.is_own_name(name)
+        if is_linen and issubclass(type(value), list | tuple | Mapping):
             check_assigned(self, (), name, value)
             # It may belong to another model: share the Variables, but not the dict.
             value = as_dicts(value) if has_any(value, LinenSubmodule) else value
-        is_tree, is_marked = (
-            isinstance(value, dict | nnx.Variable),
-            type(value) is dataclasses.Field,
-        )
-        # The results of nnx.data and nnx.static say how to store them, so store them unchanged.
-        is_linen = not is_marked and not linen_attributes.is_own_name(name)
         if is_linen and is_tree:
             linen_attributes.report_hooks(self, value)
         # Linen variables may have the name of a mode; they are no answer to train() and eval().
