@@ -134,7 +134,8 @@ class At:
         found = below(module, self._path)
         if found is None:
             remedy = (
-                "make the submodule in setup: in an nn.compact method it is there in calls only"
+                "make the submodule in setup, or read its output by capture_intermediates: in an"
+                " nn.compact method it is there in calls only"
             )
             names = submodule_names(module)
             raise InvalidMethodError(type(module), ".".join(self._path), names, remedy)

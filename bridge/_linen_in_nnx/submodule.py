@@ -41,7 +41,7 @@ class LinenSubmodule(dict[Any, Any]):
     `model.encoder.attend(x)`.
 
     A submodule or method may be called like a method of dict. The arguments of a call say which of
-    the two it means.
+    the two it means. A Variable of such a name is the attribute, unless it is `items`.
 
     Args:
       owner: the ToNNX.
@@ -118,8 +118,13 @@ class LinenSubmodule(dict[Any, Any]):
         if name not in _METHODS:
             return super().__getattribute__(name)
         of_dict = functools.partial(_METHODS[name], self)
-        if type(_dict_at(self._owner, self._path).get(name)) is dict:
+        held: Any = _dict_at(self._owner, self._path).get(name)
+        is_tree, is_variable = type(held) is dict, isinstance(held, nnx.Variable)
+        if is_tree:
             return LinenSubmodule(self._owner, (*self._path, name), of_dict)
+        # Whoever takes dicts apart calls `items`.
+        if is_variable and name != "items":
+            return held
 
         def method(*args: Any, **kwargs: Any) -> Any:
             is_for_dict = _is_for_dict(args, kwargs)

@@ -591,6 +591,32 @@ def test_a_part_with_the_name_of_a_dict_method_leaves_the_dict_as_it_is():
     assert own == {}
 
 
+class LinenMemory(nn.Module):
+    """Has variables that are called like the methods of a dict."""
+
+    def setup(self):
+        for name in DICT_METHODS:
+            setattr(self, name, self.param(name, nn.initializers.normal(), (1, 4)))
+
+    def __call__(self, x):
+        for name in DICT_METHODS:
+            x = x + getattr(self, name)
+        return x
+
+
+@pytest.mark.parametrize("name", sorted({*DICT_METHODS} - {"items"}))
+def test_a_variable_with_the_name_of_a_dict_method_is_read(name):
+    model = wrapped(LinenOuter(LinenMemory()))
+    variables = LinenOuter(LinenMemory()).init(KEY, X)
+    variable = getattr(model.inner, name)
+    assert variable is plain(model, "inner")[name]
+    assert_identical(variable[...], variables["params"]["inner"][name])
+    assert flatten_dict(model.inner) == flatten_dict(plain(model, "inner"))
+    assert model.inner | {} == {**model.inner} == plain(model, "inner")
+    model.inner = model.inner | {}
+    assert_identical(model(X), LinenOuter(LinenMemory()).apply(variables, X))
+
+
 def test_a_part_that_is_made_in_a_call_says_so_whatever_its_name_is():
     class Compact(nn.Module):
         @nn.compact
