@@ -146,6 +146,10 @@ class LinenCall:
 
     def explained(self, error: Exception) -> Exception | None:
         """The error a user can act on, for what Flax raised; None if that says it all."""
+        with _train_eval.applied(self._call.modes, self._wrapper):
+            return self._explained(error)
+
+    def _explained(self, error: Exception) -> Exception | None:
         call, where = self._call, name_of(self._wrapper)
         module = self._wrapper.to_nnx__module.clone(**call.fields)
         if isinstance(error, flax_errors.ModifyScopeVariableError):
@@ -161,12 +165,10 @@ class LinenCall:
             return NotInitializedError(where, f"take existing ones with {taken}")
         inputs = (module, self._function, call.args, call.kwargs)
         if isinstance(error, (*_NO_VARIABLES, flax_errors.ScopeParamShapeError)):
-            with _train_eval.applied(call.modes, self._wrapper):
-                return misfits.mismatch(*inputs, self._held, where)
+            return misfits.mismatch(*inputs, self._held, where)
         if self._is_eager and isinstance(error, ValueError) and self.is_creating:
             # Linen stops at the first annotation that it cannot follow.
-            with _train_eval.applied(call.modes, self._wrapper):
-                wanted = misfits.shapes(*inputs)
+            wanted = misfits.shapes(*inputs)
             is_strict = self._wrapper.to_nnx__eager_sharding is True
             return explicit_axes.misfit(wanted, where, strict=is_strict)
         return None
@@ -204,8 +206,7 @@ class LinenCall:
             if scope.is_mutable_collection(collection):
                 continue
             try:
-                with _train_eval.applied(self._call.modes, self._wrapper):
-                    jax.eval_shape(functools.partial(updates, DenyList(collection)))
+                jax.eval_shape(functools.partial(updates, DenyList(collection)))
             except flax_errors.ModifyScopeVariableError:
                 return collection
             except Exception:

@@ -8,14 +8,11 @@ from typing import Any
 from flax import nnx
 from flax.core import meta
 
-import registry
 from bridge._conversion import linen_leaves
 from bridge._conversion.neutral import Neutral, kinds_of_leaves, laid_over
 from bridge._conversion.nnx_meta import NNXMeta
-from bridge._flax.flattening import flatten
 from bridge._flax.nodes import Nodes, nodes_below
 from bridge._flax.variables import LATER, assign_raw_value, mark_eager_sharding, raw_value
-from bridge._graphdefs.leaves import GraphDefLeaves
 
 from . import explicit_axes
 
@@ -103,11 +100,9 @@ def constructed(
 
 def _put_in_shards(module: Any, annotated: Collection[int], where: str, *, strict: bool) -> None:
     """Shards the Variables of a module that have these ids."""
-    graphdef, leaves = flatten(module)
-    slots = GraphDefLeaves(graphdef, registry.current())
     late: dict[str, nnx.Variable[Any]] = {
-        "/".join(map(str, slot.path)): item
-        for slot, item in zip(slots, leaves, strict=True)
+        "/".join(map(str, path)): item
+        for path, item in nnx.iter_graph(module, graph=True)
         if id(item) in annotated
     }
     boxes = {
