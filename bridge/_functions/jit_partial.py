@@ -127,19 +127,18 @@ def jit_partial(
 
 
 def _check_arguments(fun: Any, modules: tuple[Any, ...]) -> None:
-    expected = "a function and the NNX modules to bind"
-    if not modules or not callable(fun) or isinstance(fun, nnx.Variable):
-        raise InvalidModuleError("jit_partial", fun, expected, "pass them behind the function")
-    for module in modules:
-        if isinstance(module, nn.Module):
-            name = type(module).__name__
-            raise InvalidModuleError(
-                "jit_partial",
-                module,
-                expected,
-                f"a Linen module has no state: use jax.jit on {name}.apply, or wrap the module with"
-                " its variables in a ToNNX",
-            )
-        if callable(module) and not isinstance(module, KINDS):
-            remedy = "pass the function first, and instances of modules behind it"
-            raise InvalidModuleError("jit_partial", module, expected, remedy)
+    is_function = callable(fun) and not isinstance(fun, nnx.Variable)
+    wrong = [m for m in modules if isinstance(m, nn.Module) or not _is_instance(m)]
+    if not is_function or not modules or wrong:
+        raise InvalidModuleError(
+            "jit_partial",
+            wrong[0] if is_function and wrong else fun,
+            "a function and the NNX modules to bind",
+            "pass the function first, and instances of modules behind the function; for a Linen"
+            " module use jax.jit on its apply, or wrap it with its variables in a ToNNX",
+        )
+
+
+def _is_instance(value: Any) -> bool:
+    """Whether a value may have a state, as classes and functions have none."""
+    return isinstance(value, KINDS) or not callable(value)

@@ -449,7 +449,7 @@ def test_gradients_that_are_returned_are_values_and_cost_no_other_path(monkeypat
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        ((lambda m, x: m.init(x, X), nn.Dense(3)), "jax.jit on Dense.apply"),
+        ((lambda m, x: m.init(x, X), nn.Dense(3)), "jax.jit on its apply"),
         ((lambda m, x: x, nnx.Linear), "instances of modules"),
         ((lambda m, x: x, nn.Dense), "instances of modules"),
         ((nnx.Linear(3, 3, rngs=nnx.Rngs(0)), lambda m: m(X)), "the function first"),
