@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import types
 from collections.abc import Mapping
@@ -101,42 +102,34 @@ def run_at(path: tuple[str, ...], method: str, owner: Any, /, *args: Any, **kwar
     return owner(*args, method=At(path, method, target, own), **kwargs)
 
 
+@dataclasses.dataclass(eq=False)
 class At:
     """A method of a submodule, as a function of the whole Linen module.
 
-    Args:
+    Attributes:
       path: the names of the submodule and those above it.
       name: the method.
       target: the submodule as it was found before the call, None if that is not known.
       kwargs: keyword arguments of the method that its call through the wrapper cannot have.
-
-    Attributes:
-      target: the same.
-      kwargs: the same.
     """
 
-    def __init__(
-        self,
-        path: tuple[str, ...],
-        name: str,
-        target: nn.Module | None,
-        kwargs: Mapping[str, object],
-    ):
-        self.target = target
-        self.kwargs = kwargs
-        self._path = path
-        self._name = name
-        if target is not None:
+    path: tuple[str, ...]
+    name: str
+    target: nn.Module | None
+    kwargs: Mapping[str, object]
+
+    def __post_init__(self) -> None:
+        if self.target is not None:
             # `inspect.signature` reads this.
-            self.__wrapped__ = getattr(type(target), name)
+            self.__wrapped__ = getattr(type(self.target), self.name)
 
     def __call__(self, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        found = below(module, self._path)
+        found = below(module, self.path)
         if found is None:
             remedy = (
                 "make the submodule in setup, or read its output by capture_intermediates: in an"
                 " nn.compact method it is there in calls only"
             )
             names = submodule_names(module)
-            raise InvalidMethodError(type(module), ".".join(self._path), names, remedy)
-        return getattr(type(found), self._name)(found, *args, **kwargs)
+            raise InvalidMethodError(type(module), ".".join(self.path), names, remedy)
+        return getattr(type(found), self.name)(found, *args, **kwargs)
