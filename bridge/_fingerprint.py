@@ -10,8 +10,9 @@ alive:
   they look up elsewhere (globals, attributes of classes) is not told;
 - classes, arrays and what Python cannot look into by identity while they live.
 
-In what a constructor has made, arrays are told by their bytes, and classes that no imported
-module holds by their names, bases and contents: each run of the constructor makes others.
+In what a constructor has made, arrays are told by their bytes: each run makes others, and those
+that are drawn with another key are not the same. A class that no imported module holds is told by
+its name, and beside the key.
 """
 
 from __future__ import annotations
@@ -50,9 +51,6 @@ _VALUES = (
     jax.sharding.PartitionSpec,
     jax.sharding.Sharding,
 )
-# Attributes of a class that follow from the others.
-_DERIVED = frozenset({"__module__", "__qualname__", "__doc__", "__hash__", "_abc_impl"})
-_DERIVED_TYPES = (types.MemberDescriptorType, types.GetSetDescriptorType)
 # A larger array is told by identity, so that no call takes longer for it.
 _MOST_BYTES = 1 << 16
 # Beyond this, all that is left is told by identity.
@@ -189,16 +187,9 @@ class Look:
     def _class(self, value: type) -> None:
         if not self._made or is_of_module(value):
             self._key += (type, identity(value))
-            return
-        own = {
-            name: held
-            for name, held in vars(value).items()
-            if name not in _DERIVED
-            and not isinstance(held, _DERIVED_TYPES)
-            and (not name.startswith("__") or hasattr(held, "__get__"))
-        }
-        self._key += (type, value.__module__, value.__qualname__, tuple(own))
-        self._hold(type, (type(value), *value.__bases__, *own.values()))
+        else:
+            self._key += (type, value.__module__, value.__qualname__)
+            self._identities.append(identity(value))
 
     def _array(self, value: Any) -> None:
         if isinstance(value, np.ndarray):

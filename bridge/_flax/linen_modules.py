@@ -213,10 +213,8 @@ def _has_scope(module: nn.Module, scope: Scope) -> bool:
 
 
 def _is_same_place(a: Scope, b: Scope) -> bool:
-    # A scope is made anew after a compact method, also one at the root.
-    mine: Any = a.root
-    theirs: Any = b.root
-    return mine._variables is theirs._variables and a.path == b.path
+    # A scope is made anew after a compact method, and goes on counting.
+    return a.rng_counters is b.rng_counters
 
 
 @contextlib.contextmanager

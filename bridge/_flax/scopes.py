@@ -335,7 +335,7 @@ def run_linen(
         # A part of the model around it, and of what that captures.
         capture_intermediates = outer_capture()
     if capture_intermediates:
-        mutable = union(mutable, "intermediates")
+        mutable = union(mutable, ["intermediates"])
     flags: dict[str, Any] = {"bridge_keys": draws}
     if initializing:
         flags["initializing"] = True

@@ -86,7 +86,7 @@ def apply_module(
     where = f"a call of {type(module).__name__}"
     mutable_filter.checked(mutable, where)
     if capture_intermediates:
-        mutable = union(mutable, "intermediates")
+        mutable = union(mutable, ["intermediates"])
     clone = cloned(module)
     install(clone, variables)
     if initializing:
