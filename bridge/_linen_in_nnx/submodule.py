@@ -151,7 +151,7 @@ class LinenSubmodule(dict[Any, Any]):
         raise AttributeError(text)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if hasattr(type(self), name):
+        if hasattr(type(self), name) and not (name in _METHODS and name in self):
             place = place_text(self._owner, self._path)
             raise AttributeError(
                 f"{name!r} is a method of {place}, which is a dict too; set a variable of that name"

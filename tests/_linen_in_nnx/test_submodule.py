@@ -615,6 +615,11 @@ def test_a_variable_with_the_name_of_a_dict_method_is_read(name):
     assert model.inner | {} == {**model.inner} == plain(model, "inner")
     model.inner = model.inner | {}
     assert_identical(model(X), LinenOuter(LinenMemory()).apply(variables, X))
+    zero = jnp.zeros((1, 4))
+    setattr(model.inner, name, nnx.Param(zero))
+    variables["params"]["inner"][name] = zero
+    assert_identical(getattr(model.inner, name)[...], zero)
+    assert_identical(model(X), LinenOuter(LinenMemory()).apply(variables, X))
 
 
 def test_a_part_that_is_made_in_a_call_says_so_whatever_its_name_is():
