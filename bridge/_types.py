@@ -11,7 +11,7 @@ What may be anything at all, such as the value of a leaf or an argument of a use
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import jax
@@ -30,6 +30,11 @@ Variables: TypeAlias = Mapping[str, Any]
 Variable: TypeAlias = nnx.Variable[Any]
 State: TypeAlias = nnx.State[Any, Any]
 GraphDef: TypeAlias = nnx.GraphDef[Any]
+
+# Functions whose stubs lack types.
+flatten_tree: Callable[[Any], tuple[list[Any], Any]] = jax.tree.flatten
+unflatten_tree: Callable[[Any, Iterable[Any]], Any] = jax.tree.unflatten
+state_of: Callable[..., State] = nnx.state
 
 Rngs: TypeAlias = nnx.Rngs | nnx.RngStream | jax.Array | Mapping[str, Any] | None
 CollectionFilter: TypeAlias = bool | str | Collection[str] | DenyList

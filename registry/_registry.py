@@ -10,7 +10,7 @@ import contextvars
 import dataclasses
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
@@ -129,8 +129,8 @@ class Registry:
       boxes: codec by box type; other boxes get a derived codec.
     """
 
-    pairs: Mapping[str, VariableType] = dataclasses.field(default_factory=dict)
-    boxes: Mapping[type, BoxCodec] = dataclasses.field(default_factory=dict)
+    pairs: Mapping[str, VariableType] = dataclasses.field(default_factory=dict[str, VariableType])
+    boxes: Mapping[type, BoxCodec] = dataclasses.field(default_factory=dict[type, BoxCodec])
     _names: Mapping[VariableType, str] = dataclasses.field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -337,7 +337,7 @@ def current() -> Registry:
 
 
 @contextlib.contextmanager
-def use(registry: Registry) -> Iterator[Registry]:
+def use(registry: Registry) -> Generator[Registry]:
     """Puts a registry in force for this thread and task, until the block ends.
 
     Args:

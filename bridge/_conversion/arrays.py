@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from bridge._types import is_shaped
+from bridge._types import flatten_tree, is_shaped, unflatten_tree
 
 
 class Arrays:
@@ -19,8 +19,8 @@ class Arrays:
       tree: a pytree, such as the `(args, kwargs)` of a call.
     """
 
-    def __init__(self, tree: Any):
-        self._leaves, self._treedef = jax.tree.flatten(tree)
+    def __init__(self, tree: object):
+        self._leaves, self._treedef = flatten_tree(tree)
         self._indices = [i for i, leaf in enumerate(self._leaves) if is_shaped(leaf)]
 
     @property
@@ -37,29 +37,30 @@ class Arrays:
         """The tree with other arrays in it; the inverse of `values`."""
         known = dict(zip(self._indices, values, strict=True))
         leaves = [known.get(i, leaf) for i, leaf in enumerate(self._leaves)]
-        return jax.tree.unflatten(self._treedef, leaves)
+        return unflatten_tree(self._treedef, leaves)
 
 
-def shape_of(value: Any) -> tuple[int, ...] | None:
+def shape_of(value: object) -> tuple[int, ...] | None:
     """The shape of a leaf's value, None if it is not one array."""
-    return tuple(value.shape) if hasattr(value, "shape") else None
+    shape = getattr(value, "shape", None)
+    return None if shape is None else tuple(shape)
 
 
-def taken(value: Any) -> Any:
+def taken(value: object) -> Any:
     """A value that stays as it is now: with containers of its own."""
     return value if isinstance(value, jax.Array) else jax.tree.map(_itself, value)
 
 
-def is_taken(value: Any, before: Any) -> bool:
+def is_taken(value: object, before: object) -> bool:
     """Whether a value is still what it was when it was taken; leaves are compared by identity."""
     if value is before:
         return True
     if isinstance(value, jax.Array) or isinstance(before, jax.Array):
         return False
-    leaves, tree = jax.tree.flatten(value)
-    leaves_before, tree_before = jax.tree.flatten(before)
+    leaves, tree = flatten_tree(value)
+    leaves_before, tree_before = flatten_tree(before)
     return tree == tree_before and all(x is y for x, y in zip(leaves, leaves_before, strict=True))
 
 
-def _itself(leaf: Any) -> Any:
+def _itself(leaf: object) -> object:
     return leaf

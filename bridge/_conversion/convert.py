@@ -10,13 +10,14 @@ from flax import nnx
 
 import registry
 from bridge._errors import mapping_error
+from bridge._types import State, Variable, state_of
 
 from . import linen_leaves, nnx_leaves, trees
-from .neutral import Path, walk
+from .neutral import Path, is_mapping, walk
 from .nnx_meta import NNXMeta
 
 
-def linen_to_nnx(variables: Mapping[str, Any]) -> nnx.State[Any, Any]:
+def linen_to_nnx(variables: Mapping[str, Any]) -> State:
     """The State that holds what Linen variables hold.
 
     A leaf of collection `c` at path `p` becomes a Variable of `c`'s type at `p`. If two collections
@@ -47,7 +48,7 @@ def linen_to_nnx(variables: Mapping[str, Any]) -> nnx.State[Any, Any]:
     return nnx.State(trees.nnx_tree(variables))
 
 
-def nnx_to_linen(state_or_module: nnx.State[Any, Any] | nnx.Pytree | Mapping[Any, Any]) -> Any:
+def nnx_to_linen(state_or_module: State | nnx.Pytree | Mapping[Any, Any]) -> Any:
     """The Linen variables that hold what a State or an NNX module holds; inverse of `linen_to_nnx`.
 
     Args:
@@ -73,8 +74,8 @@ def nnx_to_linen(state_or_module: nnx.State[Any, Any] | nnx.Pytree | Mapping[Any
     """
     expected = "an nnx.State or an NNX module"
     if isinstance(state_or_module, nnx.Pytree):
-        state_or_module = nnx.state(state_or_module, graph=True)
-    if not isinstance(state_or_module, Mapping):
+        state_or_module = state_of(state_or_module, graph=True)
+    if not is_mapping(type(state_or_module)):
         raise mapping_error(state_or_module, expected)
     items = [] if isinstance(state_or_module, nnx.State) else walk(state_or_module)
     if items and not any(isinstance(item, nnx.Variable) for _, item in items):
@@ -88,7 +89,7 @@ def state_to_linen(items: Iterable[tuple[Path, Any]]) -> Any:
     return linen_leaves.to_variables(nnx_leaves.from_leaves(items))
 
 
-def to_linen_var(variable: nnx.Variable[Any]) -> Any:
+def to_linen_var(variable: Variable) -> Any:
     """A Variable as a leaf of Linen variables: its value, or a metadata box around it.
 
     Args:
@@ -107,7 +108,7 @@ def to_linen_var(variable: nnx.Variable[Any]) -> Any:
     return linen_leaves.from_leaf("", leaf, registry.current())
 
 
-def to_nnx_var(collection: str, value: Any) -> nnx.Variable[Any]:
+def to_nnx_var(collection: str, value: object) -> Variable:
     """A leaf of Linen variables as a Variable; the inverse of `to_linen_var`.
 
     Args:

@@ -14,6 +14,7 @@ import registry
 from bridge._errors import ReservedNameError, bullets, unread_hooks_text, warn
 from bridge._flax.objects import CAPTURES, is_note, set_data
 from bridge._flax.variables import assign_raw_value, class_hooks
+from bridge._types import CollectionFilter, Variable, Variables
 
 from . import linen_leaves, nnx_leaves, trees
 from .collections import holds_state
@@ -47,7 +48,7 @@ class LinenHolder(nnx.Module):
     to_nnx__module: nn.Module
     to_nnx__rngs: nnx.Rngs | None = None
     to_nnx__plain_keys: frozenset[str] = frozenset()
-    to_nnx__mutable: Any = False
+    to_nnx__mutable: CollectionFilter = False
     to_nnx__modes: tuple[tuple[str, Any], ...] = ()
     to_nnx__eager_sharding: bool | None = None
     to_nnx__graphdefs: tuple[tuple[Path, nnx.GraphDef[Any]], ...] = ()
@@ -56,7 +57,7 @@ class LinenHolder(nnx.Module):
 
     to_nnx__setattr: ClassVar[Any] = nnx.Module.__setattr__
 
-    def stream_counts(self) -> list[nnx.Variable[Any]]:
+    def stream_counts(self) -> list[Variable]:
         """The counts of the streams that keys are drawn from."""
         streams = self.to_nnx__rngs
         return [] if streams is None else [streams[name].count for name in streams]
@@ -98,7 +99,7 @@ class HeldVariable(NamedTuple):
     """A Linen variable inside a wrapper."""
 
     path: Path
-    variable: nnx.Variable[Any]
+    variable: Variable
     leaf: Leaf
 
 
@@ -111,7 +112,7 @@ def held_variables(wrapper: LinenHolder) -> dict[Address, HeldVariable]:
       ConversionError: two Variables for one address.
     """
     active = registry.current()
-    found: list[tuple[Path, nnx.Variable[Any]]] = []
+    found: list[tuple[Path, Variable]] = []
     for name, value in vars(wrapper).items():
         if not is_own_name(name):
             _find_variables((name,), value, found)
@@ -135,7 +136,7 @@ def report_hooks(wrapper: LinenHolder, value: Any) -> None:
 
     They belong to an NNX module inside, if there is one, which runs them itself.
     """
-    found: list[tuple[Path, nnx.Variable[Any]]] = []
+    found: list[tuple[Path, Variable]] = []
     if not wrapper.to_nnx__graphdefs:
         _find_variables((), value, found)
     for _, variable in found:
@@ -206,7 +207,7 @@ def store(
         tree = nest(nnx_leaves.to_leaves(new, occupied, all_variables=True))
         _check_names(wrapper, tree)
     attributes = dict(vars(wrapper))
-    written: list[tuple[nnx.Variable[Any], Any, dict[str, Any]]] = []
+    written: list[tuple[Variable, Any, dict[str, Any]]] = []
     try:
         for address in held.keys() & changed.keys() if update else ():
             entry, leaf = held[address], changed[address]
@@ -231,7 +232,7 @@ def store(
         raise
 
 
-def take_in(wrapper: LinenHolder, variables: Mapping[str, Any]) -> None:
+def take_in(wrapper: LinenHolder, variables: Variables) -> None:
     """Puts Linen variables into a wrapper that has none.
 
     Raises:
@@ -243,12 +244,14 @@ def take_in(wrapper: LinenHolder, variables: Mapping[str, Any]) -> None:
     _set(wrapper, tree)
 
 
-def own_variables(wrapper: LinenHolder) -> Any:
+def own_variables(wrapper: LinenHolder) -> Variables:
     """The Linen variables of a wrapper, in their boxes; the inverse of `take_in`."""
-    own = {name: value for name, value in vars(wrapper).items() if not is_own_name(name)}
-    return trees.linen_tree(
-        own, held=lambda: {a: entry.leaf for a, entry in held_variables(wrapper).items()}
-    )
+    own = {
+        name: value
+        for name, value in vars(wrapper).items()
+        if isinstance(value, dict | nnx.Variable) and not is_own_name(name)
+    }
+    return trees.linen_tree(own, nnx_leaves.linens_leaf)
 
 
 def _check_names(wrapper: LinenHolder, tree: Mapping[Any, Any]) -> None:
@@ -326,7 +329,7 @@ def _as_jax_array(value: Any) -> Any:
 
 
 # Not a generator: each level would create one, and a ToNNX reads its variables at each call.
-def _find_variables(path: Path, value: Any, found: list[tuple[Path, nnx.Variable[Any]]]) -> None:
+def _find_variables(path: Path, value: Any, found: list[tuple[Path, Variable]]) -> None:
     # Cheap test first: a failing `isinstance(…, nnx.Variable)` is slow.
     if isinstance(value, dict):
         for key, child in value.items():

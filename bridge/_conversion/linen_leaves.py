@@ -12,6 +12,7 @@ from flax.core import freeze, meta
 
 import registry
 from bridge._errors import ConversionError, mapping_error, path_text
+from bridge._types import Variables
 
 from .neutral import Leaf, Neutral, Path, nest, walk
 from .nnx_meta import NNXMeta
@@ -22,7 +23,7 @@ EXPECTED = "Linen variables, that is {collection: {name: array, box or mapping}}
 _SUBMODULE = re.compile(r"[A-Z]\w*_\d+")
 
 
-def from_variables(variables: Mapping[str, Any]) -> Neutral:
+def from_variables(variables: Variables) -> Neutral:
     """The leaves of Linen variables.
 
     Args:
@@ -71,7 +72,7 @@ def to_dicts(neutral: Neutral) -> dict[str, Any]:
     )
 
 
-def to_leaf(collection: str, path: Path, value: Any, active: registry.Registry) -> Leaf:
+def to_leaf(collection: str, path: Path, value: object, active: registry.Registry) -> Leaf:
     """One leaf of Linen variables in the neutral form."""
     if type(value) is NNXMeta:
         expected = active.type_from_name(collection)
@@ -100,7 +101,7 @@ def from_leaf(collection: str, leaf: Leaf, active: registry.Registry) -> Any:
     return active.codec_for(leaf.box).from_fields(leaf.value, leaf.fields)
 
 
-def check_variables(variables: Any) -> None:
+def check_variables(variables: Variables) -> None:
     """Raises ConversionError for what a user gave as variables and is none; says what it may be.
 
     `from_variables` itself looks at the collections alone: it runs in calls.
@@ -110,7 +111,7 @@ def check_variables(variables: Any) -> None:
         raise is_nnx(variables)
 
 
-def check_collections(variables: Any) -> None:
+def check_collections(variables: Variables) -> None:
     """`check_variables` without a look at the leaves."""
     _check(variables)
     names = [name for name in variables if _SUBMODULE.fullmatch(name)]
@@ -118,12 +119,12 @@ def check_collections(variables: Any) -> None:
         raise mapping_error(variables, EXPECTED, _PARAMS_ALONE)
 
 
-def is_nnx(variables: Any) -> ConversionError:
+def is_nnx(found: object) -> ConversionError:
     """The error of Variables among Linen variables."""
-    return mapping_error(variables, EXPECTED, _IS_NNX)
+    return mapping_error(found, EXPECTED, _IS_NNX)
 
 
-def _check(variables: Any) -> None:
+def _check(variables: object) -> None:
     if isinstance(variables, nnx.Pytree):
         raise mapping_error(variables, EXPECTED, _IS_NNX)
     if isinstance(variables, nn.Module):

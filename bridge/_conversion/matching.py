@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from bridge._errors import MismatchError, path_text
+from bridge._types import flatten_tree
 
 from .neutral import Address
 
@@ -72,21 +72,23 @@ def compare(expected: Mapping[Address, Any], found: Mapping[Address, Any]) -> Co
     )
 
 
-def same_shape(a: Any, b: Any) -> bool:
+def same_shape(a: object, b: object) -> bool:
     """Whether two leaves have the same tree structure and the same shapes."""
-    if hasattr(a, "shape") and hasattr(b, "shape"):
-        return tuple(a.shape) == tuple(b.shape)
-    leaves_a, tree_a = jax.tree.flatten(a)
-    leaves_b, tree_b = jax.tree.flatten(b)
+    shapes = getattr(a, "shape", None), getattr(b, "shape", None)
+    if None not in shapes:
+        return shapes[0] == shapes[1]
+    leaves_a, tree_a = flatten_tree(a)
+    leaves_b, tree_b = flatten_tree(b)
     return tree_a == tree_b and all(
-        np.shape(x) == np.shape(y) for x, y in zip(leaves_a, leaves_b, strict=True)
+        jax.numpy.shape(x) == jax.numpy.shape(y) for x, y in zip(leaves_a, leaves_b, strict=True)
     )
 
 
-def shape_text(value: Any) -> str:
+def shape_text(value: object) -> str:
     """Shape and dtype of a leaf, for a message."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
-        return f"{value.dtype}{list(value.shape)}"
+    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
+    if shape is not None and dtype is not None:
+        return f"{dtype}{list(shape)}"
     leaves = jax.tree.leaves(value)
     return f"{type(value).__name__} of {inputs_text(leaves)}"
 

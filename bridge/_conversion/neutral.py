@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
@@ -40,44 +40,35 @@ class Leaf(NamedTuple):
     @property
     def is_empty(self) -> bool:
         """Whether this stands for an empty collection or an empty subtree."""
-        return self.box is None and isinstance(self.value, Mapping)
+        return self.box is None and is_mapping(type(self.value))
 
 
 Neutral: TypeAlias = dict[Address, Leaf]
+Tree: TypeAlias = dict[Key, Any]
 
 
 # In a tree of nested dicts, what is no dict is a leaf.
 _LEAF = object()
 
 
-def _is_free_in(tree: Mapping[Key, Any], path: Path) -> bool:
-    """Whether a leaf at `path` neither meets, nor covers, nor lies below another leaf of a tree."""
-    node: Any = tree
-    for key in path:
-        if type(node) is not dict:
-            return False
-        if key not in node:
-            return True
-        node = node[key]
-    # A leaf cannot be at the root.
-    return False
-
-
-def _meeting_point(tree: Mapping[Key, Any], path: Path) -> int:
-    """The index of the key at which a path that is not free meets a leaf or a subtree."""
+def _meeting_point(tree: Tree, path: Path) -> int | None:
+    """The index of the key at which a path meets a leaf or a subtree; None if it is free."""
     node: Any = tree
     for index, key in enumerate(path):
+        if key not in node:
+            return None
         node = node[key]
-        if type(node) is not dict:
+        if not isinstance(node, dict):
             return index
+    # A leaf cannot be at the root.
     return max(len(path) - 1, 0)
 
 
-def _put(tree: dict[Key, Any], path: Path, leaf: Any) -> None:
-    """Puts a leaf, which is no dict, at a free path of a tree."""
+def _take(tree: Tree, path: Path) -> None:
+    """Puts a leaf at a free path of a tree."""
     for key in path[:-1]:
         tree = tree.setdefault(key, {})
-    tree[path[-1]] = leaf
+    tree[path[-1]] = _LEAF
 
 
 class Displaced(NamedTuple):
@@ -108,9 +99,9 @@ def place(
     Returns:
       (path in the tree, None or how to find the leaf's own path in it) by address.
     """
-    taken: dict[Key, Any] = {}
+    taken: Tree = {}
     for path in occupied:
-        _put(taken, path, _LEAF)
+        _take(taken, path)
     placed: dict[Address, tuple[Path, Displaced | None]] = {}
     colliding: list[Address] = []
     by_collection: dict[str, list[Path]] = {}
@@ -118,26 +109,27 @@ def place(
         by_collection.setdefault(collection, []).append(path)
     for collection in sorted(by_collection, key=lambda c: (c != "params", c)):
         for path in by_collection[collection]:
-            if _is_free_in(taken, path):
-                _put(taken, path, _LEAF)
+            if _meeting_point(taken, path) is None:
+                _take(taken, path)
                 placed[collection, path] = path, None
             else:
                 colliding.append((collection, path))
     for collection, path in sorted(colliding, key=lambda a: (a[0], *map(str, a[1]))):
         target, displaced = _place_beside(taken, collection, path)
-        _put(taken, target, _LEAF)
+        _take(taken, target)
         placed[collection, path] = target, displaced
     return placed
 
 
-def _place_beside(tree: Mapping[Key, Any], collection: str, path: Path) -> tuple[Path, Displaced]:
+def _place_beside(tree: Tree, collection: str, path: Path) -> tuple[Path, Displaced]:
     """Where a leaf of a collection goes whose path is not free in a tree; see `place`."""
     # At the point of the collision, so that a part of a tree is placed as the whole tree is.
-    index = _meeting_point(tree, path)
+    index = _meeting_point(tree, path) or 0
     # A leaf with the collection's own name may block the path below it.
     heads = (collection + "_" * n for n in itertools.count())
     targets = ((*path[:index], head, *path[index:]) for head in heads)
-    return next(t for t in targets if _is_free_in(tree, t)), Displaced(len(path) - index)
+    target = next(t for t in targets if _meeting_point(tree, t) is None)
+    return target, Displaced(len(path) - index)
 
 
 def unplace(path: Path, displaced: Displaced | None) -> Path:
@@ -148,13 +140,13 @@ def unplace(path: Path, displaced: Displaced | None) -> Path:
     return path[: own - 1] + path[own:]
 
 
-def nest(flat: Mapping[Path, Any]) -> dict[Key, Any]:
+def nest(flat: Mapping[Path, Any]) -> Tree:
     """Nested dicts from leaves by non-empty path.
 
     Raises:
       ConversionError: a leaf lies above another one.
     """
-    nested: dict[Key, Any] = {}
+    nested: Tree = {}
     own: set[int] = {id(nested)}
     for path, value in flat.items():
         node = nested
@@ -175,8 +167,8 @@ def laid_over(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> dict[Any, Any]:
     """Merges nested mappings into new dicts; `new` wins at a leaf."""
     merged = dict(old)
     for key, value in new.items():
-        below = merged.get(key)
-        if isinstance(below, Mapping) and isinstance(value, Mapping):
+        below: Any = merged.get(key)
+        if is_mapping(type(below)) and is_mapping(type(value)):
             merged[key] = laid_over(below, value)
         else:
             merged[key] = value
@@ -228,13 +220,15 @@ def _walk(tree: Mapping[Any, Any], path: Path, empty: bool, found: list[tuple[Pa
             found.append(((*path, key), value))
 
 
-# Cheap test first: `isinstance` with an abstract class is slow, and each call tests every leaf.
-@functools.lru_cache(maxsize=1024)
-def is_mapping(kind: type) -> bool:
-    """Whether a type is one of mappings."""
+def _is_mapping(kind: type) -> bool:
     return issubclass(kind, Mapping)
+
+
+# Whether a type is one of mappings. `isinstance` with an abstract class is slow, and each call
+# tests every leaf.
+is_mapping: Callable[[Any], bool] = functools.lru_cache(maxsize=1024)(_is_mapping)
 
 
 def as_dicts(tree: Any) -> Any:
     """Nested mappings as nested dicts of their own; the leaves stay the same objects."""
-    return {k: as_dicts(v) for k, v in tree.items()} if isinstance(tree, Mapping) else tree
+    return {k: as_dicts(v) for k, v in tree.items()} if is_mapping(type(tree)) else tree

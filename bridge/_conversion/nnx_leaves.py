@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -12,9 +12,10 @@ from flax import nnx
 import registry
 from bridge._errors import ConversionError, path_text
 from bridge._flax.variables import REQUIRED_METADATA, class_hooks, raw_value, variable_from_metadata
+from bridge._types import Variable, VariableType
 
 from .collections import ARRAYS
-from .neutral import Address, Displaced, Leaf, Neutral, Path, place, unplace
+from .neutral import Address, Displaced, Leaf, Neutral, Path, is_mapping, place, unplace
 from .nnx_meta import NNXMeta
 
 BOX_KEY = "linen_meta_type"
@@ -24,14 +25,19 @@ DISPLACED_KEY = "linen_displaced"
 # all.
 FIELDS_KEY = "linen_fields"
 
-FlatItem: TypeAlias = tuple[Path, Any]
+# What is at a path of a State: a Variable, or an array in none.
+StateItem: TypeAlias = Variable | jax.Array
+# How an item at a path becomes a leaf: `item_leaf`, unless all Variables are Linen's own. It is
+# None for what is passed over.
+LeafOf: TypeAlias = Callable[[Path, Any, registry.Registry], Leaf | None]
 
 
-def from_leaves(items: Iterable[FlatItem]) -> Neutral:
+def from_leaves(items: Iterable[tuple[Path, StateItem]], leaf_of: LeafOf | None = None) -> Neutral:
     """The leaves of a State or a module.
 
     Args:
       items: (path, Variable or bare array).
+      leaf_of: how an item becomes a leaf, None for `item_leaf`.
 
     Returns:
       Every leaf by (collection, path).
@@ -41,12 +47,15 @@ def from_leaves(items: Iterable[FlatItem]) -> Neutral:
       RegistrationConflictError: two unregistered Variable types have the same name.
     """
     active = registry.current()
+    leaf_of = leaf_of or item_leaf
     neutral: Neutral = {}
     for path, item in items:
+        if (leaf := leaf_of(path, item, active)) is None:
+            continue
         address = address_of(path, item, active)
         if address in neutral:
             raise two_at(*address)
-        neutral[address] = item_leaf(path, item, active)
+        neutral[address] = leaf
     return neutral
 
 
@@ -57,7 +66,7 @@ def two_at(collection: str, path: Path) -> ConversionError:
     )
 
 
-def item_leaf(path: Path, item: Any, active: registry.Registry) -> Leaf:
+def item_leaf(path: Path, item: StateItem, active: registry.Registry) -> Leaf:
     """`to_leaf` of what is at a path of a State.
 
     Raises:
@@ -70,10 +79,15 @@ def item_leaf(path: Path, item: Any, active: registry.Registry) -> Leaf:
         )
     leaf = to_leaf(item, active)
     is_bare = leaf.box is None and address_of(path, item, active) == (ARRAYS, path)
-    if is_bare and not _is_bare(item, leaf):
+    if is_bare and isinstance(item, nnx.Variable) and not leaf.is_empty:
         # A bare value in this collection would come back without its Variable.
         return Leaf(leaf.value, NNXMeta, _own_metadata(item))
     return leaf
+
+
+def linens_leaf(path: Path, item: object, active: registry.Registry) -> Leaf | None:
+    """`to_leaf` of an attribute of a ToNNX: its Variables are Linen's, whatever else is not."""
+    return to_leaf(item, active, boxed_as_is=True) if isinstance(item, nnx.Variable) else None
 
 
 def to_leaves(
@@ -99,7 +113,7 @@ def to_leaves(
     return leaves
 
 
-def address_of(path: Path, item: Any, active: registry.Registry) -> Address:
+def address_of(path: Path, item: StateItem, active: registry.Registry) -> Address:
     """The (collection, path) of a Variable or bare array."""
     if not isinstance(item, nnx.Variable):
         return ARRAYS, path
@@ -107,7 +121,7 @@ def address_of(path: Path, item: Any, active: registry.Registry) -> Address:
     return collection, unplace(path, item.get_metadata(DISPLACED_KEY, None))
 
 
-def to_leaf(item: Any, active: registry.Registry, *, boxed_as_is: bool = False) -> Leaf:
+def to_leaf(item: StateItem, active: registry.Registry, *, boxed_as_is: bool = False) -> Leaf:
     """A Variable or bare array in the neutral form.
 
     Args:
@@ -142,9 +156,7 @@ def to_leaf(item: Any, active: registry.Registry, *, boxed_as_is: bool = False) 
     return Leaf(value, NNXMeta, metadata)
 
 
-def from_leaf(
-    var_type: type[nnx.Variable[Any]], leaf: Leaf, displaced: Displaced | None = None
-) -> nnx.Variable[Any]:
+def from_leaf(var_type: VariableType, leaf: Leaf, displaced: Displaced | None = None) -> Variable:
     """The Variable of a leaf; the inverse of `to_leaf`.
 
     An annotated value is not sharded here: it may be abstract, and there may be no mesh.
@@ -169,32 +181,27 @@ def bare_metadata() -> dict[str, Any]:
     return {"eager_sharding": nnx.using_eager_sharding()}
 
 
-def _is_bare(item: Any, leaf: Leaf) -> bool:
-    """Whether an item comes back as what it is from a bare value in the collection of arrays."""
-    return not isinstance(item, nnx.Variable) or leaf.is_empty
-
-
-def metadata_with(variable: nnx.Variable[Any], leaf: Leaf) -> dict[str, Any]:
+def metadata_with(variable: Variable, leaf: Leaf) -> dict[str, Any]:
     """The metadata of a Variable that gets another leaf; what says how it holds a value stays."""
     before = variable.get_metadata()
     new = from_leaf(variable.var_type, leaf, before.get(DISPLACED_KEY)).get_metadata()
     return {**new, **{key: before[key] for key in REQUIRED_METADATA}}
 
 
-def _own_metadata(variable: nnx.Variable[Any]) -> dict[str, Any]:
+def _own_metadata(variable: Variable) -> dict[str, Any]:
     metadata = variable.get_metadata()
     metadata.pop(DISPLACED_KEY, None)
     return metadata
 
 
-def _needs_box(var_type: type[Any], value: Any, metadata: Mapping[str, Any]) -> bool:
+def _needs_box(var_type: VariableType, value: object, metadata: Mapping[str, Any]) -> bool:
     """Whether the leaf needs its Variable: a bare mapping would be read as a subtree."""
     if not metadata.keys() <= REQUIRED_METADATA:
         hooks = {hook: getattr(var_type, hook) for hook in class_hooks(var_type)}
         told = {k: v for k, v in metadata.items() if k not in hooks or v is not hooks[k]}
         if not says_nothing(told):
             return True
-    return not isinstance(value, jax.Array) and isinstance(value, Mapping) and bool(value)
+    return not isinstance(value, jax.Array) and is_mapping(type(value)) and bool(value)
 
 
 def says_nothing(metadata: Mapping[str, Any]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
@@ -11,6 +12,10 @@ from flax.core import meta
 
 from bridge._flax.variables import variable_from_metadata
 from bridge._randomness import typed_keys
+
+# The stubs of both lack types.
+_field: Callable[..., Any] = struct.field
+_serialization: Any = serialization
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -34,9 +39,9 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A], Generic[A]):
       metadata: the Variable's metadata, such as `out_sharding`.
     """
 
-    var_type: type[nnx.Variable[Any]] = struct.field(pytree_node=False)
-    value: Any = struct.field(pytree_node=True)
-    metadata: dict[str, Any] = struct.field(pytree_node=False)
+    var_type: type[nnx.Variable[Any]] = _field(pytree_node=False)
+    value: Any = _field(pytree_node=True)
+    metadata: dict[str, Any] = _field(pytree_node=False)
 
     def unbox(self) -> Any:
         """The value; no sharding constraint, as an NNX Variable applies none when read."""
@@ -86,7 +91,9 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A], Generic[A]):
         is_names = isinstance(names, tuple | list | jax.sharding.PartitionSpec)
         return list(names) if is_names else None
 
-    def _renamed(self, names: list[Any] | None, method: str, index: int, name: Any) -> NNXMeta[A]:
+    def _renamed(
+        self, names: list[Any] | None, method: str, index: int, name: str | None
+    ) -> NNXMeta[A]:
         metadata = dict(self.metadata)
         if names is not None:
             kind = type(metadata["out_sharding"])
@@ -101,7 +108,7 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A], Generic[A]):
             after = variable.get_metadata()
             new = after.keys() - implied.get_metadata().keys()
             metadata = {k: v for k, v in after.items() if k in metadata or k in new}
-        return self.replace(metadata=metadata)
+        return dataclasses.replace(self, metadata=metadata)
 
     def get_partition_spec(self) -> jax.sharding.PartitionSpec:
         """The partition spec, from metadata alone: logical names stay, no mesh is needed.
@@ -141,16 +148,16 @@ def with_partitioning(
 
 
 def _to_state(box: NNXMeta[Any]) -> dict[str, Any]:
-    return {"value": serialization.to_state_dict(jax.tree.map(typed_keys.to_bits, box.value))}
+    return {"value": _serialization.to_state_dict(jax.tree.map(typed_keys.to_bits, box.value))}
 
 
 def _from_state(box: NNXMeta[Any], state: Mapping[str, Any]) -> NNXMeta[Any]:
     if set(state) != {"value"}:
         raise ValueError(f"the state of an NNXMeta has the key 'value', found {sorted(state)}")
     bare = jax.tree.map(typed_keys.to_bits, box.value)
-    restored = serialization.from_state_dict(bare, state["value"], name="value")
-    return box.replace(value=jax.tree.map(typed_keys.from_bits, box.value, restored))
+    restored = _serialization.from_state_dict(bare, state["value"], name="value")
+    return dataclasses.replace(box, value=jax.tree.map(typed_keys.from_bits, box.value, restored))
 
 
 # `flax.serialization` cannot write typed keys, which the streams of a wrapped NNX module hold.
-serialization.register_serialization_state(NNXMeta, _to_state, _from_state, override=True)
+_serialization.register_serialization_state(NNXMeta, _to_state, _from_state, override=True)

@@ -6,15 +6,19 @@ A collection of the user's may have any name, so a collection's name alone decid
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from flax import nnx
+
+from bridge._types import GraphDef, Variables
 
 from .collections import GRAPHDEF, STATIC
 from .neutral import Path, laid_over, nest, walk
 
+GraphDefs: TypeAlias = tuple[tuple[Path, GraphDef], ...]
 
-def is_static(collection: str, path: Path, leaf: Any) -> bool:
+
+def is_static(collection: str, path: Path, leaf: object) -> bool:
     """Whether a leaf of Linen variables is a GraphDef, or what a checkpoint has in its place.
 
     A GraphDef is code, not data, and comes back from a file as an empty mapping or as None.
@@ -28,22 +32,20 @@ def is_static(collection: str, path: Path, leaf: Any) -> bool:
     return isinstance(leaf, nnx.GraphDef)
 
 
-def graphdefs_in(variables: Mapping[str, Any]) -> tuple[tuple[Path, nnx.GraphDef[Any]], ...]:
+def graphdefs_in(variables: Variables) -> GraphDefs:
     """The GraphDefs in Linen variables by path, hashable."""
-    found = walk(variables.get(STATIC, {}))
-    return tuple((path, leaf) for path, leaf in found if isinstance(leaf, nnx.GraphDef))
+    leaves = walk(variables.get(STATIC, {}))
+    return tuple(item for item in leaves if isinstance(item[1], nnx.GraphDef))
 
 
-def with_graphdefs(
-    variables: Mapping[str, Any], graphdefs: tuple[tuple[Path, nnx.GraphDef[Any]], ...]
-) -> dict[str, Any]:
+def with_graphdefs(variables: Variables, graphdefs: GraphDefs) -> dict[str, Any]:
     """Linen variables and the GraphDefs that `graphdefs_in` found in others."""
     if not graphdefs:
         return dict(variables)
     return laid_over(variables, {STATIC: nest(dict(graphdefs))})
 
 
-def with_static(variables: Mapping[str, Any], source: Mapping[str, Any]) -> dict[str, Any]:
+def with_static(variables: Variables, source: Variables) -> dict[str, Any]:
     """Linen variables, and what is static in the variables `source`."""
     static = {
         (STATIC, *path): leaf
@@ -53,7 +55,7 @@ def with_static(variables: Mapping[str, Any], source: Mapping[str, Any]) -> dict
     return laid_over(variables, nest(static))
 
 
-def without_static(tree: Mapping[str, Any]) -> Mapping[str, Any]:
+def without_static(tree: Variables) -> Variables:
     """What is the user's in the collection `nnx`."""
     if all(isinstance(leaf, nnx.GraphDef) for leaf in tree.values()):
         # The usual case.

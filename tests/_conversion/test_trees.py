@@ -116,7 +116,9 @@ def test_a_value_that_is_no_jax_array_is_converted_if_that_is_asked_for():
 
 def test_only_the_variables_in_the_dicts_of_a_wrapper_are_linens():
     attributes = {"a": {"w": nnx.Param(A), "note": 3}, "array": B, "list": [nnx.Param(B)]}
-    assert exact(linen_tree(attributes, held=dict)) == exact({"params": {"a": {"w": A}}})
+    assert exact(linen_tree(attributes, nnx_leaves.linens_leaf)) == exact(
+        {"params": {"a": {"w": A}}}
+    )
 
 
 def test_a_variable_among_linen_variables_is_an_error():
