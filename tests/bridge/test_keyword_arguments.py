@@ -17,6 +17,8 @@ X = jnp.ones((2, 3))
 KEY = jax.random.key(0)
 # The options that ToNNX shares with Linen's `apply`.
 OPTIONS = {"rngs", "method", "mutable", "capture_intermediates"}
+# Flax takes these for its own while there are interceptors, as of `train()` and `eval()`.
+OF_INTERCEPTORS = {"module", "orig_method"}
 
 
 # No call of a model goes through their functions.
@@ -117,8 +119,23 @@ def test_every_keyword_reaches_a_linen_module(name, modes):
     if modes:
         owner = getattr(call, "_owner", getattr(call, "__self__", call))
         getattr(owner, modes)() if isinstance(owner, bridge.ToNNX) else None
+        names = names - OF_INTERCEPTORS
     given = {name: index for index, name in enumerate(sorted(names))}
     assert call(X, **given) == given
+
+
+@pytest.mark.parametrize("name", sorted(OF_INTERCEPTORS))
+def test_two_keywords_fail_under_an_interceptor_as_in_linen(name):
+    module = LinenTaker()
+    with (
+        nn.intercept_methods(lambda f, args, kwargs, _: f(*args, **kwargs)),
+        pytest.raises(TypeError, match="multiple values"),
+    ):
+        module.init(KEY, X, method=lambda bound, x: bound(x, **{name: 1}))
+    model = bridge.ToNNX(module, KEY).lazy_init(X)
+    model.eval()
+    with pytest.raises(TypeError, match="multiple values"):
+        model(X, **{name: 1})
 
 
 @pytest.mark.parametrize("init", [bridge.lazy_init, bridge.ToNNX.lazy_init])
