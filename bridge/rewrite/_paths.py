@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from flax import linen as nn
 
 from bridge._conversion.collections import OUTPUTS
+from bridge.port._rule_text import rules_of as compressed
 
 from ._function_plans import FunctionPlan
 from ._layers import field_order
@@ -22,7 +23,6 @@ from ._slots import name_node
 from ._snapshots import path_of
 
 _NUMBERS = re.compile(r"\d+(_\d+)*")
-_NUMBER = re.compile(r"\d+")
 
 
 def rules_of(program: Program, run: int, model: Any = None) -> dict[str, str]:
@@ -36,7 +36,7 @@ def rules_of(program: Program, run: int, model: Any = None) -> dict[str, str]:
     paths = Paths(program, run, model)
     leaves = _prefixes(program.records.variables[run])
     found = {path: target for path, target in paths.rules().items() if path in leaves}
-    return compressed(found, leaves)
+    return compressed(found.items(), found.items(), leaves)
 
 
 def _prefixes(variables: Mapping[str, Any]) -> set[str]:
@@ -259,48 +259,3 @@ def _argument_name(outer: Slot, slot: Slot, holder: Making, making: Making) -> s
     if position is not None and holder.cls is not None:
         return field_order(holder.cls)[position]
     return next((str(k.arg) for k in outer.node.keywords if is_it(k.value)), "inner")
-
-
-def compressed(rules: Mapping[str, str], paths: Iterable[str]) -> dict[str, str]:
-    """Rules that differ in their numbers alone as one, where that says no more."""
-    groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
-    for key, value in rules.items():
-        skeleton = (_NUMBER.sub("#", key), _NUMBER.sub("#", value))
-        groups.setdefault(skeleton, []).append((key, value))
-    found: dict[str, str] = {}
-    everything = set(paths)
-    for group in groups.values():
-        one = _general(group) if len(group) > 1 else None
-        if one is not None:
-            pattern = re.compile(one[0])
-            hits = {p: m.expand(one[1]) for p in everything if (m := pattern.fullmatch(p))}
-            if hits == dict(group):
-                found[one[0]] = one[1]
-                continue
-        found.update({re.escape(key).replace("\\_", "_"): value for key, value in group})
-    return found
-
-
-def _general(group: list[tuple[str, str]]) -> tuple[str, str] | None:
-    keys = [_NUMBER.findall(key) for key, _ in group]
-    values = [_NUMBER.findall(value) for _, value in group]
-    varying = [i for i in range(len(keys[0])) if len({k[i] for k in keys}) > 1]
-    if not varying:
-        return None
-    number = {position: index + 1 for index, position in enumerate(varying)}
-    key_parts, value_parts = _NUMBER.split(group[0][0]), _NUMBER.split(group[0][1])
-    pattern = re.escape(key_parts[0])
-    for i, part in enumerate(key_parts[1:]):
-        pattern += (r"(\d+)" if i in number else keys[0][i]) + re.escape(part)
-    target = value_parts[0]
-    for j, part in enumerate(value_parts[1:]):
-        own = [v[j] for v in values]
-        if len(set(own)) == 1:
-            target += own[0] + part
-            continue
-        source = next((i for i in varying if [k[i] for k in keys] == own), None)
-        if source is None:
-            return None
-        target += rf"\g<{number[source]}>" if part[:1].isdigit() else rf"\{number[source]}"
-        target += part
-    return pattern.replace("\\_", "_"), target
