@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Address, Path
 from bridge._conversion.pieces import Piece, Region, covers
+from bridge._conversion.rules import Rule
 
 from ._context import Context
 from ._rules import Problem
@@ -96,6 +97,7 @@ class Correspondence:
       pairings: what was put together under different names.
       named: what was put together because its names are equal.
       stacks: the stacks whose layers are among the pairings.
+      laid_out: the rules that put arrays together that are laid out otherwise, with the pieces.
     """
 
     linen: LinenNode
@@ -107,6 +109,7 @@ class Correspondence:
     pairings: list[Pairing] = dataclasses.field(default_factory=list)
     named: list[Pairing] = dataclasses.field(default_factory=list)
     stacks: list[PairedStack] = dataclasses.field(default_factory=list)
+    laid_out: dict[Rule, list[Piece]] = dataclasses.field(default_factory=dict)
 
     def incomplete(self) -> tuple[list[Address], list[Path]]:
         """The leaves of each side that the pieces cover in part, or twice."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
+from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Address, Path
 
 from ._context import PLAIN, Context
@@ -79,10 +80,10 @@ def _used_otherwise(found: Correspondence, orders: Orders) -> Iterator[Pairing]:
     """Leaves that fit, of which one model uses the transpose, or the layers in reverse."""
     leaves = {node.path: node for node in found.nnx_leaves()}
     for piece in found.pieces:
-        if piece.nnx is None or piece.linen_region or piece.nnx_region:
+        if piece.nnx is None or piece.axes or piece.linen_region or piece.nnx_region:
             continue
         node, scope = leaves[piece.nnx], found.linen.at(piece.linen[1])
-        if scope is None:
+        if scope is None or shape_of(node.value) != shape_of(found.linen_value(piece.linen)):
             continue
         ways = {orders.runs_backwards(node), orders.runs_backwards(scope)}
         if orders.is_transposed(node, scope):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bridge._layers.table import LEAF_NAMES
 
 from ._context import PLAIN, Context
-from ._correspondence import Evidence, Pairing
+from ._correspondence import Evidence
 from ._likeness import linen_path_text, pairs_by_name, pairs_by_numbers, share_of_shapes
 from ._names import likeness
 from ._numbers import families
@@ -17,7 +17,7 @@ from ._sequences import counts_constructions, groups, is_automatic
 from ._structure import is_adapter, linen_shapes, nnx_shapes, open_modules, open_scopes, types_agree
 from ._trees import LinenNode, NNXNode, nnx_text
 
-_ANY_ORDER = "some of the calls do not use each other's results, so any order would do"
+ANY_ORDER = "some of the calls do not use each other's results, so any order would do"
 _CONSTRUCTIONS = "automatic numbers count constructions, not calls"
 # What is said of names that a trace contradicts.
 DIFFERS = "the order of calls differs"
@@ -33,15 +33,8 @@ class ByEvidence:
       orders: the orders of the two models.
     """
 
-    def __init__(self, orders: Orders, known: Sequence[Pairing] = ()):
+    def __init__(self, orders: Orders):
         self._orders = orders
-        # Blocks of one class are alike inside, so one that is clear tells about the others.
-        self._elsewhere: dict[tuple[type | None, str], set[str]] = {}
-        for pairing in known:
-            name = str(pairing.nnx.path[-1]) if pairing.nnx.path else ""
-            if pairing.linen.path and pairing.parent is not None:
-                key = pairing.parent.cls, name
-                self._elsewhere.setdefault(key, set()).add(str(pairing.linen.path[-1]))
 
     def numbered(self, pairs: Sequence[tuple[NNXNode, LinenNode]]) -> str | None:
         """See `Proposer`."""
@@ -171,25 +164,7 @@ class ByEvidence:
             elif any(is_automatic(scope, scopes) for _, scope in by_name):
                 text += f"; {_CONSTRUCTIONS}"
             return _proposals(by_name, Evidence(text, text != "their names"))
-        found = self._by_numbers(nodes, scopes) or self._by_rank(nodes, scopes)
-        return found or self._as_elsewhere(place, nodes, scopes)
-
-    def _as_elsewhere(
-        self, place: Place, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]
-    ) -> Proposals:
-        """As the same names were put together in another module of the same class."""
-        by_name = {str(scope.path[-1]): scope for scope in scopes}
-        pairs: Pairs = []
-        for node in nodes:
-            names = self._elsewhere.get((place.nnx.cls, str(node.path[-1])), set())
-            known = [by_name[name] for name in names if name in by_name]
-            if len(names) == len(known) == 1:
-                pairs.append((node, known[0]))
-        text = f"as in another {place.nnx.cls.__name__}" if place.nnx.cls else ""
-        is_clear = place.nnx.cls is not None and len({id(scope) for _, scope in pairs}) == len(
-            pairs
-        )
-        return _proposals(pairs, Evidence(text, is_weak=True)) if is_clear else []
+        return self._by_numbers(nodes, scopes)
 
     def _by_numbers(self, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Proposals:
         ours = families(nnx_text(node.path) for node in nodes)
@@ -203,18 +178,6 @@ class ByEvidence:
             text += f"; {_CONSTRUCTIONS}"
         return _proposals(pairs, Evidence(text, is_weak))
 
-    def _by_rank(self, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Proposals:
-        """By the order of the NNX model and the numbers of one sequence of Linen names."""
-        by_text = {linen_path_text(scope): scope for scope in scopes}
-        sequences = families(by_text)
-        if len(nodes) != len(scopes) or len(sequences) != 1:
-            return []
-        ranked = sorted(nodes, key=lambda node: self._orders.nnx_rank(node) or 0)
-        (own,) = sequences.values()
-        pairs = list(zip(ranked, (by_text[text] for text in own), strict=True))
-        text = f"{self._orders.nnx_text} and the numbers of the Linen names"
-        return _proposals(pairs, Evidence(text, is_weak=True))
-
     def _ordered(self, pairs: Pairs, text: str, named: Pairs) -> Proposals:
         """Proposals by the order of calls, weak where it could be another and no name tells."""
         if not self._orders.are_traced:
@@ -227,7 +190,7 @@ class ByEvidence:
             if is_told or id(pair[0]) in names:
                 proposals.append((*pair, Evidence(text)))
             else:
-                proposals.append((*pair, Evidence(f"{text}; {_ANY_ORDER}", is_weak=True)))
+                proposals.append((*pair, Evidence(f"{text}; {ANY_ORDER}", is_weak=True)))
         return proposals
 
     def _alike(self, place: Place) -> Proposals:

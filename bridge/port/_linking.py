@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.matching import same_shape
 from bridge._conversion.pieces import Cut, Piece, Region, layer_cut, pieces_of, without_axis
-from bridge._conversion.rules import Form
+from bridge._conversion.rules import Rule
 from bridge._layers.layer import LayerRow
 
 from ._context import Context, Settled
@@ -99,14 +99,14 @@ class Linker:
         self._found.pieces.append(Piece(address, leaf.path, linen_region, nnx_region, rule=label))
 
     def by_rule(
-        self, parts: Sequence[tuple[NNXNode, LinenNode]], context: Context, form: Form, label: str
+        self, parts: Sequence[tuple[NNXNode, LinenNode]], context: Context, rule: Rule, label: str
     ) -> None:
         """Links leaves of the same names whose arrays differ as a rule says.
 
         Args:
           parts: the modules or leaves; what one side has fused is the same in all of them.
           context: which of several stacked layers they are.
-          form: how the arrays differ.
+          rule: the rule.
           label: what put them together, for the report.
         """
         names = [leaf.path[len(parts[0][0].path) :] for leaf in parts[0][0].walk() if leaf.is_leaf]
@@ -115,10 +115,10 @@ class Linker:
             pairs = [(ours, theirs) for ours, theirs in found if ours and theirs and theirs.leaves]
             # The plan reports what is left over.
             if len(pairs) == len(parts):
-                self._reshaped(pairs, context, form, label)
+                self._reshaped(pairs, context, rule, label)
 
     def _reshaped(
-        self, pairs: Sequence[tuple[NNXNode, LinenNode]], context: Context, form: Form, label: str
+        self, pairs: Sequence[tuple[NNXNode, LinenNode]], context: Context, rule: Rule, label: str
     ) -> None:
         addresses = [(_collection(leaf, found) or "", found.path) for leaf, found in pairs]
         values = [found.leaves.get(a[0]) for a, (_, found) in zip(addresses, pairs, strict=True)]
@@ -126,7 +126,7 @@ class Linker:
             return
         theirs = [shape_of(leaf.value) for leaf in values if leaf]
         ours = [shape_of(leaf.value) for leaf, _ in pairs]
-        pieces = pieces_of(theirs, ours, context, form)
+        pieces = pieces_of(theirs, ours, context, rule.form)
         for n, (address, (leaf, found)) in enumerate(zip(addresses, pairs, strict=True)):
             self._settled.add(leaf, found, context)
             if isinstance(pieces, str):
@@ -134,6 +134,7 @@ class Linker:
             else:
                 piece = pieces[n]._replace(linen=address, nnx=leaf.path, rule=label)
                 self._found.pieces.append(piece)
+                self._found.laid_out.setdefault(rule, []).append(piece)
 
 
 def _collection(leaf: NNXNode, found: LinenNode) -> str | None:

@@ -110,8 +110,8 @@ class Matcher:
         if pair.rule.form == UNCHANGED:
             self.match(*pair.parts[0], pair.context, how)
         else:
-            form = pair.rule.form
-            self._linker.by_rule(pair.parts, pair.context, form, label_of(form.text, how))
+            label = label_of(pair.rule.form.text, how)
+            self._linker.by_rule(pair.parts, pair.context, pair.rule, label)
 
     def match(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
         """Matches what is below two nodes that are the same.

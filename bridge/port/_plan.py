@@ -103,15 +103,15 @@ class Plan:
         )
 
     def renames(self) -> dict[str, str]:
-        """Which Linen path is which NNX path, of all leaves whose paths are not the same.
+        """Which Linen path is which NNX path, of all leaves whose paths or arrays are not the same.
 
         Returns:
           A table of rules for `checkpoint.restore` and `python -m bridge convert`, which know no
           layers and need a rule for what `plan` finds by structure too.
 
         Raises:
-          PortError: the plan has problems, or a leaf is moved in parts, as stacked layers and
-            fused gates are.
+          PortError: the plan has problems, or a leaf is moved in parts without a rule that says so,
+            as stacked layers and fused gates are.
         """
         if self.problems:
             raise _not_clean(self.problems)

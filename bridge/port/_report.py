@@ -16,6 +16,7 @@ from rich.table import Table
 
 from ._entries import Entry
 from ._numbers import folded, numbered
+from ._rule_text import braced
 
 _WIDTH = 120
 # Up to so many entries are shown one by one; beyond, so many that are alike are one.
@@ -174,14 +175,7 @@ def _folded(text: str, width: int) -> str:
 def _braced(paths: Sequence[str], separator: str) -> str:
     """Paths that differ in one place as one: `cell/{ir,iz,in}/kernel`; else one to a line."""
     separator = "/" if any("/" in path for path in paths) else separator
-    split = [path.split(separator) for path in paths]
-    if len({len(parts) for parts in split}) == 1:
-        columns = [list(dict.fromkeys(column)) for column in zip(*split, strict=True)]
-        if sum(len(column) > 1 for column in columns) == 1:
-            return separator.join(
-                "{" + ",".join(column) + "}" if len(column) > 1 else column[0] for column in columns
-            )
-    return "\n".join(paths)
+    return braced(paths, separator) or "\n".join(paths)
 
 
 def _shapes(entry: Entry) -> str:

@@ -41,7 +41,7 @@ def rules_of(
     """
     every: dict[str, set[str]] = {path: set() for path in linen_paths}
     for linen, nnx in known:
-        every[linen].add(nnx)
+        every.setdefault(linen, set()).add(nnx)
     families: dict[tuple[tuple[str, ...], tuple[str, ...]], list[Paths]] = {}
     for linen, nnx in dict.fromkeys(pairs):
         paths = Paths(numbered(linen), numbered(nnx))
@@ -53,12 +53,14 @@ def rules_of(
 
 
 def renames_of(found: Correspondence) -> dict[str, str]:
-    """A short table of the paths that are others on the two sides, without stacks and fused gates.
+    """A short table of the paths and arrays that differ, without stacks and fused gates.
 
     Raises:
-      PortError: a leaf is not one leaf of the other side.
+      PortError: a leaf is not one leaf of the other side, and no rule says so.
     """
-    parts = [p for p in found.pieces if p.nnx is None or p.linen_region or p.nnx_region]
+    given = {id(piece) for pieces in found.laid_out.values() for piece in pieces}
+    others = [piece for piece in found.pieces if id(piece) not in given]
+    parts = [p for p in others if p.nnx is None or p.linen_region or p.nnx_region]
     if parts:
         problems = {p.linen: f"{linen_text(p.linen)} is moved in parts" for p in parts}
         raise PortError(
@@ -66,12 +68,13 @@ def renames_of(found: Correspondence) -> dict[str, str]:
             list(problems.values()),
             "Use plan.apply(), or `python -m bridge convert --model`.",
         )
-    pairs = [_without_common_end(p.linen[1], p.nnx) for p in found.pieces if p.nnx is not None]
+    pairs = [_without_common_end(p.linen[1], p.nnx) for p in others]
     every = {path[:n] for _, path in (p.linen for p in found.pieces) for n in range(1, len(path))}
     every |= {path for _, path in (p.linen for p in found.pieces)}
     known = [("/".join(map(str, linen)), nnx_text(nnx)) for linen, nnx in pairs]
     changed = [(a, b) for a, b in known if a.replace("/", ".") != b]
-    return rules_of(changed, known, ["/".join(map(str, path)) for path in every])
+    table = rules_of(changed, known, ["/".join(map(str, path)) for path in every])
+    return {**table, **{rule.linen: rule.nnx for rule in found.laid_out}}
 
 
 def _without_common_end(linen: Path, nnx: Path) -> tuple[Path, Path]:
@@ -80,6 +83,25 @@ def _without_common_end(linen: Path, nnx: Path) -> tuple[Path, Path]:
     while same < min(len(linen), len(nnx)) - 1 and str(linen[-1 - same]) == str(nnx[-1 - same]):
         same += 1
     return linen[: len(linen) - same], nnx[: len(nnx) - same]
+
+
+def braced(paths: Sequence[str], separator: str, axis: str = "") -> str | None:
+    """Paths that differ in one place as one, `attn.{q,k,v}`; None if they differ in several.
+
+    Args:
+      paths: the paths.
+      separator: what is between their keys.
+      axis: what stands behind the names in the braces.
+    """
+    split = [path.split(separator) for path in dict.fromkeys(paths)]
+    if len({len(parts) for parts in split}) != 1:
+        return None
+    columns = [list(dict.fromkeys(column)) for column in zip(*split, strict=True)]
+    if sum(len(column) > 1 for column in columns) > 1:
+        return None
+    return separator.join(
+        "{" + ",".join(column) + axis + "}" if len(column) > 1 else column[0] for column in columns
+    )
 
 
 def python_text(text: str) -> str:
@@ -120,7 +142,7 @@ def _rules_of_family(family: Sequence[Paths], every: Mapping[str, set[str]]) -> 
     group = {column: number for number, column in enumerate(varying, start=1)}
     linen, nnx = family[0]
     key = _filled(
-        [re.escape(piece) for piece in linen.pieces],
+        [_escaped(piece) for piece in linen.pieces],
         [r"(\d+)" if n in group else digits for n, digits in enumerate(linen.digits)],
     )
     if all(same[n] for n in moving) and used == {*varying}:
@@ -142,6 +164,11 @@ def _rules_of_family(family: Sequence[Paths], every: Mapping[str, set[str]]) -> 
     for part in parts.values():
         rules |= _rules_of_family(part, every)
     return rules
+
+
+def _escaped(piece: str) -> str:
+    """Text as an expression; the names of parts stay in their braces."""
+    return re.sub(r"\\([{}])", r"\1", re.escape(piece))
 
 
 def _is_right(key: str, value: str, every: Mapping[str, set[str]]) -> bool:

@@ -17,9 +17,11 @@ from ._context import Context
 from ._correspondence import Correspondence, Evidence, Pairing
 from ._disputes import HOW, STACKED, disputes
 from ._evidence import ByEvidence
+from ._likeness import linen_path_text
 from ._match import correspondence
 from ._orders import Orders
 from ._plan import Plan, plan, sides_of
+from ._refits import Refit, refits
 from ._rule_text import paths_of, python_text, rules_of, toml_text
 from ._trees import LinenNode, NNXNode, linen_nodes, nnx_nodes
 
@@ -135,8 +137,11 @@ def suggest(
     Neither model is run.
 
     Two traces can contradict equal names and numbers, as in a decoder that calls `up_2` first. If
-    they leave no choice, the calls decide; else the names are kept, in doubt. So are equal names of
-    a square matrix of which one model uses the transpose. All of these come first.
+    they leave no choice, the calls decide; else the names are kept, in doubt. These come first.
+
+    Where arrays are as large and have other shapes, or several make up one, rules that reshape,
+    transpose, split or join are proposed if sizes and the order of calls leave one way. So is the
+    transpose of a square matrix of which the traces show that one model uses it.
 
     Args:
       source: as for `plan`: Linen variables, or an NNX module.
@@ -183,23 +188,47 @@ def suggest(
     scopes, _ = linen_nodes(linen_leaves.from_variables(variables))
     nodes, _ = nnx_nodes(model)
     orders = _orders(variables, model, inputs, kwargs, linen)
-    first = correspondence(scopes, nodes, own, ByEvidence(orders))
-    # A clear match in one block helps in the others, also in earlier ones.
-    evidence = ByEvidence(orders, first.pairings)
-    found, decided = correspondence(scopes, nodes, own, evidence), list[Pairing]()
+    found, undecided = _matched(scopes, nodes, own, orders)
+    laid_out = _as_proposals(refits(found, orders), scopes)
+    if laid_out:
+        given = {**own, **{k: v for each in laid_out for k, v in each.rules.items()}}
+        found, undecided = _matched(scopes, nodes, given, orders)
+    proposals = (*laid_out, *_proposals(found, undecided, scopes))
+    table = {**own, **{k: v for each in proposals for k, v in each.rules.items()}}
+    made = plan(source, target, table)
+    return Suggestions(tuple(sorted(proposals, key=_rank)), made, own)
+
+
+def _matched(
+    scopes: LinenNode, nodes: NNXNode, rules: Mapping[str, str], orders: Orders
+) -> tuple[Correspondence, list[Pairing]]:
+    """What belongs together by rules and evidence, and the pairs that stay in doubt."""
+    evidence = ByEvidence(orders)
+    found, decided = correspondence(scopes, nodes, rules, evidence), list[Pairing]()
     known: set[tuple[NNXNode, Context]] = set()
     while True:
         against = disputes(found, orders)
         new = [each for each in against.decided if (each.nnx, each.context) not in known]
         if not new:
-            break
+            return found, against.undecided
         decided += new
         known |= {(each.nnx, each.context) for each in new}
-        found = correspondence(scopes, nodes, own, evidence, decided)
-    proposals = _proposals(found, against.undecided, scopes)
-    table = {**own, **{k: v for each in proposals for k, v in each.rules.items()}}
-    made = plan(source, target, table)
-    return Suggestions(proposals, made, own)
+        found = correspondence(scopes, nodes, rules, evidence, decided)
+
+
+def _as_proposals(found: list[Refit], scopes: LinenNode) -> tuple[Proposal, ...]:
+    """What puts arrays together that are laid out otherwise, as rules."""
+    every = [linen_path_text(scope) for scope in scopes.walk()]
+    texts = [(each.texts, each.evidence) for each in found]
+    known = [pair for pair, _ in texts if pair is not None]
+    groups: dict[Evidence, list[tuple[str, str]]] = {}
+    for pair, evidence in texts:
+        if pair is not None:
+            groups.setdefault(evidence, []).append(pair)
+    return tuple(
+        Proposal(rules_of(pairs, known, every), evidence.text, False, *evidence[1:])
+        for evidence, pairs in groups.items()
+    )
 
 
 def _orders(
@@ -234,16 +263,14 @@ def _proposals(
         evidence = pairing.proposal or Evidence(HOW.get(pairing.how, STACKED))
         is_settled = pairing.how != "as proposed"
         groups.setdefault((is_settled, evidence), []).append(paths_of(pairing))
-    ordered = sorted(groups.items(), key=_rank)
     return tuple(
         Proposal(rules_of(pairs, known, every), evidence.text, is_settled, *evidence[1:])
-        for (is_settled, evidence), pairs in ordered
+        for (is_settled, evidence), pairs in groups.items()
     )
 
 
-def _rank(group: tuple[tuple[bool, Evidence], Any]) -> tuple[bool, ...]:
-    (is_settled, evidence), _ = group
-    return not evidence.is_disputed, not is_settled, evidence.is_weak
+def _rank(proposal: Proposal) -> tuple[bool, ...]:
+    return not proposal.is_disputed, not proposal.is_settled, proposal.is_weak
 
 
 def _needed(pairings: list[Pairing]) -> list[Pairing]:

@@ -661,6 +661,15 @@ def test_what_is_no_text_cannot_be_read_backwards(key):
         _rules.read_backward({key: r"x.\1" if "(a)" in key else "x"})
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [("out reshape", "a reshape in"), ("{a,b}", "a split in"), ("out.*", "stacked layers in")],
+)
+def test_without_a_model_rules_only_rename(value, text):
+    with pytest.raises(checkpoint.RulesError, match=text):
+        _renaming.rename(PATHS, _rules.read_forward({"head": value}))
+
+
 def _restored_natively(path, like):
     """The State as a program without the bridge restores it."""
     abstract = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)

@@ -45,22 +45,24 @@ class FusedInHeads(nn.Module):
         return nn.Dense(8, name="out")(attend(q, k, v))
 
 
+class Conv1D(nn.Module):
+    """As in the GPT-2 of Hugging Face: a kernel with its outputs first."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x):
+        shape = (self.features, x.shape[-1])
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape)
+        bias = self.param("bias", nn.initializers.zeros, (self.features,))
+        return x @ kernel.T + bias[None, None]
+
+
 class Transposed(nn.Module):
-    """As the GPT-2 of Hugging Face, whose kernels have their outputs first."""
-
     @nn.compact
     def __call__(self, x):
-        init = nn.initializers.lecun_normal()
-        kernel = self.param("kernel", init, (24, 8))
-        bias = self.param("bias", nn.initializers.zeros, (24,))
-        q, k, v = jnp.split(x @ kernel.T + bias[None, None], 3, -1)
-        return nn.Dense(8, name="out")(attend(q, k, v))
-
-
-class WrappedTransposed(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return Transposed(name="c_attn")(x)
+        q, k, v = jnp.split(Conv1D(24, name="c_attn")(x), 3, -1)
+        return Conv1D(8, name="c_proj")(attend(q, k, v))
 
 
 class Separate(nnx.Module):
@@ -170,7 +172,8 @@ def by_hand_in_heads(p):
 
 def by_hand_transposed(p):
     kernel, bias = p["c_attn"]["kernel"], p["c_attn"]["bias"]
-    return {n: (kernel[8 * i : 8 * i + 8].T, bias[8 * i : 8 * i + 8]) for i, n in enumerate("qkv")}
+    parts = {n: (kernel[8 * i : 8 * i + 8].T, bias[8 * i : 8 * i + 8]) for i, n in enumerate("qkv")}
+    return {**parts, "out": (p["c_proj"]["kernel"].T, p["c_proj"]["bias"])}
 
 
 def by_hand_join(p):
@@ -204,9 +207,9 @@ CASES = {
         by_hand_in_heads,
     ),
     "fused and transposed to separate": (
-        WrappedTransposed(),
+        Transposed(),
         Separate,
-        {"c_attn/out": "out", "c_attn": "{q,k,v@0} transpose"},
+        {"c_attn": "{q,k,v@0} transpose", "c_proj": "out transpose"},
         by_hand_transposed,
     ),
     "separate to fused": (Apart(), Joined, {"{query,key,value}": "qkv"}, by_hand_join),
@@ -217,3 +220,53 @@ CASES = {
         by_hand_join,
     ),
 }
+
+
+class LinenBlock(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        y = nn.LayerNorm(name="ln_1")(x)
+        q, k, v = jnp.split(Conv1D(24, name="c_attn")(y), 3, -1)
+        x = x + Conv1D(8, name="c_proj")(attend(q, k, v))
+        y = nn.gelu(Conv1D(32, name="c_fc")(nn.LayerNorm(name="ln_2")(x)))
+        return x + Conv1D(8, name="c_proj_2")(y)
+
+
+class LinenGPT(nn.Module):
+    """Blocks as Hugging Face lays them out."""
+
+    @nn.compact
+    def __call__(self, x):
+        for n in range(3):
+            x = LinenBlock(name=f"h_{n}")(x)
+        return nn.Dense(5, name="lm_head")(x)
+
+
+class NativeAttention(nnx.Module):
+    def __init__(self, rngs):
+        self.q, self.k, self.v, self.o = (nnx.Linear(8, 8, rngs=rngs) for _ in range(4))
+
+    def __call__(self, x):
+        return self.o(attend(self.q(x), self.k(x), self.v(x)))
+
+
+class NativeBlock(nnx.Module):
+    def __init__(self, rngs):
+        self.norm1, self.norm2 = (nnx.LayerNorm(8, rngs=rngs) for _ in range(2))
+        self.attention = NativeAttention(rngs)
+        self.up, self.down = nnx.Linear(8, 32, rngs=rngs), nnx.Linear(32, 8, rngs=rngs)
+
+    def __call__(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.down(nnx.gelu(self.up(self.norm2(x))))
+
+
+class NativeGPT(nnx.Module):
+    def __init__(self, rngs):
+        self.layers = nnx.List([NativeBlock(rngs) for _ in range(3)])
+        self.head = nnx.Linear(8, 5, rngs=rngs)
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)

@@ -10,10 +10,21 @@ from flax.training.train_state import TrainState
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge import parity, port
+from bridge import checkpoint, parity, port
 from tests.drawing import drawing
 from tests.port.cases import random_values
-from tests.port.forms import CASES, Fused, List, Separate, Stacked, WithHeads, X
+from tests.port.forms import (
+    CASES,
+    Fused,
+    LinenGPT,
+    List,
+    NativeGPT,
+    Separate,
+    Stacked,
+    WithHeads,
+    X,
+    attend,
+)
 from tests.port.models import shapes_of
 from tests.strategies import exact
 
@@ -176,3 +187,55 @@ def test_what_does_not_fit_is_a_problem(rules, kind, note):
     plan = port.plan(params, Separate(nnx.Rngs(0)), rules)
     found = [(each.kind, each.note) for each in plan.problems]
     assert (not kind and not found) or any(k == kind and note in n for k, n in found), str(plan)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_suggest_proposes_the_rules_that_shapes_and_calls_leave(case):
+    linen, native, rules, _ = CASES[case]
+    variables = random_values(shapes_of(linen, X))
+    model = native(nnx.Rngs(0))
+    found = port.suggest(variables, model, X, linen=linen)
+    assert found.rules == rules
+    assert not any(each.is_weak or each.is_settled for each in found.proposals)
+    assert found.plan.ok
+
+
+def test_a_gpt_of_another_layout_is_ported_by_suggested_rules_and_back(tmp_path):
+    variables = random_values(shapes_of(LinenGPT(), X))
+    model = NativeGPT(nnx.Rngs(0))
+    found = port.suggest(variables, model, X, linen=LinenGPT())
+    assert found.plan.ok, str(found)
+    assert len(found.rules) <= 10, str(found)
+    plan = port.plan(variables, model, found.rules)
+    plan.apply()
+    np.testing.assert_allclose(model(X), LinenGPT().apply(variables, X), rtol=1e-4, atol=1e-4)
+    report = parity.check((LinenGPT(), variables), model, X, rules=found.rules)
+    assert report.ok, str(report)
+    assert exact(plan.inverse().apply()) == exact(variables)
+    checkpoint.save(tmp_path / "linen", variables)
+    restored = checkpoint.restore(tmp_path / "linen", NativeGPT(nnx.Rngs(1)), rules=plan.renames())
+    assert exact(nnx.state(restored)) == exact(nnx.state(model))
+
+
+class Three(nnx.Module):
+    def __init__(self, rngs):
+        self.one, self.two, self.three = (nnx.Linear(8, 8, rngs=rngs) for _ in range(3))
+        self.out = nnx.Linear(8, 8, rngs=rngs)
+
+    def __call__(self, x):
+        return self.out(attend(self.one(x), self.two(x), self.three(x)))
+
+
+def test_an_order_of_parts_that_only_calls_tell_is_weak():
+    linen = Fused()
+    variables = random_values(shapes_of(linen, X))
+    params = {"params": {n: variables["params"][n] for n in ("qkv", "out")}}
+    (proposal,) = port.suggest(params, Three(nnx.Rngs(0)), X).proposals
+    assert proposal.rules == {"qkv": "{one,two,three}"}
+    assert proposal.is_weak
+
+
+def test_sizes_that_do_not_add_up_are_not_proposed():
+    variables = random_values(shapes_of(Fused(8, 4), X))
+    params = {"params": {n: variables["params"][n] for n in ("qkv", "out")}}
+    assert port.suggest(params, Three(nnx.Rngs(0)), X).rules == {}

@@ -1,0 +1,303 @@
+"""Rules for arrays that one model lays out otherwise, where shapes and calls leave one way."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Container, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from bridge._conversion.arrays import shape_of
+from bridge._conversion.neutral import Path
+from bridge._conversion.pieces import LeafShape, pieces_of
+from bridge._conversion.rules import UNCHANGED, Form
+
+from ._context import PLAIN, Settled
+from ._correspondence import Correspondence, Evidence
+from ._evidence import ANY_ORDER
+from ._likeness import linen_path_text, pairs_by_name
+from ._names import likeness, words_of
+from ._orders import Orders
+from ._places import Place
+from ._rule_text import braced
+from ._structure import is_adapter, is_computed
+from ._trees import LinenNode, NNXNode, nnx_text
+
+Counts: TypeAlias = tuple[int, int]
+
+# From the plainest to the least plain; a bias has one axis only.
+_AXES = (-1, 0, -2, -3)
+_FORMS = [
+    Form(() if is_transposed else None, is_reshaped)
+    for is_reshaped in (False, True)
+    for is_transposed in (False, True)
+]
+# How many leaves one may be made of.
+_MOST = 4
+# The usual order of parts; each word stands for itself and its first letter.
+_USUAL = ("query", "key", "value")
+_ALIKE = 0.5
+# How the label begins of what the user's rules put together.
+_GIVEN = "rule "
+
+
+class Refit(NamedTuple):
+    """Modules or leaves that a rule puts together, of which one side may have several.
+
+    Attributes:
+      linen: the Linen scopes or leaves.
+      nnx: the NNX modules or leaves.
+      form: how their arrays differ.
+      evidence: what speaks for it.
+    """
+
+    linen: tuple[LinenNode, ...]
+    nnx: tuple[NNXNode, ...]
+    form: Form
+    evidence: Evidence
+
+    @property
+    def texts(self) -> tuple[str, str] | None:
+        """The two sides as a rule writes them; None if their names are in several places."""
+        axis = f"@{self.form.axis}" if self.form.axis != -1 else ""
+        linen = braced([linen_path_text(scope) for scope in self.linen], "/", axis)
+        nnx = braced([nnx_text(node.path) for node in self.nnx], ".", axis)
+        words = " transpose" * (self.form.axes is not None) + " reshape" * self.form.is_reshaped
+        return (linen, nnx + words) if linen is not None and nnx is not None else None
+
+
+def refits(found: Correspondence, orders: Orders) -> list[Refit]:
+    """What would put together leaves that have no place, or that one model uses transposed."""
+    return [*_transposed(found, orders), *_Left(found, orders)]
+
+
+def _transposed(found: Correspondence, orders: Orders) -> Iterator[Refit]:
+    """Square matrices of which one model uses the transpose."""
+    leaves = {node.path: node for node in found.nnx_leaves()}
+    text = "the models use different axes, so one has the transpose"
+    for piece in found.pieces:
+        node, scope = leaves.get(piece.nnx), found.linen.at(piece.linen[1])
+        is_whole = not piece.linen_region and not piece.nnx_region and piece.axes is None
+        if not (node and scope and is_whole) or _GIVEN in piece.rule:
+            continue
+        shape = shape_of(node.value)
+        is_same = shape == shape_of(found.linen_value(piece.linen))
+        if is_same and len(shape or ()) == 2 and orders.is_transposed(node, scope):
+            yield Refit((scope,), (node,), Form(()), Evidence(text))
+
+
+class _Left:
+    """The modules whose leaves have no place, and what they could be."""
+
+    def __init__(self, found: Correspondence, orders: Orders):
+        self._found = found
+        self._orders = orders
+        pairs = [p for p in (*found.named, *found.pairings) if p.context == PLAIN]
+        self._linen_of = {(): (), **{p.nnx.path: p.linen.path for p in pairs}}
+        self._paired = {*self._linen_of.values()}
+        linen = {piece.linen for piece in found.pieces}
+        nnx = {piece.nnx for piece in found.pieces}
+        self._scopes = [
+            scope
+            for scope in _holders(found.linen)
+            if not linen.intersection(
+                (c, s.path) for s in _linen_leaves(scope).values() for c in s.leaves
+            )
+        ]
+        self._nodes = [
+            node
+            for node in _holders(found.nnx)
+            if not nnx.intersection(leaf.path for leaf in _nnx_leaves(node).values())
+        ]
+
+    def __iter__(self) -> Iterator[Refit]:
+        mis_shaped = dict.fromkeys(
+            (found.linen[1][:-1], found.nnx[:-1])
+            for found in self._found.mis_shaped
+            if _GIVEN not in found.rule
+        )
+        for path, own in mis_shaped:
+            scope, node = self._found.linen.at(path), self._found.nnx.at(own)
+            if scope and node and (form := self._form([scope], [node])):
+                text = "equal names, and arrays of the same size"
+                yield Refit((scope,), (node,), form, Evidence(text))
+        scopes: dict[Path, list[LinenNode]] = {}
+        nodes: dict[Path, list[NNXNode]] = {}
+        for scope in self._scopes:
+            if all(scope.path != path for path, _ in mis_shaped):
+                scopes.setdefault(_around(scope.path, self._paired), []).append(scope)
+        for node in self._nodes:
+            if all(node.path != path for _, path in mis_shaped):
+                around = self._linen_of[_around(node.path, self._linen_of)]
+                nodes.setdefault(around, []).append(node)
+        for around in [path for path in scopes if path in nodes]:
+            yield from self._within(scopes[around], nodes[around])
+
+    def _within(self, scopes: list[LinenNode], nodes: list[NNXNode]) -> Iterator[Refit]:
+        """What fits of the modules that lie in two modules that are the same."""
+        place = Place(self._found.nnx, self._found.linen, PLAIN, Settled(), frozenset())
+        named = [
+            (node, scope)
+            for node, scope in pairs_by_name(place, nodes, scopes)
+            if _are_alike(node, scope) and self._form([scope], [node])
+        ]
+        if named and not self._orders.contradicts(named):
+            for node, scope in named:
+                if (form := self._form([scope], [node])) and form != UNCHANGED:
+                    text = "their names, and arrays of the same size"
+                    yield Refit((scope,), (node,), form, Evidence(text))
+            taken = {id(each) for pair in named for each in pair}
+            nodes = [node for node in nodes if id(node) not in taken]
+            scopes = [scope for scope in scopes if id(scope) not in taken]
+        ranks = {scope: self._orders.linen_rank(scope) for scope in scopes}
+        own_ranks = {node: self._orders.nnx_rank(node) for node in nodes}
+        if None in (*ranks.values(), *own_ranks.values()):
+            return
+        scopes = sorted(scopes, key=lambda scope: ranks[scope] or 0)
+        nodes = sorted(nodes, key=lambda node: own_ranks[node] or 0)
+        steps = self._only_way(scopes, nodes)
+        starts = [[0, *itertools.accumulate(step[n] for step in steps)] for n in (0, 1)]
+        parts = [
+            (scopes[i : i + a], nodes[j : j + b])
+            for i, j, (a, b) in zip(starts[0], starts[1], steps, strict=False)
+        ]
+        found = [(*own, form) for own in parts if (form := self._form(*own))]
+        if all(form == UNCHANGED for *_, form in found):
+            return
+        pairs = [(ours[0], theirs[0]) for theirs, ours in parts if len(ours) == len(theirs)]
+        told = dict(zip(pairs, self._orders.told(pairs), strict=True))
+        for theirs, ours, form in found:
+            evidence = self._evidence(theirs, ours, is_told=told.get((ours[0], theirs[0]), True))
+            yield Refit(tuple(theirs), tuple(ours), form, evidence)
+
+    def _only_way(self, scopes: list[LinenNode], nodes: list[NNXNode]) -> list[Counts]:
+        """How many scopes and nodes go together at a time, in order, if there is one way only."""
+
+        @functools.cache
+        def ways(i: int, j: int) -> list[list[Counts]]:
+            if i == len(scopes) and j == len(nodes):
+                return [[]]
+            found: list[list[Counts]] = []
+            for a, b in _STEPS:
+                fits = i + a <= len(scopes) and j + b <= len(nodes)
+                if fits and self._form(scopes[i : i + a], nodes[j : j + b]) is not None:
+                    found += [[(a, b), *rest] for rest in ways(i + a, j + b)]
+            return found[:2]
+
+        found = ways(0, 0) if len(scopes) + len(nodes) < 400 else []
+        return found[0] if len(found) == 1 else []
+
+    def _evidence(
+        self, scopes: Sequence[LinenNode], nodes: Sequence[NNXNode], *, is_told: bool
+    ) -> Evidence:
+        text, is_weak = self._orders.text, not self._orders.are_traced
+        if len(scopes) == len(nodes) == 1:
+            text += ", and arrays of the same size"
+            if is_told or _are_alike(nodes[0], scopes[0]):
+                return Evidence(text, is_weak)
+            return Evidence(f"{text}; {ANY_ORDER}", is_weak=True)
+        parts = [str(each.path[-1]) for each in (nodes if len(nodes) > 1 else scopes)]
+        text += ", and sizes that add up"
+        if _are_usual(parts):
+            return Evidence(f"{text}; query, key and value in the usual order", is_weak)
+        return Evidence(f"{text}; {ANY_ORDER}", is_weak=True)
+
+    def _form(self, scopes: Sequence[LinenNode], nodes: Sequence[NNXNode]) -> Form | None:
+        """The plainest form in which all leaves fit, None if there is none."""
+        fused = None if len(scopes) == len(nodes) else "linen" if len(nodes) > 1 else "nnx"
+        if fused and len({each.path[:-1] for each in (nodes if fused == "linen" else scopes)}) > 1:
+            return None
+        ours, theirs = list(map(_nnx_leaves, nodes)), list(map(_linen_leaves, scopes))
+        names = ours[0].keys()
+        if any(each.keys() != names for each in (*ours, *theirs)):
+            return None
+        count = max(len(scopes), len(nodes))
+        shapes: list[tuple[list[LeafShape], list[LeafShape]]] = []
+        ways: set[bool | None] = set()
+        for name in names:
+            native = [each[name] for each in ours] * (count // len(ours))
+            linen = [each[name] for each in theirs] * (count // len(theirs))
+            # A leaf has one collection here.
+            values = [next(iter(scope.leaves.values())).value for scope in linen]
+            shapes.append(([*map(shape_of, values)], [shape_of(node.value) for node in native]))
+            if {len(shape or ()) for shape in itertools.chain(*shapes[-1])} == {2}:
+                ways |= {
+                    self._orders.is_transposed(*each) for each in zip(native, linen, strict=True)
+                }
+        if len(ways) > 1:
+            return None
+        way = ways.pop() if ways else None
+        for form in _FORMS:
+            for axis in _AXES if fused else (-1,):
+                tried = form._replace(fused=fused, axis=axis)
+                if way in (None, form.axes is not None) and all(
+                    _fits(*each, tried) for each in shapes
+                ):
+                    return tried
+        return None
+
+
+_STEPS: list[Counts] = [
+    (1, 1),
+    *((1, n) for n in range(2, _MOST + 1)),
+    *((n, 1) for n in range(2, _MOST + 1)),
+]
+
+
+def _around(path: Path, paired: Container[Path]) -> Path:
+    """The innermost path around another one that is paired; the root is."""
+    lengths = range(max(len(path) - 1, 0), -1, -1)
+    return next(path[:n] for n in lengths if path[:n] in paired)
+
+
+def _holders(root: Any) -> Iterator[Any]:
+    """The nodes with leaves of their own, below a root or itself its leaves."""
+    for node in root.walk():
+        leaves = _nnx_leaves(node) if isinstance(node, NNXNode) else _linen_leaves(node)
+        if "" not in leaves and leaves:
+            # No rule can name the model itself.
+            yield from [node] if node.path else leaves.values()
+
+
+def _nnx_leaves(node: NNXNode) -> dict[str, NNXNode]:
+    """The weights directly below a module, or a leaf itself."""
+    if node.is_leaf:
+        return {"": node}
+    return {
+        str(key): child
+        for key, child in node.children.items()
+        if child.is_leaf and child.is_variable
+        if not is_adapter(child) and not is_computed(key, node) and child.collection != "cache"
+    }
+
+
+def _linen_leaves(scope: LinenNode) -> dict[str, LinenNode]:
+    """As `_nnx_leaves`, of a scope."""
+    if scope.leaves:
+        return {"": scope}
+    return {name: each for name, each in scope.children.items() if each.leaves.keys() - {"cache"}}
+
+
+def _fits(linen: Sequence[LeafShape], nnx: Sequence[LeafShape], form: Form) -> bool:
+    pieces = pieces_of(linen, nnx, (None, None), form)
+    if isinstance(pieces, str) or not form.is_reshaped or form.fused:
+        return not isinstance(pieces, str)
+    # An order of elements is told where axes are only joined or taken apart.
+    a, b = linen[0] or (), nnx[0] or ()
+    a = a if form.axes is None else a[::-1]
+    ends = [{*itertools.accumulate(shape, lambda x, y: x * y)} for shape in (a, b)]
+    return ends[0] <= ends[1] or ends[1] <= ends[0] or math.prod(a) == max(*a, *b)
+
+
+def _are_alike(node: NNXNode, scope: LinenNode) -> bool:
+    return likeness(str(node.path[-1]), str(scope.path[-1])) >= _ALIKE
+
+
+def _are_usual(names: Sequence[str]) -> bool:
+    """Whether the names of parts say query, key and value, in this order."""
+    words = [words_of(name) for name in names]
+    return len(names) == len(_USUAL) and all(
+        any(usual.startswith(word) for word in own)
+        for usual, own in zip(_USUAL, words, strict=True)
+    )
