@@ -106,8 +106,11 @@ def source_of(
         neutral = _with_collections(contents, rules)
     else:
         neutral = _with_collections_of(model, contents, rules)
-    variables = to_variables(neutral)
-    return variables if to_nnx else linen_to_nnx(variables)
+    if to_nnx:
+        return to_variables(neutral)
+    # Orbax writes the numbers of an `nnx.List` as texts, which no rule for stacked layers matches.
+    keyed = {(c, _renaming.nnx_keys(path)): leaf for (c, path), leaf in neutral.items()}
+    return linen_to_nnx(to_variables(keyed))
 
 
 def conversion_of(

@@ -1,4 +1,4 @@
-"""Fits a table into a terminal: cells are wrapped between the parts of their paths."""
+"""Lays out a table: as wide as its content, or no wider than a terminal."""
 
 from __future__ import annotations
 
@@ -22,15 +22,27 @@ class _Column(NamedTuple):
     is_number: bool
 
     @property
+    def texts(self) -> list[str]:
+        """The heading and the cells, a line each."""
+        return [self.heading, *(" ".join(cell.plain.split("\n")) for cell in self.cells)]
+
+    @property
     def natural(self) -> int:
-        return max(len(self.heading), *(len(cell.plain) for cell in self.cells), 0)
+        return max(map(cell_len, self.texts))
+
+    def padded(self) -> list[str]:
+        """The heading and the cells, all of one width."""
+        width = self.natural
+        pairs = [(text, " " * (width - cell_len(text))) for text in self.texts]
+        return [blanks + text if self.is_number else text + blanks for text, blanks in pairs]
 
     def least(self, most: int) -> int:
         """How narrow the column can be without breaking a word that is not longer than `most`."""
         if self.is_number:
             return self.natural
-        texts = [self.heading, *(cell.plain for cell in self.cells)]
-        longest = max(len(part.rstrip()) for text in texts for part in _PART.findall(text) or [""])
+        longest = max(
+            len(part.rstrip()) for text in self.texts for part in _PART.findall(text) or [""]
+        )
         return min(longest, most)
 
 
@@ -61,25 +73,10 @@ def fitted(table: Table, console: Console) -> Table:
     return new
 
 
-def lines_of(table: Table) -> list[str] | None:
-    """A table as lines as wide as its content; None if a cell has several lines or wide characters.
-
-    Rich would write the same, in 20 times the time: a second or two for 1,000 rows.
-    """
-    columns = _columns(table)
-    texts = [[column.heading, *(cell.plain for cell in column.cells)] for column in columns]
-    if not all(text.isprintable() and cell_len(text) == len(text) for own in texts for text in own):
-        return None
-    widths = [column.natural for column in columns]
-    return [
-        (" " * _GAP)
-        .join(
-            text.rjust(width) if column.is_number else text.ljust(width)
-            for text, width, column in zip(row, widths, columns, strict=True)
-        )
-        .rstrip()
-        for row in zip(*texts, strict=True)
-    ]
+def lines_of(table: Table) -> list[str]:
+    """A table as lines as wide as its content, one for each row."""
+    columns = [column.padded() for column in _columns(table)]
+    return [(" " * _GAP).join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 def _columns(table: Table) -> list[_Column]:

@@ -10,8 +10,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TextIO
 
-from rich.console import Console, RenderableType
-from rich.measure import Measurement
+from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
@@ -25,7 +24,7 @@ PATIENCE = 1.0
 _LITERAL: Any = {"highlight": False, "markup": False, "emoji": False}
 
 
-def show(*renderables: RenderableType) -> None:
+def show(*renderables: str | Table) -> None:
     """Writes to stdout.
 
     A terminal gets its own width and colours. Anything else gets as many columns as the content
@@ -35,12 +34,12 @@ def show(*renderables: RenderableType) -> None:
     console = _console()
     for renderable in renderables:
         if not console.is_terminal:
-            _write(_plain(renderable), sys.stdout)
+            lines = [renderable] if isinstance(renderable, str) else lines_of(renderable)
+            _write("".join(f"{line}\n" for line in lines), sys.stdout)
         elif isinstance(renderable, str):
             console.print(renderable, soft_wrap=True)
         else:
-            table = isinstance(renderable, Table)
-            console.print(fitted(renderable, console) if table else renderable)
+            console.print(fitted(renderable, console))
 
 
 def show_json(document: Mapping[str, Any]) -> None:
@@ -154,24 +153,6 @@ def working(what: str) -> Iterator[Progress]:
         starting.cancel()
         starting.join()
         progress.stop()
-
-
-def _plain(renderable: RenderableType) -> str:
-    if isinstance(renderable, str):
-        return renderable + "\n"
-    if isinstance(renderable, Table) and (lines := lines_of(renderable)) is not None:
-        return "".join(f"{line}\n" for line in lines)
-    console = Console(
-        width=_natural_width(renderable), color_system=None, force_terminal=False, **_LITERAL
-    )
-    with console.capture() as capture:
-        console.print(renderable)
-    return "".join(f"{line.rstrip()}\n" for line in capture.get().splitlines())
-
-
-def _natural_width(renderable: RenderableType) -> int:
-    console = Console(width=1_000_000, **_LITERAL)
-    return Measurement.get(console, console.options, renderable).maximum
 
 
 def _write(text: str, stream: TextIO) -> None:

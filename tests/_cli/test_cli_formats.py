@@ -394,6 +394,41 @@ def test_suggestions_compare_the_calls_of_both_models_in_either_direction(capsys
     assert "--source-model would tell it" in alone.out
 
 
+STACKED = """\
+import jax.numpy as jnp
+from flax import linen as nn
+class Layer(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        return nn.Dense(3)(x), None
+class Stack(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        scan = nn.scan(Layer, {"params": 0}, split_rngs={"params": True}, length=2)
+        return scan(name="layers")(x, None)[0]
+def make():
+    return Stack(), jnp.ones((1, 3))
+"""
+
+
+@pytest.mark.parametrize("rules", [None, "'layers' = 'layers.*'"])
+def test_the_list_of_a_state_becomes_a_stack_of_linen(capsys, place, rules):
+    (place / "stacked.py").write_text(STACKED)
+    one_by_one = list(layers().values())
+    with ocp.StandardCheckpointer() as saver:
+        own = {str(n): {"Dense_0": layer} for n, layer in enumerate(one_by_one)}
+        saver.save(place / "state", {"layers": own})
+    options = ["--to", "linen", "--model", "stacked.py:make"]
+    if rules is not None:
+        (place / "rules.toml").write_text(rules)
+        options += ["--rules", "rules.toml"]
+    assert run(capsys, "convert", "state", "linen.npz", *options).code == 0
+    found = checkpoint.restore(place / "linen.npz")["params"]["layers"]["Dense_0"]
+    expected = {k: np.stack([layer[k] for layer in one_by_one]) for k in ("kernel", "bias")}
+    assert exact(jax.tree.map(np.asarray, found)) == exact(expected)
+    sys.modules.pop("stacked", None)
+
+
 def test_a_state_whose_layers_are_unknown_is_told_the_option_for_them(capsys, place):
     state = nnx.to_pure_dict(nnx.state(nnx.BatchNorm(3, rngs=nnx.Rngs(0))))
     (place / "norm.msgpack").write_bytes(serialization.to_bytes({"norm": state}))

@@ -64,6 +64,16 @@ def test_a_pipe_gets_whole_lines_without_control_sequences_or_blanks_at_the_end(
     ]
 
 
+def test_a_row_is_one_line_in_a_pipe_and_columns_of_wide_characters_are_aligned(capsys):
+    table = _output.new_table("path", "size", right=("size",))
+    table.add_row(Text("層/重み"), "1")
+    table.add_row(Text("two\nlines"), "22")
+    _output.show(table)
+    lines = capsys.readouterr().out.splitlines()
+    # Each of the four characters takes two columns.
+    assert lines == ["path       size", "層/重み       1", "two lines    22"]
+
+
 def test_a_terminal_gets_its_width_and_names_as_they_are(monkeypatch):
     stream = io.StringIO()
     monkeypatch.setattr(stream, "isatty", lambda: True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -23,7 +22,7 @@ _STYLES = {"linen": "yellow", "nnx": "green", "wrapped-linen": "magenta", "wrapp
 _NUMBERS = ("own", "parameters", "bytes")
 
 
-def renderables(document: Mapping[str, Any]) -> Iterator[RenderableType]:
+def renderables(document: Mapping[str, Any]) -> Iterator[str | Table]:
     """The table of modules, the migrated shares and the notes."""
     rows = list(_rows(document["modules"]))
     yield _table(rows)
