@@ -4,7 +4,8 @@ NNX sets attributes on every module of a tree. A Linen module takes the same cho
 the method that is called, or as dataclass fields. The first of these that says something wins:
 
 1. what the caller gives: an argument of this very call;
-2. what the model's author wrote: arguments inside of the model, fields of the modules in it;
+2. what the model's author wrote: arguments inside of the model, fields of the modules in it, also
+   of the Linen layers in a `bridge.Module`;
 3. the modes: arguments that the caller left out, the wrapped module's own mode fields, and mode
    fields at any depth that are None. An NNX module inside has its attributes set, as natively.
 
@@ -27,6 +28,7 @@ from flax import nnx
 
 from ._flax.linen_modules import InterceptorContext, overridden
 from ._flax.tabulate import mark_tabulated
+from ._module_calls.calls import joined
 
 # The attributes that nnx.Module.train and eval set.
 MODE_FIELDS = ("deterministic", "use_running_average")
@@ -87,13 +89,15 @@ def filled(
     given = {p.name: value for p, value in zip(parameters, args, strict=False)}
     given.update(kwargs)
     in_force = _of_call(modes, given)
+    # Inside of a bridge.Module the fields of a Linen layer are what its author wrote.
+    fields = {n for n in _mode_fields(module) if getattr(module, n) is None or joined() is None}
     choices = _choices(in_force)
     is_open = choices.keys() - given.keys() - _mode_fields(target)
     args, kwargs = _completed(function, args, kwargs, {name: choices[name] for name in is_open})
     return Filled(
         args,
         kwargs,
-        {n: choices[n] for n in _mode_fields(module) & choices.keys() if given.get(n) is None},
+        {n: choices[n] for n in fields & choices.keys() if given.get(n) is None},
         in_force,
         # A call's own argument closes them, and does not open them: that is what `mutable=` is for.
         opens_state=modes.get("use_running_average") is False

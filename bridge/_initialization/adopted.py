@@ -77,13 +77,13 @@ def _adopt_attributes(node: Any, copy: Any, originals: dict[int, Any]) -> None:
         before = own.get(name)
         is_flag = type(before) is bool and type(value) is bool
         is_length = isinstance(node, nnx.List) and type(before) is int
-        is_new = before is None and value is not None
+        is_new = before is None and (value is not None or name not in own)
         if name.startswith(_OF_NNX) or not (is_new or is_flag or is_length):
             continue
         # The public reader knows a module without state as no data.
         is_data = nnx.is_data(value) or is_data_attribute(copy, name)
         mark: Callable[[Any], Any] = nnx.data if is_data else nnx.static
-        if before is not value:
+        if before is not value or name not in own:
             setattr(node, name, mark(_original(value, originals)))
 
 

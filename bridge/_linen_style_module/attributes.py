@@ -57,10 +57,12 @@ class OfCall:
     Attributes:
       key: its name among all that this run has made.
       above: how many modules further up the `setup` is.
+      otherwise: the attribute with the value for calls of this module only, None if there is none.
     """
 
     key: str
     above: int = 0
+    otherwise: str | None = None
 
 
 class Setup(enum.IntEnum):

@@ -12,6 +12,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import jax
+
 from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
 from bridge._errors import InvalidModuleError
 from bridge._flax.nodes import nodes_below
@@ -19,7 +21,7 @@ from bridge._flax.objects import attributes_of
 from bridge._flax.self_references import arrays_within, nodes_in
 from bridge._module_calls.calls import ModuleInCall
 
-from .attributes import OfCall, Otherwise, Ref, is_part, names_of, set_name
+from .attributes import OfCall, Otherwise, Ref, is_part, names_of, put_hidden, set_name
 from .containers import mapped
 
 
@@ -35,7 +37,7 @@ def held(record: ModuleInCall, key: str, value: Any) -> OfCall:
 
 
 def hold_fields(record: ModuleInCall, submodule: Any, name: str) -> None:
-    """Does the same for what `setup` has given a submodule: functions that refer to this call.
+    """Does the same for what `setup` gives a submodule: arrays, functions that refer to this call.
 
     Args:
       record: the module whose `setup` runs.
@@ -75,9 +77,14 @@ def _hold_own_fields(record: ModuleInCall, module: Any, path: str, above: int) -
             continue
 
         def without(suffix: str, item: Any, name: str = name) -> Any:
-            if isinstance(item, Ref | OfCall | Otherwise) or not _refers_to_call(record, item):
+            if isinstance(item, jax.Array):
+                hidden = put_hidden(module, f"{name}{suffix}", item).name
+            elif not isinstance(item, Ref | OfCall | Otherwise) and _refers_to_call(record, item):
+                hidden = None
+            else:
                 return item
-            return dataclasses.replace(held(record, f"{path}/{name}{suffix}", item), above=above)
+            of_call = held(record, f"{path}/{name}{suffix}", item)
+            return dataclasses.replace(of_call, above=above, otherwise=hidden)
 
         known = len(record.made)
         structure = mapped(value, without)

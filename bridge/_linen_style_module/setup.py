@@ -78,6 +78,8 @@ def _made(module: Any, name: str, of_call: OfCall) -> Any:
     if owner is not None:
         set_up(owner)
         return owner.made[of_call.key]
+    if of_call.otherwise is not None:
+        return attributes_of(module)[of_call.otherwise]
     if of_call.above:
         what = f"{type(module).__name__}.{name} refers to the module around, and is there"
         raise DeclarationError.of_use(what, "that one")

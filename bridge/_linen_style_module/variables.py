@@ -25,6 +25,7 @@ from .attributes import (
     has_room,
     is_free,
     is_reserved_name,
+    names_of,
     priorities_of,
     put,
     put_part,
@@ -180,7 +181,10 @@ def linen_variables(module: Any) -> dict[str, Any]:
     seen: set[int] = set()
     # A reference adds nothing where the owner is below this module.
     for path, node in references:
-        _collect(node, path, found, seen, references)
+        if isinstance(node, nnx.Variable):
+            found.setdefault(id(node), list(_pieces(path, node)))
+        else:
+            _collect(node, path, found, seen, references)
     items = [x for pieces in found.values() for x in pieces if not isinstance(x[1], nnx.RngState)]
     return with_graphdefs(as_dicts(state_to_linen(items)), _graphdefs(module))
 
@@ -208,14 +212,19 @@ def _collect(
         return
     priorities, default = priorities_of(node), AttrPriority.DEFAULT
     own = [(n, x) for n, x in vars(node).items() if not is_reserved_name(n)]
-    for name, value in sorted(own, key=lambda item: (priorities.get(item[0], default), item[0])):
-        if isinstance(value, nnx.Variable):
+    own.sort(key=lambda item: (priorities.get(item[0], default), item[0]))
+    # What a module declares comes before the fields of those that it gives it to.
+    for name, value in own:
+        is_given = name in type(node).__dataclass_fields__ and name not in names_of(node)
+        if isinstance(value, nnx.Variable) and is_given:
+            references.append(((*path, name), value))
+        elif isinstance(value, nnx.Variable):
             found.setdefault(id(value), list(_pieces((*path, name), value)))
-        elif isinstance(value, nnx.Pytree):
-            if priorities.get(name) == AttrPriority.LOW:
-                references.append(((*path, name), value))
-            else:
-                _collect(value, (*path, name), found, seen, references)
+        elif isinstance(value, nnx.Pytree) and priorities.get(name) == AttrPriority.LOW:
+            references.append(((*path, name), value))
+    for name, value in own:
+        if isinstance(value, nnx.Pytree) and priorities.get(name) != AttrPriority.LOW:
+            _collect(value, (*path, name), found, seen, references)
 
 
 def _pieces(

@@ -189,6 +189,51 @@ def fields_of_a_post_init(b):
     return Model(4)
 
 
+def user(b):
+    class User(b.Module):
+        given: Any
+
+        @b.compact
+        def __call__(self, x):
+            return scale(self, "s", x) * jnp.asarray(self.given)
+
+    return User
+
+
+def a_parameter_that_other_modules_are_given(b):
+    class Model(b.Module):
+        def setup(self):
+            self.own = self.param("zzz", INIT, (1, 3))
+            self.first = user(b)(self.own)
+            self.all = [user(b)(self.own), user(b)(jnp.asarray(self.own))]
+
+        @b.compact
+        def __call__(self, x):
+            w = self.param("w", INIT, (1, 3))
+            x = user(b)(w)(user(b)(jnp.asarray(w) * 2)(x))
+            return self.first(self.all[0](self.all[1](x)))
+
+    return Model()
+
+
+def a_parameter_of_a_submodule_that_another_one_is_given(b):
+    class Owner(b.Module):
+        def setup(self):
+            self.w = self.param("w", INIT, (1, 3))
+
+        def __call__(self, x):
+            return x * jnp.asarray(self.w)
+
+    class Model(b.Module):
+        @b.compact
+        def __call__(self, x):
+            owner = Owner(name="zzz")
+            x = owner(x)
+            return user(b)(owner.w, name="aaa")(x)
+
+    return Model()
+
+
 SAME = [
     one_name_in_two_collections,
     a_parameter_named_as_a_field_and_as_a_method,
@@ -201,6 +246,8 @@ SAME = [
     a_compact_submodule_called_twice,
     a_name_that_setup_gives,
     fields_of_a_post_init,
+    a_parameter_that_other_modules_are_given,
+    a_parameter_of_a_submodule_that_another_one_is_given,
 ]
 
 
@@ -753,6 +800,33 @@ def test_a_bridge_module_in_a_linen_one_says_what_to_write(where):
     # One that has its variables is a function like any other.
     kept = sub(bridge)().bind({"params": {"w": X}})
     assert np.array_equal(Outer(kept).apply({}, X) if where == "field" else kept(X), X * X)
+
+
+def test_a_shared_scope_says_what_to_use():
+    class Model(bridge.Module):
+        def setup(self):
+            self.inner = sub(bridge)()
+            nn.share_scope(self, self.inner)
+
+        def __call__(self, x):
+            return self.inner(x)
+
+    with pytest.raises(bridge.InvalidModuleError, match=r"nn\.share_scope .*bridge\.ToNNX"):
+        Model().init(0, X)
+
+
+@pytest.mark.parametrize("x", [X, jax.ShapeDtypeStruct(X.shape, X.dtype)])
+def test_what_setup_leaves_out_is_none(x):
+    class Model(bridge.Module):
+        def setup(self):
+            self.first = sub(bridge)()
+            self.second = None
+
+        def __call__(self, x):
+            return self.first(x) if self.second is None else self.second(x)
+
+    model = bridge.lazy_init(Model(rngs=0), x)
+    assert np.array_equal(model(X), X * model.first.w[...])
 
 
 def test_a_repr_shows_what_is_the_models():

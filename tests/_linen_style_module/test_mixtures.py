@@ -133,6 +133,45 @@ def test_flaxs_layers_in_a_compact_method_do_what_they_do_in_linen():
     )
 
 
+def normalisation(kind, b):
+    of = getattr(b, "linen_in_bridge_mdl", lambda module: module)
+
+    class Model(b.Module):
+        @b.compact
+        def __call__(self, x):
+            if kind == "nnx":
+                return bridge.nnx_in_bridge_mdl(lambda rngs: nnx.BatchNorm(4, rngs=rngs))(x)
+            x = of(nn.BatchNorm(None if b is bridge else kind == "eval"))(x)
+            # What the model says of its layers stands.
+            return of(nn.Dropout(0.5, deterministic=True))(x)
+
+    return Model()
+
+
+@pytest.mark.parametrize("kind", ["linen", "nnx"])
+def test_a_mode_of_the_model_is_that_of_the_layers_of_a_compact_method(kind):
+    variables = normalisation("train", nn).init(jax.random.key(0), X)
+    y, updates = normalisation("train", nn).apply(variables, X, mutable=["batch_stats"])
+    model = normalisation(kind, bridge).bind(variables)
+    model.train()
+    for _ in range(2):
+        assert_close(model(X), y)
+        assert_close(model.BatchNorm_0.mean[...], updates["batch_stats"]["BatchNorm_0"]["mean"])
+        before = {**variables, **updates}
+        _, updates = normalisation("train", nn).apply(before, X, mutable=["batch_stats"])
+    model.eval()
+    trained = model.variables.unfreeze()
+    assert_close(model(X), normalisation("eval", nn).apply(trained, X))
+    assert jax.tree.all(jax.tree.map(np.array_equal, model.variables.unfreeze(), trained))
+
+
+def test_what_a_call_says_of_a_layer_stands_in_every_mode():
+    variables = normalised(nn)().init(jax.random.key(0), X)
+    model = normalised(bridge)().bind(variables, rngs=nnx.Rngs(dropout=1))
+    model.train()
+    assert np.array_equal(model(X), normalised(nn)().apply(variables, X))
+
+
 def nested(kind):
     """A model with a Scale in it, and the path to that."""
 
