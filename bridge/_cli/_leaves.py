@@ -17,8 +17,7 @@ from bridge._conversion.neutral import Address, Leaf, Neutral, Path, nest, place
 from bridge._errors import path_text
 from bridge.checkpoint import Layout
 from bridge.checkpoint._arrays import as_stored
-from bridge.checkpoint._replaced import until_unreplaced
-from bridge.checkpoint._source import open_checkpoint
+from bridge.checkpoint._source import Source, read_from
 
 # The collection that stands for none, as Linen's own names are identifiers.
 NO_COLLECTION = ""
@@ -124,8 +123,7 @@ def read_extra(path: str, within: Sequence[str] = (), given: str | None = None) 
         CheckpointError: it cannot be read.
     """
 
-    def read_all() -> dict[Path, Leaf]:
-        source = open_checkpoint(path, within, given)
+    def read_all(source: Source) -> dict[Path, Leaf]:
         found: dict[Path, Leaf] = {}
         for name, item in source.extra.items() if source.layout != "nnx" else ():
             values = item.read({s.location: None for s in item.stored.values() if s.is_read})
@@ -137,7 +135,7 @@ def read_extra(path: str, within: Sequence[str] = (), given: str | None = None) 
                     found[name, *_text(own)] = leaf
         return found
 
-    return until_unreplaced(read_all)
+    return read_from(path, read_all, within=within, layout=given)
 
 
 def of_state(layout: Layout, state: nnx.State) -> CheckpointContents:

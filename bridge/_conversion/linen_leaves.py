@@ -14,6 +14,7 @@ import registry
 from bridge._errors import ConversionError, mapping_error, path_text
 from bridge._types import Variables
 
+from .collections import STATIC
 from .neutral import Leaf, Neutral, Path, nest, walk
 from .nnx_meta import NNXMeta
 from .own_leaves import is_static
@@ -44,7 +45,7 @@ def from_variables(variables: Variables) -> Neutral:
         (collection, path): to_leaf(collection, path, value, active)
         for collection, tree in variables.items()
         for path, value in walk(tree, empty=True)
-        if not is_static(collection, path, value)
+        if collection != STATIC or not is_static(collection, path, value)
     }
 
 

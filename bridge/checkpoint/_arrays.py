@@ -14,8 +14,7 @@ from jax.core import Tracer
 from bridge._errors import CheckpointError
 from bridge._randomness.typed_keys import from_bits, is_key
 
-from ._failures import reason
-from ._orbax import quiet_orbax, silence_late_reads
+from ._failures import quiet_orbax, reason, silence_late_reads
 from ._stored import PYTHON_TYPES, Stored, key_of
 
 WantedArrays = Mapping[tuple[Any, ...], Any]

@@ -16,18 +16,24 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 
 from bridge._randomness.typed_keys import is_key, to_bits
 
-from ._processes import is_first
-
 _BLOCK = 4096
+# How many weights are made at once.
+_PIECE = 16 * _BLOCK
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
-def text_of(digest: int) -> str:
-    """A digest as the file has it."""
-    return f"{digest:016x}"
+def texts_of(parts: Sequence[int]) -> list[str]:
+    """The digests of arrays as the file has them, the parts of all processes added up."""
+    sums = np.asarray(parts, np.uint64)
+    if jax.process_count() > 1 and sums.size:
+        # JAX has no 64-bit integers by default.
+        gathered = multihost_utils.process_allgather(sums.view(np.uint32))
+        sums = np.ascontiguousarray(gathered).view(np.uint64).sum(axis=0, dtype=np.uint64)
+    return [f"{digest:016x}" for digest in sums.tolist()]
 
 
 def own_part(value: Any) -> int:
@@ -37,10 +43,11 @@ def own_part(value: Any) -> int:
       value: an array; of one that each process has for itself, the first one's counts.
     """
     value = to_bits(value) if is_key(value) else value
-    if not isinstance(value, jax.Array) or len(value.sharding.device_set) == 1:
-        return whole(value) if is_first() else 0
-    if value.is_fully_addressable and not is_first():
+    is_shared = isinstance(value, jax.Array) and not value.is_fully_addressable
+    if not is_shared and jax.process_index() > 0:
         return 0
+    if not isinstance(value, jax.Array) or len(value.sharding.device_set) == 1:
+        return whole(value)
     total = 0
     for shard in value.addressable_shards:
         if shard.replica_id == 0:
@@ -59,6 +66,11 @@ def whole(value: Any) -> int:
     return _sum(array, [0] * array.ndim)
 
 
+def text_of_whole(value: Any) -> str:
+    """The same as the file has it."""
+    return f"{whole(value):016x}"
+
+
 def _sum(block: np.ndarray, starts: Sequence[int]) -> int:
     """The part of a digest that a block of an array has.
 
@@ -71,7 +83,13 @@ def _sum(block: np.ndarray, starts: Sequence[int]) -> int:
     # NumPy warns when a sum without axes passes 2**64.
     with np.errstate(over="ignore"):
         for axis in reversed(range(words.ndim)):
-            words = _contracted(words, axis, starts[axis])
+            start, end = starts[axis], starts[axis] + words.shape[axis]
+            total = np.zeros(words.shape[:-1], np.uint64)
+            for at in range(start, end, _PIECE):
+                until = min(at + _PIECE, end)
+                piece = words[..., at - start : until - start]
+                total = total + np.einsum("...j,j->...", piece, _weights(axis, at, until))
+            words = total
     return int(words)
 
 
@@ -85,49 +103,19 @@ def _words(block: np.ndarray) -> np.ndarray:
     return block.reshape(*block.shape, 1).view(unsigned)
 
 
-def _contracted(words: np.ndarray, axis: int, start: int) -> np.ndarray:
-    """Sums along the last axis, with the weights of its indices."""
-    *others, size = words.shape
-    if start % _BLOCK + size <= _BLOCK:
-        return np.einsum("...j,j->...", words, _weights(axis, start, start + size))
-    # A long axis is one of blocks and one within a block, so that few weights are made.
-    head = min(-start % _BLOCK, size)
-    blocks = (size - head) // _BLOCK
-    full = words[..., head : head + blocks * _BLOCK].reshape(*others, blocks, _BLOCK)
-    within = np.einsum("...j,j->...", full, _numbers(axis, 0)[:_BLOCK])
-    first = (start + head) // _BLOCK
-    total = np.einsum("...j,j->...", within, _numbers(axis, 1, first + blocks)[first:])
-    for begin, end in ((0, head), (head + blocks * _BLOCK, size)):
-        if begin < end:
-            weights = _weights(axis, start + begin, start + end)
-            total = total + np.einsum("...j,j->...", words[..., begin:end], weights)
-    return total
-
-
-def _weights(axis: int, start: int, end: int) -> np.ndarray:
-    """The weights of indices that lie in one block."""
-    block, begin = divmod(start, _BLOCK)
-    return _numbers(axis, 0)[begin : begin + end - start] * _numbers(axis, 1, block + 1)[block]
-
-
-def _numbers(axis: int, level: int, count: int = _BLOCK) -> np.ndarray:
-    """At least `count` odd pseudo-random numbers for an axis, all those that there are.
-
-    Args:
-      axis: the axis.
-      level: 0 for indices within a block, 1 for blocks.
-      count: how many are needed.
-    """
-    found = _made(axis, level, max(count - 1, _BLOCK - 1).bit_length())
-    return found if level == 0 else found[:count]
-
-
 @functools.lru_cache(maxsize=64)
-def _made(axis: int, level: int, log_count: int) -> np.ndarray:
-    """Steele, Lea and Flood's splitmix64, from another place for each axis and level."""
-    with np.errstate(over="ignore"):
-        place = np.uint64((2 * axis + level) << 40) + np.arange(1 << log_count, dtype=np.uint64)
-        mixed = (place + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+def _weights(axis: int, start: int, end: int) -> np.ndarray:
+    """The weight of an index is the number of its block times that of its place in the block."""
+    first = start // _BLOCK
+    blocks, places = _numbers(2 * axis + 1, first, -(-end // _BLOCK)), _numbers(2 * axis, 0, _BLOCK)
+    weights = np.multiply.outer(blocks, places).reshape(-1)
+    return weights[start - first * _BLOCK : end - first * _BLOCK].copy()
+
+
+def _numbers(row: int, start: int, end: int) -> np.ndarray:
+    """Odd pseudo-random numbers: Steele, Lea and Flood's splitmix64, each row from its place."""
+    place = np.uint64(row << 40) + np.arange(start, end, dtype=np.uint64)
+    mixed = (place + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (mixed ^ (mixed >> np.uint64(31))) | np.uint64(1)

@@ -11,7 +11,7 @@ import orbax.checkpoint as ocp
 from bridge._errors import CheckpointError, CheckpointNotFoundError, did_you_mean
 
 from . import _single_files
-from ._paths import absolute, is_remote, latest_step, places, set_aside
+from ._paths import absolute, is_remote, latest_step, place_of, set_aside
 
 # The items that a checkpoint of the bridge always has and may have.
 NOTES = "bridge"
@@ -120,8 +120,8 @@ def _nothing_at(where: Any) -> CheckpointNotFoundError:
                 remedy = "It is a link to what is not there."
             else:
                 remedy = f"{remedy} {did_you_mean(where.name, others)}".rstrip()
-        if not is_remote(where):
-            unfinished += [place.name for place in places(Path(os.fspath(where)))]
+        place = place_of(where)
+        unfinished += [place.name] if place.exists() else []
     if unfinished:
         remedy += f" A save that was interrupted left {unfinished}."
     return CheckpointNotFoundError("there is no checkpoint at", where, remedy.strip())

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 from bridge._conversion.neutral import Key, Path
 
-from ._replaced import until_unreplaced
-from ._source import open_checkpoint
+from ._source import read_from
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +81,7 @@ def layout(
       >>> found.layout, found.leaves[0].path, found.leaves[0].shape
       ('bridge', ('w',), (2, 3))
     """
-    source = until_unreplaced(lambda: open_checkpoint(path, within, layout))
+    source = read_from(path, lambda source: source, within=within, layout=layout)
     leaves = []
     for record in source.variables.records:
         has_collection = source.layout != "nnx"

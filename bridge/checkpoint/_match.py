@@ -70,12 +70,10 @@ def match(
     found = Match({}, [], [], [], [])
     seen: set[Names] = set()
     is_by_path = source.layout == "nnx" or source.is_params_alone
-    is_by_nnx_path = is_by_path and target.side != "pytree"
+    nnx_paths = target.nnx_paths() if is_by_path and target.side != "pytree" else {}
     collection = ("params",) if source.is_params_alone else ()
     for path, leaf in target.leaves.items():
-        own = path
-        if is_by_nnx_path and path in target.nnx_paths:
-            own = (*collection, *target.nnx_paths[path])
+        own = (*collection, *nnx_paths[path]) if path in nnx_paths else path
         is_stream = target.side != "pytree" and is_rng(path)
         below = parts(leaf.value)
         where = _locate(source, own, [keys for keys, _ in below], stored, leaf)

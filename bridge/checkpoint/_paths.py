@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from pathlib import Path
@@ -83,21 +82,14 @@ def _is_empty(step: Any) -> bool:
     return step.is_dir() and next(iter(step.iterdir()), None) is None
 
 
-def place_of(path: Path, token: int) -> Path:
-    """The directory beside a path in which one save writes the checkpoint."""
-    return path.with_name(f".{path.name}.{token:016x}.bridge-save")
-
-
-def places(path: Path) -> list[Path]:
-    """The directories of this kind that there are for a path."""
-    pattern = re.compile(re.escape(f".{path.name}.") + r"[0-9a-f]{16}\.bridge-save")
-    with contextlib.suppress(OSError):
-        return sorted(p for p in path.parent.iterdir() if pattern.fullmatch(p.name))
-    return []
+def place_of(path: Path) -> Path:
+    """The directory beside a path in which a save writes the checkpoint."""
+    return path.with_name(f".{path.name}.bridge-save")
 
 
 def set_aside(path: Path) -> Path | None:
     """Where the checkpoint of a path is while a save has taken it away, and none is at the path."""
     if os.path.lexists(path):
         return None
-    return next((place / OLD for place in places(path) if (place / OLD).exists()), None)
+    old = place_of(path) / OLD
+    return old if old.exists() else None

@@ -13,16 +13,14 @@ from bridge._conversion.neutral import Key, Neutral
 from bridge._errors import CheckpointError, did_you_mean, listed
 
 from ._arrays import as_like, as_stored
-from ._failures import reported
+from ._failures import agreed, reported
 from ._json import MalformedError, NotCarriedError
 from ._match import Match, Options, error_of, match
-from ._processes import Agreement
 from ._renaming import for_target
-from ._replaced import until_unreplaced
-from ._source import Item, Source, open_checkpoint
+from ._source import Item, Source, read_from
 from ._stored import is_rng, tree_text
 from ._targets import Assignment, TargetTree, empty_wrappers, tree_of
-from ._verify import Verification
+from ._verify import Digests, check_has_digests, compare, own_digests
 
 
 @overload
@@ -124,15 +122,14 @@ def restore(
     options = Options(rngs, allow_missing, allow_unexpected)
     targets = {name: tree_of(value, as_pytree=True) for name, value in (extra or {}).items()}
     main = None if target is None else tree_of(target)
-    failure = "nothing could be restored from"
 
-    def read() -> tuple[Any, list[Assignment], dict[str, Any], Verification]:
-        check = Verification(verify)
-        source = open_checkpoint(path, within, layout)
-        check.begin(source)
+    def read(source: Source) -> tuple[Any, list[Assignment], dict[str, Any], Digests]:
+        digests: Digests | None = [] if verify else None
+        if verify:
+            check_has_digests(source)
         if rules:
             source = for_target(source, main, rules)
-        items = {name: _extra_item(source, name) for name in targets}
+        items = {name: source.extra.get(name, Item((), lambda wanted: {})) for name in targets}
         matches = {
             name: _absent(source, name)
             if name not in source.extra and own.leaves and not allow_missing
@@ -143,22 +140,24 @@ def restore(
         error = error_of(source, [*wholes, *matches.values()], _remedy(source, target, targets))
         if error is not None:
             raise error
-        values = {n: _values(items[n], matches[n], own, check) for n, own in targets.items()}
+        values = {n: _values(items[n], matches[n], own, digests) for n, own in targets.items()}
         if main is None:
-            model, assignments = _variables(source, rngs is not False, check), []
+            model, assignments = _variables(source, rngs is not False, digests), []
         else:
-            own = _values(source.variables, wholes[0], main, check)
+            own = _values(source.variables, wholes[0], main, digests)
             model, assignments = main.filled(own)
         extras: dict[str, Any] = {}
         for name in targets:
             extras[name], own_assignments = targets[name].filled(values[name])
             assignments += own_assignments
-        return model, assignments, extras, check
+        return model, assignments, extras, digests or []
 
-    with Agreement(path), reported(failure, path, "Nothing was changed in memory."):
-        model, assignments, extras, check = until_unreplaced(read)
-    check.end()
+    failure = "nothing could be restored from"
     with reported(failure, path, "Nothing was changed in memory."):
+        with agreed(path):
+            found = read_from(path, read, within=within, layout=layout)
+        model, assignments, extras, digests = found
+        compare(path, digests)
         _assign(assignments)
     return model if extra is None else (model, extras)
 
@@ -169,20 +168,14 @@ def _absent(source: Source, name: str) -> Match:
     return Match({}, [(name, expected)], [], [], [])
 
 
-def _extra_item(source: Source, name: str) -> Item:
-    return source.extra.get(name, Item((), lambda wanted: {}))
-
-
-def _values(item: Item, found: Match, target: TargetTree, check: Verification) -> dict[Any, Any]:
+def _values(
+    item: Item, found: Match, target: TargetTree, digests: Digests | None
+) -> dict[Any, Any]:
     """Values of the target's leaves by path, each with the containers of the target's."""
-    wanted = {
-        stored.location: like
-        for entries in found.taken.values()
-        for stored, like in entries
-        if stored.is_read
-    }
-    read = item.read(wanted)
-    check.add((s for entries in found.taken.values() for s, _ in entries), read)
+    taken = [entry for entries in found.taken.values() for entry in entries]
+    read = item.read({stored.location: like for stored, like in taken if stored.is_read})
+    if digests is not None:
+        digests += own_digests((stored for stored, _ in taken), read)
     return {
         path: jax.tree.unflatten(
             jax.tree.structure(target.leaves[path].value),
@@ -192,7 +185,7 @@ def _values(item: Item, found: Match, target: TargetTree, check: Verification) -
     }
 
 
-def _variables(source: Source, rngs: bool, check: Verification) -> Any:
+def _variables(source: Source, rngs: bool, digests: Digests | None) -> Any:
     """Linen variables made of a checkpoint alone."""
     if source.layout == "nnx":
         raise CheckpointError(
@@ -204,7 +197,8 @@ def _variables(source: Source, rngs: bool, check: Verification) -> Any:
     records = [record for record in source.variables.records if rngs or not is_rng(record.path)]
     stored = {names: s for record in records for names, s in record.stored.items()}
     read = source.variables.read({s.location: None for s in stored.values() if s.is_read})
-    check.add(stored.values(), read)
+    if digests is not None:
+        digests += own_digests(stored.values(), read)
     values = {names: as_stored(s, read.get(s.location)) for names, s in stored.items()}
     neutral: Neutral = {}
     unsupported: list[tuple[str, str]] = []

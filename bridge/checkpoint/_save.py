@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
+import threading
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import orbax.checkpoint as ocp
+from flax import nnx
 
 from bridge._conversion.neutral import nest
 from bridge._errors import CheckpointError
 
-from . import _digests, _notes, _orbax
-from ._failures import reported
+from . import _digests, _notes
+from ._failures import agreed, reported, silence_late_reads
 from ._files import NOTES, VARIABLES
 from ._json import NotCarriedError
-from ._processes import Agreement, summed
 from ._publish import publishing
 from ._stored import Names, Record, is_rng, record_of, tree_text
 from ._targets import TargetTree, empty_wrappers, tree_of
+
+_writing = threading.Lock()
 
 
 def save_args(
@@ -52,14 +53,16 @@ def save_args(
       >>> sorted(checkpoint.save_args({'params': {'w': jnp.ones(2)}}))
       ['bridge', 'variables']
     """
-    side, contents = _contents_of(tree, rngs=rngs, extra=extra or {}, digests=digests)
-    items = {
-        name: ocp.args.PyTreeSave(nest(content.arrays))
-        for name, content in contents.items()
-        if content.arrays
-    }
-    records = {name: content.records for name, content in contents.items()}
-    notes = _notes.write(side, records, digest=digests)
+    with agreed("", "could not save"), reported("these values cannot be saved", ""):
+        trees = _trees(tree, extra or {})
+        records, arrays = _recorded(trees, rngs)
+        if isinstance(tree, nnx.Pytree):
+            _check_initialized(tree, trees[VARIABLES])
+        parts = [_digests.own_part(array) for array in arrays.values()] if digests else []
+    # All processes reach this line because they agreed before; otherwise one would wait forever.
+    texts = dict(zip(arrays, _digests.texts_of(parts), strict=True)) if digests else None
+    notes = _notes.write(trees[VARIABLES].side, records, texts)
+    items = {name: ocp.args.PyTreeSave(own) for name, own in nest(arrays).items()}
     return ocp.args.Composite(**items, **{NOTES: ocp.args.JsonSave(notes)})
 
 
@@ -76,7 +79,8 @@ def save(
 
     In a program of several processes all of them call this. Each writes its own shards; of an array
     that every process has for itself, such as the key of a local `nnx.Rngs`, the first one's is
-    stored. Threads may save at once; they wait for each other.
+    stored. Threads may save at once; they wait for each other, as programs do that save to one
+    path.
 
     Args:
       path: the directory that the checkpoint becomes, and those above it that are missing. It
@@ -88,7 +92,7 @@ def save(
         and numbers.
       overwrite: whether a checkpoint at `path` is replaced. The old one can be restored until the
         new one is finished. Nothing else is replaced: a directory that holds anything but a
-        checkpoint, a file, a link, the current directory.
+        checkpoint, a file, a link, the current directory, what is in an object store.
       digests: whether digests of the arrays are stored, with which `restore(…, verify=True)` finds
         damage.
 
@@ -111,65 +115,57 @@ def save(
     """
     with publishing(path, overwrite=overwrite) as new:
         args = save_args(tree, rngs=rngs, extra=extra, digests=digests)
-        _orbax.write(new, ocp.CompositeCheckpointHandler(), args)
+        write(new, ocp.CompositeCheckpointHandler(), args)
 
 
-@dataclasses.dataclass
-class _Content:
-    """What is written of one tree.
+def write(path: Any, handler: Any, args: Any) -> None:
+    """Writes a tree with orbax.
 
-    Attributes:
-      records: its leaves.
-      arrays: their arrays by name.
-    """
-
-    records: list[Record]
-    arrays: dict[Names, Any]
-
-
-def _contents_of(
-    tree: Any, *, rngs: bool, extra: Mapping[str, Any], digests: bool
-) -> tuple[str, dict[str, _Content]]:
-    """The side of a model, and what is written of it and of each extra tree, by name.
+    Orbax numbers the saves of a process, and every thread of a save waits for the signals of the
+    process's newest number (orbax-checkpoint 0.12.8, `OperationIdGenerator`). Two saves at once
+    wait for each other's signals, and create or remove directories that the other one is using,
+    even if their paths differ. So saves of this process wait here for each other.
 
     Args:
-      tree: the model.
-      rngs: whether RNG state is written.
-      extra: other trees by name.
-      digests: whether records have the digests of arrays.
-
-    Raises:
-      CheckpointError: a leaf or a key cannot be stored; the error lists every one.
-      ConversionError: the model is none.
+      path: the directory to write to.
+      handler: an orbax handler.
+      args: what the handler saves.
     """
-    with Agreement("", "could not save"), reported("these values cannot be saved", ""):
-        side, contents = _all_recorded(tree, rngs, extra)
-        arrays = [array for content in contents.values() for array in content.arrays.values()]
-        own = [_digests.own_part(array) for array in arrays] if digests else []
-    if digests:
-        # All processes reach this line because they agreed before; otherwise one would wait
-        # forever.
-        texts = map(_digests.text_of, map(int, summed(np.asarray(own, np.uint64))))
-        for content in contents.values():
-            found = dict(zip(content.arrays, texts, strict=False))
-            content.records = [record.with_digests(found) for record in content.records]
-    return side, contents
+    silence_late_reads()
+    with _writing, ocp.Checkpointer(handler) as checkpointer:
+        checkpointer.save(path, args=args)
 
 
-def _all_recorded(
-    tree: Any, rngs: bool, extra: Mapping[str, Any]
-) -> tuple[str, dict[str, _Content]]:
+def _trees(tree: Any, extra: Mapping[str, Any]) -> dict[str, TargetTree]:
     trees = {VARIABLES: tree_of(tree)}
     for name, value in extra.items():
         if name in (NOTES, VARIABLES) or not name.isidentifier():
             problem = f"an extra tree cannot be called {name!r}; it needs another identifier"
             raise CheckpointError(problem, "", "The checkpoint's own trees have these names.")
         trees[name] = tree_of(value, as_pytree=True)
+    return trees
+
+
+def _recorded(
+    trees: Mapping[str, TargetTree], rngs: bool
+) -> tuple[dict[str, list[Record]], dict[Names, Any]]:
+    """The leaves of each tree, and their arrays by the name of the tree and their own."""
+    records: dict[str, list[Record]] = {name: [] for name in trees}
+    arrays: dict[Names, Any] = {}
     unsupported: list[tuple[str, str]] = []
-    contents = {
-        name: _recorded(content, rngs, "" if name == VARIABLES else f"{name}: ", unsupported)
-        for name, content in trees.items()
-    }
+    for name, tree in trees.items():
+        in_collection = tree.side != "pytree"
+        for path, leaf in tree.leaves.items():
+            if not rngs and in_collection and is_rng(path):
+                continue
+            try:
+                record, own = record_of(path, leaf, in_collection=in_collection)
+            except NotCarriedError as error:
+                label = "" if name == VARIABLES else f"{name}: "
+                unsupported.append((label + tree_text(path), str(error)))
+            else:
+                records[name].append(record)
+                arrays |= {(name, *names): array for names, array in own.items()}
     if unsupported:
         raise CheckpointError(
             "these leaves cannot be stored in a checkpoint",
@@ -177,9 +173,13 @@ def _all_recorded(
             "Remove them from the tree, or store arrays and numbers instead.",
             unsupported=unsupported,
         )
-    empty = (
-        [] if any(not is_rng(path) for path in trees[VARIABLES].leaves) else empty_wrappers(tree)
-    )
+    return records, arrays
+
+
+def _check_initialized(model: nnx.Pytree, tree: TargetTree) -> None:
+    if not all(map(is_rng, tree.leaves)):
+        return
+    empty = empty_wrappers(model)
     if empty:
         raise CheckpointError(
             "there are no variables to save in this model",
@@ -189,22 +189,3 @@ def _all_recorded(
                 (tree_text(path) if path else "the model", "a ToNNX without any") for path in empty
             ],
         )
-    return trees[VARIABLES].side, contents
-
-
-def _recorded(
-    tree: TargetTree, rngs: bool, label: str, unsupported: list[tuple[str, str]]
-) -> _Content:
-    made = _Content([], {})
-    in_collection = tree.side != "pytree"
-    for path, leaf in tree.leaves.items():
-        if not rngs and in_collection and is_rng(path):
-            continue
-        try:
-            record, own = record_of(path, leaf, in_collection=in_collection)
-        except NotCarriedError as error:
-            unsupported.append((label + tree_text(path), str(error)))
-        else:
-            made.records.append(record)
-            made.arrays |= own
-    return made

@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
@@ -19,9 +19,12 @@ from . import _arrays, _notes, _single_files
 from ._failures import reason, reported
 from ._files import VARIABLES, Found, find
 from ._params_alone import is_params_alone
-from ._replaced import Identity, identity_of, unreplaced
 from ._stored import Names, Record, Stored, describe, key_of, names_of, parts
 
+_T = TypeVar("_T")
+
+# A read that is disturbed this often is given up.
+_TRIES = 10
 # The fields of a Linen TrainState that hold no variables.
 _NOT_VARIABLES = frozenset({"opt_state", "step"})
 
@@ -84,23 +87,59 @@ class Source:
         return tuple(map(str, path))
 
 
-def open_checkpoint(
-    path: str | os.PathLike[str], within: Key | Sequence[Key] = (), layout: str | None = None
-) -> Source:
-    """What is at a path, without reading arrays where the format allows.
+def read_from(
+    path: str | os.PathLike[str],
+    read: Callable[[Source], _T],
+    *,
+    within: Key | Sequence[Key] = (),
+    layout: str | None = None,
+) -> _T:
+    """What `read` makes of the checkpoint at a path, all of it of one checkpoint.
+
+    It begins again when another program replaces the checkpoint meanwhile.
 
     Args:
       path: a directory or file.
+      read: gets what is there, before arrays are read where the format allows.
       within: the keys of the model's tree in a checkpoint that holds more.
       layout: `linen` or `nnx` for a checkpoint of another writer; None to find out.
 
     Raises:
       CheckpointNotFoundError: there is no checkpoint.
-      CheckpointError: it cannot be read.
-      ReplacedError: it was replaced meanwhile; the items raise this too when they are read.
+      CheckpointError: it cannot be read, or was replaced each time, or one of several processes,
+        which would begin again by itself, found it replaced.
     """
-    with reported("no checkpoint can be read at", path):
-        found = find(path)
+    for _ in range(_TRIES if jax.process_count() == 1 else 1):
+        with reported("no checkpoint can be read at", path):
+            found = find(path)
+        before = _identity_of(found.path)
+        try:
+            made = read(_open(found, within, layout))
+        except Exception:
+            # If it was replaced, this comes of it.
+            if _identity_of(found.path) == before:
+                raise
+        else:
+            if _identity_of(found.path) == before:
+                return made
+    raise CheckpointError(
+        "another program replaced or removed, while it was read, the checkpoint at",
+        path,
+        "Read it again. Nothing was changed in memory.",
+    )
+
+
+def _identity_of(path: Any) -> tuple[int, ...] | None:
+    """What tells a directory or file from the one that takes its name; None in an object store."""
+    try:
+        found = os.stat(os.fspath(path))
+    except OSError:
+        return None
+    # The system gives the number of a directory that was deleted to a new one.
+    return found.st_dev, found.st_ino, found.st_mtime_ns
+
+
+def _open(found: Found, within: Key | Sequence[Key], layout: str | None) -> Source:
     keys = within if isinstance(within, list | tuple) else (within,)
     if layout not in (None, *_single_files.LAYOUTS):
         remedy = f"Give one of {_single_files.LAYOUTS}, or None."
@@ -117,14 +156,10 @@ def open_checkpoint(
             found.path,
             "A checkpoint of the bridge has one model. Leave out within=.",
         )
-    identity = identity_of(found.path)
     try:
-        with unreplaced(found.path, identity):
-            if found.format == "bridge":
-                source = _bridge_source(found.path)
-            else:
-                source = _foreign_source(found, tuple(map(str, keys)), layout)
-        return _of_one_checkpoint(source, identity)
+        if found.format == "bridge":
+            return _bridge_source(found.path)
+        return _foreign_source(found, tuple(map(str, keys)), layout)
     except CheckpointError:
         raise
     except Exception as error:
@@ -134,24 +169,6 @@ def open_checkpoint(
             "It is damaged or incomplete; restore an earlier one. Nothing was changed in memory.",
             unreadable=[(str(found.path), reason(error))],
         ) from error
-
-
-def _of_one_checkpoint(source: Source, identity: Identity) -> Source:
-    """A source whose items are read while its checkpoint is at its path, or raise."""
-
-    def guarded(item: Item) -> Item:
-        def read(wanted: Mapping[tuple[Any, ...], Any]) -> Mapping[tuple[Any, ...], Any]:
-            with unreplaced(source.path, identity):
-                return item.read(wanted)
-
-        def each(locations: Sequence[tuple[Any, ...]]) -> Any:
-            with unreplaced(source.path, identity):
-                return list(item.each(locations))
-
-        return dataclasses.replace(item, read=read, each=each)
-
-    extra = {name: guarded(item) for name, item in source.extra.items()}
-    return dataclasses.replace(source, variables=guarded(source.variables), extra=extra)
 
 
 def _bridge_source(path: Any) -> Source:

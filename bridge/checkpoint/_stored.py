@@ -57,7 +57,7 @@ class Stored:
     @property
     def is_read(self) -> bool:
         """Whether its value is among the arrays: orbax refuses arrays without elements."""
-        return self.content is None if self.is_python else 0 not in self.shape
+        return self.content is None if self.kind in PYTHON_TYPES else 0 not in self.shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,17 +79,6 @@ class Record:
     box: str | None = None
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     left_out: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON of this record."""
-        leaves = [[s.kind, list(s.shape), s.dtype, s.content] for s in self.stored.values()]
-        record = {"path": _json.encode(self.path), "form": self.form, "leaves": leaves}
-        if self.box is not None:
-            record |= {"box": self.box, "fields": self.fields, "left_out": list(self.left_out)}
-        digests = [stored.digest for stored in self.stored.values()]
-        if any(digests):
-            record["digests"] = digests
-        return {**record, "names": [list(names) for names in self.stored]}
 
     @property
     def var_type(self) -> type[nnx.Variable[Any]]:
@@ -115,14 +104,6 @@ class Record:
         fields = _json.decode_fields(self.fields, self.var_type)
         return Leaf(value, _json.loaded_type(self.box), fields)
 
-    def with_digests(self, digests: Mapping[Names, str]) -> Record:
-        """The same with the digests of arrays by their names."""
-        stored = {
-            names: dataclasses.replace(entry, digest=digests.get(names))
-            for names, entry in self.stored.items()
-        }
-        return dataclasses.replace(self, stored=stored)
-
 
 def record_of(path: Path, leaf: Leaf, *, in_collection: bool) -> tuple[Record, dict[Names, Any]]:
     """The record of a leaf, and the arrays to be written by name.
@@ -141,8 +122,7 @@ def record_of(path: Path, leaf: Leaf, *, in_collection: bool) -> tuple[Record, d
         names = names_of((*path, *below))
         stored[names] = found = describe(value)
         if found.is_read:
-            arrays[names] = array = _writable(to_bits(value))
-            _check_dtype(array)
+            arrays[names] = _writable(to_bits(value))
     form = _json.encode_form(leaf.value)
     if leaf.box is None:
         return Record(path, stored, form), arrays
@@ -152,19 +132,15 @@ def record_of(path: Path, leaf: Leaf, *, in_collection: bool) -> tuple[Record, d
     return Record(path, stored, form, box, fields, left_out), arrays
 
 
-def _check_dtype(array: Any) -> None:
-    dtype = getattr(array, "dtype", None)
-    try:
-        if dtype is not None:
-            tensorstore.dtype(dtype.name)
-    except (TypeError, ValueError):
-        raise NotCarriedError(
-            f"has the dtype {dtype}, which orbax cannot write; convert it to another one"
-        ) from None
-
-
 def _writable(value: Any) -> Any:
     """An array as orbax writes it: of one that each process has for itself, the first one's."""
+    if isinstance(value, np.ndarray | jax.Array):
+        try:
+            tensorstore.dtype(value.dtype.name)
+        except (TypeError, ValueError):
+            raise NotCarriedError(
+                f"has the dtype {value.dtype}, which orbax cannot write; convert it to another one"
+            ) from None
     is_local = isinstance(value, jax.Array) and value.is_fully_addressable
     return np.asarray(value) if is_local and jax.process_count() > 1 else value
 

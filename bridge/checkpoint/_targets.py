@@ -42,7 +42,7 @@ class TargetTree(NamedTuple):
     """
 
     leaves: Mapping[Path, Leaf]
-    nnx_paths: Mapping[Path, Path]
+    nnx_paths: Callable[[], Mapping[Path, Path]]
     filled: Callable[[ValuesByPath], tuple[Any, list[Assignment]]]
     side: str
 
@@ -82,8 +82,10 @@ def empty_wrappers(tree: Any) -> list[Path]:
 
 def _of_variables(variables: Mapping[str, Any]) -> TargetTree:
     neutral = linen_leaves.from_variables(variables)
-    placed = place(address for address in neutral if address[1])
-    nnx_paths = {(c, *path): target for (c, path), (target, _) in placed.items()}
+
+    def nnx_paths() -> dict[Path, Path]:
+        placed = place(address for address in neutral if address[1])
+        return {(c, *path): target for (c, path), (target, _) in placed.items()}
 
     def filled(values: ValuesByPath) -> tuple[Any, list[Assignment]]:
         leaves = {
@@ -106,7 +108,7 @@ def _of_module(module: nnx.Pytree) -> TargetTree:
             for path, value in values.items()
         ]
 
-    return TargetTree(leaves, paths, filled, "nnx")
+    return TargetTree(leaves, lambda: paths, filled, "nnx")
 
 
 def _of_state(state: Mapping[Any, Any]) -> TargetTree:
@@ -120,7 +122,7 @@ def _of_state(state: Mapping[Any, Any]) -> TargetTree:
         made = nest(flat)
         return nnx.State(made) if isinstance(state, nnx.State) else made, []
 
-    return TargetTree(leaves, paths, filled, "nnx")
+    return TargetTree(leaves, lambda: paths, filled, "nnx")
 
 
 def _of_pytree(tree: Any) -> TargetTree:
@@ -131,7 +133,7 @@ def _of_pytree(tree: Any) -> TargetTree:
         return jax.tree.unflatten(jax.tree.structure(tree), leaves), []
 
     leaves = {path: Leaf(value) for path, value in own.items()}
-    return TargetTree(leaves, {path: path for path in own}, filled, "pytree")
+    return TargetTree(leaves, lambda: {path: path for path in own}, filled, "pytree")
 
 
 def _nnx_leaves(items: Any) -> tuple[dict[Path, Leaf], dict[Path, Path], dict[Path, Any]]:

@@ -18,7 +18,7 @@ from bridge._cli._input_errors import InputError, ProgramError
 from bridge._cli.diff import _comparison
 from bridge._conversion import rules as _rules
 from bridge._conversion.neutral import Leaf
-from bridge.checkpoint import _notes, _publish, _renaming
+from bridge.checkpoint import _notes, _renaming
 from tests.models import assert_identical
 
 from . import mixed_models
@@ -502,14 +502,14 @@ def test_a_conversion_that_cannot_be_put_in_place_loses_neither_checkpoint(
     assert run(capsys, *arguments).code == 0
     before = _files(project)
 
-    rename = _publish._move_to_free_name
+    rename = os.rename
 
     def refuse(a, b):
-        if a.name == "new":
+        if os.path.basename(a) == "new" and os.path.basename(b) == "out":
             raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(a), None, str(b))
         rename(a, b)
 
-    monkeypatch.setattr(_publish, "_move_to_free_name", refuse)
+    monkeypatch.setattr(os, "rename", refuse)
     outcome = run(capsys, *arguments, "--overwrite")
     assert outcome.code == 2
     assert "Operation not permitted" in outcome.err

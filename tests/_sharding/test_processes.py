@@ -171,7 +171,7 @@ def test_killing_a_process_in_a_save_leaves_the_previous_checkpoint(
     tmp_path, mesh, victim, where, second
 ):
     # A hidden directory beside the path, in which orbax begins one of its own.
-    begun = f".{second}.*.bridge-save/new.orbax-checkpoint-tmp/variables.*/ocdbt.process_0/d/*"
+    begun = f".{second}.bridge-save/new.orbax-checkpoint-tmp/variables.*/ocdbt.process_0/d/*"
     with two_processes(tmp_path, victim, where, second) as started:
         stopped = tmp_path / "stopped"
         wait_until(lambda: stopped.exists() and any(tmp_path.glob(begun)), started, tmp_path)
@@ -196,7 +196,7 @@ def test_killing_a_process_in_a_save_leaves_the_previous_checkpoint(
     np.testing.assert_array_equal(sharded["params"]["kernel"], expected, strict=True)
 
     # A first process that lives on removes it.
-    left = list(tmp_path.glob(f".{second}.*.bridge-save"))
+    left = list(tmp_path.glob(f".{second}.bridge-save"))
     assert len(left) == 1 or victim == 1
     for place in left:
         with pytest.raises(CheckpointError, match="unfinished save"):

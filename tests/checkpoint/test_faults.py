@@ -117,32 +117,52 @@ def test_a_failure_of_any_step_is_one_error_and_leaves_nothing_behind(made, tmp_
 def test_what_a_killed_save_left_is_removed_by_the_next_one(tmp_path):
     path = tmp_path / "model"
     checkpoint.save(path, VALUES["old"])
-    # What nobody holds, a save that is still running, and what other people have made.
-    killed, running, unknown, begun = (_paths.place_of(path, n) for n in range(4))
-    other = tmp_path / "model.next"
-    for place in (killed, running, unknown, other):
+    left, other = _paths.place_of(path), tmp_path / "model.next"
+    for place in (left, other):
         (place / "new.orbax-checkpoint-tmp").mkdir(parents=True)
-    # One of a save that was killed before it wrote anything.
-    begun.mkdir()
-    checkpoint.save(killed / "old", VALUES["old"])
+    checkpoint.save(left / "old", VALUES["old"])
     # What is left of an old one of which a part is deleted.
-    (killed / "replaced" / "variables").mkdir(parents=True)
-    # What was put into the old directory in the moment in which it was taken out.
-    (unknown / "old").mkdir()
-    (unknown / "old" / "notes.txt").write_text("x")
-    lock = os.open(running, os.O_RDONLY)
-    fcntl.flock(lock, fcntl.LOCK_EX)
+    (left / "replaced" / "variables").mkdir(parents=True)
     checkpoint.save(path, VALUES["new"], overwrite=True)
-    assert set(tmp_path.iterdir()) == {path, running, unknown, other}
-    os.close(lock)
-    checkpoint.save(path, VALUES["new"], overwrite=True)
-    assert set(tmp_path.iterdir()) == {path, unknown, other}
+    assert set(tmp_path.iterdir()) == {path, other}
+    assert exact(checkpoint.restore(path)) == exact(VALUES["new"])
+
+
+def test_what_is_no_checkpoint_is_not_removed_with_what_a_killed_save_left(tmp_path):
+    """It was put into the old directory in the moment in which it was taken out."""
+    path = tmp_path / "model"
+    checkpoint.save(path, VALUES["old"])
+    old = _paths.place_of(path) / "old"
+    old.mkdir(parents=True)
+    (old / "notes.txt").write_text("x")
+    with pytest.raises(CheckpointError, match=r"it holds 'notes.txt' at .*bridge-save/old"):
+        checkpoint.save(path, VALUES["new"], overwrite=True)
+    assert (old / "notes.txt").read_text() == "x"
+    assert exact(checkpoint.restore(path)) == exact(VALUES["old"])
+
+
+def test_a_save_waits_for_another_one_to_the_same_path(tmp_path):
+    path = tmp_path / "model"
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        with _publish.publishing(path, overwrite=False) as new:
+            second = pool.submit(checkpoint.save, path, VALUES["new"], overwrite=True)
+            with pytest.raises(TimeoutError):
+                second.result(timeout=0.5)
+            shutil.copytree(_made(tmp_path / "elsewhere"), new)
+        second.result()
+    assert exact(checkpoint.restore(path)) == exact(VALUES["new"])
+    assert {child.name for child in tmp_path.iterdir()} == {"model", "elsewhere"}
+
+
+def _made(path):
+    checkpoint.save(path, VALUES["old"])
+    return path
 
 
 def test_a_folder_that_is_no_checkpoint_comes_back_after_a_save_was_killed(tmp_path):
     """Between the last look and the first rename something can be put into a directory."""
     path = tmp_path / "model"
-    old = _paths.place_of(path, 1) / "old"
+    old = _paths.place_of(path) / "old"
     old.mkdir(parents=True)
     (old / "notes.txt").write_text("x")
     with pytest.raises(CheckpointError, match=r"it holds 'notes.txt'"):
@@ -151,21 +171,33 @@ def test_a_folder_that_is_no_checkpoint_comes_back_after_a_save_was_killed(tmp_p
     assert [child.name for child in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_directory_swept_before_it_is_held_is_made_again(tmp_path, monkeypatch):
-    path, own_lock, sweeps = tmp_path / "model", _publish._lock, [1]
+def test_a_directory_that_another_save_removes_before_this_one_holds_it_is_made_again(
+    tmp_path, monkeypatch
+):
+    path, flock, removals = tmp_path / "model", fcntl.flock, [1]
 
-    def lock(place, *, waits):
-        if waits and sweeps:
-            sweeps.clear()
-            _publish._clear(path)
-            assert not place.exists()
-        return own_lock(place, waits=waits)
+    def lock(descriptor, operation):
+        if removals:
+            removals.clear()
+            _paths.place_of(path).rmdir()
+        flock(descriptor, operation)
 
-    monkeypatch.setattr(_publish, "_lock", lock)
+    monkeypatch.setattr(fcntl, "flock", lock)
     checkpoint.save(path, VALUES["old"])
 
-    assert sweeps == []
+    assert removals == []
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_save_needs_no_locks_of_the_system(tmp_path, monkeypatch):
+    def lock(descriptor, operation):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", lock)
+    for name in ("old", "new"):
+        checkpoint.save(tmp_path / "model", VALUES[name], overwrite=True)
+    assert exact(checkpoint.restore(tmp_path / "model")) == exact(VALUES["new"])
+    assert [child.name for child in tmp_path.iterdir()] == ["model"]
 
 
 FULL = """
@@ -233,10 +265,10 @@ def test_of_two_saves_at_once_one_is_told_that_it_came_too_late(tmp_path):
     together = threading.Barrier(2)
 
     def write(number):
+        together.wait()
         with _publish.publishing(tmp_path / "model", overwrite=False) as new:
             new.mkdir()
             (new / "number").write_text(str(number))
-            together.wait()
         return number
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
@@ -247,6 +279,21 @@ def test_of_two_saves_at_once_one_is_told_that_it_came_too_late(tmp_path):
     assert "there is something already at" in str(errors[1 - winner])
     assert [child.name for child in tmp_path.iterdir()] == ["model"]
     assert (tmp_path / "model" / "number").read_text() == str(winner)
+
+
+def test_what_another_program_puts_at_the_path_meanwhile_is_left_alone(tmp_path):
+    path = tmp_path / "model"
+
+    def save_and_disturb():
+        with _publish.publishing(path, overwrite=False) as new:
+            new.mkdir()
+            path.mkdir()
+            (path / "notes.txt").write_text("x")
+
+    with pytest.raises(CheckpointError, match="there is something already at"):
+        save_and_disturb()
+    assert (path / "notes.txt").read_text() == "x"
+    assert [child.name for child in tmp_path.iterdir()] == ["model"]
 
 
 def test_what_is_no_checkpoint_any_more_when_it_is_taken_out_is_put_back(tmp_path, monkeypatch):
@@ -280,7 +327,7 @@ def test_if_the_last_step_cannot_be_taken_back_the_error_says_where_both_are(tmp
     monkeypatch.setattr(os, "rename", refuse)
     with pytest.raises(CheckpointError) as caught:
         checkpoint.save(path, VALUES["new"], overwrite=True)
-    (aside,) = _paths.places(path)
+    aside = _paths.place_of(path)
     for name, values in VALUES.items():
         assert str(aside / name) in str(caught.value)
         assert exact(checkpoint.restore(aside / name)) == exact(values)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from bridge.checkpoint import _orbax
+from bridge.checkpoint import _failures
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def silenced(monkeypatch):
     logger = logging.getLogger("asyncio")
     monkeypatch.setattr(logger, "filters", list(logger.filters))
     monkeypatch.setattr("sys.unraisablehook", lambda unraisable: None)
-    _orbax.silence_late_reads()
+    _failures.silence_late_reads()
 
 
 def _drop(error):

@@ -13,7 +13,7 @@ from flax.core import meta
 from bridge import checkpoint
 from bridge._cli._input_errors import InputError
 from bridge._errors import CheckpointError
-from bridge.checkpoint import _orbax, _overwrite_guard, _publish, _single_files
+from bridge.checkpoint import _overwrite_guard, _publish, _save, _single_files
 from bridge.checkpoint._stored import parts
 
 
@@ -30,7 +30,7 @@ def check_free(out: pathlib.Path, source: str, form: str, *, overwrite: bool) ->
         return
     if not overwrite:
         raise InputError("OUT", f"something at {out}", "nothing there", "pass --overwrite")
-    _overwrite_guard.check_replaceable(out, file_format=_file_format(form), sources=[source])
+    _overwrite_guard.check(out.absolute(), _file_format(form), [source])
 
 
 def write(
@@ -64,7 +64,7 @@ def write(
             _check_names(out, tree)
             # Programs save the State itself, as Flax's guide on checkpoints does.
             args = ocp.args.PyTreeSave(_unboxed(tree))
-            _orbax.write(new, ocp.PyTreeCheckpointHandler(), args)
+            _save.write(new, ocp.PyTreeCheckpointHandler(), args)
 
 
 def mistaken_for(out: pathlib.Path, layout: str, form: str) -> str | None:
