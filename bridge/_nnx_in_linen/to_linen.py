@@ -161,7 +161,9 @@ class ToLinen(NNXHolder, metaclass=WithOptions):
             args, kwargs = GivenArgs(args), GivenKwargs(kwargs)
         object.__setattr__(self, "args", args)
         object.__setattr__(self, "kwargs", kwargs)
-        object.__setattr__(self, "_is_plain", is_plain)
+        # A field of a subclass may hold a module too.
+        has_more = not self.__dataclass_fields__.keys() <= ToLinen.__dataclass_fields__.keys()
+        object.__setattr__(self, "_is_plain", is_plain and not has_more)
         super().__post_init__()
 
     @nn.nowrap

@@ -183,3 +183,34 @@ def test_given_arguments_read_as_given_and_compare_as_frozen():
     assert module.kwargs == Fields(Configured, kwargs={"config": {"out": 3}}).kwargs
     assert module.kwargs != {"config": 3}
     assert module.kwargs != 3
+
+
+class Headed(bridge.ToLinen):
+    """A ToLinen beside a Linen module that is a field of it."""
+
+    head: nn.Module | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        return self.head(super().__call__(x))
+
+
+class NativelyHeaded(nn.Module):
+    body: nn.Module
+    head: nn.Module
+
+    @nn.compact
+    def __call__(self, x):
+        return self.head(self.body(x))
+
+
+def test_a_module_in_a_field_of_a_subclass_gets_variables_of_its_own_though_it_is_bound():
+    head = nn.Dense(2)
+    bound = head.bind(head.init(jax.random.key(1), jnp.ones((1, 3))))
+    x = jnp.ones((1, 4))
+    variables = Headed(nnx.Linear, args=(4, 3), head=bound).init(jax.random.key(0), x)
+    native = NativelyHeaded(nn.Dense(3), bound).init(jax.random.key(0), x)
+    assert variables["params"]["head"].keys() == native["params"]["head"].keys()
+    changed = jax.tree.map(jnp.zeros_like, variables)
+    y = Headed(nnx.Linear, args=(4, 3), head=bound).apply(changed, x)
+    assert_identical(y, jnp.zeros((1, 2)))
