@@ -91,7 +91,9 @@ def _existing(parts: tuple[Any, ...], avals: Any, given: Any) -> Existing:
     return Existing(static_graphdef.intern(nnx.GraphDef(*parts), avals, None, given))
 
 
-def freeze_arguments(args: Any, kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], FrozenDict]:
+def freeze_arguments(
+    args: Any, kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], FrozenDict[str, Any]]:
     """The arguments in hashable form; doing it twice changes nothing."""
     frozen = {name: _freeze(value) for name, value in kwargs.items()}
     return tuple(_freeze(value) for value in args), FrozenDict(frozen)
@@ -176,19 +178,23 @@ def frozen(arguments: Any) -> Any:
 
 def holds_no_module(frozen: Any) -> bool:
     """Whether there is no Linen module in arguments, as far as can be told by their types."""
+    items: Any = frozen
     if type(frozen) is tuple:
-        return all(map(holds_no_module, frozen))
+        return all(map(holds_no_module, items))
     if type(frozen) is FrozenDict:
-        return all(map(holds_no_module, frozen.values()))
+        return all(map(holds_no_module, items.values()))
     return isinstance(frozen, _OPAQUE)
 
 
 def check_class(nnx_class: Any) -> None:
     """Raises InvalidModuleError for what cannot be constructed as an NNX module."""
-    target = nnx_class.func if isinstance(nnx_class, functools.partial) else nnx_class
+    given, target = nnx_class, nnx_class
+    if isinstance(nnx_class, functools.partial):
+        target = given.func
+    owner: object = getattr(target, "__self__", None)
     if isinstance(target, type) and issubclass(target, nnx.Pytree):
         return
-    if isinstance(target, Existing) or isinstance(getattr(target, "__self__", None), type):
+    if isinstance(target, Existing) or isinstance(owner, type):
         # A class method that constructs, such as Model.from_config.
         return
     expected = "an NNX module class and its constructor arguments"
@@ -208,11 +214,12 @@ def check_class(nnx_class: Any) -> None:
         remedy = "pass the class, and what the function passes to it as args= and kwargs="
     else:
         remedy = "pass a subclass of flax.nnx.Module"
-    raise InvalidModuleError("ToLinen", nnx_class, expected, remedy)
+    raise InvalidModuleError("ToLinen", given, expected, remedy)
 
 
 def check_instance(module: Any) -> None:
     """Raises InvalidModuleError for what is no NNX module that exists."""
+    given = module
     is_state = isinstance(module, nnx.State) or (
         isinstance(module, type) and issubclass(module, nnx.State)
     )
@@ -234,19 +241,22 @@ def check_instance(module: Any) -> None:
         )
     else:
         remedy = "pass an instance of a subclass of flax.nnx.Module"
-    raise InvalidModuleError("ToLinen.from_module", module, "an NNX module instance", remedy)
+    raise InvalidModuleError("ToLinen.from_module", given, "an NNX module instance", remedy)
 
 
 def check_arguments(nnx_class: Any, args: Any, kwargs: Any) -> None:
     """Raises InvalidModuleError for `args` and `kwargs` that a constructor cannot take."""
+    found_args, found_kwargs = args, kwargs
     is_list = isinstance(args, Sequence) and not isinstance(args, str)
-    is_dict = isinstance(kwargs, Mapping) and all(isinstance(name, str) for name in kwargs)
+    is_dict = isinstance(kwargs, Mapping) and all(isinstance(n, str) for n in found_kwargs)
     if is_list and is_dict:
         return
     name = getattr(nnx_class, "__name__", type(nnx_class).__name__)
     positional, by_name = "args as a tuple of positional arguments", "kwargs as a dict by name"
     expected = [*([] if is_list else [positional]), *([] if is_dict else [by_name])]
-    found = kwargs if is_list else args if is_dict else (args, kwargs)
+    found: Any = found_args, found_kwargs
+    if is_list or is_dict:
+        found = found_kwargs if is_list else found_args
     raise InvalidModuleError(
         f"ToLinen of {name}",
         found,
@@ -270,10 +280,12 @@ def _freeze(value: Any) -> Any:
 
 def _copied(value: Any) -> Any:
     """A copy of containers and NumPy arrays."""
+    held = value
+    make = held.__class__
     if isinstance(value, np.ndarray):
-        return value.copy()
+        return held.copy()
     if isinstance(value, dict):
-        return type(value)((k, _copied(v)) for k, v in value.items())
+        return make((k, _copied(v)) for k, v in held.items())
     if isinstance(value, list | set) or type(value) is tuple:
-        return type(value)(map(_copied, value))
-    return value
+        return make(map(_copied, held))
+    return held

@@ -170,7 +170,7 @@ class BoundModule:
         return [a for a in self.found.unknown if a not in used and not is_output(a, active)]
 
 
-def method_of(module: Any, method: Any) -> Callable[..., Any]:
+def method_of(module: object, method: Any) -> Callable[..., Any]:
     """The callable for a `nnx_method`: a name, a function of the module, or None for a call."""
     method = "__call__" if method is None else method
     if isinstance(method, str):
@@ -178,8 +178,9 @@ def method_of(module: Any, method: Any) -> Callable[..., Any]:
     else:
         found = functools.partial(method, module) if callable(method) else None
     if not callable(found):
-        own = {n for n in dir(type(module)) if callable(getattr(type(module), n, None))}
+        kind: type = type(module)
+        own = {n for n in dir(kind) if callable(getattr(kind, n, None))}
         own -= set(dir(nnx.Module))
         available = [n for n in own if n == "__call__" or not n.startswith("_")]
-        raise InvalidMethodError(type(module), method, available)
+        raise InvalidMethodError(kind, method, available)
     return found

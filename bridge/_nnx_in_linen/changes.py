@@ -27,6 +27,7 @@ from bridge._graphdefs.structure import (
     is_same_or_equal,
     structure,
 )
+from bridge._types import VariableType
 
 from .matched_variables import MatchedVariables
 from .new_state import attach
@@ -281,22 +282,25 @@ def _drop_sown(module: Any) -> None:
     """Removes what was sown: it is the output of a call, and none of the model's state."""
     for node in nodes_below(module).objects:
         for name, value in list(vars(node).items()):
-            if _is_sown(value) or (type(value) is dict and _drop_sown_items(value) and not value):
+            if _is_sown(value) or _is_emptied(value):
                 delattr(node, name)
 
 
-def _drop_sown_items(tree: dict[Any, Any]) -> bool:
-    """The same for nested dicts; whether anything was removed."""
-    dropped = False
-    for key, value in list(tree.items()):
-        if _is_sown(value) or (type(value) is dict and _drop_sown_items(value) and not value):
-            del tree[key]
-            dropped = True
-    return dropped
+def _is_emptied(value: Any) -> bool:
+    """The same for nested dicts; whether nothing is left in one that held something."""
+    tree = value
+    if type(value) is not dict:
+        return False
+    gone = [key for key, item in tree.items() if _is_sown(item) or _is_emptied(item)]
+    for key in gone:
+        del tree[key]
+    return bool(gone) and not tree
 
 
 def _is_sown(value: Any) -> bool:
-    if not isinstance(value, nnx.Variable) or not issubclass(value.var_type, nnx.Intermediate):
+    variable = value
+    if not isinstance(value, nnx.Variable):
         return False
+    var_type: VariableType = variable.var_type
     # A perturbation is made by `init` too.
-    return not issubclass(value.var_type, nnx.Perturbation)
+    return issubclass(var_type, nnx.Intermediate) and not issubclass(var_type, nnx.Perturbation)

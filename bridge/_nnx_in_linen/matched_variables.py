@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 from flax.core import meta
 
 import registry
@@ -52,8 +51,8 @@ class MatchedVariables:
         self._given = leaves
         self._moved: dict[Address, Address] = {}
         known = slots.addresses
-        if leaves.keys() != known:
-            if not leaves.keys() >= known:
+        if len(leaves) != len(known) or not known.issuperset(leaves):
+            if not known.issubset(leaves):
                 leaves = _gathered(slots, self.avals, leaves)
             if not known.issuperset(leaves):
                 leaves, self._moved = _by_text(known, leaves)
@@ -124,7 +123,7 @@ _ABSENT = object()
 def overlay(module_leaves: list[Any], found: MatchedVariables) -> None:
     """Puts the values that exist into a module that was just constructed."""
     for leaf, slot in zip(module_leaves, found.slots, strict=True):
-        if slot.address in found.leaves and isinstance(leaf, nnx.Variable):
+        if slot.address in found.leaves and slot.var_type is not None:
             assign_raw_value(leaf, unboxed(found.leaves[slot.address]))
 
 
@@ -135,22 +134,24 @@ def unboxed(leaf: Any, aval: Any = None) -> Any:
       leaf: a leaf of Linen variables.
       aval: shape and dtype that it had when the module was made, None if they are not known.
     """
+    box = leaf
     if isinstance(leaf, jax.Array):
         return leaf
     # A box of Linen's constrains what it gives out, which JAX refuses for Explicit axes.
     is_constrained = isinstance(leaf, meta.AxisMetadata) and not any_explicit()
-    value = leaf.unbox() if is_constrained else _inside(leaf)
+    value = bare = box.unbox() if is_constrained else _inside(box)
     # A restored checkpoint holds NumPy arrays and scalars, into which a Variable would write.
     # A pytree that has a dtype stays as it is, such as the quantized weights of a library.
     is_foreign = hasattr(value, "dtype") and not isinstance(value, jax.Array | jax.ShapeDtypeStruct)
     is_foreign = is_foreign and jax.tree_util.all_leaves([value])
     if is_foreign and _is_wide(value, aval):
         # A write in place would go unnoticed, so it is refused.
-        kept = copy.copy(value)
+        kept = copied = copy.copy(bare)
         if isinstance(kept, np.ndarray):
-            kept.setflags(write=False)
-        return kept
-    return jax.numpy.asarray(value) if is_foreign else value
+            copied.setflags(write=False)
+        return copied
+    numpy: Any = jax.numpy
+    return numpy.asarray(bare) if is_foreign else bare
 
 
 def _is_wide(value: Any, aval: Any) -> bool:
@@ -167,14 +168,15 @@ class _Anything:
 
 
 def _inside(leaf: Any) -> Any:
+    box = leaf
     if isinstance(leaf, jax.Array):
         return leaf
     # unbox may put a sharding constraint on the value, which is an equation in the program.
     if isinstance(leaf, NNXMeta | meta.Partitioned):
         return leaf.value
     if isinstance(leaf, meta.AxisMetadata):
-        return registry.current().codec_for(type(leaf)).to_fields(leaf)[0]
-    return leaf
+        return registry.current().codec_for(box.__class__).to_fields(box)[0]
+    return box
 
 
 def _gathered(
@@ -189,6 +191,7 @@ def _gathered(
     taken: set[Address] = set()
     lower = _below(address for address in leaves if address not in slots.addresses)
     for slot, aval in zip(slots, avals, strict=True):
+        shapes: Any = aval
         is_dict = type(aval) is dict
         if slot.address in leaves or not (lower or is_dict):
             continue
@@ -196,7 +199,7 @@ def _gathered(
         below = {path: leaves[address] for path, address in own.items()}
         value = None
         if is_dict:
-            value = _gathered_dict(slot, aval, below)
+            value = _gathered_dict(slot, shapes, below)
         elif below.keys() == {("value",)}:
             value = from_bits(aval, below["value",])
         if value is not None:
@@ -213,10 +216,12 @@ def _gathered_dict(slot: GraphDefLeaf, aval: Mapping[Any, Any], below: Mapping[P
     is_inner = all(path[0] == "value" and path[1:] for path in below)
     inner = {path[1:]: leaf for path, leaf in below.items()} if is_inner else {}
     # The dict may have a key of that name itself.
-    may_be_boxed = inner.keys() == wanted or "value" not in aval
-    is_boxed = bool(inner) and below.keys() != wanted and may_be_boxed
+    wanted_inside = set(inner) == wanted
+    may_be_boxed = wanted_inside or "value" not in aval
+    is_boxed = bool(inner) and set(below) != wanted and may_be_boxed
     below = inner if is_boxed else below
-    is_whole = below.keys() == wanted
+    paths: Set[Path] = below.keys()
+    is_whole = paths == wanted
     # That of a cache may have other entries by now.
     if not is_whole and (not below or slot.has_fixed_shape):
         return None
@@ -224,7 +229,8 @@ def _gathered_dict(slot: GraphDefLeaf, aval: Mapping[Any, Any], below: Mapping[P
     if slot.var_type is None or not is_boxed:
         return value
     # With its box again, as an update has the form that was given.
-    return NNXMeta(slot.var_type, value, dict(slot.metadata))
+    box: Any = NNXMeta
+    return box(slot.var_type, value, dict(slot.metadata))
 
 
 def _below(addresses: Iterable[Address]) -> dict[tuple[str, ...], dict[tuple[str, ...], Address]]:
@@ -240,7 +246,7 @@ def _below(addresses: Iterable[Address]) -> dict[tuple[str, ...], dict[tuple[str
 def _as_dict(aval: Mapping[Any, Any], below: Mapping[Path, Any], path: Path) -> dict[Any, Any]:
     """The dict with the keys that it had, which a file keeps as text."""
     return {
-        key: _as_dict(item, below, (*path, str(key)))
+        key: _as_dict(aval[key], below, (*path, str(key)))
         if isinstance(item, Mapping)
         else below[(*path, str(key))]
         for key, item in aval.items()

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ SHOWN: ContextVar[bool] = ContextVar("shown", default=False)
 
 
 @contextlib.contextmanager
-def nnx_modules_as_linen() -> Iterator[None]:
+def nnx_modules_as_linen() -> Generator[None, None, None]:
     """Shows the NNX modules in every `ToLinen` to Linen's interceptors, in this block.
 
     Each method of an NNX module inside runs as that of a Linen module: interceptors of
@@ -88,7 +88,7 @@ class _Shown:
         self._scope = scope
         self._is_entered = False
 
-    def view(self, module: Any) -> NNXModuleView | None:
+    def view(self, module: object) -> NNXModuleView | None:
         """The view of a module, None if it is not shown: a copy that a transform has made.
 
         The call of the outermost module is that of the ToLinen, which Linen sees already.
@@ -101,7 +101,8 @@ class _Shown:
         for key in path:
             scope = _child(scope, key)
         name = _name(path) if path else scope.name
-        view = _made[vars(type(module))[_BASE]].view(parent=scope, name=name)
+        kind: type = type(module)
+        view = _made[vars(kind)[_BASE]].view(parent=scope, name=name)
         object.__setattr__(view, "_nnx_module", module)
         return view
 
@@ -125,7 +126,7 @@ _BASE = "bridge__base"
 
 
 @contextlib.contextmanager
-def showing(module: Any, linen: Any) -> Iterator[None]:
+def showing(module: Any, linen: Any) -> Generator[None, None, None]:
     """Shows the modules below an NNX module in this block.
 
     Args:
@@ -162,23 +163,24 @@ def unshow(module: Any) -> None:
     _unshow(nodes_below(module).objects)
 
 
-def _unshow(nodes: Iterable[Any]) -> None:
+def _unshow(nodes: Iterable[object]) -> None:
     for node in nodes:
-        base = vars(type(node)).get(_BASE)
+        kind: type = type(node)
+        base = vars(kind).get(_BASE)
         if base is not None:
             node.__class__ = base
 
 
-def _has_methods(module: Any) -> bool:
+def _has_methods(module: object) -> bool:
     """Whether a module is shown by itself; lists and dicts have no methods of their own."""
-    kind = type(module)
+    kind: type = type(module)
     is_shown_otherwise = isinstance(module, LinenHolder) or is_linen_style(kind)
     return not is_shown_otherwise and not isinstance(module, nnx.List | nnx.Dict)
 
 
-def _shown_class(module: Any) -> type:
+def _shown_class(module: object) -> type:
     """A class whose methods run through the view of the module, made once for each class."""
-    kind = type(module)
+    kind: type = type(module)
     if kind not in _made:
         methods = _methods(kind)
         own = {name: _through_view(name, function) for name, function in methods.items()}

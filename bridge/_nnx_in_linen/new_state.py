@@ -14,6 +14,7 @@ from bridge._conversion import linen_leaves, nnx_leaves
 from bridge._conversion.collections import ARRAYS
 from bridge._conversion.linen_attributes import LinenHolder
 from bridge._conversion.neutral import Address, Path
+from bridge._types import Variable
 
 _ABSENT = object()
 
@@ -73,9 +74,10 @@ class Reads:
 
     def __init__(self, attached: Mapping[Address, Attached]):
         self.read = {address for address, (_, is_linen) in attached.items() if is_linen}
-        self._hooks: list[tuple[nnx.Variable[Any], Any]] = []
-        for address, (variable, is_linen) in attached.items():
-            if is_linen or not isinstance(variable, nnx.Variable):
+        self._hooks: list[tuple[Variable, Any]] = []
+        for address, (item, is_linen) in attached.items():
+            variable = item
+            if is_linen or not isinstance(item, nnx.Variable):
                 continue
             own = variable.get_metadata("on_get_value", None)
             self._hooks.append((variable, own))
@@ -117,38 +119,39 @@ def _put(module: Any, path: Path, item: Any) -> Any:
 
 
 def _put_child(node: Any, key: Any, item: Any) -> bool:
+    items: Any = node
     if isinstance(node, nnx.List | list):
         index = int(key) if str(key).isdecimal() else -1
-        if index == len(node):
-            node.append(nnx.data(item) if isinstance(node, nnx.List) else item)
+        if index == len(items):
+            items.append(nnx.data(item) if isinstance(node, nnx.Pytree) else item)
             return True
-        if not 0 <= index < len(node):
+        if not 0 <= index < len(items):
             return False
         key = index
     child = _child(node, key)
     if child is not _ABSENT and child is not None:
         return False
     if isinstance(node, nnx.Pytree) and isinstance(key, str | int):
-        if inspect.getattr_static(type(node), str(key), None) is not None:
+        if inspect.getattr_static(items.__class__, str(key), None) is not None:
             return False
         # Marked, for a None was static.
-        setattr(node, str(key), nnx.data(item))
+        setattr(items, str(key), nnx.data(item))
         return True
     if isinstance(node, dict | list):
-        node[key] = item
+        items[key] = item
         return True
     return False
 
 
 def _child(node: Any, key: Any) -> Any:
     """What is below a node; keys are compared as text, as files keep them."""
+    items: Any = node
     if isinstance(node, nnx.Pytree):
         return vars(node).get(str(key), _ABSENT)
     if isinstance(node, Mapping):
-        found = node.get(key, _ABSENT)
-        return found if found is not _ABSENT else _by_text(node, node, key)
+        return items[key] if key in items else _by_text(items, items, key)
     if isinstance(node, list | tuple):
-        return _by_text(dict(enumerate(node)), range(len(node)), key)
+        return _by_text({i: items[i] for i in range(len(items))}, range(len(items)), key)
     return _ABSENT
 
 

@@ -33,6 +33,7 @@ from bridge._flax.linen_modules import (
 from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 from bridge._randomness.streams import stream_of
+from bridge._types import Variable
 
 from .arguments import frozen
 from .constructor import Constructor
@@ -86,14 +87,15 @@ class WrapperScope:
     def read(self) -> tuple[dict[Address, Any], StaticGraphDef | None]:
         """The leaves of the variables, and the definition: None if a checkpoint has a stand-in."""
         leaves = by_address(self.linen.variables)
-        stored = leaves.get(self._graphdef_address)
+        place = self._graphdef_address
+        stored = leaves.get(place)
+        is_graphdef = isinstance(stored, nnx.GraphDef)
+        graphdef = static_graphdef.intern(leaves[place]) if is_graphdef else None
         # Modules that share the scope have GraphDefs too.
         for address in [a for a in leaves if a[0] == STATIC]:
             if leaves[address] is stored or is_static(*address, leaves[address]):
                 del leaves[address]
-        if isinstance(stored, nnx.GraphDef) and not isinstance(stored, StaticGraphDef):
-            stored = static_graphdef.intern(stored)
-        return leaves, stored if isinstance(stored, StaticGraphDef) else None
+        return leaves, graphdef
 
     def matched(self, graphdef: StaticGraphDef, leaves: Mapping[Address, Any]) -> MatchedVariables:
         """Leaves against a definition."""
@@ -119,13 +121,15 @@ class WrapperScope:
 
     def as_linen(self, items: Iterable[tuple[Address, Any]]) -> dict[Address, Any]:
         """The leaves of Linen variables for Variables and bare arrays."""
-        to_leaf: Callable[[Any], Any] = self.linen.metadata_fn or nnx.Variable.get_value
+        to_leaf: Callable[[Any], Any] = self.linen.metadata_fn or Variable.get_value
         leaves: dict[Address, Any] = {}
         for address, item in items:
+            variable = item
             if not isinstance(item, nnx.Variable):
                 leaves[address] = item
-            elif self.linen.rng_state or not issubclass(item.var_type, nnx.RngState):
-                leaves[address] = to_leaf(item)
+                continue
+            if self.linen.rng_state or not issubclass(variable.var_type, nnx.RngState):
+                leaves[address] = to_leaf(variable)
         return leaves
 
     def store_graphdef(self, graphdef: StaticGraphDef | None) -> None:
@@ -186,7 +190,8 @@ class WrapperScope:
         collection = address[0]
         if self.linen.is_mutable_collection(collection):
             return True
-        var_type = item.var_type if isinstance(item, nnx.Variable) else object
+        variable = item
+        var_type: type = variable.var_type if isinstance(item, nnx.Variable) else object
         is_rng = issubclass(var_type, nnx.RngState)
         if not issubclass(var_type, nnx.Intermediate) and (self.linen.rng_state or not is_rng):
             self.report_lost(collection, lost_update_text(self.where, collection, is_rng))
@@ -223,9 +228,11 @@ def spelled(path: Path, string_keys: bool) -> Path:
 
 
 def _boxed_as(old: Any, leaf: Any) -> Any:
-    if isinstance(old, dict) and old and isinstance(leaf, meta.AxisMetadata):
+    box, new = old, leaf
+    is_boxed = isinstance(leaf, meta.AxisMetadata)
+    if isinstance(old, meta.AxisMetadata):
+        return box.replace_boxed(new.unbox() if is_boxed else new)
+    if isinstance(old, dict) and box and is_boxed:
         # It came without its box, as `nn.unbox` leaves it; an empty one would be nothing.
-        return leaf.unbox() or leaf
-    if not isinstance(old, meta.AxisMetadata):
-        return leaf
-    return old.replace_boxed(leaf.unbox() if isinstance(leaf, meta.AxisMetadata) else leaf)
+        return new.unbox() or new
+    return new

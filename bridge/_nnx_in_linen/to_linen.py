@@ -151,11 +151,13 @@ class ToLinen(NNXHolder, metaclass=WithOptions):
 
     def __post_init__(self) -> None:
         check_class(self.nnx_class)
-        if type(self.args) is not tuple or type(self.kwargs) is not FrozenDict:
+        given_args, given_kwargs = self.args, self.kwargs
+        if type(given_args) is not tuple or type(given_kwargs) is not FrozenDict:
             check_arguments(self.nnx_class, self.args, self.kwargs)
         # Linen hashes and compares modules by their fields.
         args, kwargs = freeze_arguments(frozen(self.args), frozen(self.kwargs))
-        is_plain = all(map(holds_no_module, (*args, *kwargs.values())))
+        by_name: Any = kwargs
+        is_plain = all(map(holds_no_module, (*args, *by_name.values())))
         if is_plain and type(self) is not ToLinen:
             # A subclass may construct the module itself.
             args, kwargs = GivenArgs(args), GivenKwargs(kwargs)
@@ -171,7 +173,8 @@ class ToLinen(NNXHolder, metaclass=WithOptions):
         # Linen would look for modules in every field.
         if self._is_plain:
             options.pop("_deep_clone", None)
-        return super().clone(**options)
+        linen: Any = super()
+        return linen.clone(**options)
 
     def __init_subclass__(cls, **options: Any) -> None:
         # A dataclass gets its own, which compare what its fields are and not what they hold.

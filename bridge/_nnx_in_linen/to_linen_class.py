@@ -51,7 +51,7 @@ def to_linen_class(
     """
     check_class(base_nnx_class)
     name = getattr(base_nnx_class, "__name__", type(base_nnx_class).__name__)
-    defaults = {
+    defaults: dict[str, Any] = {
         "nnx_class": base_nnx_class,
         "metadata_fn": base_metadata_fn,
         "skip_rng": base_skip_rng,
@@ -78,7 +78,7 @@ def to_linen_class(
             super().__init_subclass__(**options)
             install_constructor(cls)
 
-    attributes = {
+    attributes: dict[str, Any] = {
         "__module__": __name__,
         "__doc__": f"The NNX module {name} as a Linen module.",
         "__annotations__": {field: ToLinen.__annotations__[field] for field in defaults},
