@@ -251,6 +251,19 @@ def test_what_lies_beside_the_model_is_named_and_compared_on_request(capsys, tmp
     assert compared.document["only_in_a"] == ["step"]
 
 
+def test_a_typed_key_is_the_same_as_the_bits_that_flax_stores(capsys, tmp_path):
+    def variables(key):
+        return {"params": {"w": np.ones(2)}, "RngKey": {"stream": {"key": key}}}
+
+    bits = np.asarray(jax.random.key_data(jax.random.key(3)))
+    (tmp_path / "bits").write_bytes(serialization.to_bytes(variables(bits)))
+    for seed, code in ((3, 0), (4, 1)):
+        checkpoint.save(tmp_path / f"{seed}", variables(jax.random.key(seed)))
+        pair = tmp_path / f"{seed}", tmp_path / "bits"
+        outcome = run(capsys, "diff", *pair, "--rngs", "--json")
+        assert (outcome.code, outcome.document["equal"]) == (code, 2 - code)
+
+
 def test_diff_finds_models_within_larger_checkpoints(capsys, made, tmp_path, variables):
     inside = made / "inside"
     changed = jax.tree.map(lambda x: x + 1, variables)

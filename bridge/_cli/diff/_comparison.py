@@ -12,7 +12,7 @@ import numpy as np
 from bridge._cli._leaves import dtype_of, widened
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Leaf, Path
-from bridge._randomness.typed_keys import to_bits
+from bridge._randomness.typed_keys import is_key, to_bits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +105,11 @@ def _difference(path: Path, a: Leaf, b: Leaf, rtol: float, atol: float) -> Diffe
     if tree_a != tree_b:
         what.append("structure")
     else:
-        pairs = list(zip(flat_a, flat_b, strict=True))
+        # Flax and orbax store a typed key as its bits.
+        pairs = [
+            (x, y) if is_key(x) == is_key(y) else (to_bits(x), to_bits(y))
+            for x, y in zip(flat_a, flat_b, strict=True)
+        ]
         if any(np.shape(x) != np.shape(y) for x, y in pairs):
             what.append("shape")
         else:
