@@ -31,6 +31,10 @@ Variable: TypeAlias = nnx.Variable[Any]
 State: TypeAlias = nnx.State[Any, Any]
 GraphDef: TypeAlias = nnx.GraphDef[Any]
 
+# For `isinstance` and `issubclass`, which otherwise narrow to classes of unknown type parameters.
+DICT: Any = dict
+VARIABLE: Any = nnx.Variable
+
 # Functions whose stubs lack types.
 flatten_tree: Callable[[Any], tuple[list[Any], Any]] = jax.tree.flatten
 unflatten_tree: Callable[[Any, Iterable[Any]], Any] = jax.tree.unflatten

@@ -59,12 +59,13 @@ def derive_codec(box_type: type) -> BoxCodec:
     Raises:
       UnsupportedBoxError: the type offers neither, or no field is clearly the value.
     """
-    if issubclass(box_type, meta.Partitioned):
+    kind: Any = box_type
+    if issubclass(kind, meta.Partitioned):
         # Not Flax's own pair of methods: LogicallyPartitioned's empties the box that it reads.
         return _dataclass_codec(box_type, _NNX_NAMES)
-    if hasattr(box_type, "to_nnx_metadata") and hasattr(box_type, "from_nnx_metadata"):
+    if hasattr(kind, "to_nnx_metadata") and hasattr(kind, "from_nnx_metadata"):
         return _protocol_codec(box_type)
-    if dataclasses.is_dataclass(box_type):
+    if dataclasses.is_dataclass(kind):
         return _dataclass_codec(box_type, {})
     raise UnsupportedBoxError(box_type, "it is not a dataclass")
 

@@ -27,6 +27,10 @@ from ._errors import (
 )
 
 VariableType: TypeAlias = type[nnx.Variable[Any]]
+# For `isinstance`, which otherwise trusts annotations, and narrows to unknown type parameters.
+_STR: Any = str
+_TYPE: Any = type
+_VARIABLE: Any = nnx.Variable
 T = TypeVar("T", bound=VariableType)
 
 # Unregistered types by the collection that they were put in, to find the type of that collection.
@@ -47,19 +51,25 @@ def out_of_scope_remedy(name: str, typ: type) -> str:
     )
 
 
-def check_pair(name: Any, typ: Any) -> None:
+def check_pair(name: object, typ: object) -> None:
     check_name(name)
     check_type(typ)
 
 
-def check_name(name: Any) -> None:
+def check_name(name: object) -> None:
     if not isinstance(name, str) or not name:
         raise InvalidRegistrationError(name, "a collection name, that is a non-empty string")
 
 
-def check_box_type(box_type: Any) -> None:
+def check_kind(value: object, kind: type, expected: str) -> None:
+    if not isinstance(value, kind):
+        raise InvalidRegistrationError(value, expected)
+
+
+def check_box_type(box_type: object) -> None:
+    found = box_type
     if not (isinstance(box_type, type) and issubclass(box_type, meta.AxisMetadata)):
-        raise InvalidRegistrationError(box_type, "a subclass of flax.core.meta.AxisMetadata")
+        raise InvalidRegistrationError(found, "a subclass of flax.core.meta.AxisMetadata")
 
 
 def type_is_taken(name: str, typ: type, taken: object) -> RegistrationConflictError:
@@ -72,10 +82,11 @@ def type_is_taken(name: str, typ: type, taken: object) -> RegistrationConflictEr
     )
 
 
-def check_type(typ: Any) -> None:
+def check_type(typ: object) -> None:
+    found = typ
     if not (isinstance(typ, type) and issubclass(typ, nnx.Variable)):
         raise InvalidRegistrationError(
-            typ, "a Variable type, that is a subclass of flax.nnx.Variable"
+            found, "a Variable type, that is a subclass of flax.nnx.Variable"
         )
 
 
@@ -105,8 +116,8 @@ def flax_name(typ: VariableType) -> str | None:
 def flax_class(name: str) -> VariableType | None:
     """A Variable type of Flax's own that has no collection there, such as RngKey."""
     # Not getattr: flax.nnx makes some attributes on demand, with a warning.
-    typ = vars(nnx).get(name)
-    is_own = isinstance(typ, type) and issubclass(typ, nnx.Variable) and typ.__name__ == name
+    typ: Any = vars(nnx).get(name)
+    is_own = isinstance(typ, _TYPE) and issubclass(typ, _VARIABLE) and typ.__name__ == name
     return typ if is_own else None
 
 
@@ -178,8 +189,7 @@ class Registry:
             merged[name] = typ
         codecs = dict(self.boxes)
         for box_type, codec in (boxes or {}).items():
-            if not isinstance(codec, BoxCodec):
-                raise InvalidRegistrationError(codec, "a registry.BoxCodec")
+            check_kind(codec, BoxCodec, "a registry.BoxCodec")
             check_box_type(box_type)
             codecs[box_type] = codec
         return Registry(merged, codecs)
@@ -236,7 +246,7 @@ class Registry:
           UnknownNameError: nobody registered the name, it has no automatic type yet, and `create`
             is false.
         """
-        if not isinstance(name, str):
+        if not isinstance(name, _STR):
             raise InvalidRegistrationError(name, "a collection name, that is a string")
         typ = self._owner(name)
         if typ is None and create:
@@ -365,8 +375,7 @@ def use(registry: Registry) -> Generator[Registry]:
       registry._errors.UnknownNameError: Variable type ... is not registered; it has collection
       'visits' in the registry ...
     """
-    if not isinstance(registry, Registry):
-        raise InvalidRegistrationError(registry, "a registry.Registry")
+    check_kind(registry, Registry, "a registry.Registry")
     for name, typ in registry.pairs.items():
         scoped_names[typ] = name
     token = _scoped.set(registry)

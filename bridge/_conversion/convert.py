@@ -104,7 +104,7 @@ def to_linen_var(variable: Variable) -> Any:
     if leaf.box is None and isinstance(leaf.value, jax.Array):
         return leaf.value
     if leaf.box is NNXMeta:
-        return NNXMeta(variable.var_type, leaf.value, dict(leaf.fields))
+        return linen_leaves.box_of(variable.var_type, leaf)
     return linen_leaves.from_leaf("", leaf, registry.current())
 
 

@@ -26,14 +26,14 @@ def unboxed_within(variable: nnx.Variable[Any]) -> nnx.Variable[Any]:
         return variable
     active = registry.current()
     collection = active.name_from_type(variable.var_type)
-    boxes: list[tuple[Any, type, tuple[Any, ...]]] = []
+    boxes: list[tuple[Any, type | None, tuple[Any, ...]]] = []
 
     def unboxed(path: Any, item: Any) -> Any:
         if not _is_box(item):
             return item
         leaf = linen_leaves.to_leaf(collection, path, item, active)
         # A GraphDef holds the metadata, so it is hashable.
-        boxes.append((path, type(item), tuple(sorted(leaf.fields.items()))))
+        boxes.append((path, leaf.box, tuple(sorted(leaf.fields.items()))))
         return leaf.value
 
     value = jax.tree_util.tree_map_with_path(unboxed, value, is_leaf=_is_box)
@@ -58,8 +58,11 @@ def boxed(variable: nnx.Variable[Any]) -> Any:
         kind, fields = boxes[path]
         return linen_leaves.from_leaf(collection, Leaf(item, kind, dict(fields)), active)
 
+    def is_boxed(path: Any, _: object) -> bool:
+        return path in boxes
+
     return jax.tree_util.tree_map_with_path(
-        box, raw_value(variable), is_leaf=lambda path, _: path in boxes, is_leaf_takes_path=True
+        box, raw_value(variable), is_leaf=is_boxed, is_leaf_takes_path=True
     )
 
 
@@ -70,5 +73,5 @@ def is_plain(variable: nnx.Variable[Any]) -> bool:
     return nnx_leaves.says_nothing({key: x for key, x in metadata if key not in own})
 
 
-def _is_box(value: Any) -> bool:
+def _is_box(value: object) -> bool:
     return isinstance(value, meta.AxisMetadata)

@@ -14,7 +14,7 @@ import registry
 from bridge._errors import ReservedNameError, bullets, unread_hooks_text, warn
 from bridge._flax.objects import CAPTURES, is_note, set_data
 from bridge._flax.variables import assign_raw_value, class_hooks
-from bridge._types import CollectionFilter, Variable, Variables
+from bridge._types import DICT, VARIABLE, CollectionFilter, Variable, Variables
 
 from . import linen_leaves, nnx_leaves, trees
 from .collections import holds_state
@@ -68,7 +68,7 @@ def creates_in_call(kind: type) -> bool:
 
     The latter is a class of a room above, which says of itself that it is one.
     """
-    return issubclass(kind, LinenHolder) or is_linen_style(kind)
+    return is_linen_style(kind) or issubclass(kind, LinenHolder)
 
 
 def is_linen_style(kind: object) -> bool:
@@ -249,7 +249,7 @@ def own_variables(wrapper: LinenHolder) -> Variables:
     own = {
         name: value
         for name, value in vars(wrapper).items()
-        if isinstance(value, dict | nnx.Variable) and not is_own_name(name)
+        if isinstance(value, (DICT, VARIABLE)) and not is_own_name(name)
     }
     return trees.linen_tree(own, nnx_leaves.linens_leaf)
 
@@ -321,27 +321,30 @@ def as_jax_arrays(value: Any) -> Any:
 
 
 def _as_jax_array(value: Any) -> Any:
-    if not isinstance(value, np.ndarray | np.generic):
+    if not isinstance(value, _NUMPY):
         return value
     if jax.dtypes.canonicalize_dtype(value.dtype) != value.dtype:
         return np.array(value)
-    return jax.numpy.asarray(value)
+    return _numpy.asarray(value)
+
+
+_NUMPY: Any = (np.ndarray, np.generic)
+_numpy: Any = jax.numpy
 
 
 # Not a generator: each level would create one, and a ToNNX reads its variables at each call.
 def _find_variables(path: Path, value: Any, found: list[tuple[Path, Variable]]) -> None:
     # Cheap test first: a failing `isinstance(…, nnx.Variable)` is slow.
-    if isinstance(value, dict):
+    if isinstance(value, DICT):
         for key, child in value.items():
             _find_variables((*path, key), child, found)
-    elif isinstance(value, nnx.Variable):
+    elif isinstance(value, VARIABLE):
         found.append((path, value))
 
 
 def _merged(old: Any, new: Any) -> Any:
     """Merges `new` into copies of the dicts in `old`, so that a failing call changes nothing."""
-    is_tree = isinstance(old, dict) and isinstance(new, dict)
-    return laid_over(old, new) if is_tree else new
+    return laid_over(old, new) if isinstance(old, DICT) and isinstance(new, DICT) else new
 
 
 def _remove(wrapper: LinenHolder, path: Path) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flax import config, nnx
@@ -12,10 +13,10 @@ from flax.core import freeze, meta
 
 import registry
 from bridge._errors import ConversionError, mapping_error, path_text
-from bridge._types import Variables
+from bridge._types import Variables, VariableType
 
 from .collections import STATIC
-from .neutral import Leaf, Neutral, Path, nest, walk
+from .neutral import Leaf, Neutral, Path, is_mapping, nest, walk
 from .nnx_meta import NNXMeta
 from .own_leaves import is_static
 
@@ -86,10 +87,18 @@ def to_leaf(collection: str, path: Path, value: object, active: registry.Registr
                 f" {active.name_from_type(value.var_type)!r}, or register the pair"
             )
         return Leaf(value.value, NNXMeta, value.metadata)
-    if isinstance(value, meta.AxisMetadata):
-        inner, fields = active.codec_for(type(value)).to_fields(value)
-        return Leaf(inner, type(value), fields)
+    kind: Any = type(value)
+    if _is_box(kind):
+        inner, fields = active.codec_for(kind).to_fields(value)
+        return Leaf(inner, kind, fields)
     return Leaf(value)
+
+
+def _is_box_type(kind: type) -> bool:
+    return issubclass(kind, meta.AxisMetadata)
+
+
+_is_box: Callable[[Any], bool] = functools.lru_cache(maxsize=1024)(_is_box_type)
 
 
 def from_leaf(collection: str, leaf: Leaf, active: registry.Registry) -> Any:
@@ -98,8 +107,13 @@ def from_leaf(collection: str, leaf: Leaf, active: registry.Registry) -> Any:
         # An empty mapping is made anew, as Linen may write into it.
         return {} if leaf.is_empty else leaf.value
     if leaf.box is NNXMeta:
-        return NNXMeta(active.type_from_name(collection), leaf.value, dict(leaf.fields))
+        return box_of(active.type_from_name(collection), leaf)
     return active.codec_for(leaf.box).from_fields(leaf.value, leaf.fields)
+
+
+def box_of(var_type: VariableType, leaf: Leaf) -> NNXMeta[Any]:
+    """The box of a Variable that no box of Linen's own can hold."""
+    return NNXMeta(var_type, leaf.value, dict(leaf.fields))
 
 
 def check_variables(variables: Variables) -> None:
@@ -125,12 +139,12 @@ def is_nnx(found: object) -> ConversionError:
     return mapping_error(found, EXPECTED, _IS_NNX)
 
 
-def _check(variables: object) -> None:
+def _check(variables: Any) -> None:
     if isinstance(variables, nnx.Pytree):
         raise mapping_error(variables, EXPECTED, _IS_NNX)
     if isinstance(variables, nn.Module):
         raise mapping_error(variables, EXPECTED, "give what the module's init returns")
-    if not isinstance(variables, Mapping):
+    if not is_mapping(type(variables)):
         raise mapping_error(variables, EXPECTED)
     for collection, tree in variables.items():
         if not isinstance(collection, str) or not isinstance(tree, Mapping):

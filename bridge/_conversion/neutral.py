@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from bridge._errors import ConversionError
+from bridge._types import DICT
 from bridge._types import Address as Address
 from bridge._types import Key as Key
 from bridge._types import Path as Path
@@ -53,13 +54,14 @@ _LEAF = object()
 
 def _meeting_point(tree: Tree, path: Path) -> int | None:
     """The index of the key at which a path meets a leaf or a subtree; None if it is free."""
-    node: Any = tree
+    node = tree
     for index, key in enumerate(path):
         if key not in node:
             return None
-        node = node[key]
-        if not isinstance(node, dict):
+        below = node[key]
+        if not isinstance(below, DICT):
             return index
+        node = below
     # A leaf cannot be at the root.
     return max(len(path) - 1, 0)
 

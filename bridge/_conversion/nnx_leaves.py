@@ -12,7 +12,7 @@ from flax import nnx
 import registry
 from bridge._errors import ConversionError, path_text
 from bridge._flax.variables import REQUIRED_METADATA, class_hooks, raw_value, variable_from_metadata
-from bridge._types import Variable, VariableType
+from bridge._types import VARIABLE, Variable, VariableType
 
 from .collections import ARRAYS
 from .neutral import Address, Displaced, Leaf, Neutral, Path, is_mapping, place, unplace
@@ -85,9 +85,9 @@ def item_leaf(path: Path, item: StateItem, active: registry.Registry) -> Leaf:
     return leaf
 
 
-def linens_leaf(path: Path, item: object, active: registry.Registry) -> Leaf | None:
+def linens_leaf(path: Path, item: Any, active: registry.Registry) -> Leaf | None:
     """`to_leaf` of an attribute of a ToNNX: its Variables are Linen's, whatever else is not."""
-    return to_leaf(item, active, boxed_as_is=True) if isinstance(item, nnx.Variable) else None
+    return to_leaf(item, active, boxed_as_is=True) if isinstance(item, VARIABLE) else None
 
 
 def to_leaves(

@@ -14,8 +14,10 @@ from bridge._flax.variables import variable_from_metadata
 from bridge._randomness import typed_keys
 
 # The stubs of both lack types.
-_field: Callable[..., Any] = struct.field
+_struct: Any = struct
 _serialization: Any = serialization
+
+_NAMES: Any = (tuple, list, jax.sharding.PartitionSpec)
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -39,9 +41,9 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A], Generic[A]):
       metadata: the Variable's metadata, such as `out_sharding`.
     """
 
-    var_type: type[nnx.Variable[Any]] = _field(pytree_node=False)
-    value: Any = _field(pytree_node=True)
-    metadata: dict[str, Any] = _field(pytree_node=False)
+    var_type: type[nnx.Variable[Any]] = _struct.field(pytree_node=False)
+    value: Any = _struct.field(pytree_node=True)
+    metadata: dict[str, Any] = _struct.field(pytree_node=False)
 
     def unbox(self) -> Any:
         """The value; no sharding constraint, as an NNX Variable applies none when read."""
@@ -87,16 +89,15 @@ class NNXMeta(struct.PyTreeNode, meta.AxisMetadata[A], Generic[A]):
         return self._renamed(names, "remove_axis", index, name)
 
     def _axis_names(self) -> list[Any] | None:
-        names = self.metadata.get("out_sharding")
-        is_names = isinstance(names, tuple | list | jax.sharding.PartitionSpec)
-        return list(names) if is_names else None
+        names: Any = self.metadata.get("out_sharding")
+        return [*names] if isinstance(names, _NAMES) else None
 
     def _renamed(
         self, names: list[Any] | None, method: str, index: int, name: str | None
     ) -> NNXMeta[A]:
         metadata = dict(self.metadata)
         if names is not None:
-            kind = type(metadata["out_sharding"])
+            kind: Any = metadata["out_sharding"].__class__
             is_spec = kind is jax.sharding.PartitionSpec
             metadata["out_sharding"] = kind(*names) if is_spec else kind(names)
         variable = variable_from_metadata(self.var_type, self.value, metadata)

@@ -126,7 +126,7 @@ def covers(shape: Sequence[int], regions: Sequence[Region]) -> bool:
     for column in zip(*regions, strict=True):
         intervals = sorted({(cut.start, cut.size) for cut in column})
         ends = [0, *(start + size for start, size in intervals)]
-        starts = [*(start for start, _ in intervals), shape[column[0].axis]]
+        starts: list[int] = [*(start for start, _ in intervals), shape[column[0].axis]]
         if starts != ends:
             return False
         total *= len(intervals)

@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
-from flax import config, nnx
+from flax import config
 from flax.core import freeze
 from jax.core import Tracer
 
 import registry
 from bridge._flax.variables import REQUIRED_METADATA, variable_maker
-from bridge._types import Variables
+from bridge._types import DICT, VARIABLE, Variables
 
 from . import linen_leaves, nnx_leaves
 from .collections import ARRAYS, STATIC
@@ -90,22 +90,22 @@ class _Planting:
     def plant(self, tree: Mapping[Key, Any], node: Tree, path: Path) -> bool:
         """Puts the leaves of a subtree into `node`; False if the place of one is taken."""
         for key, value in tree.items():
-            is_tree = is_mapping(type(value))
-            if is_tree and value:
+            is_mapped = is_mapping(type(value))
+            if is_mapped and value:
                 below = node.setdefault(key, {})
-                if type(below) is not dict or not self.plant(value, below, (*path, key)):
+                if not isinstance(below, DICT) or not self.plant(value, below, (*path, key)):
                     return False
             elif key in node:
                 return False
-            elif not is_tree and _is_array(type(value)):
+            elif not is_mapped and _is_array(type(value)):
                 node[key] = self._make(value)
             else:
-                node[key] = self._item((*path, key), {} if is_tree else value)
+                node[key] = self._item((*path, key), {} if is_mapped else value)
         return True
 
     def _item(self, path: Path, value: object) -> object:
         """Any leaf as what it is in a State."""
-        if isinstance(value, nnx.Variable):
+        if isinstance(value, VARIABLE):
             raise linen_leaves.is_nnx(value)
         leaf = linen_leaves.to_leaf(self._collection, path, value, self._active)
         if self._convert:
@@ -195,7 +195,7 @@ def _kind(active: registry.Registry, kind: type) -> str | bool | None:
     """The collection of a Variable type, True for a mapping, None for anything else."""
     if is_mapping(kind):
         return True
-    if not issubclass(kind, nnx.Variable):
+    if not issubclass(kind, VARIABLE):
         return None
     name = active.name_from_type(kind)
     # A bare value in that collection would come back without its Variable.
