@@ -173,7 +173,8 @@ def as_like(stored: Stored, value: Any, like: Any) -> Any:
       value: what was read.
       like: the array, abstract array or scalar whose place it takes.
     """
-    if isinstance(value, jax.Array) and not is_key(like):
+    is_array = isinstance(value, jax.Array) and not is_key(like)
+    if is_array and value.dtype == getattr(like, "dtype", None):
         return value
     made = as_stored(stored, value)
     if is_key(like):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias
@@ -121,7 +122,8 @@ def for_target(source: Source, target: TargetTree | None, table: Mapping[str, st
                 f"one new path for several leaves: {text}", "one for each", "correct the table"
             )
         placed[found] = made
-    return restacked(source, placed, to_nnx=to_other)
+    variables = restacked(source, source.variables, placed, to_nnx=to_other)
+    return dataclasses.replace(source, variables=variables)
 
 
 def origins(
@@ -130,6 +132,7 @@ def origins(
     rules: list[OneWay],
     *,
     to_nnx: bool,
+    all_used: bool = True,
 ) -> dict[ItemPath, Made]:
     """What each leaf under the new names is made of.
 
@@ -138,6 +141,7 @@ def origins(
         wanted: the shape of each leaf of the target by its path as text, None if it is no array.
         rules: one direction of a table.
         to_nnx: which direction.
+        all_used: whether each rule has to match something.
 
     Returns:
         By new path, the leaves or the entries of stacked leaves that it is made of.
@@ -154,7 +158,8 @@ def origins(
         for move in moves:
             found.setdefault(move.target, []).append(move)
         problems += _left_out(key, moves, own)
-    _check_used(unused)
+    if all_used:
+        _check_used(unused)
     pieces = _pieces(found, shapes, wanted, problems, to_nnx)
     made: dict[ItemPath, Made] = {}
     for target, moves in found.items():

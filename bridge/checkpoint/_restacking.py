@@ -8,7 +8,7 @@ pieces.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -21,10 +21,13 @@ from bridge._conversion.rules import Layer, RulesError
 from bridge._randomness.typed_keys import is_key
 
 from ._arrays import sharding_of
-from ._source import Source
+from ._source import Item, Source
 from ._stored import Names, Record, Stored
 
 Location: TypeAlias = tuple[Any, ...]
+
+# How many bytes are made of other arrays at once.
+_BATCH = 2**28
 
 
 class LeafOrigin(NamedTuple):
@@ -75,18 +78,18 @@ class _Recipe(NamedTuple):
     to_nnx: bool
 
 
-def restacked(source: Source, made: Mapping[Path, Made], *, to_nnx: bool) -> Source:
-    """A checkpoint whose leaves are at other paths.
+def restacked(source: Source, item: Item, made: Mapping[Path, Made], *, to_nnx: bool) -> Item:
+    """A tree of a checkpoint whose leaves are at other paths.
 
     Args:
         source: the checkpoint.
+        item: the tree.
         made: what the leaf at each new path is made of.
         to_nnx: whether the checkpoint's leaves are Linen's.
 
     Raises:
         RulesError: leaves that are to be stacked are not alike.
     """
-    item = source.variables
     by_path = {record.path: record for record in item.records}
     records: list[Record] = []
     recipes: dict[Location, _Recipe] = {}
@@ -119,8 +122,26 @@ def restacked(source: Source, made: Mapping[Path, Made], *, to_nnx: bool) -> Sou
         records.append(dataclasses.replace(first, path=path, stored=stored))
     if problems:
         raise RulesError("; ".join(problems), "arrays of one shape and dtype", "correct the table")
-    own = dataclasses.replace(item, records=records, read=_reader(item.read, recipes))
-    return dataclasses.replace(source, variables=own)
+    return dataclasses.replace(item, records=records, read=_reader(item.read, recipes))
+
+
+def batches(arrays: Iterable[Stored]) -> list[list[Stored]]:
+    """Arrays in groups to be read one after the other, with those of the same origins together.
+
+    What is made of other arrays takes as much memory again while these are held.
+    """
+    by_origin: dict[Location | None, list[Stored]] = {None: []}
+    for array in arrays:
+        origin = array.origins[0].location if array.origins else None
+        by_origin.setdefault(origin, []).append(array)
+    found, size = [by_origin.pop(None)], _BATCH
+    for group in by_origin.values():
+        if size >= _BATCH:
+            found.append([])
+            size = 0
+        found[-1] += group
+        size += sum(array.nbytes for array in group)
+    return found
 
 
 def _names_below(source: Source, record: Record) -> list[Names]:

@@ -17,9 +17,11 @@ from ._failures import agreed, reported
 from ._json import MalformedError, NotCarriedError
 from ._match import Match, Options, error_of, match
 from ._renaming import for_target
+from ._restacking import batches
 from ._source import Item, Source, read_from
-from ._stored import is_rng, tree_text
+from ._stored import Stored, is_rng, tree_text
 from ._targets import Assignment, TargetTree, empty_wrappers, tree_of
+from ._training import with_optimizer
 from ._verify import Digests, check_has_digests, compare, own_digests
 
 
@@ -79,7 +81,8 @@ def restore(
       rngs: whether RNG state is restored: None where both sides have it, True if it has to fit like
         everything else, False leaves the target's alone (without a target: leaves it out).
       extra: targets by name for the other trees of the checkpoint; for a Linen `TrainState`, its
-        fields `opt_state` and `step`.
+        fields `opt_state` and `step`. They are restored from an `nnx.Optimizer` too, and it from
+        them, under the same rules as the parameters.
       allow_missing: whether the target keeps what the checkpoint lacks.
       allow_unexpected: whether what the target lacks is ignored.
       within: the keys of the model in a checkpoint of another writer that holds more, such as
@@ -127,8 +130,8 @@ def restore(
         digests: Digests | None = [] if verify else None
         if verify:
             check_has_digests(source)
-        if rules:
-            source = for_target(source, main, rules)
+        whole = with_optimizer(source, main, targets, rules)
+        source = for_target(whole, main, rules) if rules else whole
         items = {name: source.extra.get(name, Item((), lambda wanted: {})) for name in targets}
         matches = {
             name: _absent(source, name)
@@ -172,14 +175,19 @@ def _values(
     item: Item, found: Match, target: TargetTree, digests: Digests | None
 ) -> dict[Any, Any]:
     """Values of the target's leaves by path, each with the containers of the target's."""
-    taken = [entry for entries in found.taken.values() for entry in entries]
-    read = item.read({stored.location: like for stored, like in taken if stored.is_read})
-    if digests is not None:
-        digests += own_digests((stored for stored, _ in taken), read)
+    likes = {stored: like for entries in found.taken.values() for stored, like in entries}
+    values: dict[Stored, Any] = {}
+    for batch in batches(likes):
+        wanted = {stored.location: likes[stored] for stored in batch if stored.is_read}
+        read = dict(item.read(wanted))
+        if digests is not None:
+            digests += own_digests(batch, read)
+        for stored in batch:
+            values[stored] = as_like(stored, read.pop(stored.location, None), likes[stored])
     return {
         path: jax.tree.unflatten(
             jax.tree.structure(target.leaves[path].value),
-            [as_like(stored, read.get(stored.location), like) for stored, like in entries],
+            [values[stored] for stored, _ in entries],
         )
         for path, entries in found.taken.items()
     }

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 import orbax.checkpoint as ocp
 from flax import nnx
 
@@ -18,8 +19,9 @@ from ._failures import agreed, reported, silence_late_reads
 from ._files import NOTES, VARIABLES
 from ._json import NotCarriedError
 from ._publish import publishing
-from ._stored import Names, Record, is_rng, record_of, tree_text
+from ._stored import Names, Record, is_rng, record_of, tree_text, writable
 from ._targets import TargetTree, empty_wrappers, tree_of
+from ._training import linen_state
 
 _writing = threading.Lock()
 
@@ -74,6 +76,7 @@ def save(
     extra: Mapping[str, Any] | None = None,
     overwrite: bool = False,
     digests: bool = True,
+    layout: str = "bridge",
 ) -> None:
     """Saves a model: the same checkpoint, whichever side it is saved from.
 
@@ -95,6 +98,9 @@ def save(
         checkpoint, a file, a link, the current directory, what is in an object store.
       digests: whether digests of the arrays are stored, with which `restore(…, verify=True)` finds
         damage.
+      layout: `'linen'` for the tree that a Linen program restores with orbax alone: the
+        collections, and `opt_state` and `step` in the place of an `nnx.Optimizer`. RNG state and
+        digests, for which it has no place, are left out.
 
     Raises:
       CheckpointError: there is something already, or a leaf or key cannot be stored (the error
@@ -113,7 +119,14 @@ def save(
       >>> checkpoint.restore(path)['params']['kernel'].shape
       (2, 3)
     """
+    if layout not in ("bridge", "linen"):
+        raise CheckpointError(
+            f"there is no layout {layout!r} for", path, "Give 'bridge' or 'linen'."
+        )
     with publishing(path, overwrite=overwrite) as new:
+        if layout == "linen":
+            write(new, ocp.PyTreeCheckpointHandler(), _linen_args(tree, extra or {}))
+            return
         args = save_args(tree, rngs=rngs, extra=extra, digests=digests)
         write(new, ocp.CompositeCheckpointHandler(), args)
 
@@ -134,6 +147,15 @@ def write(path: Any, handler: Any, args: Any) -> None:
     silence_late_reads()
     with _writing, ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(path, args=args)
+
+
+def _linen_args(tree: Any, extra: Mapping[str, Any]) -> ocp.args.PyTreeSave:
+    if isinstance(tree, nnx.Pytree):
+        _check_initialized(tree, tree_of(tree))
+    state = linen_state(tree, extra)
+    # The error of orbax would name no leaf.
+    _recorded({VARIABLES: tree_of(state, as_pytree=True)}, rngs=True)
+    return ocp.args.PyTreeSave(jax.tree.map(writable, state))
 
 
 def _trees(tree: Any, extra: Mapping[str, Any]) -> dict[str, TargetTree]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -58,6 +59,15 @@ class Stored:
     def is_read(self) -> bool:
         """Whether its value is among the arrays: orbax refuses arrays without elements."""
         return self.content is None if self.kind in PYTHON_TYPES else 0 not in self.shape
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it takes at most; nothing for a Python scalar."""
+        if self.kind in PYTHON_TYPES:
+            return 0
+        # Keys have words of their own; no PRNG has more than four.
+        width = 16 if self.kind == "key" else jax.numpy.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * width
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +132,7 @@ def record_of(path: Path, leaf: Leaf, *, in_collection: bool) -> tuple[Record, d
         names = names_of((*path, *below))
         stored[names] = found = describe(value)
         if found.is_read:
-            arrays[names] = _writable(to_bits(value))
+            arrays[names] = writable(to_bits(value))
     form = _json.encode_form(leaf.value)
     if leaf.box is None:
         return Record(path, stored, form), arrays
@@ -132,7 +142,7 @@ def record_of(path: Path, leaf: Leaf, *, in_collection: bool) -> tuple[Record, d
     return Record(path, stored, form, box, fields, left_out), arrays
 
 
-def _writable(value: Any) -> Any:
+def writable(value: Any) -> Any:
     """An array as orbax writes it: of one that each process has for itself, the first one's."""
     if isinstance(value, np.ndarray | jax.Array):
         try:

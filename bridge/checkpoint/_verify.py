@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
-
-import jax
 
 from bridge._errors import CheckpointError
 
@@ -126,14 +123,11 @@ def _batches(item: Item) -> Iterator[dict[tuple[Any, ...], Stored]]:
     for stored in item.stored.values():
         if not stored.is_read:
             continue
-        # Keys have words of their own; no PRNG has more than four.
-        width = 16 if stored.kind == "key" else jax.numpy.dtype(stored.dtype).itemsize
-        own = math.prod(stored.shape) * width
-        if batch and size + own > _BATCH:
+        if batch and size + stored.nbytes > _BATCH:
             yield batch
             batch, size = {}, 0
         batch[stored.location] = stored
-        size += own
+        size += stored.nbytes
     yield batch
 
 

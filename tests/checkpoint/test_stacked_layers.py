@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from bridge import checkpoint, port
+from bridge.checkpoint import _arrays, _restacking
 from tests.port.cases import random_values
 from tests.port.models import shapes_of
 from tests.strategies import exact
@@ -172,6 +173,42 @@ def test_arrays_are_restored_into_the_shards_of_the_target(tmp_path):
     found = checkpoint.restore(tmp_path / "one by one", target, rules=rules)["blocks"]["w"][...]
     assert found.sharding.spec == PartitionSpec("data", None, "model")
     np.testing.assert_array_equal(found, layers.transpose(1, 0, 2))
+
+
+@pytest.mark.parametrize("in_linen", [True, False])
+def test_one_stack_is_read_at_a_time_so_that_few_arrays_are_there_twice(
+    tmp_path, monkeypatch, in_linen
+):
+    one = np.ones(1, np.float32)
+    stacks = {name: np.full((2, 3, 4), i, np.float32) for i, name in enumerate("abc")}
+    layers = [{name: stack[i] for name, stack in stacks.items()} for i in range(2)]
+    one_by_one = {f"layers_{i}": layer for i, layer in enumerate(layers)}
+    params = {"layers": stacks} if in_linen else one_by_one
+    checkpoint.save(tmp_path / "model", {"params": {**params, "x": one, "y": one}})
+    blocks = layers if in_linen else stacks
+    target = {"blocks": dict(enumerate(blocks)) if in_linen else blocks, "x": one}
+    state = nnx.State(jax.tree.map(lambda leaf: nnx.Param(jnp.zeros_like(leaf)), target))
+    reads, read = [], _arrays.read
+    monkeypatch.setattr(_restacking, "_BATCH", 1)
+
+    def noted(directory, tree, wanted):
+        reads.append(sorted("/".join(location) for location in wanted))
+        return read(directory, tree, wanted)
+
+    monkeypatch.setattr(_arrays, "read", noted)
+    rules = port.layers_scanned_in_linen if in_linen else port.layers_scanned_in_nnx
+    restored = checkpoint.restore(
+        tmp_path / "model",
+        state,
+        rules=rules("layers", "blocks"),
+        allow_unexpected=True,
+        verify=True,
+    )
+
+    stacked = [[f"params/layers/{name}"] for name in "abc"]
+    apart = [[f"params/layers_{i}/{name}" for i in range(2)] for name in "abc"]
+    assert sorted(reads) == sorted([["params/x"], *(stacked if in_linen else apart)])
+    assert exact(jax.tree.map(np.asarray, nnx.to_pure_dict(restored))) == exact(target)
 
 
 def test_what_is_not_a_whole_stack_is_refused(tmp_path):

@@ -1,0 +1,199 @@
+"""An optimizer's state in the layout of either side: `opt_state` and `step`, or an `nnx.Optimizer`.
+
+Both sides have the tree that optax made. A Linen program has its leaves at `opt_state` 0 `mu`
+`Dense_0` `kernel`, an `nnx.Optimizer` at the same keys. So a leaf has the keys of its place in the
+state, and behind them those of its parameter, for which the rules of the model hold too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from bridge._conversion import linen_leaves, nnx_leaves
+from bridge._conversion.arrays import shape_of
+from bridge._conversion.neutral import Neutral, Path, walk
+from bridge._conversion.rules import OneWay, read_backward, read_forward
+from bridge._errors import CheckpointError
+
+from ._renaming import ItemPath, origins
+from ._restacking import restacked
+from ._source import Item, Source
+from ._stored import PYTHON_TYPES, Stored, is_rng
+from ._targets import TargetTree, tree_of
+
+OPT_STATE, STEP = "opt_state", "step"
+
+
+def linen_state(tree: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
+    """What a Linen program keeps of its training: collections, `opt_state`, `step` and the rest.
+
+    RNG state is left out, which such a program derives from a key.
+
+    Args:
+      tree: the model.
+      extra: other trees by name. An `nnx.Optimizer` becomes `opt_state` and `step`.
+
+    Raises:
+      CheckpointError: two trees have one name, or one is of NNX and no optimizer.
+      ConversionError: the model is none.
+    """
+    model = tree_of(tree)
+    addresses = {path: (path[0], path[1:]) for path in model.leaves if not is_rng(path)}
+    leaves: Neutral = {address: model.leaves[path] for path, address in addresses.items()}
+    nnx_paths = model.nnx_paths()
+    places = {nnx_paths[path]: address for path, address in addresses.items() if path in nnx_paths}
+
+    def as_linen(node: Any) -> Any:
+        if not isinstance(node, nnx.State):
+            return nnx_leaves.raw_value(node) if isinstance(node, nnx.Variable) else node
+        moments = {
+            places[path]: leaves[places[path]]._replace(value=as_linen(item))
+            for path, item in walk(node)
+        }
+        made = linen_leaves.to_dicts(moments)
+        return made.get("params", {}) if made.keys() <= {"params"} else made
+
+    def is_nnx(node: Any) -> bool:
+        return isinstance(node, nnx.State | nnx.Variable)
+
+    state = linen_leaves.to_dicts(leaves)
+    for name, value in extra.items():
+        own = {name: value}
+        if isinstance(value, nnx.Optimizer):
+            opt_state = jax.tree.map(as_linen, value.opt_state, is_leaf=is_nnx)
+            # A TrainState counts in signed integers.
+            own = {OPT_STATE: opt_state, STEP: nnx_leaves.raw_value(value.step).astype("int32")}
+        elif isinstance(value, nnx.Pytree) or any(
+            map(is_nnx, jax.tree.leaves(value, is_leaf=is_nnx))
+        ):
+            raise CheckpointError(
+                f"the tree {name!r} is one of NNX, for which there is no place in the layout",
+                "'linen'",
+                "Of NNX, only a model and its nnx.Optimizer are written so.",
+            )
+        if taken := own.keys() & state.keys():
+            raise CheckpointError(f"there are two trees called {sorted(taken)} in", "", "")
+        state |= own
+    return state
+
+
+def with_optimizer(
+    source: Source,
+    main: TargetTree | None,
+    targets: Mapping[str, TargetTree],
+    table: Mapping[str, str] | None,
+) -> Source:
+    """A checkpoint with the optimizer's state in the layout of the targets that ask for it.
+
+    Args:
+      source: the checkpoint.
+      main: the model that is restored into.
+      targets: the other trees that are restored into, by name.
+      table: the rules of the model; None for names that are the same.
+
+    Raises:
+      RulesError: a rule cannot be followed.
+    """
+    start = 1 if source.layout == "bridge" else 0
+    of_nnx = {n: [r.path[start:] for r in item.records] for n, item in source.extra.items()}
+    of_nnx = {name: paths for name, paths in of_nnx.items() if _is_optimizer(paths)}
+    of_linen = {
+        name: [(name, *record.path) for record in source.extra[name].records]
+        for name in (OPT_STATE, STEP)
+        if name in source.extra.keys() - of_nnx.keys()
+    }
+    rules: list[OneWay] = []
+    if table and main is not None:
+        rules = read_forward(table) if main.side == "nnx" else read_backward(table)
+    extra = dict(source.extra)
+    for name, target in targets.items():
+        is_nnx = target.side == "nnx" and _is_optimizer(path[1:] for path in target.leaves)
+        if is_nnx and name not in of_nnx and OPT_STATE in of_linen:
+            places = {_text(path[1:]): path for path in target.leaves}
+            item = _merged(source, of_linen)
+        elif name in (OPT_STATE, STEP) and name not in extra and len(of_nnx) == 1:
+            places = {_text((name, *path)): path for path in target.leaves}
+            item = _merged(source, of_nnx)
+        else:
+            continue
+        asked = {path[0] for path in places}
+        parameters = _parameters(source)
+        shapes = {
+            _split(record.path, parameters): [s.shape for s in record.stored.values()]
+            for record in item.records
+            if record.stored and record.path[0] in asked
+        }
+        wanted = {text: shape_of(target.leaves[path].value) for text, path in places.items()}
+        found = origins(shapes, wanted, rules, to_nnx=is_nnx, all_used=False)
+        made = {
+            places.get((*prefix, *path), (*prefix, *path)): own
+            for (prefix, path), own in found.items()
+        }
+        extra[name] = restacked(source, item, made, to_nnx=is_nnx)
+    return dataclasses.replace(source, extra=extra)
+
+
+def _is_optimizer(paths: Iterable[Path]) -> bool:
+    first = {path[0] if path else None for path in paths}
+    return bool(first) and first <= {OPT_STATE, STEP}
+
+
+def _text(path: Path) -> Path:
+    """Keys as text, without the one that a box or a Variable has in a tree of another writer."""
+    texts = tuple(map(str, path))
+    return texts[:-1] if texts[-1:] == ("value",) else texts
+
+
+def _merged(source: Source, trees: Mapping[str, Sequence[Path]]) -> Item:
+    """Trees of a checkpoint as one.
+
+    Args:
+      source: the checkpoint.
+      trees: the names of trees, and the path that each record gets, as text.
+    """
+    records = []
+    for name, paths in trees.items():
+        for record, path in zip(source.extra[name].records, map(_text, paths), strict=True):
+            length = len(source.names(record.path))
+            stored = {
+                (*source.names(path), *names[length:]): _as_number(path, own, (name, *own.location))
+                for names, own in record.stored.items()
+            }
+            records.append(dataclasses.replace(record, path=path, stored=stored))
+
+    def read(wanted: Mapping[tuple[Any, ...], Any]) -> dict[tuple[Any, ...], Any]:
+        found = {}
+        for name in trees:
+            own = {place[1:]: like for place, like in wanted.items() if place[0] == name}
+            values = source.extra[name].read(own)
+            found |= {(name, *place): value for place, value in values.items()}
+        return found
+
+    return Item(records, read)
+
+
+def _as_number(path: Path, stored: Stored, location: tuple[Any, ...]) -> Stored:
+    """The step as a number: Linen counts in signed integers, NNX in unsigned ones."""
+    stored = dataclasses.replace(stored, location=location)
+    if path != (STEP,) or stored.shape or stored.kind in PYTHON_TYPES:
+        return stored
+    return dataclasses.replace(stored, kind="int", dtype="int")
+
+
+def _parameters(source: Source) -> set[Path]:
+    """The paths of the model's leaves as text."""
+    first = 0 if source.layout == "nnx" else 1
+    return {_text(record.path[first:]) for record in source.variables.records}
+
+
+def _split(path: Path, parameters: Collection[Path]) -> ItemPath:
+    """A path as the place in the optimizer's state, and the path of the parameter."""
+    for start in range(1, len(path)):
+        if path[start:] in parameters:
+            return path[:start], path[start:]
+    return path, ()
