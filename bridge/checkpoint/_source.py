@@ -154,7 +154,8 @@ def _open(found: Found, within: Key | Sequence[Key], layout: str | None) -> Sour
         raise CheckpointError(
             f"there is nothing within {'/'.join(map(str, keys))!r} in",
             found.path,
-            "A checkpoint of the bridge has one model. Leave out within=.",
+            "A checkpoint of the bridge has one model; its other trees are restored through extra=."
+            " Leave out within=.",
         )
     try:
         if found.format == "bridge":
