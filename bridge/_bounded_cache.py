@@ -23,7 +23,7 @@ class BoundedCache(Generic[T]):
         self._results: collections.OrderedDict[Any, T] = collections.OrderedDict()
         self._lock = threading.Lock()
 
-    def find(self, key: Any, default: Any = None) -> T | Any:
+    def find(self, key: object, default: object = None) -> T | Any:
         """The result of a key, or the default."""
         with self._lock:
             if key not in self._results:
@@ -31,7 +31,7 @@ class BoundedCache(Generic[T]):
             self._results.move_to_end(key)
             return self._results[key]
 
-    def keep(self, key: Any, result: T) -> T:
+    def keep(self, key: object, result: T) -> T:
         """Remembers a result; the first one of a key stays."""
         with self._lock:
             # Another thread may have stored its result first; every thread returns that one.
@@ -40,7 +40,7 @@ class BoundedCache(Generic[T]):
                 self._results.popitem(last=False)
         return result
 
-    def get(self, key: Any, compute: Callable[[], T]) -> T:
+    def get(self, key: object, compute: Callable[[], T]) -> T:
         """The result of a key, computed if it is not there, or if it cannot be hashed."""
         try:
             hash(key)
@@ -50,7 +50,7 @@ class BoundedCache(Generic[T]):
         # Not under the lock: computing may call this method again for another key.
         return self.keep(key, compute()) if found is _MISSING else found
 
-    def is_new(self, key: Any) -> bool:
+    def is_new(self, key: object) -> bool:
         """Whether a key is seen for the first time; it is remembered."""
         seen = object()
         return self.get(key, lambda: seen) is seen  # type: ignore[return-value]

@@ -96,7 +96,7 @@ def _dataclass_codec(box_type: Any, renames: Mapping[str, str]) -> BoxCodec:
     if sorted(arguments) != sorted(f.name for f in fields):
         raise UnsupportedBoxError(box_type, f"its constructor takes {arguments}, not its fields")
 
-    def to_fields(box: Any) -> tuple[Any, Fields]:
+    def to_fields(box: object) -> tuple[Any, Fields]:
         return getattr(box, value_name), {nnx: getattr(box, own) for own, nnx in names.items()}
 
     def from_fields(value: Any, found: Fields) -> Any:

@@ -52,13 +52,13 @@ def boxed(variable: nnx.Variable[Any]) -> Any:
         return linen_leaves.from_leaf(collection, leaf, active)
     boxes = {path: box for path, *box in variable.get_metadata(_BOXES, ())}
 
-    def box(path: Any, item: Any) -> Any:
+    def box(path: object, item: object) -> Any:
         if path not in boxes:
             return item
         kind, fields = boxes[path]
         return linen_leaves.from_leaf(collection, Leaf(item, kind, dict(fields)), active)
 
-    def is_boxed(path: Any, _: object) -> bool:
+    def is_boxed(path: object, _: object) -> bool:
         return path in boxes
 
     return jax.tree_util.tree_map_with_path(

@@ -131,7 +131,7 @@ def is_own_name(name: str) -> bool:
     return name.startswith(OWN_PREFIX) or is_note(name) or name == CAPTURES
 
 
-def report_hooks(wrapper: LinenHolder, value: Any) -> None:
+def report_hooks(wrapper: LinenHolder, value: object) -> None:
     """Says that the hooks of Variables given to a Linen module are not run for what it reads.
 
     They belong to an NNX module inside, if there is one, which runs them itself.
@@ -312,7 +312,7 @@ def as_arrays(neutral: Neutral) -> Neutral:
     }
 
 
-def as_jax_arrays(value: Any) -> Any:
+def as_jax_arrays(value: object) -> Any:
     """The same for the value of a leaf.
 
     An array whose dtype JAX would cut, such as int64 without `jax_enable_x64`, stays a NumPy array.

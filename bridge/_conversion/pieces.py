@@ -73,7 +73,7 @@ class Piece(NamedTuple):
         value = value.reshape([shape[axis] for axis in self.axes])
         return value.transpose([self.axes.index(axis) for axis in range(len(shape))])
 
-    def moved(self, value: Any, shape: Sequence[int], *, to_nnx: bool) -> tuple[Region, Any]:
+    def moved(self, value: object, shape: Sequence[int], *, to_nnx: bool) -> tuple[Region, Any]:
         """The region of a target of some shape that the piece fills, and with what."""
         if to_nnx:
             here = part_shape(shape, self.nnx_region)
@@ -233,7 +233,7 @@ def _in_stack(cuts: Region, shape: LeafShape, layer: Layer | None) -> Region:
     return layer_cut(shape, layer) + inside
 
 
-def _whole_rank(value: Any, region: Region) -> Any:
+def _whole_rank(value: object, region: Region) -> Any:
     """A part with the axes back that an index took away."""
     axes = tuple(sorted(cut.axis for cut in region if cut.is_index))
     return _numpy_of([value]).expand_dims(value, axes) if axes else value

@@ -18,7 +18,7 @@ from .typed_keys import is_key
 DROPOUT = "dropout"
 
 
-def sources(rngs: Any, where: str) -> dict[str, Any]:
+def sources(rngs: object, where: str) -> dict[str, Any]:
     """The streams or keys of an `rngs` argument, by Linen's names.
 
     Args:
@@ -50,7 +50,7 @@ def sources(rngs: Any, where: str) -> dict[str, Any]:
     return found
 
 
-def owned(rngs: Any, where: str) -> tuple[nnx.Rngs | None, frozenset[str]]:
+def owned(rngs: object, where: str) -> tuple[nnx.Rngs | None, frozenset[str]]:
     """The streams that a wrapper keeps, from its `rngs` argument.
 
     Args:
@@ -73,11 +73,11 @@ def owned(rngs: Any, where: str) -> tuple[nnx.Rngs | None, frozenset[str]]:
     return nnx.Rngs(**{n: s if n in plain else s.fork() for n, s in streams.items()}), plain
 
 
-def _is_source(value: Any) -> bool:
+def _is_source(value: object) -> bool:
     return isinstance(value, nnx.RngStream) or is_one_key(value)
 
 
-def is_one_key(value: Any) -> bool:
+def is_one_key(value: object) -> bool:
     """Whether a value is a single key, a typed one or its bits."""
     return isinstance(value, jax.Array) and _key_dimensions(value) == 0
 
@@ -89,7 +89,7 @@ def _key_dimensions(value: jax.Array) -> int:
     return value.ndim - 1 if value.dtype == jax.numpy.uint32 else -1
 
 
-def _several_keys(rngs: Any) -> str:
+def _several_keys(rngs: object) -> str:
     """What to do where several keys were given for one."""
     keys = rngs.values() if isinstance(rngs, Mapping) else [rngs]
     if not any(isinstance(key, jax.Array) and _key_dimensions(key) > 0 for key in keys):
@@ -132,7 +132,7 @@ def stream_for(tag: Any, rngs: Mapping[str, Any], *, is_stored: bool = True) -> 
     return "params" if "params" in names and not is_stored else None
 
 
-def stream_of(address: tuple[str, tuple[Any, ...]], leaf: Any) -> str | None:
+def stream_of(address: tuple[str, tuple[Any, ...]], leaf: object) -> str | None:
     """The stream that a leaf is the key of: its tag, or the name it has in an `nnx.Rngs`."""
     collection, path = address
     if collection != nnx.RngKey.__name__:

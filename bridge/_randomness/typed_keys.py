@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 
-def is_key(value: Any) -> bool:
+def is_key(value: object) -> bool:
     """Whether this is an array, possibly abstract, of typed PRNG keys."""
     has_dtype = isinstance(value, jax.Array | jax.ShapeDtypeStruct)
     return has_dtype and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)
@@ -23,7 +23,7 @@ def to_bits(value: Any) -> Any:
     return jax.random.key_data(value)
 
 
-def from_bits(like: Any, value: Any) -> Any:
+def from_bits(like: object, value: object) -> Any:
     """Keys of the implementation of `like` from their bits; the inverse of `to_bits`.
 
     Args:
@@ -35,7 +35,7 @@ def from_bits(like: Any, value: Any) -> Any:
     return jax.random.wrap_key_data(jnp.asarray(value), impl=implementation(like))
 
 
-def implementation(keys: Any) -> str:
+def implementation(keys: object) -> str:
     """The name of the PRNG that keys are for; `jax.random.key_impl` wants no abstract ones."""
     found: list[str] = []
     jax.eval_shape(lambda traced: found.append(str(jax.random.key_impl(traced))), keys)

@@ -98,7 +98,7 @@ def constructed(
     return module, nodes
 
 
-def _put_in_shards(module: Any, annotated: Collection[int], where: str, *, strict: bool) -> None:
+def _put_in_shards(module: object, annotated: Collection[int], where: str, *, strict: bool) -> None:
     """Shards the Variables of a module that have these ids."""
     late: dict[str, nnx.Variable[Any]] = {
         "/".join(map(str, path)): item

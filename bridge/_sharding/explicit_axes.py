@@ -74,7 +74,7 @@ def init_in_auto_axes(init: Callable[..., Any], *inputs: Any, eager: bool) -> An
     return treedef.unflatten(constrained(*given.values))
 
 
-def sharded(tree: Any, where: str, *, strict: bool, mesh: AnyMesh | None = None) -> Any:
+def sharded(tree: object, where: str, *, strict: bool, mesh: AnyMesh | None = None) -> Any:
     """A tree of Variables or Linen variables with every array in its annotated sharding.
 
     Args:
@@ -113,7 +113,7 @@ def sharded(tree: Any, where: str, *, strict: bool, mesh: AnyMesh | None = None)
 
 
 def _wanted(
-    tree: Any, leaves: list[Any], mesh: AnyMesh, where: str, strict: bool
+    tree: object, leaves: list[Any], mesh: AnyMesh, where: str, strict: bool
 ) -> list[NamedSharding]:
     is_traced = any(isinstance(value, Tracer) for value in leaves)
     # In a program JAX divides over Auto axes whatever it can, as natively.
@@ -121,7 +121,7 @@ def _wanted(
     return shardings(tree, mesh, None, where, foreign=not strict, uneven=uneven)
 
 
-def misfit(tree: Any, where: str, *, strict: bool) -> ShardingError | None:
+def misfit(tree: object, where: str, *, strict: bool) -> ShardingError | None:
     """The error that `sharded` would raise for a tree of these shapes, None if it would not."""
     mesh = mesh_in_force()
     try:

@@ -20,8 +20,8 @@ def init_sharded(
     mesh: jax.sharding.Mesh,
     *inputs: Any,
     rules: AxisRules | Mapping[str, Any] = None,
-    rngs: Any = None,
-    method: Any = None,
+    rngs: object = None,
+    method: object = None,
     **kwargs: Any,
 ) -> Any:
     """A model with every array created in its shards, by one program under `jax.jit`.
@@ -79,8 +79,8 @@ def abstract(
     mesh: Mesh,
     *inputs: Any,
     rules: AxisRules | Mapping[str, Any] = None,
-    rngs: Any = None,
-    method: Any = None,
+    rngs: object = None,
+    method: object = None,
     **kwargs: Any,
 ) -> Any:
     """What `init_sharded` returns, with `jax.ShapeDtypeStruct`s in the place of arrays.

@@ -25,7 +25,7 @@ AxisRules: TypeAlias = Sequence[tuple[str, Any]] | None
 
 
 def shardings(
-    tree: Any,
+    tree: object,
     mesh: Mesh,
     rules: AxisRules,
     where: str,
@@ -63,7 +63,7 @@ def shardings(
     return found
 
 
-def fitting(tree: Any, mesh: Mesh) -> list[PartitionSpec]:
+def fitting(tree: object, mesh: Mesh) -> list[PartitionSpec]:
     """As `shardings` by the rules in force; what does not fit the mesh is replicated."""
     specs = _specs(tree, mesh, None)
     return [PartitionSpec() if wrong else spec for _, _, spec, wrong in specs]
@@ -75,7 +75,7 @@ def has_axes(spec: PartitionSpec, mesh: Mesh) -> bool:
 
 
 def _specs(
-    tree: Any, mesh: Mesh, rules: AxisRules, *, uneven: bool = False
+    tree: object, mesh: Mesh, rules: AxisRules, *, uneven: bool = False
 ) -> Iterator[tuple[str, tuple[int, ...], PartitionSpec, list[str]]]:
     """(path, shape, spec, what is wrong with it) of every array."""
     rules = nn.get_logical_axis_rules() if rules is None else rules
@@ -121,7 +121,7 @@ def _names(box: meta.AxisMetadata[Any]) -> tuple[PartitionSpec, AxisRules]:
     return spec, own
 
 
-def _annotated(tree: Any) -> Iterator[tuple[str, meta.AxisMetadata[Any] | None, list[Any]]]:
+def _annotated(tree: object) -> Iterator[tuple[str, meta.AxisMetadata[Any] | None, list[Any]]]:
     """(path, box or None, arrays) of every box, Variable and bare array."""
     is_leaf = lambda x: isinstance(x, meta.AxisMetadata | nnx.Variable)  # noqa: E731
     for path, item in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_leaf):
