@@ -13,11 +13,11 @@ from flax import nnx
 
 import registry
 from bridge import checkpoint, linen_to_nnx, port
-from bridge._conversion import rules as _rules
 from bridge._conversion.linen_leaves import to_variables
 from bridge._conversion.neutral import Address, Neutral, Path, nest
 from bridge._conversion.nnx_leaves import address_of
 from bridge._errors import path_text
+from bridge._rules import rules as _rules
 from bridge.checkpoint import _renaming
 
 from . import _collections, _model, _target

@@ -6,9 +6,9 @@ what orbax and `flax.serialization` wrote before there was a bridge; `verify` co
 with its digests. A GraphDef is never stored, and nothing is pickled.
 """
 
-from bridge._conversion.rules import RulesError as RulesError
 from bridge._errors import CheckpointError as CheckpointError
 from bridge._errors import CheckpointNotFoundError as CheckpointNotFoundError
+from bridge._rules.rules import RulesError as RulesError
 
 from ._layout import Layout as Layout
 from ._layout import LeafLayout as LeafLayout

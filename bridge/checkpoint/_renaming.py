@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
-from bridge._conversion.pieces import Piece, covers, pieces_of
-from bridge._conversion.rules import (
+from bridge._rules.pieces import Piece, covers, pieces_of
+from bridge._rules.rules import (
     NUMBER,
     UNCHANGED,
     Form,

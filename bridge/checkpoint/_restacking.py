@@ -16,9 +16,9 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
 from bridge._conversion.neutral import Path
-from bridge._conversion.pieces import Piece, assembled, layer_cut, part_shape
-from bridge._conversion.rules import Layer, RulesError
 from bridge._randomness.typed_keys import is_key
+from bridge._rules.pieces import Piece, assembled, layer_cut, part_shape
+from bridge._rules.rules import Layer, RulesError
 
 from ._arrays import sharding_of
 from ._source import Item, Source

@@ -17,8 +17,8 @@ from flax import nnx
 from bridge._conversion import linen_leaves, nnx_leaves
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Neutral, Path, walk
-from bridge._conversion.rules import OneWay, read_backward, read_forward
 from bridge._errors import CheckpointError
+from bridge._rules.rules import OneWay, read_backward, read_forward
 
 from ._renaming import ItemPath, origins
 from ._restacking import restacked

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from bridge._conversion.rules import Layer
+from bridge._rules.rules import Layer
 
 from ._trees import LinenNode, NNXNode
 

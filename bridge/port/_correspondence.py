@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Address, Path
-from bridge._conversion.pieces import Piece, Region, covers
-from bridge._conversion.rules import Rule
+from bridge._rules.pieces import Piece, Region, covers
+from bridge._rules.rules import Rule
 
 from ._context import Context
 from ._rules import Problem

@@ -11,9 +11,9 @@ from jax.core import Tracer
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.matching import shape_text
 from bridge._conversion.neutral import Address
-from bridge._conversion.pieces import Piece
 from bridge._layers.table import without_nnx_class
 from bridge._linen_in_nnx.to_nnx import ToNNX
+from bridge._rules.pieces import Piece
 
 from ._correspondence import Correspondence
 from ._moving import cast_is_exact, is_unknown, is_zero, zero_pieces

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.matching import same_shape
-from bridge._conversion.pieces import Cut, Piece, Region, layer_cut, pieces_of, without_axis
-from bridge._conversion.rules import Rule
 from bridge._layers.layer import LayerRow
+from bridge._rules.pieces import Cut, Piece, Region, layer_cut, pieces_of, without_axis
+from bridge._rules.rules import Rule
 
 from ._context import Context, Settled
 from ._correspondence import Correspondence, MisShaped

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
-from bridge._conversion.rules import UNCHANGED
+from bridge._rules.rules import UNCHANGED
 
 from ._context import PLAIN, Context, Settled
 from ._correspondence import Ambiguous, Correspondence, Evidence, PairedStack, Pairing

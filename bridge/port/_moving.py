@@ -15,8 +15,8 @@ from bridge._conversion import linen_leaves
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.collections import STATIC
 from bridge._conversion.neutral import Address, Path, walk
-from bridge._conversion.pieces import Piece, assembled
 from bridge._errors import PortError, mapping_error
+from bridge._rules.pieces import Piece, assembled
 
 from ._correspondence import Correspondence
 from ._trees import linen_text, nnx_text, value_of

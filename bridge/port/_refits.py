@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
-from bridge._conversion.pieces import LeafShape, pieces_of
-from bridge._conversion.rules import UNCHANGED, Form
+from bridge._rules.pieces import LeafShape, pieces_of
+from bridge._rules.rules import UNCHANGED, Form
 
 from ._context import PLAIN, Settled
 from ._correspondence import Correspondence, Evidence

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from bridge._conversion.neutral import Path
-from bridge._conversion.rules import Segment
 from bridge._errors import PortError
+from bridge._rules.rules import Segment
 
 from ._context import Context
 from ._correspondence import Correspondence, Pairing

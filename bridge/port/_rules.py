@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from bridge._conversion.rules import Layer, Route, Rule, RulesError, Segment
+from bridge._rules.rules import Layer, Route, Rule, RulesError, Segment
 
 from ._context import PLAIN, Context
 from ._names import did_you_mean

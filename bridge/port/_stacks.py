@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from bridge._conversion.arrays import shape_of
-from bridge._conversion.rules import Layer
+from bridge._rules.rules import Layer
 
 from ._context import PLAIN, Context
 from ._numbers import families, sequence

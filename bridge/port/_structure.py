@@ -17,9 +17,9 @@ from flax import nnx
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
-from bridge._conversion.pieces import without_axis
 from bridge._layers.table import is_linen_layer, layer_of_nnx
 from bridge._linen_in_nnx.to_nnx import ToNNX
+from bridge._rules.pieces import without_axis
 
 from ._context import Context, Settled
 from ._numbers import families

@@ -16,8 +16,8 @@ from flax import nnx, serialization
 from bridge import checkpoint
 from bridge._cli._input_errors import InputError, ProgramError
 from bridge._cli.diff import _comparison
-from bridge._conversion import rules as _rules
 from bridge._conversion.neutral import Leaf
+from bridge._rules import rules as _rules
 from bridge.checkpoint import _notes, _renaming
 from tests.models import assert_identical
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge._conversion.pieces import (
+from bridge._rules.pieces import (
     Cut,
     Piece,
     assembled,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from bridge._conversion.rules import UNCHANGED, Form, Rule, Segment
+from bridge._rules.rules import UNCHANGED, Form, Rule, Segment
 
 
 def segments(nnx):
