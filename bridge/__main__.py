@@ -15,6 +15,7 @@ from bridge._errors import did_you_mean
 
 _COMMANDS = (_demo.add_command, *_cli.COMMANDS)
 
+_UNUSABLE = 2
 # What shells report for a program that Ctrl-C ended.
 _INTERRUPTED = 130
 
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
 
     Raises:
-        SystemExit: with code 2 for wrong usage, with code 0 after `--help`.
+        SystemExit: with code 2 for wrong usage or a closed stdout, with code 0 after `--help`.
     """
     parser = _Parser(
         prog="python -m bridge",
@@ -56,6 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for add_command in _COMMANDS:
         add_command(commands)
+    # Refuse early: a command would do its work first and then fail to show the result.
+    if sys.stdout is None:
+        parser.exit(_UNUSABLE, f"{parser.prog}: stdout is closed\n")
     arguments, rest = parser.parse_known_args(argv)
     # argparse takes an optional positional for missing where an option comes before it.
     late = getattr(arguments, "late", None)

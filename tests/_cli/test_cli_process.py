@@ -272,3 +272,16 @@ def test_a_reader_that_stops_early_ends_the_command_quietly(workspace):
         message = process.stderr.read()
         assert process.wait(60) == 0
     assert message == b""
+
+
+@pytest.mark.parametrize("where", ["&-", "/dev/full"])
+@pytest.mark.parametrize("option", [[], ["--json"]])
+def test_a_stdout_that_takes_nothing_is_one_line_on_stderr(workspace, where, option):
+    shell = ["sh", "-c", f'exec "$0" "$@" >{where}', sys.executable, "-m", "bridge"]
+    command = [*shell, "report", "models.py:make_nnx", *option]
+    done = subprocess.run(
+        command, cwd=workspace, env=QUIET, stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("python -m bridge")
