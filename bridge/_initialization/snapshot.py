@@ -160,7 +160,7 @@ class Snapshot:
         kept = self._dict({k: v for k, v in before.items() if k != DATA_NOTE}, now)
         made = {k for k, v in kept.items() if k not in before or v is not before[k]}
         if made or (now.get(IS_SETUP) and not before.get(IS_SETUP)):
-            new = {k: v for k, v in now.items() if k not in before and not _is_intermediate(v)}
+            new = {k: v for k, v in now.items() if k not in before and not is_sown(v)}
             flags = {
                 k: now[k]
                 for k, old in before.items()
@@ -175,14 +175,25 @@ class Snapshot:
 
 
 def drop_sown(nodes: Nodes) -> None:
-    """Removes what native modules sowed: initialisation is not a call whose output counts."""
+    """Removes what was sown: it is the output of a call, and none of the model's state."""
     # `nodes` has the Variables of all attributes, and there are fewer of them than of these.
-    if not [variable for variable in nodes.variables if variable.var_type is nnx.Intermediate]:
+    if not any(map(is_sown, nodes.variables)):
         return
     for node in nodes.objects:
         for name, value in list(vars(node).items()):
-            if _is_intermediate(value):
+            if is_sown(value) or _is_emptied(value):
                 delattr(node, name)
+
+
+def _is_emptied(value: object) -> bool:
+    """The same for nested dicts; whether nothing is left in one that held something."""
+    if type(value) is not dict:
+        return False
+    tree: dict[Any, Any] = value
+    gone = [key for key, item in tree.items() if is_sown(item) or _is_emptied(item)]
+    for key in gone:
+        del tree[key]
+    return bool(gone) and not tree
 
 
 def is_deleted(value: Any) -> bool:
@@ -209,7 +220,7 @@ def _holds_state(value: Any, known: Collection[int]) -> bool:
     if isinstance(value, jax.Array):
         return id(value) not in known
     if isinstance(value, nnx.Variable):
-        return not _is_intermediate(value) and id(value) not in known
+        return not is_sown(value) and id(value) not in known
     nodes = nodes_below(value)
     if any(_holds_state(variable, known) for variable in nodes.variables):
         return True
@@ -218,9 +229,11 @@ def _holds_state(value: Any, known: Collection[int]) -> bool:
     return any(id(x) not in known for x in arrays)
 
 
-def _is_intermediate(value: Any) -> bool:
+def is_sown(value: object) -> bool:
+    """Whether a value is a Variable of a type that calls sow."""
     # Cheap test first: a failing `isinstance(value, nnx.Variable)` is slow.
     if type(value) in NODELESS_TYPES or not isinstance(value, nnx.Variable):
         return False
-    # Perturbations derive from it, and Linen's init makes them too.
-    return value.var_type is nnx.Intermediate
+    # Perturbations derive from it, and `init` makes them too.
+    kind = value.var_type
+    return issubclass(kind, nnx.Intermediate) and not issubclass(kind, nnx.Perturbation)

@@ -50,11 +50,10 @@ def declared(
             raise _absent(record, collection, name, shapes() if make else [])
         return _created(record, collection, name, make())
     if what == "param":
-        held = [np.shape(leaf) for leaf in jax.tree.leaves(raw_value(found))]
-        wanted = shapes()
-        if any(a != b for a, b in zip(wanted, held, strict=False)):
+        wanted, value = shapes(), raw_value(found)
+        if any(a != np.shape(b) for a, b in zip(wanted, jax.tree.leaves(value), strict=False)):
             path = path_text("params", (*record.path, name))
-            raise MismatchError(_where(record), mis_shaped=[(path, f"{wanted[0]}", f"{held[0]}")])
+            raise MismatchError(_where(record), mis_shaped=_mis_shaped(path, wanted, value))
     return found
 
 
@@ -181,6 +180,16 @@ def _absent(
     path = path_text(collection, (*record.path, name))
     shown = str(shapes[0]) if len(shapes) == 1 else "a value"
     return MismatchError(_where(record), missing=[(path, shown)])
+
+
+def _mis_shaped(path: str, wanted: list[tuple[int, ...]], value: Any) -> list[tuple[str, str, str]]:
+    """The leaves of a value that have other shapes: path, expected, found."""
+    found = jax.tree_util.tree_leaves_with_path(value)
+    return [
+        ("/".join([path, *(str(getattr(key, "key", key)) for key in keys)]), f"{a}", f"{shape}")
+        for a, (keys, leaf) in zip(wanted, found, strict=False)
+        if a != (shape := np.shape(leaf))
+    ]
 
 
 def _where(record: ModuleInCall) -> str:

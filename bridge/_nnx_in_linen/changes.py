@@ -27,7 +27,7 @@ from bridge._graphdefs.structure import (
     is_same_or_equal,
     structure,
 )
-from bridge._types import VariableType
+from bridge._initialization.snapshot import drop_sown
 
 from .matched_variables import MatchedVariables
 from .new_state import attach
@@ -205,7 +205,7 @@ class Changes:
         )
         if is_same and not self._reshaped():
             return None
-        _drop_sown(self._module)
+        drop_sown(nodes_below(self._module))
         known = self._found.graphdef
         origin = known.origin
         if origin is not None and origin.constructed is None:
@@ -276,31 +276,3 @@ def _is_as_made(variable: nnx.Variable[Any] | None, made_of: Any) -> bool:
 def is_output(address: Address, active: registry.Registry) -> bool:
     """Whether a leaf is in a collection of what calls sow."""
     return issubclass(active.type_from_name(address[0]), nnx.Intermediate)
-
-
-def _drop_sown(module: Any) -> None:
-    """Removes what was sown: it is the output of a call, and none of the model's state."""
-    for node in nodes_below(module).objects:
-        for name, value in list(vars(node).items()):
-            if _is_sown(value) or _is_emptied(value):
-                delattr(node, name)
-
-
-def _is_emptied(value: Any) -> bool:
-    """The same for nested dicts; whether nothing is left in one that held something."""
-    tree = value
-    if type(value) is not dict:
-        return False
-    gone = [key for key, item in tree.items() if _is_sown(item) or _is_emptied(item)]
-    for key in gone:
-        del tree[key]
-    return bool(gone) and not tree
-
-
-def _is_sown(value: Any) -> bool:
-    variable = value
-    if not isinstance(value, nnx.Variable):
-        return False
-    var_type: VariableType = variable.var_type
-    # A perturbation is made by `init` too.
-    return issubclass(var_type, nnx.Intermediate) and not issubclass(var_type, nnx.Perturbation)

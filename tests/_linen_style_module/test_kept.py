@@ -285,6 +285,24 @@ def test_a_second_lazy_init_adds_what_is_missing():
         Optional(extra=True).apply(variables, X)
 
 
+def test_every_leaf_of_a_parameter_with_another_shape_is_named():
+    class Pair(bridge.Module):
+        size: int
+
+        @bridge.compact
+        def __call__(self, x):
+            sizes = {"a": 3, "b": self.size, "c": self.size}
+            made = {name: jnp.ones(size) for name, size in sizes.items()}
+            return x + self.param("w", lambda key: made)["b"].sum()
+
+    with pytest.raises(bridge.MismatchError) as caught:
+        Pair(5).apply(Pair(4).init(0, X), X)
+    assert caught.value.mis_shaped == (
+        ("params/w/b", "(5,)", "(4,)"),
+        ("params/w/c", "(5,)", "(4,)"),
+    )
+
+
 def test_threads_call_one_model_at_once():
     model = made()
     expected = model(X)

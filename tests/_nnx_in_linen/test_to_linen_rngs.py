@@ -169,6 +169,23 @@ def test_a_call_s_own_rngs_decide_its_draws(with_state):
     assert not same(model.apply(variables, X, rngs=keys(dropout=6)), first)
 
 
+class Count(nnx.RngCount):
+    """A count of one's own."""
+
+
+def test_a_count_of_a_subclass_starts_at_zero_for_the_rngs_of_a_call():
+    class Counted(TwoDropouts):
+        def __init__(self, *, rngs):
+            super().__init__(rngs=rngs)
+            for layer in (self.left, self.right):
+                layer.rngs.count = Count(layer.rngs.count[...], tag=layer.rngs.tag)
+
+    call = {"rngs": keys(dropout=3)}
+    masks = bridge.to_linen(Counted).apply({}, X, **call)
+    expected = bridge.to_linen(TwoDropouts).apply({}, X, **call)
+    assert all(map(same, masks, expected))
+
+
 def test_a_call_s_own_rngs_leave_the_stored_count_alone():
     model = bridge.ToLinen(Dropped, strict=True)
     variables = model.init(KEY, X)
