@@ -53,14 +53,14 @@ def capturing(intermediates: bool | Callable[[nn.Module, str], bool]) -> Iterato
 
     An interceptor can sow outputs, and cannot keep an outer call from capturing these as well.
     """
-    _context.capture_stack.append(_is_call if intermediates is True else intermediates)
+    _context.capture_stack.append(is_call if intermediates is True else intermediates)
     try:
         yield
     finally:
         _context.capture_stack.pop()
 
 
-def _is_call(module: nn.Module, method: str) -> bool:
+def is_call(module: nn.Module, method: str) -> bool:
     """What `capture_intermediates=True` stands for."""
     return method == "__call__"
 

@@ -92,11 +92,11 @@ def sow(
 ) -> bool:
     """Adds a value to an output collection, if the call keeps it."""
     record = record_of(module)
-    mutable = record and record.call.mutable
-    is_kept = mutable is not None and record is not None
-    if not is_kept or (is_initializing(module) and collection in OUTPUTS):
+    if record is None or record.call.mutable is None:
         return False
-    if record is None or not record.scope.is_mutable_collection(collection):
+    if is_initializing(module) and collection in OUTPUTS:
+        return False
+    if not record.scope.is_mutable_collection(collection):
         return False
     found = variables.find(module, collection, name)
     before = init_fn() if found is None else found.get_value()

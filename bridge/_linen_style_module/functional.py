@@ -12,6 +12,7 @@ from flax import nnx
 
 from bridge._errors import InvalidMethodError
 from bridge._flax.filters import union
+from bridge._flax.linen_modules import is_call
 from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import set_initializing
 from bridge._initialization.lazy_init import lazy_init
@@ -91,7 +92,7 @@ def apply_module(
     install(clone, variables)
     if initializing:
         set_initializing(nodes_below(clone).objects, True)
-    capture = _is_call if capture_intermediates is True else capture_intermediates or None
+    capture = is_call if capture_intermediates is True else capture_intermediates or None
     call = ModuleCall(clone, as_rngs(rngs, where), mutable, capture, is_kept=False)
     guard = Guard(call.root)
     output = in_call(call, lambda record: _called(record, method, args, kwargs))
@@ -160,7 +161,3 @@ def _function(module: Any, method: Any) -> Callable[..., Any]:
     if not callable(function) or not inspect.signature(function).parameters:
         raise flax_errors.ApplyModuleInvalidMethodError(function)
     return lambda *args, **kwargs: function(module, *args, **kwargs)
-
-
-def _is_call(module: Any, method: str) -> bool:
-    return method == "__call__"

@@ -84,7 +84,7 @@ class Streams:
         shape = getattr(aval, "shape", ())
         # Constants, so that a call that draws nothing has no equation for them.
         with jax.ensure_compile_time_eval():
-            if issubclass(slot.var_type, nnx.RngCount):
+            if slot.var_type is not None and issubclass(slot.var_type, nnx.RngCount):
                 return jax.lax.full(shape, 0, jax.numpy.uint32)
             key = jax.random.key(0) if key is None else key
             return jax.random.split(key, shape) if shape else key
