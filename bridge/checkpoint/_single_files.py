@@ -47,7 +47,8 @@ def read(path: Any, form: str) -> Any:
     """The tree in a file.
 
     Raises:
-      CheckpointError: the library that the format takes is not installed.
+      CheckpointError: the library that the format takes is not installed, or an npz file has
+        pickled objects, which are not read.
     """
     if form == "msgpack":
         try:
@@ -56,9 +57,31 @@ def read(path: Any, form: str) -> Any:
             raise ValueError("its mappings are nested deeper than msgpack can read") from error
     if form == "npz":
         with np.load(path, allow_pickle=False) as arrays:
-            return _nested({name: _known(arrays[name]) for name in arrays.files})
+            found = _unpickled(path, arrays)
+            return _nested({name: _known(array) for name, array in found.items()})
     with _safetensors(path).safe_open(path, framework="numpy") as file:
         return _nested({name: file.get_tensor(name) for name in file.keys()})  # noqa: SIM118
+
+
+def _unpickled(path: Any, arrays: Any) -> dict[str, Any]:
+    """The arrays of an npz file by name."""
+    found, pickled = {}, []
+    for name in arrays.files:
+        try:
+            found[name] = arrays[name]
+        except ValueError as error:
+            # NumPy has no type of its own for this error.
+            if "allow_pickle" not in str(error):
+                raise
+            pickled.append((name, "an array of Python objects"))
+    if pickled:
+        raise CheckpointError(
+            "pickled objects are not read, as this could run any code; they are in",
+            path,
+            "Save the file without them, or their values as arrays of numbers.",
+            unreadable=pickled,
+        )
+    return found
 
 
 def is_own(path: Any, form: str) -> bool:

@@ -143,6 +143,17 @@ def test_a_file_that_was_cut_off_is_damaged(capsys, place):
     assert "damaged or incomplete" in outcome.err
 
 
+def test_pickled_objects_are_named_and_the_file_is_not_called_damaged(capsys, place):
+    objects = np.array([{}, 1], dtype=object)
+    np.savez(place / "objects.npz", **{"params/w": np.ones(3), "params/o": objects})
+    outcome = run(capsys, "inspect", "objects.npz")
+    assert outcome.code == 2
+    assert "pickled objects are not read" in outcome.err
+    assert "  - params/o: " in outcome.err
+    assert "params/w" not in outcome.err
+    assert "damaged" not in outcome.err
+
+
 def test_an_index_without_its_entries_is_damaged_and_the_entry_is_named(capsys, place):
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
         orbax.save(place / "tree", args=ocp.args.PyTreeSave({"params": {"w": np.ones(2)}}))
