@@ -21,6 +21,8 @@ NOTES_FILE = "metadata"
 TREE_FILE = "_METADATA"
 ITEMS_FILE = "_CHECKPOINT_METADATA"
 COMMITTED = "commit_success.txt"
+# What orbax writes beside the index of a tree.
+_BESIDE_INDEX = ("manifest.ocdbt", "array_metadatas", "_sharding")
 # What orbax appends to the name of a directory until it is complete.
 _UNFINISHED = ".orbax-checkpoint-tmp"
 # More names than these hide the sentence that they stand in.
@@ -49,7 +51,7 @@ def find(path: str | os.PathLike[str]) -> Found:
 
     Raises:
       CheckpointNotFoundError: there is none; the error names what is there instead.
-      CheckpointError: it was never finished.
+      CheckpointError: it was never finished, or lacks the index that orbax writes.
     """
     where = latest_step(absolute(path))
     if not is_remote(where):
@@ -87,6 +89,14 @@ def find(path: str | os.PathLike[str]) -> Found:
         raise CheckpointNotFoundError(
             "there are several trees in", where, f"Give the path of one of them: {items[:_FEW]}."
         )
+    for place in (where, *where.iterdir()):
+        if place.is_dir() and any((place / name).exists() for name in _BESIDE_INDEX):
+            raise CheckpointError(
+                f"the file {TREE_FILE}, which says what the arrays are, is missing from the"
+                " checkpoint of orbax at",
+                place,
+                "Copy the whole directory again, or restore an earlier checkpoint.",
+            )
     raise _nothing_at(where)
 
 

@@ -136,6 +136,22 @@ def test_a_file_of_another_kind_is_not_a_checkpoint_and_not_damaged(capsys, plac
     assert "damaged" not in outcome.err
 
 
+@pytest.mark.parametrize("item", ["", "default"])
+@pytest.mark.parametrize("is_ocdbt", [True, False])
+def test_a_directory_of_orbax_without_its_index_is_told_what_is_missing(
+    capsys, place, item, is_ocdbt
+):
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=is_ocdbt)) as orbax:
+        tree = {"params": {"w": jnp.ones(2)}}
+        orbax.save(place / "tree" / item, args=ocp.args.PyTreeSave(tree))
+    (place / "tree" / item / "_METADATA").unlink()
+    outcome = run(capsys, "inspect", "tree")
+    assert outcome.code == 2
+    assert "the file _METADATA, which says what the arrays are, is missing" in outcome.err
+    assert f"at {place / 'tree' / item}. Copy the whole directory again" in outcome.err
+    assert "give the path of one of these" not in outcome.err
+
+
 def test_a_file_that_was_cut_off_is_damaged(capsys, place):
     (place / "params").write_bytes(serialization.to_bytes(layers())[:-5])
     outcome = run(capsys, "inspect", "params")
