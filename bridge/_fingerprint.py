@@ -26,7 +26,7 @@ import struct
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -86,12 +86,12 @@ class Look:
         equal fingerprints; not what is in sets.
     """
 
-    def __init__(self, value: Any, *, made: bool = False, ordered: bool = True, depth: int = 0):
+    def __init__(self, value: object, *, made: bool = False, ordered: bool = True, depth: int = 0):
         self._made = made
         self._ordered = ordered
         self._depth = depth
         self._key: list[Any] = []
-        self._pending = [value]
+        self._pending: list[Any] = [value]
         self._identities: list[Any] = []
         self.objects: list[Any] = []
         self._run()
@@ -150,12 +150,12 @@ class Look:
         else:
             self._object(kind, value)
 
-    def _hold(self, kind: Any, parts: Iterable[Any]) -> None:
+    def _hold(self, kind: type, parts: Iterable[Any]) -> None:
         parts = tuple(parts)
         self._key += (kind, len(parts))
         self._pending += parts
 
-    def _itself(self, value: Any) -> None:
+    def _itself(self, value: object) -> None:
         self._identities.append(identity(value))
         self._key += (Fingerprint, identity(type(value)))
         own = getattr(value, "__dict__", None)
@@ -191,7 +191,7 @@ class Look:
             self._key += (type, value.__module__, value.__qualname__)
             self._identities.append(identity(value))
 
-    def _array(self, value: Any) -> None:
+    def _array(self, value: jax.Array | np.ndarray | jax.Ref) -> None:
         if isinstance(value, np.ndarray):
             is_plain = type(value) is np.ndarray and not value.dtype.hasobject
             is_told = is_plain and (self._made or value.nbytes <= _MOST_BYTES)
@@ -204,7 +204,7 @@ class Look:
         else:
             self._itself(value)
 
-    def _object(self, kind: type, value: Any) -> None:
+    def _object(self, kind: type, value: object) -> None:
         held: dict[str, Any] | None = None
         if is_of_module(value):
             self._key += (types.ModuleType, identity(value))
@@ -233,7 +233,7 @@ class Look:
             self._hold(object, (kind, *held.values()))
 
 
-def fingerprint(value: Any, *, ordered: bool = True) -> Fingerprint:
+def fingerprint(value: object, *, ordered: bool = True) -> Fingerprint:
     """The fingerprint of a value as it is now; `ordered` as for `Look`."""
     return Look(value, ordered=ordered).fingerprint
 
@@ -256,7 +256,7 @@ def told_by(cls: type, parts: Callable[[Any], Iterable[Any]]) -> None:
     _PARTS[cls] = parts
 
 
-def _items(value: Any) -> tuple[Any, ...]:
+def _items(value: Mapping[Any, Any]) -> tuple[Any, ...]:
     return *value, *value.values()
 
 
@@ -340,7 +340,7 @@ _bases: dict[int, tuple[weakref.ref[Any], type | None]] = {}
 _counter = itertools.count()
 
 
-def identity(value: Any) -> Any:
+def identity(value: object) -> Any:
     """What belongs to one object for good."""
     try:
         return _noted(_identities, value, lambda _: next(_counter))
@@ -349,14 +349,16 @@ def identity(value: Any) -> Any:
         return types.MethodType(id, value)
 
 
-def _noted(notes: dict[int, tuple[weakref.ref[Any], T]], value: Any, make: Callable[[Any], T]) -> T:
+def _noted(
+    notes: dict[int, tuple[weakref.ref[Any], T]], value: object, make: Callable[[Any], T]
+) -> T:
     """What is noted of an object while it lives."""
     key = id(value)
     found = notes.get(key)
     if found is not None and found[0]() is value:
         return found[1]
 
-    def forget(ref: Any) -> None:
+    def forget(ref: weakref.ref[Any]) -> None:
         if key in notes and notes[key][0] is ref:
             del notes[key]
 

@@ -143,7 +143,7 @@ def set_on(module: nnx.Pytree, objects: Sequence[nnx.Pytree]) -> bool:
 
 
 def with_mode(
-    module: nn.Module, modes: tuple[tuple[str, Any], ...], name: str, value: Any
+    module: nn.Module, modes: tuple[tuple[str, Any], ...], name: str, value: object
 ) -> tuple[tuple[str, Any], ...] | None:
     """The modes after an attribute was set; None if it is no mode of this module.
 
@@ -162,7 +162,12 @@ def with_mode(
     return None
 
 
-def _intercept(next_function: Any, args: Any, kwargs: Any, context: InterceptorContext) -> Any:
+def _intercept(
+    next_function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    context: InterceptorContext,
+) -> Any:
     """Fills the fields of a module that are None, but for what its method is called with."""
     module, method = context.module, context.method_name
     modes, _ = _in_force.get()

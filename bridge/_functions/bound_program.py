@@ -103,7 +103,7 @@ class Program:
         )
 
     def _run_donating(
-        self, values: list[Any], arrays: list[Any], /, *args: Any, **kwargs: Any
+        self, values: list[Any], arrays: list[Any], /, *args: object, **kwargs: object
     ) -> tuple[Any, dict[int, Any]]:
         if self._donated is None:
             _, changed = self._jitted.eval_shape({}, values, arrays, *args, **kwargs)
@@ -118,8 +118,8 @@ class Program:
         values: list[Any],
         arrays: list[Any],
         /,
-        *args: Any,
-        **kwargs: Any,
+        *args: object,
+        **kwargs: object,
     ) -> tuple[Any, dict[int, Any]]:
         _check_bound((args, kwargs))
         before = [donated.get(i, value) for i, value in enumerate(values)]
@@ -147,7 +147,7 @@ class Program:
 _chained = itertools.chain.from_iterable
 
 
-def _is_written_into(leaf: Any) -> bool:
+def _is_written_into(leaf: object) -> bool:
     if isinstance(leaf, nnx.Variable):
         return leaf.hijax or leaf.ref
     return isinstance(leaf, jax.Ref)
@@ -160,7 +160,7 @@ class StructureChangedError(Exception):
 KINDS = nnx.Pytree, nnx.Variable
 
 
-def _check_bound(arguments: Any) -> None:
+def _check_bound(arguments: object) -> None:
     """Raises for a module among the arguments: what the call changes in it would be lost."""
     # A State is a value, as it is for `jax.jit`.
     for leaf in jax.tree.leaves(arguments, is_leaf=lambda x: isinstance(x, (*KINDS, nnx.State))):
@@ -173,7 +173,7 @@ def _check_bound(arguments: Any) -> None:
             )
 
 
-def _returns_state(output: Any, bound: Iterable[Any]) -> bool:
+def _returns_state(output: object, bound: Iterable[Any]) -> bool:
     """Whether an output holds a module or a bound Variable, also as a part of a State."""
     own = {id(variable) for variable in bound if variable is not None}
     leaves = jax.tree.leaves(output, is_leaf=lambda x: isinstance(x, KINDS))

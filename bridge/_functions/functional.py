@@ -38,7 +38,7 @@ class Functional(Generic[M]):
         self.graphdef, state = nnx.split(self.module_type(*self.args, **self.kwargs, **rng_kwargs))
         return state
 
-    def apply(self, *states: Any) -> Any:
+    def apply(self, *states: object) -> Any:
         """Something that is called as the module would be, and has its methods.
 
         Args:
@@ -81,7 +81,7 @@ def functional(cls: type[M]) -> Callable[..., Functional[M]]:
     Source: flax/nnx/bridge/wrappers.py:functional @ 0.12.8
     """
 
-    def construct(*args: Any, **kwargs: Any) -> Functional[M]:
+    def construct(*args: object, **kwargs: object) -> Functional[M]:
         return Functional(cls, None, args, kwargs)
 
     return construct

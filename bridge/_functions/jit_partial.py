@@ -22,7 +22,7 @@ R = TypeVar("R")
 
 def jit_partial(
     fun: Callable[..., R],
-    *modules: Any,
+    *modules: object,
     static_argnames: str | Iterable[str] | None = None,
     donate: bool = False,
 ) -> Callable[..., R]:
@@ -93,7 +93,7 @@ def jit_partial(
         return BoundProgram(modules, leaves, program)
 
     @functools.wraps(fun)
-    def call(*args: Any, **kwargs: Any) -> R:
+    def call(*args: object, **kwargs: object) -> R:
         nonlocal bound
         with lock:
             values = None if bound is None else bound.values()
@@ -126,7 +126,7 @@ def jit_partial(
     return call
 
 
-def _check_arguments(fun: Any, modules: tuple[Any, ...]) -> None:
+def _check_arguments(fun: object, modules: tuple[Any, ...]) -> None:
     is_function = callable(fun) and not isinstance(fun, nnx.Variable)
     wrong = [m for m in modules if isinstance(m, nn.Module) or not _is_instance(m)]
     if not is_function or not modules or wrong:
@@ -139,6 +139,6 @@ def _check_arguments(fun: Any, modules: tuple[Any, ...]) -> None:
         )
 
 
-def _is_instance(value: Any) -> bool:
+def _is_instance(value: object) -> bool:
     """Whether a value may have a state, as classes and functions have none."""
     return isinstance(value, KINDS) or not callable(value)

@@ -178,7 +178,7 @@ class StaticGraphDef(nnx.GraphDef[Any]):
     def __copy__(self) -> Self:
         return self
 
-    def __deepcopy__(self, memo: Any) -> Self:
+    def __deepcopy__(self, memo: object) -> Self:
         # By `__reduce__` it would be another one, of other objects.
         return self
 
@@ -310,7 +310,7 @@ def with_metadata(
     return intern(changed, graphdef.avals, graphdef.origin, graphdef.given)
 
 
-def _aval(leaf: Any) -> Any:
+def _aval(leaf: object) -> Any:
     """Shape and dtype of what a Variable reads as, or of a bare array."""
     value = leaf
     if isinstance(leaf, nnx.Variable):
@@ -352,8 +352,8 @@ def _read(written: bytes) -> Any:
 
 
 def _restore(
-    nodes: Any,
-    attributes: Any,
+    nodes: list[Any],
+    attributes: list[Any],
     num_leaves: int,
     avals: tuple[Any, ...] | None,
     given: Given = (),

@@ -60,7 +60,7 @@ def differences_but_modes(a: dict[Path, Any], b: dict[Path, Any]) -> list[Path]:
     return [p for p in differences(a, b) if not (_is_mode(p, a) and _is_mode(p, b))]
 
 
-def is_same_or_equal(a: Any, b: Any) -> bool:
+def is_same_or_equal(a: object, b: object) -> bool:
     """Whether two values are the same or equal; what cannot be compared is not."""
     if a is b:
         return True

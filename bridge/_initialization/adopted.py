@@ -49,7 +49,7 @@ def adopt(module: nnx.Module, made: nnx.Module) -> None:
             ] + [_original(new, originals) for new in copy[len(node) :]]
 
 
-def _adopt_variables(node: Any, copy: Any) -> None:
+def _adopt_variables(node: LinenHolder, copy: LinenHolder) -> None:
     """Takes over the Linen variables of an initialised copy that the original lacks."""
     if node.to_nnx__rngs is None and copy.to_nnx__rngs is not None:
         # The bridge.Module around it has given it keys.
@@ -63,7 +63,7 @@ def _adopt_variables(node: Any, copy: Any) -> None:
         node.to_nnx__graphdefs = copy.to_nnx__graphdefs
 
 
-def _adopt_attributes(node: Any, copy: Any, originals: dict[int, Any]) -> None:
+def _adopt_attributes(node: nnx.Pytree, copy: nnx.Pytree, originals: dict[int, Any]) -> None:
     own, made = vars(node), dict(vars(copy))
     if is_linen_style(type(node)):
         # A part may live where the class has a field or a property of its name.
@@ -87,11 +87,11 @@ def _adopt_attributes(node: Any, copy: Any, originals: dict[int, Any]) -> None:
             setattr(node, name, mark(_original(value, originals)))
 
 
-def _is_part(value: Any) -> bool:
+def _is_part(value: object) -> bool:
     return isinstance(value, nnx.Pytree | nnx.Variable)
 
 
-def _original(value: Any, originals: dict[int, Any]) -> Any:
+def _original(value: object, originals: dict[int, Any]) -> Any:
     """A value of the copy, with the model's own objects in it."""
     if id(value) in originals:
         return originals[id(value)]

@@ -25,7 +25,7 @@ from .snapshot import Snapshot, drop_sown
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def lazy_init(fn: F, /, *args: Any, **kwargs: Any) -> F:
+def lazy_init(fn: F, /, *args: object, **kwargs: object) -> F:
     """Runs a method of an NNX module once, so that every `ToNNX` in it creates its variables.
 
     Variables that exist keep their values, native state included, so the model is as if native
@@ -219,7 +219,7 @@ def _init_abstractly(
     graphdef, state = nnx.split(module, graph=True)
     made: list[nnx.GraphDef[Any]] = []
 
-    def initialize(*inputs: Any) -> Any:
+    def initialize(*inputs: object) -> Any:
         # Variables belong to the trace they are made in.
         copy = nnx.merge(graphdef, state, copy=True)
         known = dict(zip(abstract, inputs, strict=True))
@@ -236,7 +236,7 @@ def _init_abstractly(
     adopt(module, nnx.merge(made[0], made_state))
 
 
-def _owner(fn: Any) -> nnx.Module:
+def _owner(fn: object) -> nnx.Module:
     owner = fn if isinstance(fn, nnx.Module) else getattr(fn, "__self__", None)
     if isinstance(owner, nnx.Module) and callable(fn):
         return owner
@@ -259,5 +259,5 @@ def _finder(module: nnx.Module, fn: Any) -> Callable[[Any], Callable[..., Any]]:
     return find
 
 
-def _is_abstract(leaf: Any) -> bool:
+def _is_abstract(leaf: object) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct)

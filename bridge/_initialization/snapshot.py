@@ -118,7 +118,7 @@ class Snapshot:
         arrays = {id(item) for item in held if isinstance(item, jax.Array)}
         return arrays | {id(variable) for variable, _, _ in self._variables}
 
-    def _combined(self, before: Any, now: Any) -> Any:
+    def _combined(self, before: object, now: object) -> Any:
         """What stays where there was something before."""
         if now is before:
             return before
@@ -132,7 +132,7 @@ class Snapshot:
             return before
         return now if self._is_new(now) and not _holds_state(before, ()) else before
 
-    def _is_new(self, value: Any) -> bool:
+    def _is_new(self, value: object) -> bool:
         return _holds_state(value, self._known)
 
     def _dict(self, before: Mapping[Any, Any], now: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -155,7 +155,7 @@ class Snapshot:
         return kept + before[len(kept) :] + new
 
     def _attributes(
-        self, node: Any, before: Mapping[str, Any], now: Mapping[str, Any]
+        self, node: object, before: Mapping[str, Any], now: Mapping[str, Any]
     ) -> dict[str, Any]:
         kept = self._dict({k: v for k, v in before.items() if k != DATA_NOTE}, now)
         made = {k for k, v in kept.items() if k not in before or v is not before[k]}
@@ -196,14 +196,14 @@ def _is_emptied(value: object) -> bool:
     return bool(gone) and not tree
 
 
-def is_deleted(value: Any) -> bool:
+def is_deleted(value: object) -> bool:
     """Whether a program that was given an array, or one in a container, has taken its buffer."""
     arrays = [x for x in jax.tree.leaves(value) if isinstance(x, jax.Array)]
     # Neither a tracer nor a reference tells.
     return any(not isinstance(x, Tracer | jax.Ref) and x.is_deleted() for x in arrays)
 
 
-def _fill(held: Any, contents: Any) -> None:
+def _fill(held: list[Any] | dict[Any, Any], contents: list[Any] | dict[Any, Any]) -> None:
     """Makes a list or a dict hold these contents and no others."""
     held.clear()
     if isinstance(held, list):
@@ -212,7 +212,7 @@ def _fill(held: Any, contents: Any) -> None:
         held.update(contents)
 
 
-def _holds_state(value: Any, known: Collection[int]) -> bool:
+def _holds_state(value: object, known: Collection[int]) -> bool:
     """Whether there are Variables or arrays in a value, besides those whose ids are known.
 
     Sown Variables do not count.

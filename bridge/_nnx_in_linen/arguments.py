@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from flax.core import FrozenDict
 from bridge._errors import InvalidModuleError
 from bridge._fingerprint import fingerprint
 from bridge._graphdefs import static_graphdef
-from bridge._graphdefs.static_graphdef import StaticGraphDef
+from bridge._graphdefs.static_graphdef import Given, StaticGraphDef
 
 
 class Argument:
@@ -63,7 +63,7 @@ class Existing:
         root: Any = self.graphdef.nodes[0]
         return root.type
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         raise InvalidModuleError(
             "ToLinen.init",
             self.module_type,
@@ -87,19 +87,19 @@ class Existing:
         return f"<an existing {self.module_type.__name__}>"
 
 
-def _existing(parts: tuple[Any, ...], avals: Any, given: Any) -> Existing:
+def _existing(parts: tuple[Any, ...], avals: tuple[Any, ...] | None, given: Given) -> Existing:
     return Existing(static_graphdef.intern(nnx.GraphDef(*parts), avals, None, given))
 
 
 def freeze_arguments(
-    args: Any, kwargs: Mapping[str, Any]
+    args: Iterable[Any], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], FrozenDict[str, Any]]:
     """The arguments in hashable form; doing it twice changes nothing."""
     frozen = {name: _freeze(value) for name, value in kwargs.items()}
     return tuple(_freeze(value) for value in args), FrozenDict(frozen)
 
 
-def thaw(value: Any) -> Any:
+def thaw(value: object) -> Any:
     """The argument as it was given; the inverse of what `freeze_arguments` does to each."""
     return value.value if isinstance(value, Argument) else value
 
@@ -132,7 +132,7 @@ class GivenArgs(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.frozen)
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: int | slice) -> Any:
         found = self.frozen[index]
         return tuple(map(thaw, found)) if isinstance(index, slice) else thaw(found)
 
@@ -150,7 +150,7 @@ class GivenKwargs(Mapping[str, Any]):
     """The same of keyword arguments."""
 
     def __init__(self, frozen: FrozenDict[str, Any]):
-        self.frozen = frozen
+        self.frozen: Mapping[str, Any] = frozen
 
     def __len__(self) -> int:
         return len(self.frozen)
@@ -176,7 +176,7 @@ def frozen(arguments: Any) -> Any:
     return arguments.frozen if isinstance(arguments, GivenArgs | GivenKwargs) else arguments
 
 
-def holds_no_module(frozen: Any) -> bool:
+def holds_no_module(frozen: object) -> bool:
     """Whether there is no Linen module in arguments, as far as can be told by their types."""
     items: Any = frozen
     if type(frozen) is tuple:
@@ -217,7 +217,7 @@ def check_class(nnx_class: Any) -> None:
     raise InvalidModuleError("ToLinen", given, expected, remedy)
 
 
-def check_instance(module: Any) -> None:
+def check_instance(module: object) -> None:
     """Raises InvalidModuleError for what is no NNX module that exists."""
     given = module
     is_state = isinstance(module, nnx.State) or (
@@ -244,7 +244,7 @@ def check_instance(module: Any) -> None:
     raise InvalidModuleError("ToLinen.from_module", given, "an NNX module instance", remedy)
 
 
-def check_arguments(nnx_class: Any, args: Any, kwargs: Any) -> None:
+def check_arguments(nnx_class: object, args: object, kwargs: Any) -> None:
     """Raises InvalidModuleError for `args` and `kwargs` that a constructor cannot take."""
     found_args, found_kwargs = args, kwargs
     is_list = isinstance(args, Sequence) and not isinstance(args, str)
@@ -266,7 +266,7 @@ def check_arguments(nnx_class: Any, args: Any, kwargs: Any) -> None:
     )
 
 
-def _freeze(value: Any) -> Any:
+def _freeze(value: object) -> Any:
     if isinstance(value, Argument):
         return value
     if isinstance(value, list | dict | set):

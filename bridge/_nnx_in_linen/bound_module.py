@@ -22,6 +22,7 @@ from bridge._flax.flattening import flatten
 from bridge._flax.nodes import nodes_below
 from bridge._flax.variables import leaf_value
 from bridge._initialization.lazy_init import run_initializing
+from bridge._types import Method
 
 from .call_keys import GivenKeys, Streams
 from .changes import AttributesBefore, Before, Changes, is_output
@@ -42,13 +43,13 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
-    def function(self, module: Any) -> Callable[..., Any]:
+    def function(self, module: nnx.Pytree) -> Callable[..., Any]:
         """The method, which sets the modes in force on the module while it runs."""
         function = method_of(module, self.method)
         if not _train_eval.modes_in_force():
             return function
 
-        def run(*args: Any, **kwargs: Any) -> Any:
+        def run(*args: object, **kwargs: object) -> Any:
             objects = nodes_below(module).objects
             attributes = AttributesBefore(objects)
             _train_eval.set_on(module, objects)
@@ -170,7 +171,7 @@ class BoundModule:
         return [a for a in self.found.unknown if a not in used and not is_output(a, active)]
 
 
-def method_of(module: object, method: Any) -> Callable[..., Any]:
+def method_of(module: object, method: Method) -> Callable[..., Any]:
     """The callable for a `nnx_method`: a name, a function of the module, or None for a call."""
     method = "__call__" if method is None else method
     if isinstance(method, str):

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
+from flax import linen as nn
 from flax import nnx
 
 from bridge._conversion.neutral import Address
@@ -33,7 +34,7 @@ class GivenKeys:
       stored: the addresses of the variables.
     """
 
-    def __init__(self, linen: Any, rngs: Mapping[str, Any], stored: Collection[Address]):
+    def __init__(self, linen: nn.Module, rngs: Mapping[str, Any], stored: Collection[Address]):
         self._linen = linen
         self._rngs = rngs
         self._stored = stored
@@ -72,7 +73,7 @@ class Streams:
         self._unseeded: set[Address] = set()
         self._lent: list[_LentStream] = []
 
-    def value(self, slot: GraphDefLeaf, aval: Any, stored: Any) -> Any:
+    def value(self, slot: GraphDefLeaf, aval: object, stored: object) -> Any:
         """What a key or a count of a stream is in the call."""
         key = None if self._keys is None else self._keys.seed(slot)
         if key is not None:

@@ -119,7 +119,7 @@ class Changes:
       removed: the addresses of those that are gone.
     """
 
-    def __init__(self, before: Before, attributes: AttributesBefore, module: Any):
+    def __init__(self, before: Before, attributes: AttributesBefore, module: nnx.Pytree):
         self._found = before.found
         self._module = module
         self._plain = before.plain
@@ -160,7 +160,7 @@ class Changes:
     def __bool__(self) -> bool:
         return bool(self.updates or self.removed or not self._is_same)
 
-    def _flattened(self, module: Any) -> dict[Address, Any]:
+    def _flattened(self, module: nnx.Pytree) -> dict[Address, Any]:
         """The leaves of the module as it is now, by address."""
         graphdef, leaves = flatten(module)
         self._is_same = _is_same(graphdef, self._before)

@@ -156,7 +156,7 @@ class Constructed(NamedTuple):
     given: Given
 
 
-def _given(module: Any, places: Mapping[int, tuple[int, ...]]) -> Given:
+def _given(module: nnx.Pytree, places: Mapping[int, tuple[int, ...]]) -> Given:
     """Which bare arrays of a module are among its constructor's arguments, by id."""
     graphdef, leaves = flatten(module)
     return tuple(
@@ -166,7 +166,7 @@ def _given(module: Any, places: Mapping[int, tuple[int, ...]]) -> Given:
     )
 
 
-def _is_same(a: Any, b: Any) -> bool:
+def _is_same(a: object, b: object) -> bool:
     return is_same_or_equal(a, b) or fingerprint(a) == fingerprint(b)
 
 
@@ -216,7 +216,7 @@ _CLOSED = (
 )
 
 
-def takes_rngs(nnx_class: Any) -> bool:
+def takes_rngs(nnx_class: Callable[..., Any]) -> bool:
     """Whether a constructor has a parameter `rngs`, or takes any keyword."""
     # The signature of an NNX class is that of its metaclass, which takes anything.
     is_class = isinstance(nnx_class, type)

@@ -84,7 +84,7 @@ def create(
     return output, graphdef
 
 
-def _write_shown(scope: WrapperScope, module: Any) -> Callable[[], set[Address]]:
+def _write_shown(scope: WrapperScope, module: nnx.Pytree) -> Callable[[], set[Address]]:
     """Writes the state as constructed at once, for Linen's interceptors to see it.
 
     Returns:
@@ -118,7 +118,7 @@ def _construct_again(
             made[i] = new.get(address, made[i])
 
 
-def _takes_nothing(module: Any, call: Call) -> bool:
+def _takes_nothing(module: object, call: Call) -> bool:
     """Whether a method can be called without any arguments."""
     try:
         inspect.signature(method_of(module, call.method)).bind()
@@ -130,7 +130,7 @@ def _takes_nothing(module: Any, call: Call) -> bool:
     return True
 
 
-def _check_complete(scope: WrapperScope, module: Any) -> None:
+def _check_complete(scope: WrapperScope, module: nnx.Module) -> None:
     """Raises if modules lack variables that only a call with inputs can create."""
     lacking = [
         ("/".join(map(str, path)), type(item.to_nnx__module).__name__)

@@ -179,7 +179,7 @@ def _abstract(
     made: list[tuple[StaticGraphDef, bool]] = []
     held: dict[Path, list[Any]] = {}
 
-    def construct(key: Any, *inputs: Any) -> None:
+    def construct(key: jax.Array, *inputs: object) -> None:
         streams = dict.fromkeys(names, key)
         module, nodes, kept = constructor.construct(streams, where, is_abstract=True)
         if call is not None:
@@ -231,7 +231,7 @@ _NO_NUMBER = (
 )
 
 
-def _with_numbers(function: Callable[..., Any], *inputs: Any) -> None:
+def _with_numbers(function: Callable[..., Any], *inputs: jax.ShapeDtypeStruct) -> None:
     """Computes what does not depend on the inputs, also where a program is being traced."""
     with jax.ensure_compile_time_eval():
         partially_evaluate(function, *inputs)

@@ -20,6 +20,7 @@ from bridge._graphdefs.leaves import GraphDefLeaf, GraphDefLeaves
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 from bridge._randomness.typed_keys import from_bits
 from bridge._sharding.explicit_axes import any_explicit
+from bridge._types import Shaped
 
 
 class MatchedVariables:
@@ -127,7 +128,7 @@ def overlay(module_leaves: list[Any], found: MatchedVariables) -> None:
             assign_raw_value(leaf, unboxed(found.leaves[slot.address]))
 
 
-def unboxed(leaf: Any, aval: Any = None) -> Any:
+def unboxed(leaf: Any, aval: object = None) -> Any:
     """The value of a leaf as a Variable can hold it.
 
     Args:
@@ -154,7 +155,7 @@ def unboxed(leaf: Any, aval: Any = None) -> Any:
     return numpy.asarray(bare) if is_foreign else bare
 
 
-def _is_wide(value: Any, aval: Any) -> bool:
+def _is_wide(value: Shaped, aval: object) -> bool:
     """Whether a value is of a dtype that JAX does not have, and was so when the module was made."""
     was = getattr(aval, "dtype", None)
     return value.dtype == was and jax.dtypes.canonicalize_dtype(was) != was
@@ -167,7 +168,7 @@ class _Anything:
     dtype = "a leaf"
 
 
-def _inside(leaf: Any) -> Any:
+def _inside(leaf: object) -> Any:
     box = leaf
     if isinstance(leaf, jax.Array):
         return leaf

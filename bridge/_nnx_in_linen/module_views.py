@@ -126,7 +126,7 @@ _BASE = "bridge__base"
 
 
 @contextlib.contextmanager
-def showing(module: Any, linen: Any) -> Generator[None, None, None]:
+def showing(module: nnx.Module, linen: Any) -> Generator[None, None, None]:
     """Shows the modules below an NNX module in this block.
 
     Args:
@@ -158,7 +158,7 @@ def showing(module: Any, linen: Any) -> Generator[None, None, None]:
                 vars(each)["to_nnx__path"] = path
 
 
-def unshow(module: Any) -> None:
+def unshow(module: object) -> None:
     """Gives the modules below one their own classes, also in a copy that was made in a block."""
     _unshow(nodes_below(module).objects)
 
@@ -211,7 +211,7 @@ _NOT_OWN = frozenset((*dir(nnx.Module), *dir(nn.Module))) - {"__call__"}
 def _through_view(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     # NNX looks at the signatures of methods, to tell which of them take `rngs` for example.
     @functools.wraps(function)
-    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Any, /, *args: object, **kwargs: object) -> Any:
         shown = _shown.get()
         view = None if shown is None else shown.view(self)
         if view is None:
@@ -224,7 +224,7 @@ def _through_view(name: str, function: Callable[..., Any]) -> Callable[..., Any]
 
 def _of_view(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
-    def method(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Any, /, *args: object, **kwargs: object) -> Any:
         return function(self.nnx_module, *args, **kwargs)
 
     method.__name__ = name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from flax import nnx
@@ -31,7 +31,7 @@ class Attached(NamedTuple):
     is_linen: bool
 
 
-def attach(module: Any, unknown: Mapping[Address, Any]) -> dict[Address, Attached]:
+def attach(module: nnx.Pytree, unknown: Mapping[Address, Any]) -> dict[Address, Attached]:
     """Puts leaves into a module where nothing is yet: no attribute, or None.
 
     A parameter is put nowhere: the definition has those that a call creates, too. Any other is
@@ -94,12 +94,18 @@ class Reads:
         self._hooks.clear()
 
 
-def _note_read(read: set[Address], address: Address, own: Any, variable: Any, value: Any) -> Any:
+def _note_read(
+    read: set[Address],
+    address: Address,
+    own: Callable[[Any, Any], Any] | None,
+    variable: Variable,
+    value: object,
+) -> Any:
     read.add(address)
     return value if own is None else own(variable, value)
 
 
-def _put(module: Any, path: Path, item: Any) -> Any:
+def _put(module: object, path: Path, item: object) -> Any:
     """Puts an item at a path below a module, if that is free and there is something to hold it.
 
     Returns:
@@ -118,7 +124,7 @@ def _put(module: Any, path: Path, item: Any) -> Any:
     return owner if _put_child(node, path[-1], item) else None
 
 
-def _put_child(node: Any, key: Any, item: Any) -> bool:
+def _put_child(node: Any, key: Any, item: object) -> bool:
     items: Any = node
     if isinstance(node, nnx.List | list):
         index = int(key) if str(key).isdecimal() else -1
@@ -143,7 +149,7 @@ def _put_child(node: Any, key: Any, item: Any) -> bool:
     return False
 
 
-def _child(node: Any, key: Any) -> Any:
+def _child(node: Any, key: object) -> Any:
     """What is below a node; keys are compared as text, as files keep them."""
     items: Any = node
     if isinstance(node, nnx.Pytree):
@@ -155,11 +161,11 @@ def _child(node: Any, key: Any) -> Any:
     return _ABSENT
 
 
-def _by_text(items: Mapping[Any, Any], keys: Iterable[Any], key: Any) -> Any:
+def _by_text(items: Mapping[Any, Any], keys: Iterable[Any], key: object) -> Any:
     return next((items[k] for k in keys if str(k) == str(key)), _ABSENT)
 
 
-def _is_wrapper(node: Any) -> bool:
+def _is_wrapper(node: object) -> bool:
     return isinstance(node, LinenHolder)
 
 

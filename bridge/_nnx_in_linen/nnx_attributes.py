@@ -6,7 +6,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 from flax import linen as nn
@@ -15,11 +15,21 @@ from flax import nnx
 from bridge._errors import LostUpdateError, write_to_copy_text
 from bridge._flax.nodes import nodes_below
 from bridge._flax.variables import add_set_hook
+from bridge._types import Method
 
 from .arguments import Existing
 from .bound_module import BoundModule
 from .definitions import rebuilt
 from .scope import WrapperScope
+
+
+class _Wrapper(Protocol):
+    """What this module uses of a ToLinen."""
+
+    @property
+    def nnx_class(self) -> Callable[..., Any]: ...
+
+    def run_nnx_method(self, nnx_method: Method, /, *args: object, **kwargs: object) -> Any: ...
 
 
 class NNXSubmodule:
@@ -33,24 +43,24 @@ class NNXSubmodule:
 
     __slots__ = ("_module", "_owner", "_path")
 
-    def __init__(self, owner: Any, path: tuple[Any, ...], module: nnx.Module):
+    def __init__(self, owner: _Wrapper, path: tuple[Any, ...], module: nnx.Module):
         self._owner = owner
         self._path = path
         self._module = module
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> Any:
         return self._owner.run_nnx_method(_method_at(self._path), *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return through_wrapper(self._owner, (*self._path, name), getattr(self._module, name))
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name not in self.__slots__:
             place = f"{name!r} of {'.'.join(map(str, self._path))}"
             raise LostUpdateError(write_to_copy_text(repr(self._owner.nnx_class), place))
         super().__setattr__(name, value)
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         return through_wrapper(self._owner, (*self._path, key), self._module[key])  # type: ignore[index]
 
     def __iter__(self) -> Iterator[Any]:
@@ -63,7 +73,7 @@ class NNXSubmodule:
         return f"{'.'.join(map(str, self._path))}: {self._module!r}"
 
 
-def through_wrapper(owner: Any, path: tuple[Any, ...], value: Any) -> Any:
+def through_wrapper(owner: _Wrapper, path: tuple[Any, ...], value: object) -> Any:
     """An attribute of a bound NNX module, so that calling it goes through the wrapper."""
     if isinstance(value, nnx.Module):
         return NNXSubmodule(owner, path, value)
@@ -103,7 +113,7 @@ def _of_variables(scope: WrapperScope, name: str) -> Any:
     return through_wrapper(scope.linen, (name,), value)
 
 
-def _refuse_write(where: str, variable: nnx.Variable[Any], value: Any) -> Any:
+def _refuse_write(where: str, variable: nnx.Variable[Any], value: object) -> Any:
     """Raises for a write into what was read: the module that it is in is a copy of the variables.
 
     A set hook does not learn which items are written, so it cannot pass the write on.
@@ -139,7 +149,7 @@ def bound_method(owner: nn.Module, name: str) -> types.MethodType:
 def linen_method(name: str) -> Callable[..., Any]:
     """A Linen method that calls the NNX module's method of the same name."""
 
-    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, /, *args: object, **kwargs: object) -> Any:
         return self.run_nnx_method(name, *args, **kwargs)
 
     call.__name__ = name
@@ -147,7 +157,7 @@ def linen_method(name: str) -> Callable[..., Any]:
 
 
 def _method_at(path: tuple[Any, ...]) -> Callable[..., Any]:
-    def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call(module: Any, /, *args: object, **kwargs: object) -> Any:
         found = module
         for key in path:
             found = getattr(found, key) if isinstance(key, str) else found[key]

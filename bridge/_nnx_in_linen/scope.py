@@ -197,7 +197,7 @@ class WrapperScope:
             self.report_lost(collection, lost_update_text(self.where, collection, is_rng))
         return False
 
-    def report_lost(self, what: Any, text: str) -> None:
+    def report_lost(self, what: object, text: str) -> None:
         """Says once that an update is lost, or raises LostUpdateError if `strict` is True."""
         if self.linen.strict:
             raise LostUpdateError(text)
@@ -217,7 +217,7 @@ class WrapperScope:
         if paths and linen.strict is None:
             self._warn_once(paths, unknown_paths_text(self.where, paths))
 
-    def _warn_once(self, what: Any, text: str) -> None:
+    def _warn_once(self, what: object, text: str) -> None:
         if _warned.is_new((fingerprint(self.linen.nnx_class), self.linen.path, what)):
             warn(text)
 

@@ -20,6 +20,7 @@ from bridge._conversion.own_leaves import with_graphdefs
 from bridge._fingerprint import Fingerprint, fingerprint
 from bridge._flax.linen_modules import NNXHolder
 from bridge._graphdefs import static_graphdef
+from bridge._types import Method
 
 from .arguments import (
     Existing,
@@ -56,7 +57,7 @@ class WithOptions(type(nn.Module)):
 
     _options: frozenset[str] = frozenset()
 
-    def __call__(cls, *args: Any, **given: Any) -> Any:
+    def __call__(cls, *args: object, **given: object) -> Any:
         kept = cls._options - _parameters(cls.__init__)
         options = {name: given.pop(name) for name in kept & given.keys()}
         made = super().__call__(*args, **given)
@@ -67,7 +68,7 @@ class WithOptions(type(nn.Module)):
 
 
 @functools.lru_cache(maxsize=1024)
-def _parameters(constructor: Any) -> frozenset[str]:
+def _parameters(constructor: Callable[..., Any]) -> frozenset[str]:
     parameters = inspect.signature(constructor).parameters.values()
     return frozenset(p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL))
 
@@ -169,7 +170,7 @@ class ToLinen(NNXHolder, metaclass=WithOptions):
         super().__post_init__()
 
     @nn.nowrap
-    def clone(self, **options: Any) -> Self:
+    def clone(self, **options: object) -> Self:
         # Linen would look for modules in every field.
         if self._is_plain:
             options.pop("_deep_clone", None)
@@ -225,7 +226,7 @@ class ToLinen(NNXHolder, metaclass=WithOptions):
         return linen, with_graphdefs(variables, graphdefs)
 
     @nn.compact
-    def __call__(self, /, *args: Any, nnx_method: Any = None, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, nnx_method: Method = None, **kwargs: Any) -> Any:
         """Calls a method of the NNX module.
 
         Args:
@@ -246,7 +247,7 @@ class ToLinen(NNXHolder, metaclass=WithOptions):
         """
         return _run(self, Call(nnx_method, args, kwargs))
 
-    def run_nnx_method(self, nnx_method: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def run_nnx_method(self, nnx_method: Method, /, *args: object, **kwargs: object) -> Any:
         """`__call__` with the method first, which stays as it is on a class that was transformed.
 
         A lifted transform of the class takes only the methods that it is told to, `__call__` by
@@ -304,12 +305,12 @@ def _run(linen: ToLinen, call: Call) -> Any:
 
 def to_linen(
     nnx_class: Callable[..., Any],
-    *args: Any,
+    *args: object,
     metadata_fn: Callable[[Any], Any] | None = convert.to_linen_var,
     name: str | None = None,
     skip_rng: bool = False,
     abstract_init: bool = True,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> ToLinen:
     """`ToLinen` with the constructor's arguments passed as in the constructor's own call.
 

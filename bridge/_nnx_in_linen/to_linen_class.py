@@ -19,7 +19,7 @@ def to_linen_class(
     base_nnx_class: Callable[..., Any],
     base_metadata_fn: Callable[[Any], Any] | None = convert.to_linen_var,
     base_skip_rng: bool = False,
-    **partial_kwargs: Any,
+    **partial_kwargs: object,
 ) -> type[ToLinen]:
     """A Linen module class whose constructor takes the arguments of an NNX module's constructor.
 
@@ -62,7 +62,13 @@ def to_linen_class(
         # The dataclass machinery of Linen gives every subclass a constructor of its own.
         generated = cls.__init__
 
-        def construct(self: Any, /, args: Any = None, kwargs: Any = None, **given: Any) -> None:
+        def construct(
+            self: Any,
+            /,
+            args: object = None,
+            kwargs: Mapping[str, Any] | None = None,
+            **given: object,
+        ) -> None:
             check_arguments(base_nnx_class, args or (), kwargs or {})
             fields = {n: v for n, v in given.items() if n in cls.__dataclass_fields__}
             # None stands for the default in programs written for flax.nnx.bridge.
@@ -89,7 +95,7 @@ def to_linen_class(
     return type(f"{name}ToLinen", (Made,), attributes)
 
 
-def _public_methods(nnx_class: Any) -> list[str]:
+def _public_methods(nnx_class: object) -> list[str]:
     own = set(dir(nnx_class)) - set(dir(nnx.Module))
     return [n for n in own if n[0] != "_" and inspect.isfunction(getattr(nnx_class, n))]
 
