@@ -8,7 +8,6 @@ import argparse
 import importlib.metadata
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from bridge import _cli, _demo
 from bridge._errors import did_you_mean
@@ -88,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 class _Parser(argparse.ArgumentParser):
     """Names the choice that a misspelled one is nearest to, as Python 3.14's parser does."""
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
+    def _check_value(self, action: argparse.Action, value: object) -> None:
         try:
             super()._check_value(action, value)
         except argparse.ArgumentError as error:
@@ -101,7 +100,7 @@ class _Parser(argparse.ArgumentParser):
 class _Version(argparse.Action):
     """Prints the versions that a report of a fault should have."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         names = ("linen-nnx-bridge", "flax", "jax")
         sys.stdout.write(", ".join(f"{name} {_version(name)}" for name in names) + "\n")
         parser.exit()

@@ -77,7 +77,7 @@ def _protocol_codec(box_type: Any) -> BoxCodec:
             return box.unbox(), fields
         return fields.pop("value"), fields
 
-    def from_fields(value: Any, fields: Fields) -> Any:
+    def from_fields(value: object, fields: Fields) -> Any:
         return box_type.from_nnx_metadata({"value": value, **fields})
 
     return BoxCodec(to_fields, from_fields)
@@ -99,7 +99,7 @@ def _dataclass_codec(box_type: Any, renames: Mapping[str, str]) -> BoxCodec:
     def to_fields(box: object) -> tuple[Any, Fields]:
         return getattr(box, value_name), {nnx: getattr(box, own) for own, nnx in names.items()}
 
-    def from_fields(value: Any, found: Fields) -> Any:
+    def from_fields(value: object, found: Fields) -> Any:
         kept = {own: found[nnx] for own, nnx in names.items() if nnx in found}
         return box_type(**{value_name: value}, **kept)
 

@@ -12,7 +12,7 @@ import registry
 from bridge._flax.variables import raw_value
 
 from . import linen_leaves, nnx_leaves
-from .neutral import Leaf
+from .neutral import Leaf, Path
 from .nnx_leaves import DISPLACED_KEY
 
 # The metadata that says which boxes there were: (path, type, fields) of each.
@@ -28,7 +28,7 @@ def unboxed_within(variable: nnx.Variable[Any]) -> nnx.Variable[Any]:
     collection = active.name_from_type(variable.var_type)
     boxes: list[tuple[Any, type | None, tuple[Any, ...]]] = []
 
-    def unboxed(path: Any, item: Any) -> Any:
+    def unboxed(path: Path, item: object) -> Any:
         if not _is_box(item):
             return item
         leaf = linen_leaves.to_leaf(collection, path, item, active)

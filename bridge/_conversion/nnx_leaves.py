@@ -85,7 +85,7 @@ def item_leaf(path: Path, item: StateItem, active: registry.Registry) -> Leaf:
     return leaf
 
 
-def linens_leaf(path: Path, item: Any, active: registry.Registry) -> Leaf | None:
+def linens_leaf(path: Path, item: StateItem, active: registry.Registry) -> Leaf | None:
     """`to_leaf` of an attribute of a ToNNX: its Variables are Linen's, whatever else is not."""
     return to_leaf(item, active, boxed_as_is=True) if isinstance(item, VARIABLE) else None
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any
+from typing import Any, Literal
 
 from flax.core import DenyList
 
+from bridge._types import CollectionFilter
 
-def union(mutable: Any, names: Collection[str]) -> Any:
+
+def union(mutable: CollectionFilter, names: Collection[str]) -> Any:
     """The filter that takes these collections too.
 
     Flax has such a function too, without a public name.
@@ -24,7 +26,7 @@ def union(mutable: Any, names: Collection[str]) -> Any:
     return _names(mutable) | {*names}
 
 
-def _without(mutable: Any, names: Collection[str]) -> Any:
+def _without(mutable: CollectionFilter, names: Collection[str]) -> Any:
     """The filter that takes these collections no more."""
     if mutable is True:
         return DenyList((*names,))
@@ -33,7 +35,7 @@ def _without(mutable: Any, names: Collection[str]) -> Any:
     return _names(mutable) - {*names}
 
 
-def _names(mutable: Any) -> frozenset[str]:
+def _names(mutable: Literal[False] | str | Collection[str]) -> frozenset[str]:
     """The collections of a filter without `DenyList` and True."""
     if mutable is False:
         return frozenset()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +15,7 @@ from .objects import PYTREE_NOTES, ObjectState, set_states
 from .self_references import TiedAttribute, tie, value_of
 
 
-def flatten(module: Any) -> tuple[nnx.GraphDef[Any], list[Any]]:
+def flatten(module: object) -> tuple[nnx.GraphDef[Any], list[Any]]:
     """A module's GraphDef and its leaves (Variables and bare arrays) in its order.
 
     `nnx.split` would sort the leaves into a nested State, out of which they would have to be taken
@@ -156,7 +156,7 @@ class GraphDefBuilder:
 
 
 def _variable(
-    leaf: Any, kind: type[nnx.Variable[Any]], metadata: dict[str, Any], *, is_plain: bool
+    leaf: object, kind: type[nnx.Variable[Any]], metadata: dict[str, Any], *, is_plain: bool
 ) -> Any:
     """The Variable around a value, or the one that is given."""
     # Cheap test first: a failing `isinstance(leaf, nnx.Variable)` is slow.
@@ -185,7 +185,7 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _put_back_references(graphdef: nnx.GraphDef[Any], indices: Any) -> None:
+def _put_back_references(graphdef: nnx.GraphDef[Any], indices: Mapping[Any, int]) -> None:
     """Gives Variables the references back that others hold too.
 
     Flax 0.12 takes such a reference out of every Variable but the first.

@@ -33,7 +33,7 @@ class Nodes(NamedTuple):
     others: list[Any]
 
 
-def nodes_below(root: Any) -> Nodes:
+def nodes_below(root: object) -> Nodes:
     """The nodes of a module.
 
     `nnx.iter_graph` yields static attributes as well, and takes every node apart and sorts it,
@@ -44,7 +44,7 @@ def nodes_below(root: Any) -> Nodes:
     """
     found = Nodes([], [], [])
     seen: set[int] = set()
-    pending = [root]
+    pending: list[Any] = [root]
     while pending:
         node = pending.pop()
         kind = _kind(type(node))
@@ -68,7 +68,7 @@ def nodes_below(root: Any) -> Nodes:
     return found
 
 
-def items_of(container: Any) -> Iterable[Any] | None:
+def items_of(container: object) -> Iterable[Any] | None:
     """What a container holds, None if it is none."""
     # JAX would sort the keys.
     if isinstance(container, dict):

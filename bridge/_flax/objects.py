@@ -137,7 +137,7 @@ def set_data(node: nnx.Pytree, values: Mapping[str, Any]) -> None:
         own[DATA_NOTE] = own[DATA_NOTE].update(dict.fromkeys(together, True))
 
 
-def set_past_class(node: nnx.Pytree, name: str, value: Any) -> None:
+def set_past_class(node: nnx.Pytree, name: str, value: object) -> None:
     """Sets an attribute that is data, whatever the class has by that name, such as a property."""
     own = vars(node)
     own[name] = value
@@ -145,7 +145,9 @@ def set_past_class(node: nnx.Pytree, name: str, value: Any) -> None:
         own[DATA_NOTE] = own[DATA_NOTE].update({name: True})
 
 
-def unflattened(cls: type[Any], static: Any, data: Iterable[Any]) -> Any:
+def unflattened(
+    cls: type[Any], static: tuple[Iterable[Any], Iterable[Any], Iterable[Any]], data: Iterable[Any]
+) -> Any:
     """`Pytree._pytree__unflatten`, which stops at an attribute that the class has a property for.
 
     Args:

@@ -7,19 +7,26 @@ what nobody has changed comes back in new arrays, and as new tracers while a pro
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from .tracers import are_one, batch_of, made_by, primal_of, trace_of
+from .tracers import AnyEquation, are_one, batch_of, made_by, primal_of, trace_of
 
 # Which input is handed on, and its axes in their new order: `jax.vmap` moves them. None stands for
 # an axis along which it is repeated.
 _Source: TypeAlias = "tuple[int, _Axes] | None"
 _Axes: TypeAlias = "tuple[int | None, ...]"
+
+
+class _Operand(Protocol):
+    """An input or an output of an equation."""
+
+    @property
+    def aval(self) -> Any: ...
 
 
 class PassedValues:
@@ -29,7 +36,7 @@ class PassedValues:
         # By id; the programs are kept alive with what is known of them.
         self._passed: dict[int, tuple[Any, list[_Source]]] = {}
 
-    def are_same(self, after: Any, before: Any) -> bool:
+    def are_same(self, after: object, before: object) -> bool:
         """Whether two pytrees hold the same values, whatever has handed them on.
 
         Gradients do not count: `stop_gradient` hands a value on.
@@ -40,7 +47,7 @@ class PassedValues:
         leaves_before, tree_before = jax.tree.flatten(before)
         return tree == tree_before and all(map(self._is_same, leaves, leaves_before))
 
-    def _is_same(self, after: Any, before: Any, axes: _Axes | None = None) -> bool:
+    def _is_same(self, after: object, before: object, axes: _Axes | None = None) -> bool:
         """Whether one array is the other one, with its axes in this order."""
         if after is before and axes is None:
             return True
@@ -63,7 +70,9 @@ class PassedValues:
         whole = batch_of(before)
         return self._is_same_batch(*batch, *whole) if batch and whole else are_one(after, before)
 
-    def _is_same_batch(self, after: Any, mine: Any, before: Any, theirs: Any) -> bool:
+    def _is_same_batch(
+        self, after: object, mine: object, before: jax.Array, theirs: object
+    ) -> bool:
         """Whether two arrays are the same whose axes of the batch are `mine` and `theirs`."""
         if not isinstance(mine, int) or not isinstance(theirs, int):
             return mine == theirs and self._is_same(after, before)
@@ -71,7 +80,7 @@ class PassedValues:
         axes.insert(mine, axes.pop(theirs))
         return self._is_same(after, before, tuple(axes))
 
-    def _origin(self, value: Any) -> tuple[Any, _Axes]:
+    def _origin(self, value: jax.Array) -> tuple[jax.Array, _Axes]:
         """The value that was handed on until it became this one, and the order of its axes."""
         axes: _Axes = tuple(range(value.ndim))
         while isinstance(value, Tracer):
@@ -96,7 +105,7 @@ class PassedValues:
         return all(o == order and are_one(case, first) for case, o in others)
 
     def _source(
-        self, equation: Any, place: int, are_same_cases: Callable[[Sequence[Any]], bool]
+        self, equation: AnyEquation, place: int, are_same_cases: Callable[[Sequence[Any]], bool]
     ) -> _Source:
         """Which input an equation hands on as its output in this place, None if it makes it.
 
@@ -120,29 +129,29 @@ class PassedValues:
         rule = _RULES.get(name)
         return rule(self._of_program, equation, place) if rule else None
 
-    def _of_program(self, program: Any) -> list[_Source]:
+    def _of_program(self, program: object) -> list[_Source]:
         """For each output of a program the input that it is, None if it is none."""
-        program = getattr(program, "jaxpr", program)
-        if id(program) in self._passed:
-            return self._passed[id(program)][1]
+        inner: Any = getattr(program, "jaxpr", program)
+        if id(inner) in self._passed:
+            return self._passed[id(inner)][1]
         # By id, as literals have no hash. What an equation does not hand on stays out.
         sources: dict[int, _Source] = {
             id(var): (i, tuple(range(getattr(var.aval, "ndim", 0))))
-            for i, var in enumerate(program.invars)
+            for i, var in enumerate(inner.invars)
         }
 
         def are_same_cases(cases: Sequence[Any]) -> bool:
             first, *others = (sources.get(id(case)) for case in cases)
             return first is not None and all(other == first for other in others)
 
-        for equation in program.eqns:
+        for equation in inner.eqns:
             for place, var in enumerate(equation.outvars):
                 source = self._source(equation, place, are_same_cases)
                 given = source and sources.get(id(equation.invars[source[0]]))
                 if source and given:
                     sources[id(var)] = given[0], _reordered(given[1], source[1])
-        found = [sources.get(id(var)) for var in program.outvars]
-        self._passed[id(program)] = program, found
+        found = [sources.get(id(var)) for var in inner.outvars]
+        self._passed[id(inner)] = inner, found
         return found
 
 
@@ -156,7 +165,7 @@ def _with_axis(axes: _Axes, place: int) -> _Axes:
     return (*axes[:place], None, *axes[place:])
 
 
-def _of_broadcast(equation: Any) -> _Source:
+def _of_broadcast(equation: AnyEquation) -> _Source:
     """The input, unless an axis of its own is made longer."""
     given, made = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
     axes: list[int | None] = [None] * len(made)
@@ -167,7 +176,9 @@ def _of_broadcast(equation: Any) -> _Source:
     return 0, tuple(axes)
 
 
-def _of_scan(of_program: Callable[[Any], list[_Source]], equation: Any, place: int) -> _Source:
+def _of_scan(
+    of_program: Callable[[Any], list[_Source]], equation: AnyEquation, place: int
+) -> _Source:
     program = equation.params["jaxpr"]
     source = of_program(program)[place]
     if source is None:
@@ -184,7 +195,7 @@ def _of_scan(of_program: Callable[[Any], list[_Source]], equation: Any, place: i
     return (number, moved) if number >= constants + carried else None
 
 
-def _is_stacked(outer: Any, inner: Any) -> bool:
+def _is_stacked(outer: _Operand, inner: _Operand) -> bool:
     return outer.aval.ndim != inner.aval.ndim
 
 
@@ -192,7 +203,9 @@ def _is_in_order(axes: _Axes) -> bool:
     return axes == tuple(range(len(axes)))
 
 
-def _of_while(of_program: Callable[[Any], list[_Source]], equation: Any, place: int) -> _Source:
+def _of_while(
+    of_program: Callable[[Any], list[_Source]], equation: AnyEquation, place: int
+) -> _Source:
     params = equation.params
     source = of_program(params["body_jaxpr"])[place]
     if source is None or source[0] != params["body_nconsts"] + place:
@@ -200,13 +213,17 @@ def _of_while(of_program: Callable[[Any], list[_Source]], equation: Any, place: 
     return (source[0] + params["cond_nconsts"], source[1]) if _is_in_order(source[1]) else None
 
 
-def _of_cond(of_program: Callable[[Any], list[_Source]], equation: Any, place: int) -> _Source:
+def _of_cond(
+    of_program: Callable[[Any], list[_Source]], equation: AnyEquation, place: int
+) -> _Source:
     source, *others = {of_program(branch)[place] for branch in equation.params["branches"]}
     # The first input says which branch is taken.
     return None if others or source is None else (source[0] + 1, source[1])
 
 
-def _of_shards(of_program: Callable[[Any], list[_Source]], equation: Any, place: int) -> _Source:
+def _of_shards(
+    of_program: Callable[[Any], list[_Source]], equation: AnyEquation, place: int
+) -> _Source:
     params = equation.params
     source = of_program(params["jaxpr"])[place]
     if source is None or not _is_in_order(source[1]):
@@ -242,7 +259,7 @@ _RULES: Mapping[str, Callable[..., Any]] = {
 _SMALL = 1 << 14
 
 
-def _is_equal(after: Any, order: _Axes, before: Any, wanted: _Axes) -> bool:
+def _is_equal(after: jax.Array, order: _Axes, before: jax.Array, wanted: _Axes) -> bool:
     """Whether two arrays hold the same with their axes in these orders, to the sign of a zero."""
     if isinstance(after, jax.Ref) or isinstance(before, jax.Ref) or before.is_deleted():
         return False
@@ -266,7 +283,7 @@ def _is_equal(after: Any, order: _Axes, before: Any, wanted: _Axes) -> bool:
         return bool(is_same)
 
 
-def _arranged(array: Any, axes: _Axes) -> Any:
+def _arranged(array: jax.Array, axes: _Axes) -> Any:
     """The array with its axes in this order, and of size 1 where it is to be repeated."""
     if _is_in_order(axes):
         return array
@@ -274,7 +291,7 @@ def _arranged(array: Any, axes: _Axes) -> Any:
     return jnp.expand_dims(array.transpose(own), [i for i, a in enumerate(axes) if a is None])
 
 
-def _repeated(array: Any, axes: _Axes, like: Any) -> Any:
+def _repeated(array: jax.Array, axes: _Axes, like: jax.Array) -> Any:
     """The arranged array, as long as the other one where it is to be repeated."""
     if None not in axes:
         return array

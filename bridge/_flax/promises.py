@@ -97,7 +97,7 @@ class _Absent:
         self._what = what
         self._problem = problem or "it is not there"
 
-    def _raise(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def _raise(self, *args: object, **kwargs: object) -> NoReturn:
         raise unsupported(self._what, self._problem)
 
     def __getattr__(self, name: str) -> Any:

@@ -17,6 +17,7 @@ from flax import nnx
 from flax.core import Scope
 
 from bridge._errors import MissingRngError
+from bridge._types import CollectionFilter
 
 from .filters import union
 from .linen_modules import capturing, outer_capture
@@ -231,7 +232,7 @@ class StreamScope(Scope):
         finally:
             self.rngs = own
 
-    def put_variable(self, col: str, name: str, value: Any) -> None:
+    def put_variable(self, col: str, name: str, value: object) -> None:
         # Flax's own error keeps the collection only in its text.
         if not self.is_mutable_collection(col):
             raise ImmutableScopeError(col, name, self.path_text)
@@ -243,7 +244,7 @@ class StreamScope(Scope):
     def rewound(self, rewind_rngs: bool = False) -> Scope:
         return self._drawing(super().rewound, rewind_rngs)
 
-    def _drawing(self, make: Callable[..., Scope], *args: Any) -> Scope:
+    def _drawing(self, make: Callable[..., Scope], *args: object) -> Scope:
         """A scope that Flax makes of this one, with keys on demand: Flax would compute them all."""
         own = self.rngs
         if not isinstance(own, LazyKeys):
@@ -262,20 +263,27 @@ class StreamScope(Scope):
 class CreatingScope(StreamScope):
     """The scope of an initialisation; tells keys of initial values from those of a forward pass."""
 
-    def param(self, name: str, init_fn: Any, *init_args: Any, **options: Any) -> Any:
+    def param(
+        self, name: str, init_fn: Callable[..., Any], *init_args: object, **options: Any
+    ) -> Any:
         return super().param(name, self._initializer(init_fn), *init_args, **options)
 
     def variable(
-        self, col: str, name: str, init_fn: Any = None, *init_args: Any, **options: Any
+        self,
+        col: str,
+        name: str,
+        init_fn: Callable[..., Any] | None = None,
+        *init_args: object,
+        **options: Any,
     ) -> Any:
         return super().variable(col, name, self._initializer(init_fn), *init_args, **options)
 
-    def _initializer(self, init_fn: Any) -> Any:
+    def _initializer(self, init_fn: Callable[..., Any] | None) -> Any:
         if init_fn is None or not isinstance(self.rngs, LazyKeys):
             return init_fn
         draws = self.rngs.draws
 
-        def initialize(*args: Any, **kwargs: Any) -> Any:
+        def initialize(*args: object, **kwargs: object) -> Any:
             draws.initializers += 1
             try:
                 return init_fn(*args, **kwargs)
@@ -300,9 +308,9 @@ def run_linen(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     *,
-    mutable: Any,
+    mutable: CollectionFilter,
     initializing: bool,
-    capture_intermediates: Any,
+    capture_intermediates: bool | Callable[[nn.Module, str], bool],
     fields: Mapping[str, Any],
     modes: Mapping[str, Any],
     path: tuple[str, ...] = (),

@@ -87,7 +87,7 @@ class TiedAttribute(NamedTuple):
     position: int
 
 
-def tied(value: Any, nodes: Mapping[int, Any] | Sequence[Any]) -> Tie:
+def tied(value: object, nodes: Mapping[int, Any] | Sequence[Any]) -> Tie:
     """A value without these nodes, which are by number.
 
     Raises:
@@ -153,25 +153,25 @@ def _tie_of(values: Mapping[tuple[Any, ...], Any], search: _NodeSearch) -> Tie:
         raise
 
 
-def _static_of(metadata: Any) -> tuple[Any, ...]:
+def _static_of(metadata: object) -> tuple[Any, ...]:
     """What a container that JAX knows holds beside its items."""
     treedef = getattr(metadata, "treedef", None)
     kind, static = (None, metadata) if treedef is None else treedef.node_data() or (None, None)
     return () if kind is ObjectState else (static,)
 
 
-def nodes_in(value: Any) -> list[Any]:
+def nodes_in(value: object) -> list[Any]:
     """The modules and Variables that a value refers to, directly or through others."""
     return [x for x in _within(value, _NODES) if isinstance(x, _NODES)]
 
 
-def arrays_within(value: Any) -> list[jax.Array]:
+def arrays_within(value: object) -> list[jax.Array]:
     """The arrays that a value refers to, but for those of modules and Variables."""
     return [x for x in _within(value, _NODES) if isinstance(x, jax.Array)]
 
 
 def _within(
-    value: Any,
+    value: object,
     ends: tuple[type, ...] = (),
     wanted: Container[int] = (),
     known: Container[int] = (),
@@ -237,7 +237,7 @@ class _NodeSearch:
         # By id too, and held here, so that an id is nobody else's.
         self._free: dict[int, Any] = {}
 
-    def are_in(self, value: Any) -> bool:
+    def are_in(self, value: object) -> bool:
         """Whether a value is a node or refers to one."""
         # Most values are those of other modules too.
         if id(value) in self._free:
@@ -260,11 +260,11 @@ class _Writer(pickle.Pickler):
         self._kept: dict[int, tuple[int, Any]] = {}
         super().__init__(self._file, protocol=pickle.HIGHEST_PROTOCOL)
 
-    def write(self, value: Any) -> Tie:
+    def write(self, value: object) -> Tie:
         self.dump(value)
         return Tie(self._file.getvalue(), tuple(held for _, held in self._kept.values()))
 
-    def persistent_id(self, obj: Any) -> int | None:
+    def persistent_id(self, obj: object) -> int | None:
         """A node's number, a negative one for what is kept."""
         kind = type(obj)
         if kind in _ATOMS:
@@ -276,10 +276,10 @@ class _Writer(pickle.Pickler):
             return self._keep(obj)
         return None
 
-    def _keep(self, obj: Any) -> int:
+    def _keep(self, obj: object) -> int:
         return self._kept.setdefault(id(obj), (-1 - len(self._kept), obj))[0]
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         """What makes an object anew that `pickle` has no way for, or another one."""
         if _is_cache(type(obj)):
             raise pickle.PicklingError("it is compiled or cached")
@@ -321,7 +321,7 @@ def _function(bound: BoundCode, closure: tuple[types.CellType, ...] | None) -> A
     return made
 
 
-def _fill(function: Any, state: tuple[Any, ...]) -> None:
+def _fill(function: types.FunctionType, state: tuple[Any, ...]) -> None:
     """Gives a function that was just made what it closes over, its defaults and attributes."""
     function.__defaults__, function.__kwdefaults__, attributes, *contents = state
     vars(function).update(attributes)
@@ -355,7 +355,7 @@ def _text(path: tuple[Any, ...]) -> str:
     return "/".join(map(str, path))
 
 
-def _error(what: str, value: Any, cause: Exception | None = None) -> InvalidModuleError:
+def _error(what: str, value: object, cause: Exception | None = None) -> InvalidModuleError:
     return InvalidModuleError(
         f"{what} of a module in a ToLinen",
         value,

@@ -21,10 +21,10 @@ class _Uncounted:
         functools.update_wrapper(self, function)
         self._function = function
 
-    def __get__(self, owner: Any, kind: type | None = None) -> Any:
+    def __get__(self, owner: object, kind: type | None = None) -> Any:
         return self if owner is None else types.MethodType(self._function, owner)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self._function(*args, **kwargs)
 
 

@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from jax.core import Tracer
 
 from .promises import holds
+
+
+class AnyEquation(Protocol):
+    """An equation of a program, whether it is finished or being traced."""
+
+    @property
+    def primitive(self) -> Any: ...
+
+    @property
+    def params(self) -> Mapping[str, Any]: ...
+
+    @property
+    def invars(self) -> Sequence[Any]: ...
+
+    @property
+    def outvars(self) -> Sequence[Any]: ...
 
 
 class Equation(NamedTuple):
@@ -26,14 +42,14 @@ class _Unused(NamedTuple):
     aval: Any
 
 
-def trace_of(value: Any) -> Any:
+def trace_of(value: object) -> Any:
     """The trace that a value belongs to, None if it is a number."""
     if not isinstance(value, Tracer):
         return None
     return value._trace if _TELL_ORIGINS else Tracer
 
 
-def made_by(tracer: Any) -> tuple[Equation, int] | None:
+def made_by(tracer: Tracer[Any]) -> tuple[Equation, int] | None:
     """The equation that a tracer comes from and its place there, None if it comes from none."""
     parent: Any = getattr(tracer, "parent", None)
     recipe: Any = getattr(tracer, "recipe", None)
@@ -53,7 +69,7 @@ def made_by(tracer: Any) -> tuple[Equation, int] | None:
     return equation, next(i for i, var in enumerate(equation.outvars) if var is own)
 
 
-def primal_of(tracer: Any) -> Any:
+def primal_of(tracer: object) -> Any:
     """The value that is differentiated, None for another tracer."""
     return getattr(tracer, "primal", None) if _TELL_ORIGINS else None
 
@@ -64,7 +80,7 @@ def batch_of(tracer: Any) -> tuple[Any, Any] | None:
     return (tracer.val, tracer.batch_dim) if is_mapped else None
 
 
-def are_one(a: Any, b: Any) -> bool:
+def are_one(a: object, b: object) -> bool:
     """Whether two values are one; several tracers may stand for one variable of a program."""
     own = getattr(a, "val", None) if type(a) is type(b) else None
     return a is b or (own is not None and own is getattr(b, "val", None))

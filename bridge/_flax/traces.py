@@ -45,7 +45,7 @@ def _evaluated(
     """The leaves of the output as partial values, and their tree."""
     trees: list[Any] = []
 
-    def run(*inputs: Any) -> list[Any]:
+    def run(*inputs: object) -> list[Any]:
         leaves, tree = jax.tree.flatten(function(*inputs))
         trees.append(tree)
         return leaves
@@ -83,5 +83,5 @@ def partially_evaluate(function: Callable[..., Any], *inputs: jax.ShapeDtypeStru
     )
 
 
-def _is_partial(value: Any) -> bool:
+def _is_partial(value: object) -> bool:
     return isinstance(value, partial_eval.PartialVal)

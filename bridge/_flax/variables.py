@@ -23,7 +23,7 @@ HOOKS = ("on_get_value", "on_set_value", "on_create_value", "on_add_axis", "on_r
 
 
 def variable_from_metadata(
-    var_type: type[nnx.Variable[Any]], value: Any, metadata: Mapping[str, Any]
+    var_type: type[nnx.Variable[Any]], value: object, metadata: Mapping[str, Any]
 ) -> nnx.Variable[Any]:
     """A Variable with exactly this value and metadata.
 
@@ -59,7 +59,7 @@ def variable_maker(
         return lambda value: var_type.from_metadata(value, full)
     trace = var_type.from_metadata(None, full)._trace_state
 
-    def make(value: Any) -> nnx.Variable[Any]:
+    def make(value: object) -> nnx.Variable[Any]:
         variable = _new(var_type)
         _set(variable, "_trace_state", trace)
         _set(variable, "_var_metadata", full.copy())
@@ -108,12 +108,12 @@ def raw_value(variable: nnx.Variable[Any]) -> Any:
     return value if isinstance(value, jax.Array) or not variable.ref else value[...]
 
 
-def leaf_value(leaf: Any) -> Any:
+def leaf_value(leaf: object) -> Any:
     """What a leaf of a flattened module holds: a Variable's raw value, else the leaf itself."""
     return leaf.get_raw_value() if isinstance(leaf, nnx.Variable) else leaf
 
 
-def assign_raw_value(variable: nnx.Variable[Any], value: Any) -> None:
+def assign_raw_value(variable: nnx.Variable[Any], value: object) -> None:
     """Puts a value into a Variable as it is: set hooks would change it a second time."""
     if variable.ref:
         variable.get_raw_value()[...] = value

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
@@ -58,7 +59,12 @@ class CreatingCall(LinenCall):
         """
         used: set[str] = set()
 
-        def init(variables: Any, keys: Any, args: Any, kwargs: Any) -> Any:
+        def init(
+            variables: dict[str, Any],
+            keys: Mapping[str, Any],
+            args: tuple[Any, ...],
+            kwargs: Mapping[str, Any],
+        ) -> Any:
             inner = CallKeys(keys)
             _, updates, streams = self._run(variables, inner, args, kwargs)
             used.update(streams)
@@ -92,7 +98,7 @@ class CreatingCall(LinenCall):
         self._store(changed, used, update=CREATING.get())
         linen_attributes.note_collections(self._wrapper, made)
 
-    def _mutable(self, mutable: Any) -> Any:
+    def _mutable(self, mutable: object) -> Any:
         return DenyList("intermediates")
 
     def _sown(self, made: set[str]) -> set[str]:

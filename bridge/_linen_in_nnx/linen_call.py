@@ -30,6 +30,7 @@ from bridge._module_calls.calls import mutable_around
 from bridge._randomness.live_inputs import live_inputs
 from bridge._randomness.streams import sources
 from bridge._sharding import eager, explicit_axes
+from bridge._types import CollectionFilter, Rngs
 
 from . import misfits, mutable_filter
 from .parts import At
@@ -68,8 +69,8 @@ class LinenCall:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
-        rngs: Any,
-        mutable: Any,
+        rngs: Rngs,
+        mutable: CollectionFilter | None,
         capture_intermediates: bool | Callable[[nn.Module, str], bool],
     ):
         module = target = wrapper.to_nnx__module
@@ -198,7 +199,7 @@ class LinenCall:
         # enough to make the call fail.
         inputs = (self._variables(), self._keys, self._call.args, self._call.kwargs)
 
-        def updates(mutable: Any) -> Any:
+        def updates(mutable: CollectionFilter) -> Any:
             return self._run(*inputs, mutable=mutable)[1]
 
         scope = Scope({}, mutable=self._run.keywords["mutable"])
@@ -229,7 +230,7 @@ class LinenCall:
     def _is_eager(self) -> bool:
         return eager.is_eager(self._wrapper.to_nnx__eager_sharding)
 
-    def _mutable(self, mutable: Any) -> Any:
+    def _mutable(self, mutable: CollectionFilter | None) -> Any:
         """The filter of the call itself; else that of an outer Linen call; else the wrapper's."""
         if mutable is not None:
             mutable = mutable_filter.checked(mutable, f"a call of {name_of(self._wrapper)}")

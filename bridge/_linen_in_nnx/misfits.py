@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,11 +20,16 @@ from bridge._errors import MismatchError
 from bridge._sharding import explicit_axes
 
 
-def shapes(module: nn.Module, function: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def shapes(
+    module: nn.Module,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> Any:
     """The abstract variables that these inputs would create, None if they do not fit."""
     given = Arrays((args, kwargs))
 
-    def run(*values: Any) -> Any:
+    def run(*values: object) -> Any:
         args, kwargs = given.tree(list(values))
 
         def bound(module: nn.Module) -> Any:
@@ -44,8 +49,8 @@ def shapes(module: nn.Module, function: Callable[..., Any], args: Any, kwargs: A
 def mismatch(
     module: nn.Module,
     function: Callable[..., Any],
-    args: Any,
-    kwargs: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
     held: Mapping[Address, HeldVariable],
     where: str,
 ) -> MismatchError | None:

@@ -8,9 +8,10 @@ from typing import Any, cast
 from flax.core import DenyList
 
 from bridge._errors import InvalidFilterError
+from bridge._types import CollectionFilter
 
 
-def checked(mutable: Any, where: str) -> Any:
+def checked(mutable: CollectionFilter | None, where: str) -> Any:
     """A filter of collections that cannot change any more.
 
     Args:

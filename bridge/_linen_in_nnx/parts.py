@@ -58,7 +58,7 @@ def below(module: nn.Module, path: tuple[str, ...]) -> nn.Module | None:
     return module
 
 
-def has_any(value: Any, kinds: type | types.UnionType) -> bool:
+def has_any(value: object, kinds: type | types.UnionType) -> bool:
     """Whether a value, or something in a list, tuple or dict, is of one of these types."""
     if isinstance(value, kinds):
         return True
@@ -92,7 +92,9 @@ def is_own_attribute(module_type: type[nn.Module], name: str) -> bool:
     return static is not None and static is not inspect.getattr_static(nn.Module, name, None)
 
 
-def run_at(path: tuple[str, ...], method: str, owner: Any, /, *args: Any, **kwargs: Any) -> Any:
+def run_at(
+    path: tuple[str, ...], method: str, owner: Any, /, *args: object, **kwargs: object
+) -> Any:
     """Calls a method of a submodule through its ToNNX, so that updates are kept."""
     target = None
     if owner.to_nnx__modes:
@@ -123,7 +125,7 @@ class At:
             # `inspect.signature` reads this.
             self.__wrapped__ = getattr(type(self.target), self.name)
 
-    def __call__(self, module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, module: nn.Module, /, *args: object, **kwargs: object) -> Any:
         found = below(module, self.path)
         if found is None:
             remedy = (

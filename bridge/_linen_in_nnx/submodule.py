@@ -68,11 +68,11 @@ class LinenSubmodule(dict[Any, Any]):
         object.__setattr__(self, "_of_dict", of_dict)
         super().__init__(_dict_at(owner, path))
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: str) -> Any:
         value = super().__getitem__(key)
         return LinenSubmodule(self._owner, (*self._path, key)) if type(value) is dict else value
 
-    def __setitem__(self, key: Any, value: object) -> None:
+    def __setitem__(self, key: str, value: object) -> None:
         value = as_dicts(value)
         for leaf in jax.tree.leaves(value, is_leaf=_is_leaf):
             if not isinstance(leaf, nnx.Variable):
@@ -94,11 +94,11 @@ class LinenSubmodule(dict[Any, Any]):
         found[key] = value
         super().__setitem__(key, value)
 
-    def __delitem__(self, key: Any) -> None:
+    def __delitem__(self, key: str) -> None:
         del _dict_at(self._owner, self._path)[key]
         super().__delitem__(key)
 
-    def __ior__(self, other: Any) -> Any:  # type: ignore[override]
+    def __ior__(self, other: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> Any:  # type: ignore[override]
         MutableMapping.update(self, other)
         return self
 
@@ -109,7 +109,7 @@ class LinenSubmodule(dict[Any, Any]):
     def __reduce_ex__(self, protocol: object) -> Any:
         return dict, (as_dicts(self),)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: object, **kwargs: object) -> Any:
         if self._of_dict is not None and _is_for_dict(args, kwargs):
             return self._of_dict(*args, **kwargs)
         return run_at(self._path, "__call__", self._owner, *args, **kwargs)
@@ -126,7 +126,7 @@ class LinenSubmodule(dict[Any, Any]):
         if is_variable and name != "items":
             return held
 
-        def method(*args: Any, **kwargs: Any) -> Any:
+        def method(*args: object, **kwargs: object) -> Any:
             is_for_dict = _is_for_dict(args, kwargs)
             found = None if is_for_dict else found_at(self._owner, self._path, name)
             return (of_dict if found is None else found.value)(*args, **kwargs)
@@ -212,8 +212,8 @@ def place_text(owner: LinenHolder, path: Path) -> str:
 class Answer:
     """An attribute of a Linen module; a class of its own, since None is a value too."""
 
-    def __init__(self, value: Any):
-        self.value = value
+    def __init__(self, value: object):
+        self.value: Any = value
 
 
 def found_at(owner: LinenHolder, path: tuple[str, ...], name: str) -> Answer | None:
@@ -271,7 +271,7 @@ def _is_method(module: nn.Module, name: str) -> bool:
     return is_function and is_own_attribute(type(module), name)
 
 
-def check_assigned(owner: LinenHolder, path: tuple[str, ...], name: str, value: Any) -> None:
+def check_assigned(owner: LinenHolder, path: tuple[str, ...], name: str, value: object) -> None:
     """Refuses what is assigned to a list, tuple or dict of submodules.
 
     Linen keeps their variables under the name of each item (`blocks_0`), so an attribute of the

@@ -29,6 +29,7 @@ from bridge._initialization.lazy_init import lazy_init
 from bridge._module_calls.calls import note_copy
 from bridge._randomness.streams import owned
 from bridge._sharding import eager
+from bridge._types import CollectionFilter, Rngs
 
 from . import mutable_filter
 from .creation import CreatingCall
@@ -76,9 +77,9 @@ class ToNNX(LinenHolder):
     def __init__(
         self,
         module: nn.Module,
-        rngs: Any = None,
+        rngs: Rngs = None,
         *,
-        mutable: Any = False,
+        mutable: CollectionFilter = False,
         eager_sharding: bool | None = None,
     ):
         check_module(module)
@@ -98,7 +99,7 @@ class ToNNX(LinenHolder):
 
     @classmethod
     def from_variables(
-        cls, module: nn.Module, variables: Mapping[str, Any], rngs: Any = None, **options: Any
+        cls, module: nn.Module, variables: Mapping[str, Any], rngs: Rngs = None, **options: Any
     ) -> Self:
         """A wrapper that holds existing Linen variables.
 
@@ -155,7 +156,7 @@ class ToNNX(LinenHolder):
         """
         return linen_attributes.own_variables(self)
 
-    def lazy_init(self, /, *args: Any, **kwargs: Any) -> Self:
+    def lazy_init(self, /, *args: object, **kwargs: object) -> Self:
         """`bridge.lazy_init` of this module."""
         return lazy_init(self, *args, **kwargs)
 
@@ -163,9 +164,9 @@ class ToNNX(LinenHolder):
         self,
         /,
         *args: Any,
-        rngs: Any = None,
+        rngs: Rngs = None,
         method: Callable[..., Any] | str | None = None,
-        mutable: Any = None,
+        mutable: CollectionFilter | None = None,
         capture_intermediates: bool | Callable[[nn.Module, str], bool] = False,
         **kwargs: Any,
     ) -> Any:
@@ -271,7 +272,7 @@ class ToNNX(LinenHolder):
         public = {name for name in known if not name.startswith("__")}
         return sorted({*super().__dir__(), *field_names(self.to_nnx__module), *public})
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         # The results of nnx.data and nnx.static say how to store them, so store them unchanged.
         is_marked, is_tree = (
             type(value) is dataclasses.Field,

@@ -33,7 +33,7 @@ def free_module(module: nn.Module) -> tuple[nn.Module, Mapping[str, Any]]:
     return free, {collection: tree for collection, tree in module.variables.items() if tree}
 
 
-def check_module(module: Any) -> None:
+def check_module(module: object) -> None:
     """Raises InvalidModuleError for what is no Linen module instance."""
     if isinstance(module, nn.Module):
         return

@@ -100,7 +100,7 @@ def _several_keys(rngs: object) -> str:
     )
 
 
-def fold_path(key: Any, path: tuple[Any, ...]) -> Any:
+def fold_path(key: jax.Array, path: tuple[Any, ...]) -> Any:
     """A typed key for the stream at a path below a ToLinen, another one for every path."""
     # As Linen folds names in, with a separator: without one, a/ba and ab/a would collide.
     folded = key
@@ -111,7 +111,7 @@ def fold_path(key: Any, path: tuple[Any, ...]) -> Any:
     return folded if is_key(folded) else jax.random.wrap_key_data(folded)
 
 
-def stream_for(tag: Any, rngs: Mapping[str, Any], *, is_stored: bool = True) -> str | None:
+def stream_for(tag: str | None, rngs: Mapping[str, Any], *, is_stored: bool = True) -> str | None:
     """Which of the call's streams seeds a stream of this tag.
 
     A module built from `nnx.Rngs(key)` has one stream, `default`, that stands for all. Of several

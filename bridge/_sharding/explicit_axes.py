@@ -41,7 +41,7 @@ def all_auto(mesh: AnyMesh) -> AnyMesh:
     return mesh.update_axis_types(dict(zip(mesh.axis_names, types, strict=True)))
 
 
-def init_in_auto_axes(init: Callable[..., Any], *inputs: Any, eager: bool) -> Any:
+def init_in_auto_axes(init: Callable[..., Any], *inputs: object, eager: bool) -> Any:
     """What `init(*inputs)` returns, computed with all axes Auto, in its annotated sharding.
 
     Args:
@@ -65,7 +65,7 @@ def init_in_auto_axes(init: Callable[..., Any], *inputs: Any, eager: bool) -> An
 
     # Outside of a program, constraining the Auto axes would take the Explicit ones away.
     @jax.jit
-    def constrained(*values: Any) -> list[Any]:
+    def constrained(*values: object) -> list[Any]:
         return [
             _constrained(value, _restricted(spec, mesh, AxisType.Auto))
             for value, spec in zip(jax.tree.leaves(run(*values)), specs, strict=True)
@@ -157,13 +157,13 @@ def _concrete(mesh: AnyMesh) -> Mesh | None:
     return None if found.empty else found
 
 
-def _constrained(value: Any, spec: PartitionSpec, mesh: Any = None) -> Any:
+def _constrained(value: object, spec: PartitionSpec, mesh: AnyMesh | None = None) -> Any:
     if not any(spec):
         return value
     return jax.lax.with_sharding_constraint(value, NamedSharding(mesh, spec) if mesh else spec)
 
 
-def _restricted(spec: PartitionSpec, mesh: Any, kind: AxisType) -> PartitionSpec:
+def _restricted(spec: PartitionSpec, mesh: AnyMesh, kind: AxisType) -> PartitionSpec:
     """The part of a spec that speaks of axes of one type."""
     types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
 

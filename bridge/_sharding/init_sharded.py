@@ -18,11 +18,11 @@ from .specs import AxisRules, Mesh
 def init_sharded(
     build: nn.Module | nnx.Module | Callable[..., nnx.Module],
     mesh: jax.sharding.Mesh,
-    *inputs: Any,
+    *inputs: object,
     rules: AxisRules | Mapping[str, Any] = None,
     rngs: object = None,
     method: object = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Any:
     """A model with every array created in its shards, by one program under `jax.jit`.
 
@@ -77,11 +77,11 @@ def init_sharded(
 def abstract(
     build: nn.Module | nnx.Module | Callable[..., nnx.Module],
     mesh: Mesh,
-    *inputs: Any,
+    *inputs: object,
     rules: AxisRules | Mapping[str, Any] = None,
     rngs: object = None,
     method: object = None,
-    **kwargs: Any,
+    **kwargs: object,
 ) -> Any:
     """What `init_sharded` returns, with `jax.ShapeDtypeStruct`s in the place of arrays.
 

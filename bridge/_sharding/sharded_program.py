@@ -15,6 +15,7 @@ from bridge._conversion.arrays import Arrays
 from bridge._errors import InvalidModuleError, InvalidRngsError, mapping_error
 from bridge._initialization.lazy_init import lazy_init
 from bridge._randomness.streams import is_one_key
+from bridge._types import State
 
 from .explicit_axes import NO_MESH, all_auto
 from .specs import AxisRules, Mesh, shardings
@@ -25,15 +26,16 @@ class ShardedProgram:
 
     def __init__(
         self,
-        build: Any,
+        build: object,
         mesh: Mesh,
         inputs: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         rules: AxisRules | Mapping[str, Any],
-        rngs: Any,
-        method: Any,
+        rngs: object,
+        method: object,
     ):
-        self._mesh, self._method = mesh, method
+        self._mesh = mesh
+        self._method: Any = method
         self._rules = _pairs(rules)
         self._inner_mesh = mesh
         self._linen: Any = build if isinstance(build, nn.Module) else None
@@ -55,7 +57,7 @@ class ShardedProgram:
                 "a Linen module, or a function that returns an NNX module",
                 "give a Linen class as an instance, and an NNX model as `lambda: Model(…)`",
             )
-        self._build = build
+        self._build: Any = build
         name = build if isinstance(build, type) else type(build)
         self._where = getattr(build, "__qualname__", name.__name__)
         _check_rngs(rngs, self._where, needed=self._linen is not None)
@@ -135,7 +137,9 @@ class ShardedProgram:
         with self._context():
             return jax.eval_shape(self._make, *self._arguments)
 
-    def _make(self, arrays: list[Any], rngs: Any, state: Any) -> Any:
+    def _make(
+        self, arrays: list[Any], rngs: jax.Array | Mapping[str, Any] | None, state: State | None
+    ) -> Any:
         """The Linen variables, or the State of the NNX model."""
         inputs, kwargs = self._inputs.tree(arrays if arrays else self._inputs.values)
         if self._linen is not None:
@@ -146,12 +150,14 @@ class ShardedProgram:
         self._graphdef, made = nnx.split(model)
         return made
 
-    def _variables(self, rngs: Any, inputs: Any, kwargs: Any) -> Any:
+    def _variables(self, rngs: object, inputs: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         init = self._linen.lazy_init if self._is_abstract else self._linen.init
         options = {} if self._method is None else {"method": self._method}
         return init(rngs, *inputs, **options, **kwargs)
 
-    def _nnx_module(self, rngs: Any, state: Any) -> nnx.Module:
+    def _nnx_module(
+        self, rngs: jax.Array | Mapping[str, Any] | None, state: State | None
+    ) -> nnx.Module:
         if state is not None:
             return nnx.merge(self._given, state)
         if rngs is None:
@@ -165,7 +171,7 @@ class ShardedProgram:
             )
         return model
 
-    def _model(self, tree: Any) -> Any:
+    def _model(self, tree: object) -> Any:
         return tree if self._linen is not None else nnx.merge(self._graphdef, tree)
 
     @contextlib.contextmanager
@@ -182,12 +188,12 @@ class ShardedProgram:
             yield
 
 
-def _is_constructor(build: Any) -> bool:
+def _is_constructor(build: object) -> bool:
     is_linen = isinstance(build, type) and issubclass(build, nn.Module)
     return callable(build) and not is_linen
 
 
-def _pairs(rules: Any) -> AxisRules:
+def _pairs(rules: object) -> AxisRules:
     """The rules as pairs, None for those in force."""
     if rules is None:
         return None
@@ -203,7 +209,7 @@ def _pairs(rules: Any) -> AxisRules:
 _RULES = "rules as (logical name, mesh axis) pairs or a dict, such as {'embed': 'data'}"
 
 
-def _check_rngs(rngs: Any, where: str, *, needed: bool) -> None:
+def _check_rngs(rngs: object, where: str, *, needed: bool) -> None:
     if rngs is None and not needed:
         return
     keys = list(rngs.values()) if isinstance(rngs, Mapping) else [rngs]

@@ -107,7 +107,7 @@ def mesh_spec(box: meta.AxisMetadata[Any], rules: AxisRules) -> PartitionSpec:
     return PartitionSpec(*(renamed.get(n, n) if isinstance(n, str) else n for n in names))
 
 
-def axes_of(entry: Any) -> tuple[Any, ...]:
+def axes_of(entry: str | tuple[str, ...] | None) -> tuple[Any, ...]:
     """The mesh axes that an entry of a partition spec names."""
     return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
