@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from bridge._conversion.neutral import Path
 from bridge.checkpoint._renaming import unmatched
@@ -12,7 +12,10 @@ from ._input_errors import InputError
 
 
 def collections_of(
-    paths: Iterable[Path], others: Iterable[Path], table: Mapping[str, str]
+    paths: Iterable[Path],
+    others: Iterable[Path],
+    table: Mapping[str, str],
+    within: Sequence[str] = (),
 ) -> dict[Path, str]:
     """The collection of each NNX path, which tells none itself.
 
@@ -20,9 +23,11 @@ def collections_of(
         paths: those that need one.
         others: those that may have one.
         table: collections by regular expressions.
+        within: the keys that lead to these paths in the checkpoint.
 
     Raises:
-        InputError: a path that no expression matches, or an expression that matches none.
+        InputError: a path that no expression matches, or an expression that matches none; or the
+            paths lead to Linen variables further down.
     """
     patterns = [(re.compile(pattern), pattern) for pattern in table]
     found: dict[Path, str] = {}
@@ -38,6 +43,15 @@ def collections_of(
             found[path] = table[hit]
     if unused:
         raise unmatched(unused)
+    inner = sorted({path[: path.index("params", 1)] for path in needed if "params" in path[1:-1]})
+    if unknown and inner:
+        options = ("--within " + "/".join((*within, *map(str, keys))) for keys in inner)
+        raise InputError(
+            "CHECKPOINT",
+            "Linen variables that lie beside other trees, and not at the top",
+            "the keys that lead to them",
+            f"give {' or '.join(options)}",
+        )
     if unknown:
         raise InputError(
             "CHECKPOINT",

@@ -180,7 +180,9 @@ def _with_collections(contents: CheckpointContents, rules: Rules) -> Neutral:
     if contents.has_collections:
         return dict(weights)
     rngs = [path for _, path in contents.leaves.keys() - weights.keys()]
-    found = _collections.collections_of([path for _, path in weights], rngs, rules.collections)
+    found = _collections.collections_of(
+        [path for _, path in weights], rngs, rules.collections, contents.within
+    )
     return {(found[path], path): leaf for (_, path), leaf in weights.items()}
 
 

@@ -30,10 +30,12 @@ class CheckpointContents:
     Attributes:
         layout: what `checkpoint.layout` says of it.
         leaves: its leaves; those of an NNX state are in `NO_COLLECTION`.
+        within: the keys that lead to them in a checkpoint that holds more.
     """
 
     layout: Layout
     leaves: Neutral
+    within: Sequence[str] = ()
 
     @property
     def has_collections(self) -> bool:
@@ -93,7 +95,7 @@ def read(path: str, within: Sequence[str] = (), given: str | None = None) -> Che
     layout = checkpoint.layout(path, within=within, layout=given)
     if layout.layout != "nnx":
         variables = checkpoint.restore(path, within=within, layout=given)
-        return CheckpointContents(layout, linen_leaves.from_variables(variables))
+        return CheckpointContents(layout, linen_leaves.from_variables(variables), within)
     # Restoring takes a target where there are no collections; leaves are matched by path alone.
     like = {leaf.path: _abstract(leaf.dtype, leaf.shape or ()) for leaf in layout.leaves}
     target = {"params": nest(like)}
@@ -104,7 +106,8 @@ def read(path: str, within: Sequence[str] = (), given: str | None = None) -> Che
     if all(len(p) > 1 and p[-1] == "value" for p in leaves):
         # Orbax writes each Variable of a State as a mapping.
         leaves = {p[:-1]: leaf for p, leaf in leaves.items()}
-    return CheckpointContents(layout, {(NO_COLLECTION, p): leaf for p, leaf in leaves.items()})
+    neutral = {(NO_COLLECTION, p): leaf for p, leaf in leaves.items()}
+    return CheckpointContents(layout, neutral, within)
 
 
 def read_extra(path: str, within: Sequence[str] = (), given: str | None = None) -> dict[Path, Leaf]:

@@ -15,9 +15,10 @@ def is_params_alone(leaves: Collection[Names], form: str, within: Names) -> bool
     """Whether leaves are the parameters alone, as `to_bytes(state.params)` writes them.
 
     An NNX state has what parameters do not: the key `value` of each Variable, statistics and
-    streams. Without any such sign, a single file or a tree called `params` is taken for parameters.
-    A directory of orbax is only if Linen made its names, and no key is a number, as those of a list
-    are. In a file numbers are no sign: models of Hugging Face have them (`h/0/attn`).
+    streams. A tree that holds more than a model has `params` further down. Without any such sign, a
+    single file or a tree called `params` is taken for parameters. A directory of orbax is only if
+    Linen made its names, and no key is a number, as those of a list are. In a file numbers are no
+    sign: models of Hugging Face have them (`h/0/attn`).
 
     Args:
       leaves: the names of every leaf below the tree.
@@ -26,12 +27,13 @@ def is_params_alone(leaves: Collection[Names], form: str, within: Names) -> bool
     """
     keys = {key for names in leaves for key in names}
     last = {names[-1] for names in leaves if names}
-    is_state = (
+    is_other = (
         last <= {"value"}
         or bool(last & {"mean", "var"})
+        or any("params" in names[1:-1] for names in leaves)
         or any((*names[:-1], "count") in leaves for names in leaves if names[-1:] == ("key",))
     )
-    if is_state or not keys or () in leaves:
+    if is_other or not keys or () in leaves:
         return False
     if form != "orbax" or within[-1:] == ("params",):
         return True

@@ -456,6 +456,32 @@ def test_the_list_of_a_state_becomes_a_stack_of_linen(capsys, place, rules):
     sys.modules.pop("stacked", None)
 
 
+@pytest.mark.parametrize("layer", ["Dense_0", "dense"])
+@pytest.mark.parametrize("form", ["orbax", "msgpack"])
+@pytest.mark.parametrize("around", [(), ("run",)])
+def test_variables_that_lie_beside_an_optimizer_are_told_the_option_for_them(
+    capsys, place, layer, form, around
+):
+    variables = {"params": {layer: {"kernel": np.ones((2, 3), np.float32)}}}
+    tree = {"model": variables, "ema": variables, "opt": {"mu": np.zeros(2, np.float32)}}
+    for key in around:
+        tree = {key: tree, "step": np.int32(3)}
+    if form == "orbax":
+        with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+            orbax.save(place / "deep", args=ocp.args.PyTreeSave(tree))
+    else:
+        (place / "deep").write_bytes(serialization.to_bytes(tree))
+    outcome = run(capsys, "convert", "deep", "out", "--to", "nnx", "--within", "/".join(around))
+    assert outcome.code == 2
+    ema, model = ("/".join((*around, name)) for name in ("ema", "model"))
+    assert f"give --within {ema} or --within {model}\n" in outcome.err
+    assert "[collections]" not in outcome.err
+
+    assert run(capsys, "convert", "deep", "out", "--to", "nnx", "--within", model).code == 0
+    found = checkpoint.restore("out", {"params": variables["params"]}, layout="nnx")
+    np.testing.assert_array_equal(found["params"][layer]["kernel"], np.ones((2, 3)))
+
+
 def test_a_state_whose_layers_are_unknown_is_told_the_option_for_them(capsys, place):
     state = nnx.to_pure_dict(nnx.state(nnx.BatchNorm(3, rngs=nnx.Rngs(0))))
     (place / "norm.msgpack").write_bytes(serialization.to_bytes({"norm": state}))
