@@ -20,7 +20,8 @@ class LeafLayout:
       path: its keys, without the collection.
       shape: the shape of its array; None if its value is empty or of several arrays.
       dtype: the dtype of its array as text, None likewise.
-      box: the full name of its metadata box, None if there is none or it is not known.
+      box: the full name of its metadata box, by which it can be imported; None if there is none or
+        it is not known.
     """
 
     collection: str | None
@@ -92,8 +93,17 @@ def layout(
                 path=record.path[1:] if has_collection else record.path,
                 shape=single.shape if single else None,
                 dtype=single.dtype if single else None,
-                box=record.box.replace(":", ".") if record.box else None,
+                box=_public_name(record.box) if record.box else None,
             )
         )
     extra = tuple(source.extra)
     return Layout(source.layout, source.format, tuple(leaves), extra, source.written_by)
+
+
+def _public_name(box: str) -> str:
+    """The name of a box type as programs import it."""
+    module, _, name = box.partition(":")
+    if module.startswith("bridge._"):
+        # This package's own are public in `bridge`, wherever they are defined.
+        module = "bridge"
+    return f"{module}.{name}"

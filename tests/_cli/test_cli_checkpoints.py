@@ -13,7 +13,7 @@ import pytest
 from flax import linen as nn
 from flax import nnx, serialization
 
-from bridge import checkpoint
+from bridge import NNXMeta, checkpoint
 from bridge._cli._input_errors import InputError, ProgramError
 from bridge._cli.diff import _comparison
 from bridge._conversion.neutral import Leaf
@@ -135,13 +135,17 @@ def test_inspect_finds_a_model_within_a_larger_checkpoint(capsys, made):
 
 def test_inspect_shows_boxes_and_keys(capsys, tmp_path):
     boxed = {
-        "params": {"w": nn.Partitioned(jnp.ones((2, 3), jnp.bfloat16), names=("a", None))},
+        "params": {
+            "w": nn.Partitioned(jnp.ones((2, 3), jnp.bfloat16), names=("a", None)),
+            "v": NNXMeta(nnx.Param, jnp.ones(2), {"out_sharding": ("a",)}),
+        },
         "RngKey": {"key": jax.random.key(0)},
     }
     checkpoint.save(tmp_path / "boxed", boxed)
     leaves = run(capsys, "inspect", tmp_path / "boxed", "--json").document["leaves"]
     by_path = {leaf["path"]: leaf for leaf in leaves}
     assert by_path["w"]["box"] == "flax.core.meta.Partitioned"
+    assert by_path["v"]["box"] == "bridge.NNXMeta"
     assert by_path["w"]["bytes"] == 2 * 3 * 2
     assert by_path["key"]["bytes"] is None
 
@@ -185,6 +189,24 @@ def test_diff_lists_every_difference_and_exits_with_one(capsys, made, tmp_path, 
     text = run(capsys, "diff", made / "linen", tmp_path / "changed").out
     assert "values" in text
     assert "2 leaves are the same, 5 differ" in text
+
+
+def test_diff_counts_numbers_in_paths_and_a_single_leaf_in_words(capsys, tmp_path):
+    for name, leaf in (("a", "w"), ("b", "v")):
+        layers = {str(i): {leaf: jnp.ones(1), "same": jnp.full(1, ord(leaf))} for i in range(11)}
+        tree = {"params": {"h": layers, "layer_10": {leaf: 1.0}, "layer_9": {leaf: 1.0}}}
+        (tmp_path / name).write_bytes(serialization.to_bytes(tree))
+    document = run(capsys, "diff", tmp_path / "a", tmp_path / "b", "--json").document
+    layers = [f"params/h/{i}" for i in range(11)]
+    paths = [*layers, "params/layer_9", "params/layer_10"]
+    assert document["only_in_a"] == [f"{path}/w" for path in paths]
+    assert document["only_in_b"] == [f"{path}/v" for path in paths]
+    assert [entry["path"] for entry in document["changed"]] == [f"{path}/same" for path in layers]
+
+    one = run(capsys, "diff", tmp_path / "a", tmp_path / "b", "--filter", "h/2/same")
+    assert "0 leaves are the same, 1 differs\n" in one.out
+    one = run(capsys, "diff", tmp_path / "a", tmp_path / "a", "--filter", "h/2/same")
+    assert "1 leaf is the same, 0 differ\n" in one.out
 
 
 def test_values_within_the_tolerance_do_not_differ(capsys, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -13,6 +14,8 @@ from bridge._cli._leaves import dtype_of, widened
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Leaf, Path
 from bridge._randomness.typed_keys import is_key, to_bits
+
+_NUMBER = re.compile(r"([0-9]+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,18 +86,26 @@ def compare(
         atol: see `rtol`.
         ignore_dtype: whether the same values in another dtype are the same.
     """
-    pairs = [(path, _difference(path, a[path], b[path], rtol, atol)) for path in a if path in b]
+    both = sorted(a.keys() & b.keys(), key=_in_order)
+    pairs = [(path, _difference(path, a[path], b[path], rtol, atol)) for path in both]
     changed = [
         difference
         for _, difference in pairs
         if set(difference.what) - ({"dtype"} if ignore_dtype else set())
     ]
     return Differences(
-        tuple(sorted(a.keys() - b.keys())),
-        tuple(sorted(b.keys() - a.keys())),
+        tuple(sorted(a.keys() - b.keys(), key=_in_order)),
+        tuple(sorted(b.keys() - a.keys(), key=_in_order)),
         tuple(changed),
         len(pairs) - len(changed),
     )
+
+
+def _in_order(path: Path) -> list[list[str | int]]:
+    """A key that sorts `h/10` behind `h/9`, and `layer_10` behind `layer_9`."""
+    # Texts and numbers alternate, so that a text never meets a number.
+    split = (_NUMBER.split(str(key)) for key in path)
+    return [[int(p) if n % 2 else p for n, p in enumerate(pieces)] for pieces in split]
 
 
 def _difference(path: Path, a: Leaf, b: Leaf, rtol: float, atol: float) -> Difference:

@@ -89,7 +89,9 @@ def renderables(document: Mapping[str, Any]) -> Iterator[Any]:
         yield table
         yield ""
     count = len(rows)
-    yield f"{document['equal']:,} leaves are the same, {count:,} differ"
+    equal = document["equal"]
+    are = "leaf is" if equal == 1 else "leaves are"
+    yield f"{equal:,} {are} the same, {count:,} {'differs' if count == 1 else 'differ'}"
     extra = {side: ", ".join(document[side]["extra"]) for side in "ab"}
     if any(extra.values()) and not document["extra_compared"]:
         both = "; ".join(f"{side} has {names or 'nothing'}" for side, names in extra.items())
