@@ -52,6 +52,10 @@ def test_check_fails_until_the_files_are_written(target, capsys):
     code, out, _ = run(capsys, target, "--write", "--no-diff")
     assert code == 0
     assert out.count("written: ") == 2
+    assert "unchanged" not in out
+    code, out, _ = run(capsys, target, "--write", "--no-diff")
+    assert code == 0
+    assert out.endswith("nothing was written: the files are unchanged\n")
     assert run(capsys, target, "--check", "--no-diff")[0] == 0
 
 

@@ -155,4 +155,6 @@ def _run(arguments: argparse.Namespace) -> int:
         _output.show_json({"schema": SCHEMA, "version": VERSION, **told, "written": list(written)})
     else:
         _rewriting.show(result, written, stale, diff)
+        if (arguments.write or arguments.in_place) and not written:
+            _output.show("nothing was written: the files are unchanged")
     return _command.OK if result.ok and not stale else _command.FAILED
