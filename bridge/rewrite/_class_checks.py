@@ -7,6 +7,9 @@ import functools
 from typing import Any
 
 from flax import linen as nn
+from flax import nnx
+
+import bridge
 
 from ._layers import Layer
 from ._plans import ClassPlan, LayerStaysLinenError, LeftLinenError, Slot
@@ -52,6 +55,10 @@ def check_class(plan: ClassPlan, references: References) -> None:
         if name.id not in own and isinstance(references.value_of(name), nn.Module):
             raise LeftLinenError(f"a module is made outside of the class: {name.id}", name)
     for node in ast.walk(plan.node):
+        if isinstance(node, ast.Name | ast.Attribute) and _is_to_linen(references.value_of(node)):
+            reason = f"mixed classes stay Linen: {ast.unparse(node)} makes an NNX module"
+            raise LeftLinenError(reason, node)
+    for node in ast.walk(plan.node):
         if isinstance(node, ast.Attribute):
             value = references.value_of(node)
             if value in (nn.share_scope, nn.map_variables):
@@ -65,6 +72,14 @@ def check_class(plan: ClassPlan, references: References) -> None:
                 plan.note(node, f"self.{node.attr} is read in a branch that did not run")
             else:
                 raise LeftLinenError(f"NNX modules have no self.{node.attr}", node)
+
+
+def _is_to_linen(value: Any) -> bool:
+    """Whether something makes a Linen module of an NNX class."""
+    if isinstance(value, type):
+        return issubclass(value, bridge.ToLinen | nnx.bridge.ToLinen)
+    makers = (bridge.to_linen, bridge.to_linen_class, nnx.bridge.to_linen)
+    return any(value is each for each in makers)
 
 
 def check_layer(layer: Layer, slot: Slot, bound: functools.partial[Any] | None) -> None:

@@ -7,6 +7,9 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
+from flax import nnx
+
+import bridge
 
 
 def head(x, *sizes):
@@ -19,6 +22,14 @@ class MadeByFunction(nn.Module):
     @nn.compact
     def __call__(self, x):
         return head(nn.relu(nn.Dense(4)(x)), 3)
+
+
+class Mixed(nn.Module):
+    """mixed classes stay Linen: bridge.to_linen makes an NNX module"""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(bridge.to_linen(nnx.Linear, 3, 4, name="lin")(x))
 
 
 class InnerFunction(nn.Module):
