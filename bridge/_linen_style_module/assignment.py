@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 from flax import linen as nn
@@ -12,7 +12,8 @@ from flax import nnx
 
 from bridge._flax.objects import attributes_of
 from bridge._linen_in_nnx.to_nnx import ToNNX
-from bridge._module_calls.calls import ModuleInCall, joined_record
+from bridge._module_calls.calls import LinenStyle, ModuleInCall, joined_record
+from bridge._types import Variable
 
 from .attributes import (
     Ref,
@@ -40,7 +41,7 @@ from .submodules import (
 from .variables import Unclaimed
 
 
-def assign(module: Any, name: str, value: Any) -> None:
+def assign(module: LinenStyle, name: str, value: object) -> None:
     """Sets an attribute of a `bridge.Module`, as Linen does where that differs from NNX.
 
     Args:
@@ -79,7 +80,7 @@ def assign(module: Any, name: str, value: Any) -> None:
         put_plain(module, name, value, keeps_part=_is_given(module, record, name))
 
 
-def _repeat(record: ModuleInCall, name: str, value: Any) -> None:
+def _repeat(record: ModuleInCall, name: str, value: object) -> None:
     """Takes what belongs to the call of a value that `setup` has assigned before."""
     for suffix, item in items_within(value):
         key, before = f"{name}{suffix}", attributes_of(record.module).get(f"{name}{suffix}")
@@ -94,7 +95,9 @@ def _repeat(record: ModuleInCall, name: str, value: Any) -> None:
             record.views.append((before, item))
 
 
-def _assign_container(module: Any, record: ModuleInCall | None, name: str, value: Any) -> None:
+def _assign_container(
+    module: LinenStyle, record: ModuleInCall | None, name: str, value: object
+) -> None:
     in_setup = record is not None and record.in_setup
     is_structure = any(
         _is_part(item) or (in_setup and is_of_call(item)) for _, item in items_within(value)
@@ -104,7 +107,7 @@ def _assign_container(module: Any, record: ModuleInCall | None, name: str, value
         put_plain(module, name, value, keeps_part=_is_given(module, record, name))
         return
 
-    def placed(suffix: str, item: Any) -> Any:
+    def placed(suffix: str, item: object) -> Any:
         if record is not None and in_setup and not _is_part(item) and is_of_call(item):
             return held(record, f"{name}{suffix}", item)
         if not _is_part(item):
@@ -115,7 +118,7 @@ def _assign_container(module: Any, record: ModuleInCall | None, name: str, value
             _assign_part(module, record, known, item)
         return Ref(known)
 
-    def taken_in(suffix: str, item: Any) -> Any:
+    def taken_in(suffix: str, item: object) -> Any:
         if isinstance(item, nn.Module):
             item = _wrapped_here(module, record, item)
         if isinstance(item, nnx.Module) and record is not None and _name_of(module, item) is None:
@@ -127,16 +130,18 @@ def _assign_container(module: Any, record: ModuleInCall | None, name: str, value
     _stand_for(module, record, name, structure)
 
 
-def _has_data(value: Any) -> bool:
+def _has_data(value: object) -> bool:
     # NNX takes the arrays of a trace for static.
     return any(nnx.is_data(x) or isinstance(x, jax.Array) for x in jax.tree.leaves(value))
 
 
-def _is_part(item: Any) -> bool:
+def _is_part(item: object) -> TypeGuard[nn.Module | nnx.Module | Variable]:
     return isinstance(item, nn.Module | nnx.Module | nnx.Variable)
 
 
-def _wrapped_here(module: Any, record: ModuleInCall | None, linen_module: nn.Module) -> ToNNX:
+def _wrapped_here(
+    module: LinenStyle, record: ModuleInCall | None, linen_module: nn.Module
+) -> ToNNX:
     """The ToNNX of a Linen module: the one that is here or in the call already if it is tied."""
     for value in attributes_of(module).values():
         if isinstance(value, ToNNX) and value.to_nnx__module is linen_module:
@@ -151,7 +156,9 @@ def _wrapped_here(module: Any, record: ModuleInCall | None, linen_module: nn.Mod
     return made
 
 
-def _stand_for(module: Any, record: ModuleInCall | None, name: str, structure: Any) -> None:
+def _stand_for(
+    module: LinenStyle, record: ModuleInCall | None, name: str, structure: object
+) -> None:
     """Makes an attribute stand for parts, in the place of what it has been set to before."""
     is_own = name in vars(module) and name not in names_of(module)
     if is_own and not _is_given(module, record, name):
@@ -159,7 +166,7 @@ def _stand_for(module: Any, record: ModuleInCall | None, name: str, structure: A
     set_name(module, name, structure)
 
 
-def _is_given(module: Any, record: ModuleInCall | None, name: str) -> bool:
+def _is_given(module: LinenStyle, record: ModuleInCall | None, name: str) -> bool:
     """Whether a part of this name stays, whatever the attribute is set to.
 
     It was declared by that name, or was given, and the module will declare it after its `setup`.
@@ -170,7 +177,12 @@ def _is_given(module: Any, record: ModuleInCall | None, name: str) -> bool:
 
 
 def _assign_part(
-    module: Any, record: ModuleInCall | None, name: str, value: Any, *, is_assigned: bool = False
+    module: Any,
+    record: ModuleInCall | None,
+    name: str,
+    value: Any,
+    *,
+    is_assigned: bool = False,
 ) -> None:
     """Sets an attribute to a submodule or a Variable, or puts it there as an item of another."""
     known = _name_of(module, value)
@@ -196,7 +208,7 @@ def _assign_part(
             refer(module, name)
 
 
-def _name_of(module: Any, value: Any) -> str | None:
+def _name_of(module: LinenStyle, value: object) -> str | None:
     """The attribute that a value is already in."""
     own = vars(module).items()
     return next((n for n, held in own if held is value and not is_reserved_name(n)), None)

@@ -10,15 +10,18 @@ import dataclasses
 import enum
 import inspect
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
 from flax import nnx
 
 from bridge._conversion.linen_attributes import IS_SETUP as IS_SETUP
 from bridge._flax.objects import CAPTURES, attributes_of, is_data_attribute, is_note, set_past_class
 from bridge._module_calls.calls import SCOPE as SCOPE
+from bridge._types import Variable
 
 from .containers import items_within
+
+Part: TypeAlias = nnx.Pytree | Variable
 
 # The attributes in which a module keeps what is neither a field nor a variable nor a submodule.
 MODULE_PREFIX = "bridge__"
@@ -84,12 +87,12 @@ def is_reserved_name(name: str) -> bool:
     return name.startswith(MODULE_PREFIX) or is_note(name) or name == CAPTURES
 
 
-def is_part(value: Any) -> bool:
+def is_part(value: object) -> TypeGuard[Part]:
     """Whether a value is a submodule or a Variable."""
     return isinstance(value, nnx.Pytree | nnx.Variable)
 
 
-def is_free(module: Any, name: str) -> bool:
+def is_free(module: nnx.Pytree, name: str) -> bool:
     """Whether nothing and nobody has this name in a module."""
     return not (
         name in vars(module)
@@ -99,12 +102,12 @@ def is_free(module: Any, name: str) -> bool:
     )
 
 
-def has_room(module: Any, name: str) -> bool:
+def has_room(module: nnx.Pytree, name: str) -> bool:
     """Whether a part can live in an attribute: no other one does."""
     return not is_reserved_name(name) and not is_part(vars(module).get(name))
 
 
-def put_part(module: Any, name: str, part: Any, *, is_assigned: bool = False) -> None:
+def put_part(module: nnx.Pytree, name: str, part: Part, *, is_assigned: bool = False) -> None:
     """Puts a submodule or a Variable into the attribute of its Linen name.
 
     Args:
@@ -130,7 +133,7 @@ def put_part(module: Any, name: str, part: Any, *, is_assigned: bool = False) ->
     set_past_class(module, name, part)
 
 
-def put_plain(module: Any, name: str, value: Any, *, keeps_part: bool = False) -> None:
+def put_plain(module: nnx.Pytree, name: str, value: object, *, keeps_part: bool = False) -> None:
     """Sets an attribute to a value that is no part, beside a part that lives there unseen.
 
     Args:
@@ -147,34 +150,34 @@ def put_plain(module: Any, name: str, value: Any, *, keeps_part: bool = False) -
     put(module, name, value)
 
 
-def _put_beside(module: Any, name: str, value: Any) -> None:
+def _put_beside(module: nnx.Pytree, name: str, value: object) -> None:
     """Sets an attribute to a value that is no part, for one that lives where the part does not."""
     if isinstance(value, dataclasses.Field) or nnx.has_data(value):
         value = put_hidden(module, name, value)
     set_name(module, name, value)
 
 
-def put_hidden(module: Any, name: str, value: Any) -> Ref:
+def put_hidden(module: nnx.Pytree, name: str, value: object) -> Ref:
     """Puts data where no read of an attribute finds it; the `Ref` stands for it."""
     place = f"{_VALUE}{name}"
     put(module, place, value if isinstance(value, dataclasses.Field) else nnx.data(value))
     return Ref(place)
 
 
-def put(module: Any, name: str, value: Any) -> None:
+def put(module: nnx.Pytree, name: str, value: object) -> None:
     """Sets an attribute as NNX does, also one that has been static until now."""
     is_static = name in vars(module) and not is_data_attribute(module, name)
     if is_static and nnx.is_data(value):
         value = nnx.data(value)
-    nnx.Module.__setattr__(module, name, value)
+    nnx.Pytree.__setattr__(module, name, value)
 
 
-def names_of(module: Any) -> dict[str, Any]:
+def names_of(module: nnx.Pytree) -> dict[str, Any]:
     """What a read of an attribute returns, for those that hold no value or another one."""
     return dict(attributes_of(module).get(NAMES, ()))
 
 
-def class_attribute(module: Any, name: str) -> Any:
+def class_attribute(module: nnx.Pytree, name: str) -> Any:
     """What an attribute is for an object without attributes of its own.
 
     Raises:
@@ -185,18 +188,18 @@ def class_attribute(module: Any, name: str) -> Any:
     return found if get is None else get(found, module, type(module))
 
 
-def priorities_of(module: Any) -> dict[str, int]:
+def priorities_of(module: nnx.Pytree) -> dict[str, int]:
     """What `set_priority` has set, by attribute."""
     return dict(attributes_of(module).get(PRIORITIES, ()))
 
 
-def set_priority(module: Any, name: str, value: int) -> None:
+def set_priority(module: nnx.Pytree, name: str, value: int) -> None:
     """Says how far an attribute is from giving a shared module its path."""
     priorities = {**priorities_of(module), name: int(value)}
     vars(module)[PRIORITIES] = tuple(sorted(priorities.items()))
 
 
-def set_name(module: Any, name: str, structure: Any) -> None:
+def set_name(module: nnx.Pytree, name: str, structure: object) -> None:
     """Says what a read of an attribute returns.
 
     Args:
@@ -206,18 +209,18 @@ def set_name(module: Any, name: str, structure: Any) -> None:
         such a value itself, or `Otherwise.CLASS`.
     """
     names = {**names_of(module), name: structure}
-    nnx.Module.__setattr__(module, NAMES, tuple(sorted(names.items())))
+    nnx.Pytree.__setattr__(module, NAMES, tuple(sorted(names.items())))
 
 
-def drop_name(module: Any, name: str) -> None:
+def drop_name(module: nnx.Pytree, name: str) -> None:
     """Takes back `set_name`."""
     names = names_of(module)
     if name not in names:
         return
     del names[name]
-    nnx.Module.__setattr__(module, NAMES, tuple(sorted(names.items())))
+    nnx.Pytree.__setattr__(module, NAMES, tuple(sorted(names.items())))
 
 
-def refs(structure: Any) -> Iterator[str]:
+def refs(structure: object) -> Iterator[str]:
     """The names of the parts in a structure of `set_name`."""
     return (item.name for _, item in items_within(structure) if isinstance(item, Ref))

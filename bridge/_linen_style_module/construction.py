@@ -10,7 +10,7 @@ from typing import Any
 from flax import nnx
 
 from bridge._errors import DeclarationError
-from bridge._module_calls.calls import joined
+from bridge._module_calls.calls import LinenStyle, joined
 from bridge._module_calls.scope import as_rngs
 
 from .attributes import IS_SETUP, Setup
@@ -26,7 +26,7 @@ class ModuleMeta(type(nnx.Module)):
 
     bridge__has_own_init: bool
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: object, **kwargs: object) -> Any:
         fields = getattr(cls, "__dataclass_fields__", {})
         parameters = fields if not cls.bridge__has_own_init else _parameters(cls)
         parent = UNSET if _PARENT in parameters else kwargs.pop(_PARENT, UNSET)
@@ -40,7 +40,7 @@ class ModuleMeta(type(nnx.Module)):
             module.bridge__rngs = streams.fork() if isinstance(rngs, nnx.Rngs) else streams
         return placed(module, name, parent)
 
-    def _pytree_meta_construct(cls, self: Any, *args: Any, **kwargs: Any) -> None:
+    def _pytree_meta_construct(cls, self: Any, *args: object, **kwargs: object) -> None:
         vars(self)[IS_SETUP] = Setup.NOT_YET
         super()._pytree_meta_construct(self, *args, **kwargs)
 
@@ -60,7 +60,7 @@ def _parameters(cls: Any) -> Mapping[str, Any]:
     return inspect.signature(cls.__init__).parameters
 
 
-def placed(module: Any, name: str | None, parent: Any) -> Any:
+def placed(module: LinenStyle, name: str | None, parent: object) -> Any:
     """Makes a module a submodule of the one that is being called, unless it is to stand alone."""
     record = joined()
     if parent is None or (record is None and parent is UNSET):

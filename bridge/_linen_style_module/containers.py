@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flax import nnx, serialization
 from flax.core import FrozenDict
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 
 class Container(NamedTuple):
@@ -24,7 +27,7 @@ class Container(NamedTuple):
     made_of: Callable[[Sequence[Any]], Any]
 
 
-def opened(value: Any) -> Container | None:
+def opened(value: object) -> Container | None:
     """A list, a tuple, a mapping or a `flax.struct` dataclass, None for all else.
 
     Source: flax/linen/module.py:_map_over_modules_in_tree @ 0.12.12
@@ -49,14 +52,14 @@ def opened(value: Any) -> Container | None:
     return None
 
 
-def _with(value: Any, names: Sequence[str], items: Sequence[Any]) -> Any:
+def _with(value: DataclassInstance, names: Sequence[str], items: Sequence[Any]) -> Any:
     """A dataclass with other items, itself if they are the same."""
     new = dict(zip(names, items, strict=True))
     is_same = all(getattr(value, name) is item for name, item in new.items())
     return value if is_same else dataclasses.replace(value, **new)
 
 
-def items_within(value: Any, suffix: str = "") -> Iterator[tuple[str, Any]]:
+def items_within(value: object, suffix: str = "") -> Iterator[tuple[str, Any]]:
     """(suffix of the name that Linen gives it, item) of everything in nested containers."""
     container = opened(value)
     if container is None:
@@ -66,7 +69,7 @@ def items_within(value: Any, suffix: str = "") -> Iterator[tuple[str, Any]]:
         yield from items_within(item, f"{suffix}_{key}")
 
 
-def mapped(value: Any, change: Callable[[str, Any], Any], suffix: str = "") -> Any:
+def mapped(value: object, change: Callable[[str, Any], Any], suffix: str = "") -> Any:
     """Frozen containers with other items; `change` gets what `items_within` yields."""
     container = opened(value)
     if container is None:
@@ -75,6 +78,6 @@ def mapped(value: Any, change: Callable[[str, Any], Any], suffix: str = "") -> A
     return container.made_of([mapped(item, change, f"{suffix}_{key}") for key, item in pairs])
 
 
-def as_linen_keeps(value: Any) -> Any:
+def as_linen_keeps(value: object) -> Any:
     """Lists as tuples and dicts as FrozenDicts, as Linen keeps them; hashable, if the items are."""
     return mapped(value, lambda suffix, item: item)

@@ -16,8 +16,9 @@ from bridge._conversion.collections import OUTPUTS
 from bridge._errors import MismatchError, NotInitializedError, path_text
 from bridge._flax.objects import is_initializing
 from bridge._flax.variables import raw_value
-from bridge._module_calls.calls import ModuleInCall, record_of
+from bridge._module_calls.calls import LinenStyle, ModuleInCall, record_of
 from bridge._sharding.eager import variables_in_shards
+from bridge._types import VariableType
 
 from . import variables
 from .methods import is_creating
@@ -25,7 +26,7 @@ from .submodules import check_declaring, reserve
 
 
 def declared(
-    module: Any,
+    module: LinenStyle,
     collection: str,
     name: str,
     what: str,
@@ -57,13 +58,13 @@ def declared(
     return found
 
 
-def param_key(module: Any) -> jax.Array:
+def param_key(module: LinenStyle) -> jax.Array:
     """The key that the initial value of a parameter is drawn from."""
     record = check_declaring(record_of(module), module, "Params")
     return record.scope.make_rng("params")
 
 
-def put_variable(module: Any, collection: str, name: str, value: Any) -> None:
+def put_variable(module: LinenStyle, collection: str, name: str, value: object) -> None:
     """Gives a variable a value, and creates it if there is none."""
     found = variables.find_declared(module, collection, name)
     if found is None:
@@ -72,7 +73,7 @@ def put_variable(module: Any, collection: str, name: str, value: Any) -> None:
         found.set_value(_merged(found.get_value(), value))
 
 
-def _merged(before: Any, value: Any) -> Any:
+def _merged(before: object, value: object) -> Any:
     """A value in the place of another one; nested dicts are variables, and each keeps its own.
 
     Source: flax/core/scope.py:_put_variable @ 0.12.12
@@ -83,10 +84,10 @@ def _merged(before: Any, value: Any) -> Any:
 
 
 def sow(
-    module: Any,
+    module: LinenStyle,
     collection: str,
     name: str,
-    value: Any,
+    value: object,
     reduce_fn: Callable[[Any, Any], Any],
     init_fn: Callable[[], Any],
 ) -> bool:
@@ -104,7 +105,7 @@ def sow(
     return True
 
 
-def perturb(module: Any, collection: str, name: str, value: Any) -> Any:
+def perturb(module: LinenStyle, collection: str, name: str, value: object) -> Any:
     """A value plus the variable of that name, which `init` creates as zeros."""
     record = record_of(module)
     found = variables.find(module, collection, name)
@@ -115,7 +116,7 @@ def perturb(module: Any, collection: str, name: str, value: Any) -> Any:
     return value if found is None else jax.tree.map(jax.numpy.add, value, found.get_value())
 
 
-def _created(record: ModuleInCall, collection: str, name: str, value: Any) -> nnx.Variable[Any]:
+def _created(record: ModuleInCall, collection: str, name: str, value: object) -> nnx.Variable[Any]:
     if isinstance(value, meta.AxisMetadata):
         # As a layer of Flax beside it.
         given = {collection: {name: value}}
@@ -131,7 +132,9 @@ _known_shapes: weakref.WeakKeyDictionary[Any, dict[Any, list[tuple[int, ...]]]] 
 )
 
 
-def shapes_of_param(init_fn: Callable[..., Any], args: Any, kwargs: Any) -> list[tuple[int, ...]]:
+def shapes_of_param(
+    init_fn: Callable[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> list[tuple[int, ...]]:
     """The shapes that an initializer makes of these arguments.
 
     Linen traces the initializer at each call, which is most of what an eager call costs. Those of
@@ -182,7 +185,9 @@ def _absent(
     return MismatchError(_where(record), missing=[(path, shown)])
 
 
-def _mis_shaped(path: str, wanted: list[tuple[int, ...]], value: Any) -> list[tuple[str, str, str]]:
+def _mis_shaped(
+    path: str, wanted: list[tuple[int, ...]], value: object
+) -> list[tuple[str, str, str]]:
     """The leaves of a value that have other shapes: path, expected, found."""
     found = jax.tree_util.tree_leaves_with_path(value)
     return [
@@ -196,7 +201,7 @@ def _where(record: ModuleInCall) -> str:
     return type(record.call.root.module).__name__
 
 
-def collection_name(variable_type: Any) -> str:
+def collection_name(variable_type: str | VariableType) -> str:
     """The collection that is meant by a name or a Variable type."""
     is_type = isinstance(variable_type, type)
     return registry.current().name_from_type(variable_type) if is_type else variable_type

@@ -7,20 +7,20 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from flax import nnx
 
 from bridge._conversion.inner_boxes import boxed
 from bridge._errors import DeclarationError
 from bridge._flax.objects import CAPTURES, is_initializing
 from bridge._flax.tabulate import uncounted
-from bridge._module_calls.calls import record_of
+from bridge._module_calls.calls import LinenStyle, record_of
 from bridge._module_calls.scope import Scope
+from bridge._types import VariableType
 
 from . import declarations, variables
 from .attributes import SCOPE
 
 
-class Declaring(nnx.Module):
+class Declaring(LinenStyle):
     """The part of `bridge.Module` that declares, reads and writes variables."""
 
     @property
@@ -46,9 +46,9 @@ class Declaring(nnx.Module):
         self,
         name: str,
         init_fn: Callable[..., Any],
-        *init_args: Any,
+        *init_args: object,
         unbox: bool = True,
-        **init_kwargs: Any,
+        **init_kwargs: object,
     ) -> Any:
         """Declares a parameter.
 
@@ -85,9 +85,9 @@ class Declaring(nnx.Module):
         col: str,
         name: str,
         init_fn: Callable[..., Any] | None = None,
-        *init_args: Any,
+        *init_args: object,
         unbox: bool = True,
-        **init_kwargs: Any,
+        **init_kwargs: object,
     ) -> Any:
         """Declares a variable of a collection.
 
@@ -121,14 +121,14 @@ class Declaring(nnx.Module):
         return found is not None or variables.held_below(self, col, name) is not None
 
     @uncounted
-    def get_variable(self, col: str, name: str, default: Any = None) -> Any:
+    def get_variable(self, col: str, name: str, default: object = None) -> Any:
         """The value of a variable or the variables of a submodule, `default` if there are none."""
         found = variables.find(self, col, name)
         value = variables.held_below(self, col, name) if found is None else found.get_value()
         return default if value is None else value
 
     @uncounted
-    def put_variable(self, col: str, name: str, value: Any) -> None:
+    def put_variable(self, col: str, name: str, value: object) -> None:
         """Gives a variable a value, and creates it if there is none.
 
         Raises:
@@ -169,9 +169,9 @@ class Declaring(nnx.Module):
     @uncounted
     def sow(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
-        variable_type: Any,
+        variable_type: str | VariableType,
         name: str,
-        value: Any,
+        value: object,
         reduce_fn: Callable[[Any, Any], Any] = lambda before, value: (*before, value),
         init_fn: Callable[[], Any] = tuple,
         capture_noop: bool | None = None,
@@ -201,8 +201,8 @@ class Declaring(nnx.Module):
     def perturb(  # pyright: ignore[reportIncompatibleMethodOverride]
         self,
         name: str,
-        value: Any,
-        collection: Any = "perturbations",
+        value: object,
+        collection: str | VariableType = "perturbations",
         capture_noop: bool | None = None,
     ) -> Any:
         """Adds a variable that is zero to a value, so that the value has a gradient.

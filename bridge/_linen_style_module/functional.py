@@ -17,8 +17,15 @@ from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import set_initializing
 from bridge._initialization.lazy_init import lazy_init
 from bridge._linen_in_nnx import mutable_filter
-from bridge._module_calls.calls import MODULE_CONTEXT, ModuleCall, ModuleInCall, detached_calls
+from bridge._module_calls.calls import (
+    MODULE_CONTEXT,
+    LinenStyle,
+    ModuleCall,
+    ModuleInCall,
+    detached_calls,
+)
 from bridge._module_calls.scope import as_rngs, is_in
+from bridge._types import CollectionFilter, Method, Rngs
 
 from .attributes import IS_SETUP, Setup
 from .containers import mapped
@@ -31,7 +38,7 @@ from .submodules import is_lazy
 from .variables import linen_variables
 
 
-def cloned(module: Any, memo: dict[int, Any] | None = None, **updates: Any) -> Any:
+def cloned(module: LinenStyle, memo: dict[int, Any] | None = None, **updates: object) -> Any:
     """A module with the same fields that has no variables yet, as Linen's `clone` makes it.
 
     Args:
@@ -41,7 +48,7 @@ def cloned(module: Any, memo: dict[int, Any] | None = None, **updates: Any) -> A
     """
     memo = {} if memo is None else memo
 
-    def cloned_item(suffix: str, item: Any) -> Any:
+    def cloned_item(suffix: str, item: object) -> Any:
         if is_lazy(item):
             return cloned(item, memo)
         if isinstance(item, nnx.Pytree):
@@ -65,15 +72,15 @@ def cloned(module: Any, memo: dict[int, Any] | None = None, **updates: Any) -> A
 
 
 def apply_module(
-    module: Any,
+    module: LinenStyle,
     variables: Mapping[str, Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     *,
-    rngs: Any,
-    method: Any,
-    mutable: Any,
-    capture_intermediates: Any = False,
+    rngs: Rngs | int,
+    method: Method,
+    mutable: CollectionFilter,
+    capture_intermediates: bool | Callable[[Any, str], bool] = False,
     initializing: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
     """Runs a method of a clone: (output, variables of the mutable collections).
@@ -104,7 +111,9 @@ def apply_module(
     return output, {c: x for c, x in linen_variables(clone).items() if is_in(mutable, c)}
 
 
-def bound(module: Any, variables: Mapping[str, Any], rngs: Any, mutable: Any) -> Any:
+def bound(
+    module: LinenStyle, variables: Mapping[str, Any], rngs: Rngs | int, mutable: CollectionFilter
+) -> Any:
     """A clone that holds variables and keys."""
     where = f"{type(module).__name__}.bind"
     clone = cloned(module)
@@ -118,7 +127,11 @@ def bound(module: Any, variables: Mapping[str, Any], rngs: Any, mutable: Any) ->
 
 
 def initialized_clone(
-    module: Any, rngs: Any, args: tuple[Any, ...], kwargs: dict[str, Any], method: Any
+    module: LinenStyle,
+    rngs: Rngs | int,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    method: str | None,
 ) -> Any:
     """A clone that has the variables which a method creates."""
     clone = cloned(module)
@@ -136,7 +149,9 @@ def _set_up_all(record: ModuleInCall) -> None:
             _set_up_all(below)
 
 
-def _called(record: ModuleInCall, method: Any, args: Any, kwargs: Any) -> Any:
+def _called(
+    record: ModuleInCall, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     module = record.module
     set_up(record)
     MODULE_CONTEXT.module_stack.append(record)
@@ -146,7 +161,7 @@ def _called(record: ModuleInCall, method: Any, args: Any, kwargs: Any) -> Any:
         MODULE_CONTEXT.module_stack.pop()
 
 
-def _function(module: Any, method: Any) -> Callable[..., Any]:
+def _function(module: LinenStyle, method: Method) -> Callable[..., Any]:
     """The method of this module that a name, a function or a method of another one means."""
     method = "__call__" if method is None else method
     if isinstance(method, str):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -16,6 +16,7 @@ from bridge._conversion.matching import compare
 from bridge._conversion.neutral import Address, nest, walk
 from bridge._conversion.own_leaves import graphdefs_in
 from bridge._flax.variables import assign_raw_value, raw_value
+from bridge._types import GraphDef, Path
 
 from .attributes import put_part
 from .variables import Unclaimed, add, holders, is_vacant
@@ -29,7 +30,7 @@ def _unclaimed(tree: Mapping[Any, Any]) -> Unclaimed:
     return found
 
 
-def install(module: Any, variables: Mapping[str, Any]) -> None:
+def install(module: nnx.Pytree, variables: Mapping[str, Any]) -> None:
     """Gives a module Linen variables, those of submodules that it does not have yet as well."""
     linen_leaves.check_variables(variables)
     leaves = linen_attributes.as_arrays(linen_leaves.from_variables(variables))
@@ -43,7 +44,7 @@ def install(module: Any, variables: Mapping[str, Any]) -> None:
         _install_graphdefs(module, graphdefs)
 
 
-def claim(module: Any, unclaimed: Unclaimed, where: str) -> None:
+def claim(module: nnx.Pytree, unclaimed: Unclaimed, where: str) -> None:
     """Gives the Variables at a module's place to the module.
 
     Args:
@@ -95,11 +96,11 @@ def _address(path: tuple[Any, ...], variable: nnx.Variable[Any]) -> Address:
     return registry.current().name_from_type(variable.var_type), tuple(map(str, path))
 
 
-def _is_abstract(value: Any) -> bool:
+def _is_abstract(value: object) -> bool:
     return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(value))
 
 
-def _install_graphdefs(module: Any, graphdefs: Any) -> None:
+def _install_graphdefs(module: nnx.Pytree, graphdefs: Collection[tuple[Path, GraphDef]]) -> None:
     """Gives GraphDefs to the wrappers that are there; one that comes later makes its own."""
     for path, holder in holders(module):
         own = tuple(map(str, path))

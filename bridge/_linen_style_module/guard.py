@@ -55,7 +55,7 @@ class Guard:
                 self._root.__name__, collection, "with apply(…, {mutable})"
             )
 
-    def _is_other(self, value: Any, before: Any) -> bool:
+    def _is_other(self, value: object, before: object) -> bool:
         if is_taken(value, before):
             return False
         if self._call.copies == self._copies:
@@ -75,7 +75,7 @@ class Guard:
         ]
 
 
-def _may_be_same(a: Any, b: Any) -> bool:
+def _may_be_same(a: object, b: object) -> bool:
     """Whether two arrays have the same values, as far as that is known."""
     if a is b or isinstance(a, Tracer):
         return True

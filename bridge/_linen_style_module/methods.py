@@ -22,7 +22,7 @@ from bridge._errors import (
 )
 from bridge._flax.linen_modules import innermost_linen
 from bridge._flax.objects import attributes_of, is_initializing
-from bridge._module_calls.calls import MODULE_CONTEXT, ModuleInCall, joined
+from bridge._module_calls.calls import MODULE_CONTEXT, LinenStyle, ModuleInCall, joined
 
 from .attributes import IS_SETUP, Setup
 from .guard import Guard
@@ -77,14 +77,14 @@ def with_entries(cls: type) -> None:
             type.__setattr__(cls, name, entering)
 
 
-def is_entering(value: Any) -> bool:
+def is_entering(value: object) -> bool:
     """Whether a member of a class is a method of the model."""
     return hasattr(value, _ENTERS)
 
 
-def _entering(method: Any, *, is_compact: bool) -> Any:
+def _entering(method: Callable[..., Any], *, is_compact: bool) -> Any:
     @functools.wraps(method)
-    def enter(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def enter(self: object, *args: object, **kwargs: object) -> Any:
         if not is_lazy(self):
             raise InvalidModuleError(
                 f"the method {method.__name__}",
@@ -100,7 +100,7 @@ def _entering(method: Any, *, is_compact: bool) -> Any:
 
 
 def run(
-    module: Any,
+    module: LinenStyle,
     method: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

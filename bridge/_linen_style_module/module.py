@@ -127,7 +127,9 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
         set_priority(self, name, value)
 
     @uncounted
-    def copy(self, *, parent: Any = UNSET, name: str | None = None, **updates: Any) -> Self:
+    def copy(
+        self, *, parent: Module | None = UNSET, name: str | None = None, **updates: object
+    ) -> Self:
         """A clone that is a submodule of the module being called, as if it was constructed there.
 
         Args:
@@ -174,7 +176,7 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
             if not str(getattr(item, "key", "")).startswith(MODULE_PREFIX):
                 yield item
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         assign(self, name, value)
 
     def __delattr__(self, name: str) -> None:
@@ -206,10 +208,10 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
         vars(self).update(held)
 
     @classmethod
-    def _pytree__unflatten(cls, static: Any, node_attrs: Iterable[Any]) -> Self:
+    def _pytree__unflatten(cls, static: tuple[Any, ...], node_attrs: Iterable[Any]) -> Self:
         return unflattened(cls, static, node_attrs)
 
-    def _graph_node_set_key(self, key: Any, value: Any) -> None:
+    def _graph_node_set_key(self, key: str, value: object) -> None:
         held = vars(self).get(key)
         if isinstance(held, nnx.Variable) and isinstance(value, nnx.Variable):
             held.update_from_state(value)
@@ -218,7 +220,7 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
         else:
             setattr(self, key, value)
 
-    def _graph_node_pop_key(self, key: Any) -> Any:
+    def _graph_node_pop_key(self, key: str) -> Any:
         value = vars(self)[key]
         if key not in names_of(self) and hasattr(type(self), key):
             # What comes back is read again, and not the member of the class.

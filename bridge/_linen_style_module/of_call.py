@@ -13,30 +13,31 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+from flax import nnx
 
 from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
 from bridge._errors import InvalidModuleError
 from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import attributes_of
 from bridge._flax.self_references import arrays_within, nodes_in
-from bridge._module_calls.calls import ModuleInCall
+from bridge._module_calls.calls import LinenStyle, ModuleInCall
 
 from .attributes import OfCall, Otherwise, Ref, is_part, names_of, put_hidden, set_name
 from .containers import mapped
 
 
-def is_of_call(value: Any) -> bool:
+def is_of_call(value: object) -> bool:
     """Whether a value that `setup` has made belongs to the call."""
     return bool(nodes_in(value) or arrays_within(value))
 
 
-def held(record: ModuleInCall, key: str, value: Any) -> OfCall:
+def held(record: ModuleInCall, key: str, value: object) -> OfCall:
     """Keeps a value for as long as the call lasts; the `OfCall` stands for it."""
     record.made[key] = value
     return OfCall(key)
 
 
-def hold_fields(record: ModuleInCall, submodule: Any, name: str) -> None:
+def hold_fields(record: ModuleInCall, submodule: nnx.Pytree, name: str) -> None:
     """Does the same for what `setup` gives a submodule: arrays, functions that refer to this call.
 
     Args:
@@ -61,7 +62,7 @@ def hold_fields(record: ModuleInCall, submodule: Any, name: str) -> None:
             _hold_own_fields(record, module, path, above)
 
 
-def _made_with(module: Any, path: str, above: int = 1) -> Iterator[tuple[Any, str, int]]:
+def _made_with(module: nnx.Pytree, path: str, above: int = 1) -> Iterator[tuple[Any, str, int]]:
     """(module, path, how far up the `setup` is) of a module and of those in its fields."""
     yield module, path, above
     for name, value in list(attributes_of(module).items()):
@@ -69,14 +70,14 @@ def _made_with(module: Any, path: str, above: int = 1) -> Iterator[tuple[Any, st
             yield from _made_with(value, f"{path}/{name}", above + 1)
 
 
-def _hold_own_fields(record: ModuleInCall, module: Any, path: str, above: int) -> None:
+def _hold_own_fields(record: ModuleInCall, module: LinenStyle, path: str, above: int) -> None:
     for name in type(module).__dataclass_fields__:
         own, names = attributes_of(module), names_of(module)
         value = names.get(name, own.get(name))
         if is_part(value):
             continue
 
-        def without(suffix: str, item: Any, name: str = name) -> Any:
+        def without(suffix: str, item: object, name: str = name) -> Any:
             if isinstance(item, jax.Array):
                 hidden = put_hidden(module, f"{name}{suffix}", item).name
             elif not isinstance(item, Ref | OfCall | Otherwise) and _refers_to_call(record, item):
@@ -93,7 +94,7 @@ def _hold_own_fields(record: ModuleInCall, module: Any, path: str, above: int) -
             set_name(module, name, structure)
 
 
-def _refers_to_call(record: ModuleInCall, value: Any) -> bool:
+def _refers_to_call(record: ModuleInCall, value: object) -> bool:
     nodes = nodes_in(value)
     if not nodes:
         return False

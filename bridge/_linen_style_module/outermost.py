@@ -11,14 +11,20 @@ from flax import nnx
 
 from bridge._flax.linen_modules import detached
 from bridge._flax.objects import attributes_of
-from bridge._module_calls.calls import ModuleCall, ModuleInCall, mutable_around, own_rngs
+from bridge._module_calls.calls import (
+    LinenStyle,
+    ModuleCall,
+    ModuleInCall,
+    mutable_around,
+    own_rngs,
+)
 
 from .submodules import adopt_fields
 
 T = TypeVar("T")
 
 
-def call_of(module: Any) -> ModuleCall:
+def call_of(module: LinenStyle) -> ModuleCall:
     """A call of a module that keeps its variables; it may update all, unless somebody said."""
     mutable = mutable_around()
     mutable = attributes_of(module).get("bridge__mutable") if mutable is None else mutable
@@ -42,7 +48,9 @@ def _capturing(
     if capture is None:
         return contextlib.nullcontext()
 
-    def captured(method: Callable[..., Any], args: Any, kwargs: Any, context: Any) -> Any:
+    def captured(
+        method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], context: Any
+    ) -> Any:
         output = method(*args, **kwargs)
         if capture(context.module, context.method_name):
             context.module.sow("intermediates", context.method_name, output)

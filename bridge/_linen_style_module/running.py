@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import jax
@@ -13,6 +13,8 @@ from flax.core import FrozenDict
 from bridge._conversion.linen_attributes import LinenHolder
 from bridge._errors import InvalidModuleError, InvalidRngsError
 from bridge._flax.tabulate import uncounted
+from bridge._module_calls.calls import LinenStyle
+from bridge._types import CollectionFilter, Method, Rngs
 
 from . import functional
 from .submodules import is_lazy
@@ -22,11 +24,11 @@ from .variables import linen_variables
 _OF_TABLE = ("depth", "row_filter", "table_kwargs", "column_kwargs", "console_kwargs")
 
 
-def _as_array(x: Any) -> Any:
+def _as_array(x: object) -> Any:
     return jnp.zeros(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else x
 
 
-class Running(nnx.Module):
+class Running(LinenStyle):
     """The part of `bridge.Module` that runs it on variables which it does not hold."""
 
     @property
@@ -37,10 +39,10 @@ class Running(nnx.Module):
     @uncounted
     def init(
         self,
-        rngs: Any = None,
-        *args: Any,
-        method: Any = None,
-        mutable: Any = True,
+        rngs: Rngs | int = None,
+        *args: object,
+        method: Method = None,
+        mutable: CollectionFilter = True,
         **kwargs: Any,
     ) -> Any:
         """`init_with_output` without the output."""
@@ -49,12 +51,12 @@ class Running(nnx.Module):
     @uncounted
     def init_with_output(
         self,
-        rngs: Any = None,
-        *args: Any,
-        method: Any = None,
-        mutable: Any = True,
-        capture_intermediates: Any = False,
-        **kwargs: Any,
+        rngs: Rngs | int = None,
+        *args: object,
+        method: Method = None,
+        mutable: CollectionFilter = True,
+        capture_intermediates: bool | Callable[[Any, str], bool] = False,
+        **kwargs: object,
     ) -> tuple[Any, Any]:
         """Runs a method on a clone that creates its variables.
 
@@ -87,7 +89,9 @@ class Running(nnx.Module):
         )
 
     @uncounted
-    def lazy_init(self, rngs: Any, *args: Any, method: str | None = None, **kwargs: Any) -> Any:
+    def lazy_init(
+        self, rngs: Rngs | int, *args: object, method: str | None = None, **kwargs: object
+    ) -> Any:
         """`init` from sample inputs of which some are `jax.ShapeDtypeStruct`s, as Linen's.
 
         Args:
@@ -109,12 +113,12 @@ class Running(nnx.Module):
     def apply(
         self,
         variables: Mapping[str, Any],
-        *args: Any,
-        rngs: Any = None,
-        method: Any = None,
-        mutable: Any = False,
-        capture_intermediates: Any = False,
-        **kwargs: Any,
+        *args: object,
+        rngs: Rngs | int = None,
+        method: Method = None,
+        mutable: CollectionFilter = False,
+        capture_intermediates: bool | Callable[[Any, str], bool] = False,
+        **kwargs: object,
     ) -> Any:
         """Runs a method on a clone that holds these variables.
 
@@ -153,7 +157,11 @@ class Running(nnx.Module):
 
     @uncounted
     def bind(
-        self, variables: Mapping[str, Any], *args: Any, rngs: Any = None, mutable: Any = True
+        self,
+        variables: Mapping[str, Any],
+        *args: object,
+        rngs: Rngs | int = None,
+        mutable: CollectionFilter = True,
     ) -> Self:
         """A clone that holds variables, as an NNX module does.
 
@@ -180,7 +188,9 @@ class Running(nnx.Module):
         return functional.cloned(self), linen_variables(self)
 
     @uncounted
-    def tabulate(self, rngs: Any, *args: Any, method: str | None = None, **kwargs: Any) -> str:
+    def tabulate(
+        self, rngs: Rngs | int, *args: object, method: str | None = None, **kwargs: Any
+    ) -> str:
         """`nnx.tabulate` of a clone that `init` would create, as Linen's `tabulate` of its modules.
 
         Args:
@@ -200,7 +210,7 @@ class Running(nnx.Module):
 
     @uncounted
     def module_paths(
-        self, rngs: Any, *args: Any, method: str | None = None, **kwargs: Any
+        self, rngs: Rngs | int, *args: object, method: str | None = None, **kwargs: object
     ) -> dict[str, Any]:
         """The modules of this one by path, without variables; those below Linen modules are not.
 
@@ -224,7 +234,7 @@ class Running(nnx.Module):
         return dict(sorted(found.items()))
 
     @uncounted
-    def clone(self, **updates: Any) -> Self:
+    def clone(self, **updates: object) -> Self:
         """A module with the same fields, but for those given here, and without variables.
 
         Raises:

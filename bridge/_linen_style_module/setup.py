@@ -6,7 +6,13 @@ from typing import Any
 
 from bridge._errors import DeclarationError
 from bridge._flax.objects import attributes_of
-from bridge._module_calls.calls import MODULE_CONTEXT, ModuleInCall, joined, joined_record
+from bridge._module_calls.calls import (
+    MODULE_CONTEXT,
+    LinenStyle,
+    ModuleInCall,
+    joined,
+    joined_record,
+)
 
 from .attributes import IS_SETUP, OfCall, Otherwise, Ref, Setup, class_attribute
 from .containers import mapped
@@ -34,7 +40,7 @@ def set_up(record: ModuleInCall) -> None:
         record.type_counter.clear()
 
 
-def ensure_setup(module: Any) -> None:
+def ensure_setup(module: LinenStyle) -> None:
     """Runs `setup`, if it has not been run."""
     if attributes_of(module)[IS_SETUP]:
         return
@@ -46,7 +52,7 @@ def ensure_setup(module: Any) -> None:
         in_call(call_of(module), set_up)
 
 
-def read_attribute(module: Any, name: str, structure: Any) -> Any:
+def read_attribute(module: LinenStyle, name: str, structure: object) -> Any:
     """What a read of an attribute returns for which `set_name` has said something.
 
     Raises:
@@ -61,7 +67,7 @@ def read_attribute(module: Any, name: str, structure: Any) -> Any:
     return class_attribute(module, name)
 
 
-def _resolved(module: Any, name: str, item: Any) -> Any:
+def _resolved(module: LinenStyle, name: str, item: object) -> Any:
     """What an item of a structure stands for; KeyError, if it is gone."""
     if isinstance(item, Ref):
         return attributes_of(module)[item.name]
@@ -70,7 +76,7 @@ def _resolved(module: Any, name: str, item: Any) -> Any:
     return item
 
 
-def _made(module: Any, name: str, of_call: OfCall) -> Any:
+def _made(module: LinenStyle, name: str, of_call: OfCall) -> Any:
     """What `setup` makes in the call that runs, or in one of its own."""
     owner = joined_record(module)
     for _ in range(of_call.above):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Collection, Mapping
+from typing import Any, TypeAlias, TypeGuard
 
 from flax import linen as nn
 from flax import nnx
@@ -21,7 +21,7 @@ from bridge._flax.objects import (
     set_initializing,
 )
 from bridge._linen_in_nnx.to_nnx import ToNNX
-from bridge._module_calls.calls import ModuleInCall
+from bridge._module_calls.calls import LinenStyle, ModuleInCall
 from bridge._module_calls.scope import is_of_linen
 from bridge._train_eval import MODE_FIELDS
 
@@ -75,7 +75,7 @@ def reserve(record: ModuleInCall, name: str, collection: str | None, what: str) 
     taken.add(collection)
 
 
-def _is_of_field(module: Any, name: str) -> bool:
+def _is_of_field(module: LinenStyle, name: str) -> bool:
     """Whether a submodule that a field holds lives in the attribute of this name."""
     names, fields = names_of(module), type(module).__dataclass_fields__
     if name in fields and name not in names:
@@ -84,7 +84,7 @@ def _is_of_field(module: Any, name: str) -> bool:
 
 
 def place_submodule(
-    record: ModuleInCall, name: str, submodule: Any, *, is_assigned: bool = False
+    record: ModuleInCall, name: str, submodule: nnx.Module, *, is_assigned: bool = False
 ) -> Any:
     """Gives a submodule its place in a module that is being called.
 
@@ -134,13 +134,13 @@ def place_submodule(
     return placed
 
 
-def is_mode(module: Any, name: str) -> bool:
+def is_mode(module: LinenStyle, name: str) -> bool:
     """Whether NNX sets an attribute of a module for what a later call makes, and not for itself."""
     is_own = name in vars(module) or name in names_of(module) or hasattr(type(module), name)
     return name in MODE_FIELDS and not is_own and name not in type(module).__dataclass_fields__
 
 
-def set_modes(node: Any, modes: Mapping[str, Any]) -> None:
+def set_modes(node: nnx.Pytree, modes: Mapping[str, Any]) -> None:
     """Sets modes on one node, as `train()` and `eval()` do; what a field says stays.
 
     Args:
@@ -158,7 +158,7 @@ def set_modes(node: Any, modes: Mapping[str, Any]) -> None:
 
 
 def adopt_submodule(
-    record: ModuleInCall, name: str, submodule: Any, references: References | None = None
+    record: ModuleInCall, name: str, submodule: nnx.Module, references: References | None = None
 ) -> None:
     """Makes a submodule part of the call that its parent is part of.
 
@@ -178,7 +178,7 @@ def adopt_submodule(
         set_initializing(nodes_below(submodule).objects, True)
 
 
-def own(record: ModuleInCall, name: str, submodule: Any) -> bool:
+def own(record: ModuleInCall, name: str, submodule: nnx.Module) -> bool:
     """Makes a module the owner of a submodule, unless the submodule has one.
 
     Args:
@@ -244,7 +244,7 @@ def _adopt_attribute(record: ModuleInCall, name: str, references: References) ->
         refer(record.module, name)
 
 
-def _in_order(module: Any) -> dict[str, None]:
+def _in_order(module: LinenStyle) -> dict[str, None]:
     """The names of attributes, those that fields hold in the order of the fields.
 
     Keys are drawn in this order. That of the attributes is another one in a copy.
@@ -257,13 +257,13 @@ def _in_order(module: Any) -> dict[str, None]:
     return order | dict.fromkeys(own)
 
 
-def refer(module: Any, name: str) -> None:
+def refer(module: LinenStyle, name: str) -> None:
     """Notes that an attribute refers to a submodule of another module, which owns it."""
     if name not in priorities_of(module):
         set_priority(module, name, AttrPriority.LOW)
 
 
-def is_lazy(value: Any) -> bool:
+def is_lazy(value: object) -> TypeGuard[LinenStyle]:
     """Whether a value is a `bridge.Module`; its class is in a room above."""
     return is_linen_style(type(value))
 
@@ -286,7 +286,7 @@ def _give_keys(module: LinenHolder, rngs: nnx.Rngs) -> None:
         module.to_nnx__rngs = streams
 
 
-def reused(before: Any, fresh: Any) -> Any:
+def reused(before: nnx.Pytree, fresh: Any) -> Any:
     """The submodule of an earlier call in the place of one that was just made.
 
     A compact method makes its submodules anew at each call. Variables stay where they are, so a
@@ -321,7 +321,7 @@ def reused(before: Any, fresh: Any) -> Any:
     return fresh
 
 
-def _is_same(before: Any, fresh: Any, name: str) -> bool:
+def _is_same(before: LinenStyle, fresh: LinenStyle, name: str) -> bool:
     """Whether a field is as it was; a module in it is taken over from the earlier call."""
     old, new = _held(before, name), _held(fresh, name)
     if new is None and name in MODE_FIELDS:
@@ -333,12 +333,12 @@ def _is_same(before: Any, fresh: Any, name: str) -> bool:
     return all(_is_same_part(before, fresh, part) for part in refs(new))
 
 
-def _held(module: Any, name: str) -> Any:
+def _held(module: LinenStyle, name: str) -> Any:
     """What a field holds: a value, a part, or a structure with names of parts."""
     return names_of(module).get(name, attributes_of(module).get(name))
 
 
-def _is_same_part(before: Any, fresh: Any, name: str) -> bool:
+def _is_same_part(before: LinenStyle, fresh: LinenStyle, name: str) -> bool:
     old, new = attributes_of(before).get(name), attributes_of(fresh).get(name)
     if isinstance(old, nnx.Module) and isinstance(new, nnx.Module) and old is not new:
         kept = reused(old, new)
@@ -347,7 +347,7 @@ def _is_same_part(before: Any, fresh: Any, name: str) -> bool:
     return _is_equal(old, new)
 
 
-def _is_equal(a: Any, b: Any) -> bool:
+def _is_equal(a: object, b: Any) -> bool:
     if a is b:
         return True
     if type(a) is not type(b):
@@ -359,7 +359,7 @@ def _is_equal(a: Any, b: Any) -> bool:
     return isinstance(a, _SIMPLE) and a == b
 
 
-def view(before: Any, fresh: Any, fields: Any) -> None:
+def view(before: nnx.Module, fresh: nnx.Module, fields: Collection[str]) -> None:
     """Gives a new module all that an earlier one holds besides its fields."""
     own, held = vars(fresh), vars(before)
     note = dict(held[DATA_NOTE]) if DATA_NOTE in held else {}
@@ -401,7 +401,7 @@ def settle(record: ModuleInCall) -> None:
     record.views.clear()
 
 
-def check_declaring(record: ModuleInCall | None, module: Any, what: str) -> ModuleInCall:
+def check_declaring(record: ModuleInCall | None, module: object, what: str) -> ModuleInCall:
     """The record of a module that may declare something now.
 
     Raises:

@@ -65,7 +65,7 @@ class Unclaimed(nnx.Pytree):
             delattr(self, name)
 
 
-def find(module: Any, collection: str, name: str) -> nnx.Variable[Any] | None:
+def find(module: nnx.Pytree, collection: str, name: str) -> nnx.Variable[Any] | None:
     """The Variable of a module that Linen knows by this collection and name."""
     attributes = attributes_of(module)
     value = attributes.get(name)
@@ -82,7 +82,7 @@ def find(module: Any, collection: str, name: str) -> nnx.Variable[Any] | None:
     return None
 
 
-def find_declared(module: Any, collection: str, name: str) -> nnx.Variable[Any] | None:
+def find_declared(module: nnx.Pytree, collection: str, name: str) -> nnx.Variable[Any] | None:
     """`find` of what a module declares now.
 
     The value may be nested dicts, which are no different from the variables of a submodule until
@@ -104,14 +104,14 @@ def find_declared(module: Any, collection: str, name: str) -> nnx.Variable[Any] 
     return None
 
 
-def held_below(module: Any, collection: str, name: str) -> Any:
+def held_below(module: nnx.Pytree, collection: str, name: str) -> Any:
     """What a submodule or a mapping of this name holds in a collection, None if there is none."""
     value = vars(module).get(name)
     is_node = isinstance(value, nnx.Pytree)
     return linen_variables(value).get(collection) if is_node else None
 
 
-def add(module: Any, collection: str, name: str, variable: nnx.Variable[Any]) -> None:
+def add(module: nnx.Pytree, collection: str, name: str, variable: nnx.Variable[Any]) -> None:
     """Gives a module a Variable, beside one of another collection of that name."""
     other = vars(module).get(name)
     if has_room(module, name):
@@ -124,7 +124,7 @@ def add(module: Any, collection: str, name: str, variable: nnx.Variable[Any]) ->
         _displace(module, collection, name, variable)
 
 
-def _displace(module: Any, collection: str, name: str, variable: nnx.Variable[Any]) -> None:
+def _displace(module: nnx.Pytree, collection: str, name: str, variable: nnx.Variable[Any]) -> None:
     """Puts a Variable below the name of its collection."""
     for head in _heads(collection):
         holder = vars(module).get(head)
@@ -148,7 +148,7 @@ def _is_of(variable: nnx.Variable[Any], collection: str, *, displaced: bool = Fa
     return registry.current().name_from_type(variable.var_type) == collection
 
 
-def made(collection: str, name: str, value: Any) -> nnx.Variable[Any]:
+def made(collection: str, name: str, value: object) -> nnx.Variable[Any]:
     """A Variable of what an initializer returned: a value, a metadata box, a Variable's metadata.
 
     Args:
@@ -168,13 +168,13 @@ def made(collection: str, name: str, value: Any) -> nnx.Variable[Any]:
     return unboxed_within(var_type(leaf.value))
 
 
-def is_vacant(value: Any) -> bool:
+def is_vacant(value: object) -> bool:
     """Whether a value is what was given as an empty dict: a variable's, or that of a submodule."""
     held = raw_value(value) if isinstance(value, nnx.Variable) else None
     return isinstance(held, Mapping) and not held
 
 
-def linen_variables(module: Any) -> dict[str, Any]:
+def linen_variables(module: nnx.Pytree) -> dict[str, Any]:
     """The variables of a module as Linen has them; keys are not among them."""
     found: dict[int, list[tuple[tuple[Any, ...], nnx.Variable[Any]]]] = {}
     references: list[tuple[tuple[Any, ...], Any]] = [((), module)]
@@ -244,7 +244,7 @@ def _pieces(
         yield (*path, *below), nnx_leaves.from_leaf(variable.var_type, leaf, own)
 
 
-def _graphdefs(module: Any) -> tuple[Any, ...]:
+def _graphdefs(module: nnx.Pytree) -> tuple[Any, ...]:
     """The GraphDefs of NNX modules inside of Linen modules inside of this one, by path."""
     return tuple(
         (tuple(map(str, path)) + below, graphdef)
@@ -253,7 +253,7 @@ def _graphdefs(module: Any) -> tuple[Any, ...]:
     )
 
 
-def holders(module: Any) -> Iterator[tuple[tuple[Any, ...], LinenHolder]]:
+def holders(module: nnx.Pytree) -> Iterator[tuple[tuple[Any, ...], LinenHolder]]:
     for path, node in nnx.iter_graph(module, graph=True):
         if isinstance(node, LinenHolder):
             yield path, node

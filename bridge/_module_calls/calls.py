@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from flax import linen as nn
 from flax import nnx
 
 from bridge._conversion.linen_attributes import IS_SETUP, LinenHolder
@@ -15,11 +17,25 @@ from bridge._flax.linen_modules import is_linen_innermost
 from bridge._flax.linen_modules import outer_mutable as linen_mutable
 from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import attributes_of, is_initializing, set_initializing
+from bridge._types import CollectionFilter
 
 from .scope import Scope
 
 # The attribute in which a copy of a module that a transform has made finds its scope.
 SCOPE = "bridge__scope"
+
+if TYPE_CHECKING:
+
+    class LinenStyle(nnx.Module):
+        """What is known here of a `bridge.Module`, whose class is in a room above."""
+
+        bridge__is_lazy: ClassVar[bool]
+        bridge__has_own_init: ClassVar[bool]
+        # Of each subclass.
+        __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
+
+else:
+    LinenStyle = nnx.Module
 
 
 class ModuleInCall:
@@ -60,13 +76,13 @@ class ModuleInCall:
 
     def __init__(
         self,
-        module: Any,
+        module: LinenStyle,
         call: ModuleCall,
         parent: ModuleInCall | None,
         path: tuple[str, ...],
         rngs: nnx.Rngs,
     ):
-        self.module = module
+        self.module: Any = module
         self.call = call
         self.parent = parent
         self.path = path
@@ -120,9 +136,9 @@ class ModuleCall:
 
     def __init__(
         self,
-        root: Any,
+        root: LinenStyle,
         rngs: nnx.Rngs,
-        mutable: Any = None,
+        mutable: CollectionFilter | None = None,
         capture: Callable[[Any, str], bool] | None = None,
         *,
         is_kept: bool = True,
@@ -141,13 +157,13 @@ class ModuleCall:
         """The record of the outermost module."""
         return next(iter(self._records.values()))
 
-    def find(self, module: Any) -> ModuleInCall | None:
+    def find(self, module: object) -> ModuleInCall | None:
         """The record of a module that is part of this call."""
         return self._records.get(id(module))
 
     def attach(
         self,
-        module: Any,
+        module: LinenStyle,
         parent: ModuleInCall | None,
         name: str | None = None,
         rngs: nnx.Rngs | None = None,
@@ -184,7 +200,7 @@ class ModuleCall:
         """
         return self._holders.setdefault(id(holder.to_nnx__module), (holder, path))
 
-    def holder_of(self, linen_module: Any) -> Any:
+    def holder_of(self, linen_module: nn.Module) -> Any:
         """The first wrapper of a Linen module in this call, None if there is none."""
         holder, _ = self._holders.get(id(linen_module), (None, ()))
         return holder
@@ -202,7 +218,7 @@ class ModuleCall:
                 attributes_of(node).pop(SCOPE, None)
 
 
-def own_rngs(module: Any) -> nnx.Rngs | None:
+def own_rngs(module: nnx.Pytree) -> nnx.Rngs | None:
     """The streams that a module keeps."""
     return attributes_of(module).get("bridge__rngs")
 
@@ -269,7 +285,7 @@ def note_copy() -> None:
         top.call.copies += 1
 
 
-def record_of(module: Any) -> ModuleInCall | None:
+def record_of(module: object) -> ModuleInCall | None:
     """The record of a module in the call that runs, None if it is no part of one."""
     top = MODULE_CONTEXT.module_stack[-1]
     return None if top is None else top.call.find(module)
@@ -285,7 +301,7 @@ def detached_calls() -> Iterator[None]:
         MODULE_CONTEXT.module_stack.pop()
 
 
-def joined_record(module: Any, *, is_copy: bool = False) -> ModuleInCall | None:
+def joined_record(module: LinenStyle, *, is_copy: bool = False) -> ModuleInCall | None:
     """The record of a module in the call that runs, also of a copy that a transform has made.
 
     Args:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Self, TypeGuard
 
 import jax
 from flax import nnx
@@ -11,6 +11,7 @@ from flax.core import DenyList
 
 from bridge._errors import InvalidModuleError, InvalidRngsError, MissingRngError
 from bridge._randomness.streams import is_one_key
+from bridge._types import CollectionFilter
 
 # The stream that stands for one that is not there, in this order.
 _SUBSTITUTES = ("default", "params")
@@ -30,7 +31,9 @@ class Scope(nnx.Pytree):
     Source: flax/nnx/bridge/module.py:Scope @ 0.12.8
     """
 
-    def __init__(self, rngs: nnx.Rngs, mutable: Any, path: tuple[str, ...] = ()):
+    def __init__(
+        self, rngs: nnx.Rngs, mutable: CollectionFilter | None, path: tuple[str, ...] = ()
+    ):
         self.rngs = rngs
         self.mutable = hashable_filter(mutable)
         self.path = path
@@ -99,7 +102,7 @@ def serving(rngs: nnx.Rngs, name: str) -> str | None:
     return next((known for known in (name, *_SUBSTITUTES) if known in rngs), None)
 
 
-def as_rngs(rngs: Any, where: str) -> nnx.Rngs:
+def as_rngs(rngs: object, where: str) -> nnx.Rngs:
     """Streams of an `rngs` argument: an `nnx.Rngs` as it is, a number, a key, keys by name, None.
 
     Raises:
@@ -117,12 +120,12 @@ def as_rngs(rngs: Any, where: str) -> nnx.Rngs:
     raise InvalidRngsError(rngs, where)
 
 
-def _is_seed(value: Any) -> bool:
+def _is_seed(value: object) -> TypeGuard[int | jax.Array | nnx.RngStream]:
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return is_number or isinstance(value, nnx.RngStream) or is_one_key(value)
 
 
-def is_in(mutable: Any, collection: str) -> bool:
+def is_in(mutable: CollectionFilter | None, collection: str) -> bool:
     """Whether a filter of collections takes one; a filter that nobody has given takes all."""
     if mutable is None or mutable is True:
         return True
@@ -133,7 +136,7 @@ def is_in(mutable: Any, collection: str) -> bool:
     return collection == mutable if isinstance(mutable, str) else collection in mutable
 
 
-def hashable_filter(mutable: Any) -> Any:
+def hashable_filter(mutable: CollectionFilter | None) -> Any:
     """The same filter, so that it can be part of a GraphDef."""
     if isinstance(mutable, DenyList):
         return DenyList(hashable_filter(mutable.deny))
