@@ -150,13 +150,13 @@ class MismatchError(
         missing: Iterable[tuple[str, str]] = (),
         mis_shaped: Iterable[tuple[str, str, str]] = (),
         unknown: Iterable[str] = (),
+        remedy: str = "Pass variables that a module with these constructor arguments created.",
     ):
         self.missing = tuple(missing)
         self.mis_shaped = tuple(mis_shaped)
         self.unknown = tuple(unknown)
         lines = misfits(self.missing, self.mis_shaped)
         lines += [f"{path}: not in the module" for path in self.unknown]
-        remedy = "Pass variables that a module with these constructor arguments created."
         if {path for path, _ in self.missing} & {f"params/{path}" for path in self.unknown}:
             remedy = "These seem to be parameters alone; give them as {'params': …}."
         elif moved := _in_another_collection(self.missing, self.unknown):

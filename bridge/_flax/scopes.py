@@ -196,6 +196,8 @@ class ImmutableScopeError(flax_errors.ModifyScopeVariableError):
     def __init__(self, collection: str, name: str, where: str):
         self.collection = collection
         super().__init__(collection, name, where)
+        # Flax's text ends with a link that is made of the class's name.
+        self.args = flax_errors.ModifyScopeVariableError(collection, name, where).args
 
 
 class StreamScope(Scope):

@@ -156,7 +156,7 @@ class Streams:
             raise MissingRngError(
                 where,
                 sorted(unseeded),
-                [],
+                [] if self._keys is None else self._keys.names,
                 "pass rngs={name: key} to apply, or variables with the collections RngKey and"
                 " RngCount",
             )

@@ -111,6 +111,8 @@ class Constructor(NamedTuple):
         def construct(rngs_type: type[nnx.Rngs] = nnx.Rngs) -> Any:
             arguments[:] = self.arguments()
             args, kwargs = arguments
+            if is_abstract:
+                args, kwargs = _with_own_streams(args, kwargs)
             kwargs = dict(kwargs)
             if not self.skip_rng and "rngs" not in kwargs and takes_rngs(self.nnx_class):
                 kwargs["rngs"] = rngs_type(**streams)
@@ -164,6 +166,16 @@ def _given(module: nnx.Pytree, places: Mapping[int, tuple[int, ...]]) -> Given:
         for slot, leaf in zip(GraphDefLeaves(graphdef, registry.current()), leaves, strict=True)
         if slot.var_type is None and id(leaf) in places
     )
+
+
+def _with_own_streams(
+    args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with copies of their streams: a trace must not move on those of the caller."""
+    given = (*args, *kwargs.values())
+    own = {id(x): nnx.clone(x) for x in given if isinstance(x, nnx.Rngs | nnx.RngStream)}
+    copied = {name: own.get(id(x), x) for name, x in kwargs.items()}
+    return tuple(own.get(id(x), x) for x in args), copied
 
 
 def _is_same(a: object, b: object) -> bool:

@@ -150,4 +150,8 @@ def _check_left(scope: WrapperScope, left: Iterable[Address]) -> None:
         if not issubclass(active.type_from_name(address[0]), nnx.RngState | nnx.Intermediate)
     ]
     if lost:
-        raise MismatchError(scope.where, missing=lost)
+        remedy = (
+            "Name the collection in the transform: in variable_axes, variable_broadcast or"
+            " variable_carry, or in variables of nn.remat and nn.jit."
+        )
+        raise MismatchError(scope.where, missing=lost, remedy=remedy)

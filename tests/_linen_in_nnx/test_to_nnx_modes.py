@@ -102,6 +102,16 @@ def test_a_write_that_is_not_allowed_names_the_collection_and_every_remedy(mutab
     assert isinstance(raised.value, flax_errors.ModifyScopeVariableError)
 
 
+def test_a_write_that_is_not_allowed_links_to_flax_s_own_page():
+    """Regression: the link ended in a private class, which no page describes."""
+    model = wrapped(models.LinenWriter(), X)
+    with pytest.raises(bridge.ImmutableCollectionError) as raised:
+        model(X, mutable=False)
+    with pytest.raises(flax_errors.ModifyScopeVariableError) as native:
+        models.LinenWriter().apply(model.linen_variables(), X)
+    assert str(native.value) in str(raised.value)
+
+
 @pytest.mark.parametrize("mutable", [False, ["params"], ["batch_stats"]], ids=str)
 @pytest.mark.parametrize(
     "lifted",

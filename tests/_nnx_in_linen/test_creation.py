@@ -39,6 +39,7 @@ def test_a_lifted_transform_that_would_leave_a_variable_behind_is_refused():
     with pytest.raises(bridge.MismatchError) as caught:
         lifted.init(KEY, jnp.ones((2, 4, 3)))
     assert {path for path, _ in caught.value.missing} == {"batch_stats/mean", "batch_stats/var"}
+    assert "Name the collection in the transform: in variable_axes" in str(caught.value)
 
 
 class Donating(nnx.Module):

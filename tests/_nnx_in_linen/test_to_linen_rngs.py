@@ -296,6 +296,41 @@ def test_a_missing_rng_is_linen_s_error_and_names_the_stream(with_definition):
     assert "rngs={" in str(caught.value)
 
 
+def test_a_missing_rng_error_names_the_keys_that_the_call_has():
+    """Regression: it said that no stream exists."""
+
+    class Noisy(nnx.Module):
+        def __init__(self, *, rngs):
+            self.rngs = rngs
+
+        def __call__(self):
+            return jax.random.uniform(self.rngs.noise()), self.rngs.dropout()
+
+    model = bridge.ToLinen(Noisy, rng_state=False)
+    variables = model.init(keys(params=0, noise=1, dropout=2))
+    with pytest.raises(bridge.MissingRngError, match="streams that exist are 'noise'") as caught:
+        model.apply(variables, rngs={"noise": KEY})
+    assert caught.value.streams == ("dropout",)
+
+
+@pytest.mark.parametrize("with_definition", [True, False])
+def test_streams_among_the_arguments_serve_the_constructor_and_no_later_call(with_definition):
+    """Regression: the definition was derived with the caller's streams, which refused the trace."""
+
+    def native():
+        return nnx.Linear(3, 2, rngs=nnx.Rngs(3))
+
+    streams = nnx.Rngs(3)
+    model = bridge.to_linen(nnx.Linear, 3, 2, rngs=streams)
+    variables = model.init(KEY, jnp.ones((1, 3)))
+    assert same(variables["params"]["kernel"], native().kernel[...])
+    count = int(streams.default.count[...])
+    wanted = ("params", "nnx") if with_definition else ("params",)
+    y = model.apply({c: variables[c] for c in wanted}, jnp.ones((1, 3)))
+    assert same(y, native()(jnp.ones((1, 3))))
+    assert int(streams.default.count[...]) == count
+
+
 def test_a_missing_rng_is_found_under_jit():
     model = bridge.to_linen(Dropped)
     variables = {"params": model.init(KEY, X)["params"]}
