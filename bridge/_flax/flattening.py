@@ -88,6 +88,7 @@ class GraphDefBuilder:
             if path:
                 self._attributes.append((path[-1], graphdefs.NodeAttr() if is_node else item))
         self._nodes = list(nodes.values())
+        self._objects = [item.index for item in self._nodes if _is_object(item)]
 
     def _is_put_in(self, owner: int, name: str, item: Any) -> bool:
         """Whether an attribute is put into its object afterwards."""
@@ -152,7 +153,7 @@ class GraphDefBuilder:
             if value.tie is not tie:
                 tie, made = value.tie, value_of(value.tie, nodes)
             vars(nodes[number])[name] = made[value.position]
-        return Built(module, variables, [x for x in nodes.values() if isinstance(x, nnx.Pytree)])
+        return Built(module, variables, [nodes[number] for number in self._objects])
 
 
 def _variable(

@@ -23,7 +23,7 @@ from flax import nnx
 
 from bridge._errors import InvalidModuleError
 
-from .graphdefs import Static, decoded
+from .graphdefs import Static, VariableDef, decoded
 from .objects import DATA_ATTRIBUTES, ObjectState
 
 
@@ -120,10 +120,12 @@ def tie(graphdef: nnx.GraphDef[Any], indices: Mapping[Any, int]) -> nnx.GraphDef
         if isinstance(kind, Static) and type(kind.value) not in _FREE and search.are_in(kind.value)
     }
     nodes: Any = graphdef.nodes
+    held: dict[int, Any] = {index: node for node, index in indices.items()}
     for node in nodes:
-        metadata: Any = getattr(node, "metadata", None)
-        is_mapping = type(metadata) is DATA_ATTRIBUTES
-        parts = map(metadata.__getitem__, metadata) if is_mapping else _static_of(metadata)
+        if isinstance(node, VariableDef):
+            parts = held[node.index].get_metadata().values()
+        else:
+            parts = _static_of(getattr(node, "metadata", None))
         for value in parts:
             if type(value) not in _FREE and search.are_in(value):
                 raise _error(f"the metadata of a {node.type.__name__}", value)

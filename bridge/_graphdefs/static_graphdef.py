@@ -84,8 +84,12 @@ def told(graphdef: nnx.GraphDef[Any]) -> Told:
         parts.append(repr(value) if name == DATA_NOTE else value)
     look = Look(tuple(parts), made=True)
     key, identities = look.fingerprint
-    objects = [x for x in look.objects if type(x) not in _CONTAINERS]
-    is_bound = any(isinstance(x, nn.Module) and x.scope is not None for x in objects)
+    objects: list[Any] = []
+    is_bound = False
+    for held in look.objects:
+        if type(held) not in _CONTAINERS:
+            objects.append(held)
+            is_bound |= isinstance(held, nn.Module) and held.scope is not None
     return Told(Fingerprint((*shape, *key), identities), objects, is_bound)
 
 
@@ -107,6 +111,9 @@ class StaticGraphDef(nnx.GraphDef[Any]):
       avals: shape and dtype of every leaf at its creation, None if they are not known.
       origin: what the module was constructed from, None if that is not known.
       given: which bare arrays are arguments of the constructor.
+
+    Attributes:
+      shapes: the avals as what can be hashed.
     """
 
     __slots__ = (
@@ -118,11 +125,13 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         "avals",
         "given",
         "origin",
+        "shapes",
     )
 
     avals: tuple[Any, ...] | None
     origin: Origin | None
     given: Given
+    shapes: tuple[Any, ...] | None
 
     # `nn.tabulate` writes down the fields of every dataclass in the variables: pages for a model.
     __dataclass_fields__: ClassVar[dict[str, Any]] = {}
@@ -135,6 +144,12 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         given: Given = (),
     ):
         super().__init__(graphdef.nodes, graphdef.attributes, graphdef.num_leaves)
+        shapes: list[Any] = []
+        for aval in avals or ():
+            is_array = isinstance(aval, jax.ShapeDtypeStruct)
+            # A pytree of avals need not be hashable.
+            shapes.append((aval.shape, aval.dtype) if is_array else str(aval))
+        object.__setattr__(self, "shapes", avals and tuple(shapes))
         for name, value in (("avals", avals), ("origin", origin), ("given", given)):
             object.__setattr__(self, name, value)
 
@@ -243,12 +258,7 @@ def intern(
     static = StaticGraphDef(graphdef, avals, origin, given)
     mine = told(graphdef)
     object.__setattr__(static, "_told", mine)
-    # A pytree of avals need not be hashable.
-    known = avals and tuple(
-        (aval.shape, aval.dtype) if isinstance(aval, jax.ShapeDtypeStruct) else str(aval)
-        for aval in avals
-    )
-    facts = mine.fingerprint.key, known
+    facts = mine.fingerprint.key, static.shapes
     with _lock:
         found = _interned.setdefault(hash((*facts, origin, given)), static)
         if origin is not None:
@@ -260,7 +270,7 @@ def intern(
         and len(found.told.objects) == len(mine.objects)
         # They hold the same now, and need not after a call.
         and all(map(operator.is_, found.told.objects, mine.objects))
-        and (found.avals, found.given) == (avals, given)
+        and (found.shapes, found.given) == (static.shapes, given)
         and origin in (None, found.origin)
     )
     return found if is_same else static

@@ -173,7 +173,7 @@ class GivenKwargs(Mapping[str, Any]):
 
 def frozen(arguments: Any) -> Any:
     """Arguments as they are hashed and compared, of either form."""
-    return arguments.frozen if isinstance(arguments, GivenArgs | GivenKwargs) else arguments
+    return arguments.frozen if type(arguments) in (GivenArgs, GivenKwargs) else arguments
 
 
 def holds_no_module(frozen: object) -> bool:

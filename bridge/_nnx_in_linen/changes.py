@@ -85,10 +85,12 @@ class AttributesBefore:
 
     def are_kept(self) -> bool:
         """Whether every object has the attributes that it had: the same values, by identity."""
-        return all(
-            type(node) is kind and state_flags(node) == flags and holds_the_same(vars(node), before)
-            for node, kind, flags, before in self._before
-        )
+        for node, kind, flags, before in self._before:
+            if type(node) is not kind or state_flags(node) != flags:
+                return False
+            if not holds_the_same(vars(node), before):
+                return False
+        return True
 
 
 def holds_the_same(items: Mapping[str, Any], before: Mapping[str, Any]) -> bool:

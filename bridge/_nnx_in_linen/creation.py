@@ -76,7 +76,7 @@ def create(
     arguments = {(ARRAYS, path) for path, _ in given}
     kept = arguments | replaced()
     items = zip(graphdef.slots.places, made, strict=True)
-    new = scope.as_linen((a, item) for a, item in items if a not in kept)
+    new = scope.as_linen([(a, item) for a, item in items if a not in kept])
     if left := scope.write(new, leaves):
         _check_left(scope, left)
     if not told.is_bound:
