@@ -14,7 +14,7 @@ from bridge._types import is_shaped
 ROOT = Path(__file__).parents[1]
 TOOLS = {"_cli", "_demo", "_layers", "_rules", "checkpoint", "parity", "port", "rewrite"}
 # Per cent of the core's parameters. It may only fall.
-MOST_UNTYPED = 29.0
+MOST_UNTYPED = 3.7
 
 
 def parameters(function):
