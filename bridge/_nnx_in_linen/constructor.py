@@ -111,14 +111,18 @@ class Constructor(NamedTuple):
         def construct(rngs_type: type[nnx.Rngs] = nnx.Rngs) -> Any:
             arguments[:] = self.arguments()
             args, kwargs = arguments
+            made_by = self.nnx_class
             if is_abstract:
+                if isinstance(made_by, functools.partial):
+                    args, kwargs = (*made_by.args, *args), {**made_by.keywords, **kwargs}
+                    made_by = made_by.func
                 args, kwargs = _with_own_streams(args, kwargs)
             kwargs = dict(kwargs)
             if not self.skip_rng and "rngs" not in kwargs and takes_rngs(self.nnx_class):
                 kwargs["rngs"] = rngs_type(**streams)
             is_alone = MODULE_CONTEXT.module_stack[-1] is None
             with detached(), contextlib.nullcontext() if is_alone else detached_calls():
-                return self.nnx_class(*args, **kwargs)
+                return made_by(*args, **kwargs)
 
         if is_abstract and nnx.var_defaults().hijax:
             # In a trace, no key can be drawn from a hijax stream.

@@ -142,11 +142,11 @@ def test_native_siblings_in_other_forms_are_as_native_construction_left_them(for
         assert_same_native_state(model, reference)
 
 
-class Loss(nnx.Intermediate):
+class SownApart(nnx.Intermediate):
     """A collection of its own for what is sown."""
 
 
-@pytest.mark.parametrize("kind", [nnx.Intermediate, Loss])
+@pytest.mark.parametrize("kind", [nnx.Intermediate, SownApart])
 @pytest.mark.parametrize("inputs", [X, ABSTRACT], ids=["concrete", "abstract"])
 def test_what_a_native_sibling_sows_at_initialisation_is_not_kept(inputs, kind):
     class Sowing(Mixed):

@@ -1,6 +1,7 @@
 """`ToLinen`: where the keys of a call come from."""
 
 import copy
+import functools
 
 import flax
 import jax
@@ -169,7 +170,7 @@ def test_a_call_s_own_rngs_decide_its_draws(with_state):
     assert not same(model.apply(variables, X, rngs=keys(dropout=6)), first)
 
 
-class Count(nnx.RngCount):
+class CountOfItsOwn(nnx.RngCount):
     """A count of one's own."""
 
 
@@ -178,7 +179,7 @@ def test_a_count_of_a_subclass_starts_at_zero_for_the_rngs_of_a_call():
         def __init__(self, *, rngs):
             super().__init__(rngs=rngs)
             for layer in (self.left, self.right):
-                layer.rngs.count = Count(layer.rngs.count[...], tag=layer.rngs.tag)
+                layer.rngs.count = CountOfItsOwn(layer.rngs.count[...], tag=layer.rngs.tag)
 
     call = {"rngs": keys(dropout=3)}
     masks = bridge.to_linen(Counted).apply({}, X, **call)
@@ -313,15 +314,21 @@ def test_a_missing_rng_error_names_the_keys_that_the_call_has():
     assert caught.value.streams == ("dropout",)
 
 
+@pytest.mark.parametrize("is_partial", [True, False])
 @pytest.mark.parametrize("with_definition", [True, False])
-def test_streams_among_the_arguments_serve_the_constructor_and_no_later_call(with_definition):
+def test_streams_among_the_arguments_serve_the_constructor_and_no_later_call(
+    with_definition, is_partial
+):
     """Regression: the definition was derived with the caller's streams, which refused the trace."""
 
     def native():
         return nnx.Linear(3, 2, rngs=nnx.Rngs(3))
 
     streams = nnx.Rngs(3)
-    model = bridge.to_linen(nnx.Linear, 3, 2, rngs=streams)
+    if is_partial:
+        model = bridge.to_linen(functools.partial(nnx.Linear, 3, rngs=streams), 2)
+    else:
+        model = bridge.to_linen(nnx.Linear, 3, 2, rngs=streams)
     variables = model.init(KEY, jnp.ones((1, 3)))
     assert same(variables["params"]["kernel"], native().kernel[...])
     count = int(streams.default.count[...])
