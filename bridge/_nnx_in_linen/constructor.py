@@ -111,11 +111,12 @@ class Constructor(NamedTuple):
         def construct(rngs_type: type[nnx.Rngs] = nnx.Rngs) -> Any:
             arguments[:] = self.arguments()
             args, kwargs = arguments
-            made_by = self.nnx_class
+            made_by: Any = self.nnx_class
+            held: Any = made_by
             if is_abstract:
                 if isinstance(made_by, functools.partial):
-                    args, kwargs = (*made_by.args, *args), {**made_by.keywords, **kwargs}
-                    made_by = made_by.func
+                    args, kwargs = (*held.args, *args), {**held.keywords, **kwargs}
+                    made_by = held.func
                 args, kwargs = _with_own_streams(args, kwargs)
             kwargs = dict(kwargs)
             if not self.skip_rng and "rngs" not in kwargs and takes_rngs(self.nnx_class):
