@@ -46,8 +46,8 @@ from ._errors import InvalidFilterError as InvalidFilterError
 from ._errors import InvalidMeshError as InvalidMeshError
 from ._errors import InvalidMethodError as InvalidMethodError
 from ._errors import InvalidModuleError as InvalidModuleError
+from ._errors import InvalidOptionsError as InvalidOptionsError
 from ._errors import InvalidRngsError as InvalidRngsError
-from ._errors import InvalidSectionsError as InvalidSectionsError
 from ._errors import LayerRegistrationError as LayerRegistrationError
 from ._errors import LostUpdateError as LostUpdateError
 from ._errors import MismatchError as MismatchError
@@ -106,8 +106,8 @@ __all__ = [
     "InvalidMeshError",
     "InvalidMethodError",
     "InvalidModuleError",
+    "InvalidOptionsError",
     "InvalidRngsError",
-    "InvalidSectionsError",
     "LayerRegistrationError",
     "LostUpdateError",
     "MismatchError",

@@ -38,7 +38,11 @@ _ARGUMENTS = (
     ("--rngs", re.compile(r"\brngs=\{'(\w+)': key\}"), r"--rngs \1=0"),
     # A model's own argument is `--kwarg train=True` by now.
     ("--train", re.compile(r"(?<!--kwarg )\btrain=True\b"), "--train"),
-    ("--axis-size", re.compile(r"\baxis_sizes=\{'(\w+)': (\d+)\}"), r"--axis-size \1=\2"),
+    (
+        "--axis-size",
+        re.compile(r"\boptions=parity\.Options\(axis_sizes=\{'(\w+)': (\d+)\}\)"),
+        r"--axis-size \1=\2",
+    ),
     ("--steps", re.compile(r"\b(steps)=(\d+)"), _valued),
     ("--overwrite", re.compile(r"\boverwrite=True"), "--overwrite"),
     ("--by-hand", re.compile(r"\bby_hand=\[([^\]]*)\]"), _files),

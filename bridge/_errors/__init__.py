@@ -36,7 +36,7 @@
     ├── InvalidMeshError(TypeError)              what was given as a mesh is none
     ├── ShardingError(ValueError)                partition specs that do not fit the mesh
     ├── ParityError(AssertionError)              two models that should do the same do not
-    ├── InvalidSectionsError(ValueError)         a comparison that there is not
+    ├── InvalidOptionsError(ValueError)          options of a comparison that contradict each other
     ├── UnboundAxisError(NameError)              a model reduces over an axis that nothing binds
     ├── UnsupportedFlaxError(ImportError)        a part of Flax or JAX is not as the bridge needs it
     └── LostUpdateError(ValueError, flax ModifyScopeVariableError)
@@ -61,7 +61,7 @@ from .texts import path_text as path_text
 from .texts import shown as shown
 from .tool_errors import CheckpointError as CheckpointError
 from .tool_errors import CheckpointNotFoundError as CheckpointNotFoundError
-from .tool_errors import InvalidSectionsError as InvalidSectionsError
+from .tool_errors import InvalidOptionsError as InvalidOptionsError
 from .tool_errors import LayerRegistrationError as LayerRegistrationError
 from .tool_errors import ParityError as ParityError
 from .tool_errors import PortError as PortError

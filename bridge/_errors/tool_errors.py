@@ -7,7 +7,7 @@ from typing import Any
 
 from registry import BridgeError as BridgeError
 
-from .texts import listed, misfits, shown, with_remedy
+from .texts import bullets, misfits, shown, with_remedy
 
 
 class CheckpointError(BridgeError, ValueError):
@@ -88,17 +88,19 @@ class ParityError(BridgeError, AssertionError):
         super().__init__(str(report))
 
 
-class InvalidSectionsError(BridgeError, ValueError):
-    """A section was requested that `parity.check` does not have.
+class InvalidOptionsError(BridgeError, ValueError):
+    """`parity.check` got options that there are not, or that contradict each other.
 
     Attributes:
-      unknown: the names that are none.
+      problems: every one of them, one line each.
     """
 
-    def __init__(self, unknown: Iterable[str], known: Iterable[str], remedy: str = ""):
-        self.unknown = tuple(unknown)
-        text = f"parity.check has no sections {listed(self.unknown)}; it has {listed(known)}"
-        super().__init__(f"{text}. {remedy}" if remedy else text)
+    def __init__(self, problems: Iterable[str]):
+        self.problems = tuple(problems)
+        super().__init__(f"parity.check cannot follow its options:{bullets(self.problems)}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.problems,)
 
 
 class PortError(BridgeError, ValueError):

@@ -211,7 +211,7 @@ class UnboundAxisError(BridgeError, NameError):
         self.axis = axis
         super().__init__(
             f"{where} uses the named axis {axis!r}, which no transform around it binds; pass its"
-            f" size, axis_sizes={{{axis!r}: 1}}"
+            f" size, options=parity.Options(axis_sizes={{{axis!r}: 1}})"
         )
 
 

@@ -20,7 +20,7 @@ from ._targets import TargetTree
 
 
 @dataclasses.dataclass(frozen=True)
-class Options:
+class Allowed:
     """What may differ between a checkpoint and a target.
 
     Attributes:
@@ -55,7 +55,7 @@ class Match:
 
 
 def match(
-    source: Source, item: Item, target: TargetTree, options: Options, label: str = ""
+    source: Source, item: Item, target: TargetTree, allowed: Allowed, label: str = ""
 ) -> Match:
     """Compares a tree of a checkpoint with a target.
 
@@ -63,7 +63,7 @@ def match(
       source: the checkpoint.
       item: the tree.
       target: what is restored into.
-      options: what may differ.
+      allowed: what may differ.
       label: what the paths in messages begin with.
     """
     stored = item.stored
@@ -79,11 +79,11 @@ def match(
         where = _locate(source, own, [keys for keys, _ in below], stored, leaf)
         if where is not None:
             seen.update(where)
-        if not below or (is_stream and options.rngs is False):
+        if not below or (is_stream and allowed.rngs is False):
             continue
         text = label + tree_text(path)
         if where is None:
-            is_optional = options.allow_missing or (is_stream and options.rngs is None)
+            is_optional = allowed.allow_missing or (is_stream and allowed.rngs is None)
             if not is_optional or any(isinstance(x, jax.ShapeDtypeStruct) for _, x in below):
                 found.missing.append((text, shape_text(leaf.value)))
             continue
@@ -97,9 +97,9 @@ def match(
                 (found.mis_shaped if problem == "shape" else found.mis_typed).append(entry)
     for record in item.records:
         is_stream = _is_stream(source, record.path, stored)
-        if is_stream and options.rngs is not True:
+        if is_stream and allowed.rngs is not True:
             continue
-        if record.stored and not seen.issuperset(record.stored) and not options.allow_unexpected:
+        if record.stored and not seen.issuperset(record.stored) and not allowed.allow_unexpected:
             found.unexpected.append(label + tree_text(record.path))
     return found
 

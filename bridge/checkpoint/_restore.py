@@ -15,7 +15,7 @@ from bridge._errors import CheckpointError, did_you_mean, listed
 from ._arrays import as_like, as_stored
 from ._failures import agreed, reported
 from ._json import MalformedError, NotCarriedError
-from ._match import Match, Options, error_of, match
+from ._match import Allowed, Match, error_of, match
 from ._renaming import for_target
 from ._restacking import batches
 from ._source import Item, Source, read_from
@@ -122,7 +122,7 @@ def restore(
       >>> bool((model(x) == nn.Dense(3).apply(variables, x)).all())
       True
     """
-    options = Options(rngs, allow_missing, allow_unexpected)
+    allowed = Allowed(rngs, allow_missing, allow_unexpected)
     targets = {name: tree_of(value, as_pytree=True) for name, value in (extra or {}).items()}
     main = None if target is None else tree_of(target)
 
@@ -136,10 +136,10 @@ def restore(
         matches = {
             name: _absent(source, name)
             if name not in source.extra and own.leaves and not allow_missing
-            else match(source, items[name], own, options, f"{name}: ")
+            else match(source, items[name], own, allowed, f"{name}: ")
             for name, own in targets.items()
         }
-        wholes = [] if main is None else [match(source, source.variables, main, options)]
+        wholes = [] if main is None else [match(source, source.variables, main, allowed)]
         error = error_of(source, [*wholes, *matches.values()], _remedy(source, target, targets))
         if error is not None:
             raise error

@@ -10,6 +10,7 @@ from ._findings import SECTIONS as SECTIONS
 from ._findings import Section as Section
 from ._numbers import Compared as Compared
 from ._numbers import Tolerance as Tolerance
+from ._options import Options as Options
 from ._report import Report as Report
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "Compared",
     "Divergence",
     "FieldDifference",
+    "Options",
     "ParityError",
     "Report",
     "Section",

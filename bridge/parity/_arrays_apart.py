@@ -33,7 +33,9 @@ def apart(tree: Any) -> Apart:
         tree, is_leaf=lambda x: isinstance(x, nnx.Pytree | nnx.Variable | nn.Module)
     )
     places = [place for place, leaf in enumerate(leaves) if _is_traceable(leaf)]
-    static = [None if _is_traceable(leaf) else leaf for leaf in leaves]
+    static = list(leaves)
+    for place in places:
+        static[place] = None
 
     def rebuild(arrays: Sequence[Any]) -> Any:
         whole = list(static)
@@ -72,4 +74,6 @@ def under_axes(call: Callable[[], Any], axes: Mapping[str, int]) -> Any:
 
 
 def _is_traceable(leaf: Any) -> bool:
-    return is_comparable(leaf) and (isinstance(leaf, jax.Array) or leaf.dtype.kind in "biufcV")
+    if isinstance(leaf, jax.Array):
+        return True
+    return is_comparable(leaf) and leaf.dtype.kind in "biufcV"

@@ -9,53 +9,19 @@ from typing import Any
 
 import optax
 
-from bridge._errors import InvalidSectionsError
-
 from . import _sections, _training
+from ._captured import Trace
 from ._divergence import Divergence, Layers, compare_layers
 from ._dropout import evaluating, remedy
 from ._findings import SECTIONS, Section
 from ._layouts import Layouts
 from ._models import Model, Observing, Request
 from ._numbers import Compared
+from ._recorder import trace
 from ._report import Report
 from ._sections import Sides
-from ._trace import Trace, trace
 
 _MOST_PLACES = 8
-
-
-def chosen_sections(
-    sections: Iterable[str] | None, *, layers: bool, gradients: bool, steps: int
-) -> Set[str]:
-    """The names of what is compared.
-
-    Args:
-      sections: the names that the caller gave, or None for what the other arguments say.
-      layers: whether layers are compared by default.
-      gradients: whether gradients are.
-      steps: how many steps are made.
-
-    Raises:
-      InvalidSectionsError: a name is none, steps are asked for and their number is not given, or
-        the number is negative.
-    """
-    if steps < 0:
-        known = [name for name in SECTIONS if name != "steps"]
-        raise InvalidSectionsError(["steps"], known, f"A number of steps from 0 on, not {steps}")
-    if sections is None:
-        left_out = set() if layers else {"layers", "fields"}
-        left_out |= set() if gradients else {"gradients"}
-        left_out |= set() if steps else {"steps"}
-        return set(SECTIONS) - left_out
-    chosen = [sections] if isinstance(sections, str) else list(sections)
-    unknown = [name for name in chosen if name not in SECTIONS]
-    if unknown:
-        raise InvalidSectionsError(unknown, SECTIONS)
-    if "steps" in chosen and not steps:
-        known = [name for name in SECTIONS if name != "steps"]
-        raise InvalidSectionsError(["steps"], known, "Say how many steps are made: steps=3")
-    return set(chosen)
 
 
 class Assembly:

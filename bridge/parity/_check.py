@@ -12,11 +12,12 @@ import optax
 
 from bridge._errors import ConversionError, InvalidRngsError, ParityError, bullets, shown
 
-from ._assembly import Assembly, chosen_sections
+from ._assembly import Assembly
 from ._layouts import layouts_of
 from ._model_kinds import model_of
 from ._models import EVALUATION, TRAINING_MODES, UPDATING, Model, Request
-from ._numbers import Tolerance, table_of
+from ._numbers import table_of
+from ._options import Options, chosen_sections
 from ._programs import ModelProgram, Wanted
 from ._report import Report
 from ._sections import Sides, has_state
@@ -30,20 +31,11 @@ def check(
     rules: Any = None,
     method: Callable[..., Any] | str | None = None,
     kwargs: Mapping[str, Any] | None = None,
-    a_kwargs: Mapping[str, Any] | None = None,
-    b_kwargs: Mapping[str, Any] | None = None,
     rngs: Mapping[str, Any] | None = None,
     train: bool = False,
-    layers: bool = True,
     gradients: bool = True,
-    loss: Callable[[Any], Any] | None = None,
-    steps: int = 0,
-    optimizer: optax.GradientTransformation | None = None,
-    tolerances: Mapping[Any, float | Tolerance] | None = None,
-    dtypes: bool = True,
-    jit: bool = True,
     sections: Iterable[str] | None = None,
-    axis_sizes: Mapping[str, int] | None = None,
+    options: Options | None = None,
 ) -> Report:
     """Compares two models with the same weights: what they return, and what they learn.
 
@@ -71,30 +63,13 @@ def check(
         model differ.
       method: what is called, a name or a function of the module; `__call__` by default.
       kwargs: keyword arguments of both models.
-      a_kwargs: keyword arguments of `a` alone.
-      b_kwargs: keyword arguments of `b` alone.
       rngs: keys by stream name, for Linen's `apply` and for the streams that an NNX model has; by
         default NNX models use their own and Linen models have none.
       train: whether the models run as in training.
-      layers: whether the output of every layer is compared. It keeps them all in memory. A
-        re-implementation that arrives at the same output in another way has other values on the
-        way, and is compared without.
       gradients: whether gradients are compared.
-      loss: output -> scalar, for gradients and steps. By default the mean of all float outputs,
-        each element with a random weight.
-      steps: how many optimizer steps are made on both sides.
-      optimizer: for the steps; by default SGD with momentum. Adam divides each gradient by its own
-        size, so that those which are nothing but rounding make steps as large as the others.
-      tolerances: an `rtol` or a `Tolerance` by dtype, over the defaults; 0 asks for equal values,
-        which two models that do the same operations do have.
-      dtypes: whether another dtype is a difference where the values agree, of a layer's output too.
-      jit: whether gradients, updated state and steps are compiled, one program for each model.
-        Layers run without, and outputs are theirs; without layers outputs come from the program. A
-        model that JAX cannot trace is not compiled, and the report says so.
-      sections: what is compared, some of the names in `parity.SECTIONS`; by default what `layers`,
-        `gradients` and `steps` say.
-      axis_sizes: sizes of the named axes that the models reduce over, as
-        `BatchNorm(axis_name='batch')` does. Every member of an axis gets the same inputs.
+      sections: what is compared, some of the names in `parity.SECTIONS`; by default all of them,
+        but for what `gradients` and `options` leave out.
+      options: what is rarely set: steps, tolerances, compilation and more.
 
     Returns:
       A report; `report.ok` says whether nothing differs, `str(report)` is a table.
@@ -104,7 +79,8 @@ def check(
       ConversionError: the variables are no Linen variables, inputs are shapes or hold no numbers,
         or the size of an axis is none.
       InvalidRngsError: `rngs` is no dict of keys.
-      InvalidSectionsError: `sections` has a name that is none.
+      InvalidOptionsError: `sections` has a name that is none, or two options contradict each other;
+        the error has every problem.
       MissingRngError: a Linen module draws a key that it was not given; the error names the layer,
         and how dropout is turned off.
       UnboundAxisError: a model uses a named axis whose size is not given.
@@ -128,14 +104,15 @@ def check(
     """
     if rngs is not None and not isinstance(rngs, Mapping):
         raise InvalidRngsError(rngs, "parity.check")
-    _check_given(inputs, {**(kwargs or {}), **(a_kwargs or {}), **(b_kwargs or {})}, axis_sizes)
-    chosen = chosen_sections(sections, layers=layers, gradients=gradients, steps=steps)
+    options = Options() if options is None else options
+    chosen = chosen_sections(sections, options, gradients=gradients)
+    own = [{**(kwargs or {}), **extra} for extra in (options.a_kwargs, options.b_kwargs)]
+    _check_given(inputs, {**own[0], **own[1]}, options.axis_sizes)
     models = model_of(a, "a"), model_of(b, "b")
     modes = TRAINING_MODES if train else EVALUATION
 
     def requests(modes: Mapping[str, Any]) -> tuple[Request, Request]:
-        own = [{**(kwargs or {}), **(extra or {})} for extra in (a_kwargs, b_kwargs)]
-        axes = dict(axis_sizes or {})
+        axes = dict(options.axis_sizes)
         first, second = (Request(inputs, given, method, rngs, modes, axes) for given in own)
         return first, second
 
@@ -146,19 +123,17 @@ def check(
     layouts = layouts_of(*models, rules)
     first, second = (
         ModelProgram(
-            model, request, update, loss or projection, _wanted(chosen, model, is_observed)
+            model, request, update, options.loss or projection, _wanted(chosen, model, is_observed)
         )
         for model, request, update in zip(models, evaluating, updating, strict=True)
     )
-    sides = Sides(models, (first, second), layouts, table_of(tolerances), dtypes)
+    sides = Sides(models, (first, second), layouts, table_of(options.tolerances), options.dtypes)
     assembly = Assembly(sides, evaluating, chosen, train, sections is not None)
-    assembly.run(jit=jit, is_observed=is_observed)
-    return assembly.report(steps, optimizer or optax.sgd(1e-2, momentum=0.9))
+    assembly.run(jit=options.jit, is_observed=is_observed)
+    return assembly.report(options.steps, options.optimizer or optax.sgd(1e-2, momentum=0.9))
 
 
-def _check_given(
-    inputs: Any, kwargs: Mapping[str, Any], axis_sizes: Mapping[str, int] | None
-) -> None:
+def _check_given(inputs: Any, kwargs: Mapping[str, Any], axis_sizes: Mapping[str, int]) -> None:
     """Raises an error for shapes and arrays that hold no numbers, and for sizes that are none."""
     problems: list[str] = []
     given = {**{f"input {n}": value for n, value in enumerate(inputs)}, **kwargs}
@@ -170,7 +145,7 @@ def _check_given(
             problems.append(f"{name}: found an array of {leaf.dtype}, expected numbers")
     problems += [
         f"axis_sizes: found {shown(size)} for {name!r}, expected a whole number from 1 on"
-        for name, size in (axis_sizes or {}).items()
+        for name, size in axis_sizes.items()
         if not isinstance(size, int | np.integer) or size < 1
     ]
     if problems:
@@ -193,14 +168,14 @@ def _wanted(chosen: Set[str], model: Model, is_observed: bool) -> Wanted:
     )
 
 
-def assert_same(a: Any, b: Any, *inputs: Any, **options: Any) -> Report:
+def assert_same(a: Any, b: Any, *inputs: Any, **arguments: Any) -> Report:
     """`check` for test suites: raises if anything differs.
 
     Args:
       a: as for `check`.
       b: as for `check`.
       *inputs: as for `check`.
-      **options: as for `check`.
+      **arguments: as for `check`.
 
     Returns:
       The report.
@@ -218,7 +193,7 @@ def assert_same(a: Any, b: Any, *inputs: Any, **options: Any) -> Report:
       >>> parity.assert_same(model, nnx.clone(model), jnp.ones((2, 3))).ok
       True
     """
-    report = check(a, b, *inputs, **options)
+    report = check(a, b, *inputs, **arguments)
     if not report.ok:
         raise ParityError(report)
     return report

@@ -7,12 +7,12 @@ import dataclasses
 from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
+from ._captured import LayerCall, Trace
 from ._dropout import rate_of
 from ._fields import FieldDifference, field_differences
 from ._layouts import LayerPath, Layouts
 from ._numbers import Compared, Tolerance, compare, has_nan, worst
 from ._pairs import paired
-from ._trace import LayerCall, Trace
 
 _NO_LAYER = "no such layer"
 

@@ -85,7 +85,7 @@ class Compared:
         return self.shapes[0] == self.shapes[1]
 
 
-def table_of(tolerances: Mapping[Any, Any] | None) -> dict[str, Tolerance]:
+def table_of(tolerances: Mapping[Any, Any]) -> dict[str, Tolerance]:
     """The tolerances by dtype name, the given ones over the defaults.
 
     Args:
@@ -95,7 +95,7 @@ def table_of(tolerances: Mapping[Any, Any] | None) -> dict[str, Tolerance]:
         key if key == "float8" else jnp.dtype(key).name: (
             value if isinstance(value, Tolerance) else Tolerance(float(value))
         )
-        for key, value in (tolerances or {}).items()
+        for key, value in tolerances.items()
     }
     return {**TOLERANCES, **given}
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from bridge._layers.table import known_base
 
+from ._captured import LayerCall, Trace
 from ._layouts import LayerPath, Layouts, Stacks
-from ._trace import LayerCall, Trace
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,8 +36,11 @@ class Checker:
     keys: Mapping[str, Any] | None
     tolerances: Mapping[str, float]
 
-    def check(self, inputs: Any, kwargs: Mapping[str, Any], **options: Any) -> parity.Report:
+    def check(
+        self, inputs: Any, kwargs: Mapping[str, Any], *, jit: bool = False, **arguments: Any
+    ) -> parity.Report:
         """A report; NNX models are compared without the shardings that a mesh would give."""
+        options = parity.Options(axis_sizes=self.axes, tolerances=self.tolerances, jit=jit)
         with nnx.use_eager_sharding(False):
             return parity.check(
                 self.linen,
@@ -46,10 +49,9 @@ class Checker:
                 rules=self.rules,
                 kwargs=kwargs,
                 method=self.entry.method,
-                axis_sizes=self.axes,
                 rngs=self.keys,
-                tolerances=self.tolerances,
-                **options,
+                options=options,
+                **arguments,
             )
 
     def is_finite(self, inputs: Any, kwargs: Mapping[str, Any]) -> bool:

@@ -111,7 +111,7 @@ class Prover:
         # A call without a mode may update state whenever it is mutable.
         state = training is None
         if self._is_same(checker, label, inputs, kwargs, state=state):
-            options: dict[str, Any] = {"sections": _OF_ONE_PROGRAM, "jit": False}
+            options: dict[str, Any] = {"sections": _OF_ONE_PROGRAM}
         else:
             options = {"gradients": self.gradients, "jit": self.gradients}
         report = checker.check(inputs, kwargs, **options)
@@ -126,11 +126,11 @@ class Prover:
                 # The Linen model takes one batch size alone, which says nothing about the other.
                 self._may_be_same = before
             else:
-                own = checker.check(*larger, sections=["outputs"], jit=False)
+                own = checker.check(*larger, sections=["outputs"])
                 self._keep(run, name, own)
         name = f"{label}, in training"
         if training is not None and not self._is_same(checker, name, inputs, training, state=True):
-            options = {"sections": ["outputs", "state"], "jit": False, "train": True}
+            options = {"sections": ["outputs", "state"], "train": True}
             own = checker.check(inputs, training, **options)
             if not own.ok:
                 # The layers tell which class it is.
@@ -145,7 +145,7 @@ class Prover:
         if run < self.program.entries:
             self.rules.update(checker.rules)
         # A mode that the author fixed holds; otherwise Linen's attention would not drop.
-        options = {"sections": _OF_A_STEP, "jit": False, "train": not has_mode_field(given)}
+        options = {"sections": _OF_A_STEP, "train": not has_mode_field(given)}
         for number in range(_STEPS):
             called, kwargs = step(inputs, entry_kwargs(checker.entry), cut, number)
             report = checker.check(called, kwargs, **options)
@@ -194,9 +194,9 @@ class Prover:
         checker, inputs = self._paired(varied.run, varied.entry, first=first)
         given = (inputs, entry_kwargs(checker.entry))
         sections = ["outputs", "state"] if state else ["outputs"]
-        report = checker.check(*given, sections=sections, jit=False, train=train)
+        report = checker.check(*given, sections=sections, train=train)
         if not report.ok:
-            report = checker.check(*given, gradients=False, jit=False, train=train)
+            report = checker.check(*given, gradients=False, train=train)
         self._keep(varied.run, label, report)
 
     def _pair(self, run: int, given: Entry, integers: tuple[int, int]) -> tuple[Checker, Any]:

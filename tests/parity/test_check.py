@@ -71,7 +71,7 @@ def test_neither_model_is_changed_when_a_check_raises(linen, native):
 
     for b in (native, wrapped):
         with pytest.raises(ZeroDivisionError):
-            parity.check(linen, b, X, loss=loss, train=False)
+            parity.check(linen, b, X, train=False, options=parity.Options(loss=loss))
         with pytest.raises(TypeError):
             parity.check(linen, b)
 
@@ -120,7 +120,9 @@ def test_both_models_run_as_in_evaluation_by_default(linen):
     module, variables = linen
     evaluated = module.apply(variables, X, train=False)
 
-    report = parity.check(linen, nnx_net(variables), X, tolerances={"float32": 0.0})
+    report = parity.check(
+        linen, nnx_net(variables), X, options=parity.Options(tolerances={"float32": 0.0})
+    )
     doubled = nnx_net(variables)
     doubled.last.bias[...] += evaluated[0]
     found = parity.check(linen, doubled, X).section("outputs").worst
@@ -136,7 +138,9 @@ def test_an_argument_wins_over_the_mode(linen):
     keys = {"dropout": jax.random.key(0)}
 
     masked = parity.check(linen, wrapped, X, kwargs={"train": True}, rngs=keys)
-    one_side = parity.check(linen, wrapped, X, a_kwargs={"train": True}, rngs=keys)
+    one_side = parity.check(
+        linen, wrapped, X, rngs=keys, options=parity.Options(a_kwargs={"train": True})
+    )
 
     assert masked.ok
     assert not one_side.section("outputs").ok
@@ -148,14 +152,14 @@ def test_an_argument_wins_over_the_mode(linen):
 
 def test_an_argument_for_one_side_goes_with_the_mode_of_the_other(linen, native):
     # The Linen model takes an argument where the NNX model has an attribute.
-    assert parity.check(linen, native, X, a_kwargs={"train": False}).ok
+    assert parity.check(linen, native, X, options=parity.Options(a_kwargs={"train": False})).ok
 
 
 def test_a_wrapper_and_what_it_wraps_draw_the_same_mask_in_training(linen):
     wrapped = bridge.ToNNX.from_variables(*linen)
     keys = {"dropout": jax.random.key(5)}
 
-    report = parity.check(linen, wrapped, X, train=True, rngs=keys, steps=1)
+    report = parity.check(linen, wrapped, X, train=True, rngs=keys, options=parity.Options(steps=1))
 
     assert report.ok
     assert {c.verdict for s in report.sections for c in s.compared} == {"bitwise"}
@@ -266,7 +270,7 @@ def test_gradients_are_those_of_the_loss():
     other = nnx.clone(model)
     other.kernel[...] *= 2
 
-    report = parity.check(model, other, X, loss=lambda y: (y**2).sum())
+    report = parity.check(model, other, X, options=parity.Options(loss=lambda y: (y**2).sum()))
 
     # By hand: d/db of sum(y ** 2).
     y = np.asarray(X) @ np.asarray(model.kernel[...]) + np.asarray(model.bias[...])
@@ -290,7 +294,7 @@ def test_the_default_loss_tells_apart_what_a_sum_does_not():
 
     assert report.section("outputs").ok
     assert not report.section("gradients").ok
-    by_sum = parity.check(Pair(1.0), Pair(-1.0), X, loss=jnp.sum)
+    by_sum = parity.check(Pair(1.0), Pair(-1.0), X, options=parity.Options(loss=jnp.sum))
     assert by_sum.section("gradients").worst.max_abs < 1e-6
 
 
@@ -303,7 +307,9 @@ def test_steps_are_those_of_optax():
     def loss(y):
         return (y**2).mean()
 
-    report = parity.check(model, other, X, loss=loss, steps=3, optimizer=optimizer)
+    report = parity.check(
+        model, other, X, options=parity.Options(loss=loss, steps=3, optimizer=optimizer)
+    )
 
     params = {"kernel": model.kernel[...], "bias": model.bias[...]}
     state = optimizer.init(params)
@@ -328,9 +334,7 @@ def test_a_difference_that_only_a_later_step_shows_tells_its_step():
         Late(1.0),
         Late(2.5),
         X,
-        loss=lambda y: -y,
-        steps=5,
-        optimizer=optax.sgd(0.7),
+        options=parity.Options(loss=lambda y: -y, steps=5, optimizer=optax.sgd(0.7)),
     )
 
     # 0.7, 1.4, and then only the second one still has a gradient.
@@ -362,7 +366,7 @@ def test_training_steps_carry_the_running_statistics_along(linen, native, kind):
 
 
 def test_compiled_checks_agree_too(linen, native):
-    report = parity.check(linen, native, X, jit=True, steps=1)
+    report = parity.check(linen, native, X, options=parity.Options(jit=True, steps=1))
 
     assert report.ok
 
@@ -370,7 +374,7 @@ def test_compiled_checks_agree_too(linen, native):
 def test_a_report_is_a_table_that_reads_well_in_a_pipe(linen, native):
     native.first.kernel[...] = native.first.kernel[...].T
 
-    text = str(parity.check(linen, native, X, steps=1))
+    text = str(parity.check(linen, native, X, options=parity.Options(steps=1)))
 
     assert "a = LinenNet and b = NNXNet: they DIFFER" in text
     assert "first layer that diverges: first (Dense -> Linear)" in text
@@ -413,7 +417,7 @@ def test_assert_same_returns_the_report_or_raises_it(linen, native):
 
 
 def test_sections_are_found_by_name(linen, native):
-    report = parity.check(linen, native, X, layers=False, gradients=False)
+    report = parity.check(linen, native, X, gradients=False, options=parity.Options(layers=False))
 
     assert report.section("outputs").name == "outputs"
     assert {s.name for s in report.sections}.isdisjoint({"layers", "gradients", "steps"})
@@ -450,9 +454,14 @@ def test_sharded_weights_are_compared_as_a_whole():
     wrong = {"params": {**variables["params"], "kernel": kernel.at[2, 5].add(1.0)}}
     assert len(kernel.addressable_shards) == 8
 
-    options = {"jit": True, "gradients": False}
-    assert parity.check((module, variables), (module, sharded), X, **options, layers=False).ok
-    report = parity.check((module, variables), (module, wrong), X, **options)
+    assert parity.check(
+        (module, variables),
+        (module, sharded),
+        X,
+        gradients=False,
+        options=parity.Options(layers=False),
+    ).ok
+    report = parity.check((module, variables), (module, wrong), X, gradients=False)
     [weight] = report.section("weights").differing
     assert weight.index == (2, 5)
     assert report.first_divergence.path == ()
@@ -461,7 +470,7 @@ def test_sharded_weights_are_compared_as_a_whole():
 def test_a_model_in_tree_mode_is_checked_as_in_graph_mode(linen):
     with nnx.set_graph_mode(False):
         native = nnx_net(linen[1])
-        report = parity.check(linen, native, X, steps=1)
+        report = parity.check(linen, native, X, options=parity.Options(steps=1))
 
     assert report.ok
 
@@ -489,7 +498,7 @@ def test_sown_values_and_keys_are_no_part_of_the_comparison():
         "params": {"dense": {"kernel": model.dense.kernel[...], "bias": model.dense.bias[...]}}
     }
 
-    report = parity.check((module, variables), model, X, steps=1)
+    report = parity.check((module, variables), model, X, options=parity.Options(steps=1))
 
     assert report.ok
     assert {c.place for c in report.section("weights").compared} == {

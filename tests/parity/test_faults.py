@@ -43,7 +43,7 @@ def places(section):
 
 
 def test_models_that_are_the_same_agree_in_every_section(linen, native):
-    report = parity.check(linen, native, X, steps=2)
+    report = parity.check(linen, native, X, options=parity.Options(steps=2))
 
     assert report.ok
     assert report.first_divergence is None
@@ -113,7 +113,7 @@ def test_a_missing_bias_between_models_of_one_kind_is_a_weight_of_one_only():
     whole, lacking = (with_bias, variables), (without, kernel_only)
 
     for a, b, note in [(whole, lacking, "only in a"), (lacking, whole, "only in b")]:
-        report = parity.check(a, b, X, steps=1)
+        report = parity.check(a, b, X, options=parity.Options(steps=1))
         for name in ("weights", "gradients", "steps"):
             [weight] = [c for c in report.section(name).differing if c.note]
             assert (weight.place, weight.note) == ("params/bias", note)
@@ -157,7 +157,7 @@ def test_another_activation_names_the_block_whose_layers_all_agree(linen, native
 def test_a_gradient_that_was_stopped_is_seen_by_the_gradients_alone(linen, native):
     native.layers[1].cut = True
 
-    report = parity.check(linen, native, X, steps=2)
+    report = parity.check(linen, native, X, options=parity.Options(steps=2))
 
     failed = {section.name for section in report.sections if not section.ok}
     assert failed == {"gradients", "steps"}
@@ -261,14 +261,16 @@ def test_another_dtype_is_a_difference_unless_told_otherwise(linen):
     assert not report.ok
     assert {c.note for c in report.section("weights").differing} == {"another dtype"}
     assert {c.max_abs for c in report.section("weights").differing} == {0.0}
-    assert parity.check((module, whole), (module, halved), X, gradients=False, dtypes=False).ok
+    assert parity.check(
+        (module, whole), (module, halved), X, gradients=False, options=parity.Options(dtypes=False)
+    ).ok
 
 
 def test_a_wrapper_of_the_same_model_is_bitwise_equal_in_everything(net):
     module, variables = net
     wrapped = bridge.ToNNX.from_variables(module, variables)
 
-    report = parity.check(net, wrapped, X, steps=2)
+    report = parity.check(net, wrapped, X, options=parity.Options(steps=2))
 
     compared = [c for section in report.sections for c in section.compared]
     assert {c.verdict for c in compared} == {"bitwise"}
@@ -327,7 +329,7 @@ def test_a_reimplementation_with_other_names_needs_rules(linen, native):
     rules = {"layers_0": "one", "layers_1": "two", "layers_2": "three"}
 
     assert not parity.check(linen, renamed, X, gradients=False).section("port plan").ok
-    assert parity.check(linen, renamed, X, rules=rules, steps=1).ok
+    assert parity.check(linen, renamed, X, rules=rules, options=parity.Options(steps=1)).ok
     renamed.two.norm.epsilon = 1e-2
     report = parity.check(linen, renamed, X, rules=rules, gradients=False)
     assert report.first_divergence.place == "layers_1/norm -> two/norm"
@@ -425,7 +427,7 @@ def test_rules_put_two_linen_modules_together_too(is_wrapped):
     b = bridge.ToNNX.from_variables(renamed, moved) if is_wrapped else (renamed, moved)
     rules = {"wrap/dense": "fc", "norm": "ln"}
 
-    report = parity.check((module, variables), b, X, rules=rules, steps=1)
+    report = parity.check((module, variables), b, X, rules=rules, options=parity.Options(steps=1))
 
     assert report.ok
     assert {c.place for c in report.section("gradients").compared} == {

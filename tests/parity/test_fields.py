@@ -166,7 +166,11 @@ def test_a_layer_whose_values_are_beside_it_has_its_fields_compared():
     port.plan(variables, native).apply()
 
     report = parity.check(
-        (Recurrent(), variables), native, x, sections=("outputs", "layers", "fields"), jit=False
+        (Recurrent(), variables),
+        native,
+        x,
+        sections=("outputs", "layers", "fields"),
+        options=parity.Options(jit=False),
     )
 
     named = {c.place for c in report.section("fields").differing}

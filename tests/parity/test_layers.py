@@ -14,7 +14,7 @@ from flax import nnx
 
 import bridge
 from bridge import parity
-from bridge.parity._trace import trace
+from bridge.parity._recorder import trace
 from tests.parity.parity_models import WIDTH, NNXBlock, X, fill, randomised
 
 LAYERS = 5

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from bridge.parity import Tolerance
 from bridge.parity._numbers import TOLERANCES, compare, table_of
 
-TABLE = table_of(None)
+TABLE = table_of({})
 FLOATS = {
     "float64": np.dtype("float64"),
     "float32": jnp.dtype("float32"),

@@ -2,18 +2,19 @@
 
 import dataclasses
 import pathlib
+import pickle
 import re
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 from flax import nnx
 
 import bridge
 from bridge import parity
-from bridge._errors import InvalidSectionsError
 from tests.parity import fault_models
 from tests.parity.fault_models import GPT_
 from tests.parity.parity_models import WIDTH, X, linen_deep, linen_net, nnx_deep, nnx_net
@@ -146,7 +147,9 @@ def test_state_that_no_call_updates_is_not_called_equal():
     linen = linen_net()
     native = nnx_net(linen[1], momentum=0.99)
 
-    told = parity.check(linen, native, X, a_kwargs={"train": False}, sections=["state"])
+    told = parity.check(
+        linen, native, X, sections=["state"], options=parity.Options(a_kwargs={"train": False})
+    )
     free = parity.check(linen, native, X, sections=["state"])
 
     assert told.section("state").compared == ()
@@ -175,8 +178,8 @@ def test_a_named_axis_without_a_size_is_refused_and_with_one_is_bound():
     linen, native = (Normed(), variables), NormedNNX("batch")
 
     with pytest.raises(bridge.UnboundAxisError, match=r"axis_sizes=\{'batch': 1\}") as raised:
-        parity.check(linen, native, X, gradients=False, layers=False)
-    report = parity.check(linen, native, X, axis_sizes={"batch": 2})
+        parity.check(linen, native, X, gradients=False, options=parity.Options(layers=False))
+    report = parity.check(linen, native, X, options=parity.Options(axis_sizes={"batch": 2}))
 
     assert raised.value.axis == "batch"
     assert report.ok
@@ -184,8 +187,12 @@ def test_a_named_axis_without_a_size_is_refused_and_with_one_is_bound():
     # By hand: every member of the axis has the same batch.
     _, updated = Normed(None).apply(variables, X, train=True, mutable=["batch_stats"])
     native.norm.mean[...] = updated["batch_stats"]["norm"]["mean"]
-    assert not parity.check(linen, native, X, axis_sizes={"batch": 2}, sections=["weights"]).ok
-    alone = parity.check(linen, NormedNNX(None), X, axis_sizes={"batch": 2}, sections=FORWARD)
+    assert not parity.check(
+        linen, native, X, sections=["weights"], options=parity.Options(axis_sizes={"batch": 2})
+    ).ok
+    alone = parity.check(
+        linen, NormedNNX(None), X, sections=FORWARD, options=parity.Options(axis_sizes={"batch": 2})
+    )
     assert [c.place for c in alone.section("fields").differing] == ["norm: axis_name"]
 
 
@@ -271,15 +278,16 @@ def test_a_training_run_that_an_argument_turns_off_and_other_masks_are_named():
     linen, native = dropping()
     keys = {"dropout": jax.random.key(0)}
 
-    masked = parity.check(linen, native, X, train=True, rngs=keys, sections=FORWARD, jit=False)
+    masked = parity.check(
+        linen, native, X, train=True, rngs=keys, sections=FORWARD, options=parity.Options(jit=False)
+    )
     told = parity.check(
         (nn.BatchNorm(), nn.BatchNorm().init(jax.random.key(0), X, use_running_average=True)),
         nnx.BatchNorm(X.shape[-1], rngs=nnx.Rngs(0)),
         X,
         train=True,
-        a_kwargs={"use_running_average": True},
         sections=FORWARD,
-        jit=False,
+        options=parity.Options(a_kwargs={"use_running_average": True}, jit=False),
     )
 
     assert [hint.partition(":")[0] for hint in masked.hints] == [
@@ -303,11 +311,11 @@ def test_the_verdict_names_the_sections_and_they_can_be_chosen():
     assert [section.name for section in chosen.sections] == ["weights", "outputs"]
 
 
-@pytest.mark.parametrize("sections", ["weight", ["outputs", "grads"], ["steps"]])
+@pytest.mark.parametrize("sections", ["weight", ["outputs", "grads"]])
 def test_a_section_that_is_none_is_refused_with_those_that_there_are(sections):
     model = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
 
-    with pytest.raises(bridge.InvalidSectionsError, match="'weights'"):
+    with pytest.raises(bridge.InvalidOptionsError, match="'weights'"):
         parity.check(model, model, X, sections=sections)
 
 
@@ -357,18 +365,64 @@ def test_inputs_without_numbers_and_axes_without_a_size_are_refused_in_one_error
     model = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
     words, shape = np.array(["a"]), jax.ShapeDtypeStruct((2, 3), "float32")
     with pytest.raises(bridge.ConversionError) as raised:
-        parity.check(model, model, words, {"x": shape}, kwargs={"mask": words}, axis_sizes={"n": 0})
+        parity.check(
+            model,
+            model,
+            words,
+            {"x": shape},
+            kwargs={"mask": words},
+            options=parity.Options(axis_sizes={"n": 0}),
+        )
     found = [line.partition(":")[0] for line in str(raised.value).splitlines()[1:]]
     assert found == ["  - input 0", "  - input 1['x']", "  - mask", "  - axis_sizes"]
     half = jnp.ones((2, 3), jnp.bfloat16)
-    assert parity.check(model, model, np.asarray(half), layers=False, gradients=False).ok
+    assert parity.check(
+        model, model, np.asarray(half), gradients=False, options=parity.Options(layers=False)
+    ).ok
 
 
-def test_a_negative_number_of_steps_is_refused():
+@pytest.mark.parametrize(
+    ("arguments", "options", "problem"),
+    [
+        ({}, {"steps": -1}, "steps: found -1, expected a number from 0 on"),
+        ({"sections": ["steps"]}, {}, "sections: say how many steps are made: steps=3"),
+        ({"sections": ["outputs"]}, {"steps": 2}, "steps=2: `sections` does not name 'steps'"),
+        ({"sections": ["layers"]}, {"layers": False}, "layers=False: `sections` names 'layers'"),
+        (
+            {"sections": ["gradients"], "gradients": False},
+            {},
+            "gradients=False: `sections` names 'gradients'",
+        ),
+        ({}, {"optimizer": optax.adam(1e-3)}, "optimizer: say how many steps are made: steps=3"),
+        ({"gradients": False}, {"loss": jnp.sum}, "loss: neither gradients nor steps are compared"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(arguments, options, problem):
     model = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
 
-    with pytest.raises(InvalidSectionsError, match="not -1"):
-        parity.check(model, model, X, steps=-1)
+    with pytest.raises(bridge.InvalidOptionsError) as raised:
+        parity.check(model, model, X, **arguments, options=parity.Options(**options))
+
+    assert raised.value.problems == (problem,)
+    assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+
+
+def test_all_faults_of_options_come_in_one_error():
+    model = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+    options = parity.Options(layers=False, optimizer=optax.adam(1e-3))
+
+    with pytest.raises(bridge.InvalidOptionsError) as raised:
+        parity.check(model, model, X, sections=["layers", "grads"], options=options)
+
+    found = [problem.partition(":")[0] for problem in raised.value.problems]
+    assert found == ["sections", "layers=False", "optimizer"]
+
+
+def test_options_of_another_type_are_refused():
+    model = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+
+    with pytest.raises(bridge.InvalidOptionsError, match=r"found .*expected a parity\.Options"):
+        parity.check(model, model, X, options={"steps": 3})
 
 
 def test_the_headline_counts_static_fields_beside_what_differs():
@@ -424,7 +478,7 @@ def test_a_layer_of_another_shape_is_reported_with_both_shapes():
 def test_each_model_is_traced_once_for_gradients_and_updates_and_run_once_for_its_layers():
     Counting.runs = []
 
-    assert parity.check(Counting(False), Counting(False), X, steps=3).ok
+    assert parity.check(Counting(False), Counting(False), X, options=parity.Options(steps=3)).ok
 
     assert sorted(Counting.runs) == ["eager", "eager", "traced", "traced"]
 

@@ -49,8 +49,8 @@ def test_the_first_plan_with_the_suggestions_is_clean_and_computes_what_linen_co
         model,
         *architecture.inputs,
         rules=suggestions.rules,
-        a_kwargs=architecture.linen_kwargs,
         sections=("port plan", "weights", "outputs"),
+        options=parity.Options(a_kwargs=architecture.linen_kwargs),
     )
     assert report.ok, str(report)
     # The text is Python source and the file is TOML, of the same table.

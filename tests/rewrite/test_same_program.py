@@ -207,7 +207,14 @@ def test_what_only_training_does_is_seen_in_training(cls):
 def test_parity_finds_nothing_where_both_are_one_program():
     linen, model = pair(Native)
     x, y = jax.random.normal(jax.random.key(1), (2, *X.shape))
-    report = parity.check(linen, model, x, y, kwargs={"train": False}, tolerances={"float32": 0})
+    report = parity.check(
+        linen,
+        model,
+        x,
+        y,
+        kwargs={"train": False},
+        options=parity.Options(tolerances={"float32": 0}),
+    )
     assert report.ok, str(report)
 
 

@@ -46,25 +46,16 @@ def compared(arguments: argparse.Namespace) -> Any:
         a_kwargs = {**a.kwargs, **common, **dict(arguments.a_kwarg)}
         b_kwargs = {**b.kwargs, **common, **dict(arguments.b_kwarg)}
         method = arguments.method or a.method
-        options: dict[str, Any] = {
-            "rules": rules,
-            "method": method,
-            "a_kwargs": a_kwargs,
-            "b_kwargs": b_kwargs,
-            "rngs": {n: jax.random.key(seed) for n, seed in arguments.rngs} or None,
-            "train": arguments.train,
-            "layers": arguments.layers,
-            "gradients": arguments.gradients,
-            "steps": arguments.steps,
-            "dtypes": arguments.dtypes,
-            "jit": arguments.jit,
-        }
-        if arguments.tolerance:
-            options["tolerances"] = {_dtype(name): rtol for name, rtol in arguments.tolerance}
-        if arguments.sections:
-            options["sections"] = arguments.sections
-        if arguments.axis_size:
-            options["axis_sizes"] = dict(arguments.axis_size)
+        options = parity.Options(
+            a_kwargs=a_kwargs,
+            b_kwargs=b_kwargs,
+            layers=arguments.layers,
+            steps=arguments.steps,
+            tolerances={_dtype(name): rtol for name, rtol in arguments.tolerance},
+            dtypes=arguments.dtypes,
+            jit=arguments.jit,
+            axis_sizes=dict(arguments.axis_size),
+        )
         with _running(arguments.a):
             reference = _side(a, inputs, a_kwargs, method, arguments.seed)
         with _running(arguments.b):
@@ -75,7 +66,18 @@ def compared(arguments: argparse.Namespace) -> Any:
         if arguments.port:
             other = _ported(reference, other, rules)
         with _running(arguments.a, arguments.b):
-            return parity.check(reference, other, *inputs, **options)
+            return parity.check(
+                reference,
+                other,
+                *inputs,
+                rules=rules,
+                method=method,
+                rngs={n: jax.random.key(seed) for n, seed in arguments.rngs} or None,
+                train=arguments.train,
+                gradients=arguments.gradients,
+                sections=arguments.sections or None,
+                options=options,
+            )
 
 
 @contextlib.contextmanager

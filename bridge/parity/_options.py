@@ -1,0 +1,113 @@
+"""The options of `check` that are rarely set, and the sections that all of them ask for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Set
+from typing import Any
+
+import optax
+
+from bridge._errors import InvalidOptionsError, did_you_mean, listed, shown
+
+from ._findings import SECTIONS
+from ._numbers import Tolerance
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `parity.check` does in another way than by default.
+
+    Attributes:
+      a_kwargs: keyword arguments of `a` alone.
+      b_kwargs: keyword arguments of `b` alone.
+      layers: whether the output of every layer is compared. It keeps them all in memory. A
+        re-implementation that arrives at the same output in another way has other values on the
+        way, and is compared without.
+      loss: output -> scalar, for gradients and steps. By default the mean of all float outputs,
+        each element with a random weight.
+      steps: how many optimizer steps are made on both sides.
+      optimizer: for the steps; by default SGD with momentum. Adam divides each gradient by its own
+        size, so that those which are nothing but rounding make steps as large as the others.
+      tolerances: an `rtol` or a `Tolerance` by dtype, over the defaults; 0 asks for equal values,
+        which two models that do the same operations do have.
+      dtypes: whether another dtype is a difference where the values agree, of a layer's output too.
+      jit: whether gradients, updated state and steps are compiled, one program for each model.
+        Layers run without, and outputs are theirs; without layers outputs come from the program. A
+        model that JAX cannot trace is not compiled, and the report says so.
+      axis_sizes: sizes of the named axes that the models reduce over, as
+        `BatchNorm(axis_name='batch')` does. Every member of an axis gets the same inputs.
+
+    Example::
+
+      >>> import jax.numpy as jnp
+      >>> from flax import nnx
+      >>> from bridge import parity
+      >>> model = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
+      >>> options = parity.Options(steps=3, tolerances={"float32": 0})
+      >>> parity.check(model, nnx.clone(model), jnp.ones((2, 3)), options=options).ok
+      True
+    """
+
+    a_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    b_kwargs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    layers: bool = True
+    loss: Callable[[Any], Any] | None = None
+    steps: int = 0
+    optimizer: optax.GradientTransformation | None = None
+    tolerances: Mapping[Any, float | Tolerance] = dataclasses.field(default_factory=dict)
+    dtypes: bool = True
+    jit: bool = True
+    axis_sizes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+
+
+def chosen_sections(
+    sections: Iterable[str] | None, options: Options, *, gradients: bool
+) -> Set[str]:
+    """The names of what is compared.
+
+    Args:
+      sections: the names that the caller gave, or None for what the other arguments say.
+      options: the caller's.
+      gradients: whether gradients are compared by default.
+
+    Raises:
+      InvalidOptionsError: a name is none, a number is negative, or two options contradict each
+        other.
+    """
+    if not isinstance(options, Options):
+        raise InvalidOptionsError([f"options: found {shown(options)}, expected a parity.Options"])
+    names = (
+        [sections]
+        if isinstance(sections, str)
+        else list(SECTIONS if sections is None else sections)
+    )
+    steps = options.steps
+    asked = {"layers": options.layers, "gradients": gradients, "steps": bool(steps)}
+    left_out = {name for name, is_asked in asked.items() if not is_asked}
+    chosen = set(names)
+    if sections is None:
+        chosen -= left_out | (set() if options.layers else {"fields"})
+    problems: list[str] = []
+    if unknown := [name for name in names if name not in SECTIONS]:
+        hints = sorted({did_you_mean(str(name), SECTIONS) for name in unknown} - {""})
+        found = f"sections: found {listed(unknown)}, expected some of {listed(SECTIONS)}"
+        problems.append(". ".join([found, *hints]))
+    if steps < 0:
+        problems.append(f"steps: found {steps}, expected a number from 0 on")
+    elif steps and "steps" not in chosen:
+        problems.append(f"steps={steps}: `sections` does not name 'steps'")
+    elif "steps" in chosen and not steps:
+        problems.append("sections: say how many steps are made: steps=3")
+    problems += [
+        f"{name}=False: `sections` names {name!r}"
+        for name in ("layers", "gradients")
+        if name in chosen & left_out
+    ]
+    if options.optimizer is not None and not steps:
+        problems.append("optimizer: say how many steps are made: steps=3")
+    if options.loss is not None and not chosen & {"gradients", "steps"}:
+        problems.append("loss: neither gradients nor steps are compared")
+    if problems:
+        raise InvalidOptionsError(problems)
+    return chosen
