@@ -34,7 +34,8 @@ class Linen(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
         """Call them."""
-        return nn.Dense(3)(nn.relu(nn.Dense(4)(x)))
+        x = nn.relu(nn.Dense(4)(x))
+        return nn.Dense(3)(x)
 
 
 class NNX(nnx.Module):

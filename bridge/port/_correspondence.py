@@ -3,17 +3,62 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import functools
 from typing import Any, NamedTuple
 
 from bridge._conversion.arrays import shape_of
+from bridge._conversion.matching import same_shape
 from bridge._conversion.neutral import Address, Path
-from bridge._rules.pieces import Piece, Region, covers
-from bridge._rules.rules import Rule
+from bridge._layers.layer import LayerRow
+from bridge._rules.pieces import WHOLE, Piece, Region, covers, layer_cut, without_axis
+from bridge._rules.rules import Layer, Rule
 
-from ._context import Context
-from ._rules import Problem
 from ._trees import LinenNode, NNXNode
+
+
+class Context(NamedTuple):
+    """Whether the modules being compared are one of several that are stacked.
+
+    Attributes:
+      linen: which part of the Linen leaves is meant, None if they are not stacked.
+      nnx: which part of the NNX leaves is meant.
+    """
+
+    linen: Layer | None = None
+    nnx: Layer | None = None
+
+
+PLAIN = Context()
+
+
+@dataclasses.dataclass(frozen=True)
+class Settled:
+    """The nodes that are spoken for: a node of stacked layers once for each layer."""
+
+    _layers: dict[int, set[int | None]] = dataclasses.field(default_factory=dict)
+
+    def copy(self) -> Settled:
+        """These nodes, to which others can be added on the side."""
+        return Settled({node: set(numbers) for node, numbers in self._layers.items()})
+
+    def add(self, node: NNXNode, scope: LinenNode, context: Context) -> None:
+        """Speaks for both nodes of a pair."""
+        for each, layer in ((node, context.nnx), (scope, context.linen)):
+            self._layers.setdefault(id(each), set()).add(layer.number if layer else None)
+
+    def is_free(self, node: NNXNode | LinenNode, context: Context) -> bool:
+        """Whether a node can still be paired."""
+        layer = context.nnx if isinstance(node, NNXNode) else context.linen
+        taken = self._layers.get(id(node))
+        return not taken or (layer is not None and not taken & {layer.number, None})
+
+
+class Problem(NamedTuple):
+    """A rule that cannot be followed."""
+
+    rule: str
+    target: str
+    note: str
 
 
 class MisShaped(NamedTuple):
@@ -90,6 +135,7 @@ class Correspondence:
     Attributes:
       linen: the Linen side.
       nnx: the NNX side.
+      settled: the nodes that are spoken for.
       pieces: which parts are the same.
       mis_shaped: leaves that do not fit together.
       ambiguous: modules with several candidates.
@@ -102,6 +148,7 @@ class Correspondence:
 
     linen: LinenNode
     nnx: NNXNode
+    settled: Settled = dataclasses.field(default_factory=Settled)
     pieces: list[Piece] = dataclasses.field(default_factory=list)
     mis_shaped: list[MisShaped] = dataclasses.field(default_factory=list)
     ambiguous: list[Ambiguous] = dataclasses.field(default_factory=list)
@@ -111,6 +158,48 @@ class Correspondence:
     stacks: list[PairedStack] = dataclasses.field(default_factory=list)
     laid_out: dict[Rule, list[Piece]] = dataclasses.field(default_factory=dict)
 
+    def link(
+        self,
+        leaf: NNXNode,
+        found: LinenNode,
+        collection: str | None,
+        context: Context,
+        label: str,
+        cuts: Region = WHOLE,
+    ) -> None:
+        """Links two leaves, or parts of them, or notes that their shapes do not fit.
+
+        Args:
+          leaf: the NNX leaf.
+          found: the Linen path.
+          collection: which leaf of the path; without one there is nothing to link.
+          context: which of several stacked layers they are.
+          label: what put the two together, for the report.
+          cuts: which part of the NNX leaf.
+        """
+        if collection is None or collection not in found.leaves:
+            return
+        self.settled.add(leaf, found, context)
+        address = collection, found.path
+        theirs, ours = found.leaves[collection].value, leaf.value
+        expected = without_axis(shape_of(ours), context.nnx)
+        if cuts and expected is not None:
+            expected = (*expected[:-1], cuts[0].size)
+        actual = without_axis(shape_of(theirs), context.linen)
+        if expected is None or actual is None:
+            fits = same_shape(theirs, ours)
+        else:
+            fits = expected == actual
+        if not fits:
+            note = ""
+            if expected and actual and expected == actual[::-1]:
+                note = "the transpose would fit"
+            self.mis_shaped.append(MisShaped(address, leaf.path, label, note))
+            return
+        linen_region = layer_cut(shape_of(theirs), context.linen)
+        nnx_region = layer_cut(shape_of(ours), context.nnx) + cuts
+        self.pieces.append(Piece(address, leaf.path, linen_region, nnx_region, rule=label))
+
     def incomplete(self) -> tuple[list[Address], list[Path]]:
         """The leaves of each side that the pieces cover in part, or twice."""
         by_linen: dict[Address, list[Region]] = {}
@@ -119,23 +208,46 @@ class Correspondence:
             by_linen.setdefault(piece.linen, []).append(piece.linen_region)
             if piece.nnx is not None:
                 by_nnx.setdefault(piece.nnx, []).append(piece.nnx_region)
-        linen = [a for a, r in by_linen.items() if not _covered(self.linen_value(a), r)]
-        nnx_side = {n.path: n for n in self.nnx_leaves()}
-        return linen, [p for p, r in by_nnx.items() if not _covered(nnx_side[p].value, r)]
+        linen, nnx = self.linen_values, self.nnx_leaves
+        # Nearly every leaf is one piece.
+        return (
+            [a for a, own in by_linen.items() if own != [WHOLE] and not _covered(linen[a], own)],
+            [p for p, own in by_nnx.items() if own != [WHOLE] and not _covered(nnx[p].value, own)],
+        )
 
-    def linen_value(self, address: Address) -> Any:
-        """The value of a Linen leaf."""
-        collection, path = address
-        node = self.linen.at(path)
-        return node.leaves[collection].value if node else None
+    def zero_pieces(self) -> list[Piece]:
+        """The Linen leaves that NNX has no place for."""
+        return [piece for piece in self.pieces if piece.nnx is None]
 
-    def linen_leaves(self) -> Iterator[Address]:
-        """The addresses of all Linen leaves."""
-        return ((c, s.path) for s in self.linen.walk() for c in s.leaves)
+    @functools.cached_property
+    def linen_values(self) -> dict[Address, Any]:
+        """The values of all Linen leaves by address."""
+        return {
+            (collection, scope.path): leaf.value
+            for scope in self.linen.walk()
+            for collection, leaf in scope.leaves.items()
+        }
 
-    def nnx_leaves(self) -> Iterator[NNXNode]:
-        """All NNX leaves."""
-        return (node for node in self.nnx.walk() if node.is_leaf)
+    @functools.cached_property
+    def nnx_leaves(self) -> dict[Path, NNXNode]:
+        """All NNX leaves by path."""
+        return {node.path: node for node in self.nnx.walk() if node.is_leaf}
+
+
+def collection_of(leaf: NNXNode, found: LinenNode) -> str | None:
+    """The collection of the leaf at a Linen path that an NNX leaf is, None if there is none."""
+    if leaf.collection in found.leaves:
+        return leaf.collection
+    if not leaf.is_variable and len(found.leaves) == 1:
+        return next(iter(found.leaves))
+    # A subclass of Param, such as LoRAParam, has no collection of its own in Linen.
+    return "params" if leaf.is_param else None
+
+
+def label_of(layer: LayerRow | str | None, how: str) -> str:
+    """A layer and how it came to be used, for the report."""
+    name = layer.name if isinstance(layer, LayerRow) else layer or "name"
+    return f"{name}, {how}" if how else name
 
 
 def _covered(value: Any, regions: list[Region]) -> bool:

@@ -8,8 +8,7 @@ from typing import NamedTuple, TypeAlias
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Address, Path
 
-from ._context import PLAIN, Context
-from ._correspondence import Correspondence, Evidence, PairedStack, Pairing
+from ._correspondence import PLAIN, Context, Correspondence, Evidence, PairedStack, Pairing
 from ._evidence import DIFFERS, against_names
 from ._orders import Orders, Pairs
 from ._structure import (
@@ -78,12 +77,12 @@ def disputes(found: Correspondence, orders: Orders) -> Disputes:
 
 def _used_otherwise(found: Correspondence, orders: Orders) -> Iterator[Pairing]:
     """Leaves that fit, of which one model uses the transpose, or the layers in reverse."""
-    leaves = {node.path: node for node in found.nnx_leaves()}
+    leaves = found.nnx_leaves
     for piece in found.pieces:
         if piece.nnx is None or piece.axes or piece.linen_region or piece.nnx_region:
             continue
         node, scope = leaves[piece.nnx], found.linen.at(piece.linen[1])
-        if scope is None or shape_of(node.value) != shape_of(found.linen_value(piece.linen)):
+        if scope is None or shape_of(node.value) != shape_of(found.linen_values[piece.linen]):
             continue
         ways = {orders.runs_backwards(node), orders.runs_backwards(scope)}
         if orders.is_transposed(node, scope):

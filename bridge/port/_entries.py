@@ -15,8 +15,8 @@ from bridge._layers.table import without_nnx_class
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._rules.pieces import Piece
 
-from ._correspondence import Correspondence
-from ._moving import cast_is_exact, is_unknown, is_zero, zero_pieces
+from ._correspondence import Ambiguous, Correspondence, MisShaped
+from ._moving import cast_is_exact, is_unknown, is_zero
 from ._structure import is_adapter, is_computed
 from ._trees import NNXNode, linen_text, nnx_text
 
@@ -77,15 +77,17 @@ class Entries:
     def __init__(self, correspondence: Correspondence, to_nnx: bool):
         self._found = correspondence
         self._to_nnx = to_nnx
-        self._leaves = {node.path: node for node in correspondence.nnx_leaves()}
+        self._leaves = correspondence.nnx_leaves
+        self._values = correspondence.linen_values
 
     def __iter__(self) -> Iterator[Entry]:
         for problem in self._found.problems:
             yield Entry("rule", (problem.rule,), (problem.target,), note=problem.note)
-        yield from self._ambiguous()
+        yield from map(self._ambiguous, self._found.ambiguous)
         yield from self._together()
-        yield from self._mis_shaped()
-        yield from self._zero()
+        yield from map(self._mis_shaped, self._found.mis_shaped)
+        zero = dict.fromkeys(piece.linen for piece in self._found.zero_pieces())
+        yield from map(self._zero, zero)
         yield from self._left_over()
 
     def _directed(
@@ -98,7 +100,7 @@ class Entries:
     ) -> Entry:
         one = (
             tuple(map(linen_text, linen)),
-            tuple(shape_text(self._found.linen_value(address)) for address in linen),
+            tuple(shape_text(self._values[address]) for address in linen),
         )
         other = (
             tuple(nnx_text(node.path) for node in nnx_nodes),
@@ -116,15 +118,22 @@ class Entries:
                 by_target.setdefault(key, []).append(piece)
         part_of_linen, part_of_nnx = self._found.incomplete()
         incomplete = {*part_of_nnx} if self._to_nnx else {*part_of_linen}
-        order: list[Any] = [*self._leaves] if self._to_nnx else [*self._found.linen_leaves()]
+        order: list[Any] = [*self._leaves] if self._to_nnx else [*self._values]
         for target in filter(by_target.__contains__, order):
             pieces = by_target[target]
             linen = list(dict.fromkeys(piece.linen for piece in pieces))
             nodes = list({p.nnx: self._leaves[p.nnx] for p in pieces if p.nnx is not None}.values())
+            one, other = [self._values[address] for address in linen], [n.value for n in nodes]
+            sources, targets = (one, other) if self._to_nnx else (other, one)
+            dtypes = {getattr(value, "dtype", None) for value in (*one, *other)}
             kind, note = "matched", ""
             if target in incomplete:
                 kind, note = "missing", "its parts do not make it up exactly once"
-            elif not self._is_exact(linen, nodes):
+            elif not (
+                len(dtypes) == 1
+                or None in dtypes
+                or all(cast_is_exact(value, targets[0].dtype) for value in sources)
+            ):
                 kind, note = "lossy", "the cast changes values; cast the source beforehand"
             yield self._directed(kind, linen, nodes, pieces[0].rule, note)
         for address in part_of_linen if self._to_nnx else []:
@@ -135,44 +144,31 @@ class Entries:
             node = self._leaves[path]
             yield self._directed("unexpected", [], [node], note="the target takes only part of it")
 
-    def _is_exact(self, linen: Sequence[Address], nodes: Sequence[NNXNode]) -> bool:
-        one = [self._found.linen_value(address) for address in linen]
-        other = [node.value for node in nodes]
-        sources, targets = (one, other) if self._to_nnx else (other, one)
-        if not all(hasattr(value, "dtype") for value in (*sources, *targets)):
-            return True
-        dtype = targets[0].dtype
-        return all(cast_is_exact(value, dtype) for value in sources)
+    def _mis_shaped(self, found: MisShaped) -> Entry:
+        node = self._leaves[found.nnx]
+        if name := self._class_without_counterpart(found.linen):
+            note = _KEEP_WRAPPED.format(name)
+            return self._directed("unsupported", [found.linen], [node], found.rule, note)
+        return self._directed("mis-shaped", [found.linen], [node], found.rule, found.note)
 
-    def _mis_shaped(self) -> Iterator[Entry]:
-        for found in self._found.mis_shaped:
-            node = self._leaves[found.nnx]
-            if name := self._class_without_counterpart(found.linen):
-                note = _KEEP_WRAPPED.format(name)
-                yield self._directed("unsupported", [found.linen], [node], found.rule, note)
-            else:
-                yield self._directed("mis-shaped", [found.linen], [node], found.rule, found.note)
+    def _zero(self, address: Address) -> Entry:
+        value, kind = self._values[address], "matched"
+        note = "zero in Linen, as NNX has no place for it"
+        if self._to_nnx and isinstance(value, Tracer):
+            kind, note = "lossy", "it must be zero, which cannot be known while it is traced"
+        elif self._to_nnx and not is_unknown(value) and not is_zero(value):
+            kind = "lossy"
+            note = (
+                "not zero, and NNX's GRUCell has no place for it; keep the Linen cell wrapped"
+                " with bridge.ToNNX"
+            )
+        return self._directed(kind, [address], [], "GRUCell", note)
 
-    def _zero(self) -> Iterator[Entry]:
-        for address in dict.fromkeys(piece.linen for piece in zero_pieces(self._found)):
-            value, kind = self._found.linen_value(address), "matched"
-            note = "zero in Linen, as NNX has no place for it"
-            if self._to_nnx and isinstance(value, Tracer):
-                kind, note = "lossy", "it must be zero, which cannot be known while it is traced"
-            elif self._to_nnx and not is_unknown(value) and not is_zero(value):
-                kind = "lossy"
-                note = (
-                    "not zero, and NNX's GRUCell has no place for it; keep the Linen cell wrapped"
-                    " with bridge.ToNNX"
-                )
-            yield self._directed(kind, [address], [], "GRUCell", note)
-
-    def _ambiguous(self) -> Iterator[Entry]:
-        for found in self._found.ambiguous:
-            one = tuple("/".join(map(str, scope.path)) for scope in found.candidates)
-            other = (nnx_text(found.nnx.path),)
-            source, target = (one, other) if self._to_nnx else (other, one)
-            yield Entry("ambiguous", source, target, note=found.note)
+    def _ambiguous(self, found: Ambiguous) -> Entry:
+        one = tuple("/".join(map(str, scope.path)) for scope in found.candidates)
+        other = (nnx_text(found.nnx.path),)
+        source, target = (one, other) if self._to_nnx else (other, one)
+        return Entry("ambiguous", source, target, note=found.note)
 
     def _left_over(self) -> Iterator[Entry]:
         modules = [found.nnx.path for found in self._found.ambiguous]
@@ -188,7 +184,7 @@ class Entries:
         used |= {found.linen for found in self._found.mis_shaped}
         addresses = [
             address
-            for address in self._found.linen_leaves()
+            for address in self._values
             if address not in used and not _is_below(address[1], candidates)
         ]
         for node in leaves:
@@ -214,9 +210,7 @@ class Entries:
         if self._to_nnx and node.collection == _CACHE:
             return "kept", "a cache, which Linen does not have"
         same = [
-            linen_text(a)
-            for a in addresses
-            if shape_of(self._found.linen_value(a)) == shape_of(node.value)
+            linen_text(a) for a in addresses if shape_of(self._values[a]) == shape_of(node.value)
         ]
         note = _same_shape(same)
         return ("missing" if self._to_nnx else "unexpected"), note
@@ -231,7 +225,7 @@ class Entries:
         same = [
             nnx_text(node.path)
             for node in leaves
-            if shape_of(self._found.linen_value(address)) == shape_of(node.value)
+            if shape_of(self._values[address]) == shape_of(node.value)
         ]
         note = _same_shape(same)
         if address[0] == _CACHE:

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from bridge._layers.table import LEAF_NAMES
 
-from ._context import PLAIN, Context
-from ._correspondence import Evidence
+from ._correspondence import PLAIN, Context, Evidence
 from ._likeness import linen_path_text, pairs_by_name, pairs_by_numbers, share_of_shapes
 from ._names import likeness
 from ._numbers import families
 from ._orders import Orders, Pairs
-from ._places import Place, Proposals
 from ._sequences import counts_constructions, groups, is_automatic
-from ._structure import is_adapter, linen_shapes, nnx_shapes, open_modules, open_scopes, types_agree
+from ._structure import (
+    Place,
+    is_adapter,
+    linen_shapes,
+    nnx_shapes,
+    open_modules,
+    open_scopes,
+    types_agree,
+)
 from ._trees import LinenNode, NNXNode, nnx_text
+
+Proposals: TypeAlias = list[tuple[NNXNode, LinenNode, Evidence]]
 
 ANY_ORDER = "some of the calls do not use each other's results, so any order would do"
 _CONSTRUCTIONS = "automatic numbers count constructions, not calls"
@@ -37,7 +46,7 @@ class ByEvidence:
         self._orders = orders
 
     def numbered(self, pairs: Sequence[tuple[NNXNode, LinenNode]]) -> str | None:
-        """See `Proposer`."""
+        """How pairs that have numbered names are known, None if something speaks against them."""
         if self._orders.contradicts(pairs):
             return None
         nodes, scopes = [node for node, _ in pairs], [scope for _, scope in pairs]
@@ -45,14 +54,14 @@ class ByEvidence:
         return "by number and calls" if chain and {*chain} == {*pairs} else "by number"
 
     def axis(self, node: NNXNode, scope: LinenNode) -> tuple[int | None, Evidence]:
-        """See `Proposer`."""
+        """The axis on which leaves are stacked, None if nothing tells it, and what does."""
         for axis, library in self._orders.axes(node, scope):
             text = f"the axis of the scan that a trace of the {library} model shows"
             return axis, Evidence(text)
         return None, Evidence("", is_weak=True)
 
     def stacks(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
-        """See `Proposer`."""
+        """As `modules`, of lists and of stacked modules, each of which takes a whole scope."""
         return [
             pair
             for nodes, scopes in groups(candidates)
@@ -60,7 +69,7 @@ class ByEvidence:
         ]
 
     def stacked_leaves(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
-        """See `Proposer`."""
+        """As `stacks`, of single leaves."""
         text = "stacked leaves, whose shapes are those of the layers"
         clear = {
             node: [scope for scope in scopes if not _are_told_apart(node, scope)]
@@ -73,7 +82,12 @@ class ByEvidence:
         ]
 
     def modules(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
-        """See `Proposer`."""
+        """Proposes pairs of modules below two nodes that belong together.
+
+        Args:
+          place: the two nodes, and what is open below them.
+          candidates: the scopes that each open NNX module could be.
+        """
         weak: Proposals = []
         for nodes, scopes in groups(_outermost(candidates)):
             proposals = self._together(place, nodes, scopes)
@@ -84,7 +98,7 @@ class ByEvidence:
         return weak or self._alike(place)
 
     def leaves(self, place: Place) -> Proposals:
-        """See `Proposer`."""
+        """Proposes pairs of leaves that lie directly below two nodes."""
         nodes = [
             child
             for child in place.nnx.children.values()

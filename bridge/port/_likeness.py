@@ -9,7 +9,7 @@ from typing import Any
 from ._names import likeness
 from ._numbers import families
 from ._orders import Pairs
-from ._places import Place
+from ._structure import Place
 from ._trees import LinenNode, NNXNode, nnx_text
 
 

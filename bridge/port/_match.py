@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
 from bridge._rules.rules import UNCHANGED
 
-from ._context import PLAIN, Context, Settled
-from ._correspondence import Ambiguous, Correspondence, Evidence, PairedStack, Pairing
-from ._linking import Linker, label_of
-from ._places import Place, Proposer
+from ._correspondence import (
+    PLAIN,
+    Ambiguous,
+    Context,
+    Correspondence,
+    Evidence,
+    PairedStack,
+    Pairing,
+    collection_of,
+    label_of,
+)
+from ._evidence import ByEvidence
+from ._linking import link_by_rule, link_elsewhere
 from ._rules import Pair, pairs_of
 from ._sequences import numbered_pairs
 from ._stacks import (
@@ -28,6 +38,8 @@ from ._stacks import (
     stackable_axes,
 )
 from ._structure import (
+    Place,
+    has_open_leaf,
     is_open,
     matches,
     only_pairs,
@@ -43,7 +55,7 @@ def correspondence(
     linen: LinenNode,
     nnx: NNXNode,
     rules: Mapping[str, str],
-    proposer: Proposer | None = None,
+    proposer: ByEvidence | None = None,
     decided: Sequence[Pairing] = (),
 ) -> Correspondence:
     """What belongs together in two trees.
@@ -57,15 +69,14 @@ def correspondence(
     """
     pairs, problems = pairs_of(rules, linen, nnx) if rules else ([], [])
     found = Correspondence(linen, nnx, problems=problems)
-    settled = Settled()
     wrong = {problem.rule for problem in problems}
     # A rule settles both of its ends; match the rest without them.
     good = [pair for pair in pairs if pair.rule.linen not in wrong]
     for node, scope, context in [(*each, pair.context) for pair in good for each in pair.parts]:
-        settled.add(node, scope, context)
+        found.settled.add(node, scope, context)
     for pairing in decided:
-        settled.add(pairing.nnx, pairing.linen, pairing.context)
-    matcher = Matcher(found, own_classes(nnx), settled, proposer)
+        found.settled.add(pairing.nnx, pairing.linen, pairing.context)
+    matcher = Matcher(found, nnx, proposer)
     # Before the rest: a norm that a rule names also takes the layer beside it.
     for pair in good:
         matcher.by_rule(pair)
@@ -81,24 +92,26 @@ class Matcher:
 
     Args:
       found: where the result goes.
-      classes: the names of the classes in the NNX model that are not Flax's own.
-      settled: the nodes that are spoken for.
+      root: the NNX model.
       proposer: see `correspondence`.
     """
 
     def __init__(
         self,
         found: Correspondence,
-        classes: frozenset[str],
-        settled: Settled,
-        proposer: Proposer | None = None,
+        root: NNXNode,
+        proposer: ByEvidence | None = None,
     ):
         self._found = found
-        self._classes = classes
-        self._settled = settled
+        self._root = root
+        self._settled = found.settled
         self._proposer = proposer
-        self._linker = Linker(found, settled)
         self._numbered: dict[tuple[int, Context], frozenset[str]] = {}
+
+    @functools.cached_property
+    def _classes(self) -> frozenset[str]:
+        """The names of the classes in the NNX model that are not Flax's own."""
+        return own_classes(self._root)
 
     def _pair(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
         self._settled.add(node, scope, context)
@@ -111,7 +124,7 @@ class Matcher:
             self.match(*pair.parts[0], pair.context, how)
         else:
             label = label_of(pair.rule.form.text, how)
-            self._linker.by_rule(pair.parts, pair.context, pair.rule, label)
+            link_by_rule(self._found, pair.parts, pair.context, pair.rule, label)
 
     def match(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
         """Matches what is below two nodes that are the same.
@@ -124,13 +137,14 @@ class Matcher:
         """
         layer, free = node.layer, self._settled.is_free
         if node.is_leaf:
-            self._linker.leaf(node, scope, context, label_of(None, how))
+            own = collection_of(node, scope)
+            self._found.link(node, scope, own, context, label_of(None, how))
         elif layer is not None and layer.linen_of_path:
-            self._linker.elsewhere(node, scope, layer, context, how)
+            link_elsewhere(self._found, node, scope, layer, context, how)
             # A ToLinen has the cell's variables in NNX's own layout.
             self._by_name(node, scope, context, how, "")
         else:
-            if node.is_norm:
+            if layer is not None and layer.kept_by_path is not None:
                 self._norm(node, scope, context, how)
             name = layer.inner if layer is not None else None
             inner = node.children.get(name) if name else None
@@ -148,7 +162,7 @@ class Matcher:
             if isinstance(key, InCollection):
                 if free(child, context):
                     label = label_of(layer, how)
-                    self._linker.link(child, scope, key.collection, context, label)
+                    self._found.link(child, scope, key.collection, context, label)
                 continue
             name = prefix + str(key)
             renamed = renames.get(str(key), name)
@@ -158,7 +172,8 @@ class Matcher:
             if child.is_leaf:
                 if found is not None and found.leaves and free(found, context):
                     told = self._equal_names(node, child, found, context, how)
-                    self._linker.leaf(child, found, context, label_of(layer, told))
+                    own = collection_of(child, found)
+                    self._found.link(child, found, own, context, label_of(layer, told))
             elif child.is_container:
                 self._container(child, scope, name, context, how)
             elif found is not None and (found.children or child.is_shared) and free(found, context):
@@ -270,8 +285,8 @@ class Matcher:
 
     def _fits(self, node: NNXNode, scope: LinenNode, context: Context) -> bool:
         """Whether two modules match without a problem, tried on the side."""
-        found = Correspondence(scope, node)
-        Matcher(found, self._classes, self._settled.copy()).match(node, scope, context, "")
+        found = Correspondence(scope, node, self._settled.copy())
+        Matcher(found, self._root).match(node, scope, context, "")
         linked = {piece.nnx for piece in found.pieces}
         used = {piece.linen for piece in found.pieces}
         leaves = {(c, s.path) for s in scope.walk() for c in s.leaves}
@@ -300,9 +315,11 @@ class Matcher:
                 # In Linen a norm may be told to use another collection.
                 known = leaf.collection in target.leaves
                 collection = leaf.collection if known else next(iter(target.leaves))
-                self._linker.link(leaf, target, collection, context, label_of(node.layer, how))
+                self._found.link(leaf, target, collection, context, label_of(node.layer, how))
 
     def _by_structure(self, node: NNXNode, scope: LinenNode, context: Context) -> None:
+        if not all(has_open_leaf(each, self._settled, context) for each in (node, scope)):
+            return
         place = Place(node, scope, context, self._settled, self._classes)
         for deep in (False, True):
             while self._settle(place, deep=deep):
@@ -347,7 +364,7 @@ class Matcher:
         # A stack that fits no axis stays open; do not try it again.
         return any(not self._settled.is_free(node, PLAIN) for node, _, _ in stacks)
 
-    def _propose(self, place: Place, proposer: Proposer) -> None:
+    def _propose(self, place: Place, proposer: ByEvidence) -> None:
         node, scope, context, settled, _ = place
         self._propose_stacks(place, proposer)
         while True:
@@ -367,7 +384,7 @@ class Matcher:
             while self._settle(place, deep=True):
                 pass
 
-    def _propose_stacks(self, place: Place, proposer: Proposer) -> None:
+    def _propose_stacks(self, place: Place, proposer: ByEvidence) -> None:
         """Pairs the stacks that could be several things."""
         pairs = {(node, scope): own for node, scope, own in open_stacks(place)}
         for node, scope, evidence in proposer.stacks(place, _by_node(pairs)):
@@ -375,7 +392,7 @@ class Matcher:
             if free and (node, scope) in pairs:
                 self._stacked(node, scope, pairs[node, scope], evidence)
 
-    def _propose_stacked_leaves(self, place: Place, proposer: Proposer) -> None:
+    def _propose_stacked_leaves(self, place: Place, proposer: ByEvidence) -> None:
         """Pairs leaves that one side has stacked, outside of modules that fit as a whole."""
         stacks: dict[tuple[NNXNode, LinenNode], dict[int, Stack]] = {}
         for node, scope, axis, layers in leaf_stacks(place):

@@ -46,17 +46,12 @@ def to_linen(correspondence: Correspondence, values: Mapping[Path, Any]) -> dict
       A value for every Linen leaf whose sources are there, and zeros for those that only Linen has.
     """
     moved = _moved(correspondence, values, to_nnx=False)
-    for address in (p.linen for p in zero_pieces(correspondence)):
+    for address in (piece.linen for piece in correspondence.zero_pieces()):
         # A tree without this layer, such as masked moments, has nothing to fill.
         if any(a[0] == address[0] and a[1][:-2] == address[1][:-2] for a in moved):
-            leaf = correspondence.linen_value(address)
+            leaf = correspondence.linen_values[address]
             moved[address] = np.zeros(leaf.shape, leaf.dtype)
     return moved
-
-
-def zero_pieces(correspondence: Correspondence) -> list[Piece]:
-    """The Linen leaves that NNX has no place for."""
-    return [piece for piece in correspondence.pieces if piece.nnx is None]
 
 
 def is_zero(value: Any) -> bool:
@@ -118,8 +113,8 @@ def cast_is_exact(value: Any, dtype: Any) -> bool:
 
 def _moved(found: Correspondence, values: Mapping[Any, Any], *, to_nnx: bool) -> dict[Any, Any]:
     """The values of one side, by the other side's leaves that they make up."""
-    leaves = {node.path: node.value for node in found.nnx_leaves()}
-    linen_side, nnx_side = (found.linen_value, linen_text), (leaves.get, nnx_text)
+    leaves = {path: node.value for path, node in found.nnx_leaves.items()}
+    linen_side, nnx_side = (found.linen_values, linen_text), (leaves, nnx_text)
     source_side, target_side = (linen_side, nnx_side) if to_nnx else (nnx_side, linen_side)
     by_target: dict[Any, list[Piece]] = {}
     for piece in found.pieces:
@@ -132,8 +127,8 @@ def _moved(found: Correspondence, values: Mapping[Any, Any], *, to_nnx: bool) ->
         absent = [source for source in sources if source not in values]
         if len(absent) == len(sources):
             continue
-        shapes = [shape_of(source_side[0](source)) for source in sources]
-        expected = shape_of(target_side[0](target))
+        shapes = [shape_of(source_side[0][source]) for source in sources]
+        expected = shape_of(target_side[0][target])
         is_whole = shapes == [expected] and pieces[0]._replace(rule="") == Piece(*pieces[0][:2])
         own = [shape_of(values.get(source)) for source in sources]
         odd = [] if is_whole else [n for n, shape in enumerate(shapes) if own[n] != shape]

@@ -105,7 +105,7 @@ class OptimizerPort:
         values = _moving.linen_values(both.linen, self._collections)
         moved = _moving.to_nnx(self._found, values)
         places = {p: v for p, v in walk(both.nnx) if not _is_masked(v)}
-        adapters = {node.path for node in self._found.nnx_leaves() if is_adapter(node)}
+        adapters = {path for path, node in self._found.nnx_leaves.items() if is_adapter(node)}
         self._compare(
             both.where,
             {
@@ -116,7 +116,7 @@ class OptimizerPort:
             [path for path in places if path not in adapters],
             nnx_text,
         )
-        for piece in _moving.zero_pieces(self._found):
+        for piece in self._found.zero_pieces():
             if piece.linen in values and not _moving.is_zero(values[piece.linen]):
                 self._problems.append(
                     f"{both.where}: {linen_text(piece.linen)} is not zero, and NNX has no place for"

@@ -24,6 +24,8 @@ from ._rule_text import renames_of
 from ._trees import linen_nodes, linen_text, nnx_nodes, nnx_text
 from ._writing import linen_variables, write_nnx
 
+_NNX = nnx.Pytree | nnx.State
+
 
 class Plan:
     """What belongs together in Linen variables and an NNX model, and what stands in the way.
@@ -158,8 +160,8 @@ class Plan:
         """
         if self.to_nnx:
             moved = _moving.to_nnx(self._found, _moving.linen_values(tree, self._collections))
-            collections = {node.path: node.collection for node in self._found.nnx_leaves()}
-            return {(collections[path] or "", path): value for path, value in moved.items()}
+            leaves = self._found.nnx_leaves
+            return {(leaves[path].collection or "", path): value for path, value in moved.items()}
         return dict(_moving.to_linen(self._found, _moving.nnx_values(tree)))
 
     def apply_optimizer(self, source: Any, target: Any) -> Any:
@@ -267,8 +269,8 @@ def sides_of(source: Any, target: Any) -> tuple[Any, Any, bool]:
     Raises:
       ConversionError: not one of each kind.
     """
-    to_nnx = _is_nnx(target)
-    if to_nnx == _is_nnx(source):
+    to_nnx = isinstance(target, _NNX)
+    if to_nnx == isinstance(source, _NNX):
         raise ConversionError(
             "plan expected Linen variables and an NNX module, in either order, found"
             f" {type(source).__name__} and {type(target).__name__}"
@@ -280,7 +282,3 @@ def sides_of(source: Any, target: Any) -> tuple[Any, Any, bool]:
             " module.init returns, or jax.eval_shape(module.init, key, x) for their shapes"
         )
     return variables, model, to_nnx
-
-
-def _is_nnx(side: Any) -> bool:
-    return isinstance(side, nnx.Pytree | nnx.State)

@@ -13,15 +13,13 @@ from bridge._conversion.neutral import Path
 from bridge._rules.pieces import LeafShape, pieces_of
 from bridge._rules.rules import UNCHANGED, Form
 
-from ._context import PLAIN, Settled
-from ._correspondence import Correspondence, Evidence
+from ._correspondence import PLAIN, Correspondence, Evidence, Settled
 from ._evidence import ANY_ORDER
 from ._likeness import linen_path_text, pairs_by_name
 from ._names import likeness, words_of
 from ._orders import Orders
-from ._places import Place
 from ._rule_text import braced
-from ._structure import is_adapter, is_computed
+from ._structure import Place, is_adapter, is_computed
 from ._trees import LinenNode, NNXNode, nnx_text
 
 Counts: TypeAlias = tuple[int, int]
@@ -74,7 +72,7 @@ def refits(found: Correspondence, orders: Orders) -> list[Refit]:
 
 def _transposed(found: Correspondence, orders: Orders) -> Iterator[Refit]:
     """Square matrices of which one model uses the transpose."""
-    leaves = {node.path: node for node in found.nnx_leaves()}
+    leaves = found.nnx_leaves
     text = "the models use different axes, so one has the transpose"
     for piece in found.pieces:
         node, scope = leaves.get(piece.nnx), found.linen.at(piece.linen[1])
@@ -82,7 +80,7 @@ def _transposed(found: Correspondence, orders: Orders) -> Iterator[Refit]:
         if not (node and scope and is_whole) or _GIVEN in piece.rule:
             continue
         shape = shape_of(node.value)
-        is_same = shape == shape_of(found.linen_value(piece.linen))
+        is_same = shape == shape_of(found.linen_values[piece.linen])
         if is_same and len(shape or ()) == 2 and orders.is_transposed(node, scope):
             yield Refit((scope,), (node,), Form(()), Evidence(text))
 

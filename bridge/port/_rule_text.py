@@ -11,8 +11,7 @@ from bridge._conversion.neutral import Path
 from bridge._errors import PortError
 from bridge._rules.rules import Segment
 
-from ._context import Context
-from ._correspondence import Correspondence, Pairing
+from ._correspondence import Context, Correspondence, Pairing
 from ._numbers import Numbered, numbered
 from ._trees import NNXNode, linen_text, nnx_text
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from bridge._rules.rules import Layer, Route, Rule, RulesError, Segment
 
-from ._context import PLAIN, Context
+from ._correspondence import PLAIN, Context, Problem
 from ._names import did_you_mean
 from ._trees import LinenNode, NNXNode, linen_text, nnx_text
 
@@ -28,14 +28,6 @@ class Pair(NamedTuple):
     parts: tuple[tuple[NNXNode, LinenNode], ...]
     context: Context
     rule: Rule
-
-
-class Problem(NamedTuple):
-    """A rule that cannot be followed."""
-
-    rule: str
-    target: str
-    note: str
 
 
 def pairs_of(

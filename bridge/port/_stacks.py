@@ -9,11 +9,11 @@ from typing import TypeAlias
 from bridge._conversion.arrays import shape_of
 from bridge._rules.rules import Layer
 
-from ._context import PLAIN, Context
+from ._correspondence import PLAIN, Context
 from ._numbers import families, sequence
-from ._places import Place
 from ._sequences import counts_constructions
 from ._structure import (
+    Place,
     is_adapter,
     linen_core,
     linen_shapes,

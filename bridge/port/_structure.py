@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import nnx
 
@@ -21,12 +21,30 @@ from bridge._layers.table import is_linen_layer, layer_of_nnx
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._rules.pieces import without_axis
 
-from ._context import Context, Settled
-from ._numbers import families
+from ._correspondence import Context, Settled
+from ._numbers import numbered
 from ._trees import InCollection, LinenNode, NNXNode
 
 Signature = Counter[frozenset[tuple[str, str, Any]]]
 _AUTOMATIC = re.compile(r"([A-Za-z]\w*)_\d+")
+
+
+class Place(NamedTuple):
+    """Two nodes that belong together, below which something is open.
+
+    Attributes:
+      nnx: the NNX node.
+      linen: the Linen node.
+      context: which of several stacked layers they are.
+      settled: the nodes that are spoken for.
+      classes: the names of the classes in the NNX model that are not Flax's own.
+    """
+
+    nnx: NNXNode
+    linen: LinenNode
+    context: Context
+    settled: Settled
+    classes: frozenset[str]
 
 
 def nnx_signature(node: NNXNode, context: Context) -> Signature:
@@ -64,9 +82,10 @@ def matches(
     cores = {nnx_core(node): nnx_signature_of_pair(node, context) for node in wanted}
     scopes = {linen_core(node): linen_signature_of_pair(node, context) for node in found}
     # Comparing each module with each scope takes seconds for hundreds of blocks.
-    alike: dict[frozenset[Any], list[LinenNode]] = {}
+    alike: dict[frozenset[Any], list[tuple[str | None, LinenNode]]] = {}
     for scope, signature in scopes.items():
-        alike.setdefault(frozenset(signature.items()), []).append(scope)
+        named = automatic_class(scope), scope
+        alike.setdefault(frozenset(signature.items()), []).append(named)
     return {
         node: _of_types(node, alike.get(frozenset(signature.items()), []), classes)
         if signature
@@ -76,16 +95,12 @@ def matches(
 
 
 def _of_types(
-    node: NNXNode, scopes: Sequence[LinenNode], classes: frozenset[str]
+    node: NNXNode, scopes: Sequence[tuple[str | None, LinenNode]], classes: frozenset[str]
 ) -> list[LinenNode]:
-    """The scopes whose names do not contradict the class of a module."""
-    named: dict[str | None, bool] = {}
-    for scope in scopes:
-        if (name := automatic_class(scope)) not in named:
-            named[name] = types_agree(node, scope, classes)
-    if all(named.values()):
-        return list(scopes)
-    return [scope for scope in scopes if named[automatic_class(scope)]]
+    """The scopes, each with the class that its name tells, that do not contradict a module's."""
+    one_of_each = dict(scopes)
+    agreeing = {name for name, one in one_of_each.items() if types_agree(node, one, classes)}
+    return [scope for name, scope in scopes if name in agreeing]
 
 
 def only_pairs(
@@ -98,6 +113,15 @@ def only_pairs(
         for node, scopes in candidates.items()
         if len(scopes) == 1 and wanted_by[scopes[0]] == 1
     ]
+
+
+def has_open_leaf(node: NNXNode | LinenNode, settled: Settled, context: Context) -> bool:
+    """Whether a leaf at or below a node still needs a counterpart; without, no module does."""
+    return any(
+        settled.is_free(each, context)
+        for each in node.walk()
+        if (each.is_leaf if isinstance(each, NNXNode) else each.leaves)
+    )
 
 
 def open_modules(
@@ -270,16 +294,13 @@ def linen_shapes(node: LinenNode, context: Context) -> Counter[tuple[str, Any]]:
 
 def told_by_number(scope: LinenNode, context: Context) -> frozenset[str]:
     """The names below a scope of which only the number tells one from another of its shapes."""
-    found: set[str] = set()
-    for own in families(scope.children).values():
-        if len(own) < 2:
-            continue
-        alike: dict[Any, list[str]] = {}
-        for name in own:
-            shapes = linen_shapes(scope.children[name], context)
-            alike.setdefault(frozenset(shapes.items()), []).append(name)
-        found.update(name for names in alike.values() if len(names) > 1 for name in names)
-    return frozenset(found)
+    alike: dict[Any, list[str]] = {}
+    for name, child in scope.children.items():
+        around, digits = numbered(name)
+        if digits:
+            shapes = linen_shapes(child, context)
+            alike.setdefault((around, frozenset(shapes.items())), []).append(name)
+    return frozenset(name for names in alike.values() if len(names) > 1 for name in names)
 
 
 def own_classes(nnx: NNXNode) -> frozenset[str]:

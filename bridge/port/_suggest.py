@@ -13,8 +13,7 @@ from flax import nnx
 from bridge._conversion import linen_leaves
 
 from . import _order
-from ._context import Context
-from ._correspondence import Correspondence, Evidence, Pairing
+from ._correspondence import Context, Correspondence, Evidence, Pairing
 from ._disputes import HOW, STACKED, disputes
 from ._evidence import ByEvidence
 from ._likeness import linen_path_text

@@ -19,7 +19,8 @@ from bridge._conversion.collections import OUTPUTS, STATIC
 from bridge._conversion.linen_attributes import held_variables
 from bridge._conversion.neutral import Address, Key, Leaf, Neutral, Path, walk
 from bridge._errors import path_text
-from bridge._flax.objects import CAPTURES, is_note
+from bridge._flax.objects import CAPTURES
+from bridge._flax.variables import raw_value
 from bridge._layers.layer import LayerRow
 from bridge._layers.table import layer_of_nnx
 from bridge._linen_in_nnx.to_nnx import ToNNX
@@ -28,6 +29,7 @@ from bridge._randomness.typed_keys import is_key
 from ._automatic_names import AutomaticNames
 
 _NO_WEIGHTS = OUTPUTS | {STATIC}
+_ARRAY = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 
 
 @dataclasses.dataclass(eq=False)
@@ -39,14 +41,19 @@ class LinenNode:
       parent: the scope around it, None for the root.
       children: scopes and leaves below by the text of their name.
       leaves: the leaf at this very path by collection.
-      is_automatic: whether Linen made the name, of a class and a number.
+      names: which names Linen may have made, of a class and a number.
     """
 
     path: Path
     parent: LinenNode | None = None
     children: dict[str, LinenNode] = dataclasses.field(default_factory=dict)
     leaves: dict[str, Leaf] = dataclasses.field(default_factory=dict)
-    is_automatic: bool = False
+    names: AutomaticNames = dataclasses.field(default_factory=AutomaticNames)
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether Linen made the name, of a class and a number."""
+        return bool(self.path) and str(self.path[-1]) in self.names
 
     def walk(self) -> Iterator[LinenNode]:
         """This node and all below it, the outer ones first."""
@@ -122,7 +129,8 @@ class NNXNode:
     @property
     def layer(self) -> LayerRow | None:
         """What is known of the module's class."""
-        return layer_of_nnx(self.cls)
+        is_module = self.item is not None and self.collection is None
+        return layer_of_nnx(type(self.item)) if is_module else None
 
     @property
     def is_norm(self) -> bool:
@@ -142,7 +150,7 @@ class NNXNode:
     @property
     def value(self) -> Any:
         """A leaf's value as it is stored."""
-        return value_of(self.item)
+        return raw_value(self.item) if isinstance(self.item, nnx.Variable) else self.item
 
     @property
     def is_variable(self) -> bool:
@@ -172,7 +180,6 @@ class NNXNode:
 def linen_nodes(neutral: Neutral) -> tuple[LinenNode, list[Address]]:
     """The tree of Linen variables, and the addresses of what is no weight and left out of it."""
     root, left_out = LinenNode(()), []
-    names = AutomaticNames()
     for (collection, path), leaf in neutral.items():
         if leaf.is_empty:
             continue
@@ -182,7 +189,7 @@ def linen_nodes(neutral: Neutral) -> tuple[LinenNode, list[Address]]:
         node = root
         for key in path:
             if str(key) not in node.children:
-                child = LinenNode((*node.path, key), node, is_automatic=str(key) in names)
+                child = LinenNode((*node.path, key), node, names=root.names)
                 node.children[str(key)] = child
             node = node.children[str(key)]
         node.leaves[collection] = leaf
@@ -192,36 +199,40 @@ def linen_nodes(neutral: Neutral) -> tuple[LinenNode, list[Address]]:
 def nnx_nodes(model: Any) -> tuple[NNXNode, list[Address]]:
     """The tree of an NNX module or a State, and the addresses of what is no weight in it."""
     active = registry.current()
-    root, left_out = NNXNode(()), []
-    wrappers: list[NNXNode] = []
-    items = list(_items(model))
-    inside = {path for path, item in items if isinstance(item, ToNNX)}
     # From the outside in, so that a wrapper is met before what is in it.
-    for path, item in sorted(items, key=lambda entry: len(entry[0])):
-        if any(path[:n] in inside for n in range(len(path))):
+    items = sorted(_items(model), key=lambda entry: len(entry[0]))
+    wrappers: dict[Path, None] = {}
+    collections: dict[Path, str] = {}
+    left_out: list[Address] = []
+    for path, item in items:
+        if any(path[:n] in wrappers for n in range(len(path))):
             continue
-        is_leaf = isinstance(item, nnx.Variable) or _is_array(item)
-        if not is_leaf:
-            if isinstance(item, nnx.Pytree | list | tuple | dict):
-                _node(root, path).item = item
-                if isinstance(item, ToNNX):
-                    wrappers.append(_node(root, path))
-            continue
-        collection, _ = nnx_leaves.address_of(path, item, active)
-        if _is_no_weight(collection) or is_key(item):
-            left_out.append((collection, path))
-            continue
-        node = _node(root, path)
-        node.item, node.collection = item, collection
-    for wrapper in wrappers:
-        left_out += _wrapped(wrapper)
-    _prune(root)
+        is_variable = isinstance(item, nnx.Variable)
+        if isinstance(item, ToNNX):
+            wrappers[path] = None
+        elif is_variable or isinstance(item, _ARRAY):
+            collection = active.name_from_type(item.var_type) if is_variable else nnx_leaves.ARRAYS
+            if _is_no_weight(collection) or (not is_variable and is_key(item)):
+                left_out.append((collection, path))
+            else:
+                collections[path] = collection
+    # Modules without weights are left out too.
+    kept = {path[:n] for path in (*collections, *wrappers) for n in range(len(path) + 1)}
+    root = NNXNode(())
+    for path, item in items:
+        if path in collections:
+            node = _node(root, path)
+            node.item, node.collection = item, collections[path]
+        elif (path in kept or not path) and isinstance(item, nnx.Pytree | list | tuple | dict):
+            _node(root, path).item = item
+    for path in wrappers:
+        left_out += _wrapped(_node(root, path))
     return root, left_out
 
 
 def value_of(item: Any) -> Any:
     """The value of a Variable as it is stored, or a bare array."""
-    return nnx_leaves.raw_value(item) if isinstance(item, nnx.Variable) else item
+    return raw_value(item) if isinstance(item, nnx.Variable) else item
 
 
 def linen_text(address: Address) -> str:
@@ -237,7 +248,7 @@ def nnx_text(path: Path) -> str:
 def _items(model: Any) -> Iterator[tuple[Path, Any]]:
     if isinstance(model, nnx.Pytree):
         for path, item in nnx.iter_graph(model, graph=True):
-            if not any(is_note(str(key)) or key == CAPTURES for key in path):
+            if CAPTURES not in path:
                 yield path, item
     else:
         yield from walk(cast(Mapping[Any, Any], model))
@@ -276,20 +287,8 @@ def _node(root: NNXNode, path: Path) -> NNXNode:
     return node
 
 
-def _prune(node: NNXNode) -> bool:
-    """Takes out modules without weights; returns whether the node has any."""
-    for key, child in list(node.children.items()):
-        if not _prune(child):
-            del node.children[key]
-    return node.is_leaf or bool(node.children) or isinstance(node.item, ToNNX)
-
-
 def _is_no_weight(collection: str) -> bool:
     if collection in _NO_WEIGHTS:
         return True
     typ = registry.current().type_from_name(collection)
     return issubclass(typ, nnx.RngState | nnx.Intermediate | nnx.Perturbation)
-
-
-def _is_array(item: Any) -> bool:
-    return isinstance(item, jax.Array | np.ndarray | jax.ShapeDtypeStruct)

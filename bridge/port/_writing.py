@@ -28,9 +28,9 @@ def write_nnx(found: Correspondence) -> None:
     Raises:
       PortError: the Linen side holds no values.
     """
-    sources = {address: found.linen_value(address) for address in found.linen_leaves()}
+    sources = found.linen_values
     _require_values({linen_text(address): value for address, value in sources.items()})
-    leaves = {node.path: node for node in found.nnx_leaves()}
+    leaves = found.nnx_leaves
     moved = _moving.to_nnx(found, sources)
     # Everything that can fail for its size or its type fails before the first write.
     values = {path: like(value, leaves[path].value) for path, value in moved.items()}
@@ -82,7 +82,7 @@ def linen_variables(found: Correspondence, target: Mapping[str, Any]) -> Any:
     Raises:
       PortError: the NNX side holds no values.
     """
-    sources = {node.path: node.value for node in found.nnx_leaves()}
+    sources = {path: node.value for path, node in found.nnx_leaves.items()}
     _require_values({nnx_text(path): value for path, value in sources.items()})
     moved = _moving.to_linen(found, sources)
     filled: Neutral = {}
