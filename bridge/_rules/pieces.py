@@ -22,19 +22,21 @@ from .rules import Form, Layer
 
 
 class Cut(NamedTuple):
-    """An interval of one axis.
+    """An interval of one axis, or of each of several equal blocks of it.
 
     Attributes:
       axis: counted from the front, in the whole leaf.
       start: the first index.
       size: how many.
       is_index: whether the axis is gone from the part, which then has `size` 1.
+      times: of how many blocks; the part has those intervals one after the other.
     """
 
     axis: int
     start: int
     size: int
     is_index: bool = False
+    times: int = 1
 
 
 Region: TypeAlias = tuple[Cut, ...]
@@ -86,13 +88,18 @@ def part_shape(shape: Sequence[int], region: Region) -> tuple[int, ...]:
     """The shape of a part of a leaf."""
     cuts = {cut.axis: cut for cut in region}
     kept = [axis for axis in range(len(shape)) if axis not in cuts or not cuts[axis].is_index]
-    return tuple(cuts[axis].size if axis in cuts else shape[axis] for axis in kept)
+    return tuple(
+        cuts[axis].size * cuts[axis].times if axis in cuts else shape[axis] for axis in kept
+    )
 
 
 def cut_out(value: Any, region: Region) -> Any:
     """The part of a leaf that a region says; the whole is the same object."""
     if not region:
         return value
+    shape, inside = _in_blocks(value.shape, region)
+    if inside != region:
+        return cut_out(value.reshape(shape), inside).reshape(part_shape(value.shape, region))
     cuts = {cut.axis: cut for cut in region}
     found = [cuts.get(axis, Cut(axis, 0, size)) for axis, size in enumerate(value.shape)]
     gone = tuple(cut.axis for cut in region if cut.is_index)
@@ -112,7 +119,16 @@ def assembled(parts: Sequence[tuple[Region, Any]]) -> Any:
     region, value = parts[0]
     if not region:
         return value
-    return _joined([(region, _whole_rank(value, region)) for region, value in parts])
+    whole = [(region, _whole_rank(value, region)) for region, value in parts]
+    axis = next((cut.axis for cut in region if cut.times > 1), None)
+    if axis is None:
+        return _joined(whole)
+    blocks: list[tuple[Region, Any]] = []
+    for region, value in whole:
+        shape, inside = _in_blocks(value.shape, region)
+        blocks.append((inside, value.reshape(shape)))
+    joined = _joined(blocks)
+    return joined.reshape((*joined.shape[:axis], -1, *joined.shape[axis + 2 :]))
 
 
 def covers(shape: Sequence[int], regions: Sequence[Region]) -> bool:
@@ -120,26 +136,32 @@ def covers(shape: Sequence[int], regions: Sequence[Region]) -> bool:
 
     They have to be all that some cuts through the whole leaf make.
     """
-    if len({tuple(cut.axis for cut in region) for region in regions}) != 1:
+    if len({tuple((cut.axis, cut.times) for cut in region) for region in regions}) != 1:
         return False
     total = 1
     for column in zip(*regions, strict=True):
         intervals = sorted({(cut.start, cut.size) for cut in column})
         ends = [0, *(start + size for start, size in intervals)]
-        starts: list[int] = [*(start for start, _ in intervals), shape[column[0].axis]]
+        starts: list[int] = [
+            *(start for start, _ in intervals),
+            shape[column[0].axis] // column[0].times,
+        ]
         if starts != ends:
             return False
         total *= len(intervals)
     return len(regions) == len(set(regions)) == total
 
 
-def side_by_side(shape: Sequence[int], parts: Sequence[Sequence[int]], axis: int) -> list[Region]:
+def side_by_side(
+    shape: Sequence[int], parts: Sequence[Sequence[int]], axis: int, times: int = 1
+) -> list[Region]:
     """The regions of a leaf that hold parts side by side on an axis; none if they do not fit.
 
     Args:
       shape: of the leaf.
       parts: the shape of each part, which may be reshaped; one of size 1 may lack the axis.
       axis: the axis of the leaf.
+      times: how often they lie there.
     """
     if not -len(shape) <= axis < len(shape):
         return []
@@ -148,9 +170,11 @@ def side_by_side(shape: Sequence[int], parts: Sequence[Sequence[int]], axis: int
     sizes = [math.prod(part) // (beside or 1) for part in parts]
     if sum(sizes) != shape[axis] or sum(map(math.prod, parts)) != math.prod(shape):
         return []
-    starts = itertools.accumulate(sizes, initial=0)
+    if any(size % times for size in sizes):
+        return []
+    starts = itertools.accumulate((size // times for size in sizes), initial=0)
     return [
-        (Cut(axis, start, size, size == 1 and len(part) == len(shape) - 1),)
+        (Cut(axis, start, size // times, size == 1 and len(part) == len(shape) - 1, times),)
         for start, size, part in zip(starts, sizes, parts, strict=False)
     ]
 
@@ -198,10 +222,11 @@ def pieces_of(
     cuts: list[Region] = [()] * len(linen)
     if form.fused:
         fused, parts = (theirs[0], ours) if form.fused == "linen" else (ours[0], theirs)
-        cuts = side_by_side(fused, parts, form.axis)
+        cuts = side_by_side(fused, parts, form.axis, form.times)
         if not cuts:
             text = " and ".join(map(str, dict.fromkeys(parts)))
-            return f"{text} do not lie side by side in {fused} on axis {form.axis}"
+            often = f" {form.times} times" if form.times > 1 else ""
+            return f"{text} do not lie side by side in {fused} on axis {form.axis}{often}"
     pieces: list[Piece] = []
     for n, cut in enumerate(cuts):
         linen_cut, nnx_cut = (cut, ()) if form.fused == "linen" else ((), cut)
@@ -231,6 +256,16 @@ def _in_stack(cuts: Region, shape: LeafShape, layer: Layer | None) -> Region:
     stacked = layer.axis % len(shape)
     inside = tuple(cut._replace(axis=cut.axis + (cut.axis >= stacked)) for cut in cuts)
     return layer_cut(shape, layer) + inside
+
+
+def _in_blocks(shape: tuple[int, ...], region: Region) -> tuple[tuple[int, ...], Region]:
+    """A shape that has the blocks of an axis on an axis of their own, and the cuts in it."""
+    repeated = next((cut for cut in region if cut.times > 1), None)
+    if repeated is None:
+        return shape, region
+    axis, times = repeated.axis, repeated.times
+    inside = tuple(cut._replace(axis=cut.axis + (cut.axis >= axis), times=1) for cut in region)
+    return (*shape[:axis], times, shape[axis] // times, *shape[axis + 1 :]), inside
 
 
 def _whole_rank(value: object, region: Region) -> Any:

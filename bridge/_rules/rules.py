@@ -19,7 +19,9 @@ differ, words behind the NNX path and names in braces say how, from Linen to NNX
 - ``{'attn/qkv': 'attn.{q,k,v}'}``: Linen has as one leaf, side by side on its last axis, what NNX
   has as several;
 - ``{'attn/{query,key,value}': 'attn.qkv'}``: the reverse. `{q,k,v@0}` names another axis of the
-  fused leaf. Parts may be of several sizes.
+  fused leaf. Parts may be of several sizes;
+- ``{'attn/qkv': 'attn.{12x q,k,v}'}``: the axis holds q, k and v twelve times over, once for each
+  head.
 
 The longest Linen path that a rule matches decides, and of several rules for it the first. Read
 backwards, a rule takes NNX paths to Linen paths, which needs an expression that is literal but for
@@ -42,7 +44,9 @@ _SEGMENT = re.compile(
     r"(?P<star>\*)(@(?P<star_axis>-?\d+))?"
     r"|(?P<name>[^\[\]*]+)(\[(?P<index>\\?\d+)(@(?P<axis>-?\d+))?\])?"
 )
-_BRACES = re.compile(r"\{(?P<names>[^{}@]+,[^{}@]+)(?:@(?P<axis>-?\d+))?\}")
+_BRACES = re.compile(
+    r"\{(?:(?P<times>[1-9]\d*)x )?(?P<names>[^{}@]+,[^{}@]+)(?:@(?P<axis>-?\d+))?\}"
+)
 _QUANTIFIER = re.compile(r"\d+,\d+")
 _WORDS = re.compile(
     r"(?P<path>.*?)(?P<transpose> transpose(?:\((?P<axes>[-\d, ]*)\))?)?(?P<reshape> reshape)?",
@@ -145,12 +149,14 @@ class Form(NamedTuple):
       is_reshaped: whether the parts may have other shapes of the same size.
       fused: the side, `linen` or `nnx`, that has several leaves of the other side as one.
       axis: the axis of that leaf on which they lie side by side.
+      times: how often they do, each time with an equal share of every part.
     """
 
     axes: tuple[int, ...] | None = None
     is_reshaped: bool = False
     fused: str | None = None
     axis: int = -1
+    times: int = 1
 
     @property
     def text(self) -> str:
@@ -197,7 +203,8 @@ class Rule:
         braces = ours or theirs
         fused = None if braces is None else "linen" if ours else "nnx"
         axis = int(braces["axis"] or -1) if braces is not None else -1
-        return Form(axes, words["reshape"] is not None, fused, axis)
+        times = int(braces["times"] or 1) if braces is not None else 1
+        return Form(axes, words["reshape"] is not None, fused, axis, times)
 
     @functools.cached_property
     def routes(self) -> tuple[Route, ...]:

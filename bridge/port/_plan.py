@@ -217,7 +217,8 @@ def plan(source: Any, target: Any, rules: Mapping[str, str] | None = None) -> Pl
         path goes on as the Linen path, `'encoder.Dense_0'`. `'blocks.*'` says that the leaves of
         the Linen path are stacked, `r'blocks[\1]'` that those of the NNX path are. Arrays that
         differ: `{'qkv': '{q,k,v}'}` splits, `{'{q,k,v}': 'qkv'}` joins, on the last axis or that of
-        `{q,k,v@0}`; `'q reshape'` and `'q transpose'` are for other shapes.
+        `{q,k,v@0}`, and `{12x q,k,v}` in each of 12 blocks of it; `'q reshape'` and `'q transpose'`
+        are for other shapes.
 
     Returns:
       The plan: `print(plan)` shows it, `plan.ok` says whether it is clean, `plan.apply()` does it.

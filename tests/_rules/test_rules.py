@@ -41,6 +41,8 @@ def test_what_cannot_be_read_is_no_rule(text):
         (("a", "b transpose(0, 2, -1) reshape"), Form((0, 2, -1), True)),
         (("a/qkv", "a.{q,k,v}"), Form(fused="linen")),
         (("a/{q,k,v@-3}", "a.qkv reshape"), Form(None, True, "nnx", -3)),
+        (("a/qkv", "a.{12x q,k,v}"), Form(fused="linen", times=12)),
+        (("a/{2x q,k,v@0}", "a.qkv transpose"), Form((), False, "nnx", 0, 2)),
         # Quantifiers of regular expressions.
         (("a{2}b{2,3}", "b"), UNCHANGED),
     ],

@@ -45,6 +45,45 @@ class FusedInHeads(nn.Module):
         return nn.Dense(8, name="out")(attend(q, k, v))
 
 
+class Interleaved(nn.Module):
+    """As in GPT-NeoX: each head has its query, key and value side by side."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(24, name="qkv")(x).reshape(*x.shape[:2], 2, 3, 4)
+        q, k, v = (x[..., n, :].reshape(*x.shape[:2], 8) for n in range(3))
+        return nn.Dense(8, name="out")(attend(q, k, v))
+
+
+class InterleavedInHeads(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.DenseGeneral((2, 3, 4), name="qkv")(x)
+        q, k, v = (x[..., n, :].reshape(*x.shape[:2], 8) for n in range(3))
+        return nn.Dense(8, name="out")(attend(q, k, v))
+
+
+class InterleavedGroups(nn.Module):
+    """As in Falcon: two groups of two queries that share a key and a value."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(32, name="qkv")(x).reshape(*x.shape[:2], 2, 4, 4)
+        q, k, v = (
+            x[..., part, :].reshape(*x.shape[:2], -1)
+            for part in (slice(0, 2), slice(2, 3), slice(3, 4))
+        )
+        return nn.Dense(8, name="out")(attend(q, k, v))
+
+
+class InterleavedConv1D(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = Conv1D(24, name="qkv")(x).reshape(*x.shape[:2], 2, 3, 4)
+        q, k, v = (x[..., n, :].reshape(*x.shape[:2], 8) for n in range(3))
+        return nn.Dense(8, name="out")(attend(q, k, v))
+
+
 class Conv1D(nn.Module):
     """As in the GPT-2 of Hugging Face: a kernel with its outputs first."""
 
@@ -76,7 +115,7 @@ class Separate(nnx.Module):
                 {n: nnx.BatchNorm(s, **kwargs) for n, s in (("q", query), ("k", key), ("v", key))}
             )
         self.has_norms = has_norms
-        self.out = nnx.Linear(8, 8, rngs=rngs)
+        self.out = nnx.Linear(query, 8, rngs=rngs)
 
     def __call__(self, x):
         qkv = [self.q(x), self.k(x), self.v(x)]
@@ -93,6 +132,16 @@ class Joined(nnx.Module):
 
     def __call__(self, x):
         return self.out(attend(*jnp.split(self.qkv(x), [8, 8 + self.key], -1)))
+
+
+class JoinedInHeads(nnx.Module):
+    def __init__(self, rngs):
+        self.qkv = nnx.Linear(8, 24, rngs=rngs)
+        self.out = nnx.Linear(8, 8, rngs=rngs)
+
+    def __call__(self, x):
+        y = self.qkv(x).reshape(*x.shape[:2], 2, 3, 4)
+        return self.out(attend(*(y[..., n, :].reshape(x.shape) for n in range(3))))
 
 
 class Apart(nn.Module):
@@ -170,6 +219,19 @@ def by_hand_in_heads(p):
     return {n: (kernel[:, i].reshape(8, 8), bias[i].reshape(8)) for i, n in enumerate("qkv")}
 
 
+def by_hand_interleaved(p, parts=((0, 1), (1, 2), (2, 3)), axis=1):
+    kernel, bias = np.asarray(p["qkv"]["kernel"]), np.asarray(p["qkv"]["bias"]).reshape(-1)
+    kernel = np.moveaxis(kernel, 0, 1) if axis == 0 else kernel.reshape(8, -1)
+    total = parts[-1][1]
+    return {
+        name: (
+            kernel.reshape(8, 2, total, 4)[:, :, a:b].reshape(8, -1),
+            bias.reshape(2, total, 4)[:, a:b].reshape(-1),
+        )
+        for name, (a, b) in zip("qkv", parts, strict=True)
+    }
+
+
 def by_hand_transposed(p):
     kernel, bias = p["c_attn"]["kernel"], p["c_attn"]["bias"]
     parts = {n: (kernel[8 * i : 8 * i + 8].T, bias[8 * i : 8 * i + 8]) for i, n in enumerate("qkv")}
@@ -184,6 +246,13 @@ def by_hand_join(p):
             np.concatenate([each["bias"] for each in own]),
         )
     }
+
+
+def by_hand_join_in_heads(p):
+    own = [p[name] for name in ("query", "key", "value")]
+    kernels = np.stack([each["kernel"].reshape(8, 2, 4) for each in own], 2)
+    biases = np.stack([each["bias"].reshape(2, 4) for each in own], 1)
+    return {"qkv": (kernels.reshape(8, 24), biases.reshape(24))}
 
 
 CASES = {
@@ -218,6 +287,41 @@ CASES = {
         lambda rngs: Joined(rngs, 4),
         {"{query,key,value}": "qkv"},
         by_hand_join,
+    ),
+}
+
+
+# What shapes do not tell, so that only a rule of the user's can say it.
+INTERLEAVED = {
+    "q, k and v in each head": (
+        Interleaved(),
+        Separate,
+        {"qkv": "{2x q,k,v}"},
+        by_hand_interleaved,
+    ),
+    "q, k and v in each head, with axes for both": (
+        InterleavedInHeads(),
+        Separate,
+        {"qkv": "{q,k,v@-2} reshape"},
+        by_hand_interleaved,
+    ),
+    "q, k and v in each group of heads": (
+        InterleavedGroups(),
+        lambda rngs: Separate(rngs, 16, 8),
+        {"qkv": "{2x q,k,v}"},
+        lambda p: by_hand_interleaved(p, ((0, 2), (2, 3), (3, 4))),
+    ),
+    "q, k and v in each head, transposed": (
+        InterleavedConv1D(),
+        Separate,
+        {"qkv": "{2x q,k,v@0} transpose"},
+        lambda p: by_hand_interleaved(p, axis=0),
+    ),
+    "separate to q, k and v in each head": (
+        Apart(),
+        JoinedInHeads,
+        {"{2x query,key,value}": "qkv"},
+        by_hand_join_in_heads,
     ),
 }
 

@@ -15,6 +15,7 @@ from tests.drawing import drawing
 from tests.port.cases import random_values
 from tests.port.forms import (
     CASES,
+    INTERLEAVED,
     Fused,
     LinenGPT,
     List,
@@ -28,10 +29,12 @@ from tests.port.forms import (
 from tests.port.models import shapes_of
 from tests.strategies import exact
 
+EVERY = {**CASES, **INTERLEAVED}
 
-@pytest.mark.parametrize("case", CASES)
+
+@pytest.mark.parametrize("case", EVERY)
 def test_values_are_those_that_numpy_makes_and_the_outputs_are_equal(case):
-    linen, native, rules, by_hand = CASES[case]
+    linen, native, rules, by_hand = EVERY[case]
     variables = random_values(shapes_of(linen, X))
     model = native(nnx.Rngs(0))
     plan = port.plan(variables, model, rules)
@@ -61,9 +64,9 @@ def test_parity_compares_what_a_rule_reshapes(case):
     assert not report.section("weights").ok
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", EVERY)
 def test_training_goes_on_as_if_the_layout_had_always_been_this_one(case):
-    linen, native, rules, _ = CASES[case]
+    linen, native, rules, _ = EVERY[case]
     variables = random_values(shapes_of(linen, X))
     # A gradient that is nothing but rounding, as that of the bias of the keys, must stay small.
     tx = optax.adam(1e-2, eps=1e-2)
@@ -102,6 +105,19 @@ def test_training_goes_on_as_if_the_layout_had_always_been_this_one(case):
         )
 
 
+@pytest.mark.parametrize("case", INTERLEAVED)
+def test_a_checkpoint_is_restored_by_the_same_rules_and_back(case, tmp_path):
+    linen, native, rules, _ = INTERLEAVED[case]
+    variables = random_values(shapes_of(linen, X))
+    model = port.plan(variables, native(nnx.Rngs(0)), rules).apply()
+    checkpoint.save(tmp_path / "linen", variables)
+    restored = checkpoint.restore(tmp_path / "linen", native(nnx.Rngs(1)), rules=rules)
+    assert exact(nnx.state(restored)) == exact(nnx.state(model))
+    checkpoint.save(tmp_path / "nnx", model)
+    back = checkpoint.restore(tmp_path / "nnx", shapes_of(linen, X), rules=rules)
+    assert exact(back) == exact(variables)
+
+
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("case", ["heads to features", "fused to separate"])
 def test_the_layers_of_a_stack_are_reshaped_and_split(axis, case):
@@ -130,8 +146,12 @@ def forms(draw):
     sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     if len(sizes) > 1:
         shape = tuple(sum(sizes) if n == axis % len(shape) else s for n, s in enumerate(shape))
+    times = draw(st.integers(1, 3)) if len(sizes) > 1 else 1
+    shape = tuple(s * times if n == axis % len(shape) else s for n, s in enumerate(shape))
     whole = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
-    parts = np.split(whole, np.cumsum(sizes)[:-1], axis) if len(sizes) > 1 else [whole]
+    blocks = [np.split(each, np.cumsum(sizes)[:-1], axis) for each in np.split(whole, times, axis)]
+    parts = [np.concatenate(own, axis) for own in zip(*blocks, strict=True)]
+    parts = parts if len(sizes) > 1 else [whole]
     words = ""
     if draw(st.booleans()):
         axes = draw(st.permutations(range(len(shape))))
@@ -143,7 +163,8 @@ def forms(draw):
             part.reshape(draw(st.sampled_from([(-1,), (1, -1), (part.size, 1)]))) for part in parts
         ]
     names = [f"p{n}" for n in range(len(parts))]
-    braces = "{" + ",".join(names) + f"@{axis}" + "}" if len(parts) > 1 else names[0]
+    often = f"{times}x " if times > 1 else ""
+    braces = "{" + often + ",".join(names) + f"@{axis}" + "}" if len(parts) > 1 else names[0]
     return whole, dict(zip(names, parts, strict=True)), braces + words
 
 
@@ -174,6 +195,7 @@ def test_a_rule_and_its_inverse_move_every_element(case):
         ({"qkv": "{q,k,v@5}"}, "mis-shaped", "on axis 5"),
         ({"qkv": "{q,k,v@0}"}, "mis-shaped", "(8, 8) do not lie side by side in (8, 24) on axis 0"),
         ({"qkv": "{q,k,w}"}, "rule", "has no 'w' for qkv"),
+        ({"qkv": "{3x q,k,v}"}, "mis-shaped", "in (8, 24) on axis -1 3 times"),
         ({"{qkv,nothing}": "q"}, "rule", "only some of its parts are there: qkv"),
         ({"{qkv,nothing}": "q"}, "rule", "matches no Linen path"),
         ({"out": "out transpose(1, 0) reshape", "qkv": "{q,k,v} transpose(0, 1)"}, "", ""),
