@@ -34,7 +34,9 @@ class Slice:
 
     def lines(self) -> Lines:
         """The lines, with their depth of indentation."""
-        for slot in sorted(self.method.slots, key=lambda s: s.makings[0].order):
+        called = self.method.sizes.candidates.first_call
+        # As the data goes: `norm()(dense(4)(x))` makes `norm` first, which has the size of `dense`.
+        for slot in sorted(self.method.slots, key=lambda s: called(s.makings[0])):
             if slot.outer is None:
                 self.texts[slot.node] = (
                     Constructor(self.method, slot).text()

@@ -30,6 +30,7 @@ class Candidate:
         rank: the smaller, the better.
         argument: (argument, dimension) if it is the size of an argument of the call.
         certain: whether the size comes from there, and is not only equal.
+        loop: the innermost loop around the layer whose output size it is.
     """
 
     text: str
@@ -37,6 +38,7 @@ class Candidate:
     rank: int
     argument: tuple[str, int] | None = None
     certain: bool = False
+    loop: ast.AST | None = None
 
 
 class Candidates:
@@ -81,12 +83,14 @@ class Candidates:
             slot = self._slot(other)
             if slot is None or slot.method is not self.method:
                 continue
+            loop = slot.loops[-1] if slot.loops else None
             for node, value in self._out_arguments(slot, other):
                 rank = 20 + min(distance, 9)
+                text = self.choices.get(node)
                 if self._is_known(node, allowed) and self._is_unchanged(node, other, making):
-                    yield Candidate(self.plan.source.render(node), value, rank, certain=True)
-                elif (text := self.choices.get(node)) is not None:
-                    yield Candidate(text, value, rank, certain=True)
+                    text = self.plan.source.render(node)
+                if text is not None:
+                    yield Candidate(text, value, rank, certain=True, loop=loop)
 
     def _is_unchanged(self, node: ast.AST, before: Making, now: Making) -> bool:
         """Whether the names in an expression still have the values that they had."""
@@ -104,8 +108,8 @@ class Candidates:
 
     def _earlier(self, making: Making) -> list[Making]:
         """What had been called when this one was: `norm()(dense()(x))` makes `norm` first."""
-        now = self._first_call(making)
-        found = [(self._first_call(m, ended=True), m) for m in self._makings(making)]
+        now = self.first_call(making)
+        found = [(self.first_call(m, ended=True), m) for m in self._makings(making)]
         return [m for when, m in sorted(found, key=lambda pair: pair[0]) if when < now]
 
     def _instance(self, making: Making, *, last: bool) -> Instance | None:
@@ -116,7 +120,8 @@ class Candidates:
             path = made[-1 if last else 0].path or ("",)
         return self.program.records.instances.get((making.run, path))
 
-    def _first_call(self, making: Making, *, ended: bool = False) -> int:
+    def first_call(self, making: Making, *, ended: bool = False) -> int:
+        """When a module was called first, or that call ended; when it was made if it never was."""
         instance = self._instance(making, last=ended)
         if instance is None or not instance.calls:
             return making.order
@@ -162,7 +167,8 @@ class Candidates:
         for name in sorted(allowed & self.taint.pure):
             value = making.env.get(name)
             if is_size(value):
-                yield Candidate(name, value, 10)
+                # What is computed from an argument's size may only be equal to it.
+                yield Candidate(name, value, 58 if name in self.taint.computed else 10)
                 yield from _items(name, value, 31)
 
     def _own_sizes(self, making: Making) -> Iterator[Candidate]:
@@ -171,11 +177,13 @@ class Candidates:
             if value is not None:
                 yield Candidate(size.name, value, 45)
 
-    def _arguments(self, making: Making) -> Iterator[Candidate]:
+    def given_shapes(self, making: Making) -> dict[str, tuple[int, ...]]:
+        """The shapes of what the owner's first call was given, by name."""
         instance = self.program.records.instances.get((making.run, making.owner or ()))
-        if instance is None:
-            return
-        for position, (name, shape) in enumerate(call_shapes(instance, self.method, self.plan)):
+        return {} if instance is None else dict(call_shapes(instance, self.method, self.plan))
+
+    def _arguments(self, making: Making) -> Iterator[Candidate]:
+        for position, (name, shape) in enumerate(self.given_shapes(making).items()):
             for index in reversed(range(len(shape))):
                 rank = 50 + min(position, 4) + 10 * (index != len(shape) - 1)
                 yield Candidate("", shape[index], rank, (name, index - len(shape)), certain=True)

@@ -16,7 +16,7 @@ from bridge import parity
 from ._entries import Entry
 from ._plans import Program
 from ._records import Shape
-from ._same_program import is_same_program
+from ._same_program import UnknownProgramError, computed_again, is_same_program
 from ._weights import inexact
 
 _BITS = 32
@@ -87,6 +87,18 @@ class Checker:
         except Exception:
             return True
         return False
+
+    def computes_again_as_much(self, inputs: Any, kwargs: Mapping[str, Any]) -> bool:
+        """Whether `remat` is around as many parts of both models, as far as that can be told."""
+        if self.axes:
+            return True
+        options: dict[str, Any] = {"method": self.entry.method, "keys": self.keys}
+        with nnx.use_eager_sharding(False):
+            try:
+                old, new = computed_again(self.linen, self.model, inputs, kwargs, **options)
+            except UnknownProgramError:
+                return True
+        return old == new
 
     def is_same(self, inputs: Any, kwargs: Mapping[str, Any], *, state: bool = False) -> bool:
         """Whether both models are one program, so that their numbers need no comparison."""

@@ -38,7 +38,7 @@ _COMPARE: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.In: lambda a, b: a in b,
     ast.NotIn: lambda a, b: a not in b,
 }
-_CALLS: Mapping[str, Callable[..., Any]] = {
+KNOWN_CALLS: Mapping[str, Callable[..., Any]] = {
     "len": len,
     "min": min,
     "max": max,
@@ -121,8 +121,8 @@ def _evaluate(node: ast.AST, env: Mapping[str, Any], fields: Mapping[str, Any]) 
             return tuple(values) if isinstance(node, ast.Tuple) else values
         case ast.IfExp():
             return go(node.body) if go(node.test) else go(node.orelse)
-        case ast.Call(keywords=[]) if (name := ast.unparse(node.func)) in _CALLS:
-            return _CALLS[name](*map(go, node.args))
+        case ast.Call(keywords=[]) if (name := ast.unparse(node.func)) in KNOWN_CALLS:
+            return KNOWN_CALLS[name](*map(go, node.args))
     raise UnknownValueError(ast.unparse(node))
 
 

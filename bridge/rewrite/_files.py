@@ -35,6 +35,7 @@ class NewFile:
         self.references = References(program, source, self.namespace)
         self.plans = [plan for plan in program.plans.values() if plan.source is source]
         self._pieces: dict[ast.stmt, str] = {}
+        self._old_classes: set[str] = set()
 
     @property
     def name(self) -> str:
@@ -83,10 +84,22 @@ class NewFile:
             for statement in binding.get(name, ()):
                 if statement in self._pieces or is_import(statement):
                     continue
+                if self._is_old_class(name):
+                    self._old_classes.add(name)
+                    continue
                 text = self._statement(statement)
                 self._pieces[statement] = text
                 waiting += names_of(text)
         return needed
+
+    def _is_old_class(self, name: str) -> bool:
+        """Whether a name is a class that stays what it is: a copy of an `Enum` is another one."""
+        value = self.namespace.get(name)
+        return (
+            isinstance(value, type)
+            and value.__module__ == self.module
+            and not issubclass(value, nn.Module)
+        )
 
     def _statement(self, statement: ast.stmt) -> str:
         if isinstance(statement, ast.ClassDef):
@@ -125,6 +138,8 @@ class NewFile:
         if "nnx." in text and not any(_binds(each, "nnx") for each in imports):
             added.append("from flax import nnx")
         added += [f"import {name}" for name in ("bridge", "registry") if f"{name}." in text]
+        if self._old_classes:
+            added.append(import_line(self.module, sorted(self._old_classes)))
         if has_linen:
             package, _, own = self.module.rpartition(".")
             added.append(

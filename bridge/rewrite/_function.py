@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from flax import linen as nn
@@ -14,6 +14,7 @@ from bridge._linen_in_nnx.linen_call import function_of
 from ._entries import Entry
 from ._failures import RewriteError, said
 from ._function_plans import FunctionPlan
+from ._native_share import native_share
 from ._places import Made, places_of
 from ._plans import ClassPlan
 from ._result import ClassResult, Level, Rewrite
@@ -21,6 +22,9 @@ from ._rewriter import Rewriter
 from ._steps import COLLECTION, choices
 from ._test_text import test_of
 from ._uses import ClassName
+
+# What is said of one class.
+_MOST_LIMITS = 4
 
 
 def rewrite(
@@ -33,6 +37,7 @@ def rewrite(
     only: Iterable[str] | None = None,
     skip: Iterable[str] = (),
     gradients: bool = True,
+    fast: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Rewrite:
     """Rewrites a Linen model's sources as NNX sources, and proves that the two do the same.
@@ -41,8 +46,10 @@ def rewrite(
     class of its package that was reached becomes an NNX class, or stays Linen with a reason and is
     wrapped in `bridge.ToNNX`. Then both models get the same random weights and are compared by
     `bridge.parity`; what two traces show to be one program is not computed. A class that fails
-    stays Linen, and the rest is proven again. Nothing is written, and nothing of the program runs
-    but its imports, `make` and the model.
+    stays Linen, and the rest is proven again. At last each class is compared for other values of
+    its fields, one at a time, where Linen takes them; where it differs, it is "proven for this
+    configuration", and the result names the field and the value. Nothing is written, and nothing
+    of the program runs but its imports, `make` and the model.
 
     Args:
       make: what gives the Linen model, or the model.
@@ -56,6 +63,8 @@ def rewrite(
       skip: names of classes that stay Linen.
       gradients: whether gradients are compared too, which takes time where the models are not one
         program.
+      fast: whether other values of the fields are left out: every class is then at most "proven
+        for this configuration".
       progress: is told what goes on.
 
     Returns:
@@ -85,6 +94,7 @@ def rewrite(
         skip=tuple(skip),
         told=progress or (lambda text: None),
         gradients=gradients,
+        varies=not fast,
     )
     rewriter.trace()
     _check_names(rewriter)
@@ -155,9 +165,9 @@ def _result(rewriter: Rewriter) -> Rewrite:
     whole = _undecoded(rewriter)
     parts = _parts(rewriter)
     classes = [
-        _class(plan, is_proven, limits, whole)
+        _class(plan, is_proven, (*limits, *rewriter.limits.get(plan.cls, ())), whole)
         if plan.cls in rewriter.tops
-        else _class(plan, is_proven)
+        else _class(plan, is_proven, rewriter.limits.get(plan.cls, ()))
         for plan in {**program.plans, **_left_above(rewriter)}.values()
         # Where a function stays Linen, the classes that call it say so.
         if not (isinstance(plan, FunctionPlan) and plan.reason)
@@ -183,6 +193,7 @@ def _result(rewriter: Rewriter) -> Rewrite:
         () if proof is None else tuple(proof.same),
         rewriter.in_place().texts,
         parts,
+        native_share(rewriter.whole or program, {**program.plans, **_left_above(rewriter)}),
     )
 
 
@@ -236,7 +247,7 @@ def _undecoded(rewriter: Rewriter) -> tuple[str, ...]:
 
 
 def _class(
-    plan: ClassPlan, is_proven: bool, limits: tuple[str, ...] = (), whole: tuple[str, ...] = ()
+    plan: ClassPlan, is_proven: bool, limits: Iterable[str], whole: tuple[str, ...] = ()
 ) -> ClassResult:
     file, line = plan.source.file, plan.node.lineno
     name = pathlib.Path(file).name
@@ -254,8 +265,12 @@ def _class(
         level, notes = "needs review", [*notes, "the program was not proven"]
     elif notes:
         level = "needs review"
-    elif plan.seen or limits:
-        level = "proven for this configuration"
-        notes = [f"{text} was seen with a single value" for text in dict.fromkeys(plan.seen)]
-        notes += limits
+    elif limits := list(dict.fromkeys([*_seen(plan), *limits])):
+        level, notes = "proven for this configuration", limits[:_MOST_LIMITS]
+        if len(limits) > _MOST_LIMITS:
+            notes.append(f"and {len(limits) - _MOST_LIMITS} more of the kind")
     return ClassResult(plan.name, file, line, level, (*notes, *wrapped))
+
+
+def _seen(plan: ClassPlan) -> Iterator[str]:
+    yield from (f"{text} was seen with a single value" for text in plan.seen)

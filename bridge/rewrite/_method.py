@@ -14,10 +14,10 @@ from ._definitions import written_out
 from ._evaluate import UnknownValueError, evaluate, is_size, same_dtype
 from ._function_plans import taint_of
 from ._plans import ClassPlan, LeftLinenError, Program
-from ._records import Making, Shape
+from ._records import Making
 from ._references import References
 from ._sizes import Sizes
-from ._source import COMPREHENSIONS, Edit, is_fixed, is_self, loops_around, names_in, shape_item
+from ._source import COMPREHENSIONS, Edit, is_fixed, is_self, loops_around, names_in
 from ._taint import MODES
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
@@ -130,6 +130,9 @@ class Method:
                 yield from self.init_edits(child, makings)
             return
         if isinstance(node, ast.expr) and self.taint.touches(node):
+            if self.taint.dimensions.computes(node, self.taint.touches):
+                yield from self._computed(node, makings)
+                return
             chosen = choice_edits(self, node, makings)
             if chosen is not None:
                 yield from chosen
@@ -155,10 +158,24 @@ class Method:
         for child in ast.iter_child_nodes(node):
             yield from self.init_edits(child, makings)
 
+    def _computed(self, node: ast.expr, makings: Sequence[Making]) -> Iterator[Edit]:
+        """What changes in an expression that computes with dimensions of arguments."""
+        edits = [edit for c in ast.iter_child_nodes(node) for edit in self.init_edits(c, makings)]
+        text = self.source.render(node, edits)
+        if not self.names_of(text):
+            # The layer behind has this size, too.
+            self.sizes.candidates.choices[node] = text
+        yield from edits
+
     def as_size(self, node: ast.expr, makings: Sequence[Making]) -> str | None:
         """An expression for what is a size at each of these times, None for another value."""
         if isinstance(node, ast.Tuple | ast.List):
             return None
+        dimension = self.taint.dimensions.of(node)
+        if dimension is not None:
+            text = self._given_size(dimension, node, makings)
+            if text is not None:
+                return text
         values = []
         for making in makings:
             try:
@@ -170,12 +187,6 @@ class Method:
             values.append(tuple(value) if isinstance(value, list) else value)
         if not values:
             return None
-        argument = self._argument_dimension(node, makings)
-        if argument is not None:
-            text = self.sizes.argument(argument, makings, values, self.visible(node))
-            if text is not None:
-                self.used |= self.names_of(text)
-                return text
         hint = node.id if isinstance(node, ast.Name) else "size"
         if isinstance(values[0], tuple) and is_cache(makings[0]):
             hint = CACHE
@@ -190,27 +201,22 @@ class Method:
             self.plan.seen.append(ast.unparse(node))
         return found
 
-    def _argument_dimension(
-        self, node: ast.expr, makings: Sequence[Making]
-    ) -> tuple[str, int] | None:
-        """The argument and dimension of `x.shape[-1]`, while `x` is what the call was given."""
-        found = shape_item(node)
-        if found is None:
-            return None
-        name, index = found
-        bound = [
-            each.lineno
-            for each in ast.walk(self.node)
-            if isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Store)
-        ]
-        if name not in self.taint.arguments or (bound and (min(bound) < node.lineno)):
-            return None
-        if bound and self._loops(node):
-            return None
-        shape = makings[0].env.get(name)
-        if not isinstance(shape, Shape):
-            return None
-        return name, index if index < 0 else index - shape.ndim
+    def _given_size(
+        self, dimension: tuple[str, int], node: ast.expr, makings: Sequence[Making]
+    ) -> str | None:
+        """The constructor argument for a dimension of what the call is given."""
+        name, index = dimension
+        values: list[int] = []
+        for making in makings:
+            shape = self.sizes.candidates.given_shapes(making).get(name)
+            if shape is None or not -len(shape) <= index < len(shape):
+                return None
+            index = index if index < 0 else index - len(shape)
+            values.append(shape[index])
+        text = self.sizes.argument((name, index), makings, values, self.visible(node))
+        if text is not None:
+            self.used |= self.names_of(text)
+        return text
 
     def moved(self, node: ast.Call) -> list[ast.keyword]:
         """The modes in a partial of a layer: only the call knows them, or they are written out."""

@@ -61,8 +61,9 @@ def pair(program: Program, maker: Maker, run: int, entry: Entry, inputs: Any) ->
             _create(model, entry.method, *given)
     plan = port.plan(variables, model, rules)
     if not plan.ok:
-        problems = "; ".join(map(str, plan.problems[:3]))
-        raise ProofError(f"the weights do not fit the new model: {problems}", _linen_paths(plan))
+        first, more = plan.problems[0], len(plan.problems) - 1
+        text = f"the weights do not fit the new model: {first}"
+        raise ProofError(f"{text} (and {more} more)" if more else text, _linen_paths(plan))
     plan.apply()
     with_same_keys(model)
     linen = (entry.make(), variables)

@@ -63,7 +63,7 @@ def _outermost(program: Program, run: int) -> Iterator[tuple[Instance, list[Entr
         path, plan = instance.path, _plan(program, instance)
         if plan is None or any(path[:n] in inside for n in range(len(path))):
             continue
-        made = [_entry(instance, called) for called in _calls(instance)]
+        made = [entry_of(instance, called) for called in first_calls(instance)]
         parts = [each for each in made if each is not None]
         if parts:
             inside.add(path)
@@ -72,18 +72,19 @@ def _outermost(program: Program, run: int) -> Iterator[tuple[Instance, list[Entr
             plan.leave("only a class that stays Linen can make it: it is given modules")
 
 
-def _calls(instance: Instance) -> list[Called]:
-    """The first call of each method from outside."""
+def first_calls(instance: Instance) -> list[Called]:
+    """The first call of each method from outside, or from a function under a lifted transform."""
     found: dict[str, Called] = {}
     ended = -1
     for call in sorted(instance.calls, key=lambda each: each.began):
-        if call.method != "setup" and call.began > ended:
+        is_method = call.method != "setup" and hasattr(instance.cls, call.method)
+        if is_method and call.began > ended:
             found.setdefault(call.method, call)
             ended = call.ended
     return list(found.values())
 
 
-def _entry(instance: Instance, called: Called) -> Entry | None:
+def entry_of(instance: Instance, called: Called) -> Entry | None:
     """An instance and a call of it, None if it cannot be made or called again."""
     names = [field.name for field in dataclasses.fields(instance.cls) if field.init]  # pyright: ignore
     fields = {name: instance.fields[name] for name in names if name in instance.fields}

@@ -25,7 +25,7 @@ from ._entries import (
 from ._files import NewFile
 from ._pairing import NoNumbersError, is_mixed, pair, without_sown
 from ._plans import Program
-from ._proven import Proof
+from ._proven import Proof, ProofError
 from ._snapshots import shapes_of
 from ._steps import step
 from ._weights import INTEGERS, has_integers, random_inputs
@@ -33,6 +33,7 @@ from ._weights import INTEGERS, has_integers, random_inputs
 # What is still compared where both models are one program: layers and gradients follow from it.
 _OF_ONE_PROGRAM = ("port plan", "weights", "outputs", "partition specs")
 _OF_A_STEP = ("port plan", "weights", "outputs", "state", "partition specs")
+NO_NUMBERS = "the Linen program returns no numbers"
 _STEPS = 3
 # The first step has no position but 0.
 _OF_STEPS = (INTEGERS[1], INTEGERS[2])
@@ -178,7 +179,9 @@ class Prover:
             else:
                 self._flag(varied, label)
         except NoNumbersError:
-            self.limits.append(f"{label} the Linen program returns no numbers")
+            self.limits.append(f"{label} {NO_NUMBERS}")
+        except ProofError as error:
+            self.limits.append(f"{label} {error}")
         except Exception as error:
             text = (str(error).strip().splitlines() or [""])[0][:120]
             self.limits.append(f"{label} the new program raised {type(error).__name__}: {text}")
@@ -186,11 +189,13 @@ class Prover:
     def _flag(self, varied: Varied, label: str) -> None:
         train = varied.is_training
         state = train or training_kwargs(varied.entry) is None
-        first = None
-        if self._may_be_same:
-            first = checker, inputs = self._pair(varied.run, varied.entry, INTEGERS[0])
-            if self._is_same(checker, label, inputs, entry_kwargs(checker.entry), state=state):
-                return
+        checker, inputs = self._pair(varied.run, varied.entry, INTEGERS[0])
+        kwargs = entry_kwargs(checker.entry)
+        if self.program.records.has_remat and not checker.computes_again_as_much(inputs, kwargs):
+            self.limits.append(f"{label} remat is around other parts")
+        if self._may_be_same and self._is_same(checker, label, inputs, kwargs, state=state):
+            return
+        first = checker, inputs
         checker, inputs = self._paired(varied.run, varied.entry, first=first)
         given = (inputs, entry_kwargs(checker.entry))
         sections = ["outputs", "state"] if state else ["outputs"]

@@ -216,6 +216,12 @@ class Records:
     functions_that_make: dict[type, bool] = dataclasses.field(default_factory=dict)
     _stacks: dict[int, dict[Path, list[Lifted]]] = dataclasses.field(default_factory=dict)
 
+    @property
+    def has_remat(self) -> bool:
+        """Whether a run had `remat` around a module or a function."""
+        lifted = [*self.lifted.values(), *(call.lifted for call in self.functions)]
+        return any(each.kind == "remat" for each in lifted)
+
     def function_class(self, frame: Any) -> type:
         """The class that stands for a function."""
         code = frame.f_code

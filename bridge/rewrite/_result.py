@@ -69,6 +69,7 @@ class Rewrite:
             the same values: whose results and gradients are equal without being computed.
         make_in_place: gives what `in_place` does.
         parts: the classes that were proven by themselves, because the model's own stays Linen.
+        native_share: the share of the parameters that are in native NNX layers, from 0 to 1.
     """
 
     classes: tuple[ClassResult, ...]
@@ -86,6 +87,7 @@ class Rewrite:
         default=None, repr=False
     )
     parts: tuple[str, ...] = ()
+    native_share: float = 0.0
 
     @functools.cached_property
     def places(self) -> tuple[str, ...]:
@@ -248,6 +250,7 @@ class Rewrite:
                 "reports": {k: json.loads(v.to_json()) for k, v in self.reports.items()},
                 "programs": list(self.programs),
                 "parts": list(self.parts),
+                "native_share": self.native_share,
                 "notes": list(self.notes),
                 "places": list(self.places),
             },
@@ -258,7 +261,7 @@ class Rewrite:
     def __str__(self) -> str:
         counts = collections.Counter(each.level for each in self.classes)
         summary = ", ".join(f"{counts[level]} {level}" for level in LEVELS if counts[level])
-        lines = [f"{self.root}: {summary or 'no classes'}; {self.verdict}"]
+        lines = [f"{self.root}: {summary or 'no classes'}; {self.native}; {self.verdict}"]
         width = max((len(each.name) for each in self.classes), default=0)
         for each in self.classes:
             lines.append(f"  {each.name:<{width}}  {each.level}")
@@ -268,6 +271,14 @@ class Rewrite:
         return "\n".join([*lines, *(f"  {place}" for place in self.places), *self.notes])
 
     @property
+    def native(self) -> str:
+        """How much of the model is native NNX, in a few words."""
+        rewritten = sum(each.level != "left Linen" for each in self.classes)
+        # All of them only where nothing is missing, however little.
+        share = int(100 * self.native_share)
+        return f"native: {rewritten} of {len(self.classes)} classes, {share} % of the parameters"
+
+    @property
     def verdict(self) -> str:
         """What the proof says, in a few words."""
         if not self.reports:
@@ -275,7 +286,9 @@ class Rewrite:
         if not self.is_proven:
             return "the program differs"
         what = "its parts are" if self.parts else "the program is"
-        return f"{what} proven, largest difference {self.max_difference or 0.0:.3g}"
+        is_general = all(each.level != LEVELS[1] for each in self.classes)
+        proven = "proven" if is_general else LEVELS[1]
+        return f"{what} {proven}, largest difference {self.max_difference or 0.0:.3g}"
 
 
 def _shown(path: str) -> str:

@@ -10,6 +10,7 @@ from ._class_text import ClassText
 from ._collect import collect, inside_of
 from ._entries import Entry
 from ._failures import RewriteError
+from ._field_variation import FieldVariation
 from ._files import SUFFIX, NewFile, modules_of
 from ._function_plans import FunctionPlan, called_function
 from ._function_text import FunctionText
@@ -37,6 +38,7 @@ class Rewriter:
         skip: names of classes that stay Linen.
         told: is given a line about what goes on.
         gradients: whether gradients are compared.
+        varies: whether each class is proven for other values of its fields too.
     """
 
     def __init__(
@@ -48,10 +50,12 @@ class Rewriter:
         skip: Sequence[str],
         told: Callable[[str], None],
         gradients: bool = True,
+        varies: bool = True,
     ) -> None:
         self.entries, self.keep_names = list(entries), keep_names
         self.only, self.skip, self.told = only, skip, told
-        self.gradients = gradients
+        self.gradients, self.varies = gradients, varies
+        self.limits: dict[type, list[str]] = {}
         self.left: dict[type, tuple[str, int | None]] = {}
         self.notes: list[str] = []
         self.files: list[NewFile] = []
@@ -59,6 +63,7 @@ class Rewriter:
         self.proof: Proof | None = None
         self.root: type = type(self.entries[0].make())
         self.above: dict[type, ClassPlan] = {}
+        self.whole: Program | None = None
         self._inside = inside_of(self.root)
 
     def trace(self) -> None:
@@ -68,6 +73,8 @@ class Rewriter:
         runs.run()
         self.program: Program = self._collected()
         self._is_fresh = True
+        # What is compared by parts later was one model first.
+        self.whole = self.whole or self.program
 
     def _collected(self) -> Program:
         program = collect(self.watch.records, self._inside)
@@ -84,6 +91,7 @@ class Rewriter:
             self.told("proving")
             culprit = self._proven()
             if culprit is None:
+                self._vary_fields()
                 return
             cls, reason = culprit
             if cls in self.left:
@@ -226,6 +234,16 @@ class Rewriter:
             return blame.of_error(error)
         self.proof = proof
         return None if proof.ok else blame.of_difference(proof)
+
+    def _vary_fields(self) -> None:
+        variation = FieldVariation(self.program, self.watch, self.files, self.texts, self.told)
+        if self.proof is None:
+            return
+        if self.varies:
+            variation.run()
+        else:
+            variation.leave_out()
+        self.limits = variation.limits
 
     def in_place(self) -> InPlace:
         """The old files with NNX classes in them."""

@@ -7,7 +7,7 @@ and equal gradients, to the bit and for all inputs of these shapes, and nothing 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -22,7 +22,8 @@ from ._draws import is_same_kind
 from ._gradient_rules import is_known_rule
 from ._snapshots import is_array
 
-_CALLS = ("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", "checkpoint", "remat2")
+_AGAIN = ("checkpoint", "remat2")
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", *_AGAIN)
 _CUSTOM = ("custom_jvp_call", "custom_vjp_call")
 _ALIASES = ("copy", "copy_p")
 _COMMUTATIVE = ("add", "mul", "max", "min", "and", "or", "eq", "ne")
@@ -54,16 +55,10 @@ def is_same_program(
         False also where that cannot be told; None where the Linen module raises.
     """
     numbering = Numbering()
-    given, tree = jax.tree.flatten((tuple(inputs), dict(kwargs)))
-
-    def call(function: Callable[..., Any], arrays: Sequence[Any]) -> Any:
-        own = iter(arrays)
-        args, named = jax.tree.unflatten(tree, [next(own) if is_array(g) else g for g in given])
-        return function(*args, **named)
-
-    arrays = [leaf for leaf in given if is_array(leaf)]
-    old, leaves = _linen_program(*linen, call, method, keys, state=state)
-    new, values = _nnx_program(model, call, method)
+    given = _Given(inputs, kwargs)
+    arrays = given.arrays
+    old, leaves = _linen_program(*linen, given.call, method, keys, state=state)
+    new, values = _nnx_program(model, given.call, method)
     before_old = [numbering.weight(leaf) for leaf in leaves]
     before_new = list(map(numbering.weight, jax.tree.leaves(nnx.state(model, nnx.Not(_NO_STATE)))))
     if len(set(before_old)) != len(leaves) or len(set(before_new)) != len(before_new):
@@ -87,6 +82,66 @@ def is_same_program(
     return changed is not None and changed == (
         _changed(before_new, map(numbering.unstopped, after_new))
     )
+
+
+def computed_again(
+    linen: tuple[Any, Mapping[str, Any]],
+    model: Any,
+    inputs: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    method: str | None = None,
+    keys: Mapping[str, Any] | None = None,
+) -> tuple[int, int]:
+    """How many parts of each model a gradient computes again, as `remat` says.
+
+    Args:
+        linen: the module and its variables.
+        model: the NNX module; it is not changed.
+        inputs: the arguments of both.
+        kwargs: keyword arguments.
+        method: what is called, None for `__call__`.
+        keys: keys by stream for the Linen module.
+
+    Raises:
+        UnknownProgramError: one of them cannot be traced.
+    """
+    given = _Given(inputs, kwargs)
+    old, leaves = _linen_program(*linen, given.call, method, keys, state=True)
+    new, values = _nnx_program(model, given.call, method)
+    programs = traced(old, leaves, given.arrays), traced(new, values, given.arrays)
+    first, second = (_again(_opened(program)[0]) for program, _ in programs)
+    return first, second
+
+
+def _again(jaxpr: Any) -> int:
+    inner = [each for equation in jaxpr.eqns for each in _inner(equation.params)]
+    own = sum(str(equation.primitive) in _AGAIN for equation in jaxpr.eqns)
+    return own + sum(map(_again, inner))
+
+
+def _inner(params: Mapping[str, Any]) -> Iterator[Any]:
+    """The jaxprs in an equation."""
+    for value in params.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            jaxpr = _opened(each)[0]
+            if isinstance(jaxpr, core.Jaxpr):
+                yield jaxpr
+
+
+class _Given:
+    """The arguments of a call, the arrays apart."""
+
+    def __init__(self, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._leaves, self._tree = jax.tree.flatten((tuple(inputs), dict(kwargs)))
+        self.arrays = [leaf for leaf in self._leaves if is_array(leaf)]
+
+    def call(self, function: Callable[..., Any], arrays: Sequence[Any]) -> Any:
+        """Calls a function with these arrays in the place of its own."""
+        own = iter(arrays)
+        given = [next(own) if is_array(leaf) else leaf for leaf in self._leaves]
+        args, named = jax.tree.unflatten(self._tree, given)
+        return function(*args, **named)
 
 
 # Runs a function on the inputs, of which the arrays are given.

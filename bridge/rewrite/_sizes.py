@@ -112,7 +112,7 @@ class Sizes:
         found = self._holding(makings, values, names)
         best = self._chosen(found, makings, values, distinct)
         if best is not None:
-            return best
+            return self._behind_loop(found, best, loops)
         is_loop = bool(loops) and isinstance(loops[-1], ast.For)
         place = (makings, values, hint, loops, at, names)
         running = self._running(*place, may_add=False) if is_loop else None
@@ -133,7 +133,10 @@ class Sizes:
                     key = each.argument or each.text
                     known = here.get(key, each)
                     here[key] = dataclasses.replace(
-                        each, rank=min(each.rank, known.rank), certain=each.certain or known.certain
+                        each,
+                        rank=min(each.rank, known.rank),
+                        certain=each.certain or known.certain,
+                        loop=known.loop or each.loop,
                     )
             left = (
                 here
@@ -165,6 +168,14 @@ class Sizes:
         if best.argument is not None:
             return self._dimension(best, makings, values)
         return best.text
+
+    def _behind_loop(self, found: list[Candidate], text: str, loops: Any) -> str:
+        """The size that a loop leaves behind, which holds also if the loop never turns."""
+        loop = next((each.loop for each in found if each.text == text), None)
+        for each in self.running:
+            if each.loop is loop and loop not in loops and each.following == text:
+                return each.name
+        return text
 
     def _dimension(self, best: Candidate, makings: Any, values: Any) -> str:
         name, index = best.argument  # pyright: ignore

@@ -94,6 +94,21 @@ def find_slots(program: Program, plan: ClassPlan) -> None:
         slot.functions = functions_of(plan, slot)
 
 
+def add_makings(program: Program, run: int) -> None:
+    """Adds what one more run has made to the slots that are there.
+
+    Args:
+        program: everything, with the classes as they were written.
+        run: the number of the run.
+    """
+    makings = [making for making in program.records.makings if making.run == run]
+    for plan in program.plans.values():
+        for making in makings:
+            own = making.site.file == plan.source.file and plan.source.call_at(making.site.span)
+            if isinstance(own, ast.Call) and own in plan.slots:
+                plan.slots[own].makings = _once([*plan.slots[own].makings, making])
+
+
 def _is_repeated(slot: Slot) -> bool:
     """Whether a place outside of loops makes several layers of one module."""
     places = [(m.run, m.owner) for m in slot.makings if m.kind == "module" and m.path]

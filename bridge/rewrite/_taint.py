@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
+from ._dimensions import Dimensions
 from ._growth import grown_name, is_growth
 from ._source import bound_in, is_self, names_in
 
@@ -34,7 +35,10 @@ class Taint:
 
     Attributes:
         names: those that depend on an argument of the call.
-        pure: those that are bound in the method and do not.
+        pure: those that are bound in the method and do not, or are computed from dimensions of
+            arguments alone, which a constructor is told.
+        computed: those of them that are computed so.
+        dimensions: the dimensions of arguments.
     """
 
     def __init__(
@@ -52,15 +56,19 @@ class Taint:
         arguments += [each for each in (given.vararg, given.kwarg) if each]
         self.names = {each.arg for each in arguments} - {"self", *known}
         self.names |= set(_inner_arguments(method, self.slots))
+        self.dimensions = Dimensions(method, self.arguments)
         bindings = list(_bindings(method))
         size = -1
         while size != len(self.names):
             size = len(self.names)
             for value, targets in bindings:
-                if self.touches(value):
+                if self.touches(value) and not self.dimensions.computes(value, self.touches):
                     self.names |= targets
         bound = set().union(*(targets for _, targets in bindings)) if bindings else set()
         self.pure = (bound | set(known)) - self.names
+        self.computed = set().union(
+            *(targets & self.pure for value, targets in bindings if self.touches(value))
+        )
 
     def touches(self, node: ast.AST) -> bool:
         """Whether an expression depends on an argument of the call."""

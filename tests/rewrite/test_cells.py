@@ -13,7 +13,7 @@ from tests.rewrite.test_programs import imported, spec
 
 @functools.cache
 def rewritten():
-    return bridge.rewrite(models.Recurrent, spec(2, 3, 6), gradients=False)
+    return bridge.rewrite(models.Recurrent, spec(2, 3, 6), gradients=False, fast=True)
 
 
 def test_cells_of_the_program_s_own_are_rewritten_and_proven():

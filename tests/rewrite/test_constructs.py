@@ -27,7 +27,8 @@ def rewritten(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(folder))
         root = importlib.import_module(f"constructs_{name}").Root
-        yield name, bridge.rewrite(root, INPUT, kwargs={"train": False}, gradients=False)
+        options = {"kwargs": {"train": False}, "gradients": False, "fast": True}
+        yield name, bridge.rewrite(root, INPUT, **options)
 
 
 def test_the_program_is_proven(rewritten):

@@ -21,7 +21,7 @@ CONFIGS = {
 @functools.cache
 def rewritten(**fields):
     return bridge.rewrite(
-        lambda: models.Model(models.Config(**fields)), tokens(2, 5), gradients=False
+        lambda: models.Model(models.Config(**fields)), tokens(2, 5), gradients=False, fast=True
     )
 
 

@@ -37,7 +37,10 @@ def pair(remat):
 def test_every_class_is_rewritten_and_proven():
     result = rewritten()
     assert result.is_proven, str(result)
-    assert [c.level for c in result.classes] == ["proven"] * 12, str(result)
+    levels = {each.name: each.level for each in result.classes}
+    # The cell's call is that of one step, so it cannot be called apart with other fields.
+    assert levels.pop("Cell") == "proven for this configuration", str(result)
+    assert list(levels.values()) == ["proven"] * 11, str(result)
     (text,) = result.sources.values()
     assert "_linen" not in text
     assert "bridge" not in text.split("\n\n", 1)[1]

@@ -61,7 +61,8 @@ def rewritten(name):
     make, inputs, kwargs, _ = PROGRAMS[name]
     # Gradients take most of the time, and where outputs are equal to the bit they are so mostly.
     with_gradients = name in ("mixer", "agent", "annotated")
-    return bridge.rewrite(make, *inputs, kwargs=kwargs, gradients=with_gradients)
+    fast = name not in ("mixer", "vit")
+    return bridge.rewrite(make, *inputs, kwargs=kwargs, gradients=with_gradients, fast=fast)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

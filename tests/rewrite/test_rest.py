@@ -12,7 +12,7 @@ def test_dicts_of_a_method_a_field_and_a_file_are_given_on():
     assert {each.level for each in result.classes} == {"proven"}, str(result)
     (text,) = result.sources.values()
     assert "rngs=rngs, **inits)" in text
-    assert "nnx.LayerNorm(size, rngs=rngs, **self.options)" in text
+    assert "nnx.LayerNorm(2 * in_features, rngs=rngs, **self.options)" in text
     assert "bridge" not in text
 
 

@@ -74,7 +74,7 @@ def rewritten(request):
     """The name of a program, and its result."""
     models = importlib.import_module(f"tests.rewrite.models_trap_{request.param}")
     return request.param, bridge.rewrite(
-        models.Root, INPUT, kwargs={"train": False}, gradients=False
+        models.Root, INPUT, kwargs={"train": False}, gradients=False, fast=True
     )
 
 

@@ -104,6 +104,11 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     parser.add_argument(
         "--no-gradients", dest="gradients", action="store_false", help="do not compare gradients"
     )
+    parser.add_argument(
+        "--fast",
+        action="store_true",
+        help="do not compare other values of the fields: every class is proven for these alone",
+    )
     parser.add_argument("--no-diff", action="store_true", help="do not show the diff")
     parser.add_argument(
         "--html", type=_command.path, metavar="FILE", help="write the diff as a page, side by side"

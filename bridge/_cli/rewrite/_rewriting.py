@@ -54,6 +54,7 @@ def rewritten(arguments: argparse.Namespace, progress: Any) -> Rewrite | None:
             only=arguments.only,
             skip=arguments.skip,
             gradients=arguments.gradients,
+            fast=arguments.fast,
             progress=told,
         )
 
@@ -109,7 +110,7 @@ def show(result: Rewrite, written: Sequence[str], stale_files: Sequence[str], di
         where = f"{pathlib.Path(each.file).name}:{each.line}"
         table.add_row(each.name, each.level, where, "; ".join(each.notes))
     _output.show(table)
-    lines = [result.verdict, *result.notes]
+    lines = [f"{result.native}; {result.verdict}", *result.notes]
     lines += [f"to change by hand: {place}" for place in result.places]
     lines += [f"written: {path}" for path in written]
     lines += [f"--write would write {path}" for path in stale_files]
