@@ -1,4 +1,4 @@
-"""What saving and restoring cost with and without digests, beside plain orbax.
+"""Measures saving and restoring, with and without digests, beside plain orbax.
 
     python -m benchmarks.checkpoints --rounds 5
     python -m benchmarks.checkpoints --model '20,000 leaves' --rounds 1

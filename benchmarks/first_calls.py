@@ -1,4 +1,4 @@
-"""What is done once: imports and first calls in processes, constructors in a trace."""
+"""Measures what is done once: imports and first calls in processes, constructors in a trace."""
 
 from __future__ import annotations
 

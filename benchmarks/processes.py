@@ -1,4 +1,4 @@
-"""How two processes of one machine become one JAX program that no other machine can reach."""
+"""Joins two processes of one machine into one JAX program that no other machine can reach."""
 
 from __future__ import annotations
 

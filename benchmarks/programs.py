@@ -1,4 +1,4 @@
-"""What can be counted of a program instead of timed: equations, instructions, calls, live bytes."""
+"""Counts a program instead of timing it: equations, instructions, calls, live bytes."""
 
 from __future__ import annotations
 

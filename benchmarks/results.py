@@ -1,4 +1,4 @@
-"""What a run found, as plain data: made by the rows, kept as JSON."""
+"""Keeps the results of a run as plain data: made by the rows, written as JSON."""
 
 from __future__ import annotations
 

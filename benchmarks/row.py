@@ -1,4 +1,4 @@
-"""What a row of the table is: its measurement, its sizes, and what it should cost."""
+"""Defines a row of the table: its measurement, its sizes, and its target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the sharded initialisation of billions of parameters costs, without executing any of it.
+"""Measures the sharded initialisation of billions of parameters without executing it.
 
 ``python -m benchmarks.scale [--quick] [--output FOLDER]`` lowers and compiles the initialisation of
 a decoder from abstract inputs, in Linen and NNX, native, wrapped and mixed, for meshes of 256 and

@@ -1,4 +1,4 @@
-"""What the sharded initialisation of a decoder is compiled to, without executing it."""
+"""Shows what the sharded initialisation of a decoder compiles to, without executing it."""
 
 from __future__ import annotations
 

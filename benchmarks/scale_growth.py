@@ -1,4 +1,4 @@
-"""How the time of `bridge.abstract` and of a restore's plan grows with leaves and with devices.
+"""Measures how `bridge.abstract` and a restore's plan grow with leaves and devices.
 
 ``python -m benchmarks.scale_growth [--quick]`` prints CPU seconds, and the exponents of the growth:
 1 is linear, 0 none at all. The plan of a restore is what is known before a byte is read: which leaf

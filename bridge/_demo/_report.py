@@ -1,4 +1,4 @@
-"""How the demo shows itself: a progress bar and one line per step on stderr, the rest on stdout."""
+"""Shows the demo: a progress bar and one line per step on stderr, the rest on stdout."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""How weights travel from one step's model to the next: one flat mapping, renamed by rules."""
+"""Moves weights from one step's model to the next: one flat mapping, renamed by rules."""
 
 from collections.abc import Mapping
 from typing import Any, cast

@@ -1,4 +1,4 @@
-"""What NNX's `scan` and `vmap` are told of the variables of a module, collection by collection."""
+"""Writes the axes that NNX's `scan` and `vmap` need for a module's variables, by collection."""
 
 from __future__ import annotations
 

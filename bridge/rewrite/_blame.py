@@ -1,4 +1,4 @@
-"""Which class a failed proof is to be blamed on."""
+"""Finds the class that a failed proof is due to."""
 
 from __future__ import annotations
 

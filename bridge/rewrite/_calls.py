@@ -1,4 +1,4 @@
-"""What the body of a method becomes where layers are no longer made in it."""
+"""Rewrites the body of a method whose layers the constructor makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a constructor can know about a size: names, fields, arguments, earlier layers."""
+"""Lists what a constructor can know about a size: names, fields, arguments, earlier layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a class may not have: names that NNX modules have for themselves, and what they lack."""
+"""Checks a class for names that NNX modules reserve, and for features that they lack."""
 
 from __future__ import annotations
 

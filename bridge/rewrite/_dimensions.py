@@ -1,4 +1,4 @@
-"""What depends on a call through the dimensions of its arguments alone, as `x.shape[-1] // 4` does.
+"""Finds expressions that need only the dimensions of arguments, as `x.shape[-1] // 4` does.
 
 A constructor that is told these dimensions can compute it as the program does.
 """

@@ -1,4 +1,4 @@
-"""What the rewriter raises."""
+"""Defines the errors of the rewriter."""
 
 from __future__ import annotations
 

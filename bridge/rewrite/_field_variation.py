@@ -1,4 +1,4 @@
-"""Whether each rewritten class does what the Linen class does for other values of its fields.
+"""Compares each rewritten class with the Linen class for other values of its fields.
 
 A program is used with other values than those it was proven with. Each rewritten class is made
 and called as the model calls it, with one field changed at a time, where Linen itself takes the

@@ -1,4 +1,4 @@
-"""What becomes of the constructor of each of Flax's own layers, and of its call."""
+"""Translates the constructor of each of Flax's own layers, and its call."""
 
 from __future__ import annotations
 

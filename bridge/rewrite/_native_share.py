@@ -1,4 +1,4 @@
-"""What share of a model's parameters the rewritten classes hold."""
+"""Computes the share of a model's parameters that native layers hold."""
 
 from __future__ import annotations
 

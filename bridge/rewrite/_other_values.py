@@ -1,4 +1,4 @@
-"""Other values of a field, which a rewritten class has to take as the Linen class does."""
+"""Chooses other values for a field, which a rewritten class has to take as the Linen class does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a model whose own class stays Linen can run by itself."""
+"""Finds the parts of a model that can run by themselves while the model's own class stays Linen."""
 
 from __future__ import annotations
 

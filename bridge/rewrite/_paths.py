@@ -1,4 +1,4 @@
-"""Which Linen path is which NNX path, and the rules that say so."""
+"""Maps Linen paths to NNX paths, and writes the rules for them."""
 
 from __future__ import annotations
 

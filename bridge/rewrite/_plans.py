@@ -1,4 +1,4 @@
-"""What is known of each class that is rewritten: fields, slots, sizes, and why it is not."""
+"""Holds what is known of each class: fields, slots, sizes, and why it stays Linen."""
 
 from __future__ import annotations
 

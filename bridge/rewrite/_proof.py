@@ -1,4 +1,4 @@
-"""Whether the new model does what the Linen model does, with the same random weights."""
+"""Compares the new model with the Linen model, with the same random weights."""
 
 from __future__ import annotations
 

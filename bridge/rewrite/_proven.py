@@ -1,4 +1,4 @@
-"""What a proof found, and that it cannot be made."""
+"""Holds the findings of a proof, and the error for one that cannot be made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is seen while a Linen model runs: which line made what, with which values at hand."""
+"""Records a run of a Linen model: which line made what, and the values at hand."""
 
 from __future__ import annotations
 

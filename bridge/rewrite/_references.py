@@ -1,4 +1,4 @@
-"""What Linen's names in a text become: `nn.relu`, `nn.LayerNorm` as a value, `nn.Module`."""
+"""Translates Linen's names in a text: `nn.relu`, `nn.LayerNorm` as a value, `nn.Module`."""
 
 from __future__ import annotations
 

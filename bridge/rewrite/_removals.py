@@ -1,4 +1,4 @@
-"""What goes from the body of a method because the constructor does it."""
+"""Removes from the body of a method what the constructor does."""
 
 from __future__ import annotations
 

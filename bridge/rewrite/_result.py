@@ -1,4 +1,4 @@
-"""What a rewriting gives: sources, rules, a level for each class, and the proof."""
+"""Holds the result of a rewriting: sources, rules, a level for each class, and the proof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether two models are one program: the same operations on the same values, in any order.
+"""Compares two models as programs: the same operations on the same values, in any order.
 
 Both are traced, and every value gets a number by what computes it. Equal numbers are equal results
 and equal gradients, to the bit and for all inputs of these shapes, and nothing is compiled or run.

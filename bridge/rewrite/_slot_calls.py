@@ -1,4 +1,4 @@
-"""What a slot makes, where it is used: its attribute in `setup`, its calls in a compact method."""
+"""Writes the uses of a slot: its attribute in `setup`, its calls in a compact method."""
 
 from __future__ import annotations
 

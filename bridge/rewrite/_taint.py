@@ -1,4 +1,4 @@
-"""Which names of a method come from the arguments of its call, and which a constructor can know."""
+"""Separates a method's names that come from its call from those that a constructor can know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a package uses the classes that are rewritten: what would break if they were NNX's."""
+"""Finds where a package uses the rewritten classes, and what would break."""
 
 from __future__ import annotations
 

@@ -12,9 +12,11 @@ SOURCE = """from flax import linen as nn
 
 
 class Part(nn.Module):
+    width: int = 3
+
     @nn.compact
     def __call__(self, x):
-        return nn.Dense(3)(x)
+        return nn.Dense(self.width)(x)
 
 
 class Net(nn.Module):
@@ -86,6 +88,17 @@ def test_a_class_that_stays_linen_is_exit_code_1_with_its_reason(target, capsys)
     assert document["is_proven"]
     levels = {each["name"]: each["level"] for each in document["classes"]}
     assert levels == {"Part": "left Linen", "Net": "proven"}
+    assert 0 < document["native_share"] < 1
+
+
+def test_fast_proves_the_given_fields_alone(target, capsys):
+    levels = {}
+    for options in ((), ("--fast",)):
+        code, out, _ = run(capsys, target, "--json", *options)
+        assert code == 0
+        levels[options] = {each["level"] for each in json.loads(out)["classes"]}
+    assert levels[()] == {"proven"}
+    assert "proven for this configuration" in levels[("--fast",)]
 
 
 TRAINING = """import jax

@@ -1,4 +1,4 @@
-"""What `python -m bridge rewrite` does and shows."""
+"""Runs `python -m bridge rewrite` and shows the result."""
 
 from __future__ import annotations
 
