@@ -23,7 +23,7 @@ from bridge._rules.rules import OneWay, read_backward, read_forward
 from ._renaming import ItemPath, origins
 from ._restacking import restacked
 from ._source import Item, Source
-from ._stored import PYTHON_TYPES, Stored, is_rng
+from ._stored import PYTHON_TYPES, Stored, is_rng, tree_text
 from ._targets import TargetTree, tree_of
 
 OPT_STATE, STEP = "opt_state", "step"
@@ -39,7 +39,8 @@ def linen_state(tree: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
       extra: other trees by name. An `nnx.Optimizer` becomes `opt_state` and `step`.
 
     Raises:
-      CheckpointError: two trees have one name, or one is of NNX and no optimizer.
+      CheckpointError: two trees have one name, one is of NNX and no optimizer, or an optimizer is
+        of another model.
       ConversionError: the model is none.
     """
     model = tree_of(tree)
@@ -51,6 +52,13 @@ def linen_state(tree: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
     def as_linen(node: Any) -> Any:
         if not isinstance(node, nnx.State):
             return nnx_leaves.raw_value(node) if isinstance(node, nnx.Variable) else node
+        if lacking := [path for path, _ in walk(node) if path not in places]:
+            raise CheckpointError(
+                "the optimizer is of another model than the one to be saved",
+                "",
+                "Give the one whose state is that of the model's parameters.",
+                unsupported=[(tree_text(path), "not in the model") for path in lacking],
+            )
         moments = {
             places[path]: leaves[places[path]]._replace(value=as_linen(item))
             for path, item in walk(node)

@@ -13,12 +13,11 @@ from . import _sections, _training
 from ._captured import Trace
 from ._divergence import Divergence, Layers, compare_layers
 from ._dropout import evaluating, remedy
-from ._findings import SECTIONS, Section
 from ._layouts import Layouts
 from ._models import Model, Observing, Request
 from ._numbers import Compared
 from ._recorder import trace
-from ._report import Report
+from ._report import SECTIONS, Report, Section
 from ._sections import Sides
 
 _MOST_PLACES = 8

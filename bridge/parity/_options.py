@@ -10,8 +10,8 @@ import optax
 
 from bridge._errors import InvalidOptionsError, did_you_mean, listed, shown
 
-from ._findings import SECTIONS
 from ._numbers import Tolerance
+from ._report import SECTIONS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

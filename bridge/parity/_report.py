@@ -3,15 +3,77 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
-from ._findings import Findings
+from ._divergence import Divergence
+from ._long_text import folded, limited
+from ._numbers import Compared, worst
+
+# Only a text needs it.
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+SECTIONS = (
+    "port plan",
+    "weights",
+    "outputs",
+    "layers",
+    "fields",
+    "gradients",
+    "state",
+    "steps",
+    "partition specs",
+)
+_WIDTH = 100
+# Layers, gradients and steps downstream of a fault all differ, so a few of them are enough.
+_MOST = {"weights": 12, "outputs": 8, "state": 12, "fields": 12, "partition specs": 12}
+_MOST_DOWNSTREAM = 4
+_WITH_BLOCKS = ("weights", "gradients")
+_MOST_RUNS = 6
 
 
 @dataclasses.dataclass(frozen=True)
-class Report(Findings):
+class Section:
+    """One thing that was compared.
+
+    Attributes:
+      name: one of `SECTIONS`.
+      compared: every comparison, in the order of the model's values; of layers in that of
+        execution.
+      note: what the comparisons do not say: why there are none, or what was left out.
+      failed: whether the section fails whatever its comparisons say.
+      is_advisory: whether differences are told and do not count.
+    """
+
+    name: str
+    compared: tuple[Compared, ...] = ()
+    note: str = ""
+    failed: bool = False
+    is_advisory: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs, or the section is advisory."""
+        return self.is_advisory or (not self.failed and all(c.ok for c in self.compared))
+
+    @property
+    def differing(self) -> tuple[Compared, ...]:
+        """The comparisons that do not agree."""
+        return tuple(c for c in self.compared if not c.ok)
+
+    @property
+    def worst(self) -> Compared | None:
+        """The comparison that is furthest from agreeing, None if there is none."""
+        return worst(self.compared)
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
     """Whether two models do the same, and where they first do not.
 
     Attributes:
@@ -25,11 +87,31 @@ class Report(Findings):
       hints: what else explains the verdict: dropout that is on, where NaN comes from.
     """
 
-    def __str__(self) -> str:
-        # Only this needs rich.
-        from ._table import as_text
+    a: str
+    b: str
+    sections: tuple[Section, ...]
+    first_divergence: Divergence | None = None
+    first_inexact: Divergence | None = None
+    hints: tuple[str, ...] = ()
 
-        return as_text(self)
+    @property
+    def ok(self) -> bool:
+        """Whether nothing differs in any section."""
+        return all(section.ok for section in self.sections)
+
+    def section(self, name: str) -> Section:
+        """The section of a name.
+
+        Raises:
+          KeyError: nothing of the name was compared.
+        """
+        for section in self.sections:
+            if section.name == name:
+                return section
+        raise KeyError(name)
+
+    def __str__(self) -> str:
+        return _as_text(self)
 
     def to_json(self, indent: int | None = None) -> str:
         """The report as a JSON document.
@@ -54,3 +136,193 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _as_text(report: Report) -> str:
+    """The report as plain text, 100 columns wide: the same in a terminal, a pipe and a failure."""
+    from rich.console import Console
+
+    out = io.StringIO()
+    console = Console(
+        file=out, width=_WIDTH, color_system=None, markup=False, emoji=False, highlight=False
+    )
+    _line(console, f"parity of a = {report.a} and b = {report.b}: {_headline(report)}")
+    console.print(_summary(report))
+    for line in (*report.hints, *_divergence(report), *_inexact(report)):
+        _line(console, line)
+    for section in report.sections:
+        if section.differing:
+            console.print(_details(section))
+            left = len(section.differing) - _most(section)
+            if left > 0:
+                _line(console, f"… and {left} more in {section.name}")
+    for section in report.sections:
+        for line in _blocks(section):
+            _line(console, line)
+        if section.note:
+            _line(console, f"{section.name}: {section.note}")
+    return limited("\n".join(line.rstrip() for line in out.getvalue().splitlines()), "parity")
+
+
+def _headline(report: Report) -> str:
+    """The verdict, with the sections that it comes from."""
+    nan = [s.name for s in report.sections if _is_nan(s)]
+    differing = [s.name for s in report.sections if not s.ok and s.name not in nan]
+    told = []
+    if differing:
+        told.append(f"they DIFFER in {', '.join(differing)}")
+    if nan:
+        told.append(f"NOTHING IS SHOWN by {', '.join(nan)}: NaN on both sides")
+    advised = sum(len(s.differing) for s in report.sections if s.is_advisory)
+    fields = f"{advised} static field{'s' if advised > 1 else ''}"
+    if not told:
+        return f"they agree, but for {fields}" if advised else "they agree"
+    return "; ".join([*told, *([f"{fields} not alike"] if advised else [])])
+
+
+def _is_nan(section: Section) -> bool:
+    """Whether a section fails for nothing but NaN on both sides."""
+    return (
+        not section.ok and not section.failed and all(c.verdict == "nan" for c in section.differing)
+    )
+
+
+def _blocks(section: Section) -> Iterator[str]:
+    """The values of repeated blocks, in one line for those of which the same is to be said."""
+    if section.name not in _WITH_BLOCKS:
+        return
+    runs = folded((c.place.split(" -> ")[0], c.verdict) for c in section.compared)
+    repeated = [run for run in runs if run.first]
+    if any(run.blocks > 2 for run in repeated):
+        for run in repeated[:_MOST_RUNS]:
+            yield f"{section.name}: {run}"
+        if len(repeated) > _MOST_RUNS:
+            yield f"{section.name}: … and {len(repeated) - _MOST_RUNS} more runs of blocks"
+
+
+def _summary(report: Report) -> Table:
+    table = _table("compared", "verdict", "values", "bitwise", "max abs", "max rel", "worst at")
+    for section in report.sections:
+        worst = section.worst
+        table.add_row(
+            section.name,
+            _verdict(section),
+            str(len(section.compared)),
+            str(sum(c.verdict == "bitwise" for c in section.compared)),
+            *_numbers(worst),
+            worst.place if worst and worst.verdict != "bitwise" else "",
+        )
+    return table
+
+
+def _details(section: Section) -> Table:
+    table = _table(section.name, "max abs", "max rel", "allowed", "at", "a", "b")
+    for c in section.differing[: _most(section)]:
+        a, b = _sides(c)
+        place = f"{c.place}: {c.note}" if c.note else c.place
+        index = "" if c.index is None else str(list(c.index))
+        table.add_row(place, *_numbers(c), f"{c.tolerance.rtol:.0e}", index, a, b)
+    return table
+
+
+def _divergence(report: Report) -> Iterator[str]:
+    found = report.first_divergence
+    if found is None:
+        return
+    yield f"first layer that diverges: {found.place} ({_classes(found)})"
+    if found.after and found.before:
+        yield f"  between {found.after} and {found.before}"
+    yield f"  output: {_told(found.output)}"
+    if found.inputs is not None:
+        yield f"  inputs: {_told(found.inputs)}"
+    if not found.inputs_agree:
+        yield "  its inputs differ already, and no layer before it was compared that explains it"
+    yield from _why(found)
+    if found.after:
+        yield f"  the last layer before it that agrees: {found.after}"
+
+
+def _inexact(report: Report) -> Iterator[str]:
+    found = report.first_inexact
+    if found is None or report.first_divergence is not None:
+        return
+    where = f"{found.place} ({_classes(found)})"
+    yield f"first layer that is not bitwise equal though its inputs are: {where}"
+    yield f"  output: {_told(found.output)}"
+    yield from _why(found)
+
+
+def _why(found: Divergence) -> Iterator[str]:
+    """What the layer's own definition says."""
+    for difference in found.fields:
+        yield f"  {difference}"
+    sides = [side for side, drops in zip("ab", found.drops, strict=True) if drops]
+    if sides:
+        yield f"  dropout is on in {' and '.join(sides)}"
+
+
+def _classes(found: Divergence) -> str:
+    names = found.modules
+    return names[0] if names[0] == names[1] else f"{names[0]} -> {names[1]}"
+
+
+def _told(c: Compared) -> str:
+    if c.verdict == "bitwise":
+        return "bitwise equal"
+    abs_, rel = _numbers(c)
+    a, b = _sides(c)
+    if c.max_abs is None:
+        return f"{a} against {b} ({c.note})"
+    where = f" at {list(c.index)}: {a} against {b}" if c.index is not None else ""
+    note = f" ({c.note})" if c.note else ""
+    agrees = "agrees within" if c.ok else "differs by"
+    return f"{agrees} max abs {abs_}, max rel {rel} (allowed {c.tolerance.rtol:.0e}){where}{note}"
+
+
+def _most(section: Section) -> int:
+    return _MOST.get(section.name, _MOST_DOWNSTREAM)
+
+
+def _sides(c: Compared) -> tuple[str, str]:
+    shapes, dtypes = c.shapes, c.dtypes
+    if shapes[0] != shapes[1] or dtypes[0] != dtypes[1] or c.values is None:
+        described = [
+            "" if shape is None else f"{dtype}{list(shape)}"
+            for shape, dtype in zip(shapes, dtypes, strict=True)
+        ]
+        if any(described):
+            return described[0], described[1]
+    return c.values or ("", "")
+
+
+def _numbers(c: Compared | None) -> tuple[str, str]:
+    if c is None or c.max_abs is None or c.max_rel is None:
+        return "", ""
+    return f"{c.max_abs:.1e}" if c.max_abs else "0", f"{c.max_rel:.1e}" if c.max_rel else "0"
+
+
+def _verdict(section: Section) -> str:
+    if _is_nan(section):
+        return "NaN"
+    if not section.ok:
+        return "DIFFERS"
+    if section.name == "fields" and section.compared:
+        return "advice" if section.differing else "equal"
+    if not section.compared:
+        return "clean" if section.name == "port plan" else "-"
+    same = all(c.verdict == "bitwise" for c in section.compared)
+    return "bitwise equal" if same else "agrees"
+
+
+def _table(*headings: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.ASCII2, show_lines=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    return table
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(text, soft_wrap=False)

@@ -13,11 +13,11 @@ from flax import nnx
 import registry
 from bridge._conversion.neutral import Neutral
 
-from ._findings import Section
 from ._layouts import AddressedValues, Layouts, as_text, by_text
 from ._models import Model, is_of
 from ._numbers import Compared, Tolerance, compare, lacking, same_bits
 from ._programs import ModelProgram
+from ._report import Section
 from ._specs import spec_of
 
 NOT_COMPARED = (nnx.RngState, nnx.Intermediate, nnx.Perturbation)

@@ -11,10 +11,10 @@ import optax
 
 from bridge._conversion.neutral import Address, nest
 
-from ._findings import Section
 from ._layouts import AddressedValues, as_text, by_text
 from ._numbers import Compared, is_comparable, magnitude
 from ._programs import ModelProgram, with_values
+from ._report import Section
 from ._sections import NOT_COMPARED, Sides, leaves_of, values_of
 
 # A gradient that is all rounding, as that of a bias below a norm, is small beside the others.

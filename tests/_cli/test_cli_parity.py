@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from bridge.parity._findings import SECTIONS
+from bridge.parity._report import SECTIONS
 
 from .command_line import run
 

@@ -363,3 +363,14 @@ def test_what_the_linen_layout_has_no_place_for_is_refused(tmp_path):
         with pytest.raises(CheckpointError, match=text):
             checkpoint.save(tmp_path / "state", model, **options)
     assert not list(tmp_path.iterdir())
+
+
+def test_an_optimizer_of_another_model_is_refused_with_what_the_model_lacks(tmp_path):
+    one, other = nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.LayerNorm(2, rngs=nnx.Rngs(0))
+    optimizer = nnx.Optimizer(other, optax.adam(1e-2), wrt=nnx.Param)
+
+    with pytest.raises(CheckpointError, match="is of another model") as raised:
+        checkpoint.save(tmp_path / "x", one, extra={"optimizer": optimizer}, layout="linen")
+
+    assert raised.value.unsupported == (("scale", "not in the model"),)
+    assert not list(tmp_path.iterdir())
