@@ -1,4 +1,4 @@
-"""Which part of a Linen leaf is which part of an NNX leaf, and moving values along it.
+"""Pairs parts of Linen and NNX leaves, and moves values along them.
 
 A `Piece` says that a region of one leaf is a region of another, perhaps transposed or reshaped. A
 fused kernel has a piece for each part, a stacked layer one for each entry, an ordinary leaf one

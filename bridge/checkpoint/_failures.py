@@ -1,4 +1,4 @@
-"""What saving and restoring raise: errors of the bridge, whatever orbax and the system raise.
+"""Makes errors of the bridge of those that orbax and the system raise.
 
 Orbax also logs and prints the errors that it raises; that is kept out of stderr.
 """

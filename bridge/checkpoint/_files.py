@@ -1,4 +1,4 @@
-"""What is at a path: a checkpoint of the bridge, another orbax tree, a msgpack file, or none."""
+"""Finds what is at a path: a checkpoint of the bridge, another orbax tree, a file, or none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What JSON holds of a checkpoint: the keys of paths, the fields of boxes, the form of values.
+"""Writes as JSON the keys of paths, the fields of boxes and the form of values; reads them.
 
 Nothing here imports a module, reads an attribute or calls an object that a file names: types are
 looked up in the dictionaries of modules that the program has loaded, hooks are those that Flax has,

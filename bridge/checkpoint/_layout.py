@@ -1,4 +1,4 @@
-"""What a checkpoint holds, for people and programs that look before they restore."""
+"""Lists the leaves of a checkpoint, for those who look before they restore."""
 
 from __future__ import annotations
 

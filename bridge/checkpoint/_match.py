@@ -1,4 +1,4 @@
-"""Which array of a checkpoint goes where in a target: everything that does not fit, at once."""
+"""Compares a checkpoint with a target: everything that does not fit, at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a save never replaces: all that is not a checkpoint, and what is stood in or read."""
+"""Keeps a save from replacing what is not a checkpoint, and what is stood in or read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a tree without collections is the parameters of a Linen model, or an NNX state."""
+"""Tells the parameters of a Linen model from an NNX state, in a tree without collections."""
 
 from __future__ import annotations
 

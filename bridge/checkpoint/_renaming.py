@@ -1,4 +1,4 @@
-"""Where the leaves of a checkpoint go by a table of rules, without knowing the model."""
+"""Places the leaves of a checkpoint by a table of rules, without knowing the model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, whoever wrote it, and how its arrays are read."""
+"""Opens a checkpoint, whoever wrote it, and reads its arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its leaves: a record for each, readable without any array."""
+"""The record that a checkpoint has of each leaf, readable without any array."""
 
 from __future__ import annotations
 

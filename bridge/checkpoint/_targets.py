@@ -1,4 +1,4 @@
-"""What can be saved, or restored into: its leaves by path, and how it is made anew from values."""
+"""The leaves by path of what can be saved or restored into, and the way back from values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether two models with the same weights do the same, and the first layer that does not."""
+"""Compares what two models with the same weights do, and names the first layer that differs."""
 
 from bridge._errors import ParityError as ParityError
 

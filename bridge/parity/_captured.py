@@ -1,4 +1,4 @@
-"""What is kept of a call: the arrays that a layer gets and returns, by name, and its fields."""
+"""The record of a call: the arrays that a layer gets and returns, by name, and its fields."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which layers drop at random in a run that is meant to be deterministic, and how to stop it."""
+"""Finds layers that drop at random in a run that is meant to be deterministic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which value and which layer of one model is which of the other."""
+"""The pairs of values and of layers of two models."""
 
 from __future__ import annotations
 

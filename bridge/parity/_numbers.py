@@ -1,4 +1,4 @@
-"""How far two values are apart, and whether that is within tolerance."""
+"""Measures the difference of two values, and compares it with the tolerance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which call of one model is the counterpart of which call of the other."""
+"""Pairs the calls of one model with those of the other."""
 
 from __future__ import annotations
 

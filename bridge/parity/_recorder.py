@@ -1,4 +1,4 @@
-"""What every layer of a model got and returned, in the order in which the calls ended.
+"""Records what every layer of a model got and returned, in the order in which calls ended.
 
 Linen has `nn.intercept_methods` for this. NNX has no counterpart. Replacing `__call__` of the
 classes, as `nnx.capture` and `nnx.tabulate` do, changes them for every thread, misses classes that

@@ -1,4 +1,4 @@
-"""What a check found: a value that can be asked, shown as a table, and written as JSON."""
+"""The report of a check: a value that can be asked, shown as a table, and written as JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What two models learn: gradients, and optimizer steps."""
+"""Compares what two models learn: gradients, and optimizer steps."""
 
 from __future__ import annotations
 

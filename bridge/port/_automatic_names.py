@@ -1,4 +1,4 @@
-"""Which names of Linen scopes were made from a class: `Dense_0`, but not `layers_0`."""
+"""Tells the names that Linen made from a class, such as `Dense_0`, from those of a program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which leaf of the Linen side is which leaf of the NNX side, and what could not be told."""
+"""The pairs of leaves of a Linen and an NNX side, and what could not be paired."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says about each leaf."""
+"""The entries of a plan, one for each leaf of the target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which modules belong together by their names, their numbers, and how many shapes they share."""
+"""Pairs modules by their names and numbers, and counts the shapes that they share."""
 
 from __future__ import annotations
 

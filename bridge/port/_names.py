@@ -1,4 +1,4 @@
-"""How much alike two names are, for proposals and for "did you mean"."""
+"""Compares names, for proposals and for "did you mean"."""
 
 from __future__ import annotations
 

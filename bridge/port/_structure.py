@@ -1,4 +1,4 @@
-"""Which modules of the two sides can only be each other, whatever they are called.
+"""Compares modules of the two sides by their structure, whatever they are called.
 
 A module's signature says how many layers it holds and, for each, the collections, names and shapes
 of its leaves in Linen's layout. Two modules fit if their signatures agree and the class that an

@@ -1,4 +1,4 @@
-"""Which equation of a jaxpr uses each of its inputs first, and what that equation needs."""
+"""Finds the equation of a jaxpr that uses each of its inputs first, and what that one needs."""
 
 from __future__ import annotations
 
