@@ -21,6 +21,7 @@ from bridge._types import CollectionFilter
 
 from .filters import union
 from .linen_modules import capturing, outer_capture
+from .traces import WITHOUT_INPUTS
 
 DEFAULT = "default"
 # The streams that Linen's own layers ask for, besides `params`.
@@ -268,7 +269,8 @@ class CreatingScope(StreamScope):
     def param(
         self, name: str, init_fn: Callable[..., Any], *init_args: object, **options: Any
     ) -> Any:
-        return super().param(name, self._initializer(init_fn), *init_args, **options)
+        with WITHOUT_INPUTS.get()():
+            return super().param(name, self._initializer(init_fn), *init_args, **options)
 
     def variable(
         self,
@@ -278,7 +280,8 @@ class CreatingScope(StreamScope):
         *init_args: object,
         **options: Any,
     ) -> Any:
-        return super().variable(col, name, self._initializer(init_fn), *init_args, **options)
+        with WITHOUT_INPUTS.get()():
+            return super().variable(col, name, self._initializer(init_fn), *init_args, **options)
 
     def _initializer(self, init_fn: Callable[..., Any] | None) -> Any:
         if init_fn is None or not isinstance(self.rngs, LazyKeys):

@@ -2,23 +2,41 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextvars import ContextVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from flax import nnx
 from jax import api_util
-from jax.extend import linear_util
+from jax.core import Trace, Tracer, eval_context
+from jax.extend.core import (
+    Jaxpr,
+    Primitive,
+    TraceTag,
+    jaxprs_in_params,
+    set_current_trace,
+    take_current_trace,
+)
 from jax.interpreters import partial_eval
-from jax.tree_util import keystr
 
-from bridge._errors import AbstractInputError
+from .promises import part, required
 
-from .promises import required
+T = TypeVar("T")
+
+# The block for what needs no abstract input of a partial evaluation. It runs as outside of one, as
+# there JAX runs what it has compiled before without looking at it. If the block does need an input,
+# JAX raises, and the evaluation starts again and stays inside.
+WITHOUT_INPUTS: ContextVar[Callable[[], AbstractContextManager[object]]] = ContextVar(
+    "without_inputs", default=nullcontext
+)
 
 _UNBOUND = re.compile(r"unbound axis name:? *'?([^\s'.]+)")
+_JAX_TRACE: Any = part("jax._src.interpreters.partial_eval", "JaxprTrace")
+_Base: Any = _JAX_TRACE if isinstance(_JAX_TRACE, type) else Trace
 
 
 def unbound_axis(error: NameError) -> str | None:
@@ -32,56 +50,120 @@ def unbound_axis(error: NameError) -> str | None:
     return found[1] if found else None
 
 
-def _evaluates_partially() -> bool:
-    """What no input reaches is computed; what one reaches is known by its aval."""
-    abstract = jax.ShapeDtypeStruct((2,), np.float32)
-    known, unknown = _evaluated(lambda x: [np.arange(1, 4), jax.lax.neg(x)], abstract)[0]
-    return np.array_equal(known.get_known(), [1, 2, 3]) and not unknown.is_known()
+class _PartialTrace(_Base):
+    """JAX's trace of a partial evaluation, of which nobody wants the unknown part.
+
+    Args:
+      parent: the trace in which what is known is computed.
+    """
+
+    def __init__(self, parent: Trace):
+        super().__init__(parent, (), TraceTag())
+        # By id and unknown inputs: compiled programs, and whether no output is known.
+        self._programs: dict[tuple[int, tuple[bool, ...]], tuple[Any, bool]] = {}
+
+    def process_primitive(
+        self, primitive: Primitive, tracers: Sequence[object], params: Mapping[str, Any], /
+    ) -> Any:
+        are_unknown = tuple([isinstance(x, Tracer) for x in tracers])
+        if any(params.get("donated_invars", ())):
+            # What is known belongs to the model, and what replaces it may be unknown.
+            params = {**params, "donated_invars": (False,) * len(tracers)}
+        if not any(are_unknown):
+            # JAX would make another program of a compiled one, and compile that.
+            with set_current_trace(self.parent_trace):
+                return primitive.bind(*tracers, **params)
+        if primitive.name == "jit" and self._are_unknown(params["jaxpr"], are_unknown):
+            # JAX would run the part of it that is known, for the other one.
+            with set_current_trace(self.parent_trace):
+                return self.default_process_primitive(primitive, tracers, params)
+        return super().process_primitive(primitive, tracers, params)
+
+    @contextmanager
+    def left(self) -> Iterator[None]:
+        """Runs a block as outside of this evaluation, unless an inner transform runs it."""
+        with take_current_trace() as current:
+            outside = self.parent_trace if current is self else current
+            with set_current_trace(outside):
+                yield
+
+    def _are_unknown(self, program: Jaxpr, inputs: tuple[bool, ...]) -> bool:
+        key = id(program), inputs
+        if key not in self._programs:
+            self._programs[key] = program, all(_unknown_outputs(program, inputs))
+        return self._programs[key][1]
+
+
+# What calls a program with its own inputs, and the parameter with the program.
+_CALLS = {"jit": "jaxpr", "custom_jvp_call": "call_jaxpr", "custom_vjp_call": "call_jaxpr"}
+
+
+def _unknown_outputs(program: Jaxpr, inputs: Iterable[bool]) -> list[bool]:
+    """The outputs of a program that surely depend on an unknown input."""
+    program = getattr(program, "jaxpr", program)
+    unknown = {id(x) for x, is_unknown in zip(program.invars, inputs, strict=True) if is_unknown}
+    for equation in program.eqns:
+        are_unknown = [id(x) in unknown for x in equation.invars]
+        if not any(are_unknown):
+            continue
+        outputs = equation.outvars
+        if called := _CALLS.get(equation.primitive.name):
+            of_call = _unknown_outputs(equation.params[called], are_unknown)
+            outputs = itertools.compress(outputs, of_call)
+        elif any(True for _ in jaxprs_in_params(equation.params)):
+            # Of a loop, for instance.
+            outputs = ()
+        unknown.update(map(id, outputs))
+    return [id(x) in unknown for x in program.outvars]
+
+
+def is_unknown(leaf: object) -> bool:
+    """Whether a leaf of a program's output depends on its abstract inputs."""
+    trace = leaf._trace if isinstance(leaf, Tracer) else None
+    return type(trace) is _PartialTrace
 
 
 def _evaluated(
-    function: Callable[..., Any], *inputs: jax.ShapeDtypeStruct
-) -> tuple[list[Any], Any]:
-    """The leaves of the output as partial values, and their tree."""
-    trees: list[Any] = []
-
-    def run(*inputs: object) -> list[Any]:
-        leaves, tree = jax.tree.flatten(function(*inputs))
-        trees.append(tree)
-        return leaves
-
-    debug_info = api_util.debug_info("partially_evaluate", function, inputs, {})
-    wrapped = linear_util.wrap_init(run, debug_info=debug_info)
-    unknown = [
-        partial_eval.PartialVal.unknown(api_util.shaped_abstractify(aval)) for aval in inputs
-    ]
-    _, values, _ = partial_eval.trace_to_jaxpr_nounits(wrapped, unknown)
-    return values, trees[-1]
+    function: Callable[..., T], inputs: tuple[jax.ShapeDtypeStruct, ...], *, leaving: bool
+) -> T:
+    api: Any = partial_eval
+    with take_current_trace() as parent:
+        trace = _PartialTrace(parent)
+        avals = map(api_util.shaped_abstractify, inputs)
+        unknown = [trace.new_arg(api.PartialVal.unknown(aval)) for aval in avals]
+        token = WITHOUT_INPUTS.set(trace.left if leaving else nullcontext)
+        try:
+            with set_current_trace(trace):
+                return function(*unknown)
+        finally:
+            WITHOUT_INPUTS.reset(token)
 
 
-@required("jax.interpreters.partial_eval.trace_to_jaxpr_nounits", _evaluates_partially)
-def partially_evaluate(function: Callable[..., Any], *inputs: jax.ShapeDtypeStruct) -> Any:
-    """Runs only what does not depend on the abstract inputs.
+def _evaluates_partially() -> bool:
+    """What no input reaches is computed; what one reaches is unknown."""
+
+    def program(x: jax.Array) -> list[Any]:
+        inner = jax.jit(lambda x: (jax.numpy.arange(3), x))
+        with WITHOUT_INPUTS.get()():
+            made = jax.numpy.arange(3)
+        return [*inner(x), *inner(x), jax.lax.neg(x), made]
+
+    made = _evaluated(program, (jax.ShapeDtypeStruct((2,), np.float32),), leaving=True)
+    known = [x for x in made if not is_unknown(x)]
+    return len(known) == 3 and all(np.array_equal(x, np.arange(3)) for x in known)
+
+
+@required("jax.interpreters.partial_eval.JaxprTrace", _evaluates_partially)
+def partially_evaluate(function: Callable[..., T], *inputs: jax.ShapeDtypeStruct) -> T:
+    """Runs only what does not depend on the abstract inputs; what does is unknown in the output.
 
     Linen's `lazy_init` did so too, up to Flax 0.12.8. Since then it runs everything, with zeros for
     the abstract inputs, also where a variable depends on their values.
-
-    Raises:
-      AbstractInputError: a part of the output depends on an input.
     """
-    values, tree = _evaluated(function, *inputs)
-    if all(value.is_known() for value in values):
-        return tree.unflatten([value.get_known() for value in values])
-    variables = jax.tree_util.tree_leaves_with_path(
-        tree.unflatten(values),
-        is_leaf=lambda x: isinstance(x, nnx.Variable | partial_eval.PartialVal),
-    )
-    raise AbstractInputError(
-        keystr(path, simple=True, separator="/")
-        for path, variable in variables
-        if not all(value.is_known() for value in jax.tree.leaves(variable, is_leaf=_is_partial))
-    )
-
-
-def _is_partial(value: object) -> bool:
-    return isinstance(value, partial_eval.PartialVal)
+    with take_current_trace() as current, eval_context(), take_current_trace() as outermost:
+        is_outermost = current is outermost
+    # A program around this would take an abstract input of it for a number.
+    if is_outermost:
+        with suppress(Exception):
+            return _evaluated(function, inputs, leaving=True)
+    return _evaluated(function, inputs, leaving=False)

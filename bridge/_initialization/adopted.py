@@ -13,6 +13,8 @@ from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import is_data_attribute, set_past_class
 from bridge._flax.variables import assign_raw_value, raw_value
 
+from .snapshot import is_deleted
+
 # NNX keeps these of an object for itself.
 _OF_NNX = "_pytree__"
 
@@ -37,6 +39,10 @@ def adopt(module: nnx.Module, made: nnx.Module) -> None:
     for node, copy in pairs:
         if isinstance(node, LinenHolder):
             _adopt_variables(node, copy)
+        elif isinstance(node, nnx.Variable):
+            if is_deleted(raw_value(node)):
+                # The call has donated it, and as in a concrete call its new value stays.
+                assign_raw_value(node, raw_value(copy))
         elif isinstance(node, nnx.Pytree):
             _adopt_attributes(node, copy, originals)
         elif isinstance(node, dict):

@@ -11,11 +11,11 @@ from flax import nnx
 
 from bridge._conversion.arrays import Arrays
 from bridge._conversion.linen_attributes import LinenHolder, held_variables
-from bridge._errors import InvalidModuleError
+from bridge._errors import AbstractInputError, InvalidModuleError
 from bridge._flax.flattening import GraphDefBuilder, flatten
 from bridge._flax.nodes import Nodes, nodes_below
 from bridge._flax.objects import set_initializing
-from bridge._flax.traces import partially_evaluate, unbound_axis
+from bridge._flax.traces import is_unknown, partially_evaluate, unbound_axis
 from bridge._flax.variables import leaf_value
 
 from .adopted import adopt
@@ -216,24 +216,27 @@ def _init_abstractly(
     """Initialises a copy with the inputs unknown, then moves the variables into the model."""
     leaves, tree = jax.tree.flatten((args, kwargs))
     abstract = {i: leaf for i, leaf in enumerate(leaves) if _is_abstract(leaf)}
-    graphdef, state = nnx.split(module, graph=True)
-    made: list[nnx.GraphDef[Any]] = []
+    graphdef, variables = flatten(module)
+    values = list(map(leaf_value, variables))
+    method = _finder(module, fn)
 
-    def initialize(*inputs: object) -> Any:
+    def initialize(*inputs: object) -> nnx.Module:
         # Variables belong to the trace they are made in.
-        copy = nnx.merge(graphdef, state, copy=True)
+        copy = GraphDefBuilder(graphdef).build(values).module
         known = dict(zip(abstract, inputs, strict=True))
-        full_args, full_kwargs = tree.unflatten(
-            [known.get(i, leaf) for i, leaf in enumerate(leaves)]
-        )
-        method = _finder(module, fn)
-        initial = initialized(copy, method, full_args, full_kwargs, nodes_below(copy))
-        made_graphdef, made_state = nnx.split(initial.module, graph=True)
-        made.append(made_graphdef)
-        return made_state
+        all_args, all_kwargs = tree.unflatten([known.get(i, x) for i, x in enumerate(leaves)])
+        return initialized(copy, method, all_args, all_kwargs, nodes_below(copy)).module
 
-    made_state = partially_evaluate(initialize, *abstract.values())
-    adopt(module, nnx.merge(made[0], made_state))
+    made = partially_evaluate(initialize, *abstract.values())
+    graphdef, variables = flatten(made)
+    values = list(map(leaf_value, variables))
+    if any(map(is_unknown, jax.tree.leaves(values))):
+        raise AbstractInputError(
+            "/".join(map(str, path))
+            for path, leaf in nnx.to_flat_state(nnx.state(made, graph=True))
+            if any(map(is_unknown, jax.tree.leaves(leaf)))
+        )
+    adopt(module, GraphDefBuilder(graphdef).build(values).module)
 
 
 def _owner(fn: object) -> nnx.Module:

@@ -161,7 +161,8 @@ def test_what_a_native_sibling_sows_at_initialisation_is_not_kept(inputs, kind):
     assert_same_native_state(model, Sowing(nnx.Rngs(0)))
 
 
-def test_native_state_that_the_call_donates_to_a_program_is_still_there():
+@pytest.mark.parametrize("inputs", [X, ABSTRACT], ids=["concrete", "abstract"])
+def test_native_state_that_the_call_donates_to_a_program_is_still_there(inputs):
     """Regression: the model held the arrays that had been donated, and could not be used."""
 
     class Donating(Mixed):
@@ -170,9 +171,42 @@ def test_native_state_that_the_call_donates_to_a_program_is_still_there():
             return self.listed[0](run(self.before, x))
 
     model, reference = Donating(nnx.Rngs(0)), Donating(nnx.Rngs(0))
-    bridge.lazy_init(model, X)
+    bridge.lazy_init(model, inputs)
     assert_same_native_state(model, reference)
     np.testing.assert_array_equal(model(X), reference.before(X) @ model.listed[0].kernel[...])
+
+
+@pytest.mark.parametrize("of", [lambda x: 1.0, jnp.mean], ids=["known", "unknown"])
+@pytest.mark.parametrize("wrap", [lambda f: f, nnx.jit], ids=["bare", "jit"])
+def test_shapes_leave_state_as_it_was_that_the_call_donates_and_replaces(of, wrap):
+    def counted(seen, x):
+        seen[...] = seen[...] + of(x)
+        return x * seen
+
+    class Replacing(Mixed):
+        def __call__(self, x):
+            run = wrap(nnx.jit(counted, donate_argnums=0))
+            return self.listed[0](run(self.seen, x))
+
+    model, reference = Replacing(nnx.Rngs(0)), Replacing(nnx.Rngs(0))
+    bridge.lazy_init(model, ABSTRACT)
+    assert_same_native_state(model, reference)
+    expected = X * counted(nnx.BatchStat(jnp.zeros(())), jnp.ones(())) * of(X)
+    np.testing.assert_allclose(model(X), expected @ model.listed[0].kernel[...], rtol=1e-6)
+
+
+def test_state_that_a_program_in_another_one_donates_is_what_that_has_made_of_it():
+    def counted(seen, x):
+        seen[...] = seen[...] + 1
+        return x * 2
+
+    class Nested(Mixed):
+        def __call__(self, x):
+            return self.listed[0](nnx.remat(nnx.jit(counted, donate_argnums=0))(self.seen, x))
+
+    model = bridge.lazy_init(Nested(nnx.Rngs(0)), ABSTRACT)
+    assert_identical(model.seen[...], jnp.ones(()))
+    np.testing.assert_array_equal(model(X), (X * 2) @ model.listed[0].kernel[...])
 
 
 def test_abstract_and_concrete_inputs_give_the_same_mixed_model():
@@ -254,6 +288,103 @@ def test_a_variable_that_depends_on_an_abstract_value_raises_and_changes_nothing
     assert not hasattr(model, "Dense_0")
     model.lazy_init(X)
     np.testing.assert_allclose(model.mean.get_value(), X.mean())
+
+
+FORWARDS = {
+    "custom_jvp": lambda _, x: nn.Dense(2)(nn.relu(nn.Dense(4)(x))),
+    "custom_vjp": lambda _, x: nn.Dense(2)(clipped(nn.Dense(4)(x))),
+    "jit": lambda _, x: nn.Dense(2)(nn.jit(nn.Dense)(4)(x)),
+    "remat": lambda _, x: nn.Dense(2)(nn.remat(nn.Dense)(4)(x)),
+    "vmap": lambda _, x: nn.vmap(
+        nn.Dense, variable_axes={"params": 0}, split_rngs={"params": True}
+    )(3)(x),
+    "scan": lambda _, x: nn.scan(
+        nn.OptimizedLSTMCell, variable_broadcast="params", split_rngs={"params": False}
+    )(4)(nn.OptimizedLSTMCell(4, parent=None).initialize_carry(KEY, (4,)), x),
+    "jit of both": lambda _, x: nn.Dense(4)(jax.jit(lambda x, y: x + y)(x, jnp.ones((2, 4)))),
+    "a program twice": lambda _, x: nn.Dense(4)(gelu_and_ones(gelu_and_ones(x)[0])[0]),
+    "while": lambda _, x: nn.Dense(4)(jax.lax.fori_loop(0, 3, lambda _, x: 2 * x, x)),
+    "cond": lambda _, x: nn.Dense(4)(jax.lax.cond(True, jnp.sin, jnp.cos, x)),
+    "known number": lambda _, x: nn.Dense(4 if jnp.arange(3.0).sum() > 2 else 5)(x),
+    "known part": lambda m, x: nn.Dense(4)(
+        x + m.variable("cache", "part", lambda: 0).value * gelu_and_ones(x)[0]
+    ),
+}
+
+
+@jax.jit
+def gelu_and_ones(x):
+    return nn.gelu(x), jnp.ones(3)
+
+
+@jax.custom_vjp
+def clipped(x):
+    return x
+
+
+clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -1, 1),))
+
+
+@pytest.mark.parametrize("forward", FORWARDS.values(), ids=FORWARDS)
+def test_shapes_give_what_linen_makes_of_arrays_whatever_the_forward_pass_does(forward):
+    module = models.LinenApplies(forward)
+    model = bridge.ToNNX(module, KEY).lazy_init(ABSTRACT)
+    assert_identical(model.linen_variables(), module.init(KEY, X))
+
+
+INITIALIZERS = {
+    "shape": lambda x: jnp.ones(x.shape),
+    "dtype": jnp.zeros_like,
+    "output that no input reaches": lambda x: gelu_and_ones(x)[1],
+    "abstract": lambda x: jnp.zeros(jax.eval_shape(jnp.sum, x).shape),
+    "program": lambda x: jax.jit(lambda: jnp.arange(x.size))(),
+}
+
+
+@pytest.mark.parametrize("initializer", INITIALIZERS.values(), ids=INITIALIZERS)
+@pytest.mark.parametrize("closes_over", [False, True])
+def test_an_initializer_may_look_at_an_abstract_input(initializer, closes_over):
+    def call(module, x):
+        y = nn.Dense(3)(x)
+        given = (lambda: initializer(x),) if closes_over else (initializer, x)
+        module.variable("cache", "made", *given)
+        module.param("drawn", nn.initializers.normal(), (2,))
+        return nn.Dense(2)(y)
+
+    module = models.LinenApplies(call)
+    streams, reference = nnx.Rngs(7), nnx.Rngs(7)
+    model = bridge.ToNNX(module, streams).lazy_init(ABSTRACT)
+    assert_identical(
+        model.linen_variables(), bridge.ToNNX(module, reference).lazy_init(X).linen_variables()
+    )
+    assert rng_counts(model) == rng_counts(bridge.ToNNX(module, nnx.Rngs(7)).lazy_init(X))
+    assert_identical(
+        bridge.ToNNX(module, KEY).lazy_init(ABSTRACT).linen_variables(), module.init(KEY, X)
+    )
+
+
+def test_a_variable_whose_initializer_closes_over_an_abstract_value_raises():
+    def call(module, x):
+        return module.variable("cache", "mean", lambda: jnp.mean(nn.Dense(2)(x))).value
+
+    model = bridge.ToNNX(models.LinenApplies(call), KEY)
+    with pytest.raises(bridge.AbstractInputError) as caught:
+        model.lazy_init(ABSTRACT)
+    assert caught.value.paths == ("mean",)
+
+
+def test_shapes_compile_nothing_that_arrays_have_compiled():
+    """Regression: JAX divided each compiled program and compiled the part for the variables."""
+    compiled = []
+    module = models.LinenApplies(lambda _, x: nn.Dense(7)(nn.LayerNorm()(x)))
+    bridge.ToNNX(module, KEY).lazy_init(X)
+    listener = lambda event, duration, **_: compiled.append(event)  # noqa: E731
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        bridge.ToNNX(module, KEY).lazy_init(ABSTRACT)
+        assert not [event for event in compiled if "backend_compile" in event]
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
 
 
 @pytest.mark.parametrize("inputs", [X, ABSTRACT], ids=["concrete", "abstract"])
