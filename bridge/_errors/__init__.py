@@ -66,6 +66,7 @@ from .tool_errors import LayerRegistrationError as LayerRegistrationError
 from .tool_errors import ParityError as ParityError
 from .tool_errors import PortError as PortError
 from .warning_texts import BridgeWarning as BridgeWarning
+from .warning_texts import kept_definition_text as kept_definition_text
 from .warning_texts import lifted_removal_text as lifted_removal_text
 from .warning_texts import lost_update_text as lost_update_text
 from .warning_texts import unknown_paths_text as unknown_paths_text

@@ -33,18 +33,30 @@ class ShardingError(BridgeError, ValueError):
     Attributes:
       problems: (path, shape and spec, what is wrong) of each leaf.
       mesh: sizes of the mesh's axes by name.
+      is_own: whether the Variables bring this mesh, as their `mesh=`.
     """
 
     def __init__(
-        self, where: str, problems: Iterable[tuple[str, str, str]], mesh: Mapping[str, int]
+        self,
+        where: str,
+        problems: Iterable[tuple[str, str, str]],
+        mesh: Mapping[str, int],
+        *,
+        is_own: bool = False,
     ):
         self.problems = tuple(problems)
         self.mesh = dict(mesh)
+        self.is_own = is_own
+        whose = " that these Variables bring as their own, by mesh=" if is_own else ""
+        remedy = (
+            "Leave mesh= out for the mesh in force, or name axes of this one"
+            if is_own
+            else "Map logical names to mesh axes with rules="
+        )
         super().__init__(
-            f"{where} cannot be sharded over the mesh {self.mesh}:"
+            f"{where} cannot be sharded over the mesh {self.mesh}{whose}:"
             + bullets(f"{path} {what}: {wrong}" for path, what, wrong in self.problems)
-            + "\nMap logical names to mesh axes with rules=, and give a dimension that cannot be"
-            " divided no axis."
+            + f"\n{remedy}, and give a dimension that cannot be divided no axis."
         )
 
 

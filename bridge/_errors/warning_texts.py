@@ -26,11 +26,25 @@ def warn(text: str) -> None:
 _INSIDE = ("bridge.", "flax.", "jax.", "contextlib", "functools")
 
 
-def unknown_paths_text(where: str, paths: Iterable[str]) -> str:
-    """The warning about variables that a module does not have."""
+def unknown_paths_text(where: str, paths: Iterable[str], definition: str = "") -> str:
+    """The warning about variables that a module does not have.
+
+    Args:
+      where: the module.
+      paths: the variables.
+      definition: `kept_definition_text`, if a call may have made them.
+    """
     return (
-        f"these variables are not in {where} and are ignored:{bullets(paths)}\nRemove them, or pass"
-        " strict=True to make this an error."
+        f"these variables are not in {where} and are ignored:{bullets(paths)}\n{definition}Remove"
+        " them, or pass strict=True to make this an error."
+    )
+
+
+def kept_definition_text(collection: str) -> str:
+    """What keeps variables that a call makes in a collection, for a warning or an error."""
+    return (
+        "If a call has made them, the new definition of the module was not kept: add 'nnx' to"
+        f" mutable beside {collection!r}, and the next call has them. "
     )
 
 

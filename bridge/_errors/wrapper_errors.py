@@ -144,13 +144,15 @@ class MismatchError(
       unknown: paths that the module does not have.
     """
 
+    REMEDY = "Pass variables that a module with these constructor arguments created."
+
     def __init__(
         self,
         where: str,
         missing: Iterable[tuple[str, str]] = (),
         mis_shaped: Iterable[tuple[str, str, str]] = (),
         unknown: Iterable[str] = (),
-        remedy: str = "Pass variables that a module with these constructor arguments created.",
+        remedy: str = REMEDY,
     ):
         self.missing = tuple(missing)
         self.mis_shaped = tuple(mis_shaped)

@@ -18,6 +18,7 @@ from bridge._errors import (
     LostUpdateError,
     MismatchError,
     ReservedNameError,
+    kept_definition_text,
     lost_update_text,
     path_text,
     unknown_paths_text,
@@ -211,11 +212,17 @@ class WrapperScope:
             # may a module that shares the scope, and interceptors that see the NNX modules.
             return
         own = registered_names(linen)
-        paths = tuple(path_text(*a) for a in unknown if not a[1] or a[1][0] not in own)
-        if paths and linen.strict:
-            raise MismatchError(self.where, unknown=list(paths))
-        if paths and linen.strict is None:
-            self._warn_once(paths, unknown_paths_text(self.where, paths))
+        unknown = [a for a in unknown if not a[1] or a[1][0] not in own]
+        paths = tuple(path_text(*address) for address in unknown)
+        if not paths or linen.strict is False:
+            return
+        updated = sorted({c for c, _ in unknown if linen.is_mutable_collection(c)})
+        is_lost = updated and linen.store_graphdef and not linen.is_mutable_collection(STATIC)
+        definition = kept_definition_text(updated[0]) if is_lost else ""
+        if linen.strict:
+            remedy = definition + MismatchError.REMEDY
+            raise MismatchError(self.where, unknown=list(paths), remedy=remedy)
+        self._warn_once(paths, unknown_paths_text(self.where, paths, definition))
 
     def _warn_once(self, what: object, text: str) -> None:
         if _warned.is_new((fingerprint(self.linen.nnx_class), self.linen.path, what)):

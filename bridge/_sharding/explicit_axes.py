@@ -93,7 +93,12 @@ def sharded(tree: object, where: str, *, strict: bool, mesh: AnyMesh | None = No
     concrete = _concrete(mesh)
     leaves, treedef = jax.tree.flatten(tree)
     placed: list[Any] = []
-    for value, sharding in zip(leaves, _wanted(tree, leaves, mesh, where, strict), strict=True):
+    is_traced = any(isinstance(value, Tracer) for value in leaves)
+    # In a program JAX divides over Auto axes whatever it can, as natively.
+    uneven = is_traced and not strict and AxisType.Explicit not in mesh.axis_types
+    options: Any = {"foreign": not strict, "uneven": uneven, "is_own": own is not None}
+    wanted = shardings(tree, mesh, None, where, **options)
+    for value, sharding in zip(leaves, wanted, strict=True):
         if isinstance(value, jax.ShapeDtypeStruct):
             placed.append(value)
             continue
@@ -106,19 +111,10 @@ def sharded(tree: object, where: str, *, strict: bool, mesh: AnyMesh | None = No
         typed = value
         if any(explicit):
             # A bare spec speaks of the mesh in force.
-            wanted = explicit if own is None else NamedSharding(mesh, explicit)
-            typed = jax.sharding.reshard(value, wanted)
+            target = explicit if own is None else NamedSharding(mesh, explicit)
+            typed = jax.sharding.reshard(value, target)
         placed.append(_constrained(typed, _restricted(sharding.spec, mesh, AxisType.Auto), mesh))
     return treedef.unflatten(placed)
-
-
-def _wanted(
-    tree: object, leaves: list[Any], mesh: AnyMesh, where: str, strict: bool
-) -> list[NamedSharding]:
-    is_traced = any(isinstance(value, Tracer) for value in leaves)
-    # In a program JAX divides over Auto axes whatever it can, as natively.
-    uneven = is_traced and not strict and AxisType.Explicit not in mesh.axis_types
-    return shardings(tree, mesh, None, where, foreign=not strict, uneven=uneven)
 
 
 def misfit(tree: object, where: str, *, strict: bool) -> ShardingError | None:

@@ -32,6 +32,7 @@ def shardings(
     *,
     foreign: bool = False,
     uneven: bool = False,
+    is_own: bool = False,
 ) -> list[NamedSharding]:
     """The sharding of every array of a tree, in the order of `jax.tree.leaves`.
 
@@ -43,6 +44,7 @@ def shardings(
       where: what the tree belongs to, for the error.
       foreign: whether a leaf whose names are no axes of the mesh is replicated instead of an error.
       uneven: whether dimensions need not be divisible.
+      is_own: whether the leaves bring the mesh, for the error.
 
     Returns:
       One `NamedSharding` for each array; what is not annotated is replicated.
@@ -59,7 +61,7 @@ def shardings(
         problems += ((path, f"{shape} as {spec}", text) for text in wrong)
         found.append(NamedSharding(mesh, PartitionSpec() if wrong else spec))
     if problems:
-        raise ShardingError(where, problems, dict(mesh.shape))
+        raise ShardingError(where, problems, dict(mesh.shape), is_own=is_own)
     return found
 
 

@@ -38,6 +38,11 @@ def test_it_points_at_the_line_that_made_the_call(transform):
 
 TEXTS = {
     "unknown": (warning_texts.unknown_paths_text("W", ["params/a"]), "params/a", "strict=True"),
+    "unknown of a call": (
+        warning_texts.unknown_paths_text("W", ["a/b"], warning_texts.kept_definition_text("a")),
+        "a/b",
+        "add 'nnx' to mutable beside 'a'",
+    ),
     "lost": (
         warning_texts.lost_update_text("W", "batch_stats", False),
         "'batch_stats'",

@@ -196,6 +196,45 @@ def test_a_whole_unknown_collection_is_an_unknown_path():
         model.apply(variables, X, mutable=["batch_stats"])
 
 
+class Appending(nnx.Module):
+    """Its call adds a Variable to a list."""
+
+    def __init__(self):
+        self.seen = nnx.List([])
+
+    def __call__(self, x, *, adds=True):
+        if adds:
+            self.seen.append(nnx.Cache(x))
+        return x
+
+
+@pytest.mark.parametrize("strict", [None, True])
+@pytest.mark.parametrize("mutable", [["cache"], ["cache", "nnx"], []])
+def test_of_variables_that_a_call_has_made_it_is_said_what_keeps_them(mutable, strict):
+    """Regression: the advice was to remove them, or to make them an error."""
+    model = bridge.ToLinen(type("Fresh", (Appending,), {}), strict=strict)
+    variables = model.init(KEY, X, adds=False)
+    kept = "nnx" if "nnx" in mutable else ()
+    _, made = model.apply(variables, X, mutable=["cache", *([kept] if kept else [])])
+    variables = {**variables, **made}
+    texts = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            _, updates = model.apply(variables, X, mutable=mutable, adds=bool(mutable))
+        except bridge.MismatchError as error:
+            texts.append(str(error))
+        else:
+            assert list(updates.get("cache", {}).get("seen", ())) == ([0, 1] if mutable else [])
+    texts += [str(warning.message) for warning in caught]
+    if kept:
+        assert not texts
+        return
+    (text,) = texts
+    assert "cache/seen/0" in text
+    assert ("add 'nnx' to mutable beside 'cache'" in text) == bool(mutable)
+
+
 @pytest.mark.parametrize("path", [("params", "head", "kernel"), ("other", "w")])
 def test_strict_makes_unknown_variables_an_error(path, variables):
     model = bridge.ToLinen(NnxNormed, strict=True)

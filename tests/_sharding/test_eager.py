@@ -1,5 +1,7 @@
 """What is sharded at once when a wrapper creates or takes in leaves."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -145,6 +147,31 @@ def test_a_variable_that_brings_its_mesh_is_sharded_without_one_in_force(kind):
         assert not any(spec(params["other"]))
     shapes = jax.eval_shape(model.init, jax.random.key(0), ARRAY)
     assert jax.tree.structure(shapes) == jax.tree.structure(model.init(jax.random.key(0), ARRAY))
+
+
+@pytest.mark.parametrize("around", [contextlib.nullcontext, lambda: jax.set_mesh(mesh("auto"))])
+def test_the_error_for_a_mesh_that_a_variable_brings_says_whose_it_is(around):
+    """Regression: it spoke of the mesh, and of rules, as if there were no other one."""
+    own = jax.make_mesh((2,), ("a",), devices=jax.devices()[:2])
+
+    class Uneven(nnx.Module):
+        def __init__(self):
+            self.own = nnx.Param(jnp.ones((3, 2)), out_sharding=("a", None), mesh=own)
+
+        def __call__(self, x):
+            return x
+
+    with pytest.raises(ValueError, match="divi"):
+        Uneven()
+    with around(), pytest.raises(bridge.ShardingError, match="mesh=") as caught:
+        bridge.to_linen(Uneven).init(jax.random.key(0), ARRAY)
+    assert caught.value.is_own
+    assert caught.value.mesh == {"a": 2}
+    assert "rules=" not in str(caught.value)
+    with jax.set_mesh(mesh("auto")), pytest.raises(bridge.ShardingError) as caught:
+        in_shards(leaves(names=("data", "data")), True, "here")
+    assert not caught.value.is_own
+    assert "rules=" in str(caught.value)
 
 
 def test_every_leaf_that_names_an_axis_twice_is_listed():
