@@ -10,7 +10,7 @@ from bridge._conversion.neutral import Address, Path
 
 from ._correspondence import PLAIN, Context, Correspondence, Evidence, PairedStack, Pairing
 from ._evidence import DIFFERS, against_names
-from ._orders import Orders, Pairs
+from ._orders import CALLS, Orders, Pairs
 from ._structure import (
     automatic_class,
     linen_shapes,
@@ -108,7 +108,7 @@ def _judged_layers(stack: PairedStack, orders: Orders) -> Disputes:
     # A rule says which layer a Linen scope is, and not which one an item of a list is.
     if is_list:
         return Disputes([], [_doubted(layer) for layer in stack.layers])
-    evidence = against_names(orders.text)
+    evidence = against_names(CALLS)
     decided = [
         layer._replace(
             context=Context(nnx=each._replace(number=number)),
@@ -141,15 +141,15 @@ def _exchanged_stacks(
         elif chain := orders.chain(nodes, scopes):
             by_node, by_scope = (dict(zip(side, own, strict=True)) for side in (nodes, scopes))
             for node, scope in chain:
-                yield _exchanged(by_node[node], by_scope[scope], orders.text), False
+                yield _exchanged(by_node[node], by_scope[scope]), False
         else:
             result.undecided.extend(_doubted(layer) for stack in own for layer in stack.layers)
 
 
-def _exchanged(ours: PairedStack, theirs: PairedStack, text: str) -> PairedStack:
+def _exchanged(ours: PairedStack, theirs: PairedStack) -> PairedStack:
     """The NNX side of one stack with the Linen side of another."""
     layers = [
-        layer._replace(linen=other.linen, how="as proposed", proposal=against_names(text))
+        layer._replace(linen=other.linen, how="as proposed", proposal=against_names(CALLS))
         for layer, other in zip(ours.layers, theirs.layers, strict=True)
     ]
     return PairedStack(theirs.linen, ours.nnx, tuple(layers))
@@ -181,7 +181,7 @@ class _Judge:
         if len(classes) == 1 and not self._orders.contradicts(pairs):
             within = pairings[0].within
             new = self._by_surroundings(pairs, self._leaves.get(within.path, []) if within else [])
-            text = f"{self._orders.text} around them"
+            text = f"{CALLS} around them"
             return Disputes(
                 [_instead(by_node[node], s, against_names(text)) for node, s in new], []
             )
@@ -223,7 +223,7 @@ class _Judge:
         if len(nodes) == len(scopes) == 1:
             pairs, text = [(nodes[0], scopes[0])], "their shapes"
         else:
-            pairs, text = self._orders.chain(nodes, scopes), self._orders.text
+            pairs, text = self._orders.chain(nodes, scopes), CALLS
         if pairs is None:
             return None
         for node, scope in pairs:

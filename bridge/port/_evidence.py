@@ -1,4 +1,4 @@
-"""What speaks for putting two modules or leaves together: names, numbers, the order of calls."""
+"""Proposes pairs of modules and leaves by their names and by the order of calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ._correspondence import PLAIN, Context, Evidence
 from ._likeness import linen_path_text, pairs_by_name, pairs_by_numbers, share_of_shapes
 from ._names import likeness
 from ._numbers import families
-from ._orders import Orders, Pairs
+from ._orders import CALLS, Orders, Pairs
 from ._sequences import counts_constructions, groups, is_automatic
 from ._structure import (
     Place,
@@ -165,17 +165,15 @@ class ByEvidence:
             named = {id(node): scope for node, scope in by_name}
             agree = all(named.get(id(node), scope) is scope for node, scope in by_order)
             if agree or not names_count:
-                text = self._orders.text + (" and names" if agree and names_count else "")
+                text = CALLS + (" and names" if agree and names_count else "")
                 return self._ordered(by_order, text, by_name if agree and names_count else [])
             if chain is not None:
-                return _proposals(chain, against_names(self._orders.text))
+                return _proposals(chain, against_names(CALLS))
         if by_name:
             text = "their names"
             if self._orders.contradicts(by_name):
                 return _proposals(by_name, Evidence(f"{text}; {DIFFERS}", True, True))
-            if by_order is not None and not self._orders.are_traced:
-                text += f"; {DIFFERS}"
-            elif any(is_automatic(scope, scopes) for _, scope in by_name):
+            if any(is_automatic(scope, scopes) for _, scope in by_name):
                 text += f"; {_CONSTRUCTIONS}"
             return _proposals(by_name, Evidence(text, text != "their names"))
         return self._by_numbers(nodes, scopes)
@@ -194,8 +192,6 @@ class ByEvidence:
 
     def _ordered(self, pairs: Pairs, text: str, named: Pairs) -> Proposals:
         """Proposals by the order of calls, weak where it could be another and no name tells."""
-        if not self._orders.are_traced:
-            return _proposals(pairs, Evidence(text, is_weak=True))
         names = {
             id(node) for node, scope in named if not is_automatic(scope, [s for _, s in pairs])
         }

@@ -1,4 +1,4 @@
-"""In which order two models use their leaves.
+"""Reads from traces the order in which two models use their leaves.
 
 A trace tells it without running anything: the first equation of the jaxpr that computes with a
 leaf. A cast or a transposition alone is no use, as some models cast all of their parameters first.
@@ -15,7 +15,6 @@ from flax import nnx
 
 from bridge._conversion import linen_leaves
 from bridge._conversion.collections import STATIC
-from bridge._conversion.neutral import Path
 from bridge._errors import PortError
 
 from ._axes import Axes, axes_of
@@ -24,7 +23,7 @@ from ._uses import INPUT, Uses
 
 
 class Order(NamedTuple):
-    """In which order a model uses its leaves.
+    """The order in which a model uses its leaves; empty if no trace tells it.
 
     Attributes:
       ranks: a rank for each leaf that is used.
@@ -36,6 +35,9 @@ class Order(NamedTuple):
     ranks: dict[Any, int]
     after: dict[Any, int]
     axes: Axes = Axes({}, set(), {})
+
+
+UNKNOWN = Order({}, {})
 
 
 def of_nnx(model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Order:
@@ -93,38 +95,6 @@ def of_linen(
 
     values = [_abstract(leaf.value) for leaf in moving.values()]
     return _first_uses("Linen", call, list(moving), values, inputs)
-
-
-def as_given(variables: Mapping[str, Any]) -> Order:
-    """The order in which `init` made variables, empty if they are sorted.
-
-    An `init` without `jax.jit` leaves each scope's variables in the order in which they were made.
-    After a `jax.jit`, or in a restored checkpoint, names are sorted and tell nothing.
-    """
-    addresses = list(linen_leaves.from_variables(variables))
-    if addresses == sorted(addresses, key=lambda a: (a[0], tuple(map(str, a[1])))):
-        return Order({}, {})
-    return Order({address: rank for rank, address in enumerate(addresses)}, {})
-
-
-def as_declared(model: Any) -> Order:
-    """The order in which constructors set the attributes that lead to each Variable."""
-    ranked: list[tuple[tuple[int, ...], Path]] = []
-    items = dict(nnx.iter_graph(model, graph=True)) if isinstance(model, nnx.Pytree) else {}
-    positions: dict[Path, dict[str, int]] = {
-        path: {str(name): rank for rank, name in enumerate(vars(item))}
-        for path, item in items.items()
-        if isinstance(item, nnx.Pytree)
-    }
-    for path, item in items.items():
-        if isinstance(item, nnx.Variable):
-            steps = (
-                key if isinstance(key, int) else positions.get(path[:n], {}).get(str(key), 0)
-                for n, key in enumerate(path)
-            )
-            ranked.append((tuple(steps), path))
-    in_order = sorted(ranked, key=lambda each: each[0])
-    return Order({path: rank for rank, (_, path) in enumerate(in_order)}, {})
 
 
 def _abstract(value: Any) -> Any:

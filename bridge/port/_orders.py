@@ -1,4 +1,4 @@
-"""In which order two models use their leaves, and what that says about pairs of modules."""
+"""Compares the orders in which two models use their leaves."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from ._order import Order
 from ._trees import LinenNode, NNXNode
 from ._uses import bit_of
 
+CALLS = "the order of calls in both models"
+
 Pairs: TypeAlias = list[tuple[NNXNode, LinenNode]]
 
 Surroundings: TypeAlias = tuple[frozenset[int], frozenset[int]]
@@ -21,29 +23,15 @@ class Orders(NamedTuple):
 
     Attributes:
       nnx: the order of NNX paths.
-      linen: the order of Linen addresses, empty if nothing tells one.
-      nnx_text: how the order of the NNX model is known.
-      linen_text: how that of the Linen model is.
-      nnx_is_traced: whether a trace showed the order of the NNX model.
-      linen_is_traced: whether one showed that of the Linen model.
+      linen: the order of Linen addresses.
     """
 
     nnx: Order
     linen: Order
-    nnx_text: str
-    linen_text: str
-    nnx_is_traced: bool
-    linen_is_traced: bool
-
-    @property
-    def text(self) -> str:
-        if self.are_traced:
-            return "the order of calls in both models"
-        return f"{self.nnx_text} and {self.linen_text}"
 
     @property
     def are_traced(self) -> bool:
-        return self.nnx_is_traced and self.linen_is_traced
+        return bool(self.nnx.ranks and self.linen.ranks)
 
     def told(self, pairs: Sequence[tuple[NNXNode, LinenNode]]) -> list[bool]:
         """Of each pair, whether the results that calls use of each other's leave no other one.
@@ -70,19 +58,9 @@ class Orders(NamedTuple):
         return pairs if all(self.told(pairs)) else None
 
     def contradicts(self, pairs: Sequence[tuple[NNXNode, LinenNode]]) -> bool:
-        """Whether one model needs a result of one pair for another, and the other model not so.
-
-        Without a trace of the Linen model the order of its leaves counts.
-        """
-        if not self.nnx_is_traced:
-            return False
+        """Whether one model needs a result of one pair for another, and the other the reverse."""
         before = self._nnx_before([node for node, _ in pairs])
-        scopes = [scope for _, scope in pairs]
-        if self.linen_is_traced:
-            others = self._linen_before(scopes)
-        else:
-            ranks = [self.linen_rank(scope) for scope in scopes]
-            others = [[None not in (a, b) and (a or 0) < (b or 0) for b in ranks] for a in ranks]
+        others = self._linen_before([scope for _, scope in pairs])
         every = range(len(pairs))
         return any(before[a][b] and others[b][a] for a in every for b in every)
 

@@ -17,7 +17,7 @@ from ._correspondence import PLAIN, Correspondence, Evidence, Settled
 from ._evidence import ANY_ORDER
 from ._likeness import linen_path_text, pairs_by_name
 from ._names import likeness, words_of
-from ._orders import Orders
+from ._orders import CALLS, Orders
 from ._rule_text import braced
 from ._structure import Place, is_adapter, is_computed
 from ._trees import LinenNode, NNXNode, nnx_text
@@ -189,16 +189,15 @@ class _Left:
     def _evidence(
         self, scopes: Sequence[LinenNode], nodes: Sequence[NNXNode], *, is_told: bool
     ) -> Evidence:
-        text, is_weak = self._orders.text, not self._orders.are_traced
         if len(scopes) == len(nodes) == 1:
-            text += ", and arrays of the same size"
+            text = f"{CALLS}, and arrays of the same size"
             if is_told or _are_alike(nodes[0], scopes[0]):
-                return Evidence(text, is_weak)
+                return Evidence(text)
             return Evidence(f"{text}; {ANY_ORDER}", is_weak=True)
         parts = [str(each.path[-1]) for each in (nodes if len(nodes) > 1 else scopes)]
-        text += ", and sizes that add up"
+        text = f"{CALLS}, and sizes that add up"
         if _are_usual(parts):
-            return Evidence(f"{text}; query, key and value in the usual order", is_weak)
+            return Evidence(f"{text}; query, key and value in the usual order")
         return Evidence(f"{text}; {ANY_ORDER}", is_weak=True)
 
     def _form(self, scopes: Sequence[LinenNode], nodes: Sequence[NNXNode]) -> Form | None:

@@ -35,7 +35,7 @@ class Proposal(NamedTuple):
       evidence: what speaks for them.
       is_settled: whether `plan` does the same without the rules.
       is_weak: whether only a shape speaks for them, or an order that a program need not keep: that
-        of a constructor, of automatic numbers, or of calls that could be in any order.
+        of automatic numbers, or of calls that could be in any order.
       is_disputed: whether names say otherwise than the order of calls does.
     """
 
@@ -129,11 +129,9 @@ def suggest(
 ) -> Suggestions:
     r"""The rules that `plan` needs, with what speaks for each.
 
-    What is known: numbers in names, leaves that are stacked, shapes and layer classes, words that
-    names share, and the order in which the models use their parameters. Of the NNX model a trace
-    with `inputs` tells the order, else its constructor; of the Linen model a trace with `linen`,
-    else the order in which an `init` without `jax.jit` made the variables, or automatic numbers.
-    Neither model is run.
+    Two things speak for a rule: names, with their numbers and words, and the order of calls, which
+    traces of both models tell, with `inputs` and `linen`. Shapes and layer classes say what may be
+    what. Neither model is run.
 
     Two traces can contradict equal names and numbers, as in a decoder that calls `up_2` first. If
     they leave no choice, the calls decide; else the names are kept, in doubt. These come first.
@@ -238,15 +236,10 @@ def _orders(
     linen: nn.Module | Callable[..., Any] | None,
 ) -> Orders:
     traces_nnx = bool(inputs or kwargs) and isinstance(model, nnx.Module)
-    if traces_nnx:
-        own, text = _order.of_nnx(model, inputs, kwargs), "the order of calls in the NNX model"
-    else:
-        own, text = _order.as_declared(model), "the order of the NNX constructor"
-    if linen is not None and inputs:
-        other, told = _order.of_linen(linen, variables, inputs), "that of the Linen model"
-    else:
-        other, told = _order.as_given(variables), "the order in which init made the variables"
-    return Orders(own, other, text, told, traces_nnx, linen is not None and bool(inputs))
+    return Orders(
+        _order.of_nnx(model, inputs, kwargs) if traces_nnx else _order.UNKNOWN,
+        _order.of_linen(linen, variables, inputs) if linen and inputs else _order.UNKNOWN,
+    )
 
 
 def _proposals(

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from flax import linen as nn
 from flax import nnx
 from flax.training.train_state import TrainState
 from hypothesis import given
@@ -119,15 +120,17 @@ def test_a_checkpoint_is_restored_by_the_same_rules_and_back(case, tmp_path):
 
 
 @pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize("case", ["heads to features", "fused to separate"])
+@pytest.mark.parametrize(
+    "case", ["heads to features", "fused to separate", "q, k and v in each head"]
+)
 def test_the_layers_of_a_stack_are_reshaped_and_split(axis, case):
-    layer, native, rules, _ = CASES[case]
+    layer, native, rules, _ = EVERY[case]
     linen = Stacked(type(layer), axis)
     within = "layers/attn/attn" if type(layer) is WithHeads else "layers/attn"
     stacked = {
         f"{within}/{key.removeprefix('attn/')}": f"layers.*@{axis}.{value}"
         for key, value in {**rules, "out": "out"}.items()
-        if type(layer) is Fused or key != "out"
+        if type(layer) is not WithHeads or key != "out"
     }
     variables = random_values(shapes_of(linen, X))
     model = List(nnx.Rngs(0), native)
@@ -252,7 +255,13 @@ def test_an_order_of_parts_that_only_calls_tell_is_weak():
     linen = Fused()
     variables = random_values(shapes_of(linen, X))
     params = {"params": {n: variables["params"][n] for n in ("qkv", "out")}}
-    (proposal,) = port.suggest(params, Three(nnx.Rngs(0)), X).proposals
+
+    def call(variables, x):
+        own = variables["params"]
+        parts = jnp.split(nn.Dense(24).apply({"params": own["qkv"]}, x), 3, -1)
+        return nn.Dense(8).apply({"params": own["out"]}, attend(*parts))
+
+    (proposal,) = port.suggest(params, Three(nnx.Rngs(0)), X, linen=call).proposals
     assert proposal.rules == {"qkv": "{one,two,three}"}
     assert proposal.is_weak
 

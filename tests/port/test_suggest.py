@@ -111,14 +111,6 @@ class Sequence(nn.Module):
 
 
 @pytest.mark.parametrize("linen", [Nested(), Sequence()])
-def test_the_order_in_which_init_makes_variables_serves_without_a_linen_module(linen):
-    variables = linen.init(jax.random.key(0), X)
-    model = Pair(nnx.Rngs(0))
-    port.plan(variables, model, port.suggest(variables, model, X).rules).apply()
-    np.testing.assert_array_equal(model(X), linen.apply(variables, X))
-
-
-@pytest.mark.parametrize("linen", [Nested(), Sequence()])
 def test_automatic_numbers_of_layers_are_not_settled_as_they_count_constructions(linen):
     variables = random_values(shapes_of(linen, X))
     model = Pair(nnx.Rngs(0))
