@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
+import numpy as np
+from flax import nnx
+from flax.core import meta
 
+import registry
+from bridge._conversion.collections import OUTPUTS
 from bridge._conversion.inner_boxes import boxed
-from bridge._errors import DeclarationError
+from bridge._errors import DeclarationError, MismatchError, NotInitializedError, path_text
 from bridge._flax.objects import CAPTURES, is_initializing
 from bridge._flax.tabulate import uncounted
-from bridge._module_calls.calls import LinenStyle, record_of
+from bridge._flax.variables import raw_value
+from bridge._module_calls.calls import LinenStyle, ModuleInCall, record_of
 from bridge._module_calls.scope import Scope
+from bridge._sharding.eager import variables_in_shards
 from bridge._types import VariableType
 
-from . import declarations, variables
+from . import variables
 from .attributes import SCOPE
+from .submodules import reserve
 
 
 class Declaring(LinenStyle):
@@ -69,14 +78,19 @@ class Declaring(LinenStyle):
           NotInitializedError: the module has no variables yet.
           MissingRngError: there is no key to draw the value from.
         """
-        found = declarations.declared(
-            self,
-            "params",
-            name,
-            "param",
-            lambda: init_fn(declarations.param_key(self), *init_args, **init_kwargs),
-            lambda: declarations.shapes_of_param(init_fn, init_args, init_kwargs),
-        )
+        record = _declared(self, "params", name, "param")
+        found = variables.find_declared(self, "params", name)
+        if found is None and _is_creating(record, "params"):
+            key = record.scope.make_rng("params")
+            found = _created(record, "params", name, init_fn(key, *init_args, **init_kwargs))
+            return found if unbox else boxed(found)
+        wanted = _shapes_of_param(init_fn, init_args, init_kwargs)
+        if found is None:
+            raise _absent(record, "params", name, wanted)
+        value = raw_value(found)
+        if any(a != np.shape(b) for a, b in zip(wanted, jax.tree.leaves(value), strict=False)):
+            path = path_text("params", (*record.path, name))
+            raise MismatchError(_where(record), mis_shaped=_mis_shaped(path, wanted, value))
         return found if unbox else boxed(found)
 
     @uncounted
@@ -109,10 +123,14 @@ class Declaring(LinenStyle):
           NotInitializedError: the module has no variables yet.
         """
         del unbox
-        make = init_fn and functools.partial(init_fn, *init_args, **init_kwargs)
-        return declarations.declared(
-            self, col, name, "variable", make, lambda: declarations.shapes_of(make) if make else []
-        )
+        record = _declared(self, col, name, "variable")
+        found = variables.find_declared(self, col, name)
+        if found is None and init_fn is not None and _is_creating(record, col):
+            found = _created(record, col, name, init_fn(*init_args, **init_kwargs))
+        elif found is None:
+            make = init_fn and functools.partial(init_fn, *init_args, **init_kwargs)
+            raise _absent(record, col, name, _shapes_of(make) if make else [])
+        return found
 
     @uncounted
     def has_variable(self, col: str, name: str) -> bool:
@@ -134,7 +152,11 @@ class Declaring(LinenStyle):
         Raises:
           ImmutableCollectionError: from `apply`, if it may not update the collection.
         """
-        declarations.put_variable(self, col, name, value)
+        found = variables.find_declared(self, col, name)
+        if found is None:
+            variables.add(self, col, name, variables.made(col, name, value))
+        else:
+            found.set_value(_merged(found.get_value(), value))
 
     @uncounted
     def is_mutable_collection(self, col: str) -> bool:
@@ -192,10 +214,20 @@ class Declaring(LinenStyle):
         """
         if CAPTURES in vars(self):
             return super().sow(variable_type, name, value, reduce_fn, init_fn)
-        if capture_noop:
+        record, collection = record_of(self), _collection_name(variable_type)
+        if (
+            capture_noop
+            or record is None
+            or record.call.mutable is None
+            or (is_initializing(self) and collection in OUTPUTS)
+            or not record.scope.is_mutable_collection(collection)
+        ):
             return False
-        collection = declarations.collection_name(variable_type)
-        return declarations.sow(self, collection, name, value, reduce_fn, init_fn)
+        found = variables.find(self, collection, name)
+        before = init_fn() if found is None else found.get_value()
+        # A submodule may be called `put_variable`.
+        Declaring.put_variable(self, collection, name, reduce_fn(before, value))
+        return True
 
     @uncounted
     def perturb(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -220,4 +252,133 @@ class Declaring(LinenStyle):
             return super().perturb(name, value, collection)
         if capture_noop:
             return value
-        return declarations.perturb(self, declarations.collection_name(collection), name, value)
+        record, collection = record_of(self), _collection_name(collection)
+        found = variables.find(self, collection, name)
+        if found is None and record is not None and _is_creating(record, collection):
+            zeros = jax.tree.map(jax.numpy.zeros_like, value)
+            Declaring.put_variable(self, collection, name, zeros)
+            found = variables.find(self, collection, name)
+        return value if found is None else jax.tree.map(jax.numpy.add, value, found.get_value())
+
+
+def _declared(module: LinenStyle, collection: str, name: str, what: str) -> ModuleInCall:
+    """Takes a name for a `param` or `variable`: the record of the module.
+
+    Raises:
+      DeclarationError: nothing may be declared now.
+      NameInUseError: the name is taken.
+    """
+    record = record_of(module)
+    if record is None or not record.is_declaring:
+        kind, is_bound = type(module).__name__, record is not None
+        raise DeclarationError.of_place(f"{what.capitalize()}s", kind, is_bound=is_bound)
+    reserve(record, name, collection, what)
+    return record
+
+
+def _is_creating(record: ModuleInCall, collection: str) -> bool:
+    """Whether a variable may be created now."""
+    if is_initializing(record.module):
+        return True
+    return record.call.mutable is not None and record.scope.is_mutable_collection(collection)
+
+
+def _merged(before: object, value: object) -> Any:
+    """A value in the place of another one; nested dicts are variables, and each keeps its own.
+
+    Source: flax/core/scope.py:_put_variable @ 0.12.12
+    """
+    if not (isinstance(before, dict) and isinstance(value, Mapping)):
+        return value
+    return before | {key: _merged(before.get(key), item) for key, item in value.items()}
+
+
+def _created(record: ModuleInCall, collection: str, name: str, value: object) -> nnx.Variable[Any]:
+    if isinstance(value, meta.AxisMetadata):
+        # As a layer of Flax beside it.
+        given = {collection: {name: value}}
+        value = variables_in_shards(given, None, _where(record))[collection][name]
+    made = variables.made(collection, name, value)
+    variables.add(record.module, collection, name, made)
+    return made
+
+
+# Weak keys: the cache must not keep initializers alive.
+_known_shapes: weakref.WeakKeyDictionary[Any, dict[Any, list[tuple[int, ...]]]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _shapes_of_param(
+    init_fn: Callable[..., Any], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> list[tuple[int, ...]]:
+    """The shapes that an initializer makes of these arguments.
+
+    Linen traces the initializer at each call, which is most of what an eager call costs. Those of
+    JAX itself depend on their arguments alone, so they make the same shapes again; any other one
+    may read what has changed, and is traced.
+    """
+
+    def traced() -> list[tuple[int, ...]]:
+        return _shapes_of(lambda: init_fn(jax.random.key(0), *args, **kwargs))
+
+    if getattr(init_fn, "__module__", None) not in _OF_JAX:
+        return traced()
+    try:
+        known = _known_shapes.setdefault(init_fn, {})
+        key = args, tuple(sorted(kwargs.items()))
+        if key not in known:
+            known[key] = traced()
+        return known[key]
+    except TypeError:
+        # An argument cannot be hashed, such as a shape in a list.
+        return traced()
+
+
+_OF_JAX = {each.__module__ for each in (jax.nn.initializers.zeros, jax.nn.initializers.normal())}
+
+
+def _shapes_of(init_fn: Callable[[], Any]) -> list[tuple[int, ...]]:
+    """The shapes of what an initializer makes."""
+
+    def value() -> Any:
+        made = init_fn()
+        return made.raw_value if isinstance(made, nnx.VariableMetadata) else made
+
+    return [np.shape(leaf) for leaf in jax.tree.leaves(jax.eval_shape(value))]
+
+
+def _absent(
+    record: ModuleInCall, collection: str, name: str, shapes: list[tuple[int, ...]]
+) -> Exception:
+    """The error for a variable that is not there."""
+    root = record.call.root.module
+    state = nnx.state(root, nnx.Not(nnx.RngState))
+    if record.call.mutable is None and not nnx.to_flat_state(state):
+        name = type(root).__name__
+        return NotInitializedError(name, f"take existing ones with {name}(…).bind(variables)")
+    path = path_text(collection, (*record.path, name))
+    shown = str(shapes[0]) if len(shapes) == 1 else "a value"
+    return MismatchError(_where(record), missing=[(path, shown)])
+
+
+def _mis_shaped(
+    path: str, wanted: list[tuple[int, ...]], value: object
+) -> list[tuple[str, str, str]]:
+    """The leaves of a value that have other shapes: path, expected, found."""
+    found = jax.tree_util.tree_leaves_with_path(value)
+    return [
+        ("/".join([path, *(str(getattr(key, "key", key)) for key in keys)]), f"{a}", f"{shape}")
+        for a, (keys, leaf) in zip(wanted, found, strict=False)
+        if a != (shape := np.shape(leaf))
+    ]
+
+
+def _where(record: ModuleInCall) -> str:
+    return type(record.call.root.module).__name__
+
+
+def _collection_name(variable_type: str | VariableType) -> str:
+    """The collection that is meant by a name or a Variable type."""
+    is_type = isinstance(variable_type, type)
+    return registry.current().name_from_type(variable_type) if is_type else variable_type

@@ -21,7 +21,7 @@ from bridge._errors import (
     UnboundLinenError,
 )
 from bridge._flax.linen_modules import innermost_linen
-from bridge._flax.objects import attributes_of, is_initializing
+from bridge._flax.objects import attributes_of
 from bridge._module_calls.calls import MODULE_CONTEXT, LinenStyle, ModuleInCall, joined
 
 from .attributes import IS_SETUP, Setup
@@ -184,10 +184,3 @@ def _unbound_linen(error: Exception) -> nn.Module | None:
         owners = (frame.f_locals.get("self") for frame in frames)
         found = next((owner for owner in owners if isinstance(owner, nn.Module)), None)
     return found if isinstance(found, nn.Module) and found.scope is None else None
-
-
-def is_creating(record: ModuleInCall, collection: str) -> bool:
-    """Whether a variable may be created now."""
-    if is_initializing(record.module):
-        return True
-    return record.call.mutable is not None and record.scope.is_mutable_collection(collection)

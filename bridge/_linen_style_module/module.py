@@ -34,9 +34,8 @@ from .attributes import (
 )
 from .construction import UNSET, ModuleMeta, placed, with_fields
 from .declaring import Declaring
-from .functional import cloned
 from .methods import with_entries
-from .running import Running
+from .running import Running, cloned
 from .setup import ensure_setup, read_attribute
 
 # Quicker than `super()`.

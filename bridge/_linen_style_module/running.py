@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+from flax import errors as flax_errors
 from flax import nnx
 from flax.core import FrozenDict
 
 from bridge._conversion.linen_attributes import LinenHolder
-from bridge._errors import InvalidModuleError, InvalidRngsError
+from bridge._errors import InvalidMethodError, InvalidModuleError, InvalidRngsError
+from bridge._flax.filters import union
+from bridge._flax.linen_modules import is_call
+from bridge._flax.nodes import nodes_below
+from bridge._flax.objects import set_initializing
 from bridge._flax.tabulate import uncounted
-from bridge._module_calls.calls import LinenStyle
+from bridge._initialization.lazy_init import lazy_init
+from bridge._linen_in_nnx import mutable_filter
+from bridge._module_calls.calls import (
+    MODULE_CONTEXT,
+    LinenStyle,
+    ModuleCall,
+    ModuleInCall,
+    detached_calls,
+)
+from bridge._module_calls.scope import as_rngs, is_in
 from bridge._types import CollectionFilter, Method, Rngs
 
-from . import functional
+from .attributes import IS_SETUP, Setup
+from .containers import mapped
+from .given import install
+from .guard import Guard
+from .methods import is_entering
+from .outermost import call_of, in_call
+from .setup import set_up
 from .submodules import is_lazy
 from .variables import linen_variables
 
@@ -76,16 +98,9 @@ class Running(LinenStyle):
           InvalidMethodError: there is no such method.
           MissingRngError: a key is drawn from a stream that is not there.
         """
-        return functional.apply_module(
-            self,
-            {},
-            args,
-            kwargs,
-            rngs=rngs,
-            method=method,
-            mutable=True if mutable is False else mutable,
-            capture_intermediates=capture_intermediates,
-            initializing=True,
+        mutable = True if mutable is False else mutable
+        return _applied(
+            self, {}, args, kwargs, rngs, method, mutable, capture_intermediates, initializing=True
         )
 
     @uncounted
@@ -107,7 +122,7 @@ class Running(LinenStyle):
           InvalidRngsError: `rngs` are no keys.
           AbstractInputError: a variable depends on the values of an input that is a shape.
         """
-        return linen_variables(functional.initialized_clone(self, rngs, args, kwargs, method))
+        return linen_variables(_initialized(self, rngs, args, kwargs, method))
 
     @uncounted
     def apply(
@@ -142,15 +157,8 @@ class Running(LinenStyle):
           InvalidFilterError: `mutable` is no filter.
           InvalidMethodError: there is no such method.
         """
-        output, updates = functional.apply_module(
-            self,
-            variables,
-            args,
-            kwargs,
-            rngs=rngs,
-            method=method,
-            mutable=mutable,
-            capture_intermediates=capture_intermediates,
+        output, updates = _applied(
+            self, variables, args, kwargs, rngs, method, mutable, capture_intermediates
         )
         is_pure = mutable is False and not capture_intermediates
         return output if is_pure else (output, updates)
@@ -178,14 +186,22 @@ class Running(LinenStyle):
           ConversionError: `variables` are not Linen variables.
           InvalidRngsError: `rngs` are no keys.
         """
+        where = f"{type(self).__name__}.bind"
         if args:
-            raise InvalidRngsError(args, f"{type(self).__name__}.bind")
-        return functional.bound(self, variables, rngs, mutable)
+            raise InvalidRngsError(args, where)
+        clone = cloned(self)
+        install(clone, variables)
+        if rngs is not None:
+            clone.bridge__rngs = as_rngs(rngs, where)
+        if mutable is not True:
+            clone.bridge__mutable = mutable_filter.checked(mutable, where)
+        in_call(call_of(clone), _set_up_all)
+        return clone
 
     @uncounted
     def unbind(self) -> tuple[Self, dict[str, Any]]:
         """The inverse of `bind`: (a module with the same fields, the variables)."""
-        return functional.cloned(self), linen_variables(self)
+        return cloned(self), linen_variables(self)
 
     @uncounted
     def tabulate(
@@ -203,7 +219,7 @@ class Running(LinenStyle):
           The table.
         """
         own = {n: kwargs.pop(n) for n in list(kwargs) if n in _OF_TABLE}
-        made = functional.initialized_clone(self, rngs, args, kwargs, method)
+        made = _initialized(self, rngs, args, kwargs, method)
         # Which runs the method on what it is given.
         args, kwargs = jax.tree.map(_as_array, (args, kwargs))
         return nnx.tabulate(made, *args, method=method or "__call__", **own, **kwargs)
@@ -224,11 +240,11 @@ class Running(LinenStyle):
           Copies of `bridge.Module`s and Linen modules by path, such as `encoder/Dense_0`.
         """
         found: dict[str, Any] = {}
-        made = functional.initialized_clone(self, rngs, args, kwargs, method)
+        made = _initialized(self, rngs, args, kwargs, method)
         for path, node in nnx.iter_graph(made, graph=True):
             name = "/".join(map(str, path))
             if is_lazy(node):
-                found[name] = functional.cloned(node)
+                found[name] = cloned(node)
             elif isinstance(node, LinenHolder):
                 found[name] = node.to_nnx__module.clone()
         return dict(sorted(found.items()))
@@ -243,4 +259,122 @@ class Running(LinenStyle):
         if "_deep_clone" in updates:
             remedy = "call module.init(rngs, …, method=function), or module.apply"
             raise InvalidModuleError("nn.init or nn.apply", self, "a Linen module", remedy)
-        return functional.cloned(self, None, **updates)
+        return cloned(self, None, **updates)
+
+
+def cloned(module: LinenStyle, memo: dict[int, Any] | None = None, **updates: object) -> Any:
+    """A module with the same fields that has no variables yet, as Linen's `clone` makes it.
+
+    Args:
+      module: a `bridge.Module`.
+      memo: the clones that were made, by the id of what they are clones of.
+      **updates: other values for fields.
+    """
+    memo = {} if memo is None else memo
+
+    def cloned_item(suffix: str, item: object) -> Any:
+        if is_lazy(item):
+            return cloned(item, memo)
+        if isinstance(item, nnx.Pytree):
+            if id(item) not in memo:
+                memo[id(item)] = nnx.clone(item)
+            return memo[id(item)]
+        return item
+
+    if id(module) in memo:
+        return memo[id(module)]
+    with detached_calls():
+        if type(module).bridge__has_own_init:
+            made = nnx.clone(module)
+            vars(made)[IS_SETUP] = Setup.NOT_YET
+        else:
+            fields = [field.name for field in dataclasses.fields(module) if field.init]
+            values = {name: getattr(module, name) for name in fields}
+            made = type(module)(**{n: mapped(x, cloned_item) for n, x in values.items()} | updates)
+    memo[id(module)] = made
+    return made
+
+
+def _applied(
+    module: LinenStyle,
+    variables: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    rngs: Rngs | int,
+    method: Method,
+    mutable: CollectionFilter,
+    capture_intermediates: bool | Callable[[Any, str], bool],
+    *,
+    initializing: bool = False,
+) -> tuple[Any, dict[str, Any]]:
+    """Runs a method of a clone: (output, variables of the mutable collections)."""
+    where = f"a call of {type(module).__name__}"
+    mutable_filter.checked(mutable, where)
+    if capture_intermediates:
+        mutable = union(mutable, ["intermediates"])
+    clone = cloned(module)
+    install(clone, variables)
+    if initializing:
+        set_initializing(nodes_below(clone).objects, True)
+    capture = is_call if capture_intermediates is True else capture_intermediates or None
+    call = ModuleCall(clone, as_rngs(rngs, where), mutable, capture, is_kept=False)
+    guard = Guard(call.root)
+    output = in_call(call, lambda record: _called(record, method, args, kwargs))
+    if initializing:
+        set_initializing(nodes_below(clone).objects, False)
+    guard.check()
+    if mutable is False:
+        return output, {}
+    return output, {c: x for c, x in linen_variables(clone).items() if is_in(mutable, c)}
+
+
+def _initialized(
+    module: LinenStyle,
+    rngs: Rngs | int,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    method: str | None,
+) -> Any:
+    """A clone that has the variables which a method creates."""
+    clone = cloned(module)
+    clone.bridge__rngs = as_rngs(rngs, f"{type(module).__name__}.lazy_init")
+    lazy_init(clone if method in (None, "__call__") else getattr(clone, method), *args, **kwargs)
+    return clone
+
+
+def _set_up_all(record: ModuleInCall) -> None:
+    """Runs `setup` of a module and of those below it, whose submodules can be asked for then."""
+    set_up(record)
+    for value in list(vars(record.module).values()):
+        below = record.call.find(value)
+        if below is not None and below.is_owned:
+            _set_up_all(below)
+
+
+def _called(
+    record: ModuleInCall, method: Method, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    module = record.module
+    set_up(record)
+    MODULE_CONTEXT.module_stack.append(record)
+    try:
+        return _function(module, method)(*args, **kwargs)
+    finally:
+        MODULE_CONTEXT.module_stack.pop()
+
+
+def _function(module: LinenStyle, method: Method) -> Callable[..., Any]:
+    """The method of this module that a name, a function or a method of another one means."""
+    method = "__call__" if method is None else method
+    if isinstance(method, str):
+        found = getattr(module, method, None)
+        if not callable(found):
+            names = [n for n, x in inspect.getmembers(type(module)) if is_entering(x)]
+            raise InvalidMethodError(type(module), method, names)
+        return found
+    function = method
+    if inspect.ismethod(method) and isinstance(method.__self__, nnx.Module):
+        function = method.__func__
+    if not callable(function) or not inspect.signature(function).parameters:
+        raise flax_errors.ApplyModuleInvalidMethodError(function)
+    return lambda *args, **kwargs: function(module, *args, **kwargs)

@@ -11,7 +11,7 @@ from flax import nnx
 from flax.core import FrozenDict
 
 from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
-from bridge._errors import DeclarationError, NameInUseError
+from bridge._errors import NameInUseError
 from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import (
     DATA_NOTE,
@@ -399,14 +399,3 @@ def settle(record: ModuleInCall) -> None:
         if is_lazy(before) and vars(fresh)[IS_SETUP] and not held[IS_SETUP]:
             held[IS_SETUP] = vars(fresh)[IS_SETUP]
     record.views.clear()
-
-
-def check_declaring(record: ModuleInCall | None, module: object, what: str) -> ModuleInCall:
-    """The record of a module that may declare something now.
-
-    Raises:
-      DeclarationError: it may not.
-    """
-    if record is None or not record.is_declaring:
-        raise DeclarationError.of_place(what, type(module).__name__, is_bound=record is not None)
-    return record
