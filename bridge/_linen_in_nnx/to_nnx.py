@@ -26,7 +26,6 @@ from bridge._flax.objects import (
 )
 from bridge._initialization.creating import CREATING
 from bridge._initialization.lazy_init import lazy_init
-from bridge._module_calls.calls import note_copy
 from bridge._randomness.streams import owned
 from bridge._sharding import eager
 from bridge._types import CollectionFilter, Rngs
@@ -214,7 +213,6 @@ class ToNNX(LinenHolder):
         return output
 
     def _graph_node_init(self, attributes: Iterable[tuple[str | int, Any]]) -> None:
-        note_copy()
         # Past a property of a subclass.
         vars(self).update({str(name): value for name, value in attributes})
 

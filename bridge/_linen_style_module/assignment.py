@@ -16,6 +16,7 @@ from bridge._module_calls.calls import LinenStyle, ModuleInCall, joined_record
 from bridge._types import Variable
 
 from .attributes import (
+    Otherwise,
     Ref,
     drop_name,
     is_reserved_name,
@@ -26,18 +27,9 @@ from .attributes import (
     put_plain,
     set_name,
 )
-from .containers import as_linen_keeps, items_within, mapped, opened
-from .of_call import held, hold_fields, is_of_call
-from .submodules import (
-    is_lazy,
-    is_mode,
-    own,
-    place_submodule,
-    refer,
-    set_modes,
-    view,
-    wrapped,
-)
+from .containers import as_linen_keeps, items_within, mapped
+from .of_call import is_of_call, note_fields
+from .submodules import is_lazy, is_mode, own, place_submodule, refer, set_modes, wrapped
 from .variables import Unclaimed
 
 
@@ -63,60 +55,34 @@ def assign(module: LinenStyle, name: str, value: object) -> None:
     record = joined_record(module, is_copy=is_waiting)
     if record is None and isinstance(value, bool | None) and is_mode(module, name):
         set_modes(module, {name: value})
-        return
-    if record is not None and record.is_repeating:
+    elif record is not None and record.is_repeating:
         _repeat(record, name, value)
-        return
-    if isinstance(value, nn.Module):
-        value = _wrapped_here(module, record, value)
-    if isinstance(value, nnx.Module | nnx.Variable):
-        _assign_part(module, record, name, value, is_assigned=True)
-    elif opened(value) is not None:
-        _assign_container(module, record, name, value)
-    elif record is not None and record.in_setup and is_of_call(value):
-        _stand_for(module, record, name, held(record, name, value))
+    elif any(_is_part(x) or _is_of_call(record, x) for _, x in items_within(value)):
+        _assign_structure(module, record, name, value)
     else:
-        value = nnx.data(value) if isinstance(value, jax.Array) else value
+        value = nnx.data(value) if _has_data(value) else as_linen_keeps(value)
         put_plain(module, name, value, keeps_part=_is_given(module, record, name))
 
 
 def _repeat(record: ModuleInCall, name: str, value: object) -> None:
     """Takes what belongs to the call of a value that `setup` has assigned before."""
     for suffix, item in items_within(value):
-        key, before = f"{name}{suffix}", attributes_of(record.module).get(f"{name}{suffix}")
+        key = f"{name}{suffix}"
         if not _is_part(item):
             if is_of_call(item):
-                held(record, key, item)
-        elif is_lazy(item) and is_lazy(before) and _name_of(record.module, item) is None:
-            # What `setup` makes may call it.
-            hold_fields(record, item, key)
-            own(record, key, item)
-            view(before, item, [field.name for field in dataclasses.fields(item) if field.init])
-            record.views.append((before, item))
+                record.made[key] = item
+        elif (
+            is_lazy(item)
+            and is_lazy(attributes_of(record.module).get(key))
+            and _name_of(record.module, item) is None
+        ):
+            place_submodule(record, key, item)
 
 
-def _assign_container(
+def _assign_structure(
     module: LinenStyle, record: ModuleInCall | None, name: str, value: object
 ) -> None:
-    in_setup = record is not None and record.in_setup
-    is_structure = any(
-        _is_part(item) or (in_setup and is_of_call(item)) for _, item in items_within(value)
-    )
-    if not is_structure:
-        value = nnx.data(value) if _has_data(value) else as_linen_keeps(value)
-        put_plain(module, name, value, keeps_part=_is_given(module, record, name))
-        return
-
-    def placed(suffix: str, item: object) -> Any:
-        if record is not None and in_setup and not _is_part(item) and is_of_call(item):
-            return held(record, f"{name}{suffix}", item)
-        if not _is_part(item):
-            return put_hidden(module, f"{name}{suffix}", item) if _has_data(item) else item
-        known = _name_of(module, item)
-        if known is None:
-            known = f"{name}{suffix}"
-            _assign_part(module, record, known, item)
-        return Ref(known)
+    """Sets an attribute to parts, to what belongs to a call, or to containers of these."""
 
     def taken_in(suffix: str, item: object) -> Any:
         if isinstance(item, nn.Module):
@@ -126,8 +92,65 @@ def _assign_container(
             own(record, f"{name}{suffix}", item)
         return item
 
+    def placed(suffix: str, item: object) -> Any:
+        key = f"{name}{suffix}"
+        if record is not None and not _is_part(item) and _is_of_call(record, item):
+            record.made[key] = item
+            return Otherwise.CALL
+        if not _is_part(item):
+            return put_hidden(module, key, item) if _has_data(item) else item
+        known = _name_of(module, item)
+        if known is None:
+            known = key
+            _put(module, record, key, item)
+        return Ref(known)
+
     structure = mapped(mapped(value, taken_in), placed)
-    _stand_for(module, record, name, structure)
+    if structure != Ref(name):
+        # Two references would be a shared node, whose path depends on the order of the names.
+        is_own = name in vars(module) and name not in names_of(module)
+        if is_own and not _is_given(module, record, name):
+            delattr(module, name)
+        set_name(module, name, structure)
+    elif record is not None and name in record.made:
+        set_name(module, name, structure)
+    else:
+        drop_name(module, name)
+
+
+def _put(module: LinenStyle, record: ModuleInCall | None, name: str, part: Any) -> None:
+    """Puts a submodule or a Variable that has no place yet into the attribute of its name."""
+    if isinstance(part, nnx.Variable):
+        given: Any = vars(module).get(name)
+        if record is not None and record.in_setup and type(given) is type(part):
+            # Variables that apply was given are there before setup makes its own.
+            part.set_raw_value(given.get_raw_value())
+        put_part(module, name, part)
+    elif record is not None and own(record, name, part):
+        place_submodule(record, name, part)
+    else:
+        put_part(module, name, part)
+        if record is not None:
+            refer(module, name)
+            if record.in_setup:
+                note_fields(record, part, name)
+
+
+def _wrapped_here(
+    module: LinenStyle, record: ModuleInCall | None, linen_module: nn.Module
+) -> ToNNX:
+    """The ToNNX of a Linen module: the one that is here or in the call already if it is tied."""
+    for value in attributes_of(module).values():
+        if isinstance(value, ToNNX) and value.to_nnx__module is linen_module:
+            return value
+    known: Any = record and record.call.holders.get(id(linen_module))
+    if known is not None:
+        return known[0]
+    made = wrapped(linen_module, record)
+    if record is not None and record.in_setup and linen_module.name is not None:
+        # What is made in `setup` keeps its name; what comes from outside is named by the attribute.
+        _put(module, record, linen_module.name, made)
+    return made
 
 
 def _has_data(value: object) -> bool:
@@ -139,31 +162,8 @@ def _is_part(item: object) -> TypeGuard[nn.Module | nnx.Module | Variable]:
     return isinstance(item, nn.Module | nnx.Module | nnx.Variable)
 
 
-def _wrapped_here(
-    module: LinenStyle, record: ModuleInCall | None, linen_module: nn.Module
-) -> ToNNX:
-    """The ToNNX of a Linen module: the one that is here or in the call already if it is tied."""
-    for value in attributes_of(module).values():
-        if isinstance(value, ToNNX) and value.to_nnx__module is linen_module:
-            return value
-    known = record and record.call.holder_of(linen_module)
-    if known is not None:
-        return known
-    made = wrapped(linen_module, record)
-    if record is not None and record.in_setup and linen_module.name is not None:
-        # What is made in `setup` keeps its name; what comes from outside is named by the attribute.
-        _assign_part(module, record, linen_module.name, made)
-    return made
-
-
-def _stand_for(
-    module: LinenStyle, record: ModuleInCall | None, name: str, structure: object
-) -> None:
-    """Makes an attribute stand for parts, in the place of what it has been set to before."""
-    is_own = name in vars(module) and name not in names_of(module)
-    if is_own and not _is_given(module, record, name):
-        delattr(module, name)
-    set_name(module, name, structure)
+def _is_of_call(record: ModuleInCall | None, item: object) -> bool:
+    return record is not None and record.in_setup and is_of_call(item)
 
 
 def _is_given(module: LinenStyle, record: ModuleInCall | None, name: str) -> bool:
@@ -174,38 +174,6 @@ def _is_given(module: LinenStyle, record: ModuleInCall | None, name: str) -> boo
     held = vars(module).get(name)
     is_declared = record is not None and (record.in_setup or name in record.reserved)
     return isinstance(held, Unclaimed) or (is_declared and isinstance(held, nnx.Variable))
-
-
-def _assign_part(
-    module: Any,
-    record: ModuleInCall | None,
-    name: str,
-    value: Any,
-    *,
-    is_assigned: bool = False,
-) -> None:
-    """Sets an attribute to a submodule or a Variable, or puts it there as an item of another."""
-    known = _name_of(module, value)
-    if known == name:
-        if is_assigned:
-            drop_name(module, name)
-        return
-    if known is not None:
-        # Two references would be a shared node, whose path depends on the order of the names.
-        _stand_for(module, record, name, Ref(known))
-        return
-    if isinstance(value, nnx.Variable):
-        given = vars(module).get(name)
-        if record is not None and record.in_setup and type(given) is type(value):
-            # Variables that apply was given are there before setup makes its own.
-            value.set_raw_value(given.get_raw_value())
-        put_part(module, name, value, is_assigned=is_assigned)
-    elif record is not None and own(record, name, value):
-        place_submodule(record, name, value, is_assigned=is_assigned)
-    else:
-        put_part(module, name, value, is_assigned=is_assigned)
-        if record is not None:
-            refer(module, name)
 
 
 def _name_of(module: LinenStyle, value: object) -> str | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import inspect
 from collections.abc import Iterator
 from typing import Any, TypeAlias, TypeGuard
 
@@ -48,24 +47,9 @@ class AttrPriority(enum.IntEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Ref:
-    """Stands for the attribute of that name."""
+    """Stands for the attribute of that name, or for what `setup` has made of it in this call."""
 
     name: str
-
-
-@dataclasses.dataclass(frozen=True)
-class OfCall:
-    """Stands for something that a run of `setup` has made.
-
-    Attributes:
-      key: its name among all that this run has made.
-      above: how many modules further up the `setup` is.
-      otherwise: the attribute with the value for calls of this module only, None if there is none.
-    """
-
-    key: str
-    above: int = 0
-    otherwise: str | None = None
 
 
 class Setup(enum.IntEnum):
@@ -77,9 +61,17 @@ class Setup(enum.IntEnum):
 
 
 class Otherwise(enum.Enum):
-    """Stands for what a read finds where no part lives in the attribute: that of the class."""
+    """Stands for what no attribute holds.
+
+    Attributes:
+      CLASS: what the class has by the name of a part.
+      CALL: what `setup` makes in each call.
+      AROUND: what `setup` of the module around gives this one in each of its calls.
+    """
 
     CLASS = enum.auto()
+    CALL = enum.auto()
+    AROUND = enum.auto()
 
 
 def is_reserved_name(name: str) -> bool:
@@ -92,35 +84,19 @@ def is_part(value: object) -> TypeGuard[Part]:
     return isinstance(value, nnx.Pytree | nnx.Variable)
 
 
-def is_free(module: nnx.Pytree, name: str) -> bool:
-    """Whether nothing and nobody has this name in a module."""
-    return not (
-        name in vars(module)
-        or is_reserved_name(name)
-        or name in names_of(module)
-        or hasattr(type(module), name)
-    )
-
-
 def has_room(module: nnx.Pytree, name: str) -> bool:
     """Whether a part can live in an attribute: no other one does."""
     return not is_reserved_name(name) and not is_part(vars(module).get(name))
 
 
-def put_part(module: nnx.Pytree, name: str, part: Part, *, is_assigned: bool = False) -> None:
+def put_part(module: nnx.Pytree, name: str, part: Part) -> None:
     """Puts a submodule or a Variable into the attribute of its Linen name.
 
-    Args:
-      module: the module.
-      name: the name.
-      part: the submodule or the Variable.
-      is_assigned: whether the model has set the attribute to it. Else a field or a member of the
-        class with this name is still what a read returns, as in Linen.
+    A value, or a member of the class, with this name is still what a read returns, as in Linen,
+    until `drop_name` says otherwise.
     """
     own = attributes_of(module)
-    if is_assigned:
-        drop_name(module, name)
-    elif name not in names_of(module):
+    if name not in names_of(module):
         if name in own and not is_part(own[name]):
             _put_beside(module, name, own[name])
         elif name not in own and (hasattr(type(module), name) or name == "name"):
@@ -177,15 +153,35 @@ def names_of(module: nnx.Pytree) -> dict[str, Any]:
     return dict(attributes_of(module).get(NAMES, ()))
 
 
-def class_attribute(module: nnx.Pytree, name: str) -> Any:
-    """What an attribute is for an object without attributes of its own.
+def set_name(module: nnx.Pytree, name: str, structure: object) -> None:
+    """Says what a read of an attribute returns.
 
-    Raises:
-      AttributeError: the class has none of this name.
+    Args:
+      module: the module.
+      name: the attribute.
+      structure: a `Ref` or an `Otherwise`, containers with these and values without state in them,
+        or such a value itself.
     """
-    found: Any = inspect.getattr_static(type(module), name)
-    get = getattr(type(found), "__get__", None)
-    return found if get is None else get(found, module, type(module))
+    names = {**names_of(module), name: structure}
+    nnx.Pytree.__setattr__(module, NAMES, tuple(sorted(names.items())))
+
+
+def drop_name(module: nnx.Pytree, name: str) -> None:
+    """Takes back `set_name`."""
+    names = names_of(module)
+    if name in names:
+        del names[name]
+        nnx.Pytree.__setattr__(module, NAMES, tuple(sorted(names.items())))
+
+
+def refs(structure: object) -> Iterator[str]:
+    """The names of the parts in a structure of `set_name`."""
+    return (item.name for _, item in items_within(structure) if isinstance(item, Ref))
+
+
+def held_by(module: nnx.Pytree, name: str) -> Any:
+    """What an attribute holds: a value, a part, or a structure of `set_name`."""
+    return names_of(module).get(name, attributes_of(module).get(name))
 
 
 def priorities_of(module: nnx.Pytree) -> dict[str, int]:
@@ -197,30 +193,3 @@ def set_priority(module: nnx.Pytree, name: str, value: int) -> None:
     """Says how far an attribute is from giving a shared module its path."""
     priorities = {**priorities_of(module), name: int(value)}
     vars(module)[PRIORITIES] = tuple(sorted(priorities.items()))
-
-
-def set_name(module: nnx.Pytree, name: str, structure: object) -> None:
-    """Says what a read of an attribute returns.
-
-    Args:
-      module: the module.
-      name: the attribute.
-      structure: a `Ref` or an `OfCall`, containers with these and values without state in them,
-        such a value itself, or `Otherwise.CLASS`.
-    """
-    names = {**names_of(module), name: structure}
-    nnx.Pytree.__setattr__(module, NAMES, tuple(sorted(names.items())))
-
-
-def drop_name(module: nnx.Pytree, name: str) -> None:
-    """Takes back `set_name`."""
-    names = names_of(module)
-    if name not in names:
-        return
-    del names[name]
-    nnx.Pytree.__setattr__(module, NAMES, tuple(sorted(names.items())))
-
-
-def refs(structure: object) -> Iterator[str]:
-    """The names of the parts in a structure of `set_name`."""
-    return (item.name for _, item in items_within(structure) if isinstance(item, Ref))

@@ -11,7 +11,7 @@ from flax import nnx
 from bridge._errors import DeclarationError
 from bridge._flax.objects import is_initializing
 from bridge._linen_in_nnx.to_nnx import ToNNX
-from bridge._module_calls.calls import ModuleInCall, detached_calls, joined
+from bridge._module_calls.calls import ModuleInCall, innermost, joined
 
 from .submodules import auto_name, place_submodule, wrapped
 
@@ -50,23 +50,16 @@ def nnx_in_bridge_mdl(factory: Callable[[nnx.Rngs], M], name: str | None = None)
     Source: flax/nnx/bridge/interop.py:nnx_in_bridge_mdl @ 0.12.8
     """
     record = _calling("nnx_in_bridge_mdl")
-    held = vars(record.module)
-    is_first = is_initializing(record.module) and not any(
-        isinstance(value, nnx.Module) for value in held.values()
-    )
-    if not record.in_compact or (is_first and name is None):
-        module = _made(factory, record)
-        name = name or auto_name(record, type(module))
-        return place_submodule(record, name, module) if record.in_compact else module
+    if not record.in_compact:
+        return _made(factory, record)
     if name is None:
         # Only the constructor tells the class.
-        with detached_calls():
+        with innermost(None):
             kind = type(nnx.eval_shape(factory, nnx.Rngs(0), graph=True))
         name = auto_name(record, kind)
-    before = held.get(name)
-    return place_submodule(
-        record, name, before if isinstance(before, nnx.Module) else _made(factory, record)
-    )
+    before = vars(record.module).get(name)
+    module = before if isinstance(before, nnx.Module) else _made(factory, record)
+    return place_submodule(record, name, module)
 
 
 def linen_in_bridge_mdl(linen_module: nn.Module, name: str | None = None) -> Any:
@@ -117,7 +110,7 @@ def _calling(who: str) -> ModuleInCall:
 def _made(factory: Callable[[nnx.Rngs], M], record: ModuleInCall) -> M:
     """The module, abstract but for its keys if it is to get its variables."""
     rngs = record.rngs
-    with detached_calls():
+    with innermost(None):
         if is_initializing(record.module) and not record.is_repeating:
             return factory(rngs)
         has_keys = bool(len(rngs)) and not record.is_repeating

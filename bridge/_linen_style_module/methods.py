@@ -1,34 +1,16 @@
-"""What happens around a method of a `bridge.Module`: `setup`, names, scopes, captured outputs."""
+"""The methods of a `bridge.Module`: each of them enters the module, and some are compact."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import jax
-from flax import errors as flax_errors
-from flax import linen as nn
-from flax import nnx
+from bridge._errors import InvalidModuleError
 
-from bridge._errors import (
-    InvalidModuleError,
-    MismatchError,
-    MissingRngError,
-    NotInitializedError,
-    UnboundLinenError,
-)
-from bridge._flax.linen_modules import innermost_linen
-from bridge._flax.objects import attributes_of
-from bridge._module_calls.calls import MODULE_CONTEXT, LinenStyle, ModuleInCall, joined
-
-from .attributes import IS_SETUP, Setup
-from .guard import Guard
-from .outermost import call_of, in_call
-from .setup import set_up
-from .submodules import adopt_fields, is_lazy, settle
+from .calling import run
+from .submodules import is_lazy
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -97,90 +79,3 @@ def _entering(method: Callable[..., Any], *, is_compact: bool) -> Any:
     setattr(enter, _ENTERS, True)
     enter.compact = is_compact  # pyright: ignore[reportAttributeAccessIssue]
     return enter
-
-
-def run(
-    module: LinenStyle,
-    method: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    *,
-    is_compact: bool = False,
-) -> Any:
-    """Calls a method of a module, in the call that runs or in one of its own."""
-    above = joined()
-    if above is not None:
-        record = above.call.find(module)
-        if record is None:
-            record = above.call.attach(module, above)
-            adopt_fields(record)
-        if record.is_owned or record.call.is_kept:
-            return _run_in(record, method, args, kwargs, is_compact)
-        # A transform's copy, whose values are compared in the transform.
-        guard = Guard(record)
-        output = _run_in(record, method, args, kwargs, is_compact)
-        guard.check()
-        return output
-    try:
-        return in_call(
-            call_of(module), lambda record: _run_in(record, method, args, kwargs, is_compact)
-        )
-    except (MismatchError, MissingRngError, NotInitializedError) as error:
-        owner = innermost_linen()
-        if owner is None or nnx.to_flat_state(nnx.state(module, nnx.Not(nnx.RngState))):
-            raise
-        name = type(module).__name__
-        remedy = f"make it a submodule of {type(owner).__name__} with bridge.to_linen({name}, …)"
-        raise NotInitializedError(name, remedy) from error
-
-
-def _run_in(
-    record: ModuleInCall,
-    method: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    is_compact: bool,
-) -> Any:
-    module = record.module
-    if attributes_of(module)[IS_SETUP] != Setup.ONCE:
-        set_up(record)
-    stack = MODULE_CONTEXT.module_stack
-    record.compact_depth += is_compact
-    stack.append(record)
-    name = method.__name__
-    title = record.path[-1] if record.path else type(module).__name__
-    try:
-        with jax.named_scope(title if name == "__call__" else f"{title}.{name}"):
-            output = method(module, *args, **kwargs)
-        if record.call.capture is not None and record.call.capture(module, name):
-            # A submodule may be called `sow`, and a field `setup`.
-            type(module).sow(module, "intermediates", name, output)
-        return output
-    except (flax_errors.CallCompactUnboundModuleError, AttributeError) as error:
-        called = _unbound_linen(error)
-        if called is None:
-            raise
-        raise UnboundLinenError(type(called).__name__, type(module).__name__) from error
-    finally:
-        stack.pop()
-        if is_compact:
-            record.compact_depth -= 1
-            record.reserved.clear()
-            if not record.compact_depth:
-                record.type_counter.clear()
-        if record.views and not record.compact_depth:
-            settle(record)
-
-
-def _unbound_linen(error: Exception) -> nn.Module | None:
-    """The Linen module that was called without variables and raised an error for it."""
-    if isinstance(error, UnboundLinenError):
-        return None
-    if isinstance(error, AttributeError):
-        # What its `setup` would make is not there.
-        found = error.obj
-    else:
-        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-        owners = (frame.f_locals.get("self") for frame in frames)
-        found = next((owner for owner in owners if isinstance(owner, nn.Module)), None)
-    return found if isinstance(found, nn.Module) and found.scope is None else None

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Generator, Iterable
 from typing import Any, ClassVar, Self, dataclass_transform
 
 from flax import nnx
 
+from bridge._errors import DeclarationError
 from bridge._flax.objects import (
     attributes_of,
     is_note,
     unflattened,
 )
 from bridge._flax.tabulate import uncounted
-from bridge._module_calls.calls import note_copy, record_of
+from bridge._module_calls.calls import LinenStyle, joined, record_of
 from bridge._train_eval import MODE_FIELDS
 
 from .assignment import assign
@@ -23,6 +25,7 @@ from .attributes import (
     MODULE_PREFIX,
     NAMES,
     SCOPE,
+    Otherwise,
     Ref,
     drop_name,
     is_part,
@@ -32,11 +35,12 @@ from .attributes import (
     set_name,
     set_priority,
 )
+from .calling import made_by_setup
 from .construction import UNSET, ModuleMeta, placed, with_fields
+from .containers import mapped
 from .declaring import Declaring
 from .methods import with_entries
 from .running import Running, cloned
-from .setup import ensure_setup, read_attribute
 
 # Quicker than `super()`.
 _get = object.__getattribute__
@@ -148,7 +152,7 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
         if NAMES in own:
             for known, structure in own[NAMES]:
                 if known == name:
-                    return read_attribute(self, name, structure)
+                    return _read(self, name, structure)
         return _get(self, name)
 
     def __getattr__(self, name: str) -> Any:
@@ -156,9 +160,10 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
             if hasattr(type(self), name):
                 # A property raised; reading it again raises its own error.
                 return super().__getattribute__(name)
-            own = vars(self)
-            if name not in own and not own.get(IS_SETUP, True):
-                ensure_setup(self)
+            own, top = vars(self), joined()
+            is_here = top is None or top.call.find(self)
+            if name not in own and not own.get(IS_SETUP, True) and is_here:
+                made_by_setup(self)
                 if name in own or name in names_of(self):
                     return getattr(self, name)
             if name == "name":
@@ -203,7 +208,9 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
         held: dict[Any, Any] = dict(attributes)
         if record is not None:
             held.pop(SCOPE, None)
-        note_copy()
+        top = joined()
+        if top is not None:
+            top.call.has_copies = True
         vars(self).update(held)
 
     @classmethod
@@ -226,3 +233,33 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
             set_name(self, key, Ref(key))
         delattr(self, key)
         return value
+
+
+def _read(module: LinenStyle, name: str, structure: object) -> Any:
+    """What a read of an attribute returns for which `set_name` has said something.
+
+    Raises:
+      AttributeError: a part is gone, or the class has no member of this name.
+      DeclarationError: it belongs to a call of the module around this one, which does not run.
+    """
+
+    def resolved(suffix: str, item: object) -> Any:
+        if isinstance(item, Ref):
+            record = record_of(module)
+            made = record.made if record is not None else {}
+            return made[item.name] if item.name in made else attributes_of(module)[item.name]
+        if item is Otherwise.CALL:
+            return made_by_setup(module)[f"{name}{suffix}"]
+        if item is Otherwise.AROUND:
+            what = f"{type(module).__name__}.{name} refers to the module around, and is there"
+            raise DeclarationError.of_use(what, "that one")
+        return item
+
+    if structure is not Otherwise.CLASS:
+        try:
+            return mapped(structure, resolved)
+        except KeyError:
+            pass
+    found: Any = inspect.getattr_static(type(module), name)
+    get = getattr(type(found), "__get__", None)
+    return found if get is None else get(found, module, type(module))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -13,32 +13,39 @@ from flax import errors as flax_errors
 from flax import nnx
 from flax.core import FrozenDict
 
+import registry
+from bridge._conversion.arrays import is_taken, taken
+from bridge._conversion.collections import OUTPUTS
 from bridge._conversion.linen_attributes import LinenHolder
-from bridge._errors import InvalidMethodError, InvalidModuleError, InvalidRngsError
+from bridge._errors import (
+    ImmutableCollectionError,
+    InvalidMethodError,
+    InvalidModuleError,
+    InvalidRngsError,
+)
 from bridge._flax.filters import union
 from bridge._flax.linen_modules import is_call
 from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import set_initializing
+from bridge._flax.passed_values import PassedValues
 from bridge._flax.tabulate import uncounted
+from bridge._flax.variables import raw_value
 from bridge._initialization.lazy_init import lazy_init
 from bridge._linen_in_nnx import mutable_filter
 from bridge._module_calls.calls import (
-    MODULE_CONTEXT,
     LinenStyle,
     ModuleCall,
     ModuleInCall,
-    detached_calls,
+    innermost,
 )
 from bridge._module_calls.scope import as_rngs, is_in
-from bridge._types import CollectionFilter, Method, Rngs
+from bridge._types import CollectionFilter, Method, Rngs, Variable
 
 from .attributes import IS_SETUP, Setup
+from .calling import call_of, in_call, set_up
 from .containers import mapped
 from .given import install
-from .guard import Guard
 from .methods import is_entering
-from .outermost import call_of, in_call
-from .setup import set_up
 from .submodules import is_lazy
 from .variables import linen_variables
 
@@ -283,7 +290,7 @@ def cloned(module: LinenStyle, memo: dict[int, Any] | None = None, **updates: ob
 
     if id(module) in memo:
         return memo[id(module)]
-    with detached_calls():
+    with innermost(None):
         if type(module).bridge__has_own_init:
             made = nnx.clone(module)
             vars(made)[IS_SETUP] = Setup.NOT_YET
@@ -318,14 +325,53 @@ def _applied(
         set_initializing(nodes_below(clone).objects, True)
     capture = is_call if capture_intermediates is True else capture_intermediates or None
     call = ModuleCall(clone, as_rngs(rngs, where), mutable, capture, is_kept=False)
-    guard = Guard(call.root)
+    before = [(variable, taken(raw_value(variable))) for variable in _fixed(clone, mutable)]
     output = in_call(call, lambda record: _called(record, method, args, kwargs))
     if initializing:
         set_initializing(nodes_below(clone).objects, False)
-    guard.check()
+    _check_fixed(clone, before, [] if initializing else _fixed(clone, mutable))
     if mutable is False:
         return output, {}
     return output, {c: x for c, x in linen_variables(clone).items() if is_in(mutable, c)}
+
+
+def _fixed(module: LinenStyle, mutable: CollectionFilter) -> list[Variable]:
+    """The Variables of collections that a call may not update."""
+    active = registry.current()
+    return [
+        variable
+        for variable in nodes_below(module).variables
+        if not isinstance(variable, nnx.RngState)
+        and (name := active.name_from_type(variable.var_type)) not in OUTPUTS
+        and not is_in(mutable, name)
+    ]
+
+
+def _check_fixed(
+    module: LinenStyle, before: Sequence[tuple[Variable, Any]], after: Sequence[Variable]
+) -> None:
+    """Raises ImmutableCollectionError if the call has changed one of these Variables.
+
+    NNX Variables can be written whatever the call says, so this is seen after the call. What only
+    went through a transform of NNX comes back in new arrays, and is no change.
+    """
+    passed = PassedValues()
+    changed = [
+        variable
+        for variable, value in before
+        if not is_taken(now := raw_value(variable), value) and not passed.are_same(now, value)
+    ]
+    # Dicts that the module has made of given Variables, when it declared them.
+    known = {id(x) for _, value in before for x in jax.tree.leaves(value)}
+    for variable in after:
+        value = raw_value(variable)
+        if isinstance(value, Mapping) and not known.issuperset(map(id, jax.tree.leaves(value))):
+            changed.append(variable)
+    for variable in changed:
+        collection = registry.current().name_from_type(variable.var_type)
+        raise ImmutableCollectionError(
+            type(module).__name__, collection, "with apply(…, {mutable})"
+        )
 
 
 def _initialized(
@@ -356,11 +402,8 @@ def _called(
 ) -> Any:
     module = record.module
     set_up(record)
-    MODULE_CONTEXT.module_stack.append(record)
-    try:
+    with innermost(record):
         return _function(module, method)(*args, **kwargs)
-    finally:
-        MODULE_CONTEXT.module_stack.pop()
 
 
 def _function(module: LinenStyle, method: Method) -> Callable[..., Any]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
-from typing import Any, TypeAlias, TypeGuard
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, TypeGuard
 
 from flax import linen as nn
 from flax import nnx
@@ -32,10 +32,9 @@ from .attributes import (
     PRIORITIES,
     SCOPE,
     AttrPriority,
-    OfCall,
     Ref,
-    drop_name,
     has_room,
+    held_by,
     is_part,
     names_of,
     priorities_of,
@@ -46,13 +45,10 @@ from .attributes import (
     set_priority,
 )
 from .given import claim
-from .of_call import hold_fields
+from .of_call import note_fields
 from .variables import Unclaimed, is_vacant
 
-# (record of a module, name) of attributes that refer to a submodule of another module.
-References: TypeAlias = list[tuple[ModuleInCall, str]]
-
-_SIMPLE = (bool, int, float, complex, str, bytes, type(None), Ref, OfCall)
+_SIMPLE = (bool, int, float, complex, str, bytes, type(None), Ref)
 
 
 def auto_name(record: ModuleInCall, kind: type) -> str:
@@ -83,16 +79,13 @@ def _is_of_field(module: LinenStyle, name: str) -> bool:
     return any(name in refs(structure) for n, structure in names.items() if n in fields)
 
 
-def place_submodule(
-    record: ModuleInCall, name: str, submodule: nnx.Module, *, is_assigned: bool = False
-) -> Any:
+def place_submodule(record: ModuleInCall, name: str, submodule: nnx.Module) -> Any:
     """Gives a submodule its place in a module that is being called.
 
     Args:
       record: the module.
       name: the submodule's name.
       submodule: any NNX module.
-      is_assigned: whether the model has set the attribute of that name to it.
 
     Returns:
       The module at that place: this one, or the one of an earlier call if its fields are the same.
@@ -103,19 +96,24 @@ def place_submodule(
     if record.is_declaring:
         reserve(record, name, None, "submodule")
     if record.in_setup:
-        hold_fields(record, submodule, name)
+        note_fields(record, submodule, name)
     module = record.module
     before = attributes_of(module).get(name)
     if before is submodule:
-        if is_assigned:
-            drop_name(module, name)
         return submodule
-    placed = submodule
+    placed: Any = submodule
     if isinstance(before, nnx.Pytree) and not isinstance(before, Unclaimed):
         placed = reused(before, submodule)
-        if placed is not submodule and placed is not before:
+        if placed is None:
             raise NameInUseError("submodule", name, type(module).__name__)
         if placed is submodule:
+            record.views.append((before, submodule))
+            if record.in_setup:
+                record.made[name] = submodule
+        elif record.in_setup and is_lazy(before):
+            # What `setup` makes may call it.
+            view(before, submodule, ())
+            own(record, name, submodule)
             record.views.append((before, submodule))
     else:
         if isinstance(before, Unclaimed):
@@ -124,13 +122,11 @@ def place_submodule(
             delattr(module, name)
         elif not has_room(module, name):
             raise NameInUseError("submodule", name, type(module).__name__)
-        put_part(module, name, submodule, is_assigned=is_assigned)
+        put_part(module, name, submodule)
         if modes := dict(getattr(module, MODES)):
             for node in nodes_below(submodule).objects:
                 set_modes(node, modes)
-    if is_assigned:
-        drop_name(module, name)
-    adopt_submodule(record, name, placed)
+    join_call(record, name, placed)
     return placed
 
 
@@ -157,27 +153,6 @@ def set_modes(node: nnx.Pytree, modes: Mapping[str, Any]) -> None:
             setattr(node, name, value)
 
 
-def adopt_submodule(
-    record: ModuleInCall, name: str, submodule: nnx.Module, references: References | None = None
-) -> None:
-    """Makes a submodule part of the call that its parent is part of.
-
-    Args:
-      record: the parent.
-      name: the submodule's name there.
-      submodule: any NNX module.
-      references: as for `adopt_fields`.
-    """
-    own(record, name, submodule)
-    found = record.call.find(submodule)
-    if found is not None:
-        adopt_fields(found, references)
-    elif is_initializing(record.module):
-        if isinstance(submodule, LinenHolder) and submodule.to_nnx__rngs is None:
-            _give_keys(submodule, record.rngs)
-        set_initializing(nodes_below(submodule).objects, True)
-
-
 def own(record: ModuleInCall, name: str, submodule: nnx.Module) -> bool:
     """Makes a module the owner of a submodule, unless the submodule has one.
 
@@ -191,7 +166,7 @@ def own(record: ModuleInCall, name: str, submodule: nnx.Module) -> bool:
     """
     call, path = record.call, (*record.path, name)
     if isinstance(submodule, LinenHolder):
-        return call.owner_of(submodule, path)[1] == path
+        return call.holders.setdefault(id(submodule.to_nnx__module), (submodule, path))[1] == path
     if not is_lazy(submodule):
         return True
     found = call.find(submodule)
@@ -202,46 +177,62 @@ def own(record: ModuleInCall, name: str, submodule: nnx.Module) -> bool:
     return found.path == path
 
 
-def adopt_fields(record: ModuleInCall, references: References | None = None) -> None:
-    """Makes the submodules that a module has part of its call.
+def join_call(record: ModuleInCall, name: str, submodule: nnx.Module) -> None:
+    """Makes a submodule, with all that is below it, part of the call that its parent is part of.
 
     Args:
-      record: the module.
-      references: gets the attributes that are known to refer to what another module has, which has
-        to come first. By default they come after all others below this module.
+      record: the parent.
+      name: the submodule's name there.
+      submodule: any NNX module.
     """
-    later: References = [] if references is None else references
-    held = attributes_of(record.module)
-    order = list(_in_order(record.module) if is_initializing(record.module) else held)
-    if PRIORITIES in held:
-        priorities = priorities_of(record.module)
-        order.sort(key=lambda name: priorities.get(name, AttrPriority.DEFAULT))
-        later += ((record, name) for name in order if priorities.get(name) == AttrPriority.LOW)
-        order = [name for name in order if priorities.get(name) != AttrPriority.LOW]
-    for name in order:
-        _adopt_attribute(record, name, later)
-    if references is None:
-        # Adopting one may add others.
-        for each, name in later:
-            _adopt_attribute(each, name, later)
+    own(record, name, submodule)
+    found = record.call.find(submodule)
+    if found is not None:
+        adopt_fields(found)
+    elif is_initializing(record.module):
+        if isinstance(submodule, LinenHolder) and submodule.to_nnx__rngs is None:
+            _give_keys(submodule, record.rngs)
+        set_initializing(nodes_below(submodule).objects, True)
 
 
-def _adopt_attribute(record: ModuleInCall, name: str, references: References) -> None:
+def adopt_fields(record: ModuleInCall) -> None:
+    """Makes the submodules of a module part of its call.
+
+    Attributes that are known to refer to what another module has come after all others.
+    """
+    references: list[tuple[ModuleInCall, str]] = []
+    pending = _attributes(record, references)
+    while pending or references:
+        each, name = pending.pop() if pending else references.pop(0)
+        held = attributes_of(each.module)
+        value: Any = held.get(name)
+        if isinstance(value, LinenHolder):
+            first, _ = each.call.holders.get(id(value.to_nnx__module), (value, ()))
+            has_variables = any(isinstance(x, nnx.Variable | dict) for x in vars(value).values())
+            if first is not value and not has_variables:
+                # Linen knows a module that is in two places as one.
+                held[name] = value = first
+        if not own(each, name, value):
+            refer(each.module, name)
+        elif is_lazy(value):
+            below = each.call.find(value)
+            pending += _attributes(below, references) if below else []
+        else:
+            join_call(each, name, value)
+
+
+def _attributes(
+    record: ModuleInCall, references: list[tuple[ModuleInCall, str]]
+) -> list[tuple[ModuleInCall, str]]:
+    """The attributes with submodules, the first one last; references go into the other list."""
     held = attributes_of(record.module)
-    value = held.get(name)
-    if isinstance(value, LinenHolder):
-        first, _ = record.call.owner_of(value, (*record.path, name))
-        if first is not value and not any(
-            isinstance(x, nnx.Variable | dict) for x in vars(value).values()
-        ):
-            # Linen knows a module that is in two places as one.
-            held[name] = value = first
-    elif not is_lazy(value):
-        return
-    if own(record, name, value):
-        adopt_submodule(record, name, value, references)
-    else:
-        refer(record.module, name)
+    order = _in_order(record.module) if is_initializing(record.module) else held
+    names = [n for n in order if is_lazy(x := held.get(n)) or isinstance(x, LinenHolder)]
+    priorities = priorities_of(record.module) if PRIORITIES in held else {}
+    names.sort(key=lambda name: priorities.get(name, AttrPriority.DEFAULT))
+    low = [name for name in names if priorities.get(name) == AttrPriority.LOW]
+    references += [(record, name) for name in low]
+    return [(record, name) for name in reversed(names) if name not in low]
 
 
 def _in_order(module: LinenStyle) -> dict[str, None]:
@@ -297,33 +288,31 @@ def reused(before: nnx.Pytree, fresh: Any) -> Any:
       fresh: the one with the fields of this call.
 
     Returns:
-      `before` if its fields are the same, else `fresh` with the variables of `before`.
+      `before` if its fields are the same, `fresh` as a `view` of it if they are not, None if they
+      are of different kinds.
     """
-    if type(before) is not type(fresh):
+    if is_lazy(before) and is_lazy(fresh):
+        names = [field.name for field in dataclasses.fields(fresh) if field.init]
         # A class that is made in a call is another one in the next.
-        if not (is_lazy(before) and is_lazy(fresh)):
-            return None
-        view(before, fresh, [field.name for field in dataclasses.fields(fresh) if field.init])
-        return fresh
-    if isinstance(before, LinenHolder):
-        if before.to_nnx__module == fresh.to_nnx__module:
+        if type(before) is type(fresh) and all(_is_same(before, fresh, name) for name in names):
             return before
-        linen_module = fresh.to_nnx__module
-        view(before, fresh, ())
-        fresh.to_nnx__module = linen_module
+        view(before, fresh, names)
         return fresh
-    if not is_lazy(before):
+    if type(before) is not type(fresh):
+        return None
+    if not isinstance(before, LinenHolder) or before.to_nnx__module == fresh.to_nnx__module:
         return before
-    names = [field.name for field in dataclasses.fields(before) if field.init]
-    if all(_is_same(before, fresh, name) for name in names):
-        return before
-    view(before, fresh, names)
+    linen_module = fresh.to_nnx__module
+    held = vars(before).items()
+    vars(fresh).update({n: x for n, x in held if n == DATA_NOTE or not is_note(n)})
+    fresh.to_nnx__module = linen_module
+    set_initializing([fresh], is_initializing(before))
     return fresh
 
 
 def _is_same(before: LinenStyle, fresh: LinenStyle, name: str) -> bool:
     """Whether a field is as it was; a module in it is taken over from the earlier call."""
-    old, new = _held(before, name), _held(fresh, name)
+    old, new = held_by(before, name), held_by(fresh, name)
     if new is None and name in MODE_FIELDS:
         # What train() and eval() have set answers where the model leaves it open.
         vars(fresh)[name] = old
@@ -331,11 +320,6 @@ def _is_same(before: LinenStyle, fresh: LinenStyle, name: str) -> bool:
     if not _is_equal(old, new):
         return _is_same_part(before, fresh, name)
     return all(_is_same_part(before, fresh, part) for part in refs(new))
-
-
-def _held(module: LinenStyle, name: str) -> Any:
-    """What a field holds: a value, a part, or a structure with names of parts."""
-    return names_of(module).get(name, attributes_of(module).get(name))
 
 
 def _is_same_part(before: LinenStyle, fresh: LinenStyle, name: str) -> bool:
@@ -360,42 +344,42 @@ def _is_equal(a: object, b: Any) -> bool:
 
 
 def view(before: nnx.Module, fresh: nnx.Module, fields: Collection[str]) -> None:
-    """Gives a new module all that an earlier one holds besides its fields."""
-    own, held = vars(fresh), vars(before)
-    note = dict(held[DATA_NOTE]) if DATA_NOTE in held else {}
-    names = {n: structure for n, structure in names_of(before).items() if n not in fields}
-    # A part may live in the attribute of a field.
-    hidden = [n for n in fields if n in names_of(before) and is_part(held.get(n))]
-    names |= {n: own[n] for n in hidden if n in own} | names_of(fresh)
-    parts = {part for structure in names_of(fresh).values() for part in refs(structure)}
-    kept = {*fields, IS_SETUP, NAMES} - {*hidden} | parts
+    """Gives a new module all that an earlier one holds besides its fields.
+
+    Args:
+      before: the earlier module.
+      fresh: the new one; what it has itself comes first.
+      fields: the fields that may differ; without any, its `setup` is not to run again either.
+    """
+    own, held, copied = vars(fresh), vars(before), dict[str, Any]()
     for name, value in held.items():
-        if is_note(name) or (name in kept and name not in parts):
-            continue
         new = own.get(name)
-        if isinstance(new, nnx.Module) and isinstance(value, nnx.Module) and new is not value:
-            own[name] = reused(value, new) or new
-        elif name not in parts or new is None:
-            own[name] = value
-    own[DATA_NOTE] = own[DATA_NOTE].update({n: d for n, d in note.items() if n not in kept})
-    for name, structure in names.items():
-        set_name(fresh, name, structure)
+        if is_note(name) or name in (NAMES, IS_SETUP):
+            continue
+        if is_part(value) and is_part(new):
+            if isinstance(new, nnx.Module) and isinstance(value, nnx.Module) and new is not value:
+                own[name] = reused(value, new) or new
+        elif is_part(value) and name in own:
+            put_part(fresh, name, value)
+        elif name not in own and (is_part(value) or name not in fields):
+            copied[name] = value
+    own.update(copied)
+    is_data = {name: x for name, x in held[DATA_NOTE].items() if name in copied}
+    own[DATA_NOTE] = own[DATA_NOTE].update(is_data)
+    names = names_of(fresh)
+    for name, structure in names_of(before).items():
+        if name not in fields and name not in names:
+            set_name(fresh, name, structure)
+    if not fields:
+        own[IS_SETUP] = held[IS_SETUP]
     set_initializing([fresh], is_initializing(before))
 
 
-def settle(record: ModuleInCall) -> None:
-    """Gives what a submodule with other fields has created to the one that stays."""
-    for before, fresh in record.views:
-        held = vars(before)
+def settle(views: Iterable[tuple[Any, Any]]) -> None:
+    """Gives what submodules with other fields have created to those that stay."""
+    for before, fresh in views:
         for name, value in list(vars(fresh).items()):
-            is_state = isinstance(value, nnx.Variable | nnx.Pytree)
-            if not is_part(held.get(name)) and is_state and not is_note(name) and name != SCOPE:
+            held = vars(before).get(name)
+            is_new = is_part(value) and (not is_part(held) or isinstance(held, Unclaimed))
+            if is_new and not is_note(name) and name != SCOPE:
                 put_part(before, name, value)
-        for name, structure in names_of(fresh).items():
-            if name not in names_of(before) and name not in held:
-                set_name(before, name, structure)
-        if PRIORITIES in vars(fresh) and PRIORITIES not in held:
-            put(before, PRIORITIES, vars(fresh)[PRIORITIES])
-        if is_lazy(before) and vars(fresh)[IS_SETUP] and not held[IS_SETUP]:
-            held[IS_SETUP] = vars(fresh)[IS_SETUP]
-    record.views.clear()

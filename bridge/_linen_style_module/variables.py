@@ -23,7 +23,6 @@ from bridge._flax.variables import raw_value
 from .attributes import (
     AttrPriority,
     has_room,
-    is_free,
     is_reserved_name,
     names_of,
     priorities_of,
@@ -67,18 +66,16 @@ class Unclaimed(nnx.Pytree):
 
 def find(module: nnx.Pytree, collection: str, name: str) -> nnx.Variable[Any] | None:
     """The Variable of a module that Linen knows by this collection and name."""
-    attributes = attributes_of(module)
-    value = attributes.get(name)
-    if isinstance(value, nnx.Variable) and _is_of(value, collection):
-        return value
-    for head in _heads(collection):
-        holder = attributes.get(head)
-        if isinstance(holder, Unclaimed):
-            value = vars(holder).get(name)
-            if isinstance(value, nnx.Variable) and _is_of(value, collection, displaced=True):
-                return value
-        elif holder is None:
-            return None
+    active, is_displaced = registry.current(), False
+    for place in _places(module, collection):
+        value = place.get(name)
+        if (
+            isinstance(value, nnx.Variable)
+            and (value.get_metadata(DISPLACED_KEY, None) is not None) is is_displaced
+            and active.name_from_type(value.var_type) == collection
+        ):
+            return value
+        is_displaced = True
     return None
 
 
@@ -89,19 +86,34 @@ def find_declared(module: nnx.Pytree, collection: str, name: str) -> nnx.Variabl
     somebody says so.
     """
     found = find(module, collection, name)
-    if found is not None:
-        return found
-    attributes = attributes_of(module)
-    heads = itertools.takewhile(lambda head: head in attributes, _heads(collection))
-    for place in (attributes, *(vars(attributes[head]) for head in heads)):
+    for place in _places(module, collection) if found is None else ():
         held = place.get(name)
         if isinstance(held, Unclaimed) and (value := held.take(collection)):
             if not held.dicts():
                 del place[name]
-            variable = made(collection, name, value)
-            add(module, collection, name, variable)
-            return variable
-    return None
+            found = made(collection, name, value)
+            add(module, collection, name, found)
+            break
+    return found
+
+
+def _places(module: nnx.Pytree, collection: str) -> Iterator[dict[str, Any]]:
+    """Where the variables of a collection are: the attributes, and what is displaced."""
+    own = attributes_of(module)
+    yield own
+    for head in _heads(module, collection):
+        if isinstance(own.get(head), Unclaimed):
+            yield attributes_of(own[head])
+
+
+def _heads(module: nnx.Pytree, collection: str) -> Iterator[str]:
+    """The names below which variables of a collection are displaced; the last one is free."""
+    own, names = attributes_of(module), names_of(module)
+    for head in (collection + "_" * n for n in itertools.count()):
+        yield head
+        is_taken = head in own or head in names or hasattr(type(module), head)
+        if not is_taken and not is_reserved_name(head):
+            return
 
 
 def held_below(module: nnx.Pytree, collection: str, name: str) -> Any:
@@ -113,39 +125,24 @@ def held_below(module: nnx.Pytree, collection: str, name: str) -> Any:
 
 def add(module: nnx.Pytree, collection: str, name: str, variable: nnx.Variable[Any]) -> None:
     """Gives a module a Variable, beside one of another collection of that name."""
-    other = vars(module).get(name)
     if has_room(module, name):
         put_part(module, name, variable)
-    elif isinstance(other, nnx.Variable) and collection == "params":
+        return
+    other = vars(module).get(name)
+    if isinstance(other, nnx.Variable) and collection == "params":
         # As in a ToNNX: parameters keep their place.
-        _displace(module, registry.current().name_from_type(other.var_type), name, other)
         put_part(module, name, variable)
-    else:
-        _displace(module, collection, name, variable)
-
-
-def _displace(module: nnx.Pytree, collection: str, name: str, variable: nnx.Variable[Any]) -> None:
-    """Puts a Variable below the name of its collection."""
-    for head in _heads(collection):
+        variable, collection = other, registry.current().name_from_type(other.var_type)
+    variable.set_metadata(DISPLACED_KEY, Displaced(1))
+    head, holder = collection, None
+    for head in _heads(module, collection):
         holder = vars(module).get(head)
-        if holder is None and is_free(module, head):
-            holder = Unclaimed()
-            put(module, head, holder)
         if isinstance(holder, Unclaimed) and name not in vars(holder):
-            variable.set_metadata(DISPLACED_KEY, Displaced(1))
-            setattr(holder, name, variable)
-            return
-
-
-def _heads(collection: str) -> Iterator[str]:
-    return (collection + "_" * n for n in itertools.count())
-
-
-def _is_of(variable: nnx.Variable[Any], collection: str, *, displaced: bool = False) -> bool:
-    is_displaced = variable.get_metadata(DISPLACED_KEY, None) is not None
-    if is_displaced is not displaced:
-        return False
-    return registry.current().name_from_type(variable.var_type) == collection
+            break
+    else:
+        holder = Unclaimed()
+        put(module, head, holder)
+    setattr(holder, name, variable)
 
 
 def made(collection: str, name: str, value: object) -> nnx.Variable[Any]:

@@ -9,7 +9,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flax import linen as nn
 from flax import nnx
 
 from bridge._conversion.linen_attributes import IS_SETUP, LinenHolder
@@ -38,14 +37,15 @@ else:
     LinenStyle = nnx.Module
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class ModuleInCall:
     """A module while it is part of a call.
 
     Attributes:
       module: the module.
       call: the call of the outermost module.
-      path: the names that lead to the module.
       parent: the module that it belongs to, None for the outermost one.
+      path: the names that lead to the module.
       rngs: the streams that its keys are drawn from.
       is_owned: whether it has its place in the tree, so that another attribute is a reference.
       in_setup: whether its `setup` runs.
@@ -54,48 +54,25 @@ class ModuleInCall:
       reserved: the names that are taken, and by which collections; None stands for a submodule.
       is_set_up: whether its `setup` has run in this call.
       made: what `setup` has made that belongs to the call, by name.
-      views: (submodule, the same with other fields) of the compact method that runs.
+      views: (submodule, the same with other fields) of those that it has made anew.
     """
 
-    __slots__ = (
-        "_scope",
-        "call",
-        "compact_depth",
-        "in_setup",
-        "is_owned",
-        "is_set_up",
-        "made",
-        "module",
-        "parent",
-        "path",
-        "reserved",
-        "rngs",
-        "type_counter",
-        "views",
+    module: Any
+    call: ModuleCall
+    parent: ModuleInCall | None
+    path: tuple[str, ...]
+    rngs: nnx.Rngs
+    is_owned: bool = True
+    in_setup: bool = False
+    compact_depth: int = 0
+    type_counter: defaultdict[str, int] = dataclasses.field(
+        default_factory=lambda: defaultdict(int)
     )
-
-    def __init__(
-        self,
-        module: LinenStyle,
-        call: ModuleCall,
-        parent: ModuleInCall | None,
-        path: tuple[str, ...],
-        rngs: nnx.Rngs,
-    ):
-        self.module: Any = module
-        self.call = call
-        self.parent = parent
-        self.path = path
-        self.rngs = rngs
-        self.is_owned = True
-        self.in_setup = False
-        self.compact_depth = 0
-        self.type_counter: defaultdict[str, int] = defaultdict(int)
-        self.reserved: dict[str, set[str | None]] = {}
-        self.is_set_up = False
-        self.made: dict[str, Any] = {}
-        self.views: list[tuple[Any, Any]] = []
-        self._scope: Scope | None = None
+    reserved: dict[str, set[str | None]] = dataclasses.field(default_factory=dict)
+    is_set_up: bool = False
+    made: dict[str, Any] = dataclasses.field(default_factory=dict)
+    views: list[tuple[Any, Any]] = dataclasses.field(default_factory=list)
+    _scope: Scope | None = None
 
     @property
     def in_compact(self) -> bool:
@@ -125,19 +102,21 @@ class ModuleCall:
 
     Args:
       root: the outermost module.
-      rngs: the streams that keys are drawn from.
+      rngs: the streams that keys are drawn from, None for those that the module keeps.
       mutable: the collections that may be updated, None if nobody has said.
       capture: which outputs are sown, as for Linen's `capture_intermediates`.
       is_kept: whether the outermost module stays after the call, unlike the one of `apply`.
 
     Attributes:
-      copies: how often a transform has made a copy of a module, or has written into one.
+      has_copies: whether a transform has made a copy of a module, or has written into one.
+      around: (module, field) of what refers to the module around, and to this call.
+      holders: (the first wrapper, its path) of each Linen module, by the id of that.
     """
 
     def __init__(
         self,
         root: LinenStyle,
-        rngs: nnx.Rngs,
+        rngs: nnx.Rngs | None = None,
         mutable: CollectionFilter | None = None,
         capture: Callable[[Any, str], bool] | None = None,
         *,
@@ -148,8 +127,9 @@ class ModuleCall:
         self.capture = capture
         # Records hold their modules, so that an id stays that of its module.
         self._records: dict[int, ModuleInCall] = {}
-        self.copies = 0
-        self._holders: dict[int, tuple[LinenHolder, tuple[str, ...]]] = {}
+        self.has_copies = False
+        self.around: list[tuple[Any, str]] = []
+        self.holders: dict[int, tuple[LinenHolder, tuple[str, ...]]] = {}
         self.attach(root, None, rngs=rngs)
 
     @property
@@ -176,9 +156,9 @@ class ModuleCall:
           name: its name there, None if it has none.
           rngs: its streams, None for its own or those of the parent.
         """
-        own = attributes_of(module).get(SCOPE)
+        own = attributes_of(module)
         if rngs is None:
-            rngs = own.rngs if own is not None else own_rngs(module)
+            rngs = own[SCOPE].rngs if SCOPE in own else own.get("bridge__rngs")
         if rngs is None:
             rngs = parent.rngs if parent else nnx.Rngs()
         path = (*parent.path, name or type(module).__name__) if parent else ()
@@ -189,22 +169,6 @@ class ModuleCall:
             set_initializing(nodes_below(module).objects, True)
         return record
 
-    def owner_of(
-        self, holder: LinenHolder, path: tuple[str, ...]
-    ) -> tuple[LinenHolder, tuple[str, ...]]:
-        """(the first wrapper of the same Linen module in this call, its path).
-
-        Args:
-          holder: a wrapper.
-          path: where it is.
-        """
-        return self._holders.setdefault(id(holder.to_nnx__module), (holder, path))
-
-    def holder_of(self, linen_module: nn.Module) -> Any:
-        """The first wrapper of a Linen module in this call, None if there is none."""
-        holder, _ = self._holders.get(id(linen_module), (None, ()))
-        return holder
-
     def close(self) -> None:
         """Takes the scopes out of the modules that a transform has put them into.
 
@@ -212,15 +176,10 @@ class ModuleCall:
         """
         records = list(self._records.values())
         self._records.clear()
-        self._holders.clear()
-        if self.copies:
+        self.holders.clear()
+        if self.has_copies:
             for node in nodes_below(records[0].module).objects:
                 attributes_of(node).pop(SCOPE, None)
-
-
-def own_rngs(module: nnx.Pytree) -> nnx.Rngs | None:
-    """The streams that a module keeps."""
-    return attributes_of(module).get("bridge__rngs")
 
 
 class _Stack(threading.local):
@@ -278,13 +237,6 @@ def joined() -> ModuleInCall | None:
     return None if top is None or is_linen_innermost() else top
 
 
-def note_copy() -> None:
-    """Says that a transform makes a copy of a module, or writes into one, in the call that runs."""
-    top = joined()
-    if top is not None:
-        top.call.copies += 1
-
-
 def record_of(module: object) -> ModuleInCall | None:
     """The record of a module in the call that runs, None if it is no part of one."""
     top = MODULE_CONTEXT.module_stack[-1]
@@ -292,9 +244,12 @@ def record_of(module: object) -> ModuleInCall | None:
 
 
 @contextlib.contextmanager
-def detached_calls() -> Iterator[None]:
-    """Modules that are made in this block do not become submodules of the one being called."""
-    MODULE_CONTEXT.module_stack.append(None)
+def innermost(record: ModuleInCall | None) -> Iterator[None]:
+    """The module that is being called in this block.
+
+    None: modules that are made in it do not become submodules of the one being called.
+    """
+    MODULE_CONTEXT.module_stack.append(record)
     try:
         yield
     finally:

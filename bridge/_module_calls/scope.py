@@ -13,9 +13,6 @@ from bridge._errors import InvalidModuleError, InvalidRngsError, MissingRngError
 from bridge._randomness.streams import is_one_key
 from bridge._types import CollectionFilter
 
-# The stream that stands for one that is not there, in this order.
-_SUBSTITUTES = ("default", "params")
-
 
 class Scope(nnx.Pytree):
     """The keys and the mutable collections of a call, as a `bridge.Module` sees them.
@@ -67,8 +64,20 @@ class Scope(nnx.Pytree):
         return name in self.rngs or "default" in self.rngs
 
     def make_rng(self, name: str = "default") -> jax.Array:
-        """The next key of a stream; `default`, then `params`, stands for one that is not there."""
-        return stream(self.rngs, name, self.path)()
+        """The next key of a stream; `default`, then `params`, stands for one that is not there.
+
+        Raises:
+          MissingRngError: there is none.
+        """
+        for known in (name, "default", "params"):
+            if known in self.rngs:
+                return self.rngs[known]()
+        raise MissingRngError(
+            f"the bridge.Module at /{'/'.join(self.path)}",
+            [name],
+            self.rngs,
+            "pass rngs= to init, apply or bind, or to the constructor of the outermost module",
+        )
 
 
 class LinenRngs(nnx.Rngs):
@@ -78,28 +87,6 @@ class LinenRngs(nnx.Rngs):
 def is_of_linen(rngs: nnx.Rngs) -> bool:
     """Whether streams were given as Linen takes them, and not as an `nnx.Rngs`."""
     return isinstance(rngs, LinenRngs)
-
-
-def stream(rngs: nnx.Rngs, name: str, path: tuple[str, ...]) -> nnx.RngStream:
-    """The stream that serves for a name.
-
-    Raises:
-      MissingRngError: there is none.
-    """
-    served = serving(rngs, name)
-    if served is not None:
-        return rngs[served]
-    raise MissingRngError(
-        f"the bridge.Module at /{'/'.join(path)}",
-        [name],
-        rngs,
-        "pass rngs= to init, apply or bind, or to the constructor of the outermost module",
-    )
-
-
-def serving(rngs: nnx.Rngs, name: str) -> str | None:
-    """The name of the stream that serves for a name, None if there is none."""
-    return next((known for known in (name, *_SUBSTITUTES) if known in rngs), None)
 
 
 def as_rngs(rngs: object, where: str) -> nnx.Rngs:

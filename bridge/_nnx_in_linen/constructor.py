@@ -27,7 +27,7 @@ from bridge._flax.objects import mark_arrays_as_data
 from bridge._graphdefs.leaves import GraphDefLeaves
 from bridge._graphdefs.static_graphdef import Given, Origin, StaticGraphDef
 from bridge._graphdefs.structure import is_same_or_equal, structure
-from bridge._module_calls.calls import MODULE_CONTEXT, detached_calls
+from bridge._module_calls.calls import MODULE_CONTEXT, innermost
 from bridge._randomness.missing_stream import missing_stream
 from bridge._sharding import eager
 
@@ -122,7 +122,7 @@ class Constructor(NamedTuple):
             if not self.skip_rng and "rngs" not in kwargs and takes_rngs(self.nnx_class):
                 kwargs["rngs"] = rngs_type(**streams)
             is_alone = MODULE_CONTEXT.module_stack[-1] is None
-            with detached(), contextlib.nullcontext() if is_alone else detached_calls():
+            with detached(), contextlib.nullcontext() if is_alone else innermost(None):
                 return made_by(*args, **kwargs)
 
         if is_abstract and nnx.var_defaults().hijax:

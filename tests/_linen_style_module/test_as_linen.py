@@ -58,6 +58,23 @@ def a_parameter_named_as_a_field_and_as_a_method(b):
     return Model()
 
 
+def a_field_and_a_method_named_as_collections(b):
+    class Model(b.Module):
+        stats: int = 3
+
+        def cache(self):
+            return 2
+
+        @b.compact
+        def __call__(self, x):
+            x = scale(self, "w", x) * self.stats * self.cache()
+            for collection in ("stats", "cache"):
+                x = x + self.variable(collection, "w", lambda: jnp.ones((1, 3))).value
+            return x
+
+    return Model()
+
+
 def containers(b):
     class Model(b.Module):
         def setup(self):
@@ -237,6 +254,7 @@ def a_parameter_of_a_submodule_that_another_one_is_given(b):
 SAME = [
     one_name_in_two_collections,
     a_parameter_named_as_a_field_and_as_a_method,
+    a_field_and_a_method_named_as_collections,
     containers,
     named_tuples_and_dataclasses,
     a_submodule_that_two_others_have,

@@ -353,6 +353,32 @@ def test_other_fields_of_modules_in_a_container_are_used_at_a_later_call():
     assert kept.Sequence_0.layers[0][0].factor == 1.0
 
 
+def test_what_post_init_computes_of_other_fields_is_that_of_the_call():
+    def make(b):
+        class Scale(b.Module):
+            factor: float
+
+            def __post_init__(self):
+                self.double = self.factor * 2
+                super().__post_init__()
+
+            @b.compact
+            def __call__(self, x):
+                return x * self.double * jnp.asarray(self.param("s", INIT, (1, 3)))
+
+        class Model(b.Module):
+            @b.compact
+            def __call__(self, x, factor=1.0):
+                return Scale(factor)(x)
+
+        return Model()
+
+    variables = make(nn).init(KEY, X)
+    kept = make(bridge).bind(variables)
+    for factor in (1.0, 3.0, 1.0):
+        assert np.array_equal(kept(X, factor), make(nn).apply(variables, X, factor))
+
+
 @pytest.mark.parametrize("b", [nn, bridge], ids=["Linen", "bridge"])
 @pytest.mark.parametrize("name", ["inner", "others_0"])
 def test_a_name_of_a_submodule_in_a_field_is_taken(b, name):

@@ -271,6 +271,76 @@ def test_a_function_calls_submodules_by_the_names_of_setup(copy):
     assert_same(flat(copied.variables.unfreeze()), flat(other))
 
 
+def shared(b):
+    class Own(b.Module):
+        function: Any
+
+        @b.compact
+        def __call__(self, x):
+            return jnp.sin(self.function(x) * jnp.asarray(self.param("s", INIT, (1, 3))))
+
+    class Around(b.Module):
+        inner: Any
+
+        def __call__(self, x):
+            return self.inner(x) * 2
+
+    class Model(b.Module):
+        def setup(self):
+            self.w = self.param("w", INIT, (1, 3))
+            own = Own(self.scaled)
+            self.first, self.second, self.third = Around(own), Around(Around(own)), own
+
+        def scaled(self, x):
+            return x * jnp.asarray(self.w)
+
+        def __call__(self, x):
+            return self.third(self.second(self.first(x)))
+
+    return Model()
+
+
+def with_changing_fields(b):
+    class Own(b.Module):
+        function: Any
+        factor: float
+
+        @b.compact
+        def __call__(self, x):
+            return jnp.sin(self.function(x) * jnp.asarray(self.param("s", INIT, (1, 3))))
+
+    class Inner(b.Module):
+        factor: float
+
+        def setup(self):
+            self.w = self.param("w", INIT, (1, 3))
+            self.twice = jnp.asarray(self.w) * self.factor
+            self.own = Own(lambda x: x * self.twice, self.factor)
+            self.rest = [Own(self.own.__call__, 1.0)]
+
+        def __call__(self, x):
+            return self.rest[0](self.own(x)) * self.twice
+
+    class Model(b.Module):
+        @b.compact
+        def __call__(self, x, factor=1.0):
+            return Inner(factor)(x) + Inner(factor * 2)(x)
+
+    return Model()
+
+
+@pytest.mark.parametrize("copy", COPIES)
+@pytest.mark.parametrize(("make", "calls"), [(shared, [()]), (with_changing_fields, [(), (3.0,)])])
+def test_a_function_is_that_of_the_call_in_modules_that_share_or_change(make, calls, copy):
+    variables = make(nn).init(jax.random.key(0), X)
+    kept = COPIES[copy](make(bridge).bind(variables))
+    for args in calls * 2:
+        y = make(nn).apply(variables, X, *args)
+        assert np.allclose(make(bridge).apply(variables, X, *args), y, rtol=1e-5)
+        assert np.allclose(kept(X, *args), y, rtol=1e-5)
+        assert_same(flat(kept.variables.unfreeze()), flat(variables))
+
+
 def test_a_function_of_the_module_around_says_what_to_call():
     kept = model(bridge, [("method", AROUND[-1], "none")])
     bound = kept.bind(model(nn, [("method", AROUND[-1], "none")]).init(jax.random.key(0), X))

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import errors as flax_errors
 from flax import linen as nn
 from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
@@ -407,6 +408,29 @@ def test_apply_tells_an_update_from_what_a_transform_writes_back(transform, arou
         around(lambda v: Parent().apply(v, X, train=True))(variables)
     _, updates = around(lambda v: Parent().apply(v, X, train=True, mutable=["stats"]))(variables)
     assert updates["stats"]["inner"]["calls"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:'.value':DeprecationWarning")
+@pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["eager", "compiled"])
+def test_apply_tells_an_update_beside_a_transform(around):
+    def make(b, transform):
+        class Parent(b.Module):
+            def setup(self):
+                self.out = nn.Dense(3)
+
+            @b.compact
+            def __call__(self, x):
+                calls = self.variable("stats", "calls", jnp.zeros, ())
+                x = transform(lambda out, x: out(x))(self.out, x)
+                calls.value = calls.value + x.sum()
+                return x
+
+        return Parent()
+
+    variables = make(nn, lambda f: f).init(jax.random.key(0), X)
+    for model in (make(nn, lambda f: f), make(bridge, nnx.jit), make(bridge, nnx.remat)):
+        with pytest.raises(flax_errors.ModifyScopeVariableError):
+            around(model.apply)(variables, X)
 
 
 def test_a_mode_reaches_what_a_later_call_makes():
