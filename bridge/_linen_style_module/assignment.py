@@ -1,4 +1,4 @@
-"""What setting an attribute of a `bridge.Module` means: a submodule, a container, another name."""
+"""Sets attributes of a `bridge.Module`: to submodules, containers of them, other values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The attributes of a `bridge.Module`: what lives in one, and what a read of it returns.
+"""Keeps what lives in an attribute of a `bridge.Module`, and what a read of it returns.
 
 Submodules and Variables are its parts. A part lives in the attribute of its Linen name, whatever
 else the class calls by that name. Where a read returns something else, `bridge__names` says what.

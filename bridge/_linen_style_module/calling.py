@@ -1,4 +1,4 @@
-"""A call of a `bridge.Module`: `setup`, names, scopes and captured outputs around its methods."""
+"""Calls a `bridge.Module`: `setup`, names, scopes and captured outputs around its methods."""
 
 from __future__ import annotations
 

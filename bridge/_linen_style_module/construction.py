@@ -1,4 +1,4 @@
-"""What happens when a `bridge.Module` is constructed: its name, its parent, its keys."""
+"""Constructs a `bridge.Module`: its fields, its name, its parent, its keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Containers of submodules: what Linen looks into, and the names that it gives what is there."""
+"""Looks into containers of submodules as Linen does, which names what is there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Variables that a module is given, those of submodules that it does not have yet as well."""
+"""Gives a module Linen variables, those of submodules that it does not have yet as well."""
 
 from __future__ import annotations
 

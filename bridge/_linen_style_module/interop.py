@@ -1,4 +1,4 @@
-"""Modules of the other kinds as submodules of a `bridge.Module` that is being called."""
+"""Makes modules of the other kinds submodules of a `bridge.Module` that is being called."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The methods of a `bridge.Module`: each of them enters the module, and some are compact."""
+"""Makes the methods of a `bridge.Module` enter the module, and declares some as compact."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `setup` makes and no module can keep: arrays, and what refers to a module or a Variable.
+"""Tells what `setup` makes and no module can keep: arrays, what refers to a module or Variable.
 
 Linen runs `setup` in each call. A module that keeps its variables keeps its submodules and plain
 values too. An array would have no gradient and would not follow an update, and a copy of the module

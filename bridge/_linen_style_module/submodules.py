@@ -1,4 +1,4 @@
-"""How a submodule gets its place: a new one, or the one of an earlier call with other fields."""
+"""Gives a submodule its place: a new one, or that of an earlier call with other fields."""
 
 from __future__ import annotations
 

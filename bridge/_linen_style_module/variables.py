@@ -1,4 +1,4 @@
-"""The Variables of a `bridge.Module` by collection and name, and Variables that nobody has yet."""
+"""Finds the Variables of a `bridge.Module` by collection and name, and adds others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which modules are being called in this thread, and what each of them does at the moment."""
+"""Knows the modules that are being called in a thread, and what each of them does."""
 
 from __future__ import annotations
 

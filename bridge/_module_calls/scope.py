@@ -1,4 +1,4 @@
-"""What a module sees of the call that it is part of: keys, mutability and its path."""
+"""Shows a module the call that it is part of: keys, mutability and its path."""
 
 from __future__ import annotations
 
