@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any
 
@@ -46,7 +47,13 @@ class CreatingCall(LinenCall):
                 return super().run()
             call = self._call
             with _train_eval.applied(call.modes, self._wrapper):
-                variables = self._created_in_auto_axes()
+                try:
+                    variables = self._created_in_auto_axes()
+                except Exception:
+                    # The module may hold an array of the mesh, which fits the Explicit axes alone.
+                    with suppress(Exception):
+                        return super().run()
+                    raise
                 return self._run(variables, self._keys, call.args, call.kwargs)[0]
         finally:
             _sown_below.reset(token)

@@ -9,10 +9,16 @@ from typing import Any
 import jax
 from flax import linen as nn
 from flax import nnx
+from jax.core import Tracer
 from jax.sharding import AxisType, NamedSharding
 
 from bridge._conversion.arrays import Arrays
+from bridge._conversion.own_leaves import graphdefs_in
 from bridge._errors import InvalidModuleError, InvalidRngsError, mapping_error
+from bridge._fingerprint import Look
+from bridge._flax.nodes import nodes_below
+from bridge._flax.objects import mark_arrays_as_data
+from bridge._graphdefs.structure import structure
 from bridge._initialization.lazy_init import lazy_init
 from bridge._randomness.streams import is_one_key
 from bridge._types import State
@@ -66,7 +72,8 @@ class ShardedProgram:
         self._is_abstract = any(isinstance(x, jax.ShapeDtypeStruct) for x in self._inputs.values)
         # Abstract arrays cannot be arguments of a program.
         arrays = [] if self._is_abstract else self._inputs.values
-        self._arguments = (arrays, rngs, self._state)
+        self._given_arguments = (arrays, rngs, self._state)
+        self._definitions: list[nnx.GraphDef[Any]] = []
 
     def run(self) -> Any:
         """The model."""
@@ -124,18 +131,44 @@ class ShardedProgram:
         With all axes Auto the compiler splits a value before it exists, where NNX in a mesh with
         Explicit axes makes the whole of it on every device and then reshards. Linen knows no
         Explicit axes, and NNX none of each type. A model that speaks of its Explicit axes when it
-        is made is made with them.
+        is made is made with them, and so is one that holds an array of this mesh: one that the
+        constructor keeps in a function, for instance.
         """
         self._inner_mesh = all_auto(self._mesh)
+        shapes: Any = None
+        problem: Exception | None = None
         try:
             with self._context():
-                return jax.eval_shape(self._make, *self._arguments)
-        except Exception:
-            if self._linen is not None or set(self._mesh.axis_types) != {AxisType.Explicit}:
-                raise
-        self._inner_mesh = self._mesh
-        with self._context():
-            return jax.eval_shape(self._make, *self._arguments)
+                shapes = jax.eval_shape(self._make, *self._arguments)
+        except Exception as error:
+            problem = error
+        if AxisType.Explicit in self._mesh.axis_types and (problem or self._is_bound()):
+            self._inner_mesh = self._mesh
+            try:
+                with self._context():
+                    return jax.eval_shape(self._make, *self._arguments)
+            except Exception:
+                # Flax does not make there what is annotated: a native Linen module, or any with
+                # axes of both types.
+                if self._linen is None and AxisType.Auto not in self._mesh.axis_types:
+                    raise
+            self._inner_mesh = all_auto(self._mesh)
+        if problem is not None:
+            raise problem
+        return shapes
+
+    @property
+    def _arguments(self) -> tuple[Any, ...]:
+        """Inputs, keys and state, on the mesh that the model is made in."""
+        if self._inner_mesh is self._mesh:
+            return self._given_arguments
+        return jax.tree.map(_on_auto_axes, self._given_arguments)
+
+    def _is_bound(self) -> bool:
+        """Whether a definition holds an array that the constructor has made on this mesh."""
+        kept = (at for graphdef in self._definitions for at in structure(graphdef).values())
+        held = (x for at in kept for x in Look(at, made=True).objects if isinstance(x, jax.Array))
+        return any(not jax.typeof(x).sharding.mesh.empty for x in held)
 
     def _make(
         self, arrays: list[Any], rngs: jax.Array | Mapping[str, Any] | None, state: State | None
@@ -143,10 +176,14 @@ class ShardedProgram:
         """The Linen variables, or the State of the NNX model."""
         inputs, kwargs = self._inputs.tree(arrays if arrays else self._inputs.values)
         if self._linen is not None:
-            return self._variables(rngs, inputs, kwargs)
+            variables = self._variables(rngs, inputs, kwargs)
+            self._definitions = [graphdef for _, graphdef in graphdefs_in(variables)]
+            return variables
         model = self._nnx_module(rngs, state)
         if inputs or kwargs:
             lazy_init(getattr(model, self._method) if self._method else model, *inputs, **kwargs)
+        # In a trace, NNX takes an array for static until it is marked.
+        mark_arrays_as_data(nodes_below(model).objects)
         self._graphdef, made = nnx.split(model)
         return made
 
@@ -186,6 +223,16 @@ class ShardedProgram:
             if self._rules is not None:
                 stack.enter_context(nn.logical_axis_rules(self._rules))
             yield
+
+
+def _on_auto_axes(leaf: object) -> Any:
+    """An argument on the same mesh with all axes Auto, if it is on one with others."""
+    if not isinstance(leaf, jax.Array) or isinstance(leaf, Tracer):
+        return leaf
+    sharding = leaf.sharding
+    if not isinstance(sharding, NamedSharding) or AxisType.Explicit not in sharding.mesh.axis_types:
+        return leaf
+    return jax.device_put(leaf, NamedSharding(all_auto(sharding.mesh), sharding.spec))
 
 
 def _is_constructor(build: object) -> bool:

@@ -5,6 +5,7 @@ import functools
 import threading
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
@@ -32,7 +33,7 @@ from tests._sharding.sharded_models import (
     variables_of,
     with_mesh,
 )
-from tests.models import assert_identical
+from tests.models import assert_close, assert_identical
 
 EVERY_BUILD = pytest.mark.parametrize("name", BUILDS)
 EVERY_MESH = pytest.mark.parametrize("kind", AXIS_TYPES)
@@ -326,3 +327,84 @@ def test_threads_with_rules_of_their_own_do_not_disturb_each_other():
     assert_sharded(found[0], {"dense/kernel": P("data", "model")}, mesh())
     assert_sharded(found[1], {"dense/kernel": P(None, "data")}, mesh())
     assert nn.get_logical_axis_rules() == (("embed", "model"),)
+
+
+def _closing(table):
+    class Closing(nnx.Module):
+        def __init__(self, rngs):
+            self.linear = nnx.Linear(8, 3, rngs=rngs)
+
+        def __call__(self, x):
+            return self.linear(x) * jnp.broadcast_to(table, (len(x), 3))
+
+    return Closing
+
+
+def _keeping(keep):
+    class Keeping(nnx.Module):
+        def __init__(self, rngs):
+            self.linear = nnx.Linear(8, 3, rngs=rngs)
+            self.kept = keep(jnp.broadcast_to(jnp.arange(3.0), (len(X), 3)))
+
+        def __call__(self, x):
+            kept = self.kept
+            is_array = isinstance(kept, jax.Array | nnx.Variable)
+            return self.linear(x) * kept if is_array else kept(self.linear(x))
+
+    return Keeping
+
+
+CONSTANTS = {
+    "closed over": lambda: _closing(jnp.arange(3.0)),
+    "attribute": lambda: _keeping(lambda table: table),
+    "Variable": lambda: _keeping(nnx.BatchStat),
+    "function": lambda: _keeping(lambda table: lambda y: y * table),
+    "partial": lambda: _keeping(lambda table: functools.partial(jnp.multiply, table)),
+}
+
+
+@EVERY_MESH
+@pytest.mark.parametrize("name", CONSTANTS)
+@pytest.mark.parametrize("is_inside", [False, True], ids=["outside", "inside"])
+def test_a_constant_of_the_model_belongs_to_the_mesh_that_it_is_used_in(kind, name, is_inside):
+    """Regression: those of the definition were arrays of a mesh with other types of axes."""
+    on = mesh(kind)
+    with jax.set_mesh(on) if is_inside else contextlib.nullcontext():
+        model_class = CONSTANTS[name]()
+        key, x = jax.random.key(3), jax.random.normal(jax.random.key(4), (len(X), 8))
+    expected = model_class(rngs=nnx.Rngs(key))(x) if not is_inside else None
+    with jax.set_mesh(on):
+        native = model_class(rngs=nnx.Rngs(key))(x)
+    if expected is not None:
+        assert_identical(native, expected)
+    model = bridge.to_linen(model_class)
+    with jax.set_mesh(on) if is_inside else contextlib.nullcontext():
+        variables = bridge.init_sharded(model, on, x, rngs=key)
+        assert_close(model.apply(variables, x), native)
+    with jax.set_mesh(on):
+        assert_close(model.apply(variables, x), native)
+        assert_close(jax.jit(model.apply)(variables, x), native)
+    if name not in ("function", "partial"):
+        # What NNX keeps of a trace in something static is lost natively too.
+        made = bridge.init_sharded(model_class, on, rngs=key)
+        with jax.set_mesh(on):
+            assert_close(made(x), native)
+
+
+@EVERY_MESH
+def test_a_linen_module_may_close_over_an_array_of_the_mesh(kind):
+    """Regression: a ToNNX made its variables with all axes Auto, to which the array is foreign."""
+    on = mesh(kind)
+    with jax.set_mesh(on):
+        table, x = jnp.ones((len(X), 3)) * 2, jnp.ones((len(X), 8))
+
+        class Closing(nn.Module):
+            @nn.compact
+            def __call__(self, x):
+                return nn.Dense(3)(x) * table
+
+        expected = Closing().init_with_output(KEY, x)
+        model = bridge.ToNNX(Closing(), KEY).lazy_init(x)
+        assert_identical((model(x), model.linen_variables()), expected)
+        variables = bridge.init_sharded(Closing(), on, x, rngs=KEY)
+        assert_close(Closing().apply(variables, x), expected[0])
