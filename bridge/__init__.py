@@ -55,6 +55,7 @@ from ._errors import MissingInputsError as MissingInputsError
 from ._errors import MissingRngError as MissingRngError
 from ._errors import NameInUseError as NameInUseError
 from ._errors import NotInitializedError as NotInitializedError
+from ._errors import OuterStateError as OuterStateError
 from ._errors import ParityError as ParityError
 from ._errors import PortError as PortError
 from ._errors import ReservedNameError as ReservedNameError
@@ -117,6 +118,7 @@ __all__ = [
     "NNXMeta",
     "NameInUseError",
     "NotInitializedError",
+    "OuterStateError",
     "ParityError",
     "PortError",
     "ReservedNameError",

@@ -11,6 +11,7 @@
     ├── InvalidFilterError(TypeError, flax InvalidFilterError)
     │                                            mutable names no collections
     ├── MissingRngError(flax InvalidRngError)    a key is needed and there is none
+    ├── OuterStateError(flax TraceContextError)  a constructor changes its caller's state
     ├── NotInitializedError(ValueError, flax ScopeCollectionNotFound)
     │                                            a wrapped Linen module has no variables yet
     ├── MissingInputsError(TypeError)            init without inputs of a model that needs them
@@ -85,6 +86,7 @@ from .wrapper_errors import MismatchError as MismatchError
 from .wrapper_errors import MissingInputsError as MissingInputsError
 from .wrapper_errors import MissingRngError as MissingRngError
 from .wrapper_errors import NotInitializedError as NotInitializedError
+from .wrapper_errors import OuterStateError as OuterStateError
 from .wrapper_errors import ReservedNameError as ReservedNameError
 from .wrapper_errors import UnboundAxisError as UnboundAxisError
 from .wrapper_errors import UnsupportedFlaxError as UnsupportedFlaxError

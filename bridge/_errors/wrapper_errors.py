@@ -85,6 +85,19 @@ class MissingRngError(BridgeError, flax_errors.InvalidRngError):
         )
 
 
+class OuterStateError(BridgeError, flax_errors.TraceContextError):
+    """A constructor changes Variables of the caller's in a JAX transform, such as their streams."""
+
+    def __init__(self, where: str, detail: str):
+        super().__init__(
+            f"the constructor of {where} changes Variables that it did not make: it draws from an"
+            f" nnx.Rngs that it closes over or was given, for instance; {detail}\nA program cannot"
+            " change what is outside of it, nor can a definition be made again so. Let the"
+            " constructor take rngs, which init(key) passes; or call init outside of the transform,"
+            " and keep the collection `nnx` that it returns with the other variables",
+        )
+
+
 class NotInitializedError(BridgeError, ValueError, flax_errors.ScopeCollectionNotFound):
     """A wrapped Linen module or a `bridge.Module` was called before its variables were created."""
 

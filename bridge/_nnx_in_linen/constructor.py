@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax import errors as flax_errors
 from flax import linen as nn
 from flax import nnx
 
@@ -18,7 +19,7 @@ import registry
 from bridge._conversion.collections import ARRAYS
 from bridge._conversion.linen_attributes import is_linen_style
 from bridge._conversion.neutral import Address
-from bridge._errors import MissingRngError
+from bridge._errors import MissingRngError, OuterStateError
 from bridge._fingerprint import Look, fingerprint
 from bridge._flax.flattening import flatten
 from bridge._flax.linen_modules import detached
@@ -105,6 +106,7 @@ class Constructor(NamedTuple):
 
         Raises:
           MissingRngError: the constructor draws from a stream that is not there.
+          OuterStateError: it draws from one of the caller's, in a JAX transform.
         """
         arguments: list[Any] = []
 
@@ -134,6 +136,8 @@ class Constructor(NamedTuple):
             module, nodes = eager.constructed(
                 construct, self.eager_sharding, where, is_abstract=is_abstract
             )
+        except flax_errors.TraceContextError as error:
+            raise OuterStateError(where, str(error)) from error
         except (AttributeError, KeyError) as error:
             wanted = missing_stream(construct)
             if wanted is None:

@@ -132,6 +132,8 @@ class ToLinen(NNXHolder, metaclass=WithOptions):
       InvalidModuleError: `nnx_class` is an instance, a function or a Linen class; or `args` are no
         sequence, or `kwargs` no mapping by name.
       MissingInputsError: `init` without inputs of a module with a `ToNNX` that needs them.
+      OuterStateError: in a JAX transform, or without collection `nnx`, the constructor draws from
+        streams of the caller's.
 
     Source: flax/nnx/bridge/wrappers.py:ToLinen @ 0.12.8
     """

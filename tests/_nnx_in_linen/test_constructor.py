@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import errors as flax_errors
 from flax import nnx
 from flax.core import FrozenDict
 
@@ -127,3 +128,41 @@ def test_an_inherited_constructor_is_found():
         pass
 
     assert takes_rngs(Derived) is True
+
+
+def drawing_from(streams):
+    class Drawing(nnx.Module):
+        def __init__(self):
+            self.linear = nnx.Linear(2, 3, rngs=streams)
+
+        def __call__(self, x):
+            return self.linear(x)
+
+    return Drawing
+
+
+@pytest.mark.parametrize("transform", [jax.jit, lambda f: functools.partial(jax.eval_shape, f)])
+def test_a_constructor_in_a_transform_that_draws_from_outer_streams_says_so(transform):
+    """Regression: Flax's error named neither the module nor what to do."""
+    streams, reference, x = nnx.Rngs(0), nnx.Rngs(0), jnp.ones((1, 2))
+    drawing = drawing_from(streams)
+    model = bridge.to_linen(drawing)
+    with pytest.raises(flax_errors.TraceContextError) as native:
+        transform(lambda: nnx.state(drawing()))()
+    with pytest.raises(bridge.OuterStateError, match="constructor of ToLinen") as caught:
+        transform(model.init)(KEY, x)
+    assert isinstance(caught.value, flax_errors.TraceContextError)
+    assert str(native.value).partition(" (")[0] in str(caught.value)
+    # As natively, nothing was drawn, and outside of the transform all is as in the class.
+    expected = drawing_from(reference)()
+    variables = model.init(KEY, x)
+    assert_identical(variables["params"]["linear"]["kernel"], expected.linear.kernel[...])
+    assert_identical(jax.jit(model.apply)(variables, x), jax.jit(expected.__call__)(x))
+
+
+def test_a_definition_whose_constructor_draws_from_outer_streams_cannot_be_made_again():
+    model, x = bridge.to_linen(drawing_from(nnx.Rngs(0))), jnp.ones((1, 2))
+    params = model.init(KEY, x)["params"]
+    for apply in (model.apply, jax.jit(model.apply)):
+        with pytest.raises(bridge.OuterStateError, match="keep the collection `nnx`"):
+            apply({"params": params}, x)
