@@ -59,13 +59,13 @@ class _PartialTrace(_Base):
 
     def __init__(self, parent: Trace):
         super().__init__(parent, (), TraceTag())
-        # By id and unknown inputs: compiled programs, and whether no output is known.
+        # By id and unknown inputs: compiled programs, and whether all outputs are unknown.
         self._programs: dict[tuple[int, tuple[bool, ...]], tuple[Any, bool]] = {}
 
     def process_primitive(
         self, primitive: Primitive, tracers: Sequence[object], params: Mapping[str, Any], /
     ) -> Any:
-        are_unknown = tuple([isinstance(x, Tracer) for x in tracers])
+        are_unknown = tuple([isinstance(x, Tracer) and x._trace is self for x in tracers])
         if any(params.get("donated_invars", ())):
             # What is known belongs to the model, and what replaces it may be unknown.
             params = {**params, "donated_invars": (False,) * len(tracers)}

@@ -11,7 +11,7 @@ from flax.core import freeze
 
 import bridge
 from tests import models
-from tests.models import assert_identical, leaf_paths, rng_counts, snapshot
+from tests.models import assert_close, assert_identical, leaf_paths, rng_counts, snapshot
 
 X = jnp.linspace(-1.0, 1.0, 8).reshape(2, 4)
 KEY = jax.random.key(7)
@@ -294,6 +294,8 @@ FORWARDS = {
     "custom_jvp": lambda _, x: nn.Dense(2)(nn.relu(nn.Dense(4)(x))),
     "custom_vjp": lambda _, x: nn.Dense(2)(clipped(nn.Dense(4)(x))),
     "jit": lambda _, x: nn.Dense(2)(nn.jit(nn.Dense)(4)(x)),
+    # Its program has two outputs: one depends on the input, one on the key.
+    "jit of a kernel": lambda _, x: nn.jit(nn.Dense)(4, use_bias=False)(x),
     "remat": lambda _, x: nn.Dense(2)(nn.remat(nn.Dense)(4)(x)),
     "vmap": lambda _, x: nn.vmap(
         nn.Dense, variable_axes={"params": 0}, split_rngs={"params": True}
@@ -330,6 +332,17 @@ def test_shapes_give_what_linen_makes_of_arrays_whatever_the_forward_pass_does(f
     module = models.LinenApplies(forward)
     model = bridge.ToNNX(module, KEY).lazy_init(ABSTRACT)
     assert_identical(model.linen_variables(), module.init(KEY, X))
+
+
+@pytest.mark.parametrize("name", sorted(FORWARDS.keys() - {"known number"}))
+def test_shapes_give_what_linen_makes_of_arrays_in_a_transform_too(name):
+    module = models.LinenApplies(FORWARDS[name])
+
+    def init(key):
+        return bridge.ToNNX(module, key).lazy_init(ABSTRACT).linen_variables()
+
+    assert_close(jax.jit(init)(KEY), jax.jit(module.init)(KEY, X))
+    assert_close(jax.vmap(init)(KEY[None]), jax.vmap(module.init, (0, None))(KEY[None], X))
 
 
 INITIALIZERS = {
