@@ -1,12 +1,9 @@
-"""Texts about large models: repeated blocks are folded, and a long text goes to a file."""
+"""Texts about large models: repeated blocks are folded, and a long text is cut."""
 
 from __future__ import annotations
 
 import collections
-import functools
-import os
 import re
-import tempfile
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -72,12 +69,12 @@ def folded(entries: Iterable[tuple[str, str]]) -> list[Run]:
     return [*runs, *_runs(blocks)]
 
 
-def limited(text: str, stem: str) -> str:
-    """A text as it is, or its beginning and the name of a file that holds the whole.
+def limited(text: str, rest: str) -> str:
+    """A text as it is, or its beginning and where the rest is.
 
     Args:
       text: any text.
-      stem: what the file's name begins with, such as `"parity"`.
+      rest: where the rest is.
     """
     lines = text.splitlines()
     if len(lines) <= MOST_LINES and len(text) <= MOST_CHARACTERS:
@@ -86,8 +83,7 @@ def limited(text: str, stem: str) -> str:
     while sum(map(len, kept)) > MOST_CHARACTERS:
         kept.pop()
     left = len(lines) - len(kept)
-    more = f"... {left} more lines" if left else "... cut"
-    return "\n".join([*kept, f"{more}; {_whole(text, stem)}"])
+    return "\n".join([*kept, f"... {left} more lines; {rest}" if left else f"... cut; {rest}"])
 
 
 def _runs(blocks: dict[tuple[str, int, str], dict[str, str]]) -> Iterator[Run]:
@@ -109,15 +105,3 @@ def _counted(said: Iterable[str]) -> str:
     if len(counts) == 1:
         return next(iter(counts))
     return ", ".join(f"{count} {what}" for what, count in counts.items())
-
-
-@functools.lru_cache(maxsize=8)
-def _whole(text: str, stem: str) -> str:
-    """Where the whole text is. Cached: the text of one report is asked for more than once."""
-    try:
-        handle, path = tempfile.mkstemp(prefix=f"bridge-{stem}-", suffix=".txt")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-    except OSError as error:
-        return f"the whole text could not be written to a file: {error}"
-    return f"the whole text is in {path}"

@@ -6,7 +6,7 @@ import dataclasses
 import io
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._divergence import Divergence
@@ -35,6 +35,7 @@ _MOST = {"weights": 12, "outputs": 8, "state": 12, "fields": 12, "partition spec
 _MOST_DOWNSTREAM = 4
 _WITH_BLOCKS = ("weights", "gradients")
 _MOST_RUNS = 6
+_REST = "print(report.text(whole=True)) shows all, and --json on the command line"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,7 +112,17 @@ class Report:
         raise KeyError(name)
 
     def __str__(self) -> str:
-        return _as_text(self)
+        return self.text()
+
+    def text(self, *, whole: bool = False) -> str:
+        """The report as plain text, 100 columns wide: the same in a terminal and a pipe.
+
+        Args:
+          whole: whether every difference has a row. Else the first of each section have, and a
+            text of more than 180 lines is cut.
+        """
+        text = _as_text(self, whole)
+        return text if whole else limited(text, _REST)
 
     def to_json(self, indent: int | None = None) -> str:
         """The report as a JSON document.
@@ -138,8 +149,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _as_text(report: Report) -> str:
-    """The report as plain text, 100 columns wide: the same in a terminal, a pipe and a failure."""
+def _as_text(report: Report, whole: bool) -> str:
     from rich.console import Console
 
     out = io.StringIO()
@@ -152,8 +162,9 @@ def _as_text(report: Report) -> str:
         _line(console, line)
     for section in report.sections:
         if section.differing:
-            console.print(_details(section))
-            left = len(section.differing) - _most(section)
+            shown = section.differing if whole else section.differing[: _most(section)]
+            console.print(_details(section, shown))
+            left = len(section.differing) - len(shown)
             if left > 0:
                 _line(console, f"… and {left} more in {section.name}")
     for section in report.sections:
@@ -161,7 +172,7 @@ def _as_text(report: Report) -> str:
             _line(console, line)
         if section.note:
             _line(console, f"{section.name}: {section.note}")
-    return limited("\n".join(line.rstrip() for line in out.getvalue().splitlines()), "parity")
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
 def _headline(report: Report) -> str:
@@ -215,9 +226,9 @@ def _summary(report: Report) -> Table:
     return table
 
 
-def _details(section: Section) -> Table:
+def _details(section: Section, shown: Sequence[Compared]) -> Table:
     table = _table(section.name, "max abs", "max rel", "allowed", "at", "a", "b")
-    for c in section.differing[: _most(section)]:
+    for c in shown:
         a, b = _sides(c)
         place = f"{c.place}: {c.note}" if c.note else c.place
         index = "" if c.index is None else str(list(c.index))
