@@ -8,13 +8,14 @@ import argparse
 import importlib.metadata
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from bridge import _cli, _demo
+from bridge._cli._command import OK, UNUSABLE, complain, give_up
 from bridge._errors import did_you_mean
 
 _COMMANDS = (_demo.add_command, *_cli.COMMANDS)
 
-_UNUSABLE = 2
 # What shells report for a program that Ctrl-C ended.
 _INTERRUPTED = 130
 
@@ -46,6 +47,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: with code 2 for wrong usage or a closed stdout, with code 0 after `--help`.
     """
+    parser = _parser()
+    failure: OSError | None = None
+    code = OK
+    try:
+        code = _run(parser, argv)
+    except KeyboardInterrupt:
+        complain(f"{parser.prog}: interrupted")
+        code = _INTERRUPTED
+    except OSError as error:
+        failure = error
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        failure = failure or error
+        give_up(sys.stdout)
+    # A reader that has stopped, as `| head` does, is no failure; UNUSABLE has told its own.
+    if failure is not None and not isinstance(failure, BrokenPipeError) and code != UNUSABLE:
+        complain(f"{parser.prog}: {failure.filename or 'stdout'}: {failure.strerror}")
+        code = UNUSABLE
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    """The parser of all commands."""
     parser = _Parser(
         prog="python -m bridge",
         description="Tools for models that mix Flax Linen and Flax NNX.",
@@ -56,36 +81,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(metavar="COMMAND", required=True, dest="command")
     for add_command in _COMMANDS:
         add_command(commands)
+    parser.set_defaults(commands=commands)
+    return parser
+
+
+def _run(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+    """Runs the command that the arguments name."""
     # Refuse early: a command would do its work first and then fail to show the result.
     if sys.stdout is None:
-        parser.exit(_UNUSABLE, f"{parser.prog}: stdout is closed\n")
+        parser.exit(UNUSABLE, f"{parser.prog}: stdout is closed\n")
     arguments, rest = parser.parse_known_args(argv)
     # argparse takes an optional positional for missing where an option comes before it.
     late = getattr(arguments, "late", None)
     is_one = len(rest) == 1 and not rest[0].startswith("-")
     if is_one and late is not None and getattr(arguments, late) is None:
-        own = commands.choices[arguments.command]
+        own = arguments.commands.choices[arguments.command]
         action = next(action for action in own._actions if action.dest == late)  # noqa: SLF001
         try:
             setattr(arguments, late, own._get_value(action, rest.pop()))  # noqa: SLF001
         except argparse.ArgumentError as error:
             own.error(str(error))
     if rest:
-        own = commands.choices[arguments.command]
+        own = arguments.commands.choices[arguments.command]
         known = [option for action in own._actions for option in action.option_strings]  # noqa: SLF001
         questions = (did_you_mean(text.partition("=")[0], known) for text in rest)
         own.error(
             ". ".join([f"unrecognized arguments: {' '.join(rest)}", *filter(None, questions)])
         )
-    try:
-        return arguments.run(arguments)
-    except KeyboardInterrupt:
-        sys.stderr.write(f"{parser.prog}: interrupted\n")
-        return _INTERRUPTED
+    return arguments.run(arguments)
 
 
 class _Parser(argparse.ArgumentParser):
-    """Names the choice that a misspelled one is nearest to, as Python 3.14's parser does."""
+    """Names the choice that a misspelled one is nearest to, as Python 3.14's parser does.
+
+    It raises what argparse passes over in silence: help that cannot be written.
+    """
+
+    def print_help(self, file: Any = None) -> None:
+        out = file or sys.stdout
+        out.write(self.format_help())
+        out.flush()
 
     def _check_value(self, action: argparse.Action, value: object) -> None:
         try:
@@ -103,6 +138,7 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         names = ("linen-nnx-bridge", "flax", "jax")
         sys.stdout.write(", ".join(f"{name} {_version(name)}" for name in names) + "\n")
+        sys.stdout.flush()
         parser.exit()
 
 

@@ -12,7 +12,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from bridge._errors import BridgeError, CheckpointError, PortError
 
@@ -77,24 +77,20 @@ def new_parser(
                 verb = "has" if len(given) == 1 else "have"
                 problems.append(f"{', '.join(given)} {verb} no effect {why}")
         if problems:
-            sys.stderr.write(f"{parser.prog}: {'; '.join(problems)}\n")
+            complain(f"{parser.prog}: {'; '.join(problems)}")
             return UNUSABLE
         # Messages name those that there are.
         arguments.options = options_of(parser)
         try:
             with for_document() if arguments.json else contextlib.nullcontext():
                 code = run(arguments)
-            sys.stdout.flush()
         except BrokenPipeError:
-            # The reader closed the pipe, as `| head` does. Without this, Python would report it
-            # again when it flushes at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            return OK
+            raise
         except (BridgeError, OSError) as error:
             if arguments.traceback:
                 traceback.print_exception(error)
             else:
-                sys.stderr.write(f"{parser.prog}: {_text(error, options_of(parser))}\n")
+                complain(f"{parser.prog}: {_text(error, options_of(parser))}")
             if _lacks_rules(error):
                 return FAILED
             return MISSING_EXTRA if _lacks_extra(error) else UNUSABLE
@@ -103,17 +99,33 @@ def new_parser(
             if arguments.traceback:
                 traceback.print_exception(error)
             where = user_place(error) or "the program"
-            sys.stderr.write(f"{parser.prog}: {where} called sys.exit({error.code!r})\n")
+            complain(f"{parser.prog}: {where} called sys.exit({error.code!r})")
             return UNUSABLE
         except Exception as error:
             # Python would exit with 1, which says that a check failed.
             traceback.print_exception(error)
-            sys.stderr.write(f"{parser.prog}: this error is not one that the command expects\n")
+            complain(f"{parser.prog}: this error is not one that the command expects")
             return UNUSABLE
         return code
 
     parser.set_defaults(run=guarded)
     return parser
+
+
+def complain(message: str) -> None:
+    """Writes a message to stderr; the exit code says the same where there is no stderr."""
+    if sys.stderr is None:
+        return
+    try:
+        sys.stderr.write(f"{message}\n")
+        sys.stderr.flush()
+    except OSError:
+        give_up(sys.stderr)
+
+
+def give_up(stream: TextIO) -> None:
+    """Discards what a stream could not write, which Python would try again at exit, and report."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _is_given(parser: argparse.ArgumentParser, arguments: argparse.Namespace, option: str) -> bool:

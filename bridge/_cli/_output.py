@@ -158,5 +158,9 @@ def working(what: str) -> Iterator[Progress]:
 def _write(text: str, stream: TextIO) -> None:
     """To a stream of any encoding: a name that it cannot show is escaped."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
-    stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-    stream.flush()
+    try:
+        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
+        stream.flush()
+    except OSError as error:
+        error.filename = "stdout"
+        raise

@@ -31,9 +31,10 @@ def for_document() -> Iterator[None]:
             os.dup2(2, 1)
             stack.callback(_put_back, kept)
             encoding, errors = getattr(out, "encoding", "utf-8"), getattr(out, "errors", None)
-            document = stack.enter_context(
-                open(os.dup(kept), "w", encoding=encoding, errors=errors)
+            document = open(  # noqa: SIM115 (the stack closes it)
+                os.dup(kept), "w", encoding=encoding, errors=errors
             )
+            stack.callback(_close, document)
         else:
             document = out
         token = _reserved.set(document)
@@ -47,6 +48,12 @@ def _is_descriptor(stream: TextIO, number: int) -> bool:
         return stream.fileno() == number
     except (AttributeError, OSError, ValueError):
         return False
+
+
+def _close(document: TextIO) -> None:
+    # What could not be written has raised before.
+    with contextlib.suppress(OSError):
+        document.close()
 
 
 def _put_back(kept: int) -> None:

@@ -16,7 +16,7 @@ from bridge._conversion.neutral import Key, Path, nest
 from bridge._errors import CheckpointError, CheckpointNotFoundError, did_you_mean, listed
 
 from . import _arrays, _notes, _single_files
-from ._failures import reason, reported
+from ._failures import reason, reported, silence_late_reads
 from ._files import VARIABLES, Found, find
 from ._params_alone import is_params_alone
 from ._stored import Names, Record, Stored, describe, key_of, names_of, parts
@@ -193,6 +193,7 @@ def _foreign_source(found: Found, within: Names, given: str | None) -> Source:
         read: Reader = functools.partial(_from_memory, values)
         noted = _single_files.noted_layout(found.path, found.format)
     else:
+        silence_late_reads()
         metadata: Any = ocp.PyTreeCheckpointHandler().metadata(found.path)
         tree = jax.tree_util.tree_map_with_path(
             lambda keys, leaf: _located(_described(leaf), tuple(map(key_of, keys))),

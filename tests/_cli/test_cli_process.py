@@ -204,6 +204,14 @@ def test_a_damaged_file_is_found_by_inspect_and_named_without_a_traceback(worksp
     # Regression: tensorstore found orbax's event loop closed, and each read had a traceback.
     assert "arrays cannot be read" in outcome.err.splitlines()[0]
     assert "Traceback" not in outcome.err
+    # So had each read of an index that orbax wrote.
+    shutil.copytree(workspace / "linen_checkpoint", tmp_path / "plain")
+    for file in (tmp_path / "plain").rglob("d/*"):
+        file.write_bytes(b"")
+    outcome = start_new("inspect", tmp_path / "plain", env=QUIET)
+    assert outcome.code == 2, outcome
+    assert "cannot be read" in outcome.err.splitlines()[0]
+    assert "Traceback" not in outcome.err
 
 
 PROGRAMS = """\
@@ -274,14 +282,44 @@ def test_a_reader_that_stops_early_ends_the_command_quietly(workspace):
     assert message == b""
 
 
-@pytest.mark.parametrize("where", ["&-", "/dev/full"])
-@pytest.mark.parametrize("option", [[], ["--json"]])
-def test_a_stdout_that_takes_nothing_is_one_line_on_stderr(workspace, where, option):
+@pytest.mark.parametrize(
+    ("arguments", "where", "buffering"),
+    [
+        *(
+            (["report", "models.py:make_nnx", *option], where, "")
+            for option in ([], ["--json"])
+            for where in ("&-", "/dev/full")
+        ),
+        *(
+            ([option], "/dev/full", buffering)
+            for option in ("--help", "--version")
+            for buffering in ("", "1")
+        ),
+    ],
+)
+def test_a_stdout_that_takes_nothing_is_one_line_on_stderr(workspace, arguments, where, buffering):
+    # Regression: --version ended with a traceback, and --help with 0 or with 120.
     shell = ["sh", "-c", f'exec "$0" "$@" >{where}', sys.executable, "-m", "bridge"]
-    command = [*shell, "report", "models.py:make_nnx", *option]
     done = subprocess.run(
-        command, cwd=workspace, env=QUIET, stderr=subprocess.PIPE, text=True, check=False
+        [*shell, *arguments],
+        cwd=workspace,
+        env={**QUIET, "PYTHONUNBUFFERED": buffering},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("python -m bridge")
+    assert "stdout" in line
+
+
+@pytest.mark.parametrize(
+    ("where", "buffering"), [("&-", "1"), ("/dev/full", ""), ("/dev/full", "1")]
+)
+def test_a_stderr_that_takes_nothing_does_not_change_the_exit_code(workspace, where, buffering):
+    shell = ["sh", "-c", f'exec "$0" "$@" 2>{where}', sys.executable, "-m", "bridge"]
+    env = {**QUIET, "PYTHONUNBUFFERED": buffering}
+    done = subprocess.run([*shell, "inspect", "absent"], cwd=workspace, env=env, check=False)
+    # Regression: it was 1, which says that a check failed, or 120.
+    assert done.returncode == 2
