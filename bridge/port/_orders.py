@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from bridge._conversion.neutral import Address, Path
+from bridge._rules.rules import Layer
 
 from ._order import Order
 from ._trees import LinenNode, NNXNode
@@ -128,13 +129,24 @@ class Orders(NamedTuple):
         """As `around`, of a Linen scope."""
         return _around(self.linen, _addresses(scope), [address for _, address in anchors])
 
-    def is_transposed(self, node: NNXNode, scope: LinenNode) -> bool | None:
-        """Whether the models sum over different axes of a leaf; None if no trace tells it."""
+    def is_transposed(
+        self, node: NNXNode, scope: LinenNode, layer: Layer | None = None
+    ) -> bool | None:
+        """Whether the models sum over different axes of a leaf; None if no trace tells it.
+
+        Args:
+          node: the NNX leaf.
+          scope: the Linen leaf.
+          layer: which layer of it, if it is a stacked one.
+        """
         ours = self.nnx.axes.summed.get(node.path)
-        theirs = {self.linen.axes.summed.get(address) for address in _addresses(scope)}
-        if ours is None or None in theirs or len(theirs) != 1:
+        found = [self.linen.axes.summed.get(address) for address in _addresses(scope)]
+        theirs = {axes for axes in found if axes is not None}
+        if ours is None or None in found or len(theirs) != 1:
             return None
-        return theirs != {ours}
+        # A trace shows the axes of the whole stack.
+        own = theirs.pop()
+        return ours != (own if layer is None else {a - (a > layer.axis) for a in own})
 
 
 def _around(order: Order, own: Sequence[Any], anchors: Sequence[Any]) -> Surroundings:

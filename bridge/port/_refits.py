@@ -5,22 +5,23 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
-from bridge._rules.pieces import LeafShape, pieces_of
-from bridge._rules.rules import UNCHANGED, Form
+from bridge._rules.pieces import LeafShape, pieces_of, without_axis
+from bridge._rules.rules import UNCHANGED, Form, Layer
 
-from ._correspondence import PLAIN, Correspondence, Evidence, Settled
+from ._correspondence import PLAIN, Context, Correspondence, Evidence, Settled
 from ._evidence import ANY_ORDER
 from ._likeness import linen_path_text, pairs_by_name
 from ._names import likeness, words_of
 from ._orders import CALLS, Orders
-from ._rule_text import braced
-from ._structure import Place, is_adapter, is_computed
-from ._trees import LinenNode, NNXNode, nnx_text
+from ._rule_text import braced, nnx_rule
+from ._stacks import is_list
+from ._structure import Place, is_adapter, is_computed, linen_core
+from ._trees import LinenNode, NNXNode
 
 Counts: TypeAlias = tuple[int, int]
 
@@ -48,26 +49,29 @@ class Refit(NamedTuple):
       nnx: the NNX modules or leaves.
       form: how their arrays differ.
       evidence: what speaks for it.
+      context: which of several stacked layers they are.
     """
 
     linen: tuple[LinenNode, ...]
     nnx: tuple[NNXNode, ...]
     form: Form
     evidence: Evidence
+    context: Context = PLAIN
 
     @property
     def texts(self) -> tuple[str, str] | None:
         """The two sides as a rule writes them; None if their names are in several places."""
         axis = f"@{self.form.axis}" if self.form.axis != -1 else ""
         linen = braced([linen_path_text(scope) for scope in self.linen], "/", axis)
-        nnx = braced([nnx_text(node.path) for node in self.nnx], ".", axis)
+        nnx = braced([nnx_rule(node, self.context) for node in self.nnx], ".", axis)
         words = " transpose" * (self.form.axes is not None) + " reshape" * self.form.is_reshaped
         return (linen, nnx + words) if linen is not None and nnx is not None else None
 
 
 def refits(found: Correspondence, orders: Orders) -> list[Refit]:
     """What would put together leaves that have no place, or that one model uses transposed."""
-    return [*_transposed(found, orders), *_Left(found, orders)]
+    left = _Left(found, orders)
+    return [*_transposed(found, orders), *left.of_stacks(), *left]
 
 
 def _transposed(found: Correspondence, orders: Orders) -> Iterator[Refit]:
@@ -96,9 +100,12 @@ class _Left:
         self._paired = {*self._linen_of.values()}
         linen = {piece.linen for piece in found.pieces}
         nnx = {piece.nnx for piece in found.pieces}
+        self._stacks = list(self._open_stacks(linen, nnx))
+        inside = {id(each) for place in self._stacks for side in place[:2] for each in side.walk()}
         self._scopes = [
             scope
             for scope in _holders(found.linen)
+            if id(scope) not in inside
             if not linen.intersection(
                 (c, s.path) for s in _linen_leaves(scope).values() for c in s.leaves
             )
@@ -106,8 +113,74 @@ class _Left:
         self._nodes = [
             node
             for node in _holders(found.nnx)
+            if id(node) not in inside
             if not nnx.intersection(leaf.path for leaf in _nnx_leaves(node).values())
         ]
+
+    def of_stacks(self) -> Iterator[Refit]:
+        """What lists and scopes of stacked leaves are, whose layers are laid out otherwise."""
+        for place in self._stacks:
+            item = place.nnx.children[0]
+            own = place._replace(nnx=item)
+            scopes, nodes = list(_holders(place.linen)), list(_holders(item))
+            inside = list(self._within(scopes, nodes, own))
+            if inside:
+                text = "the only stack of as many layers and elements as this list"
+                yield Refit((place.linen,), (item,), UNCHANGED, Evidence(text), place.context)
+                yield from inside
+
+    def _open_stacks(self, linen: set[Any], nnx: set[Any]) -> Iterator[Place]:
+        """The lists and the scopes of stacked leaves that can be one thing only."""
+        # Of single leaves their shapes alone told that they are the same.
+        guessed = [
+            pairing
+            for pairing in self._found.pairings
+            if pairing.context != PLAIN and pairing.proposal and pairing.proposal.is_weak
+        ]
+        own = nnx - {pairing.nnx.path for pairing in guessed if pairing.nnx.is_leaf}
+        theirs = linen - {(c, p.linen.path) for p in guessed for c in p.linen.leaves}
+        lists = [
+            node
+            for node in self._found.nnx.walk()
+            if node.is_container and is_list(node) and len(node.children) > 1
+            if not own.intersection(each.path for each in node.walk())
+        ]
+        scopes: dict[LinenNode, None] = {}
+        for scope in self._found.linen.walk():
+            addresses = {(c, each.path) for each in scope.walk() for c in each.leaves}
+            if scope.path and scope.children and not theirs & addresses:
+                scopes[linen_core(scope)] = None
+        fits = [
+            (node, scope, Context(linen=Layer(axis, 0, len(node.children), len(node.path))))
+            for node in lists
+            for scope in scopes
+            if (axis := self._stacked_on(node, scope)) is not None
+        ]
+        for node, scope, context in fits:
+            if sum(node is a or scope is b for a, b, _ in fits) == 1:
+                yield Place(node, scope, context, Settled(), frozenset())
+
+    def _stacked_on(self, node: NNXNode, scope: LinenNode) -> int | None:
+        """The axis on which a scope may have the layers of a list; None if it has not."""
+        weights = [leaf for holder in _holders(node) for leaf in _nnx_leaves(holder).values()]
+        values = [
+            next(iter(leaf.leaves.values())).value
+            for holder in _holders(scope)
+            for leaf in _linen_leaves(holder).values()
+        ]
+        ours, theirs = [shape_of(leaf.value) for leaf in weights], [*map(shape_of, values)]
+        total = len(node.children)
+        if None in (*ours, *theirs) or _size(ours) != _size(theirs):
+            return None
+        axes = [
+            axis
+            for axis in range(min(len(shape or ()) for shape in theirs))
+            if all((shape or ())[axis] == total for shape in theirs)
+        ]
+        told = {axis for axis, _ in self._orders.axes(node, scope)} & {*axes}
+        if self._orders.runs_backwards(scope):
+            return None
+        return told.pop() if len(told) == 1 else axes[0] if len(axes) == 1 else None
 
     def __iter__(self) -> Iterator[Refit]:
         mis_shaped = dict.fromkeys(
@@ -117,7 +190,7 @@ class _Left:
         )
         for path, own in mis_shaped:
             scope, node = self._found.linen.at(path), self._found.nnx.at(own)
-            if scope and node and (form := self._form([scope], [node])):
+            if scope and node and (form := self._form([scope], [node], PLAIN)):
                 text = "equal names, and arrays of the same size"
                 yield Refit((scope,), (node,), form, Evidence(text))
         scopes: dict[Path, list[LinenNode]] = {}
@@ -129,22 +202,25 @@ class _Left:
             if all(node.path != path for _, path in mis_shaped):
                 around = self._linen_of[_around(node.path, self._linen_of)]
                 nodes.setdefault(around, []).append(node)
-        for around in [path for path in scopes if path in nodes]:
-            yield from self._within(scopes[around], nodes[around])
-
-    def _within(self, scopes: list[LinenNode], nodes: list[NNXNode]) -> Iterator[Refit]:
-        """What fits of the modules that lie in two modules that are the same."""
         place = Place(self._found.nnx, self._found.linen, PLAIN, Settled(), frozenset())
+        for around in [path for path in scopes if path in nodes]:
+            yield from self._within(scopes[around], nodes[around], place)
+
+    def _within(
+        self, scopes: list[LinenNode], nodes: list[NNXNode], place: Place
+    ) -> Iterator[Refit]:
+        """What fits of the modules that lie in two modules that are the same."""
+        context = place.context
         named = [
             (node, scope)
             for node, scope in pairs_by_name(place, nodes, scopes)
-            if _are_alike(node, scope) and self._form([scope], [node])
+            if _are_alike(node, scope) and self._form([scope], [node], context)
         ]
         if named and not self._orders.contradicts(named):
             for node, scope in named:
-                if (form := self._form([scope], [node])) and form != UNCHANGED:
+                if (form := self._form([scope], [node], context)) and form != UNCHANGED:
                     text = "their names, and arrays of the same size"
-                    yield Refit((scope,), (node,), form, Evidence(text))
+                    yield Refit((scope,), (node,), form, Evidence(text), context)
             taken = {id(each) for pair in named for each in pair}
             nodes = [node for node in nodes if id(node) not in taken]
             scopes = [scope for scope in scopes if id(scope) not in taken]
@@ -154,22 +230,24 @@ class _Left:
             return
         scopes = sorted(scopes, key=lambda scope: ranks[scope] or 0)
         nodes = sorted(nodes, key=lambda node: own_ranks[node] or 0)
-        steps = self._only_way(scopes, nodes)
+        steps = self._only_way(scopes, nodes, context)
         starts = [[0, *itertools.accumulate(step[n] for step in steps)] for n in (0, 1)]
         parts = [
             (scopes[i : i + a], nodes[j : j + b])
             for i, j, (a, b) in zip(starts[0], starts[1], steps, strict=False)
         ]
-        found = [(*own, form) for own in parts if (form := self._form(*own))]
+        found = [(*own, form) for own in parts if (form := self._form(*own, context))]
         if all(form == UNCHANGED for *_, form in found):
             return
         pairs = [(ours[0], theirs[0]) for theirs, ours in parts if len(ours) == len(theirs)]
         told = dict(zip(pairs, self._orders.told(pairs), strict=True))
         for theirs, ours, form in found:
             evidence = self._evidence(theirs, ours, is_told=told.get((ours[0], theirs[0]), True))
-            yield Refit(tuple(theirs), tuple(ours), form, evidence)
+            yield Refit(tuple(theirs), tuple(ours), form, evidence, context)
 
-    def _only_way(self, scopes: list[LinenNode], nodes: list[NNXNode]) -> list[Counts]:
+    def _only_way(
+        self, scopes: list[LinenNode], nodes: list[NNXNode], context: Context
+    ) -> list[Counts]:
         """How many scopes and nodes go together at a time, in order, if there is one way only."""
 
         @functools.cache
@@ -179,7 +257,7 @@ class _Left:
             found: list[list[Counts]] = []
             for a, b in _STEPS:
                 fits = i + a <= len(scopes) and j + b <= len(nodes)
-                if fits and self._form(scopes[i : i + a], nodes[j : j + b]) is not None:
+                if fits and self._form(scopes[i : i + a], nodes[j : j + b], context) is not None:
                     found += [[(a, b), *rest] for rest in ways(i + a, j + b)]
             return found[:2]
 
@@ -200,7 +278,9 @@ class _Left:
             return Evidence(f"{text}; query, key and value in the usual order")
         return Evidence(f"{text}; {ANY_ORDER}", is_weak=True)
 
-    def _form(self, scopes: Sequence[LinenNode], nodes: Sequence[NNXNode]) -> Form | None:
+    def _form(
+        self, scopes: Sequence[LinenNode], nodes: Sequence[NNXNode], context: Context
+    ) -> Form | None:
         """The plainest form in which all leaves fit, None if there is none."""
         fused = None if len(scopes) == len(nodes) else "linen" if len(nodes) > 1 else "nnx"
         if fused and len({each.path[:-1] for each in (nodes if fused == "linen" else scopes)}) > 1:
@@ -217,10 +297,12 @@ class _Left:
             linen = [each[name] for each in theirs] * (count // len(theirs))
             # A leaf has one collection here.
             values = [next(iter(scope.leaves.values())).value for scope in linen]
-            shapes.append(([*map(shape_of, values)], [shape_of(node.value) for node in native]))
+            layers = [without_axis(shape_of(value), context.linen) for value in values]
+            shapes.append((layers, [shape_of(node.value) for node in native]))
             if {len(shape or ()) for shape in itertools.chain(*shapes[-1])} == {2}:
                 ways |= {
-                    self._orders.is_transposed(*each) for each in zip(native, linen, strict=True)
+                    self._orders.is_transposed(*each, context.linen)
+                    for each in zip(native, linen, strict=True)
                 }
         if len(ways) > 1:
             return None
@@ -285,6 +367,10 @@ def _fits(linen: Sequence[LeafShape], nnx: Sequence[LeafShape], form: Form) -> b
     a = a if form.axes is None else a[::-1]
     ends = [{*itertools.accumulate(shape, lambda x, y: x * y)} for shape in (a, b)]
     return ends[0] <= ends[1] or ends[1] <= ends[0] or math.prod(a) == max(*a, *b)
+
+
+def _size(shapes: Iterable[LeafShape]) -> int:
+    return sum(math.prod(shape or ()) for shape in shapes)
 
 
 def _are_alike(node: NNXNode, scope: LinenNode) -> bool:

@@ -25,7 +25,7 @@ class Paths(NamedTuple):
 
 def paths_of(pairing: Pairing) -> tuple[str, str]:
     """The two paths of a pairing as a rule writes them."""
-    return "/".join(map(str, pairing.linen.path)), _nnx_rule(pairing.nnx, pairing.context)
+    return "/".join(map(str, pairing.linen.path)), nnx_rule(pairing.nnx, pairing.context)
 
 
 def rules_of(
@@ -121,7 +121,8 @@ def _toml_string(text: str) -> str:
     return json.dumps(text) if "'" in text or not text.isprintable() else f"'{text}'"
 
 
-def _nnx_rule(node: NNXNode, context: Context) -> str:
+def nnx_rule(node: NNXNode, context: Context) -> str:
+    """The path of an NNX node as a rule writes it, with the sign for stacked layers in it."""
     keys = [str(key) for key in node.path]
     for layer, is_star in ((context.linen, True), (context.nnx, False)):
         if layer is not None:

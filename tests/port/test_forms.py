@@ -141,6 +141,48 @@ def test_the_layers_of_a_stack_are_reshaped_and_split(axis, case):
     assert exact(plan.inverse().apply()) == exact(variables)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize(
+    "case",
+    [
+        "heads to features",
+        "fused to separate",
+        "fused in heads to separate",
+        "fused and transposed to separate",
+        "separate to fused",
+    ],
+)
+def test_rules_for_the_layers_of_a_stack_are_suggested(axis, case):
+    # Regression: in stacks only leaves of equal shapes were found.
+    layer, native, _, _ = CASES[case]
+    linen = Stacked(type(layer), axis)
+    variables = random_values(shapes_of(linen, X))
+    model = List(nnx.Rngs(0), native)
+    found = port.suggest(shapes_of(linen, X), model, X, linen=linen)
+    assert found.plan.ok, f"{found}\n{found.plan}"
+    plan = port.plan(variables, model, found.rules)
+    plan.apply()
+    np.testing.assert_allclose(model(X), linen.apply(variables, X), rtol=1e-4, atol=1e-4)
+    assert exact(plan.inverse().apply()) == exact(variables)
+
+
+def test_of_two_stacks_that_could_be_a_list_none_is_suggested():
+    class Two(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return Stacked(Fused, name="b")(Stacked(Fused, name="a")(x))
+
+    class Lists(nnx.Module):
+        def __init__(self, rngs):
+            self.one, self.two = (List(rngs, CASES["fused to separate"][1]) for _ in range(2))
+
+        def __call__(self, x):
+            return self.one(self.two(x))
+
+    found = port.suggest(shapes_of(Two(), X), Lists(nnx.Rngs(0)), X, linen=Two())
+    assert not [key for key in found.rules if "qkv" in key]
+
+
 @st.composite
 def forms(draw):
     """A leaf, its parts by hand, and the rule that makes them."""
