@@ -32,7 +32,8 @@ def save_args(
     rngs: bool = True,
     extra: Mapping[str, Any] | None = None,
     digests: bool = True,
-) -> ocp.args.Composite:
+    layout: str = "bridge",
+) -> ocp.args.Composite | ocp.args.PyTreeSave:
     """What `save` writes, as arguments for orbax's own `CheckpointManager` and checkpointers.
 
     Args:
@@ -40,12 +41,14 @@ def save_args(
       rngs: as for `save`.
       extra: as for `save`.
       digests: as for `save`.
+      layout: as for `save`.
 
     Returns:
       Arguments for `CheckpointManager.save(step, args=…)`. `restore` reads the step's directory.
 
     Raises:
-      CheckpointError: a leaf or a key cannot be stored; the error lists every one.
+      CheckpointError: a leaf or a key cannot be stored (the error lists every one), or there is no
+        such layout.
       ConversionError: `tree` is none of the above.
 
     Example::
@@ -55,7 +58,11 @@ def save_args(
       >>> sorted(checkpoint.save_args({'params': {'w': jnp.ones(2)}}))
       ['bridge', 'variables']
     """
+    if layout not in ("bridge", "linen"):
+        raise CheckpointError(f"there is no layout {layout!r}", "", "Give 'bridge' or 'linen'.")
     with agreed("", "could not save"), reported("these values cannot be saved", ""):
+        if layout == "linen":
+            return _linen_args(tree, extra or {})
         trees = _trees(tree, extra or {})
         records, arrays = _recorded(trees, rngs)
         if isinstance(tree, nnx.Pytree):
@@ -119,16 +126,14 @@ def save(
       >>> checkpoint.restore(path)['params']['kernel'].shape
       (2, 3)
     """
-    if layout not in ("bridge", "linen"):
-        raise CheckpointError(
-            f"there is no layout {layout!r} for", path, "Give 'bridge' or 'linen'."
-        )
     with publishing(path, overwrite=overwrite) as new:
-        if layout == "linen":
-            write(new, ocp.PyTreeCheckpointHandler(), _linen_args(tree, extra or {}))
-            return
-        args = save_args(tree, rngs=rngs, extra=extra, digests=digests)
-        write(new, ocp.CompositeCheckpointHandler(), args)
+        args = save_args(tree, rngs=rngs, extra=extra, digests=digests, layout=layout)
+        is_tree = isinstance(args, ocp.args.PyTreeSave)
+        write(
+            new,
+            ocp.PyTreeCheckpointHandler() if is_tree else ocp.CompositeCheckpointHandler(),
+            args,
+        )
 
 
 def write(path: Any, handler: Any, args: Any) -> None:

@@ -347,6 +347,23 @@ def test_an_optimizer_that_no_checkpoint_has_is_named(tmp_path):
     assert [name for name, _ in caught.value.missing] == ["optimizer"]
 
 
+def test_a_manager_saves_steps_that_a_linen_program_restores(tmp_path):
+    # Regression: only save had layout=.
+    model, optimizer = small_native_training()
+    extra = {"optimizer": optimizer}
+    fresh = small_linen_training()
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        manager.save(4, args=checkpoint.save_args(model, extra=extra, layout="linen"))
+        manager.wait_until_finished()
+    with ocp.CheckpointManager(tmp_path / "run") as manager:
+        state = manager.restore(4, args=ocp.args.StandardRestore(fresh))
+    assert jax.tree.structure(state) == jax.tree.structure(fresh)
+    assert exact(state.params) == exact(nnx.to_pure_dict(nnx.state(model, nnx.Param)))
+    assert int(state.step) == 0
+    with pytest.raises(CheckpointError, match="there is no layout 'nnx'"):
+        checkpoint.save_args(model, layout="nnx")
+
+
 def test_what_the_linen_layout_has_no_place_for_is_refused(tmp_path):
     model, optimizer = small_native_training()
     cases = [
