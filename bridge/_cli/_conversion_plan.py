@@ -5,24 +5,26 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from flax import nnx
 
 import registry
 from bridge import checkpoint, linen_to_nnx, port
+from bridge._conversion.arrays import shape_of
 from bridge._conversion.linen_leaves import to_variables
-from bridge._conversion.neutral import Address, Neutral, Path, nest
+from bridge._conversion.neutral import Address, Leaf, Neutral, Path, nest
 from bridge._conversion.nnx_leaves import address_of
 from bridge._errors import path_text
-from bridge._rules import rules as _rules
+from bridge._rules.rules import RulesError
 from bridge.checkpoint import _renaming
+from bridge.checkpoint._restacking import value_of
 
 from . import _collections, _model, _target
-from ._input_errors import InputError
-from ._leaves import CheckpointContents
+from ._leaves import CheckpointContents, in_order
 from ._rules_file import Rules
 
 
@@ -31,13 +33,13 @@ class Conversion:
     """A conversion that has not happened yet.
 
     Attributes:
-        moves: (source, target) paths as text, empty if `plan` tells them.
+        moves: the paths of the sources and that of the target as text, empty if `plan` tells them.
         plan: the comparison with the model, None without one.
         make: makes the tree: Linen variables, or an NNX State.
         source_classes_are_open: whether it is from NNX paths whose layers have no known classes.
     """
 
-    moves: tuple[tuple[str, str], ...]
+    moves: tuple[tuple[tuple[str, ...], str], ...]
     plan: port.Plan | None
     make: Callable[[], Any]
     source_classes_are_open: bool = False
@@ -51,7 +53,10 @@ class Conversion:
         """The plan as plain values, in the form of `port.Plan.to_json`."""
         if self.plan is not None:
             return json.loads(self.plan.to_json())
-        entries = [{"kind": "matched", "source": [a], "target": [b]} for a, b in self.moves]
+        entries = [
+            {"kind": "matched", "source": [*sources], "target": [target]}
+            for sources, target in self.moves
+        ]
         return {"ok": True, "entries": entries}
 
 
@@ -114,7 +119,12 @@ def source_of(
 
 
 def conversion_of(
-    contents: CheckpointContents, rules: Rules, arguments: argparse.Namespace, *, to_nnx: bool
+    contents: CheckpointContents,
+    rules: Rules,
+    arguments: argparse.Namespace,
+    *,
+    to_nnx: bool,
+    other: CheckpointContents | None = None,
 ) -> Conversion:
     """The conversion that `--model` with its inputs, or else `--rules` alone, makes.
 
@@ -123,9 +133,10 @@ def conversion_of(
         rules: the content of `--rules`.
         arguments: those of the command.
         to_nnx: whether the result is an NNX state.
+        other: a checkpoint that has the shapes of the result; None if nothing tells them.
     """
     if arguments.model is None:
-        return by_rules(contents, rules, to_nnx=to_nnx)
+        return by_rules(contents, rules, to_nnx=to_nnx, other=other)
     inputs = _target.parse_inputs(arguments.inputs)
     kwargs = dict(arguments.kwargs)
     model = _model.abstract_values(arguments.model, inputs, kwargs, to_nnx=to_nnx)
@@ -133,45 +144,78 @@ def conversion_of(
     return against_model(source, model, rules, to_nnx=to_nnx)
 
 
-def by_rules(contents: CheckpointContents, rules: Rules, *, to_nnx: bool) -> Conversion:
-    """The conversion that renames paths and does no more.
+def by_rules(
+    contents: CheckpointContents,
+    rules: Rules,
+    *,
+    to_nnx: bool,
+    other: CheckpointContents | None = None,
+) -> Conversion:
+    """The conversion by `--rules` alone, as `checkpoint.restore(rules=)` reads them.
+
+    Args:
+        contents: the checkpoint.
+        rules: the table.
+        to_nnx: whether the result is an NNX state.
+        other: a checkpoint that has the shapes of the result; None if nothing tells them.
 
     Raises:
-        InputError: a rule cannot be followed, or two leaves get one path.
+        RulesError: a rule cannot be followed, or two leaves get one path.
+        InputError: the collections of the leaves are not known.
     """
     neutral = _with_collections(contents, rules)
-    table = _rules.read_forward(rules.paths) if to_nnx else _rules.read_backward(rules.paths)
-    renamed = _renaming.rename(dict.fromkeys(path for _, path in neutral), table)
+    if rules.paths and contents.is_linen != to_nnx:
+        kind, given = ("Linen", "nnx") if contents.is_linen else ("NNX", "linen")
+        raise RulesError(
+            f"paths of {kind} in the checkpoint and in what is to be written",
+            "a table from the paths of the one to those of the other",
+            f"leave rules out, or give --layout {given} if the checkpoint is taken for what it is"
+            " not",
+        )
+    shapes = {
+        ((collection,), path): list(map(np.shape, jax.tree.leaves(leaf.value)))
+        for (collection, path), leaf in neutral.items()
+    }
+    wanted = None
+    if other is not None:
+        collections = {collection for collection, _ in neutral}
+        wanted = {
+            (collection, *path): shape_of(leaf.value)
+            for path, leaf in other.by_path().items()
+            for collection in collections
+        }
+    made = _renaming.placements(shapes, wanted, rules.paths, to_nnx=to_nnx)
     moved: Neutral = {}
-    sources: dict[Address, Path] = {}
-    problems: list[str] = []
-    for (collection, path), leaf in neutral.items():
-        target = (
-            collection,
-            _renaming.nnx_keys(renamed[path]) if to_nnx else tuple(map(str, renamed[path])),
-        )
-        if target in sources:
-            places = [path_text(collection, p) for p in (path, sources[target])]
-            problems.append(" and ".join(places))
-        sources[target] = path
+    moves: list[tuple[Sequence[Address], Address]] = []
+    for (collection, *path), own in made.items():
+        sources = [(origin.path[0], origin.path[1:]) for origin in own.origins]
+        leaves = [neutral[source] for source in sources]
+        # The fields of a box, such as the names of axes, are those of the leaf as it was.
+        leaf = leaves[0]
+        if not own.is_whole:
+            leaf = Leaf(value_of(own, [each.value for each in leaves], to_nnx=to_nnx))
+        target = collection, tuple(path)
         moved[target] = leaf
-    if problems:
-        raise InputError(
-            "--rules",
-            f"one new path for {'; '.join(problems)}",
-            "another path for each",
-            "correct the table",
-        )
-    state = linen_to_nnx(to_variables(moved)) if to_nnx else None
-    if state is not None:
+        moves.append((list(dict.fromkeys(sources)), target))
+    moves.sort(key=lambda move: in_order(move[0][0]))
+    made_tree = linen_to_nnx(to_variables(moved)) if to_nnx else to_variables(moved)
+    where: dict[Address, Path] = {}
+    if to_nnx:
         active = registry.current()
-        flat = nnx.to_flat_state(state)
+        flat = nnx.to_flat_state(made_tree)
         where = {address_of(path, variable, active): path for path, variable in flat}
-        moves = [(path_text(t[0], sources[t]), ".".join(map(str, where[t]))) for t in moved]
-    else:
-        moves = [(".".join(map(str, sources[t])), path_text(*t)) for t in moved]
-    made = to_variables(moved) if state is None else state
-    return Conversion(tuple(moves), None, lambda: made)
+    texts = [
+        (
+            tuple(path_text(*a) if contents.is_linen else _dotted(a[1]) for a in sources),
+            _dotted(where[target]) if to_nnx else path_text(*target),
+        )
+        for sources, target in moves
+    ]
+    return Conversion(tuple(texts), None, lambda: made_tree)
+
+
+def _dotted(path: Path) -> str:
+    return ".".join(map(str, path))
 
 
 def _with_collections(contents: CheckpointContents, rules: Rules) -> Neutral:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import re
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -15,12 +16,13 @@ from bridge import checkpoint, nnx_to_linen
 from bridge._conversion import linen_leaves
 from bridge._conversion.neutral import Address, Leaf, Neutral, Path, nest, place
 from bridge._errors import path_text
-from bridge.checkpoint import Layout
+from bridge.checkpoint import Layout, LeafLayout
 from bridge.checkpoint._arrays import as_stored
 from bridge.checkpoint._source import Source, read_from
 
 # The collection that stands for none, as Linen's own names are identifiers.
 NO_COLLECTION = ""
+_NUMBER = re.compile(r"([0-9]+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,11 +105,24 @@ def read(path: str, within: Sequence[str] = (), given: str | None = None) -> Che
         checkpoint.restore(path, target, within=within, layout=given)
     )
     leaves = {p: leaf for (_, p), leaf in restored.items()}
-    if all(len(p) > 1 and p[-1] == "value" for p in leaves):
-        # Orbax writes each Variable of a State as a mapping.
-        leaves = {p[:-1]: leaf for p, leaf in leaves.items()}
-    neutral = {(NO_COLLECTION, p): leaf for p, leaf in leaves.items()}
+    new = _without_value(leaves)
+    neutral = {(NO_COLLECTION, new[p]): leaf for p, leaf in leaves.items()}
     return CheckpointContents(layout, neutral, within)
+
+
+def listed(layout: Layout) -> list[LeafLayout]:
+    """The leaves of a checkpoint in the order of their paths, alike for every format."""
+    leaves = layout.leaves
+    if layout.layout == "nnx":
+        new = _without_value([leaf.path for leaf in leaves])
+        leaves = [dataclasses.replace(leaf, path=new[leaf.path]) for leaf in leaves]
+    return sorted(leaves, key=lambda leaf: in_order((leaf.collection or "", leaf.path)))
+
+
+def _without_value(paths: Collection[Path]) -> dict[Path, Path]:
+    """The paths of an NNX state; orbax writes each Variable of a State as a mapping."""
+    are_mappings = all(len(path) > 1 and path[-1] == "value" for path in paths)
+    return {path: path[:-1] if are_mappings else path for path in paths}
 
 
 def read_extra(path: str, within: Sequence[str] = (), given: str | None = None) -> dict[Path, Leaf]:
@@ -148,6 +163,18 @@ def of_state(layout: Layout, state: nnx.State) -> CheckpointContents:
     return CheckpointContents(
         dataclasses.replace(layout, layout="bridge", written_by="nnx"), leaves
     )
+
+
+def in_order(keys: Iterable[object]) -> list[list[str | int]]:
+    """A key that sorts `h/10` behind `h/9`, and `layer_10` behind `layer_9`.
+
+    Args:
+        keys: those of a path, or a collection and a path.
+    """
+    flat = (key for each in keys for key in (each if isinstance(each, tuple) else [each]))
+    # Texts and numbers alternate, so that a text never meets a number.
+    split = (_NUMBER.split(str(key)) for key in flat)
+    return [[int(p) if n % 2 else p for n, p in enumerate(pieces)] for pieces in split]
 
 
 def dtype_of(value: Any) -> str | None:

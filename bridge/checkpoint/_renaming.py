@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
-from bridge._rules.pieces import Piece, covers, pieces_of
+from bridge._rules.pieces import LeafShape, Piece, covers, pieces_of, target_shapes
 from bridge._rules.rules import (
     NUMBER,
     UNCHANGED,
@@ -52,31 +52,6 @@ class _Move(NamedTuple):
         return UNCHANGED if self.route is None else self.route.rule.form
 
 
-def rename(paths: Iterable[Path], rules: list[OneWay]) -> dict[Path, Path]:
-    """The new path by old path.
-
-    Raises:
-        RulesError: a rule matches nothing, or is about stacked layers.
-    """
-    others = [each.route.rule for each in rules]
-    if stacked := [rule.linen for rule in others if rule.routes[0].is_stacked]:
-        text = f"stacked layers in the rules for {stacked}"
-    else:
-        formed = (rule for rule in others if rule.form != UNCHANGED)
-        text = "; ".join(f"a {rule.form.text} in the rule for {rule.linen!r}" for rule in formed)
-    if text:
-        raise RulesError(
-            text,
-            "rules that only rename paths, as there is no model",
-            "give --model to convert, or use bridge.port",
-        )
-    unused = {rule.route.linen for rule in rules}
-    keys = [((), path) for path in paths]
-    renamed = {key[1]: move.target[1] for key in keys for move in _moves(key, (), rules, unused)}
-    _check_used(unused)
-    return renamed
-
-
 def unmatched(patterns: Iterable[str]) -> RulesError:
     """The error for expressions that match nothing."""
     return RulesError(
@@ -104,31 +79,61 @@ def for_target(source: Source, target: TargetTree | None, table: Mapping[str, st
             "a table from the paths of the one to those of the other",
             "leave rules out",
         )
-    rules = read_forward(table) if to_other else read_backward(table)
     first = 0 if source.layout == "nnx" else 1
     shapes = {
         (record.path[:first], record.path[first:]): [s.shape for s in record.stored.values()]
         for record in source.variables.records
     }
-    # Numbers are integers in an `nnx.List` and text in an `nnx.Dict`.
-    own = {tuple(map(str, path)): path for path in target.leaves}
-    wanted = {text: shape_of(target.leaves[path].value) for text, path in own.items()}
-    placed: dict[Path, Made] = {}
-    for (prefix, path), made in origins(shapes, wanted, rules, to_nnx=to_other).items():
-        found = own.get(tuple(map(str, (*prefix, *path))), (*prefix, *nnx_keys(path)))
-        if found in placed:
-            text = "/".join(map(str, found))
-            raise RulesError(
-                f"one new path for several leaves: {text}", "one for each", "correct the table"
-            )
-        placed[found] = made
+    wanted = {path: shape_of(leaf.value) for path, leaf in target.leaves.items()}
+    placed = placements(shapes, wanted, table, to_nnx=to_other)
     variables = restacked(source, source.variables, placed, to_nnx=to_other)
     return dataclasses.replace(source, variables=variables)
 
 
+def placements(
+    shapes: Shapes,
+    target: Mapping[Path, tuple[int, ...] | None] | None,
+    table: Mapping[str, str],
+    *,
+    to_nnx: bool,
+) -> dict[Path, Made]:
+    """What the leaves of the other side are made of.
+
+    Args:
+        shapes: as for `origins`.
+        target: the shape of each leaf that there is to be, None if it is no array; None if nothing
+            is known of them.
+        table: the rules.
+        to_nnx: whether the shapes are those of Linen's leaves.
+
+    Returns:
+        By path, with the collection first if there is one. Where the target tells no key, numbers
+        are integers for NNX, as an `nnx.List` has them.
+
+    Raises:
+        RulesError: as `origins`; or only a target would tell the result of a rule.
+    """
+    rules = read_forward(table) if to_nnx else read_backward(table)
+    # Numbers are integers in an `nnx.List` and text in an `nnx.Dict`.
+    own = {tuple(map(str, path)): path for path in target or {}}
+    wanted = None if target is None else {text: target[path] for text, path in own.items()}
+    placed: dict[Path, Made] = {}
+    for (prefix, path), made in origins(shapes, wanted, rules, to_nnx=to_nnx).items():
+        text = tuple(map(str, (*prefix, *path)))
+        found = own.get(text, (*prefix, *nnx_keys(path)) if to_nnx else text)
+        if found in placed:
+            raise RulesError(
+                f"one new path for several leaves: {'/'.join(text)}",
+                "one for each",
+                "correct the table",
+            )
+        placed[found] = made
+    return placed
+
+
 def origins(
     shapes: Shapes,
-    wanted: Mapping[Path, tuple[int, ...] | None],
+    wanted: Mapping[Path, tuple[int, ...] | None] | None,
     rules: list[OneWay],
     *,
     to_nnx: bool,
@@ -138,7 +143,8 @@ def origins(
 
     Args:
         shapes: the shapes of the arrays in every leaf.
-        wanted: the shape of each leaf of the target by its path as text, None if it is no array.
+        wanted: the shape of each leaf of the target by its path as text, None if it is no array;
+            None without a target, where the shapes of the leaves have to tell those of the result.
         rules: one direction of a table.
         to_nnx: which direction.
         all_used: whether each rule has to match something.
@@ -148,8 +154,10 @@ def origins(
 
     Raises:
         RulesError: a rule matches nothing, two leaves get one path, entries or parts are missing,
-            or arrays cannot be reshaped or split as a rule says.
+            arrays cannot be reshaped or split as a rule says, or only a target would tell how.
     """
+    if wanted is None:
+        _check_told(rules, to_nnx)
     unused = {rule.route.linen for rule in rules}
     found: dict[ItemPath, list[_Move]] = {}
     problems: list[str] = []
@@ -160,12 +168,12 @@ def origins(
         problems += _left_out(key, moves, own)
     if all_used:
         _check_used(unused)
-    pieces = _pieces(found, shapes, wanted, problems, to_nnx)
+    pieces, derived = _pieces(found, shapes, wanted, problems, to_nnx)
     made: dict[ItemPath, Made] = {}
     for target, moves in found.items():
         by_entry = {move.origin.entry: move.origin for move in moves}
         first = moves[0].origin.entry
-        shape = wanted.get(_text_path(target))
+        shape = (derived if wanted is None else wanted).get(_text_path(target))
         if moves[0].form != UNCHANGED:
             own = [pieces[move] for move in moves if move in pieces]
             regions = [piece.nnx_region if to_nnx else piece.linen_region for piece in own]
@@ -190,11 +198,14 @@ def origins(
 def _pieces(
     found: Mapping[ItemPath, list[_Move]],
     shapes: Shapes,
-    wanted: Mapping[Path, tuple[int, ...] | None],
+    wanted: Mapping[Path, tuple[int, ...] | None] | None,
     problems: list[str],
     to_nnx: bool,
-) -> dict[_Move, Piece]:
-    """The pieces of the leaves that rules reshape, transpose, split or join."""
+) -> tuple[dict[_Move, Piece], dict[Path, LeafShape]]:
+    """The pieces of the leaves that rules reshape, transpose, split or join; and their new shapes.
+
+    The shapes are those that no target tells.
+    """
     arrays = {(*a, *b): own[0] for (a, b), each in shapes.items() if len(own := [*each]) == 1}
     groups: dict[Any, list[_Move]] = {}
     for move in (move for moves in found.values() for move in moves):
@@ -204,11 +215,20 @@ def _pieces(
             key = move.route.rule, fused, move.origin.cut, move.origin.entry
             groups.setdefault(key, []).append(move)
     pieces: dict[_Move, Piece] = {}
+    derived: dict[Path, LeafShape] = {}
     for (rule, *_), moves in groups.items():
         moves.sort(key=lambda move: move.route.part if move.route else 0)
         texts = ", ".join("/".join(map(str, move.target[1])) for move in moves)
         sources = [arrays.get(move.origin.path) for move in moves]
-        targets = [wanted.get(_text_path(move.target)) for move in moves]
+        if wanted is None:
+            told = target_shapes(sources, moves[0].origin.cut, rule.form, to_nnx=to_nnx)
+            counts = [len({move.origin.entry for move in found[move.target]}) for move in moves]
+            derived |= {
+                _text_path(move.target): _stacked(shape, move.origin.entry, count)
+                for move, shape, count in zip(moves, told or (), counts, strict=False)
+            }
+        known = derived if wanted is None else wanted
+        targets = [known.get(_text_path(move.target)) for move in moves]
         layers = moves[0].origin.cut, moves[0].origin.entry
         if len(moves) != len(rule.routes):
             count = f"{len(moves)} leaves for the {len(rule.routes)} parts"
@@ -223,7 +243,32 @@ def _pieces(
             problems.append(f"{texts}, where {own}")
         else:
             pieces |= zip(moves, own, strict=True)
-    return pieces
+    return pieces, derived
+
+
+def _stacked(shape: LeafShape, entry: Layer | None, count: int) -> LeafShape:
+    """The shape of leaves of which one entry has a shape."""
+    if shape is None or entry is None:
+        return shape
+    axis = entry.axis % (len(shape) + 1)
+    return (*shape[:axis], count, *shape[axis:])
+
+
+def _check_told(rules: list[OneWay], to_nnx: bool) -> None:
+    """Raises an error for rules whose results only a target tells."""
+    own = {each.route.rule.linen: each.route.rule.form for each in rules}
+    is_split = {name: form.fused == ("linen" if to_nnx else "nnx") for name, form in own.items()}
+    open_rules = [
+        f"a {'split' if is_split[name] else 'reshape'} in the rule for {name!r}"
+        for name, form in own.items()
+        if is_split[name] or form.is_reshaped
+    ]
+    if open_rules:
+        raise RulesError(
+            "; ".join(open_rules),
+            "rules of which shapes tell the result, as there is no model",
+            "give --model to convert, or use bridge.port",
+        )
 
 
 def _text_path(target: ItemPath) -> Path:

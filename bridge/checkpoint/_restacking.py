@@ -22,7 +22,7 @@ from bridge._rules.rules import Layer, RulesError
 
 from ._arrays import sharding_of
 from ._source import Item, Source
-from ._stored import Names, Record, Stored
+from ._stored import Names, Record, Stored, describe
 
 Location: TypeAlias = tuple[Any, ...]
 
@@ -77,6 +77,15 @@ class _Recipe(NamedTuple):
     shape: tuple[int, ...]
     to_nnx: bool
 
+    def made(self, values: Iterable[Any]) -> Any:
+        """The array, made of the values of the parts."""
+        return assembled(
+            [
+                piece.moved(value, self.shape, to_nnx=self.to_nnx)
+                for value, (_, piece) in zip(values, self.parts, strict=True)
+            ]
+        )
+
 
 def restacked(source: Source, item: Item, made: Mapping[Path, Made], *, to_nnx: bool) -> Item:
     """A tree of a checkpoint whose leaves are at other paths.
@@ -123,6 +132,37 @@ def restacked(source: Source, item: Item, made: Mapping[Path, Made], *, to_nnx: 
     if problems:
         raise RulesError("; ".join(problems), "arrays of one shape and dtype", "correct the table")
     return dataclasses.replace(item, records=records, read=_reader(item.read, recipes))
+
+
+def value_of(made: Made, values: Sequence[Any], *, to_nnx: bool) -> Any:
+    """A leaf's value, made of the values of other leaves.
+
+    Args:
+        made: what it is made of.
+        values: the values, in the same order.
+        to_nnx: whether these are Linen's.
+
+    Raises:
+        RulesError: they are not alike.
+    """
+    if made.is_whole:
+        return values[0]
+    flat = [jax.tree.flatten(value) for value in values]
+    problem = None
+    if len({tree for _, tree in flat}) > 1:
+        problem = "leaves of several structures"
+    found: list[Any] = []
+    for arrays in zip(*(leaves for leaves, _ in flat), strict=False):
+        stored = [describe(array) for array in arrays]
+        problem = problem or _unlike(stored, made)
+        if problem is None:
+            found.append(_recipe(made, stored, to_nnx).made(arrays))
+    if problem:
+        paths = " and ".join("/".join(map(str, origin.path)) for origin in made.origins)
+        raise RulesError(
+            f"{paths}, of {problem}", "arrays of one shape and dtype", "correct the table"
+        )
+    return jax.tree.unflatten(flat[0][1], found)
 
 
 def batches(arrays: Iterable[Stored]) -> list[list[Stored]]:
@@ -207,12 +247,7 @@ def _reader(
         values = dict(read(needed))
         for location in wanted.keys() & recipes.keys():
             recipe = recipes[location]
-            made = assembled(
-                [
-                    piece.moved(values[stored.location], recipe.shape, to_nnx=recipe.to_nnx)
-                    for stored, piece in recipe.parts
-                ]
-            )
+            made = recipe.made(values[stored.location] for stored, _ in recipe.parts)
             sharding = sharding_of(wanted[location])
             is_placed = isinstance(made, jax.Array) and sharding is not None
             values[location] = jax.device_put(made, sharding) if is_placed else made

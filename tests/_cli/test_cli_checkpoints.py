@@ -636,8 +636,14 @@ def test_errors_can_be_pickled():
         ("linen", ("--to", "nnx"), "'(' = 'a'", "regular expressions"),
         ("linen", ("--to", "nnx"), "'absent' = 'a'", "match no path"),
         ("linen", ("--to", "nnx"), r"'layers_\d' = 'one'", "one new path for"),
-        ("linen", ("--to", "nnx"), "'layers_0' = 'blocks.*'", "give --model"),
-        ("bridged", ("--to", "linen"), r"'layers_\d+' = 'a'", "cannot be read backwards"),
+        ("linen", ("--to", "nnx"), "'layers_0' = 'blocks reshape'", "give --model"),
+        ("bridged", ("--to", "linen"), "'a' = 'b'", "leave rules out"),
+        (
+            "nnx",
+            ("--to", "linen"),
+            "[collections]\n'.*' = 'params'\n[rules]\n'layers_\\\\d+' = 'a'",
+            "cannot be read backwards",
+        ),
         ("nnx", ("--to", "linen"), None, "does not tell the collections of layers.0.bias"),
         ("nnx", ("--to", "linen"), "[collections]\n'x' = 'params'", "match no path"),
         ("linen", ("--to", "linen", "--model", NNX_MODEL), None, "which is NNX"),
@@ -674,19 +680,25 @@ TABLE = {
 }
 
 
+def renamed(paths, table, *, to_nnx=True):
+    shapes = {((), path): [(2, 3)] for path in paths}
+    made = _renaming.placements(shapes, None, table, to_nnx=to_nnx)
+    return {made[new].origins[0].path: tuple(map(str, new)) for new in made}
+
+
 def test_the_longest_path_that_a_rule_matches_is_renamed():
     table = {"block_3": "b", r"block_(\d+)/Dense_(\d)": r"blocks.\1.dense.\2"}
-    renamed = _renaming.rename(PATHS, _rules.read_forward(table))
-    assert renamed[PATHS[0]] == ("blocks", "3", "dense", "0", "kernel")
-    assert renamed[PATHS[2]] == ("blocks", "12", "dense", "1", "kernel")
-    assert renamed[PATHS[3]] == PATHS[3]
+    found = renamed(PATHS, table)
+    assert found[PATHS[0]] == ("blocks", "3", "dense", "0", "kernel")
+    assert found[PATHS[2]] == ("blocks", "12", "dense", "1", "kernel")
+    assert found[PATHS[3]] == PATHS[3]
 
 
 def test_rules_are_read_backwards():
     table = {key: value for key, value in TABLE.items() if key != r"block_(\d+)"}
-    there = _renaming.rename(PATHS, _rules.read_forward(table))
+    there = renamed(PATHS, table)
     assert there[("x", "y", "w")] == ("y", "x", "w")
-    back = _renaming.rename(there.values(), _rules.read_backward(table))
+    back = renamed(there.values(), table, to_nnx=False)
     assert {path: back[there[path]] for path in PATHS} == {path: path for path in PATHS}
 
 
@@ -696,13 +708,112 @@ def test_what_is_no_text_cannot_be_read_backwards(key):
         _rules.read_backward({key: r"x.\1" if "(a)" in key else "x"})
 
 
+def _stack():
+    """Linen variables of three layers stacked on axis 0, two projections and a head."""
+    draw = np.random.default_rng(0).normal
+    fc = {"kernel": draw(size=(3, 4, 2)), "bias": draw(size=(3, 2))}
+    query, key = ({"kernel": draw(size=(3, 4, 5)), "bias": draw(size=(3, 5))} for _ in range(2))
+    head = {"kernel": draw(size=(2, 6))}
+    stack = {"layers": {"fc": fc, "query": query, "key": key}, "head": head}
+    return jax.tree.map(np.float32, {"params": stack})
+
+
+STACK_RULES = r"""
+[rules]
+'layers/fc' = 'blocks.*.up'
+'layers/{query,key}' = 'blocks.*.qk'
+'head' = 'head transpose'
+[collections]
+".*" = "params"
+"""
+
+
+def test_rules_take_layers_apart_and_stack_them_without_a_model(capsys, tmp_path):
+    # Regression: only rules that rename were followed.
+    variables = _stack()
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+        orbax.save(tmp_path / "linen", args=ocp.args.PyTreeSave(variables))
+    (tmp_path / "rules.toml").write_text(STACK_RULES)
+    rules = ("--rules", tmp_path / "rules.toml")
+    outcome = run(capsys, "convert", tmp_path / "linen", tmp_path / "nnx", "--to", "nnx", *rules)
+    assert outcome.code == 0, outcome.err
+    stack = variables["params"]["layers"]
+    fused = {
+        name: np.concatenate([stack["query"][name], stack["key"][name]], axis=-1)
+        for name in ("kernel", "bias")
+    }
+    blocks = {
+        n: jax.tree.map(lambda x, n=n: x[n], {"up": stack["fc"], "qk": fused}) for n in range(3)
+    }
+    head = {"kernel": variables["params"]["head"]["kernel"].T}
+    state = nnx.State({"blocks": blocks, "head": head})
+    like = jax.tree.map(jnp.asarray, nnx.State(jax.tree.map(nnx.Param, nnx.to_pure_dict(state))))
+    assert_identical(_restored_natively(tmp_path / "nnx", like), like)
+    compared = run(capsys, "diff", tmp_path / "linen", tmp_path / "nnx", "--json", *rules)
+    assert (compared.code, compared.document["equal"]) == (0, 13)
+    # Nothing tells where to split.
+    table = STACK_RULES.replace("'layers/{query,key}' = 'blocks.*.qk'\n", "")
+    (tmp_path / "back.toml").write_text(table)
+    back = run(
+        capsys, "convert", tmp_path / "nnx", tmp_path / "back", "--to", "linen", "--rules",
+        tmp_path / "back.toml",
+    )  # fmt: skip
+    assert back.code == 0, back.err
+    like = {"layers": {"fc": stack["fc"]}, "head": variables["params"]["head"]}
+    restored = checkpoint.restore(tmp_path / "back", {"params": like}, allow_unexpected=True)
+    assert_identical(restored["params"], like)
+
+
 @pytest.mark.parametrize(
-    ("value", "text"),
-    [("out reshape", "a reshape in"), ("{a,b}", "a split in"), ("out.*", "stacked layers in")],
+    ("value", "text"), [("head reshape", "a reshape in"), ("{a,b}", "a split in")]
 )
-def test_without_a_model_rules_only_rename(value, text):
-    with pytest.raises(checkpoint.RulesError, match=text):
-        _renaming.rename(PATHS, _rules.read_forward({"head": value}))
+def test_rules_whose_results_only_a_model_tells_name_the_option(capsys, tmp_path, value, text):
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+        orbax.save(tmp_path / "linen", args=ocp.args.PyTreeSave(_stack()))
+    (tmp_path / "rules.toml").write_text(f"'head' = '{value}'")
+    rules = ("--rules", tmp_path / "rules.toml")
+    outcome = run(capsys, "convert", tmp_path / "linen", tmp_path / "nnx", "--to", "nnx", *rules)
+    assert (outcome.code, outcome.out) == (2, "")
+    assert text in outcome.err
+    assert "give --model" in outcome.err
+    # The other checkpoint tells the shapes.
+    head = np.asarray(_stack()["params"]["head"]["kernel"])
+    parts = {"head": {"kernel": head.reshape(3, 4)}}
+    if value == "{a,b}":
+        parts = {"a": {"kernel": head[:, :2]}, "b": {"kernel": head[:, 2:]}}
+    np.savez(tmp_path / "linen.npz", **{"params/head/kernel": head})
+    flat = {f"{name}/kernel": own["kernel"] for name, own in parts.items()}
+    np.savez(tmp_path / "native.npz", **flat)
+    compared = run(
+        capsys, "diff", tmp_path / "linen.npz", tmp_path / "native.npz", "--b-layout", "nnx", *rules
+    )  # fmt: skip
+    assert compared.code == 0, compared
+    assert f"{len(parts)} " in compared.out
+
+
+def test_two_formats_of_a_checkpoint_list_alike(capsys, tmp_path):
+    rows = {f"layer_{n}": {"w": np.zeros(2, np.float32)} for n in (10, 2)}
+    variables = {"params": rows, "batch_stats": {"b": {"mean": np.ones(3, np.float32)}}}
+    checkpoint.save(tmp_path / "bridged", variables)
+    (tmp_path / "v.msgpack").write_bytes(serialization.to_bytes(variables))
+    state = nnx.State(jax.tree.map(nnx.Param, rows))
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+        orbax.save(tmp_path / "orbax", args=ocp.args.PyTreeSave(variables))
+        orbax.save(tmp_path / "state", args=ocp.args.PyTreeSave(state))
+        orbax.save(tmp_path / "plain", args=ocp.args.PyTreeSave(rows))
+    outcomes = {
+        path.name: run(capsys, "inspect", path, "--json").document for path in tmp_path.iterdir()
+    }
+    listed = {
+        name: [(leaf["collection"], leaf["path"], leaf["shape"]) for leaf in outcome["leaves"]]
+        for name, outcome in outcomes.items()
+    }
+    # Regression: each was listed in the order of its file.
+    assert listed["bridged"] == listed["v.msgpack"] == listed["orbax"]
+    assert [path for _, path, _ in listed["orbax"]] == ["b/mean", "layer_2/w", "layer_10/w"]
+    # Regression: the key that orbax writes for each Variable of a State was shown.
+    assert [each[1:] for each in listed["state"]] == [each[1:] for each in listed["orbax"][1:]]
+    assert outcomes["state"]["layout"] == "nnx"
 
 
 def _restored_natively(path, like):

@@ -13,8 +13,8 @@ Reads a checkpoint of any layout and writes its weights to OUT in the layout tha
 
 With --model the conversion is made against the model that reads OUT, as bridge.port.plan does:
 Flax's own layers are matched by rules of their own (fused gates, stacked layers), the rest by name,
-and every leaf has to have its place. Without --model, paths are renamed by --rules and nothing else
-is changed.
+and every leaf has to have its place. Without --model, --rules alone says what becomes of each leaf,
+as for bridge.checkpoint.restore; rules that reshape or split arrays need --model.
 
 --rules FILE is TOML, or JSON if its name ends in .json:
 
@@ -29,7 +29,8 @@ is changed.
 A rule holds for the path that it matches and all below it, in both directions.
 
 RNG state is left out, and so is what is beside the model, such as an optimizer's state and step;
-the command names it. Metadata boxes are kept by --format bridge alone.
+the command names it. Metadata boxes are kept by --format bridge alone, but for arrays that a rule
+stacks, takes apart or lays out otherwise.
 
 --suggest prints the rules that --model needs instead, as Python and as TOML, with what speaks for
 each. With --input, or the inputs that a TARGET gives, the model is traced to see the order of its
@@ -208,8 +209,8 @@ def _renderables(
         yield str(conversion.plan)
     else:
         table = new_table(arguments.checkpoint, arguments.out.name)
-        for source, target in conversion.moves:
-            table.add_row(Text(source), Text(target))
+        for sources, target in conversion.moves:
+            table.add_row(Text(", ".join(sources)), Text(target))
         yield table
     yield ""
     if left_out:

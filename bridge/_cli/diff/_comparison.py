@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from bridge._cli._leaves import dtype_of, widened
+from bridge._cli._leaves import dtype_of, in_order, widened
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Leaf, Path
 from bridge._randomness.typed_keys import is_key, to_bits
-
-_NUMBER = re.compile(r"([0-9]+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +83,7 @@ def compare(
         atol: see `rtol`.
         ignore_dtype: whether the same values in another dtype are the same.
     """
-    both = sorted(a.keys() & b.keys(), key=_in_order)
+    both = sorted(a.keys() & b.keys(), key=in_order)
     pairs = [(path, _difference(path, a[path], b[path], rtol, atol)) for path in both]
     changed = [
         difference
@@ -94,18 +91,11 @@ def compare(
         if set(difference.what) - ({"dtype"} if ignore_dtype else set())
     ]
     return Differences(
-        tuple(sorted(a.keys() - b.keys(), key=_in_order)),
-        tuple(sorted(b.keys() - a.keys(), key=_in_order)),
+        tuple(sorted(a.keys() - b.keys(), key=in_order)),
+        tuple(sorted(b.keys() - a.keys(), key=in_order)),
         tuple(changed),
         len(pairs) - len(changed),
     )
-
-
-def _in_order(path: Path) -> list[list[str | int]]:
-    """A key that sorts `h/10` behind `h/9`, and `layer_10` behind `layer_9`."""
-    # Texts and numbers alternate, so that a text never meets a number.
-    split = (_NUMBER.split(str(key)) for key in path)
-    return [[int(p) if n % 2 else p for n, p in enumerate(pieces)] for pieces in split]
 
 
 def _difference(path: Path, a: Leaf, b: Leaf, rtol: float, atol: float) -> Difference:

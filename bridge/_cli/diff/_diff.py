@@ -169,7 +169,9 @@ def _in_one_layout(contents: Any, rules: Any, arguments: argparse.Namespace) -> 
             f" it is not, give --a-layout {remedy} or --b-layout {remedy}",
         )
     which, rules = linen[0], rules or _rules_file.Rules()
-    conversion = _conversion_plan.conversion_of(contents[which], rules, arguments, to_nnx=True)
+    conversion = _conversion_plan.conversion_of(
+        contents[which], rules, arguments, to_nnx=True, other=contents[1 - which]
+    )
     renamed = list(contents)
     renamed[which] = _leaves.of_state(contents[which].layout, conversion.make())
     return renamed

@@ -135,8 +135,9 @@ def _document(
     arguments: argparse.Namespace, layout: Any, statistics: Mapping[str, Any]
 ) -> dict[str, Any]:
     from bridge._cli._input_errors import check_filter
+    from bridge._cli._leaves import listed
 
-    leaves = [_leaf(leaf, statistics) for leaf in layout.leaves]
+    leaves = [_leaf(leaf, statistics) for leaf in listed(layout)]
     if arguments.filter is not None:
         paths = [_full_path(leaf) for leaf in leaves]
         leaves = [leaf for leaf in leaves if arguments.filter.search(_full_path(leaf))]
@@ -178,10 +179,7 @@ def _leaf(leaf: Any, statistics: Mapping[str, Any]) -> dict[str, Any]:
     }
     if not statistics:
         return entry
-    full = _full_path(entry)
-    # In an NNX state that orbax wrote, a Variable is a mapping with one key.
-    found = statistics.get(full, statistics.get(full.removesuffix("/value")))
-    return {**entry, "statistics": found}
+    return {**entry, "statistics": statistics.get(_full_path(entry))}
 
 
 def _sum(leaves: list[dict[str, Any]]) -> dict[str, Any]:
