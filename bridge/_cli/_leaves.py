@@ -73,14 +73,14 @@ class CheckpointContents:
 
     def by_path(self) -> dict[Path, Leaf]:
         """The leaves where NNX has them, keys as text: the collections are gone."""
+        leaves = self.by_address()
         if not self.has_collections:
-            return {_text(path): leaf for (_, path), leaf in self.leaves.items()}
-        placed = place(self.leaves)
-        return {_text(path): self.leaves[address] for address, (path, _) in placed.items()}
+            return {path: leaf for (_, path), leaf in leaves.items()}
+        return {path: leaves[address] for address, (path, _) in place(leaves).items()}
 
     def by_address(self) -> dict[Address, Leaf]:
         """The leaves by collection and path, keys as text."""
-        return {(c, _text(path)): leaf for (c, path), leaf in self.leaves.items()}
+        return {(c, _text(p)): leaf for (c, p), leaf in self.leaves.items() if not leaf.is_empty}
 
 
 def read(path: str, within: Sequence[str] = (), given: str | None = None) -> CheckpointContents:
@@ -104,7 +104,7 @@ def read(path: str, within: Sequence[str] = (), given: str | None = None) -> Che
     restored = linen_leaves.from_variables(
         checkpoint.restore(path, target, within=within, layout=given)
     )
-    leaves = {p: leaf for (_, p), leaf in restored.items()}
+    leaves = {p: leaf for (_, p), leaf in restored.items() if not leaf.is_empty}
     new = _without_value(leaves)
     neutral = {(NO_COLLECTION, new[p]): leaf for p, leaf in leaves.items()}
     return CheckpointContents(layout, neutral, within)
@@ -188,6 +188,11 @@ def item_bytes(dtype: str | None) -> int | None:
         return None if dtype is None else jax.numpy.dtype(dtype).itemsize
     except TypeError:
         return None
+
+
+def has_numbers(array: np.ndarray[Any, Any]) -> bool:
+    """Whether an array is one of numbers, and not of texts, dates or objects."""
+    return array.dtype.kind not in "OSUMm"
 
 
 def widened(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

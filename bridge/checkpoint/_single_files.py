@@ -108,7 +108,7 @@ def _remarks(path: Any, form: str) -> Mapping[str, str]:
         return file.metadata() or {}
 
 
-def write(path: Path, tree: Mapping[str, Any], form: str, layout: str) -> None:
+def write(path: Path, tree: Mapping[str, Any], form: str, layout: str, *, out: object) -> None:
     """Writes nested dicts of arrays as one file; the inverse of `read`.
 
     Args:
@@ -116,6 +116,7 @@ def write(path: Path, tree: Mapping[str, Any], form: str, layout: str) -> None:
       tree: the arrays.
       form: one of `FORMATS`.
       layout: one of `LAYOUTS`, which is noted beside the arrays; msgpack has no place for it.
+      out: where the file will be, for messages.
 
     Raises:
       CheckpointError: the format cannot hold the tree, or its library is not installed.
@@ -123,7 +124,7 @@ def write(path: Path, tree: Mapping[str, Any], form: str, layout: str) -> None:
     if form == "msgpack":
         path.write_bytes(serialization.to_bytes(tree))
         return
-    named = _named(path, tree, form)
+    named = _named(out, tree, form)
     if form == "npz":
         # `np.savez` takes leaves called `file` and `allow_pickle` for arguments of its own.
         with zipfile.ZipFile(path, "w") as archive:
@@ -132,13 +133,13 @@ def write(path: Path, tree: Mapping[str, Any], form: str, layout: str) -> None:
                     np.lib.format.write_array(file, array, allow_pickle=False)
             archive.comment = f"{_WRITER} {layout}".encode()
         return
-    _safetensors(path)
+    _safetensors(out)
     from safetensors.numpy import save_file
 
     save_file(named, path, metadata={"writer": _WRITER, "layout": layout})
 
 
-def _named(path: Path, tree: Mapping[str, Any], form: str) -> dict[str, Any]:
+def _named(out: object, tree: Mapping[str, Any], form: str) -> dict[str, Any]:
     separator = _SEPARATORS[form]
     named: dict[str, Any] = {}
     problems: list[tuple[str, str]] = []
@@ -158,8 +159,8 @@ def _named(path: Path, tree: Mapping[str, Any], form: str) -> dict[str, Any]:
         named[separator.join(texts)] = array
     if problems:
         raise CheckpointError(
-            f"a {form} file cannot hold these leaves, for",
-            path,
+            f"the format {form} cannot hold these leaves, for",
+            out,
             "Choose another format.",
             unsupported=problems,
         )

@@ -598,3 +598,37 @@ def test_a_file_whose_mappings_are_too_deep_is_damaged_in_one_clear_sentence(cap
     outcome = run(capsys, "inspect", "deep.msgpack")
     assert outcome.code == 2
     assert "deep.msgpack: its mappings are nested deeper than msgpack can read" in outcome.err
+
+
+def test_texts_in_a_file_are_compared_as_they_are(capsys, place):
+    # Regression: NumPy's error about a number was shown with a traceback.
+    for name, texts in (("a", ["x", "y"]), ("b", ["x", "z"])):
+        np.savez(f"{name}.npz", **{"params/names": np.array(texts), "params/w": np.ones(2)})
+    assert run(capsys, "diff", "a.npz", "a.npz").code == 0
+    outcome = run(capsys, "diff", "a.npz", "b.npz", "--json")
+    assert (outcome.code, outcome.err) == (1, "")
+    (changed,) = outcome.document["changed"]
+    assert (changed["path"], changed["what"]) == ("params/names", ["values"])
+
+
+def test_a_checkpoint_without_leaves_has_none(capsys, place):
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+        orbax.save(place / "empty", args=ocp.args.PyTreeSave({"params": {}}))
+        orbax.save(place / "full", args=ocp.args.PyTreeSave({"params": {"w": np.ones(2)}}))
+    assert run(capsys, "inspect", "empty", "--json").document["total"]["leaves"] == 0
+    # Regression: there was one, without a path.
+    assert run(capsys, "diff", "empty", "empty", "--json").document["equal"] == 0
+    compared = run(capsys, "diff", "empty", "full", "--json").document
+    assert (compared["only_in_a"], compared["only_in_b"]) == ([], ["w"])
+    # Regression: the error was about its collections.
+    outcome = run(capsys, "convert", "empty", "out.npz", "--to", "linen")
+    assert (outcome.code, outcome.err) == (0, "")
+
+
+def test_a_format_that_cannot_hold_a_leaf_is_told_for_the_file_that_was_named(capsys, place):
+    np.savez("a.npz", **{"params/b.c/w": np.ones(2)})
+    outcome = run(capsys, "convert", "a.npz", "out.safetensors", "--to", "linen")
+    assert outcome.code == 2
+    # Regression: the file was a temporary one beside it.
+    assert outcome.err.splitlines()[0].endswith("out.safetensors:")
+    assert "bridge-save" not in outcome.err

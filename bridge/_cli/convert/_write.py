@@ -59,7 +59,7 @@ def write(
         if form == "bridge":
             checkpoint.save(new, tree)
         elif file_format:
-            _single_files.write(new, _bare(tree), file_format, layout)
+            _single_files.write(new, _bare(tree), file_format, layout, out=out)
         else:
             _check_names(out, tree)
             # Programs save the State itself, as Flax's guide on checkpoints does.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bridge._cli._leaves import dtype_of, in_order, widened
+from bridge._cli._leaves import dtype_of, has_numbers, in_order, widened
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Leaf, Path
 from bridge._randomness.typed_keys import is_key, to_bits
@@ -137,6 +137,8 @@ def _values(x: Any, y: Any, rtol: float, atol: float) -> tuple[bool, _Distance]:
     x, y = np.asarray(to_bits(x)), np.asarray(to_bits(y))
     if x.size == 0:
         return True, _Distance(0.0, 0.0)
+    if not (has_numbers(x) and has_numbers(y)):
+        return bool((x == y).all()), _Distance(None)
     distance = _distance(x, y)
     if not (rtol or atol):
         return distance.is_zero, distance

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from bridge._cli._leaves import widened
+from bridge._cli._leaves import has_numbers, widened
 from bridge._randomness.typed_keys import is_key
 
 
@@ -22,7 +22,7 @@ def statistics_of(value: Any) -> dict[str, float | int | None] | None:
     """
     leaves = [leaf for leaf in jax.tree.leaves(value) if not isinstance(leaf, str)]
     arrays = [np.asarray(leaf) for leaf in leaves if not is_key(leaf)]
-    numbers = [widened(array).ravel() for array in arrays if array.dtype.kind not in "OSUM"]
+    numbers = [widened(array).ravel() for array in arrays if has_numbers(array)]
     if not numbers:
         return None
     every = np.concatenate(numbers)
