@@ -12,7 +12,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 
 from bridge._errors import BridgeError, CheckpointError, PortError
 
@@ -31,6 +31,7 @@ MISSING_EXTRA = 3
 Idle = tuple[str, Sequence[str]]
 """Why options have no effect, as in `("without --model", ["--input"])`."""
 _EXTRA_LIBRARIES = ("safetensors",)
+_Number = TypeVar("_Number", int, float)
 
 
 def new_parser(
@@ -262,21 +263,43 @@ def kwarg(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def number(text: str, expected: str, fits: Callable[[float], bool]) -> float:
-    """The number that an option is given, for a `type` of argparse.
+def number(
+    expected: str, fits: Callable[[float], bool], kind: Callable[[str], _Number] = float
+) -> Callable[[str], _Number]:
+    """A `type` of argparse for numbers.
 
     Args:
-      text: the option's text.
-      expected: what it has to be, for the error.
-      fits: whether a number is that.
-
-    Raises:
-      ArgumentTypeError: it is no number, or another one.
+        expected: what a number has to be, for the error.
+        fits: whether a number is that.
+        kind: what reads it.
     """
-    try:
-        found = float(text)
-    except ValueError:
-        found = math.nan
-    if not fits(found):
+
+    def read(text: str) -> _Number:
+        with contextlib.suppress(ValueError):
+            if fits(found := kind(text)):
+                return found
         raise argparse.ArgumentTypeError(f"{text} is not {expected}")
-    return found
+
+    return read
+
+
+def named(expected: str, read: Callable[[str], _Number]) -> Callable[[str], tuple[str, _Number]]:
+    """A `type` of argparse for NAME=NUMBER.
+
+    Args:
+        expected: the form and an example, for the error.
+        read: a `type` for the number.
+    """
+
+    def read_named(text: str) -> tuple[str, _Number]:
+        name, _, value = text.partition("=")
+        with contextlib.suppress(argparse.ArgumentTypeError):
+            if name:
+                return name, read(value)
+        raise argparse.ArgumentTypeError(f"{text} is not {expected}")
+
+    return read_named
+
+
+FROM_ZERO = number("a number from 0 on", lambda x: 0 <= x < math.inf)
+COUNT = number("a whole number from 0 on", lambda x: x >= 0, int)

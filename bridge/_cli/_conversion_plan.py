@@ -79,22 +79,15 @@ def against_model(source: Any, model: Any, rules: Rules, *, to_nnx: bool) -> Con
 
 
 def source_of(
-    contents: CheckpointContents,
-    rules: Rules,
-    model: Any,
-    arguments: argparse.Namespace,
-    *,
-    to_nnx: bool,
+    contents: CheckpointContents, rules: Rules, arguments: argparse.Namespace, *, to_nnx: bool
 ) -> Any:
     """A checkpoint as the source of a plan: Linen variables, or an NNX State or module.
 
     Args:
         contents: the checkpoint.
         rules: the table.
-        model: what the values are for, whose collections the leaves of an NNX state get if the
-            table names none.
         arguments: those of the command, whose `--source-model` is the module.
-        to_nnx: whether the model is NNX's.
+        to_nnx: whether the values are for an NNX model.
     """
     if not to_nnx and arguments.source_model is not None:
         # With its classes, so that fused gates are known.
@@ -107,10 +100,11 @@ def source_of(
         )
         options = {"within": arguments.within, "layout": arguments.layout}
         return checkpoint.restore(arguments.checkpoint, written_by, rngs=False, **options)
-    if contents.has_collections or rules.collections or to_nnx:
-        neutral = _with_collections(contents, rules)
-    else:
-        neutral = _with_collections_of(model, contents, rules)
+    if not (contents.has_collections or rules.collections or to_nnx):
+        # A bare array is matched with a leaf of any collection.
+        leaves = {path: leaf.value for (_, path), leaf in contents.without_rngs().leaves.items()}
+        return nnx.State(nest({_renaming.nnx_keys(path): value for path, value in leaves.items()}))
+    neutral = _with_collections(contents, rules)
     if to_nnx:
         return to_variables(neutral)
     # Orbax writes the numbers of an `nnx.List` as texts, which no rule for stacked layers matches.
@@ -140,7 +134,7 @@ def conversion_of(
     inputs = _target.parse_inputs(arguments.inputs)
     kwargs = dict(arguments.kwargs)
     model = _model.abstract_values(arguments.model, inputs, kwargs, to_nnx=to_nnx)
-    source = source_of(contents, rules, model, arguments, to_nnx=to_nnx)
+    source = source_of(contents, rules, arguments, to_nnx=to_nnx)
     return against_model(source, model, rules, to_nnx=to_nnx)
 
 
@@ -228,19 +222,6 @@ def _with_collections(contents: CheckpointContents, rules: Rules) -> Neutral:
         [path for _, path in weights], rngs, rules.collections, contents.within
     )
     return {(found[path], path): leaf for (_, path), leaf in weights.items()}
-
-
-def _with_collections_of(model: Any, contents: CheckpointContents, rules: Rules) -> Neutral:
-    """The same of an NNX state, each leaf in the collection of the Linen leaf that it fits."""
-    leaves = {path: leaf for (_, path), leaf in contents.without_rngs().leaves.items()}
-    # A bare array is matched with a leaf of any collection.
-    state = nnx.State(nest({_renaming.nnx_keys(p): leaf.value for p, leaf in leaves.items()}))
-    found: dict[str, str] = {}
-    for entry in port.plan(state, model, rules.paths).entries:
-        if entry.target:
-            collection = entry.target[0].partition("/")[0]
-            found |= dict.fromkeys(entry.source, collection)
-    return {(found.get(".".join(map(str, p)), "params"), p): leaf for p, leaf in leaves.items()}
 
 
 def _concrete(state: Any) -> Any:

@@ -18,6 +18,8 @@ from ._fit import fitted, lines_of
 from ._stdout import document_stream
 
 BAR_WIDTH = 30
+VERSION = 1
+"""That of every JSON document."""
 PATIENCE = 1.0
 """Seconds before a progress display appears."""
 # Paths and shapes have brackets and colons, which rich would take for markup and emoji.
@@ -42,27 +44,24 @@ def show(*renderables: str | Table) -> None:
             console.print(fitted(renderable, console))
 
 
-def show_json(document: Mapping[str, Any]) -> None:
-    """Writes one JSON document to stdout, where nothing else is written."""
-    _write(json.dumps(document, indent=2, allow_nan=False) + "\n", document_stream())
+def show_json(name: str, document: Mapping[str, Any]) -> None:
+    """Writes one JSON document to stdout, where nothing else is written; its name says its form."""
+    whole = {"schema": f"linen-nnx-bridge/{name}", "version": VERSION, **document}
+    _write(json.dumps(whole, indent=2, allow_nan=False) + "\n", document_stream())
 
 
-def show_suggestions(
-    suggestions: Any, schema: str, version: int, *, as_json: bool, lacking: str = ""
-) -> None:
+def show_suggestions(name: str, suggestions: Any, *, as_json: bool, lacking: str = "") -> None:
     """Writes the rules of a `port.Suggestions`: as Python and TOML, or as one JSON document.
 
     Args:
+        name: that of the command's own document.
         suggestions: the rules.
-        schema: that of the command's own document.
-        version: its version.
         as_json: whether to write JSON.
         lacking: what would tell the order of calls in both models, which these rules do not take
             into account; empty if they do.
     """
     if as_json:
-        header = {"schema": f"{schema}-suggestions", "version": version}
-        show_json({**header, **json.loads(suggestions.to_json())})
+        show_json(f"{name}-suggestions", json.loads(suggestions.to_json()))
     else:
         lines = [str(suggestions)]
         lines += [f"# the order of calls was not compared; {lacking}"] if lacking else []

@@ -64,8 +64,6 @@ The JSON document is {"schema": "linen-nnx-bridge/convert", "version": 1, "writt
 --model it has all that bridge.port.Plan.to_json gives.
 """
 
-SCHEMA = "linen-nnx-bridge/convert"
-VERSION = 1
 _BY_NAME = ("msgpack", "safetensors", "npz")
 
 
@@ -158,10 +156,8 @@ def _run(arguments: argparse.Namespace) -> int:
             )
         mistaken = _write.mistaken_for(arguments.out, arguments.to, arguments.format)
     if arguments.json:
-        header = {"schema": SCHEMA, "version": VERSION, "written": writes}
-        header["mistaken_for"] = mistaken
-        header["left_out"] = list(contents.left_out)
-        _output.show_json({**header, **conversion.to_json()})
+        header = {"written": writes, "mistaken_for": mistaken, "left_out": [*contents.left_out]}
+        _output.show_json("convert", {**header, **conversion.to_json()})
     else:
         _output.show(*_renderables(conversion, arguments, contents.left_out, writes))
         if mistaken:
@@ -194,7 +190,7 @@ def _suggest(arguments: argparse.Namespace) -> int:
     with _output.working(f"reading {arguments.checkpoint}"):
         contents = _leaves.read(arguments.checkpoint, arguments.within, arguments.layout)
         found, lacking = _suggestions.suggestions(contents, rules, arguments)
-    _output.show_suggestions(found, SCHEMA, VERSION, as_json=arguments.json, lacking=lacking)
+    _output.show_suggestions("convert", found, as_json=arguments.json, lacking=lacking)
     return _command.OK if found.plan.ok else _command.FAILED
 
 

@@ -43,7 +43,7 @@ def suggestions(
             # Skip arguments that only the other model takes.
             own = {name: value for name, value in kwargs.items() if name in native.kwargs}
     model = _model.abstract_values(arguments.model, inputs, own, to_nnx=to_nnx)
-    source = source_of(contents, rules, model, arguments, to_nnx=to_nnx)
+    source = source_of(contents, rules, arguments, to_nnx=to_nnx)
     if targets[linen_option] is not None:
         linen, own_shapes = _linen_call(targets[linen_option], shapes or inputs, kwargs)
         # Both models are called with the same, whichever TARGET tells it.

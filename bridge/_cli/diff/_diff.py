@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -60,7 +59,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     for name, meaning in (("--rtol", "relative to B"), ("--atol", "absolute")):
         parser.add_argument(
             name,
-            type=_tolerance,
+            type=_command.FROM_ZERO,
             default=0.0,
             metavar="X",
             help=f"how far values may differ, {meaning} (default: not at all)",
@@ -147,7 +146,7 @@ def _run(arguments: argparse.Namespace) -> int:
     paths = arguments.a, arguments.b
     document = _text.document_of(paths, layouts, comparison, has_extra=arguments.extra)
     if arguments.json:
-        _output.show_json(document)
+        _output.show_json("diff", document)
     else:
         _output.show(*_text.renderables(document))
     return _command.OK if comparison.is_same else _command.FAILED
@@ -195,7 +194,3 @@ def _without_value(leaves: dict[Path, Leaf], others: dict[Path, Leaf]) -> dict[P
         is_inside = path not in others and shorter in others and shorter not in leaves
         own[shorter if is_inside else path] = leaf
     return own
-
-
-def _tolerance(text: str) -> float:
-    return _command.number(text, "a number from 0 on", lambda x: 0 <= x < math.inf)

@@ -11,9 +11,6 @@ from rich.text import Text
 from bridge._cli._output import new_table, short_shape
 from bridge._conversion.neutral import Path
 
-SCHEMA = "linen-nnx-bridge/diff"
-VERSION = 1
-
 
 def document_path(path: Path) -> str:
     """A path as the document has it."""
@@ -35,8 +32,6 @@ def document_of(
         for path, layout in zip(paths, layouts, strict=True)
     ]
     return {
-        "schema": SCHEMA,
-        "version": VERSION,
         "same": comparison.is_same,
         "a": sides[0],
         "b": sides[1],

@@ -55,9 +55,6 @@ The JSON document is {"schema": "linen-nnx-bridge/checkpoint", "version": 1, "ch
 arrays that have their digests, null without --verify and if any is damaged.
 """
 
-SCHEMA = "linen-nnx-bridge/checkpoint"
-VERSION = 1
-
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the command `inspect` to the subparsers of `python -m bridge`."""
@@ -100,7 +97,7 @@ def _run(arguments: argparse.Namespace) -> int:
         "damaged": [{"path": path, "reason": reason} for path, reason in damaged],
     }
     if arguments.json:
-        _output.show_json(document)
+        _output.show_json("checkpoint", document)
     else:
         _output.show(*_renderables(document))
     return _command.FAILED if damaged else _command.OK
@@ -148,8 +145,6 @@ def _document(
     for leaf in leaves:
         collections.setdefault(leaf["collection"], []).append(leaf)
     return {
-        "schema": SCHEMA,
-        "version": VERSION,
         "checkpoint": arguments.checkpoint,
         "layout": layout.layout,
         "format": layout.format,

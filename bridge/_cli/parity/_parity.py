@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -48,9 +47,6 @@ bridge.parity.Report.to_json gives.
 _PORTED = """\
 --port has placed the values by rules, names and shapes, which may mislead. --suggest in its place
 compares the order of calls too, and prints other rules if that says otherwise."""
-
-SCHEMA = "linen-nnx-bridge/parity"
-VERSION = 1
 
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
@@ -97,7 +93,9 @@ def _add_what_is_compared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rngs",
         action="append",
-        type=_rng,
+        type=_command.named(
+            "NAME=SEED, such as dropout=0, with a whole number from 0 on", _command.COUNT
+        ),
         default=[],
         metavar="NAME=SEED",
         help="the key of a stream of both models, such as dropout=0; once for each",
@@ -110,11 +108,13 @@ def _add_what_is_compared(parser: argparse.ArgumentParser) -> None:
         " gradients, state, steps, partition specs (default: all of them, where fields do not"
         " count and steps need --steps)",
     )
-    parser.add_argument("--steps", type=_count, default=0, metavar="N", help="optimizer steps too")
+    parser.add_argument(
+        "--steps", type=_command.COUNT, default=0, metavar="N", help="optimizer steps too"
+    )
     parser.add_argument(
         "--tolerance",
         action="append",
-        type=_tolerance,
+        type=_command.named("DTYPE=RTOL, such as float32=1e-4", _command.FROM_ZERO),
         default=[],
         metavar="DTYPE=RTOL",
         help="how far values of a dtype may differ, such as float32=1e-4; once for each",
@@ -122,12 +122,17 @@ def _add_what_is_compared(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--axis-size",
         action="append",
-        type=_axis_size,
+        type=_command.named(
+            "NAME=N, such as batch=8, with a whole number from 1 on",
+            _command.number("a whole number from 1 on", lambda x: x >= 1, int),
+        ),
         default=[],
         metavar="NAME=N",
         help="the size of a named axis that the models reduce over; once for each",
     )
-    parser.add_argument("--seed", type=_count, default=0, metavar="N", help="of values and inputs")
+    parser.add_argument(
+        "--seed", type=_command.COUNT, default=0, metavar="N", help="of values and inputs"
+    )
     for name, what in (
         ("layers", "the outputs of layers"),
         ("gradients", "gradients"),
@@ -159,12 +164,11 @@ def _run(arguments: argparse.Namespace) -> int:
     with _output.working(f"comparing {arguments.a} and {arguments.b}"):
         report = _compared.compared(arguments)
     if arguments.suggest:
-        _output.show_suggestions(report, SCHEMA, VERSION, as_json=arguments.json)
+        _output.show_suggestions("parity", report, as_json=arguments.json)
         return _command.OK if report.plan.ok else _command.FAILED
     report = report_in_options(report, arguments.options)
     if arguments.json:
-        told = json.loads(report.to_json())
-        _output.show_json({"schema": SCHEMA, "version": VERSION, **told})
+        _output.show_json("parity", json.loads(report.to_json()))
     else:
         _output.show(str(report))
         if arguments.port and not (report.ok or report.hints):
@@ -172,37 +176,5 @@ def _run(arguments: argparse.Namespace) -> int:
     return _command.OK if report.ok else _command.FAILED
 
 
-def _count(text: str) -> int:
-    return int(_command.number(text, "a whole number from 0 on", lambda x: x >= 0 and x % 1 == 0))
-
-
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
-
-
-def _tolerance(text: str) -> tuple[str, float]:
-    name, value = _named(text, "DTYPE=RTOL, such as float32=1e-4")
-    return name, _command.number(value, "a number from 0 on", lambda x: 0 <= x < math.inf)
-
-
-def _axis_size(text: str) -> tuple[str, int]:
-    expected = "NAME=N, such as batch=8, with a whole number from 1 on"
-    name, value = _named(text, expected)
-    if not value.isdecimal() or int(value) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not {expected}")
-    return name, int(value)
-
-
-def _rng(text: str) -> tuple[str, int]:
-    expected = "NAME=SEED, such as dropout=0, with a whole number from 0 on"
-    name, value = _named(text, expected)
-    if not value.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text} is not {expected}")
-    return name, int(value)
-
-
-def _named(text: str, expected: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise argparse.ArgumentTypeError(f"{text} is not {expected}")
-    return name, value

@@ -52,9 +52,6 @@ from typing import Any
 from ._nodes import Migrated, Node, Size
 from ._source import counterpart_of, import_path, is_part, source_of
 
-SCHEMA = "linen-nnx-bridge/report"
-VERSION = 1
-
 
 def document_of(target: str, root: Node) -> dict[str, Any]:
     """The report on a tree.
@@ -65,8 +62,6 @@ def document_of(target: str, root: Node) -> dict[str, Any]:
     """
     migrated = Migrated.of(root)
     return {
-        "schema": SCHEMA,
-        "version": VERSION,
         "target": target,
         "migrated": {
             "parameters": {

@@ -66,7 +66,10 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         help="exit with 1 if the share is below --min-migrated",
     )
     parser.add_argument(
-        "--min-migrated", type=_share, metavar="SHARE", help="the share for --check, from 0 to 1"
+        "--min-migrated",
+        type=_command.number("a share between 0 and 1", lambda x: 0 <= x <= 1),
+        metavar="SHARE",
+        help="the share for --check, from 0 to 1",
     )
     parser.add_argument(
         "--by",
@@ -124,12 +127,8 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.html is not None:
         arguments.html.write_text(_html.page(document), encoding="utf-8")
     if arguments.json:
-        _output.show_json(document)
+        _output.show_json("report", document)
     else:
         _output.show(*_text.renderables(document))
     passed = document["check"] is None or document["check"]["passed"]
     return _command.OK if passed else _command.FAILED
-
-
-def _share(text: str) -> float:
-    return _command.number(text, "a share between 0 and 1", lambda x: 0 <= x <= 1)

@@ -39,9 +39,6 @@ The JSON document is {"schema": "linen-nnx-bridge/rewrite", "version": 1, ...} w
 bridge.rewrite.Rewrite.to_json gives.
 """
 
-SCHEMA = "linen-nnx-bridge/rewrite"
-VERSION = 1
-
 
 def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     """Adds the command `rewrite` to the subparsers of `python -m bridge`."""
@@ -154,10 +151,9 @@ def _run(arguments: argparse.Namespace) -> int:
         written = result.write(in_place=True, by_hand=arguments.by_hand, test=arguments.write_test)
     if arguments.html is not None:
         arguments.html.write_text(result.html(), encoding="utf-8")
-    stale = _rewriting.stale(result) if arguments.check else ()
+    stale = result.pending() if arguments.check else ()
     if arguments.json:
-        told = json.loads(result.to_json())
-        _output.show_json({"schema": SCHEMA, "version": VERSION, **told, "written": list(written)})
+        _output.show_json("rewrite", {**json.loads(result.to_json()), "written": [*written]})
     else:
         _rewriting.show(result, written, stale, diff)
         if (arguments.write or arguments.in_place) and not written:

@@ -83,11 +83,6 @@ def _entry(make: Callable[[], Any], given: Any, kwargs: Any, target: str) -> Any
     return model, sample.inputs, dict(sample.kwargs), sample.method
 
 
-def stale(result: Rewrite) -> tuple[str, ...]:
-    """The new files that are not there, or are others."""
-    return result.pending()
-
-
 def diff_of(result: Rewrite, arguments: argparse.Namespace) -> str:
     """What is shown of the new text."""
     if arguments.no_diff:
