@@ -75,9 +75,13 @@ class _PartialTrace(_Base):
                 return primitive.bind(*tracers, **params)
         if primitive.name == "jit" and self._are_unknown(params["jaxpr"], are_unknown):
             # JAX would run the part of it that is known, for the other one.
-            with set_current_trace(self.parent_trace):
-                return self.default_process_primitive(primitive, tracers, params)
+            return list(map(self.unknown, params["jaxpr"].out_avals))
         return super().process_primitive(primitive, tracers, params)
+
+    def unknown(self, aval: object) -> Any:
+        """A value of which only shape and dtype are known."""
+        api: Any = partial_eval
+        return api.JaxprTracer(self, api.PartialVal.unknown(aval), None)
 
     @contextmanager
     def left(self) -> Iterator[None]:
@@ -126,11 +130,9 @@ def is_unknown(leaf: object) -> bool:
 def _evaluated(
     function: Callable[..., T], inputs: tuple[jax.ShapeDtypeStruct, ...], *, leaving: bool
 ) -> T:
-    api: Any = partial_eval
     with take_current_trace() as parent:
         trace = _PartialTrace(parent)
-        avals = map(api_util.shaped_abstractify, inputs)
-        unknown = [trace.new_arg(api.PartialVal.unknown(aval)) for aval in avals]
+        unknown = [trace.unknown(api_util.shaped_abstractify(aval)) for aval in inputs]
         token = WITHOUT_INPUTS.set(trace.left if leaving else nullcontext)
         try:
             with set_current_trace(trace):
