@@ -85,8 +85,11 @@ def _specs(
         spec = mesh_spec(box, rules) if box is not None else PartitionSpec()
         for array in arrays:
             shape = jax.numpy.shape(array)
-            wrong = list(_problems(spec, shape, mesh, uneven))
-            yield path, shape, spec, wrong or list(_refusals(spec, mesh))
+            wrong = list(_problems(spec, shape, mesh, uneven)) or list(_refusals(spec, mesh))
+            own = box.metadata.get("mesh") if isinstance(box, NNXMeta) else None
+            if wrong and own is not None and own.shape != mesh.shape:
+                wrong.append(f"its Variable brings another mesh by mesh=, {dict(own.shape)}")
+            yield path, shape, spec, wrong
 
 
 def mesh_spec(box: meta.AxisMetadata[Any], rules: AxisRules) -> PartitionSpec:

@@ -174,6 +174,20 @@ def test_the_error_for_a_mesh_that_a_variable_brings_says_whose_it_is(around):
     assert "rules=" in str(caught.value)
 
 
+@pytest.mark.parametrize("entry", [bridge.init_sharded, bridge.abstract])
+def test_the_error_for_another_mesh_than_that_of_a_variable_names_both(entry):
+    """Regression: it said that the mesh lacks an axis, and not that the Variable has a mesh."""
+    own = jax.make_mesh((2,), ("a",), devices=jax.devices()[:2])
+    for build in (lambda rngs: TwoMeshes(own), bridge.to_linen(TwoMeshes, own)):
+        with pytest.raises(bridge.ShardingError) as caught:
+            entry(build, mesh("auto"), ARRAY, rngs=jax.random.key(0))
+        ((path, _, missing), (_, _, brought)) = caught.value.problems
+        assert path.endswith("own")
+        assert "no axis 'a'" in missing
+        assert "{'a': 2}" in brought
+        assert caught.value.mesh == {"data": 2, "model": 4}
+
+
 def test_every_leaf_that_names_an_axis_twice_is_listed():
     class Twice(nnx.Module):
         def __init__(self):
