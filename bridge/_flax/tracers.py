@@ -90,7 +90,7 @@ def _tell_origins() -> bool:
     """A tracer knows its trace, and the equation that it comes from with its inputs."""
     found: list[bool] = []
 
-    def trace(x: Any) -> Any:
+    def trace(x: Tracer[Any]) -> Any:
         made: Any = jax.lax.neg(x)
         equation, place = made_by(made) or (None, 0)
         is_told = equation is not None and are_one(equation.invars[0], x) and place == 0

@@ -251,13 +251,17 @@ def _owner(fn: object) -> nnx.Module:
     )
 
 
-def _finder(module: nnx.Module, fn: Any) -> Callable[[Any], Callable[..., Any]]:
+def _finder(
+    module: nnx.Module, fn: Callable[..., Any]
+) -> Callable[[nnx.Module], Callable[..., Any]]:
     """What finds in the module, or in a copy of it, the method to call."""
 
-    def find(target: Any) -> Callable[..., Any]:
+    def find(target: nnx.Module) -> Callable[..., Any]:
         if target is module:
             return fn
-        return target if fn is module else functools.partial(fn.__func__, target)
+        method: Any = fn
+        found: Any = target if fn is module else functools.partial(method.__func__, target)
+        return found
 
     return find
 
