@@ -31,9 +31,9 @@ def adopt(module: nnx.Module, made: nnx.Module) -> None:
     """
     copies = dict(nnx.iter_graph(made, graph=True))
     pairs = [
-        (node, copies[path])
+        (node, copy)
         for path, node in nnx.iter_graph(module, graph=True)
-        if path in copies and type(copies[path]) is type(node)
+        if type(copy := copies[path] if path in copies else _at(made, path)) is type(node)
     ]
     originals = {id(copy): node for node, copy in pairs}
     for node, copy in pairs:
@@ -53,6 +53,20 @@ def adopt(module: nnx.Module, made: nnx.Module) -> None:
                 _original(new, originals) if old is None else old
                 for old, new in zip(node, copy, strict=False)
             ] + [_original(new, originals) for new in copy[len(node) :]]
+
+
+def _at(node: Any, path: tuple[Any, ...]) -> Any:
+    """What is at a path, None if nothing is.
+
+    A node has one path in the graph. That of a copy is another one if a new submodule that refers
+    to it comes first.
+    """
+    for key in path:
+        if isinstance(node, nnx.Pytree):
+            node = vars(node).get(str(key))
+        else:
+            node = node.get(key) if isinstance(node, dict) else None
+    return node
 
 
 def _adopt_variables(node: LinenHolder, copy: LinenHolder) -> None:

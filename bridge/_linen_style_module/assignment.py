@@ -27,7 +27,7 @@ from .attributes import (
     put_plain,
     set_name,
 )
-from .containers import as_linen_keeps, items_within, mapped
+from .containers import items_within, mapped
 from .of_call import is_of_call, note_fields
 from .submodules import is_lazy, is_mode, own, place_submodule, refer, set_modes, wrapped
 from .variables import Unclaimed
@@ -60,7 +60,8 @@ def assign(module: LinenStyle, name: str, value: object) -> None:
     elif any(_is_part(x) or _is_of_call(record, x) for _, x in items_within(value)):
         _assign_structure(module, record, name, value)
     else:
-        value = nnx.data(value) if _has_data(value) else as_linen_keeps(value)
+        # Linen keeps lists as tuples and dicts as FrozenDicts.
+        value = nnx.data(value) if _has_data(value) else mapped(value, lambda _, item: item)
         put_plain(module, name, value, keeps_part=_is_given(module, record, name))
 
 

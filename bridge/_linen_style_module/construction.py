@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 from flax import nnx
@@ -18,7 +17,6 @@ from .submodules import auto_name, place_submodule
 
 # Says that a constructor was given no `parent`; None stands for a module that stands alone.
 UNSET: Any = object()
-_NAME, _PARENT, _RNGS = "name", "parent", "rngs"
 
 
 class ModuleMeta(type(nnx.Module)):
@@ -27,11 +25,12 @@ class ModuleMeta(type(nnx.Module)):
     bridge__has_own_init: bool
 
     def __call__(cls, *args: object, **kwargs: object) -> Any:
-        fields = getattr(cls, "__dataclass_fields__", {})
-        parameters = fields if not cls.bridge__has_own_init else _parameters(cls)
-        parent = UNSET if _PARENT in parameters else kwargs.pop(_PARENT, UNSET)
-        rngs = None if _RNGS in parameters else kwargs.pop(_RNGS, None)
-        name = kwargs.get(_NAME) if _NAME in parameters else kwargs.pop(_NAME, None)
+        parameters: Any = getattr(cls, "__dataclass_fields__", {})
+        if cls.bridge__has_own_init:
+            parameters = inspect.signature(cls.__init__).parameters
+        parent = UNSET if "parent" in parameters else kwargs.pop("parent", UNSET)
+        rngs = None if "rngs" in parameters else kwargs.pop("rngs", None)
+        name = kwargs.get("name") if "name" in parameters else kwargs.pop("name", None)
         if name is not None and not isinstance(name, str):
             raise DeclarationError.of_argument(cls.__name__, "name as a str", name)
         module: Any = super().__call__(*args, **kwargs)
@@ -54,10 +53,6 @@ def with_fields(cls: Any, *, kw_only: bool) -> None:
             # Else a method of Linen or NNX, such as `train`, would be the default of the field.
             setattr(cls, name, dataclasses.field())
     dataclasses.dataclass(repr=False, kw_only=kw_only)(cls)
-
-
-def _parameters(cls: Any) -> Mapping[str, Any]:
-    return inspect.signature(cls.__init__).parameters
 
 
 def placed(module: LinenStyle, name: str | None, parent: object) -> Any:

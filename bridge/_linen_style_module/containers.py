@@ -76,8 +76,3 @@ def mapped(value: object, change: Callable[[str, Any], Any], suffix: str = "") -
         return change(suffix, value)
     pairs = zip(container.keys, container.items, strict=True)
     return container.made_of([mapped(item, change, f"{suffix}_{key}") for key, item in pairs])
-
-
-def as_linen_keeps(value: object) -> Any:
-    """Lists as tuples and dicts as FrozenDicts, as Linen keeps them; hashable, if the items are."""
-    return mapped(value, lambda suffix, item: item)

@@ -32,6 +32,7 @@ from .attributes import (
     names_of,
     priorities_of,
     put_part,
+    refs,
     set_name,
     set_priority,
 )
@@ -242,12 +243,16 @@ def _read(module: LinenStyle, name: str, structure: object) -> Any:
       AttributeError: a part is gone, or the class has no member of this name.
       DeclarationError: it belongs to a call of the module around this one, which does not run.
     """
+    own = attributes_of(module)
+    if structure is Otherwise.CLASS or not own.keys() >= {*refs(structure)}:
+        found: Any = inspect.getattr_static(type(module), name)
+        get = getattr(type(found), "__get__", None)
+        return found if get is None else get(found, module, type(module))
 
     def resolved(suffix: str, item: object) -> Any:
         if isinstance(item, Ref):
             record = record_of(module)
-            made = record.made if record is not None else {}
-            return made[item.name] if item.name in made else attributes_of(module)[item.name]
+            return own[item.name] if record is None else record.made.get(item.name, own[item.name])
         if item is Otherwise.CALL:
             return made_by_setup(module)[f"{name}{suffix}"]
         if item is Otherwise.AROUND:
@@ -255,11 +260,4 @@ def _read(module: LinenStyle, name: str, structure: object) -> Any:
             raise DeclarationError.of_use(what, "that one")
         return item
 
-    if structure is not Otherwise.CLASS:
-        try:
-            return mapped(structure, resolved)
-        except KeyError:
-            pass
-    found: Any = inspect.getattr_static(type(module), name)
-    get = getattr(type(found), "__get__", None)
-    return found if get is None else get(found, module, type(module))
+    return mapped(structure, resolved)

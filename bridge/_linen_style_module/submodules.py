@@ -113,6 +113,7 @@ def place_submodule(record: ModuleInCall, name: str, submodule: nnx.Module) -> A
         elif record.in_setup and is_lazy(before):
             # What `setup` makes may call it.
             view(before, submodule, ())
+            vars(submodule)[IS_SETUP] = vars(before)[IS_SETUP]
             own(record, name, submodule)
             record.views.append((before, submodule))
     else:
@@ -349,7 +350,7 @@ def view(before: nnx.Module, fresh: nnx.Module, fields: Collection[str]) -> None
     Args:
       before: the earlier module.
       fresh: the new one; what it has itself comes first.
-      fields: the fields that may differ; without any, its `setup` is not to run again either.
+      fields: the fields that may differ.
     """
     own, held, copied = vars(fresh), vars(before), dict[str, Any]()
     for name, value in held.items():
@@ -370,8 +371,6 @@ def view(before: nnx.Module, fresh: nnx.Module, fields: Collection[str]) -> None
     for name, structure in names_of(before).items():
         if name not in fields and name not in names:
             set_name(fresh, name, structure)
-    if not fields:
-        own[IS_SETUP] = held[IS_SETUP]
     set_initializing([fresh], is_initializing(before))
 
 

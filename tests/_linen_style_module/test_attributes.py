@@ -353,6 +353,29 @@ def test_other_fields_of_modules_in_a_container_are_used_at_a_later_call():
     assert kept.Sequence_0.layers[0][0].factor == 1.0
 
 
+def test_a_class_that_is_made_in_a_call_is_set_up_in_it():
+    def make(b):
+        class Model(b.Module):
+            @b.compact
+            def __call__(self, x, factor=1.0):
+                class Scale(b.Module):
+                    def setup(self):
+                        self.factor = factor
+                        self.s = self.param("s", INIT, (1, 3))
+
+                    def __call__(self, x):
+                        return x * self.factor * jnp.asarray(self.s)
+
+                return Scale()(x)
+
+        return Model()
+
+    variables = make(nn).init(KEY, X)
+    kept = make(bridge).bind(variables)
+    for factor in (1.0, 3.0, 1.0):
+        assert np.array_equal(kept(X, factor), make(nn).apply(variables, X, factor))
+
+
 def test_what_post_init_computes_of_other_fields_is_that_of_the_call():
     def make(b):
         class Scale(b.Module):
@@ -464,6 +487,28 @@ def test_layers_of_flax_in_fields_are_initialised_from_shapes():
     expected = made(X)
     found = made(jax.ShapeDtypeStruct(X.shape, X.dtype))
     assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
+
+
+@pytest.mark.parametrize("x", [X, jax.ShapeDtypeStruct(X.shape, X.dtype)], ids=["array", "shape"])
+def test_a_new_submodule_that_refers_to_a_field_leaves_its_variables_there(x):
+    def make(b):
+        class Model(b.Module):
+            field: object
+
+            @b.compact
+            def __call__(self, x):
+                return WRAPPERS[b](self.field)(x)
+
+        return Model(SCALES[b]())
+
+    expected = make(nn).init(KEY, X)
+    model = make(bridge)
+    model.bridge__rngs = nnx.Rngs(0)
+    field = model.field
+    bridge.lazy_init(model, x)
+    assert shapes(model.variables.unfreeze()) == shapes(expected)
+    assert model.Around_0.inner is field
+    assert np.array_equal(model(X), make(nn).apply(model.variables, X))
 
 
 @pytest.mark.parametrize("b", [nn, bridge], ids=["Linen", "bridge"])

@@ -271,6 +271,20 @@ def test_a_function_calls_submodules_by_the_names_of_setup(copy):
     assert_same(flat(copied.variables.unfreeze()), flat(other))
 
 
+def test_an_error_of_setup_is_its_own_where_an_attribute_is_read():
+    functions = {"sin": jnp.sin}
+
+    class Model(bridge.Module):
+        def setup(self):
+            self.dense = nn.Dense(3)
+            self.run = functools.partial(functions["sin"], self.dense)
+
+    kept = Model().bind({})
+    functions.clear()
+    with pytest.raises(KeyError, match="sin"):
+        _ = kept.run
+
+
 def shared(b):
     class Own(b.Module):
         function: Any
