@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from flax import nnx
 
 from ._build import Maker, importable
-from ._entries import MODE_NAMES, Entry, Varied, difference
+from ._entries import MODE_NAMES, Entry, Varied, difference, shaped
 from ._files import NewFile
 from ._function_plans import FunctionPlan
 from ._other_values import other_sizes, other_values, types_of
@@ -29,6 +30,7 @@ from ._proof import NO_NUMBERS, Prover
 from ._records import Instance
 from ._runs import run
 from ._slots import add_makings
+from ._steps import COLLECTION
 from ._trace import Watch
 
 _SECONDS = 120.0
@@ -44,6 +46,7 @@ class FieldVariation:
 
     Args:
         program: everything, proven as it was given.
+        entries: how the models are made and called.
         watch: what looks on while Linen models run.
         files: the new files.
         texts: file and text by the new module's name.
@@ -56,12 +59,14 @@ class FieldVariation:
     def __init__(
         self,
         program: Program,
+        entries: Sequence[Entry],
         watch: Watch,
         files: Sequence[NewFile],
         texts: Mapping[str, tuple[str, str]],
         told: Callable[[str], None],
     ) -> None:
-        self.program, self.watch, self.told = program, watch, told
+        self.program, self.entries = program, [*map(shaped, entries)]
+        self.watch, self.told = watch, told
         self.files, self.texts = files, texts
         self.limits: dict[type, list[str]] = {}
 
@@ -156,15 +161,16 @@ class FieldVariation:
         if not instance.path or not dataclasses.is_dataclass(value) or isinstance(value, type):
             return False
         root = self.program.records.instances[(instance.run, ())]
-        return any(each is value for each in root.fields.values())
+        return any(type(each) is type(value) for each in root.fields.values())
 
     def _sample(
         self, instances: Iterable[Instance], modules: Mapping[str, Any]
-    ) -> tuple[Entry, Maker] | None:
+    ) -> tuple[Entry, _OwnMaker] | None:
         """One instance and a call of it that both classes can do by themselves, and do alike."""
         for instance in instances:
-            for called in first_calls(instance):
-                entry = entry_of(instance, called)
+            calls = first_calls(instance) if instance.path else ()
+            own = [self.entries[instance.run]] if not instance.path else []
+            for entry in [*own, *(entry_of(instance, called) for called in calls)]:
                 if entry is not None:
                     maker = _OwnMaker(self.program, modules, instance)
                     if self._limits(entry, maker, {}) == []:
@@ -172,7 +178,7 @@ class FieldVariation:
         return None
 
     def _holds(
-        self, plan: ClassPlan, entry: Entry, maker: Maker, fields: Mapping[str, Any]
+        self, plan: ClassPlan, entry: Entry, maker: _OwnMaker, fields: Mapping[str, Any]
     ) -> bool | None:
         """Whether both classes do the same, which is noted; None where Linen refuses the fields."""
         self.told(f"proving {plan.name} with other fields")
@@ -181,18 +187,24 @@ class FieldVariation:
             self._note(plan, text)
         return None if limits is None else not limits
 
-    def _limits(self, entry: Entry, maker: Maker, fields: Mapping[str, Any]) -> list[str] | None:
+    def _limits(
+        self, entry: Entry, maker: _OwnMaker, fields: Mapping[str, Any]
+    ) -> list[str] | None:
         """What differs with other fields; None where Linen refuses them."""
-        make: Any = functools.partial(entry.make, **fields)
         try:
-            what = ", ".join(difference(entry.make(), make()))
-            number = run(self.watch, make(), *entry.called)
+            model = entry.make()
+            changed = model.clone(**fields)
+            number = run(self.watch, changed, *entry.called)
         except Exception:
             return None
+        if COLLECTION in self.program.records.variables[number] and not maker.is_complete:
+            # A constructor that makes caches is told their shape, which this model never was.
+            return None
         add_makings(self.program, number)
+        what = ", ".join(difference(model, changed))
         prover = Prover(self.program, maker, gradients=False)
-        changed = dataclasses.replace(entry, make=make)
-        prover.varied(Varied(number, changed, what, is_flag=True))
+        own = dataclasses.replace(entry, make=lambda: changed)
+        prover.varied(Varied(number, own, what, is_flag=True))
         limits = [text for text in prover.limits if not text.endswith(NO_NUMBERS)]
         if any(not report.ok for report in prover.reports.values()):
             limits.append(f"with {what} it returns something else")
@@ -210,6 +222,25 @@ class _OwnMaker(Maker):
     def __init__(self, program: Program, modules: Mapping[str, Any], model: Instance) -> None:
         super().__init__(program, modules)
         self._sizes = super().sizes(model)
+
+    def make(self, root: Instance, rngs: nnx.Rngs) -> Any:
+        made = super().make(root, rngs)
+        carried = self.program.plans[root.cls].carried
+        # The model's call would tell the modes that the fields bring along.
+        modes = {
+            mode: root.fields[name].keywords[mode]
+            for name, own in carried.items()
+            if isinstance(root.fields.get(name), functools.partial)
+            for mode in own & root.fields[name].keywords.keys()
+        }
+        if modes:
+            made.set_attributes(**modes, raise_if_not_found=False)
+        return made
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the instance was given every size argument."""
+        return None not in self._sizes.values()
 
     def sizes(self, root: Instance) -> dict[str, Any]:
         return self._sizes if root.path == () else super().sizes(root)

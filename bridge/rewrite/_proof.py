@@ -188,7 +188,10 @@ class Prover:
 
     def _flag(self, varied: Varied, label: str) -> None:
         train = varied.is_training
-        state = train or training_kwargs(varied.entry) is None
+        plan = self.program.plan_of(type(varied.entry.make()))
+        # Where a field brings the mode along, no call of the class by itself is in training.
+        has_mode = training_kwargs(varied.entry) is not None or (plan and plan.carried)
+        state = train or not has_mode
         checker, inputs = self._pair(varied.run, varied.entry, INTEGERS[0])
         kwargs = entry_kwargs(checker.entry)
         if self.program.records.has_remat and not checker.computes_again_as_much(inputs, kwargs):

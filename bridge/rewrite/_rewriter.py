@@ -236,7 +236,9 @@ class Rewriter:
         return None if proof.ok else blame.of_difference(proof)
 
     def _vary_fields(self) -> None:
-        variation = FieldVariation(self.program, self.watch, self.files, self.texts, self.told)
+        variation = FieldVariation(
+            self.program, self.entries, self.watch, self.files, self.texts, self.told
+        )
         if self.proof is None:
             return
         if self.varies:

@@ -60,6 +60,8 @@ def random_inputs(inputs: Any, integers: tuple[int, int] = (0, 1), seed: int = 0
     def value(leaf: Any) -> Any:
         if not isinstance(leaf, jax.ShapeDtypeStruct):
             return leaf
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            return jax.random.split(jax.random.key(seed), leaf.shape)
         if jnp.issubdtype(leaf.dtype, jnp.inexact):
             return jnp.asarray(generator.normal(size=leaf.shape), leaf.dtype)
         return jnp.asarray(generator.integers(least, largest + 1, size=leaf.shape), leaf.dtype)
