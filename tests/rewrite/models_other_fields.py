@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
@@ -187,3 +189,38 @@ class Model(nn.Module):
         x = Branching()(x)
         x = Hidden()(x)
         return Rematerialized()(x)
+
+
+class Normed(nn.Module):
+    """Gets the mode with a field."""
+
+    width: int
+    norm: Any
+
+    @nn.compact
+    def __call__(self, x):
+        return self.norm()(nn.Dense(self.width)(x))
+
+
+class Inner(nn.Module):
+    """Takes an input of the size that its configuration says."""
+
+    config: Config
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.LayerNorm()(x)) * self.config.scale
+
+
+class Drawing(nn.Module):
+    """Is given a key in its call."""
+
+    config: Config = Config()
+    stddev: float = 0.5
+
+    @nn.compact
+    def __call__(self, x, key, train: bool = False):
+        norm = functools.partial(nn.BatchNorm, use_running_average=not train)
+        x = Normed(self.config.width, norm)(x)
+        x = x + self.stddev * jax.random.normal(key, x.shape)
+        return Inner(self.config)(x)

@@ -124,3 +124,15 @@ def test_the_share_of_native_parameters_leaves_out_what_stays_linen():
     assert result.native_share == pytest.approx(expected)
     count = len(result.classes)
     assert f"native: {count - 1} of {count} classes, {int(100 * expected)} %" in result.native
+
+
+def test_fields_vary_as_the_model_would_vary_them():
+    """With its key, under the mode that a field brings along, and with inputs that fit."""
+    result = bridge.rewrite(
+        models.Drawing, spec(2, 8), jax.random.key(0), kwargs={"train": False}, gradients=False
+    )
+    assert {each.name: each.level for each in result.classes} == {
+        "Drawing": "proven",
+        "Normed": "proven",
+        "Inner": "proven",
+    }, str(result)
