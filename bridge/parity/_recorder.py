@@ -89,6 +89,17 @@ def trace(
     return recorder.trace(output)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Run:
+    """Identity of one run, without what its recorder holds.
+
+    Attributes:
+      is_eager: whether the run is eager.
+    """
+
+    is_eager: bool
+
+
 class _Place:
     """A path on an NNX module.
 
@@ -96,20 +107,23 @@ class _Place:
     two layers would fail. Where JAX looks for a trace that it made before they are not, or the
     second layer would take the first one's trace, and its path. An eager run traces for
     `jax.checkpoint` only.
+
+    It does not refer to the recorder, which holds the modules: a ToLinen makes static attributes
+    that refer to its module's nodes anew, by pickling them, at every call.
     """
 
-    def __init__(self, path: Path, run: Recorder):
+    def __init__(self, path: Path, run: _Run):
         self.path = path
-        self.run = run
+        self._run = run
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Place) or other.run is not self.run:
+        if not isinstance(other, _Place) or other._run is not self._run:
             return False
-        is_lookup = not self.run.is_eager or _is_in_checkpoint(sys._getframe(1))
+        is_lookup = not self._run.is_eager or _is_in_checkpoint(sys._getframe(1))
         return self.path == other.path if is_lookup else True
 
     def __hash__(self) -> int:
-        return hash((id(self.run), () if self.run.is_eager else self.path))
+        return hash((id(self._run), () if self._run.is_eager else self.path))
 
 
 @dataclasses.dataclass(eq=False)
@@ -146,7 +160,7 @@ class Recorder:
     """
 
     def __init__(self, modes: Mapping[str, Any], *, is_eager: bool):
-        self.is_eager = is_eager
+        self._run = _Run(is_eager)
         self._modes = modes
         self._notes: list[str] = []
         self._deepest: tuple[str, ...] = ()
@@ -300,7 +314,7 @@ class Recorder:
         base = self._open[-1].key[0] if self._open else ()
         for path, module in nnx.iter_modules(root, graph=True):
             if module is root or (_MARK not in vars(module) and not _is_container(module)):
-                object.__setattr__(module, _MARK, _Place((*base, *path), self))
+                object.__setattr__(module, _MARK, _Place((*base, *path), self._run))
                 self._marked.append(module)
 
     def _close(self, entry: _Open, output: Any) -> None:

@@ -14,6 +14,7 @@ from flax import nnx
 
 import bridge
 from bridge import parity
+from bridge._flax.self_references import nodes_in
 from bridge.parity._recorder import trace
 from tests.parity.parity_models import WIDTH, NNXBlock, X, fill, randomised
 
@@ -499,3 +500,24 @@ def test_layers_of_a_remat_under_a_linen_scan_are_seen_in_each_step():
     assert len(inner) == 3
     for call, following in itertools.pairwise(inner):
         np.testing.assert_array_equal(call.outputs[""], *following.inputs.values())
+
+
+class Kept(nnx.Module):
+    """Keeps what its static attributes are while it is called."""
+
+    def __init__(self):
+        self.inner = nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0))
+        self.found = []
+
+    def __call__(self, x):
+        nodes = {id(module) for _, module in nnx.iter_modules(self)}
+        own = [value for value in vars(self).values() if id(value) not in nodes]
+        self.found.append([x for value in own for x in nodes_in(value) if id(x) in nodes])
+        return self.inner(x)
+
+
+def test_what_an_observed_module_is_given_refers_to_no_module_of_the_run():
+    """A ToLinen would make it anew at every call, and all that was recorded with it."""
+    model = Kept()
+    assert names(traced(model, X)) == [("inner", 0), ("", 0)]
+    assert model.found == [[]]
