@@ -29,7 +29,7 @@ from bridge._graphdefs.leaves import GraphDefLeaves
 from bridge._graphdefs.static_graphdef import Given, Origin, StaticGraphDef
 from bridge._graphdefs.structure import is_same_or_equal, structure
 from bridge._module_calls.calls import MODULE_CONTEXT, innermost
-from bridge._randomness.missing_stream import missing_stream
+from bridge._randomness.streams import missing_stream
 from bridge._sharding import eager
 
 from .arguments import Existing, thaw
@@ -110,7 +110,7 @@ class Constructor(NamedTuple):
         """
         arguments: list[Any] = []
 
-        def construct(rngs_type: type[nnx.Rngs] = nnx.Rngs) -> Any:
+        def construct() -> Any:
             arguments[:] = self.arguments()
             args, kwargs = arguments
             made_by: Any = self.nnx_class
@@ -122,7 +122,7 @@ class Constructor(NamedTuple):
                 args, kwargs = _with_own_streams(args, kwargs)
             kwargs = dict(kwargs)
             if not self.skip_rng and "rngs" not in kwargs and takes_rngs(self.nnx_class):
-                kwargs["rngs"] = rngs_type(**streams)
+                kwargs["rngs"] = nnx.Rngs(**streams)
             is_alone = MODULE_CONTEXT.module_stack[-1] is None
             with detached(), contextlib.nullcontext() if is_alone else innermost(None):
                 return made_by(*args, **kwargs)
@@ -139,7 +139,7 @@ class Constructor(NamedTuple):
         except flax_errors.TraceContextError as error:
             raise OuterStateError(where, str(error)) from error
         except (AttributeError, KeyError) as error:
-            wanted = missing_stream(construct)
+            wanted = missing_stream(error)
             if wanted is None:
                 raise
             raise MissingRngError(

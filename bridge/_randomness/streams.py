@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -71,6 +72,18 @@ def owned(rngs: object, where: str) -> tuple[nnx.Rngs | None, frozenset[str]]:
     streams = sources(rngs, where)
     plain = frozenset(name for name, key in streams.items() if not isinstance(key, nnx.RngStream))
     return nnx.Rngs(**{n: s if n in plain else s.fork() for n, s in streams.items()}), plain
+
+
+def missing_stream(error: Exception) -> str | None:
+    """The stream that an `nnx.Rngs` lacks for which this error was raised, None for another error.
+
+    Flax's error has the name in its text alone, so it is read from the call that has raised.
+    """
+    asked = nnx.Rngs.__getattr__.__code__, nnx.Rngs.__getitem__.__code__
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code in asked:
+            return str(frame.f_locals[frame.f_code.co_varnames[1]])
+    return None
 
 
 def _is_source(value: object) -> bool:
