@@ -11,6 +11,7 @@ import jax
 from flax import nnx
 from flax.core import meta
 
+import registry
 from bridge._errors import InvalidRngsError
 from bridge._flax.scopes import DEFAULT
 
@@ -148,7 +149,7 @@ def stream_for(tag: str | None, rngs: Mapping[str, Any], *, is_stored: bool = Tr
 def stream_of(address: tuple[str, tuple[Any, ...]], leaf: object) -> str | None:
     """The stream that a leaf is the key of: its tag, or the name it has in an `nnx.Rngs`."""
     collection, path = address
-    if collection != nnx.RngKey.__name__:
+    if collection != registry.current().name_from_type(nnx.RngKey):
         return None
     metadata = getattr(leaf, "metadata", None) if isinstance(leaf, meta.AxisMetadata) else None
     return (metadata or {}).get("tag") or (str(path[-2]) if len(path) > 1 else None)

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bridge
+import registry
 from bridge._randomness.streams import (
     fold_path,
     is_one_key,
@@ -190,6 +191,25 @@ def test_a_stream_that_a_mapping_lists_or_finds_is_there():
 )
 def test_a_stored_key_belongs_to_the_stream_of_its_tag_or_of_its_place(address, leaf, expected):
     assert stream_of(address, leaf) == expected
+
+
+class Noise(nnx.Module):
+    def __init__(self, *, rngs):
+        self.rngs = rngs
+
+    def __call__(self):
+        return jax.random.normal(self.rngs.noise(), ())
+
+
+def test_keys_are_in_the_collection_that_the_registry_gives_them():
+    """Regression: without the stored definition, such a key was that of another stream."""
+    with registry.use(registry.current().extend({"stored_keys": nnx.RngKey})):
+        model = bridge.ToLinen(Noise)
+        variables = model.init({"params": KEY, "noise": OTHER})
+        assert "stored_keys" in variables
+        del variables["nnx"]
+        found, _ = model.apply(variables, mutable=["RngCount"])
+    assert_identical(found, Noise(rngs=nnx.Rngs(KEY, noise=OTHER))())
 
 
 def test_the_tag_of_an_object_that_is_no_box_says_nothing():
