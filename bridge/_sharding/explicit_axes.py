@@ -7,7 +7,7 @@ alone: with Explicit ones, the default of `jax.make_mesh`, the sharding is part 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, overload
+from typing import Any, TypeVar
 
 import jax
 from jax.core import Tracer
@@ -19,6 +19,7 @@ from bridge._errors import ShardingError
 from .specs import Mesh as AnyMesh
 from .specs import axes_of, fitting, shardings
 
+M = TypeVar("M", Mesh, AbstractMesh, AnyMesh)
 # With it in force, Flax finds nothing to shard over and constrains nothing.
 NO_MESH = AbstractMesh((), ())
 
@@ -28,17 +29,10 @@ def any_explicit() -> bool:
     return AxisType.Explicit in jax.sharding.get_abstract_mesh().axis_types
 
 
-@overload
-def all_auto(mesh: Mesh) -> Mesh: ...
-@overload
-def all_auto(mesh: AbstractMesh) -> AbstractMesh: ...
-def all_auto(mesh: AnyMesh) -> AnyMesh:
+def all_auto(mesh: M) -> M:
     """The same mesh with all axes Auto."""
-    types = (AxisType.Auto,) * len(mesh.axis_names)
-    if isinstance(mesh, Mesh):
-        return Mesh(mesh.devices, mesh.axis_names, axis_types=types)
-    # A mesh made of sizes and names alone would not know the kind of its devices.
-    return mesh.update_axis_types(dict(zip(mesh.axis_names, types, strict=True)))
+    any_mesh: Any = mesh
+    return any_mesh.update(axis_types=(AxisType.Auto,) * len(mesh.axis_names))
 
 
 def init_in_auto_axes(init: Callable[..., Any], *inputs: object, eager: bool) -> Any:
@@ -118,11 +112,9 @@ def sharded(tree: object, where: str, *, strict: bool, mesh: AnyMesh | None = No
 
 
 def misfit(tree: object, where: str, *, strict: bool) -> ShardingError | None:
-    """The error that `sharded` would raise for a tree of these shapes, None if it would not."""
-    mesh = mesh_in_force()
+    """The error that `sharded` raises for a tree of shapes, None if it raises none."""
     try:
-        if strict or not mesh.empty:
-            shardings(tree, mesh, None, where, foreign=not strict)
+        sharded(tree, where, strict=strict)
     except ShardingError as error:
         return error
     return None
