@@ -11,8 +11,9 @@ import jax
 from flax import nnx
 
 from . import graphdefs
+from .graphdefs import is_object
 from .objects import PYTREE_NOTES, ObjectState, set_states
-from .self_references import TiedAttribute, tie, value_of
+from .self_references import has_methods, with_nodes, without_nodes
 
 
 def flatten(module: object) -> tuple[nnx.GraphDef[Any], list[Any]]:
@@ -22,13 +23,12 @@ def flatten(module: object) -> tuple[nnx.GraphDef[Any], list[Any]]:
     again.
 
     Raises:
-      InvalidModuleError: a static attribute holds a node of the module in a way that nobody can
-        follow.
+      InvalidModuleError: a static attribute refers to a node of the module, and is no method.
     """
     indices = graphdefs.RefMap()
     graphdef, state = nnx.flatten(module, ref_index=indices, graph=True)
     _put_back_references(graphdef, indices)
-    return tie(graphdef, indices), list(state.leaves)
+    return without_nodes(graphdef, indices), list(state.leaves)
 
 
 class Built(NamedTuple):
@@ -75,7 +75,7 @@ class GraphDefBuilder:
         self._attributes: list[tuple[Any, Any]] = []
         for path, item in graphdefs.decoded(graphdef):
             owner: Any = nodes.get(path[:-1])
-            if _is_object(owner) and self._is_put_in(owner.index, str(path[-1]), item):
+            if is_object(owner) and self._is_put_in(owner.index, str(path[-1]), item):
                 rest = owner.num_attributes - 1
                 nodes[path[:-1]] = dataclasses.replace(owner, num_attributes=rest)
                 continue
@@ -88,7 +88,7 @@ class GraphDefBuilder:
             if path:
                 self._attributes.append((path[-1], graphdefs.NodeAttr() if is_node else item))
         self._nodes = list(nodes.values())
-        self._objects = [item.index for item in self._nodes if _is_object(item)]
+        self._objects = [item.index for item in self._nodes if is_object(item)]
 
     def _is_put_in(self, owner: int, name: str, item: Any) -> bool:
         """Whether an attribute is put into its object afterwards."""
@@ -101,7 +101,7 @@ class GraphDefBuilder:
             return False
         if type(value) is ObjectState:
             self._states[owner] = value.initializing, value.is_setup
-        elif type(value) is TiedAttribute or _copied(value) is not value:
+        elif has_methods(value) or _copied(value) is not value:
             self._own.append((owner, name, value))
             self.has_only_objects = False
         else:
@@ -117,7 +117,7 @@ class GraphDefBuilder:
             flags = item.metadata["hijax"], item.metadata["ref"]
             is_plain = not (item.array_refdef or any(flags))
         else:
-            is_plain = isinstance(item, graphdefs.LeafAttr | graphdefs.NodeRef) or _is_object(item)
+            is_plain = isinstance(item, graphdefs.LeafAttr | graphdefs.NodeRef) or is_object(item)
         self.has_only_objects &= is_plain
 
     def build(self, leaves: Iterable[Any], plain: Collection[int] = ()) -> Built:
@@ -145,14 +145,8 @@ class GraphDefBuilder:
         for number, attributes in self._shared.items():
             vars(nodes[number]).update(attributes)
         set_states(nodes, self._states)
-        tie, made = None, []
         for number, name, value in self._own:
-            if type(value) is not TiedAttribute:
-                vars(nodes[number])[name] = _copied(value)
-                continue
-            if value.tie is not tie:
-                tie, made = value.tie, value_of(value.tie, nodes)
-            vars(nodes[number])[name] = made[value.position]
+            vars(nodes[number])[name] = _copied(with_nodes(value, nodes))
         return Built(module, variables, [nodes[number] for number in self._objects])
 
 
@@ -166,11 +160,6 @@ def _variable(
     if is_plain:
         metadata = {**metadata, "hijax": False, "ref": False}
     return kind.from_metadata(leaf, metadata)
-
-
-def _is_object(item: Any) -> bool:
-    is_container = isinstance(item, graphdefs.NodeDef)
-    return is_container and isinstance(item.type, type) and issubclass(item.type, nnx.Pytree)
 
 
 def _copied(value: Any) -> Any:

@@ -74,3 +74,9 @@ def stores_leaf(item: Any) -> bool:
     if isinstance(item, VariableDef):
         return not isinstance(item.array_refdef, NodeRef)
     return isinstance(item, LeafAttr | ArrayRefDef)
+
+
+def is_object(item: object) -> bool:
+    """Whether an item of `decoded` is an NNX object."""
+    kind = getattr(item, "type", None) if isinstance(item, NodeDef) else None
+    return isinstance(kind, type) and issubclass(kind, nnx.Pytree)

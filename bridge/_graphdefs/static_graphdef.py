@@ -22,7 +22,7 @@ from bridge._fingerprint import Fingerprint, Look, identity, told_by
 from bridge._flax import graphdefs
 from bridge._flax.flattening import GraphDefBuilder, flatten
 from bridge._flax.objects import DATA_NOTE, ObjectState
-from bridge._flax.self_references import BoundCode, Tie, TiedAttribute
+from bridge._flax.self_references import OwnMethod
 
 from .leaves import GraphDefLeaves
 
@@ -93,9 +93,7 @@ def told(graphdef: nnx.GraphDef[Any]) -> Told:
     return Told(Fingerprint((*shape, *key), identities), objects, is_bound)
 
 
-_CONTAINERS = frozenset({list, dict, set, frozenset, Tie, TiedAttribute, ObjectState})
-# Of the module that a function is defined in, its globals are the place.
-told_by(BoundCode, lambda code: (code.code, id(code.scope), code.name, code.qualname))
+_CONTAINERS = frozenset({list, dict, set, frozenset, OwnMethod, ObjectState})
 
 
 class StaticGraphDef(nnx.GraphDef[Any]):

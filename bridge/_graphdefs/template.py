@@ -6,10 +6,12 @@ constructed with, and would give one model the objects of another that is equal 
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import types
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 from flax import nnx
@@ -18,15 +20,21 @@ from bridge._conversion.held_module import HeldModule
 from bridge._fingerprint import Look, is_of_module
 from bridge._flax import graphdefs
 from bridge._flax.objects import ObjectState
-from bridge._flax.self_references import Tie, tied, value_of
+from bridge._flax.self_references import with_others
 
 from .static_graphdef import Origin, StaticGraphDef
 
 # What holds others and is nobody's: it may be shared if all that it holds may be.
 _SHARED = (types.FunctionType, types.MethodType, functools.partial, nn.Module, HeldModule)
-_SHARED += (enum.Enum, tuple, list, dict, set, frozenset, Tie, ObjectState)
+_SHARED += (enum.Enum, tuple, list, dict, ObjectState)
 _SHARED += (graphdefs.NodeDef, graphdefs.VariableDef, graphdefs.ArrayRefDef, graphdefs.NodeRef)
 _SHARED += (graphdefs.NodeAttr, graphdefs.LeafAttr, graphdefs.Static)
+
+
+class _Place(NamedTuple):
+    """Stands for the object of a caller, by its number."""
+
+    number: int
 
 
 class Template:
@@ -38,19 +46,17 @@ class Template:
 
     Raises:
       ValueError: there is anything else in it that may belong to a model.
-      Exception: it refers to the objects in a way that nobody can follow; as `tied`.
     """
 
     def __init__(self, graphdef: StaticGraphDef, objects: list[Any]):
-        parts: Any = graphdef.nodes, graphdef.attributes, graphdef.num_leaves
-        own = {i: value for i, value in enumerate(objects) if not is_of_module(value)}
-        self._tie = tied(parts, own)
-        for held in Look(self._tie.kept).objects:
-            if not (isinstance(held, _SHARED) or is_of_module(held)):
-                raise ValueError(held)
+        own = {id(x): _Place(i) for i, x in enumerate(objects) if not is_of_module(x)}
+        self._graphdef = _with_others(graphdef, lambda value: own.get(id(value), value))
         self._facts = graphdef.avals, graphdef.given
-        is_whole = any(kept is parts for kept in self._tie.kept)
-        self._whole: nnx.GraphDef[Any] | None = nnx.GraphDef(*parts) if is_whole else None
+        parts = self._graphdef.nodes, self._graphdef.attributes
+        for held in Look(parts).objects:
+            is_shared = isinstance(held, _SHARED) or _is_plain_set(held)
+            if id(held) in own or not (is_shared or is_of_module(held)):
+                raise ValueError(held)
 
     @classmethod
     def of(cls, graphdef: StaticGraphDef, objects: list[Any]) -> Template | None:
@@ -58,11 +64,48 @@ class Template:
         try:
             return cls(graphdef, objects)
         except Exception:
-            # An object that cannot be pickled may raise anything.
+            # An object of the user's may raise anything.
             return None
 
     def fill(self, objects: list[Any], origin: Origin | None) -> StaticGraphDef:
         """The GraphDef with these objects in the places of those that it was made with."""
         avals, given = self._facts
-        made = self._whole or nnx.GraphDef(*value_of(self._tie, objects))
+        made = _with_others(
+            self._graphdef, lambda value: objects[value.number] if type(value) is _Place else value
+        )
         return StaticGraphDef(made, avals, origin, given)
+
+
+def _with_others(graphdef: nnx.GraphDef[Any], other: Callable[[Any], Any]) -> nnx.GraphDef[Any]:
+    """A GraphDef with other objects in its static attributes."""
+
+    def changed(value: object) -> Any:
+        found = other(value)
+        if found is not value:
+            return found
+        # One that has attributes of its own stays as it is.
+        if type(value) is functools.partial and not vars(value):
+            parts = value.func, value.args, value.keywords
+            func, args, keywords = new = with_others(parts, changed)
+            return value if new is parts else functools.partial(func, *args, **keywords)
+        if isinstance(value, nn.Module | HeldModule):
+            names = [field.name for field in dataclasses.fields(value) if field.name != "parent"]
+            fields = {name: getattr(value, name) for name in names}
+            new = with_others(fields, changed)
+            return value if new is fields else dataclasses.replace(value, **new)
+        return value
+
+    attributes: Any = graphdef.attributes
+    static = [kind.value for _, kind in attributes if isinstance(kind, graphdefs.Static)]
+    values = iter(with_others(static, changed))
+    new = [
+        (name, graphdefs.Static(next(values)) if isinstance(kind, graphdefs.Static) else kind)
+        for name, kind in attributes
+    ]
+    return nnx.GraphDef(graphdef.nodes, new, graphdef.num_leaves)
+
+
+def _is_plain_set(value: object) -> bool:
+    """Whether a set holds nothing that may belong to a model; `Look` does not tell what it does."""
+    is_set = isinstance(value, set | frozenset)
+    return is_set and all(isinstance(x, str | int | float) or is_of_module(x) for x in value)

@@ -1,4 +1,4 @@
-"""Attributes that refer to their own module, such as a bound method, follow a merged module."""
+"""Methods in attributes follow a merged module; what refers to it in another way is refused."""
 
 import collections
 import dataclasses
@@ -128,31 +128,8 @@ def recursive(block):
 
 
 FORWARDS = {
-    "object": Calls,
-    "slots": Slots,
-    "named tuple": lambda block: functools.partial(Pair.__call__, Pair(jnp.ones(()), block)),
-    "dataclass": Config,
-    "dict": lambda block: Twice(block=block),
-    "method of an object": lambda block: Calls(block).__call__,
-    "lambda over an object": lambda block: (
-        lambda y: lambda x: y.at["calls"](x) + y.at["slots"](x)
-    )(types.SimpleNamespace(at=collections.OrderedDict(calls=Calls(block), slots=Slots(block)))),
-    "object of a class of its own": local,
-    "weak reference": lambda block: (lambda ref: lambda x: ref().step(x))(weakref.ref(block)),
-    "weak proxy": lambda block: functools.partial(Block.step, weakref.proxy(block)),
-    "recursive": recursive,
-    "method of a base": lambda block: super(type(block), block).step,
     "method": lambda block: block.step,
-    "lambda": lambda block: lambda x: block.step(x) + 1,
-    "array": lambda block: functools.partial(lambda y, x: block.step(x) + y, jnp.ones(())),
-    "partial": lambda block: functools.partial(block.step, factor=3.0),
-    "argument": lambda block: functools.partial(Block.step, block),
-    "default": with_default,
-    "checkpoint": lambda block: jax.checkpoint(lambda x: x * block.scale),
-    "variable": lambda block: functools.partial(jnp.multiply, block.scale),
-    "nested": lambda block: functools.partial(
-        lambda steps, x: steps["a"][0](x), {"a": [block.step]}
-    ),
+    "method of a base": lambda block: super(type(block), block).step,
 }
 
 
@@ -183,12 +160,11 @@ def test_an_attribute_that_refers_to_its_module_computes_with_the_given_variable
     assert_identical(stats["calls"], block.calls[...])
 
 
-@pytest.mark.parametrize("forward", [FORWARDS["method"], FORWARDS["array"]])
-def test_a_definition_with_such_an_attribute_is_an_argument_of_jit(forward):
-    module = bridge.ToLinen(Block, args=(forward,))
+def test_a_definition_with_such_an_attribute_is_an_argument_of_jit():
+    module = bridge.ToLinen(Block, args=(FORWARDS["method"],))
     variables = module.init(KEY, X)
     apply = jax.jit(functools.partial(module.apply, mutable=True))
-    assert float(apply(variables, X)[0]) == float(Block(forward)(X))
+    assert float(apply(variables, X)[0]) == float(Block(FORWARDS["method"])(X))
     apply(variables, X)
     assert apply._cache_size() == 1
 
@@ -211,60 +187,88 @@ def test_a_definition_with_a_bound_method_can_be_pickled_and_holds_no_module():
 
 
 REFUSED = {
+    "object": Calls,
+    "slots": Slots,
+    "named tuple": lambda block: functools.partial(Pair.__call__, Pair(jnp.ones(()), block)),
+    "dataclass": Config,
+    "dict": lambda block: Twice(block=block),
+    "method of an object": lambda block: Calls(block).__call__,
+    "lambda over an object": lambda block: (
+        lambda y: lambda x: y.at["calls"](x) + y.at["slots"](x)
+    )(types.SimpleNamespace(at=collections.OrderedDict(calls=Calls(block), slots=Slots(block)))),
+    "object of a class of its own": local,
+    "weak reference": lambda block: (lambda ref: lambda x: ref().step(x))(weakref.ref(block)),
+    "weak proxy": lambda block: functools.partial(Block.step, weakref.proxy(block)),
+    "recursive": recursive,
+    "lambda": lambda block: lambda x: block.step(x) + 1,
+    "array": lambda block: functools.partial(lambda y, x: block.step(x) + y, jnp.ones(())),
+    "partial": lambda block: functools.partial(block.step, factor=3.0),
+    "argument": lambda block: functools.partial(Block.step, block),
+    "default": with_default,
+    "checkpoint": lambda block: jax.checkpoint(lambda x: x * block.scale),
+    "variable": lambda block: functools.partial(jnp.multiply, block.scale),
+    "nested": lambda block: functools.partial(
+        lambda steps, x: steps["a"][0](x), {"a": [block.step]}
+    ),
     "jit": lambda block: jax.jit(block.step),
     "nnx.jit": lambda block: nnx.jit(lambda x: block.step(x) + 1),
     "cache": lambda block: functools.lru_cache(block.step),
 }
 
 
+REMEDY = r"(?s)'forward'.*make it a method"
+
+
 @pytest.mark.parametrize("forward", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_follow_a_merged_module_is_refused_by_its_name(forward):
-    with pytest.raises(bridge.InvalidModuleError, match=r"'forward'.*make it a method"):
+    with pytest.raises(bridge.InvalidModuleError, match=REMEDY):
         bridge.ToLinen.from_module(Block(forward))
+
+
+@pytest.mark.parametrize("kind", ["lambda", "partial", "object", "weak reference"])
+def test_init_refuses_what_cannot_follow_a_merged_module(kind):
+    with pytest.raises(bridge.InvalidModuleError, match=REMEDY):
+        bridge.ToLinen(Block, args=(REFUSED[kind],)).init(KEY, X)
 
 
 class Listed(nnx.Module):
     def __init__(self):
         self.scale = nnx.Param(jnp.ones(()))
-        self.steps = nnx.data([lambda x: self.scale * x])
+        self.steps = nnx.data([self.step])
+
+    def step(self, x):
+        return self.scale * x
 
 
 def test_a_method_in_a_plain_list_is_refused_by_its_path():
     """Regression: it was replaced by what cannot be called."""
-    with pytest.raises(bridge.InvalidModuleError, match=r"item 'steps/0'.*make it a method"):
+    with pytest.raises(
+        bridge.InvalidModuleError, match=r"(?s)attribute 'steps/0'.*make it a method"
+    ):
         bridge.ToLinen.from_module(Listed())
 
 
-class Shares(nnx.Module):
-    """Two attributes have one object, which notes what is called."""
+class Choosing(nnx.Module):
+    """Has its methods in plain containers."""
 
     def __init__(self):
         self.scale = nnx.Param(jnp.ones(()))
-        self.first = Calls(self)
-        self.second = self.first
-        self.first.log = []
+        self.steps = nnx.static({"double": [self.double], "factors": [2.0]})
+        self.listed = nnx.List([self.double])
 
-    def step(self, x):
-        self.second.log.append(x.shape)
-        return self.scale * x * len(self.first.log)
+    def double(self, x):
+        return self.scale * x * self.steps["factors"][0]
 
     def __call__(self, x):
-        return self.first(x) + self.second(x)
+        return self.steps["double"][0](x) + self.listed[0](x)
 
 
-def test_attributes_of_one_object_have_one_object_in_every_module():
-    module = bridge.ToLinen(Shares)
+def test_methods_in_plain_containers_follow_a_merged_module():
+    module = bridge.ToLinen(Choosing, strict=True)
     variables = module.init(KEY, X)
-    variables["params"] = {"scale": jnp.array(10.0)}
-    native = scaled_of(Shares())
-    # As `init` has.
-    native(X)
-    assert module.apply(variables, X) == native(X)
-
-
-def scaled_of(module):
-    module.scale[...] = 10.0
-    return module
+    for params in ({"scale": jnp.array(10.0)}, {"scale": jnp.array(3.0)}):
+        assert module.apply({**variables, "params": params}, X) == params["scale"] * 8
+        assert module.apply({"params": params}, X) == params["scale"] * 8
 
 
 class Owned(nnx.Module):

@@ -202,6 +202,38 @@ class Config:
     width: int = 3
 
 
+class ConfiguredInLinen(nn.Module):
+    config: Config
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.config.width)(x) * self.config.factor
+
+
+class HoldsConfiguredLinen(nnx.Module):
+    def __init__(self, config, *, rngs):
+        self.inner = bridge.ToNNX(ConfiguredInLinen(config), rngs=rngs)
+
+    def __call__(self, x):
+        return self.inner(x)
+
+
+def test_a_wrapped_linen_module_with_a_configuration_is_traced_once():
+    """Regression: the constructor and the call were traced at each call."""
+    variables = bridge.to_linen(HoldsConfiguredLinen, Config()).init(KEY, X)
+    variables = {"params": variables["params"]}
+    expected = ConfiguredInLinen(Config()).apply({"params": variables["params"]["inner"]}, X)
+    with rebuilds() as noted:
+        for _ in range(3):
+            found = bridge.to_linen(HoldsConfiguredLinen, Config()).apply(variables, X)
+            np.testing.assert_array_equal(found, expected)
+        # With the configuration of the caller, and not with an earlier one.
+        found = bridge.to_linen(HoldsConfiguredLinen, Config(2.0)).apply(variables, X)
+        np.testing.assert_array_equal(found, expected * 2)
+    # Without the call and with it, for either configuration.
+    assert len(noted) == 4
+
+
 class Slotted:
     __slots__ = ("factor", "width")
 
