@@ -1,4 +1,4 @@
-"""On which axes a trace cuts leaves into layers, and over which ones it sums them."""
+"""Reads from a trace the axes of leaves: of layers, of sums, and of what products are cut into."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from ._jaxprs import inner_jaxprs
 # A leaf's key, and which of the leaf's axes each axis of the operand is.
 _Held = Mapping[Any, tuple[Any, tuple[int, ...]]]
 _KEEPING_AXES = frozenset({"convert_element_type", "copy", "copy_p", "sharding_constraint"})
+_KEEPING_PRODUCTS = _KEEPING_AXES | {"add", "mul"}
 
 
 class Axes(NamedTuple):
@@ -21,11 +22,14 @@ class Axes(NamedTuple):
       layers: for each leaf that a scan takes apart, the axis on which its layers are stacked.
       backwards: the leaves whose last layer the scan takes first.
       summed: for each leaf in a product of matrices, the axes over which the first one sums.
+      products: for each such leaf, the sizes of the axes into which the last one of the product is
+        taken apart, if it is.
     """
 
     layers: dict[Any, int]
     backwards: set[Any]
     summed: dict[Any, frozenset[int]]
+    products: dict[Any, tuple[int, ...]]
 
 
 def axes_of(jaxpr: Any, leaves: Mapping[Any, Any]) -> Axes:
@@ -37,16 +41,25 @@ def axes_of(jaxpr: Any, leaves: Mapping[Any, Any]) -> Axes:
       jaxpr: a jaxpr.
       leaves: keys of leaves by the variables of the jaxpr that they are.
     """
-    found = Axes({}, set(), {})
+    found = Axes({}, set(), {}, {})
     _read(jaxpr, {v: (key, tuple(range(v.aval.ndim))) for v, key in leaves.items()}, found)
     return found
 
 
 def _read(jaxpr: Any, given: _Held, found: Axes) -> None:
     held = dict(given)
+    # The products of leaves, also behind a bias and a cast.
+    products: dict[Any, Any] = {}
     for equation in jaxpr.eqns:
         known = [_of(operand, held) for operand in equation.invars]
         name = equation.primitive.name
+        key = next(filter(None, (_of(operand, products) for operand in equation.invars)), None)
+        if key is not None and name in _KEEPING_PRODUCTS:
+            products[equation.outvars[0]] = key
+        elif key is not None and name == "reshape":
+            sizes = _last_axis_apart(equation)
+            if len(sizes) > 1:
+                found.products.setdefault(key, sizes)
         if name in _KEEPING_AXES and known[0]:
             held[equation.outvars[0]] = known[0]
         elif name == "transpose" and known[0]:
@@ -58,6 +71,9 @@ def _read(jaxpr: Any, given: _Held, found: Axes) -> None:
             for each, own in zip(known, summed, strict=True):
                 if each:
                     found.summed.setdefault(each[0], frozenset(each[1][axis] for axis in own))
+            # Of the second operand are the last axes of the product.
+            if known[1]:
+                products[equation.outvars[0]] = known[1][0]
         elif name == "scan":
             apart = _taken_apart(equation)
             for key, axes in filter(None, (known[n] for n in apart)):
@@ -72,6 +88,13 @@ def _read(jaxpr: Any, given: _Held, found: Axes) -> None:
             _read_inner(equation, layer, found)
         else:
             _read_inner(equation, known, found)
+
+
+def _last_axis_apart(reshape: Any) -> tuple[int, ...]:
+    """The axes that a reshape makes of the last one; none if it changes the others."""
+    before, after = reshape.invars[0].aval.shape, reshape.outvars[0].aval.shape
+    rest = len(before) - 1
+    return after[rest:] if before[:rest] == after[:rest] else ()
 
 
 def _taken_apart(scan: Any) -> set[int]:

@@ -149,6 +149,14 @@ class Orders(NamedTuple):
         return ours != (own if layer is None else {a - (a > layer.axis) for a in own})
 
 
+def product_of(orders: Orders, leaf: NNXNode | LinenNode) -> tuple[int, ...]:
+    """The axes into which a model takes a product of a leaf apart, none if no trace shows it."""
+    if isinstance(leaf, NNXNode):
+        return orders.nnx.axes.products.get(leaf.path, ())
+    found = (orders.linen.axes.products.get(address) for address in _addresses(leaf))
+    return next(filter(None, found), ())
+
+
 def _around(order: Order, own: Sequence[Any], anchors: Sequence[Any]) -> Surroundings:
     used, needed = _bits(order, own)
     ranks = [order.ranks.get(anchor) for anchor in anchors]

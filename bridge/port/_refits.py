@@ -17,7 +17,7 @@ from ._correspondence import PLAIN, Context, Correspondence, Evidence, Settled
 from ._evidence import ANY_ORDER
 from ._likeness import linen_path_text, pairs_by_name
 from ._names import likeness, words_of
-from ._orders import CALLS, Orders
+from ._orders import CALLS, Orders, product_of
 from ._rule_text import braced, nnx_rule
 from ._stacks import is_list
 from ._structure import Place, is_adapter, is_computed, linen_core
@@ -62,8 +62,9 @@ class Refit(NamedTuple):
     def texts(self) -> tuple[str, str] | None:
         """The two sides as a rule writes them; None if their names are in several places."""
         axis = f"@{self.form.axis}" if self.form.axis != -1 else ""
-        linen = braced([linen_path_text(scope) for scope in self.linen], "/", axis)
-        nnx = braced([nnx_rule(node, self.context) for node in self.nnx], ".", axis)
+        times = f"{self.form.times}x " if self.form.times > 1 else ""
+        linen = braced([linen_path_text(scope) for scope in self.linen], "/", axis, times)
+        nnx = braced([nnx_rule(node, self.context) for node in self.nnx], ".", axis, times)
         words = " transpose" * (self.form.axes is not None) + " reshape" * self.form.is_reshaped
         return (linen, nnx + words) if linen is not None and nnx is not None else None
 
@@ -242,7 +243,9 @@ class _Left:
         pairs = [(ours[0], theirs[0]) for theirs, ours in parts if len(ours) == len(theirs)]
         told = dict(zip(pairs, self._orders.told(pairs), strict=True))
         for theirs, ours, form in found:
-            evidence = self._evidence(theirs, ours, is_told=told.get((ours[0], theirs[0]), True))
+            evidence = self._evidence(
+                theirs, ours, context, is_told=told.get((ours[0], theirs[0]), True)
+            )
             yield Refit(tuple(theirs), tuple(ours), form, evidence, context)
 
     def _only_way(
@@ -265,7 +268,12 @@ class _Left:
         return found[0] if len(found) == 1 else []
 
     def _evidence(
-        self, scopes: Sequence[LinenNode], nodes: Sequence[NNXNode], *, is_told: bool
+        self,
+        scopes: Sequence[LinenNode],
+        nodes: Sequence[NNXNode],
+        context: Context,
+        *,
+        is_told: bool,
     ) -> Evidence:
         if len(scopes) == len(nodes) == 1:
             text = f"{CALLS}, and arrays of the same size"
@@ -274,6 +282,9 @@ class _Left:
             return Evidence(f"{text}; {ANY_ORDER}", is_weak=True)
         parts = [str(each.path[-1]) for each in (nodes if len(nodes) > 1 else scopes)]
         text = f"{CALLS}, and sizes that add up"
+        if self._times(scopes, nodes, context) != [1]:
+            text += "; a trace takes the axis apart, perhaps into blocks with a share of each"
+            return Evidence(text, is_weak=True)
         if _are_usual(parts):
             return Evidence(f"{text}; query, key and value in the usual order")
         return Evidence(f"{text}; {ANY_ORDER}", is_weak=True)
@@ -307,14 +318,34 @@ class _Left:
         if len(ways) > 1:
             return None
         way = ways.pop() if ways else None
+        times = self._times(scopes, nodes, context)[0] if fused else 1
         for form in _FORMS:
             for axis in _AXES if fused else (-1,):
-                tried = form._replace(fused=fused, axis=axis)
+                tried = form._replace(fused=fused, axis=axis, times=times)
                 if way in (None, form.axes is not None) and all(
                     _fits(*each, tried) for each in shapes
                 ):
                     return tried
         return None
+
+    def _times(
+        self, scopes: Sequence[LinenNode], nodes: Sequence[NNXNode], context: Context
+    ) -> list[int]:
+        """How often parts may lie in what one side has as one, as its use shows; else once."""
+        theirs, ours = list(map(_linen_leaves, scopes)), list(map(_nnx_leaves, nodes))
+        whole, parts = (theirs[0], ours) if len(nodes) > len(scopes) else (ours[0], theirs)
+        found: list[int] = []
+        for name, leaf in whole.items():
+            sizes = product_of(self._orders, leaf)
+            size, total = _elements(leaf, context), math.prod(sizes)
+            if not sizes or not size or not total or size % total:
+                continue
+            own = [_elements(part[name], context) * total // size for part in parts]
+            for axis, times in ((0, 1), (1, sizes[0])):
+                block = times * math.prod(sizes[axis + 1 :])
+                if not any(n % block for n in own) and sum(own) == block * sizes[axis]:
+                    found.append(times)
+        return list(dict.fromkeys(found)) or [1]
 
 
 _STEPS: list[Counts] = [
@@ -356,6 +387,14 @@ def _linen_leaves(scope: LinenNode) -> dict[str, LinenNode]:
     if scope.leaves:
         return {"": scope}
     return {name: each for name, each in scope.children.items() if each.leaves.keys() - {"cache"}}
+
+
+def _elements(leaf: NNXNode | LinenNode, context: Context) -> int:
+    """How many elements a leaf has, or one layer of it."""
+    if isinstance(leaf, NNXNode):
+        return math.prod(shape_of(leaf.value) or ())
+    value = next(iter(leaf.leaves.values())).value
+    return math.prod(without_axis(shape_of(value), context.linen) or ())
 
 
 def _fits(linen: Sequence[LeafShape], nnx: Sequence[LeafShape], form: Form) -> bool:

@@ -84,13 +84,14 @@ def _without_common_end(linen: Path, nnx: Path) -> tuple[Path, Path]:
     return linen[: len(linen) - same], nnx[: len(nnx) - same]
 
 
-def braced(paths: Sequence[str], separator: str, axis: str = "") -> str | None:
+def braced(paths: Sequence[str], separator: str, axis: str = "", times: str = "") -> str | None:
     """Paths that differ in one place as one, `attn.{q,k,v}`; None if they differ in several.
 
     Args:
       paths: the paths.
       separator: what is between their keys.
       axis: what stands behind the names in the braces.
+      times: what stands before them.
     """
     split = [path.split(separator) for path in dict.fromkeys(paths)]
     if len({len(parts) for parts in split}) != 1:
@@ -99,7 +100,8 @@ def braced(paths: Sequence[str], separator: str, axis: str = "") -> str | None:
     if sum(len(column) > 1 for column in columns) > 1:
         return None
     return separator.join(
-        "{" + ",".join(column) + axis + "}" if len(column) > 1 else column[0] for column in columns
+        "{" + times + ",".join(column) + axis + "}" if len(column) > 1 else column[0]
+        for column in columns
     )
 
 
@@ -168,7 +170,7 @@ def _rules_of_family(family: Sequence[Paths], every: Mapping[str, set[str]]) -> 
 
 def _escaped(piece: str) -> str:
     """Text as an expression; the names of parts stay in their braces."""
-    return re.sub(r"\\([{}])", r"\1", re.escape(piece))
+    return re.sub(r"\\([{} ])", r"\1", re.escape(piece))
 
 
 def _is_right(key: str, value: str, every: Mapping[str, set[str]]) -> bool:

@@ -291,7 +291,7 @@ CASES = {
 }
 
 
-# What shapes do not tell, so that only a rule of the user's can say it.
+# What shapes do not tell, and the way in which a model takes the axis apart does.
 INTERLEAVED = {
     "q, k and v in each head": (
         Interleaved(),
