@@ -303,3 +303,5 @@ def named(expected: str, read: Callable[[str], _Number]) -> Callable[[str], tupl
 
 FROM_ZERO = number("a number from 0 on", lambda x: 0 <= x < math.inf)
 COUNT = number("a whole number from 0 on", lambda x: x >= 0, int)
+POSITIVE = number("a whole number from 1 on", lambda x: x >= 1, int)
+SHARE = number("a share between 0 and 1", lambda x: 0 <= x <= 1)

@@ -43,12 +43,14 @@ class Rules:
     collections: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
-def load(file: pathlib.Path) -> Rules:
-    """Reads a table.
+def load(file: pathlib.Path | None) -> Rules:
+    """Reads a table; without a file there are no rules.
 
     Raises:
         InputError: not TOML or JSON, or not such a table.
     """
+    if file is None:
+        return Rules()
     expected = 'texts by text, in the tables "rules" and "collections"'
     try:
         text = file.read_text(encoding="utf-8")

@@ -10,9 +10,10 @@ import os
 import sys
 from typing import Any
 
+from bridge._cli import _command
+
 _DEVICES = 8
 _EXTRA_MODULES = ("optax", "rich", "sklearn")
-_MISSING_EXTRA = 3
 
 _DESCRIPTION = """\
 Trains a Linen CNN with BatchNorm and Dropout on scikit-learn's handwritten digits, data-parallel
@@ -57,28 +58,28 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     )
     parser.add_argument(
         "--seed",
-        type=_natural,
+        type=_command.COUNT,
         default=0,
         metavar="N",
         help="seed of initial values, batch order and dropout (default: %(default)s)",
     )
     parser.add_argument(
         "--epochs",
-        type=_positive,
+        type=_command.POSITIVE,
         default=15,
         metavar="N",
         help="epochs that the Linen baseline trains (default: %(default)s)",
     )
     parser.add_argument(
         "--steps",
-        type=_positive,
+        type=_command.POSITIVE,
         default=10,
         metavar="N",
         help="training steps after each migration step (default: %(default)s)",
     )
     parser.add_argument(
         "--floor",
-        type=_share,
+        type=_command.SHARE,
         default=0.95,
         metavar="SHARE",
         help="held-out accuracy that every trained model must reach (default: %(default)s)",
@@ -93,7 +94,7 @@ def _run(arguments: argparse.Namespace) -> int:
             f"python -m bridge demo needs {', '.join(missing)}, not installed here: "
             "pip install 'linen-nnx-bridge[demo]'\n"
         )
-        return _MISSING_EXTRA
+        return _command.MISSING_EXTRA
     _emulate_devices()
 
     from bridge._demo import _digits, _migration, _report, _steps
@@ -129,24 +130,3 @@ def _emulate_devices() -> None:
     kept = [flag for flag in given if flag.partition("=")[0] not in flags]
     os.environ["XLA_FLAGS"] = " ".join(kept + [f"{name}={flags[name]}" for name in flags])
     jax.config.update("jax_platforms", "cpu")
-
-
-def _natural(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"{text} is below 0")
-    return number
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is below 1")
-    return number
-
-
-def _share(text: str) -> float:
-    number = float(text)
-    if not 0 <= number <= 1:
-        raise argparse.ArgumentTypeError(f"{text} is not between 0 and 1")
-    return number

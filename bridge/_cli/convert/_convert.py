@@ -135,7 +135,7 @@ def _run(arguments: argparse.Namespace) -> int:
         named = arguments.out.suffix.removeprefix(".") if arguments.out else ""
         arguments.format = named if named in _BY_NAME else "orbax"
     to_nnx = arguments.to == "nnx"
-    rules = _rules_file.load(arguments.rules) if arguments.rules else _rules_file.Rules()
+    rules = _rules_file.load(arguments.rules)
     if not arguments.dry_run:
         _write.check_free(
             arguments.out, arguments.checkpoint, arguments.format, overwrite=arguments.overwrite
@@ -186,7 +186,7 @@ def _suggest(arguments: argparse.Namespace) -> int:
 
     from . import _suggestions
 
-    rules = _rules_file.load(arguments.rules) if arguments.rules else _rules_file.Rules()
+    rules = _rules_file.load(arguments.rules)
     with _output.working(f"reading {arguments.checkpoint}"):
         contents = _leaves.read(arguments.checkpoint, arguments.within, arguments.layout)
         found, lacking = _suggestions.suggestions(contents, rules, arguments)

@@ -106,7 +106,7 @@ def _run(arguments: argparse.Namespace) -> int:
     from . import _comparison, _text
     from ._text import document_path
 
-    rules = _rules_file.load(arguments.rules) if arguments.rules else None
+    rules = _rules_file.load(arguments.rules)
     sides = (
         (arguments.a, arguments.a_within or arguments.within, arguments.a_layout),
         (arguments.b, arguments.b_within or arguments.within, arguments.b_layout),
@@ -123,7 +123,7 @@ def _run(arguments: argparse.Namespace) -> int:
         if errors:
             raise errors[0] if len(errors) == 1 else SeveralInputsError(*errors)
         layouts = [content.layout for content in contents]
-        if rules is not None or arguments.model is not None:
+        if arguments.rules or arguments.model:
             contents = _in_one_layout(contents, rules, arguments)
         a, b = _named(contents, rngs=arguments.rngs)
         if arguments.extra:
@@ -154,7 +154,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _in_one_layout(contents: Any, rules: Any, arguments: argparse.Namespace) -> list[Any]:
     """Both checkpoints with NNX paths: the Linen one is renamed, or converted for a model."""
-    from bridge._cli import _conversion_plan, _leaves, _rules_file
+    from bridge._cli import _conversion_plan, _leaves
     from bridge._cli._input_errors import InputError
 
     linen = [n for n, content in enumerate(contents) if content.is_linen]
@@ -167,7 +167,7 @@ def _in_one_layout(contents: Any, rules: Any, arguments: argparse.Namespace) -> 
             "leave them out: paths are compared as they are; or, if a checkpoint is taken for what"
             f" it is not, give --a-layout {remedy} or --b-layout {remedy}",
         )
-    which, rules = linen[0], rules or _rules_file.Rules()
+    which = linen[0]
     conversion = _conversion_plan.conversion_of(
         contents[which], rules, arguments, to_nnx=True, other=contents[1 - which]
     )

@@ -33,7 +33,7 @@ def compared(arguments: argparse.Namespace) -> Any:
         PortError: with `--port`, the values of A do not fit B.
     """
     given = _target.parse_inputs(arguments.inputs)
-    rules = _rules_file.load(arguments.rules).paths if arguments.rules else None
+    rules = _rules_file.load(arguments.rules).paths or None
     common = dict(arguments.kwargs)
     with _target.imported(arguments.a) as make_a, _target.imported(arguments.b) as make_b:
         a = _target.sample_of(make_a(), given, arguments.a)

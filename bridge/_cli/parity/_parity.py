@@ -124,7 +124,7 @@ def _add_what_is_compared(parser: argparse.ArgumentParser) -> None:
         action="append",
         type=_command.named(
             "NAME=N, such as batch=8, with a whole number from 1 on",
-            _command.number("a whole number from 1 on", lambda x: x >= 1, int),
+            _command.POSITIVE,
         ),
         default=[],
         metavar="NAME=N",

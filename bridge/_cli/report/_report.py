@@ -67,7 +67,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument(
         "--min-migrated",
-        type=_command.number("a share between 0 and 1", lambda x: 0 <= x <= 1),
+        type=_command.SHARE,
         metavar="SHARE",
         help="the share for --check, from 0 to 1",
     )
