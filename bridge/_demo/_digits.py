@@ -6,8 +6,6 @@ from collections.abc import Iterator
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 BATCH_SIZE = 128
 _SPLIT_SEED = 0
@@ -60,6 +58,10 @@ def load() -> Digits:
         An 80/20 split, stratified by digit and the same for every seed, so that accuracies of two
         runs compare.
     """
+    # Not at the top: scikit-learn takes more than a second to import.
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
+
     pixels, labels = load_digits(return_X_y=True)
     images = np.asarray(pixels, np.float32).reshape(-1, 8, 8, 1) / 16
     train_images, held_out_images, train_labels, held_out_labels = map(

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import json
-import subprocess
 import sys
 import textwrap
 
@@ -12,6 +11,7 @@ import pytest
 
 from bridge import __main__
 from bridge._demo import _migration, _report, _weights
+from tests import processes
 
 # Short training; the floor goes with it, the comparisons do not depend on it.
 SHORT = ["--epochs", "3", "--steps", "2", "--floor", "0.5"]
@@ -34,19 +34,9 @@ PERTURBED_STEP = """
 """
 
 
-def run(*arguments):
-    return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=300, check=False
-    )
-
-
-def run_code(code):
-    return run("-c", textwrap.dedent(code))
-
-
 @pytest.fixture(scope="module")
 def demo():
-    return run("-m", "bridge", "demo", "--json", *SHORT)
+    return processes.run_module("bridge", "demo", "--json", *SHORT, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +81,7 @@ def test_progress_goes_to_stderr_without_warnings(demo):
 
 
 def test_a_wrong_weight_makes_the_demo_fail():
-    outcome = run_code(PERTURBED_STEP)
+    outcome = processes.run_code(textwrap.dedent(PERTURBED_STEP), timeout=300)
     assert outcome.returncode == 1, outcome.stderr
     report = json.loads(outcome.stdout)
     assert [step["held"] for step in report["steps"]] == [True, False]
