@@ -70,7 +70,7 @@ def derive_codec(box_type: type) -> BoxCodec:
     raise UnsupportedBoxError(box_type, "it is not a dataclass")
 
 
-def _protocol_codec(box_type: Any) -> BoxCodec:
+def _protocol_codec(box_type: type[Any]) -> BoxCodec:
     def to_fields(box: Any) -> tuple[Any, Fields]:
         fields = dict(copy.copy(box).to_nnx_metadata())
         if "value" not in fields:
@@ -83,7 +83,7 @@ def _protocol_codec(box_type: Any) -> BoxCodec:
     return BoxCodec(to_fields, from_fields)
 
 
-def _dataclass_codec(box_type: Any, renames: Mapping[str, str]) -> BoxCodec:
+def _dataclass_codec(box_type: type[Any], renames: Mapping[str, str]) -> BoxCodec:
     fields = dataclasses.fields(box_type)
     value_name = _value_field(box_type, fields)
     names = {f.name: renames.get(f.name, f.name) for f in fields if f.name != value_name}

@@ -10,10 +10,10 @@ from flax import nnx
 
 import registry
 from bridge._errors import mapping_error
-from bridge._types import State, Variable, state_of
+from bridge._types import VARIABLE, State, Variable, state_of
 
-from . import linen_leaves, nnx_leaves, trees
-from .neutral import Path, is_mapping, walk
+from . import linen_leaves, nnx_leaves
+from .neutral import Path, is_mapping, nest, walk
 from .nnx_meta import NNXMeta
 
 
@@ -44,8 +44,8 @@ def linen_to_nnx(variables: Mapping[str, Any]) -> State:
       >>> type(state['Dense_0']['kernel']).__name__, state['Dense_0']['kernel'].shape
       ('Param', (2, 3))
     """
-    linen_leaves.check_collections(variables)
-    return nnx.State(trees.nnx_tree(variables))
+    linen_leaves.check_variables(variables)
+    return nnx.State(nest(nnx_leaves.to_leaves(linen_leaves.from_variables(variables))))
 
 
 def nnx_to_linen(state_or_module: State | nnx.Pytree | Mapping[Any, Any]) -> Any:
@@ -77,11 +77,13 @@ def nnx_to_linen(state_or_module: State | nnx.Pytree | Mapping[Any, Any]) -> Any
         state_or_module = state_of(state_or_module, graph=True)
     if not is_mapping(type(state_or_module)):
         raise mapping_error(state_or_module, expected)
-    items = [] if isinstance(state_or_module, nnx.State) else walk(state_or_module)
-    if items and not any(isinstance(item, nnx.Variable) for _, item in items):
+    is_state = isinstance(state_or_module, nnx.State)
+    # The items of a State itself are made one by one.
+    items = walk(state_or_module.raw_mapping if is_state else state_or_module)
+    if items and not is_state and not any(isinstance(item, VARIABLE) for _, item in items):
         remedy = "if these are Linen variables, bridge.linen_to_nnx makes a State of them"
         raise mapping_error(state_or_module, expected, remedy)
-    return trees.linen_tree(state_or_module)
+    return state_to_linen(items)
 
 
 def state_to_linen(items: Iterable[tuple[Path, Any]]) -> Any:

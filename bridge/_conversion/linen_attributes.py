@@ -14,9 +14,9 @@ import registry
 from bridge._errors import ReservedNameError, bullets, unread_hooks_text, warn
 from bridge._flax.objects import CAPTURES, is_note, set_data
 from bridge._flax.variables import assign_raw_value, class_hooks
-from bridge._types import DICT, VARIABLE, CollectionFilter, Variable, Variables
+from bridge._types import DICT, VARIABLE, CollectionFilter, Variable
 
-from . import linen_leaves, nnx_leaves, trees
+from . import linen_leaves, nnx_leaves
 from .collections import holds_state
 from .neutral import Address, Leaf, Neutral, Path, laid_over, nest
 
@@ -178,7 +178,6 @@ def store(
     held: Mapping[Address, HeldVariable],
     *,
     update: bool = True,
-    whole: Collection[str] = (),
     boxed: bool = True,
     then: Callable[[], None] = lambda: None,
 ) -> None:
@@ -189,10 +188,10 @@ def store(
       changed: leaves; those with a Variable go into it, unless the value is the same object, and
         the others get a Variable.
       held: the Variables that are there.
-      update: whether Variables that are there are touched. If not, a leaf that has no place beside
-        them is left out.
-      whole: the collections of which `changed` holds every leaf. A variable of theirs that is not
-        among them is gone, such as one whose value was an array and is a dict now.
+      update: whether Variables that are there are touched. Then `changed` holds every leaf of its
+        collections, and a variable of theirs that is not among them is gone, such as one whose
+        value was an array and is a dict now. If not, a leaf that has no place beside what is there
+        is left out.
       boxed: whether a leaf without a metadata box says that its Variable has lost its metadata.
       then: what else belongs to the change; if it raises, nothing has happened.
 
@@ -200,7 +199,7 @@ def store(
       ReservedNameError: a name starts with the wrapper's own prefix.
       TraceContextError: a Variable or the wrapper belongs to another trace.
     """
-    new, gone = _difference(changed, held, update, whole)
+    new, gone = _difference(changed, held, update)
     tree: dict[str, Any] = {}
     if new:
         occupied = [entry.path for a, entry in held.items() if a not in gone]
@@ -221,7 +220,9 @@ def store(
                 entry.variable.set_metadata(nnx_leaves.metadata_with(entry.variable, leaf))
         for address in gone:
             _remove(wrapper, held[address].path)
-        _set(wrapper, {n: _merged(vars(wrapper).get(n), value) for n, value in tree.items()})
+        # Into copies of the dicts, so that a failing call changes nothing.
+        own = {name: value for name, value in vars(wrapper).items() if name in tree}
+        _set(wrapper, laid_over(own, tree))
         then()
     except BaseException:
         for variable, value, metadata in written:
@@ -230,28 +231,6 @@ def store(
         vars(wrapper).clear()
         vars(wrapper).update(attributes)
         raise
-
-
-def take_in(wrapper: LinenHolder, variables: Variables) -> None:
-    """Puts Linen variables into a wrapper that has none.
-
-    Raises:
-      ConversionError: a leaf is a Variable.
-      ReservedNameError: as for `store`.
-    """
-    tree = trees.nnx_tree(variables, all_variables=True, convert=as_jax_arrays)
-    _check_names(wrapper, tree)
-    _set(wrapper, tree)
-
-
-def own_variables(wrapper: LinenHolder) -> Variables:
-    """The Linen variables of a wrapper, in their boxes; the inverse of `take_in`."""
-    own = {
-        name: value
-        for name, value in vars(wrapper).items()
-        if isinstance(value, (DICT, VARIABLE)) and not is_own_name(name)
-    }
-    return trees.linen_tree(own, nnx_leaves.linens_leaf)
 
 
 def _check_names(wrapper: LinenHolder, tree: Mapping[Any, Any]) -> None:
@@ -284,11 +263,12 @@ def _set(wrapper: LinenHolder, tree: Mapping[str, Any]) -> None:
 
 
 def _difference(
-    changed: Neutral, held: Mapping[Address, HeldVariable], update: bool, whole: Collection[str]
+    changed: Neutral, held: Mapping[Address, HeldVariable], update: bool
 ) -> tuple[Neutral, list[Address]]:
     """The leaves that have no Variable, and the addresses of Variables that make room for them."""
     new = {address: leaf for address, leaf in changed.items() if address not in held}
     if update:
+        whole = {collection for collection, _ in changed}
         return new, [a for a in held if a[0] in whole and a not in changed]
     if not new:
         return new, []
@@ -306,18 +286,16 @@ def _overlap(a: Address, b: Address) -> bool:
 
 
 def as_arrays(neutral: Neutral) -> Neutral:
-    """The NumPy arrays of a restored checkpoint as JAX arrays: Variables are written into."""
-    return {
-        address: leaf._replace(value=as_jax_arrays(leaf.value)) for address, leaf in neutral.items()
-    }
-
-
-def as_jax_arrays(value: object) -> Any:
-    """The same for the value of a leaf.
+    """The NumPy arrays of a restored checkpoint as JAX arrays: Variables are written into.
 
     An array whose dtype JAX would cut, such as int64 without `jax_enable_x64`, stays a NumPy array.
     """
-    return value if isinstance(value, jax.Array) else jax.tree.map(_as_jax_array, value)
+    return {
+        address: leaf
+        if isinstance(leaf.value, jax.Array)
+        else leaf._replace(value=jax.tree.map(_as_jax_array, leaf.value))
+        for address, leaf in neutral.items()
+    }
 
 
 def _as_jax_array(value: Any) -> Any:
@@ -340,11 +318,6 @@ def _find_variables(path: Path, value: Any, found: list[tuple[Path, Variable]]) 
             _find_variables((*path, key), child, found)
     elif isinstance(value, VARIABLE):
         found.append((path, value))
-
-
-def _merged(old: Any, new: Any) -> Any:
-    """Merges `new` into copies of the dicts in `old`, so that a failing call changes nothing."""
-    return laid_over(old, new) if isinstance(old, DICT) and isinstance(new, DICT) else new
 
 
 def _remove(wrapper: LinenHolder, path: Path) -> None:

@@ -13,7 +13,7 @@ from flax.core import freeze, meta
 
 import registry
 from bridge._errors import ConversionError, mapping_error, path_text
-from bridge._types import Variables, VariableType
+from bridge._types import VARIABLE, Variables, VariableType
 
 from .collections import STATIC
 from .neutral import Leaf, Neutral, Path, is_mapping, nest, walk
@@ -121,22 +121,13 @@ def check_variables(variables: Variables) -> None:
 
     `from_variables` itself looks at the collections alone: it runs in calls.
     """
-    check_collections(variables)
-    if any(isinstance(leaf, nnx.Variable) for _, leaf in walk(variables)):
-        raise is_nnx(variables)
-
-
-def check_collections(variables: Variables) -> None:
-    """`check_variables` without a look at the leaves."""
     _check(variables)
     names = [name for name in variables if _SUBMODULE.fullmatch(name)]
     if names and "params" not in variables:
         raise mapping_error(variables, EXPECTED, _PARAMS_ALONE)
-
-
-def is_nnx(found: object) -> ConversionError:
-    """The error of Variables among Linen variables."""
-    return mapping_error(found, EXPECTED, _IS_NNX)
+    for _, leaf in walk(variables):
+        if isinstance(leaf, VARIABLE):
+            raise mapping_error(leaf, EXPECTED, _IS_NNX)
 
 
 def _check(variables: Any) -> None:

@@ -198,18 +198,6 @@ def by_address(variables: Mapping[str, Any]) -> dict[Address, Any]:
     }
 
 
-def kinds_of_leaves(tree: Mapping[Any, Any]) -> set[type]:
-    """The types of the leaves of nested mappings."""
-    kinds = set(map(type, tree.values()))
-    mappings = {kind for kind in kinds if is_mapping(kind)}
-    if mappings:
-        kinds -= mappings
-        for value in tree.values():
-            if type(value) in mappings:
-                kinds |= kinds_of_leaves(value)
-    return kinds
-
-
 # Not a generator, which would be one for each level: a ToLinen walks at each call. Nor a function
 # inside of `walk`: one that calls itself is garbage only a collection finds, and holds the leaves.
 def _walk(tree: Mapping[Any, Any], path: Path, empty: bool, found: list[tuple[Path, Any]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeAlias
 
 import jax
@@ -11,8 +11,14 @@ from flax import nnx
 
 import registry
 from bridge._errors import ConversionError, path_text
-from bridge._flax.variables import REQUIRED_METADATA, class_hooks, raw_value, variable_from_metadata
-from bridge._types import VARIABLE, Variable, VariableType
+from bridge._flax.variables import (
+    REQUIRED_METADATA,
+    class_hooks,
+    raw_value,
+    variable_from_metadata,
+    variable_maker,
+)
+from bridge._types import Variable, VariableType
 
 from .collections import ARRAYS
 from .neutral import Address, Displaced, Leaf, Neutral, Path, is_mapping, place, unplace
@@ -27,17 +33,14 @@ FIELDS_KEY = "linen_fields"
 
 # What is at a path of a State: a Variable, or an array in none.
 StateItem: TypeAlias = Variable | jax.Array
-# How an item at a path becomes a leaf: `item_leaf`, unless all Variables are Linen's own. It is
-# None for what is passed over.
-LeafOf: TypeAlias = Callable[[Path, Any, registry.Registry], Leaf | None]
+_MODULE: Any = (nnx.Pytree, nn.Module)
 
 
-def from_leaves(items: Iterable[tuple[Path, StateItem]], leaf_of: LeafOf | None = None) -> Neutral:
+def from_leaves(items: Iterable[tuple[Path, StateItem]]) -> Neutral:
     """The leaves of a State or a module.
 
     Args:
       items: (path, Variable or bare array).
-      leaf_of: how an item becomes a leaf, None for `item_leaf`.
 
     Returns:
       Every leaf by (collection, path).
@@ -47,14 +50,21 @@ def from_leaves(items: Iterable[tuple[Path, StateItem]], leaf_of: LeafOf | None 
       RegistrationConflictError: two unregistered Variable types have the same name.
     """
     active = registry.current()
-    leaf_of = leaf_of or item_leaf
     neutral: Neutral = {}
     for path, item in items:
-        if (leaf := leaf_of(path, item, active)) is None:
-            continue
+        if isinstance(item, _MODULE):
+            raise ConversionError(
+                f"{'/'.join(map(str, path))} is a {type(item).__name__} module and not a Variable;"
+                " give the module itself, or its state with nnx.state"
+            )
         address = address_of(path, item, active)
         if address in neutral:
             raise two_at(*address)
+        leaf = to_leaf(item, active)
+        is_bare = address == (ARRAYS, path) and leaf.box is None and not leaf.is_empty
+        if is_bare and isinstance(item, nnx.Variable):
+            # A bare value in this collection would come back without its Variable.
+            leaf = Leaf(leaf.value, NNXMeta, _own_metadata(item))
         neutral[address] = leaf
     return neutral
 
@@ -64,30 +74,6 @@ def two_at(collection: str, path: Path) -> ConversionError:
     return ConversionError(
         f"two Variables would be {path_text(collection, path)} in Linen; rename one of them"
     )
-
-
-def item_leaf(path: Path, item: StateItem, active: registry.Registry) -> Leaf:
-    """`to_leaf` of what is at a path of a State.
-
-    Raises:
-      ConversionError: it is a module.
-    """
-    if isinstance(item, nnx.Pytree | nn.Module):
-        raise ConversionError(
-            f"{'/'.join(map(str, path))} is a {type(item).__name__} module and not a Variable;"
-            " give the module itself, or its state with nnx.state"
-        )
-    leaf = to_leaf(item, active)
-    is_bare = leaf.box is None and address_of(path, item, active) == (ARRAYS, path)
-    if is_bare and isinstance(item, nnx.Variable) and not leaf.is_empty:
-        # A bare value in this collection would come back without its Variable.
-        return Leaf(leaf.value, NNXMeta, _own_metadata(item))
-    return leaf
-
-
-def linens_leaf(path: Path, item: StateItem, active: registry.Registry) -> Leaf | None:
-    """`to_leaf` of an attribute of a ToNNX: its Variables are Linen's, whatever else is not."""
-    return to_leaf(item, active, boxed_as_is=True) if isinstance(item, VARIABLE) else None
 
 
 def to_leaves(
@@ -102,14 +88,18 @@ def to_leaves(
         is Linen's, and an attribute of another kind is not.
     """
     active = registry.current()
+    types = {name: active.type_from_name(name) for name in {name for name, _ in neutral}}
+    # Nearly all leaves are bare, and what makes their Variable is asked once for each collection.
+    makers = {name: variable_maker(kind, bare_metadata()) for name, kind in types.items()}
     leaves: dict[Path, Any] = {}
-    for (collection, path), (target, displaced) in place(neutral, occupied).items():
-        leaf = neutral[collection, path]
-        is_array = collection == ARRAYS and leaf.box is None and not leaf.is_empty
-        if is_array and displaced is None and not all_variables:
+    for address, (target, displaced) in place(neutral, occupied).items():
+        collection, leaf = address[0], neutral[address]
+        if leaf.box is not None or displaced is not None:
+            leaves[target] = from_leaf(types[collection], leaf, displaced)
+        elif collection == ARRAYS and not leaf.is_empty and not all_variables:
             leaves[target] = leaf.value
         else:
-            leaves[target] = from_leaf(active.type_from_name(collection), leaf, displaced)
+            leaves[target] = makers[collection](leaf.value)
     return leaves
 
 

@@ -53,11 +53,3 @@ def with_static(variables: Variables, source: Variables) -> dict[str, Any]:
         if is_static(STATIC, path, leaf)
     }
     return laid_over(variables, nest(static))
-
-
-def without_static(tree: Variables) -> Variables:
-    """What is the user's in the collection `nnx`."""
-    if all(isinstance(leaf, nnx.GraphDef) for leaf in tree.values()):
-        # The usual case.
-        return {}
-    return nest({p: leaf for p, leaf in walk(tree) if not is_static(STATIC, p, leaf)})

@@ -30,69 +30,36 @@ def variable_from_metadata(
     The constructor would run the create hooks a second time and shard an annotated value at once,
     which fails without a mesh; `from_metadata` is what Flax's own merge calls.
     """
-    full = _full_metadata(var_type, metadata)
-    return var_type.from_metadata(jax.new_ref(value) if full["ref"] else value, full)
-
-
-def _full_metadata(
-    var_type: type[nnx.Variable[Any]], metadata: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Metadata with what every Variable of the type has."""
-    defaults = nnx.var_defaults()
-    full = {"hijax": defaults.hijax, "ref": defaults.ref, "eager_sharding": False}
-    full.update((hook, getattr(var_type, hook)) for hook in class_hooks(var_type))
-    full.update(metadata)
-    return full
+    return variable_maker(var_type, metadata)(value)
 
 
 def variable_maker(
     var_type: type[nnx.Variable[Any]], metadata: Mapping[str, Any]
 ) -> Callable[[Any], nnx.Variable[Any]]:
-    """`variable_from_metadata` for many values, to be used at once.
-
-    What depends on the type is asked here: its hooks, the defaults in force, and the trace.
-    """
-    full = _full_metadata(var_type, metadata)
+    """`variable_from_metadata` for many values; what depends on the type is asked once."""
+    defaults = nnx.var_defaults()
+    full = {"hijax": defaults.hijax, "ref": defaults.ref, "eager_sharding": False}
+    full.update((hook, getattr(var_type, hook)) for hook in class_hooks(var_type))
+    full.update(metadata)
     if full["ref"]:
         return lambda value: var_type.from_metadata(jax.new_ref(value), full)
-    if full["hijax"] or not (_has_slots and _is_made_by_flax(var_type)):
-        return lambda value: var_type.from_metadata(value, full)
-    trace = var_type.from_metadata(None, full)._trace_state
-
-    def make(value: object) -> nnx.Variable[Any]:
-        variable = _new(var_type)
-        _set(variable, "_trace_state", trace)
-        _set(variable, "_var_metadata", full.copy())
-        _set(variable, "_raw_value", value)
-        return variable
-
-    return make
+    return lambda value: var_type.from_metadata(value, full)
 
 
-_new: Any = object.__new__
 _set = object.__setattr__
-
-
-def _is_made_by_flax(var_type: type[nnx.Variable[Any]]) -> bool:
-    """Whether a Variable type leaves to Flax how its Variables are made of value and metadata."""
-    own, flax = (typ.from_metadata.__func__ for typ in (var_type, nnx.Variable))
-    own_new, flax_new = (typ._new.__func__ for typ in (var_type, nnx.Variable))
-    return own is flax and own_new is flax_new
 
 
 def _is_made_of_slots() -> bool:
     """A Variable is its value, its metadata and its trace, in attributes of these names."""
     metadata = dict.fromkeys(REQUIRED_METADATA, False)
     variable: Any = nnx.Variable.from_metadata(1, metadata)
-    if not hasattr(nnx.Variable, "_new"):
-        return False
     _set(variable, "_raw_value", 2)
     slots = set(nnx.Variable.__slots__) == {"_raw_value", "_trace_state", "_var_metadata"}
     is_kept = variable.get_raw_value() == 2 and variable._var_metadata == metadata
     return slots and is_kept and variable._trace_state.is_valid() is True
 
 
-_has_slots = holds("the attributes of an nnx.Variable", _is_made_of_slots, "from_metadata")
+_has_slots = holds("the attributes of an nnx.Variable", _is_made_of_slots, "set_raw_value")
 
 
 @functools.lru_cache(maxsize=1024)

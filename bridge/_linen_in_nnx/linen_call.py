@@ -138,7 +138,6 @@ class LinenCall:
             changed,
             self._held,
             update=update,
-            whole={collection for collection, _ in changed},
             boxed=self._is_boxed,
             then=lambda: self._keys.commit(used),
         )

@@ -118,15 +118,17 @@ class ToNNX(LinenHolder):
           ShardingError: an annotation does not fit the mesh in force.
         """
         check_module(module)
-        linen_leaves.check_collections(variables)
         wrapper = cls(free_module(module)[0], rngs, **options)
         wrapper._take_in(variables)
         return wrapper
 
     def _take_in(self, variables: Mapping[str, Any]) -> None:
+        linen_leaves.check_variables(variables)
         # From the host to the shards, without a whole copy on one device.
-        sharded = eager.variables_in_shards(variables, self.to_nnx__eager_sharding, name_of(self))
-        linen_attributes.take_in(self, sharded)
+        leaves = eager.in_shards(
+            linen_leaves.from_variables(variables), self.to_nnx__eager_sharding, name_of(self)
+        )
+        linen_attributes.store(self, linen_attributes.as_arrays(leaves), {})
         linen_attributes.note_collections(self, variables)
         if graphdefs := graphdefs_in(variables):
             self.to_nnx__graphdefs = graphdefs
@@ -153,7 +155,8 @@ class ToNNX(LinenHolder):
           `flax_return_frozendict` is on, a FrozenDict. The bridge's own state, such as RNG streams,
           is not among them.
         """
-        return linen_attributes.own_variables(self)
+        held = linen_attributes.held_variables(self)
+        return linen_leaves.to_variables({address: entry.leaf for address, entry in held.items()})
 
     def lazy_init(self, /, *args: object, **kwargs: object) -> Self:
         """`bridge.lazy_init` of this module."""

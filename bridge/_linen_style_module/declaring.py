@@ -13,6 +13,7 @@ from flax import nnx
 from flax.core import meta
 
 import registry
+from bridge._conversion import linen_leaves
 from bridge._conversion.collections import OUTPUTS
 from bridge._conversion.inner_boxes import boxed
 from bridge._errors import DeclarationError, MismatchError, NotInitializedError, path_text
@@ -21,7 +22,7 @@ from bridge._flax.tabulate import uncounted
 from bridge._flax.variables import raw_value
 from bridge._module_calls.calls import LinenStyle, ModuleInCall, record_of
 from bridge._module_calls.scope import Scope
-from bridge._sharding.eager import variables_in_shards
+from bridge._sharding.eager import in_shards
 from bridge._types import VariableType
 
 from . import variables
@@ -296,8 +297,9 @@ def _merged(before: object, value: object) -> Any:
 def _created(record: ModuleInCall, collection: str, name: str, value: object) -> nnx.Variable[Any]:
     if isinstance(value, meta.AxisMetadata):
         # As a layer of Flax beside it.
-        given = {collection: {name: value}}
-        value = variables_in_shards(given, None, _where(record))[collection][name]
+        leaves = linen_leaves.from_variables({collection: {name: value}})
+        placed = in_shards(leaves, None, _where(record))
+        value = linen_leaves.to_variables(placed)[collection][name]
     made = variables.made(collection, name, value)
     variables.add(record.module, collection, name, made)
     return made

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 from flax import nnx
 from flax.core import meta
 
 from bridge._conversion import linen_leaves
-from bridge._conversion.neutral import Neutral, kinds_of_leaves, laid_over
+from bridge._conversion.neutral import Neutral
 from bridge._conversion.nnx_meta import NNXMeta
 from bridge._flax.nodes import Nodes, nodes_below
 from bridge._flax.variables import LATER, assign_raw_value, mark_eager_sharding, raw_value
@@ -33,19 +33,6 @@ def in_shards(leaves: Neutral, option: bool | None, where: str) -> Neutral:
     Raises:
       ShardingError: an annotation does not fit the mesh.
     """
-    placed = _sharded(leaves, option, where)
-    return {**leaves, **linen_leaves.from_variables(placed)} if placed else leaves
-
-
-def variables_in_shards(variables: Mapping[str, Any], option: bool | None, where: str) -> Any:
-    """The same for Linen variables as a tree."""
-    if not any(issubclass(kind, meta.AxisMetadata) for kind in kinds_of_leaves(variables)):
-        return variables
-    return laid_over(variables, _sharded(linen_leaves.from_variables(variables), option, where))
-
-
-def _sharded(leaves: Neutral, option: bool | None, where: str) -> Mapping[str, Any]:
-    """The annotated ones among leaves, as Linen variables in their shards."""
     annotated = {
         address: leaf
         for address, leaf in leaves.items()
@@ -53,8 +40,10 @@ def _sharded(leaves: Neutral, option: bool | None, where: str) -> Mapping[str, A
         if leaf.box is not None and (option or leaf.fields.get("eager_sharding") is not False)
     }
     if not is_eager(option) or not annotated:
-        return {}
-    return explicit_axes.sharded(linen_leaves.to_variables(annotated), where, strict=option is True)
+        return leaves
+    boxed = linen_leaves.to_variables(annotated)
+    placed = explicit_axes.sharded(boxed, where, strict=option is True)
+    return {**leaves, **linen_leaves.from_variables(placed)}
 
 
 def constructed(

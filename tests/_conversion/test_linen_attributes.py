@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bridge
-from bridge._conversion.linen_attributes import own_variables, take_in
 from bridge._flax.objects import set_data
 from tests.drawing import drawing
 from tests.models import assert_identical
@@ -155,9 +154,8 @@ VARIABLES = {"params": {"a": {"w": ONE, "b": TWO}, "c": ONE}, "cache": {"a": {"w
 
 
 def test_what_a_wrapper_takes_in_is_what_it_has():
-    model = bridge.ToNNX(nn.Dense(2))
-    take_in(model, VARIABLES)
-    assert exact(own_variables(model)) == exact(VARIABLES)
+    model = bridge.ToNNX.from_variables(nn.Dense(2), VARIABLES)
+    assert exact(model.linen_variables()) == exact(VARIABLES)
 
 
 def test_two_variables_for_one_linen_variable_are_an_error_whoever_reads_them():

@@ -10,7 +10,6 @@ from bridge._conversion.neutral import (
     Leaf,
     as_dicts,
     by_address,
-    kinds_of_leaves,
     laid_over,
     nest,
     place,
@@ -288,9 +287,3 @@ def test_the_name_goes_in_where_the_two_meet(path, occupied, target):
     ((found, displaced),) = place([("cache", path)], [occupied]).values()
     assert found == target
     assert unplace(found, displaced) == path
-
-
-def test_the_types_of_the_leaves_are_those_of_every_leaf():
-    tree = {"a": {"b": 1, "c": flax.core.FrozenDict({"d": "x"})}, "e": 2.0, "f": {}}
-    assert kinds_of_leaves(tree) == {int, str, float}
-    assert kinds_of_leaves({}) == set()
