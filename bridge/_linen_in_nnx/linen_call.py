@@ -19,6 +19,7 @@ import registry
 from bridge import _train_eval
 from bridge._conversion import linen_attributes, linen_leaves
 from bridge._conversion.linen_attributes import LinenHolder, name_of
+from bridge._conversion.matching import compare, inputs_text
 from bridge._conversion.neutral import Neutral, as_dicts
 from bridge._conversion.own_leaves import graphdefs_in, with_graphdefs
 from bridge._errors import ImmutableCollectionError, InvalidMethodError, NotInitializedError
@@ -30,9 +31,9 @@ from bridge._module_calls.calls import mutable_around
 from bridge._randomness.live_inputs import live_inputs
 from bridge._randomness.streams import sources
 from bridge._sharding import eager, explicit_axes
-from bridge._types import CollectionFilter, Rngs
+from bridge._types import CollectionFilter, Rngs, Variables
 
-from . import misfits, mutable_filter
+from . import mutable_filter
 from .parts import At
 
 _NO_VARIABLES = (
@@ -150,8 +151,7 @@ class LinenCall:
             return self._explained(error)
 
     def _explained(self, error: Exception) -> Exception | None:
-        call, where = self._call, name_of(self._wrapper)
-        module = self._wrapper.to_nnx__module.clone(**call.fields)
+        where = name_of(self._wrapper)
         if isinstance(error, flax_errors.ModifyScopeVariableError):
             remedy = (
                 "for this call with model(…, {mutable}), for good with ToNNX(…, {mutable}), or for"
@@ -161,17 +161,37 @@ class LinenCall:
             )
             return ImmutableCollectionError(where, self._written_to(error), remedy, str(error))
         if isinstance(error, _NO_VARIABLES) and not self._held:
-            taken = f"ToNNX.from_variables({type(module).__name__}(…), variables)"
+            kind = type(self._wrapper.to_nnx__module).__name__
+            taken = f"ToNNX.from_variables({kind}(…), variables)"
             return NotInitializedError(where, f"take existing ones with {taken}")
-        inputs = (module, self._function, call.args, call.kwargs)
         if isinstance(error, (*_NO_VARIABLES, flax_errors.ScopeParamShapeError)):
-            return misfits.mismatch(*inputs, self._held, where)
+            expected = linen_leaves.from_variables(self._abstract())
+            found = {address: entry.leaf.value for address, entry in self._held.items()}
+            comparison = compare({a: leaf.value for a, leaf in expected.items()}, found)
+            called = f"{where} called with {inputs_text(self._call.args)}"
+            return None if comparison.fits else comparison.error(called)
         if self._is_eager and isinstance(error, ValueError) and self.is_creating:
             # Linen stops at the first annotation that it cannot follow.
-            wanted = misfits.shapes(*inputs)
             is_strict = self._wrapper.to_nnx__eager_sharding is True
-            return explicit_axes.misfit(wanted, where, strict=is_strict)
+            return explicit_axes.misfit(self._abstract(), where, strict=is_strict)
         return None
+
+    def _abstract(self) -> Variables:
+        """The abstract variables that these inputs would create, none if they do not fit."""
+        inputs = (CallKeys({"params": jax.random.key(0)}), self._call.args, self._call.kwargs)
+        mutable = DenyList("intermediates")
+
+        def create() -> Variables:
+            created = self._run({}, *inputs, mutable=mutable, initializing=True)[1]
+            # What the call captures is among them, whatever `mutable` says.
+            return {name: tree for name, tree in created.items() if name != "intermediates"}
+
+        try:
+            with jax.sharding.use_abstract_mesh(explicit_axes.NO_MESH):
+                return jax.eval_shape(create)
+        except Exception:
+            # Flax's own error says why.
+            return {}
 
     def _variables(self) -> dict[str, Any]:
         """The Linen variables that the call begins with; Linen appends to what was collected."""

@@ -128,8 +128,8 @@ class LinenSubmodule(dict[Any, Any]):
 
         def method(*args: object, **kwargs: object) -> Any:
             is_for_dict = _is_for_dict(args, kwargs)
-            found = None if is_for_dict else found_at(self._owner, self._path, name)
-            return (of_dict if found is None else found.value)(*args, **kwargs)
+            found = ABSENT if is_for_dict else found_at(self._owner, self._path, name)
+            return (of_dict if found is ABSENT else found)(*args, **kwargs)
 
         return method
 
@@ -140,8 +140,8 @@ class LinenSubmodule(dict[Any, Any]):
         if name in here:
             return here[name]
         found = found_at(self._owner, self._path, name)
-        if found is not None:
-            return found.value
+        if found is not ABSENT:
+            return found
         text = f"{place_text(self._owner, self._path)} has no variable, field or method {name!r}"
         if bound_at(self._owner, self._path) is None:
             text += (
@@ -209,14 +209,11 @@ def place_text(owner: LinenHolder, path: Path) -> str:
     return ".".join((name_of(owner), *map(str, path)))
 
 
-class Answer:
-    """An attribute of a Linen module; a class of its own, since None is a value too."""
-
-    def __init__(self, value: object):
-        self.value: Any = value
+# What `found_at` returns where there is no such attribute: None is a value too.
+ABSENT: Any = object()
 
 
-def found_at(owner: LinenHolder, path: tuple[str, ...], name: str) -> Answer | None:
+def found_at(owner: LinenHolder, path: tuple[str, ...], name: str) -> Any:
     """An attribute of a Linen module in a ToNNX, as the bound Linen module has it.
 
     Args:
@@ -226,19 +223,19 @@ def found_at(owner: LinenHolder, path: tuple[str, ...], name: str) -> Answer | N
 
     Returns:
       Submodules as `LinenSubmodule`s, methods so that a call goes through the wrapper, and anything
-      else as it is; None if there is no such attribute.
+      else as it is; `ABSENT` if there is no such attribute.
     """
     if name in OF_LINEN:
-        return None
+        return ABSENT
     top = owner.to_nnx__module
     is_field = name in field_names(top) and not has_any(getattr(top, name), nn.Module)
     # Binding a large module takes time, and these are known without.
     is_known = not path and (is_field or _is_method(top, name))
     module = top if is_known else bound_at(owner, path)
     if module is None:
-        return None
+        return ABSENT
     if _is_method(module, name):
-        return Answer(types.MethodType(functools.partial(run_at, path, name), owner))
+        return types.MethodType(functools.partial(run_at, path, name), owner)
     if is_own_attribute(type(module), name) or (name in vars(module) and name[0] != "_"):
         try:
             value = getattr(module, name)
@@ -248,7 +245,7 @@ def found_at(owner: LinenHolder, path: tuple[str, ...], name: str) -> Answer | N
     else:
         value = children(module).get(name)
         if not isinstance(value, nn.Module):
-            return None
+            return ABSENT
     is_traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
     if is_traced and not held_variables(owner):
         if not is_initializing(owner):
@@ -262,8 +259,8 @@ def found_at(owner: LinenHolder, path: tuple[str, ...], name: str) -> Answer | N
             return getattr(below(module, path), name)
 
         owner(method=read)
-        return Answer(getattr(LinenSubmodule(owner, path) if path else owner, name))
-    return Answer(_as_parts(owner, value))
+        return getattr(LinenSubmodule(owner, path) if path else owner, name)
+    return _as_parts(owner, value)
 
 
 def _is_method(module: nn.Module, name: str) -> bool:
@@ -291,7 +288,7 @@ def check_assigned(owner: LinenHolder, path: tuple[str, ...], name: str, value: 
     if is_part or not has_any(value, LinenSubmodule | nnx.Variable):
         return
     found = found_at(owner, path, name)
-    own = None if found is None or isinstance(found.value, LinenSubmodule) else found.value
+    own = None if isinstance(found, LinenSubmodule) else found
     is_list = not is_mapping and has_any(value, LinenSubmodule)
     if is_list or has_any(own, LinenSubmodule):
         raise InvalidModuleError(

@@ -34,7 +34,7 @@ from . import mutable_filter
 from .creation import CreatingCall
 from .linen_call import LinenCall
 from .parts import bound_at, has_any, own_attributes, part_names
-from .submodule import LinenSubmodule, check_assigned, found_at
+from .submodule import ABSENT, LinenSubmodule, check_assigned, found_at
 from .wrapped_module import call_signature, check_module, field_names, free_module
 
 
@@ -251,8 +251,8 @@ class ToNNX(LinenHolder):
             # field.
             return dict(self.to_nnx__modes).get(name, getattr(module, name, None))
         found = found_at(self, (), name)
-        if found is not None:
-            return found.value
+        if found is not ABSENT:
+            return found
         if name in ("module", "rngs"):
             warnings.warn(
                 f"ToNNX.{name} is deprecated, use to_nnx__{name}", DeprecationWarning, stacklevel=2

@@ -643,6 +643,13 @@ def test_a_wrong_input_shape_is_one_error_that_lists_every_mismatch():
     assert isinstance(error, (ValueError, flax_errors.ScopeParamShapeError))
 
 
+def test_what_a_call_captures_is_no_variable_that_is_missing():
+    model = wrapped(nn.Dense(3), X)[0]
+    with pytest.raises(bridge.MismatchError) as raised:
+        model(jnp.ones((2, 7)), capture_intermediates=True)
+    assert raised.value.missing == ()
+
+
 def test_missing_and_mis_shaped_and_unknown_variables_are_one_error():
     variables = {
         "params": {
