@@ -34,6 +34,7 @@ from ._module_calls.calls import joined
 MODE_FIELDS = ("deterministic", "use_running_average")
 # What Linen modules call an argument or a field that is true in training, and stands for both.
 TRAINING = ("train", "training", "is_training")
+MODE_NAMES = (*TRAINING, *MODE_FIELDS)
 
 _NONE: Mapping[str, Any] = types.MappingProxyType({})
 # The modes of the ToNNX whose Linen module is being called, and that ToNNX.
@@ -189,7 +190,7 @@ def _intercept(
 
 def _of_call(modes: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """The modes of one call: what its caller says of the mode, and the rest as it was set."""
-    said = {name: given[name] for name in (*TRAINING, *MODE_FIELDS) if given.get(name) is not None}
+    said = {name: given[name] for name in MODE_NAMES if given.get(name) is not None}
     if not said:
         return dict(modes)
     found = {name: value for name, value in modes.items() if name in MODE_FIELDS}
@@ -243,7 +244,7 @@ def _completed(
 def _mode_fields(module: nn.Module) -> set[str]:
     """The fields of a module that are modes; one of such a name may hold a submodule instead."""
     own = type(module).__dataclass_fields__
-    names = [name for name in (*MODE_FIELDS, *TRAINING) if name in own]
+    names = [name for name in MODE_NAMES if name in own]
     return {name for name in names if isinstance(getattr(module, name), bool | None)}
 
 

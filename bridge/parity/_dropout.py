@@ -10,14 +10,11 @@ from typing import Any
 from flax import linen as nn
 from flax import nnx
 
+from bridge._train_eval import TRAINING
+
 _RATES = ("rate", "dropout_rate")
 # Names of the argument, and the value that turns dropout off.
-_SWITCHES: Mapping[str, bool] = {
-    "deterministic": True,
-    "train": False,
-    "training": False,
-    "is_training": False,
-}
+_SWITCHES: Mapping[str, bool] = {"deterministic": True, **dict.fromkeys(TRAINING, False)}
 
 
 def is_dropping(

@@ -20,20 +20,15 @@ from bridge._conversion import nnx_leaves
 from bridge._conversion.neutral import Address, Leaf, Neutral
 from bridge._errors import UnboundAxisError
 from bridge._flax.traces import unbound_axis
+from bridge._train_eval import MODE_FIELDS, TRAINING
 
 from ._arrays_apart import under_axes
 
-EVALUATION = {"deterministic": True, "use_running_average": True}
-TRAINING_MODES = {"deterministic": False, "use_running_average": False}
+EVALUATION = dict.fromkeys(MODE_FIELDS, True)
+TRAINING_MODES = dict.fromkeys(MODE_FIELDS, False)
 # Running statistics are updated and nothing is dropped; what Linen modules call an argument that is
 # true in training is set besides.
-UPDATING = {
-    "deterministic": True,
-    "use_running_average": False,
-    "train": True,
-    "training": True,
-    "is_training": True,
-}
+UPDATING = {**EVALUATION, "use_running_average": False, **dict.fromkeys(TRAINING, True)}
 
 # The note on an error of a model: this, and the model's side.
 RAISED_BY = "raised by"

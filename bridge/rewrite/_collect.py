@@ -12,6 +12,8 @@ from typing import Any
 
 from flax import linen as nn
 
+from bridge._train_eval import MODE_FIELDS
+
 from ._class_fields import fields_of
 from ._function_plans import FunctionPlan, find_known, function_plan, taint_of
 from ._layer_classes import layer_base
@@ -22,7 +24,6 @@ from ._source import Source, is_free, is_self, source_of
 
 # Those that have a namesake in NNX.
 _BASES = (nn.Module, nn.RNNCellBase)
-_MODES = ("use_running_average", "deterministic")
 
 
 def inside_of(root: type | None, files: tuple[str, ...] = ()) -> Callable[[str], bool]:
@@ -209,7 +210,7 @@ def _modes(program: Program) -> None:
             for instance in own:
                 value = instance.fields.get(field.name)
                 if isinstance(value, functools.partial):
-                    modes = {m for m in _MODES if isinstance(value.keywords.get(m), bool)}
+                    modes = {m for m in MODE_FIELDS if isinstance(value.keywords.get(m), bool)}
                     if modes:
                         plan.carried.setdefault(field.name, set()).update(modes)
     changed = True

@@ -13,11 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from bridge._train_eval import MODE_NAMES, TRAINING
+
 _SMALL = 4
 _LOW = ("bfloat16", "float16")
 # What a field gets that may be an initializer and is None.
 _INITIALIZER = nn.initializers.normal(0.1)
-MODE_NAMES = ("train", "training", "is_training", "deterministic", "use_running_average")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Varied:
     def is_training(self) -> bool:
         """Whether a mode is flipped to training."""
         name, _, value = self.what.rpartition(".")[2].partition("=")
-        is_train = name in ("train", "training", "is_training")
+        is_train = name in TRAINING
         return name in MODE_NAMES and value == str(is_train)
 
 
@@ -280,7 +281,7 @@ def training_kwargs(entry: Entry) -> dict[str, Any] | None:
     """The same for training; None if the call has no mode, or is in training already."""
     given = entry_kwargs(entry)
     names = [name for name in _modes(entry) if name in given]
-    training = {name: name in ("train", "training", "is_training") for name in names}
+    training = {name: name in TRAINING for name in names}
     if not names or all(given[name] == training[name] for name in names):
         return None
     return {**given, **training}

@@ -18,8 +18,10 @@ from typing import Any
 import jax
 from flax import nnx
 
+from bridge._train_eval import MODE_NAMES
+
 from ._build import Maker, importable
-from ._entries import MODE_NAMES, Entry, Varied, difference, shaped
+from ._entries import Entry, Varied, difference, shaped
 from ._files import NewFile
 from ._function_plans import FunctionPlan
 from ._other_values import other_sizes, other_values, types_of

@@ -6,6 +6,8 @@ import ast
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from bridge._train_eval import MODE_FIELDS
+
 from ._caches import CACHE, is_cache
 from ._candidates import Candidates
 from ._choices import choice_edits
@@ -18,7 +20,6 @@ from ._records import Making
 from ._references import References
 from ._sizes import Sizes
 from ._source import COMPREHENSIONS, Edit, is_fixed, is_self, loops_around, names_in
-from ._taint import MODES
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
@@ -227,7 +228,7 @@ class Method:
         return [
             k
             for k in node.keywords
-            if k.arg in MODES and (self.taint.touches(k.value) or is_fixed(k.value))
+            if k.arg in MODE_FIELDS and (self.taint.touches(k.value) or is_fixed(k.value))
         ]
 
     def _without(self, node: ast.Call, keywords: list[ast.keyword]) -> Iterator[Edit]:

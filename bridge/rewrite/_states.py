@@ -8,8 +8,9 @@ from typing import Any
 
 from flax import linen as nn
 
+from bridge._train_eval import MODE_NAMES
+
 from ._cells import is_cell
-from ._entries import MODE_NAMES
 from ._known_branches import branch_edits
 from ._method import Method
 from ._paths_below import below

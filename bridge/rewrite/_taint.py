@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator
 
+from bridge._train_eval import MODE_FIELDS
+
 from ._dimensions import Dimensions
 from ._growth import grown_name, is_growth
 from ._source import bound_in, is_self, names_in
 
 # Functions whose result has the items of what they are given.
 SAME_ITEMS = ("reversed", "list", "tuple")
-MODES = ("use_running_average", "deterministic")
 STATEFUL = (
     "param",
     "variable",
@@ -107,7 +108,7 @@ def _walk(node: ast.AST) -> Iterator[ast.AST]:
     """A tree without the modes that constructors and partials are given: they move to the calls."""
     yield node
     for child in ast.iter_child_nodes(node):
-        if not (isinstance(child, ast.keyword) and child.arg in MODES):
+        if not (isinstance(child, ast.keyword) and child.arg in MODE_FIELDS):
             yield from _walk(child)
 
 
