@@ -7,15 +7,16 @@ from flax import linen as nn
 from flax import nnx
 from flax.nnx import bridge as peer
 from flax.traverse_util import flatten_dict
-from hypothesis import given, settings
+from hypothesis import given
 
 import bridge
 from tests._linen_style_module.generated_classes import X, blocks, model
+from tests.drawing import drawing
 
 # The bodies are Linen's, where this is how a variable is written.
 pytestmark = pytest.mark.filterwarnings("ignore:'.value':DeprecationWarning")
 
-EXAMPLES = settings(max_examples=25)
+EXAMPLES = drawing(25)
 KEYS = {"params": 0, "noise": 1}
 
 

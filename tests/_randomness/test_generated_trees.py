@@ -5,17 +5,18 @@ import jax
 import pytest
 from flax import linen as nn
 from flax import nnx
-from hypothesis import example, given, settings
+from hypothesis import example, given
 
 import bridge
 from tests._randomness.random_models import LinenTree, NnxTree, drawn, shared
+from tests.drawing import drawing
 from tests.models import assert_identical
 
 STREAMS = ("dropout", "noise")
 # Joined, these can be taken for each other.
 NAMES = ("a", "b", "ab", "ba", "aba")
 # Each example compiles programs of its own.
-EXAMPLES = settings(max_examples=6)
+EXAMPLES = drawing(6)
 
 
 def leaves(*kinds):

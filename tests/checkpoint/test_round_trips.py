@@ -14,13 +14,14 @@ import pytest
 from flax import linen as nn
 from flax import nnx
 from flax.core import FrozenDict, freeze, meta
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import bridge
 import registry
 from bridge import checkpoint
 from bridge._flax.variables import variable_from_metadata
+from tests.drawing import drawing
 from tests.strategies import (
     Documented,
     Sealed,
@@ -95,7 +96,7 @@ def saved(tree, **options):
     return path
 
 
-@settings(max_examples=10)
+@drawing(10)
 @given(linen_variables(bare_leaves() | storable(linen_boxes())))
 def test_linen_variables_come_back_with_and_without_a_target(variables):
     before = exact(variables)
@@ -108,7 +109,7 @@ def test_linen_variables_come_back_with_and_without_a_target(variables):
     assert exact(with_target) == before == exact(variables)
 
 
-@settings(max_examples=8)
+@drawing(8)
 @given(storable(states()))
 def test_a_state_comes_back_into_a_state_of_the_same_form(state):
     try:

@@ -3,10 +3,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax import nnx
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge import port
+from tests.drawing import drawing
 from tests.port.cases import random_values
 from tests.port.models import shapes_of
 from tests.strategies import exact
@@ -99,7 +100,7 @@ SPECS = st.lists(
 
 
 @given(SPECS, st.integers(0, 2**32 - 1))
-@settings(max_examples=8)
+@drawing(8)
 def test_models_of_mixed_layers_agree_and_come_back_bitwise(specs, seed):
     linen = LinenGroup(specs)
     shapes = shapes_of(linen, X)
@@ -117,7 +118,7 @@ def test_models_of_mixed_layers_agree_and_come_back_bitwise(specs, seed):
 
 
 @given(SPECS, st.data())
-@settings(max_examples=8)
+@drawing(8)
 def test_any_leaf_taken_away_from_a_model_of_mixed_layers_is_found(specs, data):
     variables = jax.tree.map(np.asarray, random_values(shapes_of(LinenGroup(specs), X)))
     model = nnx.eval_shape(lambda: Group(specs, nnx.Rngs(0)))
