@@ -40,7 +40,13 @@ from bridge._flax.objects import DATA_ATTRIBUTES, ObjectState
 
 T = TypeVar("T")
 
+
+class ByValue(weakref.ref[Any]):
+    """Stands for an object that its own `==` tells, and does not keep it alive."""
+
+
 _ATOMS = frozenset({int, bool, str, bytes, type(None), type(Ellipsis), types.CodeType, range})
+_ATOMS |= {ByValue}
 # Immutable, and compared by value.
 _VALUES = (
     np.dtype,

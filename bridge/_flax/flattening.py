@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -57,7 +57,7 @@ class GraphDefBuilder:
 
     Attributes:
       leaves: type and metadata of the Variable for each leaf, None for a bare array.
-      has_only_objects: whether every node is an NNX object or a Variable with a plain value, and no
+      has_only_objects: whether every node is an NNX object or a Variable, and no
         static attribute is a container of its own. All that can change in such a module are the
         attributes and flags of objects, and the values and metadata of Variables.
     """
@@ -113,25 +113,18 @@ class GraphDefBuilder:
             is_variable = isinstance(item, graphdefs.VariableDef)
             of = (item.type, dict(item.metadata)) if is_variable else None
             self.leaves.append(of)
-        if isinstance(item, graphdefs.VariableDef):
-            flags = item.metadata["hijax"], item.metadata["ref"]
-            is_plain = not (item.array_refdef or any(flags))
-        else:
-            is_plain = isinstance(item, graphdefs.LeafAttr | graphdefs.NodeRef) or is_object(item)
-        self.has_only_objects &= is_plain
+        self.has_only_objects &= isinstance(item, _NO_CONTAINERS) or is_object(item)
 
-    def build(self, leaves: Iterable[Any], plain: Collection[int] = ()) -> Built:
+    def build(self, leaves: Iterable[Any]) -> Built:
         """Makes the module; the inverse of `flatten`.
 
         Args:
           leaves: Variables, or their values, and bare arrays, in the order of the GraphDef.
-          plain: the indices of leaves whose Variables are to be plain ones, whatever the GraphDef
-            says: neither references nor hijax Variables.
         """
         held: list[Any] = []
         variables: list[nnx.Variable[Any] | None] = []
-        for i, (leaf, of) in enumerate(zip(leaves, self.leaves, strict=True)):
-            held.append(leaf if of is None else _variable(leaf, *of, is_plain=i in plain))
+        for leaf, of in zip(leaves, self.leaves, strict=True):
+            held.append(leaf if of is None else _variable(leaf, *of))
             variables.append(None if of is None else held[-1])
         nodes: Any = {}
         attributes = self._attributes
@@ -150,15 +143,14 @@ class GraphDefBuilder:
         return Built(module, variables, [nodes[number] for number in self._objects])
 
 
-def _variable(
-    leaf: object, kind: type[nnx.Variable[Any]], metadata: dict[str, Any], *, is_plain: bool
-) -> Any:
+_NO_CONTAINERS = (graphdefs.VariableDef, graphdefs.LeafAttr, graphdefs.NodeRef)
+
+
+def _variable(leaf: object, kind: type[nnx.Variable[Any]], metadata: dict[str, Any]) -> Any:
     """The Variable around a value, or the one that is given."""
     # Cheap test first: a failing `isinstance(leaf, nnx.Variable)` is slow.
     if not isinstance(leaf, jax.Array) and isinstance(leaf, nnx.Variable):
         return leaf
-    if is_plain:
-        metadata = {**metadata, "hijax": False, "ref": False}
     return kind.from_metadata(leaf, metadata)
 
 

@@ -11,7 +11,7 @@ import registry
 from bridge._conversion.collections import ARRAYS
 from bridge._conversion.neutral import Address, Path, unplace
 from bridge._conversion.nnx_leaves import DISPLACED_KEY
-from bridge._flax.graphdefs import NodeRef, VariableDef, leaves_of
+from bridge._flax.graphdefs import VariableDef, leaves_of
 
 
 class GraphDefLeaf(NamedTuple):
@@ -22,8 +22,6 @@ class GraphDefLeaf(NamedTuple):
       address: the (collection, path) in Linen variables.
       var_type: the Variable type, None for a bare array.
       metadata: the Variable's metadata.
-      is_reference: whether the Variable holds an array reference.
-      is_special: whether it does, of its own, or is a hijax Variable.
       is_rng: whether this is the key or the count of an RNG stream.
       has_fixed_shape: whether its value keeps its shape, as those of a cache need not.
     """
@@ -32,8 +30,6 @@ class GraphDefLeaf(NamedTuple):
     address: Address
     var_type: type[nnx.Variable[Any]] | None
     metadata: Any
-    is_reference: bool
-    is_special: bool
     is_rng: bool
     has_fixed_shape: bool
 
@@ -50,16 +46,12 @@ class GraphDefLeaves(tuple[GraphDefLeaf, ...]):
       places: the addresses of the leaves in Linen variables, in order.
       addresses: the same as a set.
       rng: the indices of those that are RNG state.
-      references: the indices of those whose Variable holds an array reference.
-      special: the indices of those whose Variable does, of its own, or is a hijax one.
     """
 
     registry: registry.Registry
     places: tuple[Address, ...]
     addresses: frozenset[Address]
     rng: list[int]
-    references: list[int]
-    special: frozenset[int]
 
     def __new__(cls, graphdef: nnx.GraphDef[Any], active: registry.Registry) -> Self:
         self = super().__new__(cls, _leaves(graphdef, active))
@@ -67,29 +59,20 @@ class GraphDefLeaves(tuple[GraphDefLeaf, ...]):
         self.places = tuple(slot.address for slot in self)
         self.addresses = frozenset(self.places)
         self.rng = [i for i, slot in enumerate(self) if slot.is_rng]
-        self.references = [i for i, slot in enumerate(self) if slot.is_reference]
-        self.special = frozenset(i for i, slot in enumerate(self) if slot.is_special)
         return self
 
 
 def _leaves(graphdef: nnx.GraphDef[Any], active: registry.Registry) -> Iterator[GraphDefLeaf]:
-    definitions: Any = graphdef.nodes
-    references = [d.array_refdef for d in definitions if isinstance(d, VariableDef)]
-    shared = {reference.index for reference in references if isinstance(reference, NodeRef)}
     for path, item in leaves_of(graphdef):
         if not isinstance(item, VariableDef):
-            yield GraphDefLeaf(path, (ARRAYS, path), None, None, False, False, False, False)
+            yield GraphDefLeaf(path, (ARRAYS, path), None, None, False, False)
             continue
         found: Any = item
-        is_reference = found.array_refdef is not None
-        is_shared = is_reference and found.array_refdef.index in shared
         yield GraphDefLeaf(
             path,
             (active.name_from_type(found.type), unplace(path, found.metadata.get(DISPLACED_KEY))),
             found.type,
             found.metadata,
-            is_reference,
-            not is_shared and (is_reference or found.metadata["hijax"]),
             issubclass(found.type, nnx.RngState),
             issubclass(found.type, nnx.Param | nnx.BatchStat),
         )

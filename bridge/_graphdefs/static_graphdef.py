@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import operator
 import pickle
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import jax
@@ -17,8 +15,9 @@ from flax import linen as nn
 from flax import nnx, serialization
 
 import registry
-from bridge._conversion.neutral import Address, Path
-from bridge._fingerprint import Fingerprint, Look, identity, told_by
+from bridge._conversion.neutral import Path
+from bridge._errors import InvalidModuleError
+from bridge._fingerprint import ByValue, Fingerprint, Look, told_by
 from bridge._flax import graphdefs
 from bridge._flax.flattening import GraphDefBuilder, flatten
 from bridge._flax.objects import DATA_NOTE, ObjectState
@@ -35,74 +34,21 @@ class Origin(NamedTuple):
 
     Attributes:
       constructor: the fingerprint of the constructor and its arguments.
-      constructed: the definition of the module before a call gave it another one, None if none did.
+      is_changed: whether a call has given the module another definition.
     """
 
     constructor: Fingerprint
-    constructed: StaticGraphDef | None = None
-
-
-class Told(NamedTuple):
-    """What a GraphDef holds.
-
-    Attributes:
-      fingerprint: its fingerprint.
-      objects: as in `Look`, without containers, of which every module gets its own.
-      is_bound: whether a bound Linen module is among them. That has the variables of one call, and
-        every call has its own.
-    """
-
-    fingerprint: Fingerprint
-    objects: list[Any]
-    is_bound: bool
-
-
-def told(graphdef: nnx.GraphDef[Any]) -> Told:
-    """What a GraphDef holds at this moment, for whoever made it, whatever its attributes are.
-
-    Python's own `==` does not tell: two lambdas of one line are never equal, an array has none, and
-    1 == 1.0 == True, which programs compute different things with.
-    """
-    nodes: Any = graphdef.nodes
-    attributes: Any = graphdef.attributes
-    shape: list[Any] = [graphdef.num_leaves]
-    parts: list[Any] = []
-    for node in nodes:
-        metadata: Any = getattr(node, "metadata", None)
-        reference: Any = getattr(node, "array_refdef", None)
-        shape += (type(node), node.index, getattr(node, "num_attributes", None))
-        shape += (type(reference), getattr(reference, "index", None))
-        treedef = getattr(metadata, "treedef", None)
-        if treedef is not None:
-            # Of a container that JAX knows; Flax makes another tuple each time.
-            metadata = *metadata.key_index.items(), treedef
-        parts += (getattr(node, "type", None), metadata)
-    for name, kind in attributes:
-        shape += (type(name), name, type(kind))
-        value = getattr(kind, "value", None)
-        # Names and booleans, which the note's own methods would return one after the other.
-        parts.append(repr(value) if name == DATA_NOTE else value)
-    look = Look(tuple(parts), made=True)
-    key, identities = look.fingerprint
-    objects: list[Any] = []
-    is_bound = False
-    for held in look.objects:
-        if type(held) not in _CONTAINERS:
-            objects.append(held)
-            is_bound |= isinstance(held, nn.Module) and held.scope is not None
-    return Told(Fingerprint((*shape, *key), identities), objects, is_bound)
-
-
-_CONTAINERS = frozenset({list, dict, set, frozenset, OwnMethod, ObjectState})
+    is_changed: bool = False
 
 
 class StaticGraphDef(nnx.GraphDef[Any]):
     """A GraphDef whose hash is computed once and which is first compared by identity.
 
-    `jax.jit` hashes and compares the static parts of its arguments at every call. Equal GraphDefs
-    are one object as long as somebody holds it (see `intern`), so both cost nothing.
+    `jax.jit` hashes and compares the static parts of its arguments at every call. Definitions that
+    have been found equal have one fingerprint, so both cost nothing.
 
-    It is a pytree without leaves.
+    It is a pytree without leaves. Its Variables are plain ones: neither references, whose updates
+    nothing tells from a read, nor hijax Variables, which cannot be differentiated.
 
     Args:
       graphdef: any GraphDef in graph mode.
@@ -111,25 +57,26 @@ class StaticGraphDef(nnx.GraphDef[Any]):
       given: which bare arrays are arguments of the constructor.
 
     Attributes:
-      shapes: the avals as what can be hashed.
+      is_bound: whether it is of a module that holds a bound Linen module, which has the variables
+        of one call.
     """
 
     __slots__ = (
         "__weakref__",
         "_blueprint",
         "_hash",
+        "_look",
         "_slots",
-        "_told",
         "avals",
         "given",
+        "is_bound",
         "origin",
-        "shapes",
     )
 
     avals: tuple[Any, ...] | None
     origin: Origin | None
     given: Given
-    shapes: tuple[Any, ...] | None
+    is_bound: bool
 
     # `nn.tabulate` writes down the fields of every dataclass in the variables: pages for a model.
     __dataclass_fields__: ClassVar[dict[str, Any]] = {}
@@ -141,19 +88,15 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         origin: Origin | None = None,
         given: Given = (),
     ):
-        super().__init__(graphdef.nodes, graphdef.attributes, graphdef.num_leaves)
-        shapes: list[Any] = []
-        for aval in avals or ():
-            is_array = isinstance(aval, jax.ShapeDtypeStruct)
-            # A pytree of avals need not be hashable.
-            shapes.append((aval.shape, aval.dtype) if is_array else str(aval))
-        object.__setattr__(self, "shapes", avals and tuple(shapes))
-        for name, value in (("avals", avals), ("origin", origin), ("given", given)):
+        nodes = _with_plain_variables(graphdef.nodes)
+        super().__init__(nodes, graphdef.attributes, graphdef.num_leaves)
+        facts = {"avals": avals, "origin": origin, "given": given, "is_bound": False}
+        for name, value in facts.items():
             object.__setattr__(self, name, value)
 
     def __hash__(self) -> int:
         if not hasattr(self, "_hash"):
-            object.__setattr__(self, "_hash", hash(self.told.fingerprint.key))
+            object.__setattr__(self, "_hash", hash(self.look.fingerprint.key))
         return self._hash
 
     def __eq__(self, other: object) -> bool:
@@ -161,21 +104,19 @@ class StaticGraphDef(nnx.GraphDef[Any]):
             return True
         if not isinstance(other, nnx.GraphDef):
             return NotImplemented
-        # A wrapped Linen module has shapes that its GraphDef does not tell.
-        avals = (self.avals, other.avals if isinstance(other, StaticGraphDef) else None)
-        if None not in avals and avals[0] != avals[1]:
-            return False
-        if self.given != (other.given if isinstance(other, StaticGraphDef) else ()):
-            return False
         if not isinstance(other, StaticGraphDef):
             # As Flax compares them.
             theirs = other.num_leaves, other.nodes, other.attributes
             return (self.num_leaves, self.nodes, self.attributes) == theirs
-        mine, theirs = self.told.fingerprint, other.told.fingerprint
-        if mine.key != theirs.key:
-            return False
+        mine, theirs = self.look.fingerprint, other.look.fingerprint
         # One constructor, run twice, makes equal objects of what nobody can look into.
-        return mine.identities == theirs.identities or _are_made_alike(self.origin, other.origin)
+        is_equal = mine.key == theirs.key and (
+            mine.identities == theirs.identities or _are_made_alike(self.origin, other.origin)
+        )
+        if is_equal:
+            # The keys are long, and comparing one with itself takes no time.
+            object.__setattr__(other, "_look", self.look)
+        return is_equal
 
     def __repr__(self) -> str:
         # A model's variables are printed often, and the full definition is pages long.
@@ -196,11 +137,40 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         return self
 
     @property
-    def told(self) -> Told:
-        """What it held when it was made, which is what programs are compiled with."""
-        if not hasattr(self, "_told"):
-            object.__setattr__(self, "_told", told(self))
-        return self._told
+    def look(self) -> Look:
+        """What it held when it was first compared or stored, for whoever made it.
+
+        Python's own `==` does not tell: two lambdas of one line are never equal, an array has none,
+        and 1 == 1.0 == True, which programs compute different things with.
+        """
+        if not hasattr(self, "_look"):
+            # A pytree of avals need not be hashable.
+            shapes = [
+                (x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else str(x)
+                for x in self.avals or ()
+            ]
+            parts: list[Any] = [self.given]
+            nodes: Any = self.nodes
+            attributes: Any = self.attributes
+            for node in nodes:
+                metadata: Any = getattr(node, "metadata", None)
+                treedef = getattr(metadata, "treedef", None)
+                if treedef is not None:
+                    # Of a container that JAX knows; Flax makes another tuple each time.
+                    metadata = *metadata.key_index.items(), treedef
+                about = getattr(node, "type", None), getattr(node, "num_attributes", None)
+                parts.append((type(node).__name__, node.index, *about, metadata))
+            for name, item in attributes:
+                value = getattr(item, "value", None)
+                # Names and booleans, which the note's own methods would return one after the other.
+                held = repr(value) if name == DATA_NOTE else value
+                parts.append((name, type(item).__name__, held))
+            look = Look(parts, made=True)
+            key, identities = look.fingerprint
+            # Equal dtypes of keys may be one object or two, which a look would tell apart.
+            look.fingerprint = Fingerprint((self.avals is None, *shapes, *key), identities)
+            object.__setattr__(self, "_look", look)
+        return self._look
 
     @property
     def blueprint(self) -> GraphDefBuilder:
@@ -221,10 +191,7 @@ class StaticGraphDef(nnx.GraphDef[Any]):
         return slots
 
 
-told_by(StaticGraphDef, lambda graphdef: (identity(graphdef),))
-
-_interned: weakref.WeakValueDictionary[int, StaticGraphDef] = weakref.WeakValueDictionary()
-_lock = threading.Lock()
+told_by(StaticGraphDef, lambda graphdef: (ByValue(graphdef),))
 
 
 # Not by `register_static`, which would flatten it by two functions of Python in every dispatch.
@@ -233,89 +200,64 @@ jax.tree_util.register_pytree_node(
 )
 
 
-def intern(
-    graphdef: nnx.GraphDef[Any],
-    avals: tuple[Any, ...] | None = None,
-    origin: Origin | None = None,
-    given: Given = (),
-) -> StaticGraphDef:
-    """The one `StaticGraphDef` of the very objects that a GraphDef consists of.
+def as_static(graphdef: nnx.GraphDef[Any]) -> StaticGraphDef:
+    """A GraphDef as variables hold it, the same one if it is that."""
+    return graphdef if isinstance(graphdef, StaticGraphDef) else StaticGraphDef(graphdef)
 
-    Args:
-      graphdef: any GraphDef in graph mode.
-      avals: shape and dtype of its leaves.
-      origin: what the module was constructed from.
-      given: which bare arrays are arguments of the constructor.
 
-    Returns:
-      The same object for equal arguments, as far as they hold the same objects; without an origin,
-      one that was made with any.
+def _with_plain_variables(nodes: Iterable[Any]) -> list[Any]:
+    """The nodes of a GraphDef with Variables that are neither references nor hijax ones.
+
+    Raises:
+      InvalidModuleError: two Variables hold one reference, and would be two.
     """
-    if isinstance(graphdef, StaticGraphDef):
-        return graphdef
-    static = StaticGraphDef(graphdef, avals, origin, given)
-    mine = told(graphdef)
-    object.__setattr__(static, "_told", mine)
-    facts = mine.fingerprint.key, static.shapes
-    with _lock:
-        found = _interned.setdefault(hash((*facts, origin, given)), static)
-        if origin is not None:
-            # A pickle does not hold the origin.
-            _interned.setdefault(hash((*facts, None, given)), found)
-    # The key is a hash, so check for collisions.
-    is_same = found is static or (
-        found.told.fingerprint == mine.fingerprint
-        and len(found.told.objects) == len(mine.objects)
-        # They hold the same now, and need not after a call.
-        and all(map(operator.is_, found.told.objects, mine.objects))
-        and (found.shapes, found.given) == (static.shapes, given)
-        and origin in (None, found.origin)
-    )
-    return found if is_same else static
+    plain: list[Any] = []
+    for node in nodes:
+        metadata = node.metadata if isinstance(node, graphdefs.VariableDef) else {}
+        if not (metadata.get("ref") or metadata.get("hijax")):
+            plain.append(node)
+            continue
+        if isinstance(node.array_refdef, graphdefs.NodeRef):
+            raise InvalidModuleError(
+                "ToLinen",
+                node.type.__name__,
+                "Variables that hold references of their own",
+                "two of them hold one: give them one Variable instead",
+            )
+        metadata = type(metadata)({**metadata, "ref": False, "hijax": False})
+        plain.append(dataclasses.replace(node, metadata=metadata, array_refdef=None))
+    return plain
 
 
 def _are_made_alike(a: Origin | None, b: Origin | None) -> bool:
     """Whether one constructor with the same arguments made two modules, which no call changed."""
-    return a is not None and a == b and a.constructed is None
+    return a is not None and a == b and not a.is_changed
 
 
 def split(
     module: nnx.Pytree, origin: Origin | None = None, given: Given = ()
 ) -> tuple[StaticGraphDef, list[Any]]:
-    """A module's GraphDef and its leaves (Variables and bare arrays) in order."""
-    graphdef, leaves = flatten(module)
-    return intern(graphdef, tuple(map(_aval, leaves)), origin, given), leaves
+    """A module's GraphDef and its leaves (Variables and bare arrays) in order.
 
-
-def with_given(graphdef: StaticGraphDef, given: Given) -> StaticGraphDef:
-    """The GraphDef with other bare arrays noted as arguments of the constructor."""
-    if graphdef.given == given:
-        return graphdef
-    plain = nnx.GraphDef(graphdef.nodes, graphdef.attributes, graphdef.num_leaves)
-    return intern(plain, graphdef.avals, graphdef.origin, given)
-
-
-def with_metadata(
-    graphdef: StaticGraphDef, originals: Mapping[Address, Mapping[str, Any]]
-) -> StaticGraphDef:
-    """The GraphDef with other metadata for the Variables at some addresses.
-
-    A Variable that holds a reference by that metadata gets one.
+    The GraphDef is the one from before, if it holds the very same objects: it knows its slots.
     """
-    slots = graphdef.slots
-    # A slot has the very metadata of its node.
-    wanted = {id(s.metadata): originals[s.address] for s in slots if s.address in originals}
-    unused = itertools.count(len(graphdef.nodes) + graphdef.num_leaves)
-    nodes: list[Any] = []
-    for node in graphdef.nodes:
-        metadata = wanted.get(id(getattr(node, "metadata", None)))
-        if metadata is None:
-            nodes.append(node)
-            continue
-        reference = graphdefs.ArrayRefDef(next(unused), None) if metadata["ref"] else None
-        nodes.append(dataclasses.replace(node, metadata=metadata, array_refdef=reference))
-    changed = nnx.GraphDef(nodes, graphdef.attributes, graphdef.num_leaves)
-    return intern(changed, graphdef.avals, graphdef.origin, graphdef.given)
+    graphdef, leaves = flatten(module)
+    static = StaticGraphDef(graphdef, tuple(map(_aval, leaves)), origin, given)
+    key: list[Any] = [static.look.fingerprint, origin]
+    is_bound = False
+    for held in static.look.objects:
+        # Objects that hold the same now need not do so after a call; containers are the module's.
+        if type(held) not in _CONTAINERS:
+            key.append(id(held))
+            is_bound |= isinstance(held, nn.Module) and held.scope is not None
+    object.__setattr__(static, "is_bound", is_bound)
+    with _lock:
+        return _known.setdefault(tuple(key), static), leaves
+
+
+_known: weakref.WeakValueDictionary[Any, StaticGraphDef] = weakref.WeakValueDictionary()
+_lock = threading.Lock()
+_CONTAINERS = frozenset({list, dict, set, frozenset, OwnMethod, ObjectState})
 
 
 def _aval(leaf: object) -> Any:
@@ -366,7 +308,7 @@ def _restore(
     avals: tuple[Any, ...] | None,
     given: Given = (),
 ) -> StaticGraphDef:
-    return intern(nnx.GraphDef(nodes, attributes, num_leaves), avals, None, given)
+    return StaticGraphDef(nnx.GraphDef(nodes, attributes, num_leaves), avals, None, given)
 
 
 # A GraphDef is code, not data: a checkpoint holds an empty dict in its place, and restoring into

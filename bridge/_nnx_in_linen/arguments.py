@@ -14,7 +14,6 @@ from flax.core import FrozenDict
 
 from bridge._errors import InvalidModuleError
 from bridge._fingerprint import fingerprint
-from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.static_graphdef import Given, StaticGraphDef
 
 
@@ -88,7 +87,7 @@ class Existing:
 
 
 def _existing(parts: tuple[Any, ...], avals: tuple[Any, ...] | None, given: Given) -> Existing:
-    return Existing(static_graphdef.intern(nnx.GraphDef(*parts), avals, None, given))
+    return Existing(StaticGraphDef(nnx.GraphDef(*parts), avals, None, given))
 
 
 def freeze_arguments(

@@ -67,9 +67,6 @@ class BoundModule:
 
     Args:
       found: the variables and the module's definition; every leaf but RNG state has to be there.
-      is_mutable: whether updates of a collection are kept. Where they are not, Variables are plain
-        ones: neither references, whose updates nothing tells from a read, nor hijax Variables,
-        which cannot be differentiated.
       keys: the keys of the call, None if it has none.
 
     Attributes:
@@ -79,12 +76,7 @@ class BoundModule:
       changes: what the call has changed, None before it.
     """
 
-    def __init__(
-        self,
-        found: MatchedVariables,
-        is_mutable: Callable[[str], bool] = lambda collection: True,
-        keys: GivenKeys | None = None,
-    ):
+    def __init__(self, found: MatchedVariables, keys: GivenKeys | None = None):
         self.found = found
         graphdef, slots = found.graphdef, found.slots
         values = found.values
@@ -93,13 +85,9 @@ class BoundModule:
             for i in slots.rng:
                 values[i] = self.streams.value(slots[i], found.avals[i], values[i])
         before = {slot.address: value for slot, value in zip(slots, values, strict=True)}
-        plain = {i for i in slots.special if not is_mutable(slots[i].address[0])}
         # A call may write into a list or dict that a Variable holds.
         leaves = [value if isinstance(value, jax.Array) else taken(value) for value in values]
-        for i in slots.references:
-            if i not in plain:
-                leaves[i] = jax.new_ref(leaves[i])
-        built = graphdef.blueprint.build(leaves, plain)
+        built = graphdef.blueprint.build(leaves)
         self.module = built.module
         self._objects = built.objects
         unknown = found.unknown
@@ -109,9 +97,9 @@ class BoundModule:
         self._refused = [address for address in unknown if address not in self._attached]
         # The definition that flattening gives: the stored one, unless state was added.
         definition: nnx.GraphDef[Any] = graphdef
-        if self._attached or plain:
+        if self._attached:
             definition = flatten(self.module)[0]
-        self._before = Before(found, before, definition, plain, built.variables)
+        self._before = Before(found, before, definition, built.variables)
         self._read: set[Address] = set()
         if self.streams:
             self.streams.lend(self._objects, zip(built.variables, slots, strict=True))

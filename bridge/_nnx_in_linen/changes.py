@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -42,14 +42,12 @@ class Before(NamedTuple):
       found: what it was made of.
       values: the value of every leaf, by address.
       definition: the GraphDef that flattening the module would have given.
-      plain: the indices of leaves whose Variables were made plain ones for the call.
       variables: the Variable of every slot, None for a bare array.
     """
 
     found: MatchedVariables
     values: Mapping[Address, Any]
     definition: nnx.GraphDef[Any]
-    plain: Container[int]
     variables: Sequence[nnx.Variable[Any] | None]
 
 
@@ -107,7 +105,7 @@ class Changes:
     removed.
 
     Flattening takes longer than all else that a call costs. It tells nothing where there are only
-    objects and plain Variables, and each is as it was: an object by its type, its flags and its
+    objects and Variables, and each is as it was: an object by its type, its flags and its
     attributes, by identity; a Variable by its type and its metadata. A GraphDef says no more of
     them.
 
@@ -124,7 +122,6 @@ class Changes:
     def __init__(self, before: Before, attributes: AttributesBefore, module: nnx.Pytree):
         self._found = before.found
         self._module = module
-        self._plain = before.plain
         self._after: dict[Address, Any] = {}
         self._values = values = before.values
         self._before = self._graphdef = before.definition
@@ -150,7 +147,6 @@ class Changes:
             self.updates = {
                 address: item
                 for address, item in self._after.items()
-                # A reference counts as changed, as reading it returns a new array.
                 if address not in values or not is_taken(leaf_value(item), values[address])
             }
 
@@ -208,17 +204,10 @@ class Changes:
         if is_same and not self._reshaped():
             return None
         drop_sown(nodes_below(self._module))
-        known = self._found.graphdef
-        origin = known.origin
-        if origin is not None and origin.constructed is None:
-            origin = origin._replace(constructed=known)
-        made, _ = static_graphdef.split(self._module, origin)
-        originals = {
-            slot.address: slot.metadata
-            for i, slot in enumerate(self._found.slots)
-            if i in self._plain
-        }
-        return static_graphdef.with_metadata(made, originals) if originals else made
+        origin = self._found.graphdef.origin
+        if origin is not None:
+            origin = origin._replace(is_changed=True)
+        return static_graphdef.split(self._module, origin)[0]
 
     def untold(
         self, as_linen: Callable[[Iterable[tuple[Address, Any]]], Mapping[Address, Any]]
@@ -240,9 +229,7 @@ class Changes:
             now, before = structure(self._graphdef), structure(self._before)
             return list(dict.fromkeys([*reshaped, *differences_but_modes(now, before)]))
         values = [leaf_value(self._after[slot.address]) for slot in slots]
-        # The references are those of this module: new ones would be equations in a program.
-        hijax = slots.special.difference(slots.references)
-        following = self._found.graphdef.blueprint.build(values, hijax).module
+        following = self._found.graphdef.blueprint.build(values).module
         known = slots.addresses
         attach(following, as_linen((a, x) for a, x in self._after.items() if a not in known))
         # The caller's variables still hold these, so the next call would find them.

@@ -10,7 +10,6 @@ from bridge._conversion.collections import ARRAYS, STATIC
 from bridge._conversion.neutral import Address
 from bridge._errors import lifted_removal_text, path_text, untold_change_text
 from bridge._flax.linen_modules import is_lifted
-from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 
 from .changes import Changes
@@ -73,12 +72,11 @@ def _new_definition(
         return None
     given = ((ARRAYS, path) for path, _ in found.graphdef.given)
     still = {a for a in given if a in addresses and a not in updates}
-    graphdef = static_graphdef.with_given(
-        graphdef, tuple(item for item in found.graphdef.given if (ARRAYS, item[0]) in still)
-    )
+    kept_given = tuple(item for item in found.graphdef.given if (ARRAYS, item[0]) in still)
+    may_be_stored = linen.store_graphdef and not graphdef.is_bound
+    graphdef = StaticGraphDef(graphdef, graphdef.avals, graphdef.origin, kept_given)
     needed = {s.address for s in graphdef.slots if linen.rng_state or not s.is_rng}
     touched = {STATIC, *(collection for collection, _ in changes.removed)}
-    may_be_stored = linen.store_graphdef and not graphdef.told.is_bound
     is_stored = may_be_stored and all(map(linen.is_mutable_collection, touched))
     if is_stored and needed <= found.leaves.keys() | kept.keys():
         return graphdef

@@ -20,14 +20,13 @@ from bridge._conversion.collections import ARRAYS
 from bridge._conversion.linen_attributes import is_linen_style
 from bridge._conversion.neutral import Address
 from bridge._errors import MissingRngError, OuterStateError
-from bridge._fingerprint import Look, fingerprint
+from bridge._fingerprint import Look
 from bridge._flax.flattening import flatten
 from bridge._flax.linen_modules import detached
 from bridge._flax.nodes import Nodes
 from bridge._flax.objects import mark_arrays_as_data
 from bridge._graphdefs.leaves import GraphDefLeaves
 from bridge._graphdefs.static_graphdef import Given, Origin, StaticGraphDef
-from bridge._graphdefs.structure import is_same_or_equal, structure
 from bridge._module_calls.calls import MODULE_CONTEXT, innermost
 from bridge._randomness.streams import missing_stream
 from bridge._sharding import eager
@@ -63,24 +62,12 @@ class Constructor(NamedTuple):
         # Items of a dict cost more to look at than a tuple of the same.
         return Look((*self[:2], tuple(self.kwargs.items()), *self[3:]))
 
-    def made(self, graphdef: StaticGraphDef, rebuilt: Callable[[], StaticGraphDef]) -> bool:
-        """Whether a GraphDef is that of the module this constructs, or what calls made of it.
-
-        Args:
-          graphdef: the GraphDef.
-          rebuilt: makes the GraphDef of a new module; it is asked only if calls have changed the
-            definition, and the constructor does not tell whether it is the same one.
-        """
+    def made(self, graphdef: StaticGraphDef) -> bool:
+        """Whether a GraphDef is that of the module this constructs, or what calls made of it."""
         origin = graphdef.origin
         if origin is None or isinstance(self.nnx_class, Existing):
             return True
-        if origin.constructor == self.look().fingerprint:
-            return True
-        if origin.constructed is None:
-            return False
-        # It may hold an equal array, for instance.
-        new, old = structure(rebuilt()), structure(origin.constructed)
-        return new.keys() == old.keys() and all(_is_same(new[path], old[path]) for path in new)
+        return origin.constructor == self.look().fingerprint
 
     def arguments(self) -> tuple[Any, Any]:
         """The constructor's arguments as they were given, in containers of their own."""
@@ -185,10 +172,6 @@ def _with_own_streams(
     own = {id(x): nnx.clone(x) for x in given if isinstance(x, nnx.Rngs | nnx.RngStream)}
     copied = {name: own.get(id(x), x) for name, x in kwargs.items()}
     return tuple(own.get(id(x), x) for x in args), copied
-
-
-def _is_same(a: object, b: object) -> bool:
-    return is_same_or_equal(a, b) or fingerprint(a) == fingerprint(b)
 
 
 def arrays_in(value: Any) -> Iterator[tuple[tuple[int, ...], Any]]:

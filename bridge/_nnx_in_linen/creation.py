@@ -44,8 +44,8 @@ def create(
     constructor, keys = scope.constructor, scope.constructor_keys()
     module, nodes, given = constructor.construct(keys, scope.where)
     if leaves:
-        graphdef, constructed = static_graphdef.split(module)
-        found = scope.matched(static_graphdef.with_given(graphdef, given), leaves)
+        graphdef, constructed = static_graphdef.split(module, given=given)
+        found = scope.matched(graphdef, leaves)
         scope.check(dataclasses.replace(found.comparison(), missing=()))
         overlay(constructed, found)
     replaced = _write_shown(scope, module) if SHOWN.get() else set[Address]
@@ -65,10 +65,10 @@ def create(
         _check_complete(scope, module)
     origin = Origin(constructor.look().fingerprint)
     graphdef, made = static_graphdef.split(module, origin, given)
+    is_bound = graphdef.is_bound
     if donated:
         _construct_again(scope, keys, graphdef, made, donated)
-    told = graphdef.told
-    if any(isinstance(held, Tracer) for held in told.objects):
+    if [held for held in graphdef.look.objects if isinstance(held, Tracer)]:
         graphdef = definitions.without_tracers(
             graphdef, constructor, tuple(keys), call if is_called else None, scope.where
         )
@@ -79,7 +79,7 @@ def create(
     new = scope.as_linen([(a, item) for a, item in items if a not in kept])
     if left := scope.write(new, leaves):
         _check_left(scope, left)
-    if not told.is_bound:
+    if not is_bound:
         scope.store_graphdef(graphdef)
     return output, graphdef
 

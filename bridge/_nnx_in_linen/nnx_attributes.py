@@ -104,8 +104,7 @@ def _of_variables(scope: WrapperScope, name: str) -> Any:
     found = scope.matched(graphdef or rebuilt(scope, leaves), leaves)
     if not found.comparison().fits:
         return MISSING
-    # Without references: a write into one runs no hook.
-    module = BoundModule(found, lambda collection: False).module
+    module = BoundModule(found).module
     value = getattr(module, name, MISSING)
     refuse = functools.partial(_refuse_write, scope.where)
     for variable in nodes_below(module).variables:

@@ -91,7 +91,7 @@ class WrapperScope:
         place = self._graphdef_address
         stored = leaves.get(place)
         is_graphdef = isinstance(stored, nnx.GraphDef)
-        graphdef = static_graphdef.intern(leaves[place]) if is_graphdef else None
+        graphdef = static_graphdef.as_static(leaves[place]) if is_graphdef else None
         # Modules that share the scope have GraphDefs too.
         for address in [a for a in leaves if a[0] == STATIC]:
             if leaves[address] is stored or is_static(*address, leaves[address]):

@@ -38,7 +38,7 @@ from .bound_module import BoundModule, Call
 from .call_keys import GivenKeys
 from .commit import commit
 from .creation import create
-from .definitions import found_without, rebuilt
+from .definitions import found_without
 from .module_views import SHOWN, showing
 from .nnx_attributes import MISSING, nnx_attribute
 from .scope import WrapperScope, spelled
@@ -275,7 +275,7 @@ def _run(linen: ToLinen, call: Call) -> Any:
     leaves, stored = scope.read()
     is_init = linen.is_initializing()
     # It may have been made with other arguments: one model for training and one for evaluation.
-    if stored is not None and scope.constructor.made(stored, lambda: rebuilt(scope, leaves, call)):
+    if stored is not None and scope.constructor.made(stored):
         found = scope.matched(stored, leaves)
     else:
         found = None if is_init else found_without(scope, leaves, call)
@@ -291,7 +291,7 @@ def _run(linen: ToLinen, call: Call) -> Any:
     else:
         scope.check(compared)
     keys = GivenKeys(linen, scope.rngs, found.leaves) if scope.rngs else None
-    module = BoundModule(found, linen.is_mutable_collection, keys)
+    module = BoundModule(found, keys)
     if linen.strict:
         scope.report_unknown(module.refused())
     show = functools.partial(showing, linen=linen) if SHOWN.get() else nullcontext

@@ -19,7 +19,7 @@ from bridge._conversion.neutral import Neutral, by_address, nest, walk
 from bridge._errors import BridgeError, ConversionError, InvalidModuleError, MissingRngError
 from bridge._flax.linen_modules import InterceptorContext, overridden
 from bridge._flax.objects import CAPTURES
-from bridge._graphdefs.static_graphdef import intern
+from bridge._graphdefs.static_graphdef import as_static
 from bridge._linen_in_nnx.linen_call import function_of
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._nnx_in_linen.bound_module import BoundModule, method_of
@@ -58,7 +58,7 @@ class LinenModel(Model):
             return (
                 variables if self.is_linen else nnx.State(nest(nnx_leaves.to_leaves(self.values)))
             )
-        graphdef, wrapper = intern(stored), self.module
+        graphdef, wrapper = as_static(stored), self.module
         recipe = Constructor(wrapper.nnx_class, wrapper.args, wrapper.kwargs, wrapper.skip_rng)
         found = MatchedVariables(graphdef, by_address(variables), recipe.kept(graphdef))
         return BoundModule(found).module

@@ -38,10 +38,6 @@ def graphdef_of(own):
     return static_graphdef.split(constructed.module, own.origin, constructed.given)[0]
 
 
-def refuse():
-    raise AssertionError("the constructor tells, so no module has to be made")
-
-
 def test_it_constructs_what_the_class_constructs():
     made = recipe(3, activation=nnx.relu).construct({"default": KEY}, "here")
     native = Model(3, activation=nnx.relu, rngs=nnx.Rngs(KEY))
@@ -74,12 +70,7 @@ def test_a_stream_that_is_not_there_is_named_with_those_that_are():
 )
 def test_a_definition_belongs_to_equal_arguments_alone(other, same):
     graphdef = graphdef_of(recipe(3, activation=nnx.relu))
-    assert other.made(graphdef, lambda: graphdef_of(other)) is same
-
-
-def test_the_constructor_itself_needs_no_second_module():
-    own = recipe(3, activation=nnx.relu)
-    assert own.made(graphdef_of(own), refuse)
+    assert other.made(graphdef) is same
 
 
 def test_the_arguments_of_a_call_are_copies():

@@ -120,14 +120,9 @@ class Shared(nnx.Module):
         return x + self.b[...]
 
 
-def test_a_reference_that_two_variables_hold_stays_one():
-    native = Shared()
-    expected = native(X)
-    module = bridge.to_linen(Shared)
-    variables = module.init(KEY, X)
-    with pytest.warns(bridge.BridgeWarning, match="batch_stats"):
-        assert_identical(module.apply(variables, X), expected)
-    assert_identical(module.apply(variables, X, mutable=["batch_stats"])[0], expected)
+def test_a_reference_that_two_variables_hold_is_refused():
+    with pytest.raises(bridge.InvalidModuleError, match="give them one Variable"):
+        bridge.to_linen(Shared).init(KEY, X)
 
 
 class FillsDicts(nnx.Module):

@@ -20,7 +20,7 @@ from bridge._conversion import linen_leaves
 from bridge._conversion.linen_attributes import held_variables
 from bridge._conversion.neutral import Address, Neutral, Path, walk
 from bridge._flax.linen_modules import base_class
-from bridge._graphdefs.static_graphdef import StaticGraphDef, intern
+from bridge._graphdefs.static_graphdef import StaticGraphDef, as_static
 from bridge._linen_in_nnx.to_nnx import ToNNX
 from bridge._nnx_in_linen import definitions
 from bridge._nnx_in_linen.bound_module import BoundModule
@@ -172,7 +172,7 @@ class _LinenPart:
         graphdefs: Iterable[tuple[Path, nnx.GraphDef[Any]]],
     ) -> _LinenPart:
         found = [*graphdefs, *walk(variables.get("nnx", {}))]
-        by_path = {p[:-1]: intern(g) for p, g in found if isinstance(g, nnx.GraphDef)}
+        by_path = {p[:-1]: as_static(g) for p, g in found if isinstance(g, nnx.GraphDef)}
         leaves = linen_leaves.from_variables(variables)
         classes: dict[Path, type | None] = {(): base_class(type(module))}
         if record is None:
