@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -53,10 +53,7 @@ class MatchedVariables:
         self._moved: dict[Address, Address] = {}
         known = slots.addresses
         if len(leaves) != len(known) or not known.issuperset(leaves):
-            if not known.issubset(leaves):
-                leaves = _gathered(slots, self.avals, leaves)
-            if not known.issuperset(leaves):
-                leaves, self._moved = _by_text(known, leaves)
+            leaves, self._moved = _by_text(slots, self.avals, leaves)
         self.leaves = {**arguments, **leaves} if arguments else leaves
         self.unknown = {a: leaf for a, leaf in self.leaves.items() if a not in known}
 
@@ -180,53 +177,53 @@ def _inside(leaf: object) -> Any:
     return box
 
 
-def _gathered(
+def _by_text(
     slots: GraphDefLeaves, avals: Sequence[Any], leaves: Mapping[Address, Any]
-) -> Mapping[Address, Any]:
-    """The leaves, with one for each Variable whose value lies below its place, without its box.
+) -> tuple[dict[Address, Any], dict[Address, Address]]:
+    """Leaves by the addresses of the slots, and where those are whose keys a file keeps as text.
 
     The value of a box is called `value` in a file, and nothing there says that it was a box. A dict
-    is in its own keys; an empty one is nothing that Linen variables could tell.
+    is in its own keys; an empty one is nothing that Linen variables could tell. A leaf that no slot
+    is for stays at its own address.
     """
+    rest = {_text(address): address for address in leaves if address not in slots.addresses}
     found: dict[Address, Any] = {}
-    taken: set[Address] = set()
-    lower = _below(address for address in leaves if address not in slots.addresses)
+    moved: dict[Address, Address] = {}
     for slot, aval in zip(slots, avals, strict=True):
         shapes: Any = aval
         is_dict = type(aval) is dict
-        if slot.address in leaves or not (lower or is_dict):
+        if slot.address in leaves or not (rest or is_dict):
             continue
-        own = lower.get(_text(slot.address), {})
-        below = {path: leaves[address] for path, address in own.items()}
-        value = None
-        if is_dict:
-            value = _gathered_dict(slot, shapes, below)
-        elif below.keys() == {("value",)}:
-            value = from_bits(aval, below["value",])
-        if value is not None:
-            found[slot.address] = value
-            taken.update(own.values())
-    if not found:
-        return leaves
-    return {**{a: x for a, x in leaves.items() if a not in taken}, **found}
+        text = _text(slot.address)
+        if text in rest:
+            moved[slot.address] = rest.pop(text)
+            found[slot.address] = leaves[moved[slot.address]]
+        elif is_dict:
+            below = {other: a for other, a in rest.items() if other[: len(text)] == text}
+            held = {other[len(text) :]: leaves[a] for other, a in below.items()}
+            value = _as_dict(slot, shapes, held)
+            if value is not None:
+                found[slot.address] = value
+                rest = {other: a for other, a in rest.items() if other not in below}
+        elif (*text, "value") in rest:
+            found[slot.address] = from_bits(aval, leaves[rest.pop((*text, "value"))])
+    others = {*slots.addresses, *rest.values()}
+    return {**{a: leaf for a, leaf in leaves.items() if a in others}, **found}, moved
 
 
-def _gathered_dict(slot: GraphDefLeaf, aval: Mapping[Any, Any], below: Mapping[Path, Any]) -> Any:
+def _as_dict(slot: GraphDefLeaf, aval: Mapping[Any, Any], below: Mapping[Path, Any]) -> Any:
     """The dict that a Variable holds, of what lies below its place; None if this is not it."""
-    wanted = {tuple(map(str, path)) for path, _ in walk(aval)}
-    is_inner = all(path[0] == "value" and path[1:] for path in below)
-    inner = {path[1:]: leaf for path, leaf in below.items()} if is_inner else {}
+    wanted: set[Path] = {tuple(map(str, path)) for path, _ in walk(aval)}
+    inner = {path[1:]: leaf for path, leaf in below.items() if path[0] == "value" and path[1:]}
     # The dict may have a key of that name itself.
-    wanted_inside = set(inner) == wanted
-    may_be_boxed = wanted_inside or "value" not in aval
-    is_boxed = bool(inner) and set(below) != wanted and may_be_boxed
+    may_be_boxed = set(inner) == wanted or "value" not in aval
+    is_boxed = 0 < len(inner) == len(below) and set(below) != wanted and may_be_boxed
     below = inner if is_boxed else below
-    paths: Set[Path] = below.keys()
-    is_whole = paths == wanted
+    is_whole = set(below) == wanted
     # That of a cache may have other entries by now.
     if not is_whole and (not below or slot.has_fixed_shape):
         return None
-    value = _as_dict(aval, below, ()) if is_whole else nest(below)
+    value = _with_keys(aval, below, ()) if is_whole else nest(below)
     if slot.var_type is None or not is_boxed:
         return value
     # With its box again, as an update has the form that was given.
@@ -234,20 +231,10 @@ def _gathered_dict(slot: GraphDefLeaf, aval: Mapping[Any, Any], below: Mapping[P
     return box(slot.var_type, value, dict(slot.metadata))
 
 
-def _below(addresses: Iterable[Address]) -> dict[tuple[str, ...], dict[tuple[str, ...], Address]]:
-    """The addresses below every place, by the rest of their paths; keys are compared as text."""
-    found: dict[tuple[str, ...], dict[tuple[str, ...], Address]] = {}
-    for address in addresses:
-        text = _text(address)
-        for length in range(2, len(text)):
-            found.setdefault(text[:length], {})[text[length:]] = address
-    return found
-
-
-def _as_dict(aval: Mapping[Any, Any], below: Mapping[Path, Any], path: Path) -> dict[Any, Any]:
+def _with_keys(aval: Mapping[Any, Any], below: Mapping[Path, Any], path: Path) -> dict[Any, Any]:
     """The dict with the keys that it had, which a file keeps as text."""
     return {
-        key: _as_dict(aval[key], below, (*path, str(key)))
+        key: _with_keys(aval[key], below, (*path, str(key)))
         if isinstance(item, Mapping)
         else below[(*path, str(key))]
         for key, item in aval.items()
@@ -256,16 +243,3 @@ def _as_dict(aval: Mapping[Any, Any], below: Mapping[Path, Any], path: Path) -> 
 
 def _text(address: Address) -> tuple[str, ...]:
     return address[0], *map(str, address[1])
-
-
-def _by_text(
-    known: Collection[Address], leaves: Mapping[Address, Any]
-) -> tuple[dict[Address, Any], dict[Address, Address]]:
-    """Leaves by the known address with the same text, and where they are: files keep keys as text.
-
-    A leaf that no known address is for stays at its own.
-    """
-    by_text = {_text(address): address for address in known if address not in leaves}
-    found = {a: by_text[_text(a)] for a in leaves if a not in known and _text(a) in by_text}
-    matched = {found.get(address, address): leaf for address, leaf in leaves.items()}
-    return matched, {address: given for given, address in found.items()}
