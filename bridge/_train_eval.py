@@ -1,4 +1,4 @@
-"""How `train()` and `eval()` reach a wrapped Linen module: they fill what is open, never more.
+"""Passes `train()` and `eval()` on to wrapped Linen modules; sets only arguments left unset.
 
 NNX sets attributes on every module of a tree. A Linen module takes the same choices as arguments of
 the method that is called, or as dataclass fields. The first of these that says something wins:

@@ -1,4 +1,4 @@
-"""How a metadata box becomes (value, fields) and back.
+"""Converts a metadata box to (value, fields) and back.
 
 A box is an instance of Linen's `AxisMetadata`. On the NNX side the value lives in a Variable and
 the fields in that Variable's metadata, so the fields of Linen's own boxes carry the names that NNX

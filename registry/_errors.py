@@ -1,4 +1,4 @@
-"""What goes wrong in a registry, and the root of every error of both packages.
+"""Defines the errors of a registry, and the root of every error of both packages.
 
 ::
 

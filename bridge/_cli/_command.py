@@ -1,4 +1,4 @@
-"""How every command begins and ends: its parser, its exit codes, its errors."""
+"""Begins and ends every command: its parser, its exit codes, its errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `convert` would write, and where every leaf of it comes from."""
+"""Plans what `convert` writes, and where every leaf of it comes from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line raises for input that it cannot use."""
+"""Defines the errors of the command line for input that it cannot use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How results are written: in colour to a terminal, plain and never wrapped to a pipe."""
+"""Writes results: in colour to a terminal, plain and never wrapped to a pipe."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the collections with a part of their own are called, and which of them hold state."""
+"""Names the collections that have a role of their own, and those that hold state."""
 
 # Linen's own collections. What is in OUTPUTS comes from a call and is none of the model's state.
 PARAMS = "params"

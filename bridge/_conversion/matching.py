@@ -1,4 +1,4 @@
-"""Whether variables fit a module: everything that does not, at once."""
+"""Checks that variables fit a module, and reports every mismatch at once."""
 
 from __future__ import annotations
 

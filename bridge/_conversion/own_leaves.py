@@ -1,4 +1,4 @@
-"""Which leaves of Linen variables are the bridge's own, and which belong to the user's modules.
+"""Tells the bridge's own leaves of Linen variables from those of the user's modules.
 
 A collection of the user's may have any name, so a collection's name alone decides nothing.
 """

@@ -1,4 +1,4 @@
-"""What the bridge raises and warns about.
+"""Defines the errors and warnings of the bridge.
 
 ::
 

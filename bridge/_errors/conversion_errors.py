@@ -1,4 +1,4 @@
-"""What conversion and sharding raise."""
+"""Defines the errors of conversion and sharding."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a `bridge.Module` raises."""
+"""Defines the errors of `bridge.Module`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How values and lists of problems are written in messages."""
+"""Writes values and lists of problems for messages."""
 
 from __future__ import annotations
 

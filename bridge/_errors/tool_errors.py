@@ -1,4 +1,4 @@
-"""What checkpoints, ports and comparisons raise."""
+"""Defines the errors of checkpoints, ports and comparisons."""
 
 from __future__ import annotations
 

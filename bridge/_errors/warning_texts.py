@@ -1,4 +1,4 @@
-"""What is said once without an error, and from where the caller sees it."""
+"""Warns once, at the caller's line, about what is not an error."""
 
 from __future__ import annotations
 

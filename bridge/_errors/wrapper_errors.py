@@ -1,4 +1,4 @@
-"""What the two wrappers raise."""
+"""Defines the errors of the two wrappers."""
 
 from __future__ import annotations
 

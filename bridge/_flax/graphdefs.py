@@ -1,4 +1,4 @@
-"""What Flax makes a GraphDef of, and the one decoder of it.
+"""Names the parts of a Flax GraphDef, and decodes them in one place.
 
 `nnx.GraphDef` is public, and what is in it is not: `nnx.split` and `nnx.merge` are all that a
 program needs. The bridge keeps GraphDefs among Linen variables, so it has to know where their

@@ -1,4 +1,4 @@
-"""Whether Linen's `nn.scan` traces its body only to find what is constant in it."""
+"""Tells when Linen's `nn.scan` traces its body only to find its constants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether an array is the one from before, though programs have handed it on.
+"""Recognises an array that programs have handed on unchanged.
 
 `nnx.jit`, `nnx.remat`, `nnx.cached_partial` and `nnx.scan` return the whole state of a module, so
 what nobody has changed comes back in new arrays, and as new tracers while a program is traced.

@@ -1,4 +1,4 @@
-"""What Flax and JAX promise only in their source: looked for at import, replaced where it is gone.
+"""Checks at import what Flax and JAX promise only in their source, and replaces what is gone.
 
 Each part has a check that runs once. Where it fails, a slower public way takes over with a warning;
 where there is none, using the part raises one error that names it and the versions.

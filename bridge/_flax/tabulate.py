@@ -1,4 +1,4 @@
-"""How a wrapper and what it makes inside of a call show in `nnx.tabulate`."""
+"""Shows a wrapper, and what it makes inside a call, in `nnx.tabulate`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a JAX tracer comes from: its trace, and the equation or the value that made it."""
+"""Finds where a JAX tracer comes from: its trace, and the equation or value that made it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the leaves of a GraphDef are in Linen variables."""
+"""Finds the leaves of a GraphDef in Linen variables."""
 
 from __future__ import annotations
 

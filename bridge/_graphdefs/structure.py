@@ -1,4 +1,4 @@
-"""What a GraphDef says beyond its leaves: objects, Variables, static attributes, by path."""
+"""Lists what a GraphDef holds beyond its leaves: objects, Variables, static attributes, by path."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where wrapped Linen modules are in an NNX model."""
+"""Finds the wrapped Linen modules in an NNX model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `mutable` may be: True, False, a collection, several of them, or all but some."""
+"""Checks the forms of `mutable`: True, False, a collection, several of them, or all but some."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a Linen module has inside, found by binding it to the variables of a ToNNX, and called."""
+"""Finds the parts of a Linen module by binding it to a ToNNX's variables, and calls them."""
 
 # The annotations of Flax and JAX are partial.
 # pyright: reportUnknownMemberType=false

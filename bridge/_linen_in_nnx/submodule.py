@@ -1,4 +1,4 @@
-"""What `model.encoder` is on a ToNNX: the dict of its Variables, and the submodule itself."""
+"""Defines `model.encoder` on a ToNNX: the dict of its Variables, and the submodule itself."""
 
 # The annotations of Flax and JAX are partial.
 # pyright: reportUnknownMemberType=false

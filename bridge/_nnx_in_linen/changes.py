@@ -1,4 +1,4 @@
-"""What a call has changed in a module: its whole state afterwards against the one before."""
+"""Finds what a call changed in a module, by its whole state before and after."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `model.encode` and `model.encoder` are on a ToLinen."""
+"""Defines `model.encode` and `model.encoder` on a ToLinen."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which streams and keys an `rngs` argument means, and which stream of a module is whose."""
+"""Reads the streams and keys of an `rngs` argument, and matches them with a module's streams."""
 
 from __future__ import annotations
 

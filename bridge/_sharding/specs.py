@@ -1,4 +1,4 @@
-"""Which mesh axes every leaf of a model is sharded over, from metadata alone.
+"""Derives the mesh axes of every leaf of a model from metadata alone.
 
 No Variable is built, no mesh has to be in force, and abstract leaves will do.
 """

@@ -1,4 +1,4 @@
-"""How two sets of leaves differ."""
+"""Compares two sets of leaves."""
 
 from __future__ import annotations
 

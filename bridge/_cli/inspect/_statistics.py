@@ -1,4 +1,4 @@
-"""What the numbers of a leaf are like."""
+"""Describes the numbers of a leaf."""
 
 from __future__ import annotations
 

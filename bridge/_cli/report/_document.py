@@ -1,4 +1,4 @@
-"""What a report says, as plain values: the JSON document, which text and HTML show too.
+"""Holds a report as plain values: the JSON document, which text and HTML show too.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Which class every Linen module of a model has, seen while the model runs.
+"""Observes the class of every Linen module while the model runs.
 
 A Linen module makes its submodules when it is called, so variables tell their paths and not their
 classes. `observing` looks on while a program runs, for real or under `jax.eval_shape`; it changes

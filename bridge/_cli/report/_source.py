@@ -1,4 +1,4 @@
-"""Where a module's class is defined, and which NNX class stands for it."""
+"""Finds where a module's class is defined, and the NNX class that stands for it."""
 
 from __future__ import annotations
 
