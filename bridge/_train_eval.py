@@ -31,7 +31,7 @@ from ._flax.tabulate import mark_tabulated
 from ._module_calls.calls import joined
 
 # The attributes that nnx.Module.train and eval set.
-MODE_FIELDS = ("deterministic", "use_running_average")
+MODE_FIELDS: tuple[str, ...] = ("deterministic", "use_running_average")
 # What Linen modules call an argument or a field that is true in training, and stands for both.
 TRAINING = ("train", "training", "is_training")
 MODE_NAMES = (*TRAINING, *MODE_FIELDS)

@@ -6,7 +6,7 @@ what nobody has changed comes back in new arrays, and as new tracers while a pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeAlias
 
 import jax
@@ -14,11 +14,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from .tracers import AnyEquation, are_one, batch_of, made_by, primal_of
+from .tracers import AnyEquation, are_one, batch_of, made_by, primal_of, trace_of
 
-# Which input is handed on, and its axes in their new order: `jax.vmap` moves them.
-_Axes: TypeAlias = tuple[int, ...]
-_Source: TypeAlias = tuple[int, _Axes] | None
+# Which input is handed on, and its axes in their new order: `jax.vmap` moves them. None stands for
+# an axis along which it is repeated.
+_Source: TypeAlias = "tuple[int, _Axes] | None"
+_Axes: TypeAlias = "tuple[int | None, ...]"
 
 
 class _Operand(Protocol):
@@ -56,19 +57,28 @@ class PassedValues:
         after, order = self._origin(after)
         before, order_before = self._origin(before)
         wanted = _reordered(order_before, wanted)
+        batch = batch_of(after)
+        if batch and trace_of(after) is not trace_of(before):
+            # What is the same for the whole batch has been repeated for it.
+            return self._is_same(batch[0], before, _with_axis(wanted, batch[1]))
         if not isinstance(after, Tracer) and not isinstance(before, Tracer):
             return _is_equal(after, order, before, wanted)
         if order != wanted:
             return False
-        mine, theirs = batch_of(after), batch_of(before)
-        if are_one(after, before) or mine is None or theirs is None:
-            return are_one(after, before)
-        (one, axis), (other, axis_before) = mine, theirs
-        if not isinstance(axis, int) or not isinstance(axis_before, int):
-            return axis == axis_before and self._is_same(one, other)
-        moved = list(range(other.ndim))
-        moved.insert(axis, moved.pop(axis_before))
-        return self._is_same(one, other, tuple(moved))
+        if after is before:
+            return True
+        whole = batch_of(before)
+        return self._is_same_batch(*batch, *whole) if batch and whole else are_one(after, before)
+
+    def _is_same_batch(
+        self, after: object, mine: object, before: jax.Array, theirs: object
+    ) -> bool:
+        """Whether two arrays are the same whose axes of the batch are `mine` and `theirs`."""
+        if not isinstance(mine, int) or not isinstance(theirs, int):
+            return mine == theirs and self._is_same(after, before)
+        axes = list(range(before.ndim))
+        axes.insert(mine, axes.pop(theirs))
+        return self._is_same(after, before, tuple(axes))
 
     def _origin(self, value: jax.Array) -> tuple[jax.Array, _Axes]:
         """The value that was handed on until it became this one, and the order of its axes."""
@@ -83,23 +93,39 @@ class PassedValues:
                 # A constant of the program stands for itself.
                 return value.full_lower(), axes
             equation, place = made
-            source = self._source(equation, place)
+            source = self._source(equation, place, self._are_same_cases)
             if source is None:
                 break
             value = equation.invars[source[0]]
             axes = _reordered(source[1], axes)
         return value, axes
 
-    def _source(self, equation: AnyEquation, place: int) -> _Source:
-        """Which input an equation hands on as its output in this place, None if it makes it."""
+    def _are_same_cases(self, cases: Sequence[Any]) -> bool:
+        (first, order), *others = map(self._origin, cases)
+        return all(o == order and are_one(case, first) for case, o in others)
+
+    def _source(
+        self, equation: AnyEquation, place: int, are_same_cases: Callable[[Sequence[Any]], bool]
+    ) -> _Source:
+        """Which input an equation hands on as its output in this place, None if it makes it.
+
+        Args:
+          equation: the equation.
+          place: the number of the output.
+          are_same_cases: whether inputs are one value, so that it does not matter which is chosen.
+        """
         name, params = equation.primitive.name, equation.params
         if name in _CALLS:
             return self._of_program(params[_CALLS[name]])[place]
         if name in _HANDING_ON:
-            aval: Any = equation.outvars[place].aval
-            return place, tuple(range(aval.ndim))
+            return place, tuple(range(equation.outvars[place].aval.ndim))
         if name == "transpose":
             return place, params["permutation"]
+        if name == "broadcast_in_dim":
+            return _of_broadcast(equation)
+        if name == "select_n":
+            is_one = are_same_cases(equation.invars[1:])
+            return (1, tuple(range(equation.outvars[0].aval.ndim))) if is_one else None
         rule = _RULES.get(name)
         return rule(self._of_program, equation, place) if rule else None
 
@@ -114,9 +140,13 @@ class PassedValues:
             for i, var in enumerate(inner.invars)
         }
 
+        def are_same_cases(cases: Sequence[Any]) -> bool:
+            first, *others = (sources.get(id(case)) for case in cases)
+            return first is not None and all(other == first for other in others)
+
         for equation in inner.eqns:
             for place, var in enumerate(equation.outvars):
-                source = self._source(equation, place)
+                source = self._source(equation, place, are_same_cases)
                 given = source and sources.get(id(equation.invars[source[0]]))
                 if source and given:
                     sources[id(var)] = given[0], _reordered(given[1], source[1])
@@ -127,7 +157,23 @@ class PassedValues:
 
 def _reordered(axes: _Axes, order: _Axes) -> _Axes:
     """The axes of an array whose axes are put into another order once more."""
-    return tuple(axes[i] for i in order)
+    return tuple(None if i is None else axes[i] for i in order)
+
+
+def _with_axis(axes: _Axes, place: int) -> _Axes:
+    """The axes of an array that is repeated along a new one."""
+    return (*axes[:place], None, *axes[place:])
+
+
+def _of_broadcast(equation: AnyEquation) -> _Source:
+    """The input, unless an axis of its own is made longer."""
+    given, made = equation.invars[0].aval.shape, equation.outvars[0].aval.shape
+    axes: list[int | None] = [None] * len(made)
+    for axis, place in enumerate(equation.params["broadcast_dimensions"]):
+        axes[place] = axis
+        if given[axis] != made[place]:
+            return None
+    return 0, tuple(axes)
 
 
 def _of_scan(
@@ -145,7 +191,7 @@ def _of_scan(
     if place < carried:
         return source if number == constants + place and _is_in_order(axes) else None
     # A slice that is stacked again where it was.
-    moved = (0, *(axis + 1 for axis in axes))
+    moved = (0, *(None if axis is None else axis + 1 for axis in axes))
     return (number, moved) if number >= constants + carried else None
 
 
@@ -219,8 +265,10 @@ def _is_equal(after: jax.Array, order: _Axes, before: jax.Array, wanted: _Axes) 
         return False
     # Outside of any program that is being traced.
     with jax.ensure_compile_time_eval():
-        after = after if _is_in_order(order) else after.transpose(order)
-        before = before if _is_in_order(wanted) else before.transpose(wanted)
+        if len(order) != len(wanted):
+            return False
+        after, before = _arranged(after, order), _arranged(before, wanted)
+        after, before = _repeated(after, order, before), _repeated(before, wanted, after)
         if (after.shape, after.dtype) != (before.shape, before.dtype):
             return False
         if jnp.issubdtype(after.dtype, jax.dtypes.prng_key):
@@ -233,3 +281,19 @@ def _is_equal(after: jax.Array, order: _Axes, before: jax.Array, wanted: _Axes) 
         if jnp.issubdtype(after.dtype, jnp.floating):
             is_same &= jnp.array_equal(jnp.signbit(after), jnp.signbit(before))
         return bool(is_same)
+
+
+def _arranged(array: jax.Array, axes: _Axes) -> Any:
+    """The array with its axes in this order, and of size 1 where it is to be repeated."""
+    if _is_in_order(axes):
+        return array
+    own = [axis for axis in axes if axis is not None]
+    return jnp.expand_dims(array.transpose(own), [i for i, a in enumerate(axes) if a is None])
+
+
+def _repeated(array: jax.Array, axes: _Axes, like: jax.Array) -> Any:
+    """The arranged array, as long as the other one where it is to be repeated."""
+    if None not in axes:
+        return array
+    sizes = zip(axes, array.shape, like.shape, strict=True)
+    return jnp.broadcast_to(array, [b if axis is None else a for axis, a, b in sizes])

@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import jax
 from jax.core import Tracer
-from jax.extend.core import JaxprEqn
 
 from .promises import holds
+
+
+class AnyEquation(Protocol):
+    """An equation of a program, whether it is finished or being traced."""
+
+    @property
+    def primitive(self) -> Any: ...
+
+    @property
+    def params(self) -> Mapping[str, Any]: ...
+
+    @property
+    def invars(self) -> Sequence[Any]: ...
+
+    @property
+    def outvars(self) -> Sequence[Any]: ...
 
 
 class Equation(NamedTuple):
@@ -19,9 +34,6 @@ class Equation(NamedTuple):
     params: Mapping[str, Any]
     invars: Sequence[Any]
     outvars: Sequence[Any]
-
-
-AnyEquation: TypeAlias = Equation | JaxprEqn
 
 
 class _Unused(NamedTuple):

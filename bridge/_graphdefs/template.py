@@ -78,31 +78,34 @@ class Template:
 
 def _with_others(graphdef: nnx.GraphDef[Any], other: Callable[[Any], Any]) -> nnx.GraphDef[Any]:
     """A GraphDef with other objects in its static attributes."""
-
-    def changed(value: object) -> Any:
-        found = other(value)
-        if found is not value:
-            return found
-        # One that has attributes of its own stays as it is.
-        if type(value) is functools.partial and not vars(value):
-            parts = value.func, value.args, value.keywords
-            func, args, keywords = new = with_others(parts, changed)
-            return value if new is parts else functools.partial(func, *args, **keywords)
-        if isinstance(value, nn.Module | HeldModule):
-            names = [field.name for field in dataclasses.fields(value) if field.name != "parent"]
-            fields = {name: getattr(value, name) for name in names}
-            new = with_others(fields, changed)
-            return value if new is fields else dataclasses.replace(value, **new)
-        return value
-
     attributes: Any = graphdef.attributes
     static = [kind.value for _, kind in attributes if isinstance(kind, graphdefs.Static)]
-    values = iter(with_others(static, changed))
+    values = iter(with_others(static, functools.partial(_changed, other)))
     new = [
         (name, graphdefs.Static(next(values)) if isinstance(kind, graphdefs.Static) else kind)
         for name, kind in attributes
     ]
     return nnx.GraphDef(graphdef.nodes, new, graphdef.num_leaves)
+
+
+def _changed(other: Callable[[Any], Any], value: object) -> Any:
+    """A static value with other objects in it, itself if it holds none of them."""
+    found = other(value)
+    if found is not value:
+        return found
+    # A function that called itself by its name would be a reference cycle.
+    changed = functools.partial(_changed, other)
+    # A partial that has attributes of its own stays as it is.
+    if type(value) is functools.partial and not vars(value):
+        parts = value.func, value.args, value.keywords
+        func, args, keywords = new = with_others(parts, changed)
+        return value if new is parts else functools.partial(func, *args, **keywords)
+    if isinstance(value, nn.Module | HeldModule):
+        names = [field.name for field in dataclasses.fields(value) if field.name != "parent"]
+        fields = {name: getattr(value, name) for name in names}
+        new = with_others(fields, changed)
+        return value if new is fields else dataclasses.replace(value, **new)
+    return value
 
 
 def _is_plain_set(value: object) -> bool:

@@ -191,6 +191,26 @@ def test_a_value_that_a_program_has_changed_is_never_taken_for_kept(surroundings
     assert all(is_kept or not told for is_kept, told in zip(really, found, strict=True))
 
 
+@pytest.mark.parametrize("run", [lambda f: f, jax.jit, jax.grad, lambda f: jax.jit(jax.grad(f))])
+@pytest.mark.parametrize("nested", [False, True])
+def test_what_is_handed_on_by_a_batch_of_conditions_is_the_same_for_the_whole_batch(run, nested):
+    """Regression: each branch hands it on, and JAX repeats it for the batch and selects from it."""
+    found = []
+
+    def step(a, flag):
+        after = jax.lax.cond(flag, jitted(lambda a: (a, a + 1, a.mT)), lambda a: (a, a, a.mT), a)
+        found[:] = [are_same(x, a) for x in after]
+        return after[0].sum()
+
+    def program(a):
+        flags = jnp.arange(3)[:, None] > jnp.arange(2)[None]
+        mapped = jax.vmap(lambda f: step(a, f))
+        return (jax.vmap(mapped)(flags) if nested else mapped(flags[1])).sum()
+
+    run(program)(PAIR[0])
+    assert found == [True, False, False]
+
+
 @pytest.mark.parametrize("program", [jitted, rematerialised, constrained, sharded])
 def test_arrays_that_a_traced_program_closes_over_are_known_again(program):
     constant = PAIR[0]

@@ -214,6 +214,7 @@ def test_two_inits_have_one_structure_whatever_the_class_keeps(makers, submodule
     assert jax.tree.structure(jax.eval_shape(model.init, KEY, X)) == jax.tree.structure(a)
 
 
+@pytest.mark.filterwarnings("ignore:Python iterable type:DeprecationWarning")
 @drawing(20, deadline=None)
 @given(attributes)
 def test_a_sharded_init_has_the_structure_of_an_abstract_one(make):
