@@ -6,10 +6,6 @@ import difflib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import jax
-import numpy as np
-from jax.core import Tracer
-
 from registry import BridgeError as BridgeError
 
 # More lines than these hide a sentence below them.
@@ -22,12 +18,10 @@ def path_text(collection: str, path: Iterable[Any]) -> str:
 
 
 def shown(found: object) -> str:
-    """What was found, in one line that is short enough for a message."""
+    """What was found, short enough for a message."""
     if isinstance(found, type):
         return f"the class {found.__name__}"
-    if isinstance(found, jax.Array | np.ndarray) and not isinstance(found, Tracer):
-        return f"an array of type {type(found).__name__} and shape {found.shape}"
-    text = " ".join(repr(found).split())
+    text = repr(found)
     return f"{text if len(text) < 80 else text[:77] + '…'} of type {type(found).__name__}"
 
 
@@ -39,21 +33,6 @@ def misfits(
         *(f"{path}: missing, expected {expected}" for path, expected in missing),
         *(f"{path}: expected {expected}, found {found}" for path, expected, found in others),
     ]
-
-
-def by_reason(problems: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Names and what is wrong with them; a reason that several share stands once."""
-    names: dict[str, list[str]] = {}
-    for name, reason in problems:
-        names.setdefault(reason, []).append(name)
-    return [
-        (own[0] if len(own) == 1 else f"{len(own)} leaves ({_few(own)})", reason)
-        for reason, own in names.items()
-    ]
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if names[_FEW:] else "")
 
 
 def bullets(lines: Iterable[str]) -> str:

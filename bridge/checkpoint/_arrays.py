@@ -14,7 +14,7 @@ from jax.core import Tracer
 from bridge._errors import CheckpointError
 from bridge._randomness.typed_keys import from_bits, is_key
 
-from ._failures import quiet_orbax, reason, reported, silence_late_reads
+from ._failures import quiet_orbax, reason, silence_late_reads
 from ._stored import PYTHON_TYPES, Stored, key_of
 
 WantedArrays = Mapping[tuple[Any, ...], Any]
@@ -56,20 +56,6 @@ def read(directory: Any, tree: Any, wanted: WantedArrays) -> dict[tuple[Any, ...
             " changed in memory.",
             unreadable=[("/".join(map(str, where)), why) for where, why in failed.items()],
         ) from error
-
-
-def check_index(directory: Any, tree: Any) -> None:
-    """Opens an orbax tree as `read` does, without reading an array.
-
-    Args:
-      directory: the tree's directory.
-      tree: as for `read`.
-
-    Raises:
-      CheckpointError: no array could be read.
-    """
-    with reported("arrays cannot be read from", directory, "Restore an earlier checkpoint."):
-        _read(directory, tree, {})
 
 
 def _check_shardings(directory: Any, wanted: WantedArrays) -> None:

@@ -82,16 +82,13 @@ def find(path: str | os.PathLike[str]) -> Found:
         return Found(where, "bridge")
     if (where / TREE_FILE).exists():
         return Found(where, "orbax")
-    inside = [child for child in where.iterdir() if _UNFINISHED not in child.name]
-    items = [child for child in inside if _is_own(child) or (child / TREE_FILE).exists()]
-    if len(items) > 1:
-        items += [child for child in inside if child.is_file() and _single_files.format_of(child)]
-        few = _few(sorted(child.name for child in items))
+    items = sorted(child.name for child in where.iterdir() if (child / TREE_FILE).exists())
+    if len(items) == 1:
+        return Found(where / items[0], "orbax")
+    if items:
         raise CheckpointNotFoundError(
-            "there are several checkpoints in", where, f"Give the path of one of them: {few}."
+            "there are several trees in", where, f"Give the path of one of them: {items[:_FEW]}."
         )
-    if items and not _is_own(items[0]):
-        return Found(items[0], "orbax")
     for place in (where, *where.iterdir()):
         if place.is_dir() and any((place / name).exists() for name in _BESIDE_INDEX):
             raise CheckpointError(
@@ -121,9 +118,8 @@ def _nothing_at(where: Any) -> CheckpointNotFoundError:
         inside = sorted(child.name for child in where.iterdir())
         unfinished = [name for name in inside if _UNFINISHED in name]
         others = [name for name in inside if name not in unfinished]
-        remedy = (
-            f"It holds {_few(others)}; give the path of one of these." if others else "It is empty."
-        )
+        few = f"{others[:_FEW]}" + (f" and {len(others) - _FEW} more" if others[_FEW:] else "")
+        remedy = f"It holds {few}; give the path of one of these." if others else "It is empty."
     else:
         remedy = f"In {where.parent} there is no {where.name}."
         if where.parent.is_dir():
@@ -139,7 +135,3 @@ def _nothing_at(where: Any) -> CheckpointNotFoundError:
     if unfinished:
         remedy += f" A save that was interrupted left {unfinished}."
     return CheckpointNotFoundError("there is no checkpoint at", where, remedy.strip())
-
-
-def _few(names: list[str]) -> str:
-    return f"{names[:_FEW]}" + (f" and {len(names) - _FEW} more" if names[_FEW:] else "")

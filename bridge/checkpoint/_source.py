@@ -42,13 +42,11 @@ class Item:
       records: its leaves.
       read: reads arrays by location, all of them or none.
       each: reads arrays by location, those that can be read.
-      check: raises CheckpointError if no array can be read.
     """
 
     records: Sequence[Record]
     read: Reader
     each: Tries = lambda locations: ()
-    check: Callable[[], None] = lambda: None
 
     @property
     def stored(self) -> dict[Names, Stored]:
@@ -180,12 +178,9 @@ def _bridge_source(path: Any) -> Source:
     for name, records in notes.items.items():
         item = Item(records, lambda wanted: {})
         arrays = {names: stored for names, stored in item.stored.items() if stored.is_read}
-        if arrays:
-            ways = {"read": _arrays.read, "each": _arrays.each, "check": _arrays.check_index}
-            tree = path / name, nest(arrays)
-            own = {use: functools.partial(way, *tree) for use, way in ways.items()}
-            item = dataclasses.replace(item, **own)
-        items[name] = item
+        own = path / name, nest(arrays)
+        read, each = (functools.partial(way, *own) for way in (_arrays.read, _arrays.each))
+        items[name] = dataclasses.replace(item, read=read, each=each)
     variables = items.pop(VARIABLES)
     return Source(path, "orbax", "bridge", variables, items, notes.written_by, notes.is_intact)
 
@@ -212,8 +207,7 @@ def _foreign_source(found: Found, within: Names, given: str | None) -> Source:
     main = {n[len(within) :]: s for n, s in named.items() if n[: len(within)] == within}
     if within and not main:
         raise _nothing_within(found.path, named, within)
-    # A lone array has no keys; a tree without leaves is a Linen model's without variables.
-    by_keys = _layout({names[0] if names else "" for names in main})
+    by_keys = _layout({names[0] for names in main if names})
     if noted == "linen" and not within:
         by_keys = noted
     else:
@@ -253,7 +247,7 @@ def _nothing_within(path: Any, named: Iterable[Names], within: Names) -> Checkpo
 
 def _layout(tops: set[str]) -> str:
     """Whether the first keys are those of Linen variables or of an NNX state."""
-    is_linen = "params" in tops or all(map(_is_collection, tops - _NOT_VARIABLES))
+    is_linen = "params" in tops or (tops and all(map(_is_collection, tops - _NOT_VARIABLES)))
     return "linen" if is_linen else "nnx"
 
 

@@ -72,23 +72,6 @@ def test_the_tree_crosses_every_boundary_and_counts_what_each_module_owns(report
     assert found == MIXED
 
 
-@pytest.mark.parametrize(
-    ("made", "text"),
-    [
-        ("jnp.ones((30, 4))", "an array of type ArrayImpl and shape (30, 4)"),
-        ("np.ones((30, 4))", "an array of type ndarray and shape (30, 4)"),
-        ("{'x': np.ones((3, 4))}", "{'x': array([[1., 1., 1., 1.], [1., 1., 1., 1.]"),
-    ],
-)
-def test_what_is_no_model_is_named_in_one_line(capsys, tmp_path, made, text):
-    """Regression: the repr of an array went over several lines."""
-    (tmp_path / "arrays.py").write_text(f"import jax.numpy as jnp, numpy as np\nx = {made}\n")
-    outcome = run(capsys, "report", f"{tmp_path / 'arrays.py'}:x")
-    sys.modules.pop("arrays", None)
-    assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
-    assert f"found {text}" in outcome.err
-
-
 def test_parents_come_before_their_submodules_with_their_depth(report):
     modules = report("make_mixed")["modules"]
     seen = []

@@ -196,7 +196,6 @@ def _renderables(document: Mapping[str, Any]) -> Iterator[Any]:
     from rich.text import Text
 
     from bridge._cli._output import byte_text, new_table, short_shape
-    from bridge._errors import by_reason
 
     written = f", saved from {document['written_by']}" if document["written_by"] else ""
     yield f"{document['checkpoint']}: layout {document['layout']}, {document['format']}{written}"
@@ -229,8 +228,8 @@ def _renderables(document: Mapping[str, Any]) -> Iterator[Any]:
     if document["damaged"]:
         yield ""
         found = new_table("damaged", "what was found")
-        for names, reason in by_reason((e["path"], e["reason"]) for e in document["damaged"]):
-            found.add_row(Text(names), Text(reason))
+        for entry in document["damaged"]:
+            found.add_row(Text(entry["path"]), Text(entry["reason"]))
         yield found
     elif document["verified"] is not None:
         yield ""
