@@ -13,10 +13,11 @@ from flax import linen as nn
 from flax import nnx
 
 from bridge._layers.table import known_base, layer_of_nnx
+from bridge._train_eval import MODE_FIELDS
 
-# A check sets the first two itself, and `_dropout` says where they do not apply. The others are
-# not fields of the computation.
-_LEFT_OUT = frozenset({"deterministic", "use_running_average", "parent", "name", "rngs"})
+# A check sets the modes itself, and `_dropout` says where they do not apply. The others are not
+# fields of the computation.
+_LEFT_OUT = frozenset({*MODE_FIELDS, "parent", "name", "rngs"})
 # One side derives these from the inputs, the other takes them as fields.
 _DERIVED = frozenset(
     {"features", "in_features", "out_features", "qkv_features", "num_groups", "group_size"}

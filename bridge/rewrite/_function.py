@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from flax import linen as nn
@@ -260,17 +260,14 @@ def _class(
         for slot in plan.slots.values()
         if slot.linen
     ]
+    seen = [f"{text} was seen with a single value" for text in plan.seen]
     level: Level = "proven"
     if not is_proven:
         level, notes = "needs review", [*notes, "the program was not proven"]
     elif notes:
         level = "needs review"
-    elif limits := list(dict.fromkeys([*_seen(plan), *limits])):
+    elif limits := list(dict.fromkeys([*seen, *limits])):
         level, notes = "proven for this configuration", limits[:_MOST_LIMITS]
         if len(limits) > _MOST_LIMITS:
             notes.append(f"and {len(limits) - _MOST_LIMITS} more of the kind")
     return ClassResult(plan.name, file, line, level, (*notes, *wrapped))
-
-
-def _seen(plan: ClassPlan) -> Iterator[str]:
-    yield from (f"{text} was seen with a single value" for text in plan.seen)

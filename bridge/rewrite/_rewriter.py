@@ -236,11 +236,11 @@ class Rewriter:
         return None if proof.ok else blame.of_difference(proof)
 
     def _vary_fields(self) -> None:
+        if self.proof is None:
+            return
         variation = FieldVariation(
             self.program, self.entries, self.watch, self.files, self.texts, self.told
         )
-        if self.proof is None:
-            return
         if self.varies:
             variation.run()
         else:

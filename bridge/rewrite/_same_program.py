@@ -7,7 +7,7 @@ and equal gradients, to the bit and for all inputs of these shapes, and nothing 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -115,18 +115,11 @@ def computed_again(
 
 
 def _again(jaxpr: Any) -> int:
-    inner = [each for equation in jaxpr.eqns for each in _inner(equation.params)]
-    own = sum(str(equation.primitive) in _AGAIN for equation in jaxpr.eqns)
-    return own + sum(map(_again, inner))
-
-
-def _inner(params: Mapping[str, Any]) -> Iterator[Any]:
-    """The jaxprs in an equation."""
-    for value in params.values():
-        for each in value if isinstance(value, tuple | list) else (value,):
-            jaxpr = _opened(each)[0]
-            if isinstance(jaxpr, core.Jaxpr):
-                yield jaxpr
+    found = 0
+    for equation in jaxpr.eqns:
+        found += str(equation.primitive) in _AGAIN
+        found += sum(_again(_opened(each)[0]) for each in core.jaxprs_in_params(equation.params))
+    return found
 
 
 class _Given:
