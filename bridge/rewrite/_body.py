@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ._conditions import Conditions
-from ._constructors import Constructor
+from ._constructors import made_text
 from ._growth import grown_name, is_growth
 from ._known_loops import Loop, known_loop
-from ._lines import Lines
+from ._lines import Lines, cache_lines
 from ._method import Method
 from ._plans import LeftLinenError, Slot
-from ._slots import _LOOP_KINDS
-from ._source import bound_in, is_self, names_in
+from ._source import COMPREHENSIONS, bound_in, is_self, names_in
 
 
 class Slice:
@@ -22,12 +21,10 @@ class Slice:
 
     Args:
         method: the method.
-        variables: what makes the Variables of parameters, by slot.
     """
 
-    def __init__(self, method: Method, variables: Any) -> None:
+    def __init__(self, method: Method) -> None:
         self.method, self.source, self.plan = method, method.source, method.plan
-        self._variable = variables
         self.kept: set[ast.stmt] = set()
         self.texts: dict[ast.Call, str] = {}
         self.conditions = Conditions(method)
@@ -38,11 +35,7 @@ class Slice:
         # As the data goes: `norm()(dense(4)(x))` makes `norm` first, which has the size of `dense`.
         for slot in sorted(self.method.slots, key=lambda s: called(s.makings[0])):
             if slot.outer is None:
-                self.texts[slot.node] = (
-                    Constructor(self.method, slot).text()
-                    if slot.kind == "module"
-                    else self._variable(self.method, slot)
-                )
+                self.texts[slot.node] = made_text(self.method, slot)
         while True:
             self.kept.clear()
             before = self._known()
@@ -249,7 +242,7 @@ class Slice:
         for each in self.source.ancestors(slot.node):
             if isinstance(each, ast.stmt):
                 break
-            if isinstance(each, (ast.IfExp, *_LOOP_KINDS)):
+            if isinstance(each, (ast.IfExp, *COMPREHENSIONS)):
                 found.insert(0, each)
         return found
 
@@ -280,7 +273,7 @@ class Slice:
             found.append((depth, f"\0{column}\0self.{slot.attribute} = {made}"))
         if slot.cache is not None:
             made = f"self.{slot.attribute}{'[-1]' if slot.is_list else ''}"
-            found += slot.cache.lines(made, depth)
+            found += cache_lines(slot.cache, made, depth)
         if used_later:
             found.append((depth, f"{slot.variable} = self.{slot.attribute}"))
         return found

@@ -5,19 +5,14 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flax.core import meta
 
-from ._lines import Lines
+from ._method import Method
 from ._paths_below import below_made
-from ._plans import LeftLinenError, Slot
+from ._plans import CACHE, LeftLinenError, Slot
 from ._records import Making
-
-if TYPE_CHECKING:
-    from ._method import Method
-
-CACHE = "cache_shape"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,18 +26,6 @@ class Cache:
 
     arguments: str
     test: str | None
-
-    def lines(self, attention: str, depth: int = 0) -> Lines:
-        """The statements behind that which makes the layer.
-
-        Args:
-            attention: the layer.
-            depth: the indentation of the first line.
-        """
-        call = f"{attention}.init_cache({self.arguments})"
-        if self.test is None:
-            return [(depth, call)]
-        return [(depth, f"if {self.test}:"), (depth + 1, call)]
 
 
 def cache_of(method: Method, slot: Slot) -> Cache | None:
@@ -77,11 +60,6 @@ def cache_of(method: Method, slot: Slot) -> Cache | None:
     if isinstance(node, ast.Constant):
         return Cache(arguments, None)
     return Cache(arguments, method.init_text(node, slot.makings))
-
-
-def is_cache(making: Making) -> bool:
-    """Whether a variable of the program's own was made in the collection of caches."""
-    return making.kind == "variable" and making.made.get("col") == "cache"
 
 
 def _shape(method: Method, making: Making) -> tuple[tuple[int, ...], str] | None:

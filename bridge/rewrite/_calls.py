@@ -20,8 +20,7 @@ from ._options import STACKS
 from ._plans import LeftLinenError, Slot
 from ._removals import Removals, inlined
 from ._slot_calls import calls_of
-from ._slots import _LOOP_KINDS
-from ._source import Edit, bound_in
+from ._source import COMPREHENSIONS, Edit, bound_in
 from ._states import States
 
 _RAISE = 'raise NotImplementedError("this branch did not run when {} was rewritten")'
@@ -265,8 +264,11 @@ def _counter(loop: Any) -> str | None:
     """The name that counts a loop's turns from 0."""
     if isinstance(loop, ast.For):
         target, values = loop.target, loop.iter
-    elif isinstance(loop, _LOOP_KINDS) and len(loop.generators) == 1 and not loop.generators[0].ifs:  # pyright: ignore
-        target, values = loop.generators[0].target, loop.generators[0].iter  # pyright: ignore
+    elif isinstance(loop, COMPREHENSIONS):
+        generator = loop.generators[0]
+        if len(loop.generators) > 1 or generator.ifs:
+            return None
+        target, values = generator.target, generator.iter
     else:
         return None
     if isinstance(values, ast.Call) and isinstance(values.func, ast.Name):

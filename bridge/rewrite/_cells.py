@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from flax import linen as nn
 
+from ._method import Method
 from ._plans import LeftLinenError
 from ._records import Making
 from ._source import Edit, names_in
-
-if TYPE_CHECKING:
-    from ._method import Method
 
 
 def splits_all(makings: Sequence[Making]) -> bool:

@@ -1,25 +1,31 @@
-"""`self.size or x.shape[-1]` stays a choice, if only what is chosen from needs the call."""
+"""Finds what of `self.size or x.shape[-1]` needs the call, so that it can stay a choice."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from ._records import Making
-from ._source import Edit
-
-if TYPE_CHECKING:
-    from ._method import Method
+from ._taint import Taint
 
 
-def choice_edits(method: Method, node: ast.expr, makings: Sequence[Making]) -> list[Edit] | None:
-    """What changes in such an expression, None if it is another one.
+class Choice(NamedTuple):
+    """An expression that chooses between others.
+
+    Attributes:
+        factors: what of it needs the call, without the arithmetic around it.
+        known: the parts that a constructor knows, the condition among them.
+    """
+
+    factors: list[ast.expr]
+    known: list[ast.expr]
+
+
+def choice_of(node: ast.expr, taint: Taint) -> Choice | None:
+    """The parts of such an expression; None if it is another one, or the condition needs the call.
 
     Args:
-        method: the method that it is in.
         node: the expression, which depends on the call.
-        makings: every time that it was computed.
+        taint: what depends on the call.
     """
     match node:
         case ast.BoolOp(op=ast.Or()):
@@ -28,28 +34,18 @@ def choice_edits(method: Method, node: ast.expr, makings: Sequence[Making]) -> l
             parts, test = [node.body, node.orelse], node.test
         case _:
             return None
-    touched = [each for each in parts if method.taint.touches(each)]
-    needs_the_call = len(touched) == len(parts) if test is None else method.taint.touches(test)
-    if needs_the_call:
+    touched = [each for each in parts if taint.touches(each)]
+    needs_the_call = len(touched) == len(parts) if test is None else taint.touches(test)
+    if needs_the_call or not touched:
         return None
     # `4 * width` is a product also if it was never chosen.
-    factors = [each for part in touched for each in _factors(method, part)]
-    texts = [method.as_size(each, makings) for each in factors]
-    if not touched or None in texts:
-        return None
+    factors = [each for part in touched for each in _factors(part, taint)]
     known = [each for each in (*parts, test) if each is not None and each not in touched]
-    edits = [method.source.edit(e, str(t)) for e, t in zip(factors, texts, strict=True)]
-    edits += [edit for each in known for edit in method.init_edits(each, makings)]
-    text = method.source.render(node, edits)
-    if not method.names_of(text):
-        # The layer behind has this size, too.
-        method.sizes.candidates.choices[node] = text
-    return edits
+    return Choice(factors, known)
 
 
-def _factors(method: Method, node: ast.expr) -> list[ast.expr]:
-    """What of an expression needs the call, without the arithmetic around it."""
+def _factors(node: ast.expr, taint: Taint) -> list[ast.expr]:
     if isinstance(node, ast.BinOp):
         both = (node.left, node.right)
-        return [f for each in both if method.taint.touches(each) for f in _factors(method, each)]
+        return [f for each in both if taint.touches(each) for f in _factors(each, taint)]
     return [node]

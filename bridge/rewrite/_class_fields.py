@@ -57,3 +57,11 @@ def _default(source: Source, node: ast.AnnAssign) -> tuple[str | None, str | Non
                 return None, source.render(keyword.value)
         return None, None
     return source.render(value), None
+
+
+def default_node(field: Field) -> ast.expr | None:
+    """The expression of a field's default, in the field's file."""
+    value = field.node.value
+    if isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] == "field":
+        return next((k.value for k in value.keywords if k.arg == "default"), None)
+    return value

@@ -11,6 +11,7 @@ from ._body import Slice
 from ._calls import Calls
 from ._class_checks import check_class
 from ._class_fields import field_nodes
+from ._constructors import made_text
 from ._layer_classes import LayerClass
 from ._layers import Layer, layer_of
 from ._lifted_methods import decorated
@@ -23,7 +24,6 @@ from ._setup import Setup
 from ._signature import Signature
 from ._slots import name_slots
 from ._source import Edit
-from ._variables import variable_text
 
 _KEPT_DECORATORS = ("property", "staticmethod", "classmethod", "cached_property")
 
@@ -70,7 +70,7 @@ class ClassText:
                 continue
             slice_ = None
             if method.slots:
-                slice_ = Slice(method, variable_text)
+                slice_ = Slice(method)
                 body += slice_.lines()
             own = Calls(method, slice_).edits()
             if setup is not None:
@@ -134,7 +134,7 @@ class ClassText:
 
     def _methods(self) -> list[Method]:
         found = [
-            Method(self.program, self.plan, node, self.references)
+            Method(self.program, self.plan, node, self.references, made_text)
             for node in self.plan.methods.values()
         ]
         # What `setup` makes is there before anything that a compact method makes.

@@ -16,7 +16,7 @@ from bridge._train_eval import MODE_FIELDS
 
 from ._class_fields import fields_of
 from ._function_plans import FunctionPlan, find_known, function_plan, taint_of
-from ._layer_classes import layer_base
+from ._layers import layer_base
 from ._plans import ClassPlan, LeftLinenError, Program
 from ._records import Records
 from ._slots import find_slots

@@ -5,31 +5,40 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ._caches import CACHE, cache_of
+from ._caches import cache_of
 from ._cells import splits_all
 from ._class_checks import check_layer
 from ._evaluate import partial_of
 from ._fixed_modes import fixed_mode
-from ._function_arguments import constructor_text
-from ._function_plans import FunctionPlan, called_function
+from ._function_plans import FunctionPlan, bound, called_function
 from ._layer_arguments import has_next, ordered
 from ._layers import Layer, field_order, seen
 from ._lift import Lift
+from ._method import Method
 from ._paths_below import below_made
-from ._plans import ClassPlan, LayerStaysLinenError, LeftLinenError, Slot
+from ._plans import CACHE, ClassPlan, LayerStaysLinenError, LeftLinenError, Slot
 from ._records import Instance, Making
 from ._rest_arguments import rest_of
 from ._sequential import check_keywords, unpacked
 from ._source import is_fixed
 from ._stacking import of_functions
+from ._variables import variable_text
 from ._wrapping import has_variables, is_named_by_others, kept, kept_layer, why_linen
 
-if TYPE_CHECKING:
-    from ._method import Method
-
 _IGNORED = ("name", "parent")  # A parent is None where a program writes it.
+
+
+def made_text(method: Method, slot: Slot) -> str:
+    """The expression that makes what a slot holds, as the constructor has it.
+
+    Raises:
+        LeftLinenError: there is none.
+    """
+    return (
+        Constructor(method, slot).text() if slot.kind == "module" else variable_text(method, slot)
+    )
 
 
 class NestedLinenError(LeftLinenError):
@@ -64,7 +73,7 @@ class Constructor:
         layers = [self.program.layer_of(cls) for cls in self.classes]
         plans = [self.program.plan_of(cls) for cls in self.classes]
         if (function := called_function(self.program, self.slot)) is not None:
-            return constructor_text(self, function)
+            return self._function(function)
         try:
             if self.lifted and not self._can_lift([*plans, *layers]):
                 return self._wrapped()
@@ -144,11 +153,32 @@ class Constructor:
             self._carry(plans, keyword.arg or "", keyword.value)
         if modes and any(name in modes for name, _ in given[:-1]):
             raise LeftLinenError("a mode is given by position before other arguments", self.node)
-        parts += [(f"{name}=", text) for name, text in self.own_sizes(names)]
+        parts += [(f"{name}=", text) for name, text in self._own_sizes(names)]
         parts.append(("rngs=", "rngs"))
         return f"{self._callee()}({', '.join(a + b for a, b in parts)})"
 
-    def own_sizes(self, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    def _function(self, plan: FunctionPlan) -> str:
+        """What is made in the place of a call of a function that makes layers."""
+        slot, method = self.slot, self.method
+        if plan.reason is not None or slot.outer is not None:
+            raise LeftLinenError("a function outside of the class makes a layer of it", slot.node)
+        given = dict(bound(plan, slot.node))
+        positional = set(plan.arguments[: len(slot.node.args)])
+        parts = []
+        for name in plan.constructed:
+            if name not in given:
+                positional = set()
+                continue
+            text = method.init_text(given[name], slot.makings)
+            parts.append(text if name in positional else f"{name}={text}")
+        rest = [name for name in given if name not in (*plan.arguments, "name")]
+        parts += [f"{name}={method.init_text(given[name], slot.makings)}" for name in rest]
+        parts += [f"{name}={text}" for name, text in self._own_sizes(plan.sizes)]
+        text = f"{plan.name_in_file}({', '.join([*parts, 'rngs=rngs'])})"
+        is_alone = slot.method.name != "setup" and plan.returns_several
+        return f"nnx.{plan.returns_several}({text})" if is_alone else text
+
+    def _own_sizes(self, names: Iterable[str]) -> Iterator[tuple[str, str]]:
         """The sizes that a class or function of the program is given, those that it needs."""
         for name in names:
             own = functools.partial(self._own_size, name=name)
@@ -183,7 +213,7 @@ class Constructor:
             positional.add(layer.renames.get(name, name))
         for keyword in self.node.keywords:
             if keyword.arg is None:
-                text, names = rest_of(self, layer, keyword)
+                text, names = rest_of(self.method, self.slot, cls, layer, keyword)
                 rest, known = f"{rest}, **{text}", known | names
                 continue
             self._argument(layer, keyword.arg, keyword.value, given)

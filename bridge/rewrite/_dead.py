@@ -9,10 +9,9 @@ from typing import Any
 from flax import linen as nn
 
 from ._function_plans import functions_in
-from ._method import FUNCTIONS, Method
+from ._method import Method
 from ._plans import LeftLinenError
-from ._slots import _LOOP_KINDS
-from ._source import Edit, Source, is_free, is_self
+from ._source import COMPREHENSIONS, FUNCTIONS, Edit, Source, is_free, is_self
 
 
 def dead_blocks(method: Method) -> list[list[ast.stmt]]:
@@ -35,7 +34,9 @@ def dead_blocks(method: Method) -> list[list[ast.stmt]]:
         ):
             continue
         statement = method.source.statement_of(node)
-        inner = [a for a in method.source.ancestors(node) if isinstance(a, _LOOP_KINDS + FUNCTIONS)]
+        inner = [
+            a for a in method.source.ancestors(node) if isinstance(a, COMPREHENSIONS + FUNCTIONS)
+        ]
         if statement.lineno in lines and not any(
             isinstance(i, ast.Lambda | ast.FunctionDef) and i is not method.node for i in inner
         ):

@@ -1,54 +1,47 @@
-"""Local names that stand for a shape, by what the program wrote for it."""
+"""Finds what the program wrote for a local name that stands for a shape."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from ._caches import is_cache
 from ._evaluate import UnknownValueError, evaluate
-from ._plans import LeftLinenError
 from ._records import Making
 from ._source import binding
 
-if TYPE_CHECKING:
-    from ._method import Method
 
-
-def written_out(method: Method, node: ast.AST, makings: Sequence[Making]) -> str | None:
-    """`(1, self.length, in_features)` for the name of such a tuple.
+def written_tuple(
+    function: ast.AST, node: ast.AST, namespace: Mapping[str, Any], makings: Sequence[Making]
+) -> ast.Tuple | None:
+    """The tuple that a name stands for each time that it is read.
 
     Args:
-        method: where the name is read.
+        function: where the name is read.
         node: the name.
+        namespace: the names of the file.
         makings: every time that it was read.
 
     Returns:
-        None if it is no such name, or a part of the tuple is known to the call alone.
+        None if it is no such name, or what the tuple is made of got another value since.
     """
-    value = _tuple_of(method, node)
-    if value is None or not makings or is_cache(makings[0]):
+    value = _tuple_of(function, node)
+    if value is None or not makings or makings[0].is_cache:
         return None
     for making in makings:
         try:
-            now = evaluate(value, {**method.namespace, **making.env}, making.fields)
+            now = evaluate(value, {**namespace, **making.env}, making.fields)
         except UnknownValueError:
             return None
         if now != making.env.get(node.id):  # pyright: ignore
-            # What it is made of got another value since.
             return None
-    try:
-        text = method.init_text(value, makings)
-    except LeftLinenError:
-        return None
-    return text if text.startswith("(") else f"({text})"
+    return value
 
 
-def _tuple_of(method: Method, node: ast.AST) -> ast.Tuple | None:
+def _tuple_of(function: ast.AST, node: ast.AST) -> ast.Tuple | None:
     if not isinstance(node, ast.Name):
         return None
-    bound = binding(method.node, node.id)
+    bound = binding(function, node.id)
     if len(bound) != 1 or not isinstance(bound[0], ast.Assign):
         return None
     value = bound[0].value

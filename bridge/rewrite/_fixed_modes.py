@@ -7,13 +7,10 @@ constructor, and leave that of a call alone.
 from __future__ import annotations
 
 import ast
-from typing import TYPE_CHECKING
 
+from ._method import Method
 from ._plans import Slot
 from ._source import Edit, bound_in, is_self, names_in
-
-if TYPE_CHECKING:
-    from ._method import Method
 
 
 def fixed_mode(method: Method, slot: Slot, node: ast.expr) -> str | None:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flax import linen as nn
 
 from ._axes import Axes, axis_texts
+from ._method import Method
 from ._options import PASSED, STACKS, check_options
 from ._plans import FunctionLift, LeftLinenError
 from ._source import Edit
 from ._stacking import metadata
-
-if TYPE_CHECKING:
-    from ._method import Method
 
 _WIDTH = 100
 

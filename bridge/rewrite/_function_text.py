@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 from ._body import Slice
 from ._calls import Calls
+from ._constructors import made_text
 from ._function_plans import FunctionPlan
 from ._lines import as_text
 from ._method import Method
@@ -17,7 +18,6 @@ from ._setup import Setup
 from ._signature import size_arguments
 from ._slots import name_slots
 from ._source import Edit, bound_in, indented, names_in
-from ._variables import variable_text
 
 
 class FunctionText:
@@ -32,7 +32,7 @@ class FunctionText:
     def __init__(self, program: Program, plan: FunctionPlan, references: References) -> None:
         self.program, self.plan, self.references = program, plan, references
         self.source, self.node = plan.source, plan.function
-        self.method = Method(program, plan, plan.function, references)
+        self.method = Method(program, plan, plan.function, references, made_text)
         self.rest = plan.rest if plan.returns_layers else None
 
     def text(self) -> str:
@@ -51,7 +51,7 @@ class FunctionText:
 
     def _class(self) -> str:
         """The text of a class, if the function calls its layers."""
-        slice_ = Slice(self.method, variable_text)
+        slice_ = Slice(self.method)
         lines = slice_.lines()
         edits = Calls(self.method, slice_).edits()
         read = self._read(edits)

@@ -12,10 +12,10 @@ from typing import Any
 
 from flax import linen as nn
 
-from ._layers import Layer, field_order, layer_of
+from ._class_fields import default_node
+from ._layers import Layer, field_order
 from ._plans import ClassPlan, Field, LeftLinenError
 from ._references import References
-from ._signature import default_node
 from ._source import Edit, is_self, names_in
 
 _OWN = ("setup", "param", "make_rng", "variable", "sow", "__post_init__")
@@ -28,20 +28,6 @@ _CALL = """
 {3}each[...] = self.param(name, each[...])
 {1}return super({4}, layer).__call__(*args, **kwargs)
 """
-
-
-def layer_base(cls: type, own: Any) -> type | None:
-    """The layer of Flax that a class of the package derives from, if it can be NNX's.
-
-    Args:
-        cls: the class.
-        own: the classes of the package.
-    """
-    foreign = [b for b in cls.__mro__[1:] if issubclass(b, nn.Module) and b not in own]
-    base = foreign[0]
-    layer = layer_of(base)
-    is_plain = layer is not None and not (layer.has_parts or issubclass(base, nn.RNNCellBase))
-    return base if is_plain else None
 
 
 class LayerClass:

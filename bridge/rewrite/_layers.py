@@ -148,3 +148,17 @@ def field_order(cls: type) -> list[str]:
         for field in dataclasses.fields(cls)  # pyright: ignore
         if field.init and not field.kw_only
     ]
+
+
+def layer_base(cls: type, own: Any) -> type | None:
+    """The layer of Flax that a class of the package derives from, if it can be NNX's.
+
+    Args:
+        cls: the class.
+        own: the classes of the package.
+    """
+    foreign = [b for b in cls.__mro__[1:] if issubclass(b, nn.Module) and b not in own]
+    base = foreign[0]
+    layer = layer_of(base)
+    is_plain = layer is not None and not (layer.has_parts or issubclass(base, nn.RNNCellBase))
+    return base if is_plain else None

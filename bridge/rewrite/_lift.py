@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ._axes import Axes, axis_texts
+from ._method import Method
 from ._options import PASSED, STACKS, check_options
 from ._plans import LeftLinenError, Slot
 from ._records import Lifted
 from ._source import is_self, names_in
 from ._stacking import metadata, stacked
-
-if TYPE_CHECKING:
-    from ._method import Method
 
 
 class Lift:

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from bridge._train_eval import MODE_FIELDS
 
-from ._caches import CACHE, is_cache
 from ._candidates import Candidates
-from ._choices import choice_edits
-from ._constructors import Constructor
-from ._definitions import written_out
+from ._choices import choice_of
+from ._definitions import written_tuple
 from ._evaluate import UnknownValueError, evaluate, is_size, same_dtype
 from ._function_plans import taint_of
-from ._plans import ClassPlan, LeftLinenError, Program
+from ._plans import CACHE, ClassPlan, LeftLinenError, Program, Slot
 from ._records import Making
 from ._references import References
 from ._sizes import Sizes
 from ._source import COMPREHENSIONS, Edit, is_fixed, is_self, loops_around, names_in
-
-FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 class Method:
@@ -32,6 +28,7 @@ class Method:
         plan: its class.
         node: the function.
         references: what Linen's names become.
+        made: writes the constructor of a slot.
 
     Attributes:
         taint: which names depend on the call's arguments.
@@ -41,10 +38,15 @@ class Method:
     """
 
     def __init__(
-        self, program: Program, plan: ClassPlan, node: ast.FunctionDef, references: References
+        self,
+        program: Program,
+        plan: ClassPlan,
+        node: ast.FunctionDef,
+        references: References,
+        made: Callable[[Method, Slot], str],
     ) -> None:
         self.program, self.plan, self.node, self.references = program, plan, node, references
-        self.source = plan.source
+        self.source, self._made = plan.source, made
         self.namespace: Mapping[str, Any] = references.namespace
         self.slots = [slot for slot in plan.slots.values() if slot.method is node]
         self.is_setup = node.name == "setup"
@@ -122,7 +124,7 @@ class Method:
         """What changes in an expression that moves to the constructor."""
         slot = self.plan.slots.get(node) if isinstance(node, ast.Call) else None
         if slot is not None and slot.kind == "module" and slot.outer is not None:
-            yield self.source.edit(node, Constructor(self, slot).text())
+            yield self.source.edit(node, self._made(self, slot))
             return
         if isinstance(node, ast.Call) and self.moved(node):
             yield from self._without(node, self.moved(node))
@@ -134,11 +136,11 @@ class Method:
             if self.taint.dimensions.computes(node, self.taint.touches):
                 yield from self._computed(node, makings)
                 return
-            chosen = choice_edits(self, node, makings)
+            chosen = self._choice(node, makings)
             if chosen is not None:
                 yield from chosen
                 return
-            text = written_out(self, node, makings)
+            text = self._written_out(node, makings)
             if text is None:
                 text = self.as_size(node, makings)
             if text is None:
@@ -168,6 +170,34 @@ class Method:
             self.sizes.candidates.choices[node] = text
         yield from edits
 
+    def _choice(self, node: ast.expr, makings: Sequence[Making]) -> list[Edit] | None:
+        """What changes in an expression that chooses, None if it is another one."""
+        choice = choice_of(node, self.taint)
+        if choice is None:
+            return None
+        texts = [self.as_size(each, makings) for each in choice.factors]
+        if None in texts:
+            return None
+        edits = [self.source.edit(e, str(t)) for e, t in zip(choice.factors, texts, strict=True)]
+        edits += [edit for each in choice.known for edit in self.init_edits(each, makings)]
+        text = self.source.render(node, edits)
+        if not self.names_of(text):
+            # The layer behind has this size, too.
+            self.sizes.candidates.choices[node] = text
+        return edits
+
+    def _written_out(self, node: ast.expr, makings: Sequence[Making]) -> str | None:
+        """`(1, self.length, in_features)` for the name of such a tuple, None for anything else."""
+        value = written_tuple(self.node, node, self.namespace, makings)
+        if value is None:
+            return None
+        try:
+            text = self.init_text(value, makings)
+        except LeftLinenError:
+            # A part of it is known to the call alone.
+            return None
+        return text if text.startswith("(") else f"({text})"
+
     def as_size(self, node: ast.expr, makings: Sequence[Making]) -> str | None:
         """An expression for what is a size at each of these times, None for another value."""
         if isinstance(node, ast.Tuple | ast.List):
@@ -189,7 +219,7 @@ class Method:
         if not values:
             return None
         hint = node.id if isinstance(node, ast.Name) else "size"
-        if isinstance(values[0], tuple) and is_cache(makings[0]):
+        if isinstance(values[0], tuple) and makings[0].is_cache:
             hint = CACHE
         loops = self._loops(node)
         text = self.solve(makings, values, hint, loops, node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,11 +13,13 @@ from flax import linen as nn
 from bridge._conversion.collections import OUTPUTS
 from bridge.port._rule_text import rules_of as compressed
 
+from ._constructors import made_text
 from ._function_plans import FunctionPlan
 from ._layers import field_order
 from ._method import Method
 from ._plans import ClassPlan, Program, Slot
 from ._records import Making, Path
+from ._references import References
 from ._setup import Setup
 from ._shared_nodes import first_paths, node_at
 from ._slots import name_node
@@ -233,12 +236,9 @@ def _place_in_list(plan: ClassPlan, slot: Slot) -> int | None:
 
 
 def _setup_of(program: Program, plan: ClassPlan, slot: Slot) -> Setup:
-    import sys
-
-    from ._references import References
-
     namespace = vars(sys.modules[plan.cls.__module__])
-    return Setup(Method(program, plan, slot.method, References(program, plan.source, namespace)))
+    references = References(program, plan.source, namespace)
+    return Setup(Method(program, plan, slot.method, references, made_text))
 
 
 def _is_wrapped(slot: Slot | None) -> bool:

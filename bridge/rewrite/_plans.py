@@ -11,6 +11,8 @@ from ._records import FunctionCall, Instance, Lifted, Making, Path, Records
 from ._source import Source
 
 Key = tuple[int, Path]
+# The name of the constructor argument for the shape of a decode cache begins so.
+CACHE = "cache_shape"
 
 
 class LeftLinenError(Exception):

@@ -77,6 +77,11 @@ class Making:
     place: tuple[str, ...] | None = None
     scope: Path | None = None
 
+    @property
+    def is_cache(self) -> bool:
+        """Whether it is a variable of the program's own in the collection of caches."""
+        return self.kind == "variable" and self.made.get("col") == "cache"
+
 
 @dataclasses.dataclass(frozen=True)
 class Lifted:

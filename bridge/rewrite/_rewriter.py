@@ -22,8 +22,9 @@ from ._proof_in_place import fault_in_place
 from ._proven import Proof
 from ._references import References
 from ._runs import run_entry
+from ._source import condition_lines
 from ._trace import Watch
-from ._varied_runs import Runs, watched_lines
+from ._varied_runs import Runs
 
 _MOST_ROUNDS = 40
 
@@ -68,7 +69,7 @@ class Rewriter:
 
     def trace(self) -> None:
         """Runs every entry, and the model with other sizes."""
-        runs = Runs(self.entries, self._inside, self.told)
+        runs = Runs(self.entries, self._inside, condition_lines, self.told)
         self.watch, self.varied, self.notes = runs.watch, runs.varied, runs.notes
         runs.run()
         self.program: Program = self._collected()
@@ -119,7 +120,7 @@ class Rewriter:
 
     def _runs(self, part: Entry) -> bool:
         try:
-            run_entry(Watch(self._inside, watched_lines), part)
+            run_entry(Watch(self._inside, condition_lines), part)
         except RewriteError:
             plan = self.program.plans[type(part.make())]
             plan.leave("only a class that stays Linen can run it")

@@ -5,14 +5,12 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Set
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flax import linen as nn
 
+from ._method import Method
 from ._plans import LayerStaysLinenError, Slot
-
-if TYPE_CHECKING:
-    from ._method import Method
 
 
 def unpacked(method: Method, slot: Slot) -> str:

@@ -7,19 +7,18 @@ from collections.abc import Iterator
 from typing import Any
 
 from ._calls import Calls
-from ._constructors import Constructor
+from ._constructors import made_text
 from ._dead import dead_blocks, in_place_of
 from ._function_edits import function_edits
 from ._function_plans import called_function
 from ._item_calls import item_calls
-from ._lines import wrapped
+from ._lines import cache_lines, wrapped
 from ._method import Method
 from ._plans import LeftLinenError, Slot
 from ._removals import transforms
 from ._slot_calls import attribute_of
 from ._slots import name_node
 from ._source import Edit, bound_in, is_self
-from ._variables import variable_text
 
 _CONTAINERS = {
     ast.List: "List",
@@ -59,12 +58,7 @@ class Setup:
         edits: list[Edit] = []
         for slot in self.slots:
             if slot.outer is None or self._is_apart(slot):
-                made = (
-                    Constructor(self.method, slot).text()
-                    if slot.kind == "module"
-                    else variable_text(self.method, slot)
-                )
-                edits.append(self.source.edit(slot.node, made))
+                edits.append(self.source.edit(slot.node, made_text(self.method, slot)))
                 edits += self._cache(slot)
                 edits += self._comment(slot)
                 if slot.modes:
@@ -110,7 +104,7 @@ class Setup:
         if attribute is None or getattr(statement, "value", None) is not slot.node:
             raise LeftLinenError("a decode cache in a list of setup", slot.node)
         column, end = statement.col_offset, self.source.end(statement)
-        lines = slot.cache.lines(f"self.{attribute}")
+        lines = cache_lines(slot.cache, f"self.{attribute}")
         yield Edit(end, end, "".join(f"\n{' ' * (column + 4 * d)}{line}" for d, line in lines))
 
     def _untransformed(self) -> Iterator[Edit]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 from typing import Any
 
 from flax import linen as nn
 
-from ._caches import CACHE
-from ._plans import ClassPlan, Field, Program
+from ._class_fields import default_node
+from ._plans import CACHE, ClassPlan, Field, Program
 from ._references import References
 
 _WIDTH = 100
@@ -121,14 +120,6 @@ def size_arguments(program: Program, plan: ClassPlan) -> list[str]:
         is_told = all((i.run, i.path) in size.values for i in instances)
         found.append(f"{name}: {text}" if is_told else f"{name}: {text} | None = None")
     return found
-
-
-def default_node(field: Field) -> ast.expr | None:
-    """The expression of a field's default, in the field's file."""
-    value = field.node.value
-    if isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] == "field":
-        return next((k.value for k in value.keywords if k.arg == "default"), None)
-    return value
 
 
 def _holds_modules(value: Any) -> bool:

@@ -12,12 +12,10 @@ from flax import nnx
 from ._growth import grown_name, is_growth
 from ._layers import layer_of
 from ._lifted_functions import find_functions, first_argument, functions_of
-from ._method import FUNCTIONS
 from ._plans import ClassPlan, LeftLinenError, Program, Slot
 from ._records import Making
-from ._source import is_free, is_self, loops_around
+from ._source import COMPREHENSIONS, FUNCTIONS, is_free, is_self, loops_around
 
-_LOOP_KINDS = (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
 _STORING = ("module", "param", "variable")
 _RESERVED = {
     "train",
@@ -165,7 +163,7 @@ def _collected(program: Program, plan: ClassPlan, slot: Slot) -> Slot | None:
         if each is statement:
             break
         is_added = isinstance(each, ast.Call) and inside is not each.func and is_growth(each)
-        if not (is_added or isinstance(each, (ast.List, ast.Tuple, ast.BinOp, *_LOOP_KINDS))):
+        if not (is_added or isinstance(each, (ast.List, ast.Tuple, ast.BinOp, *COMPREHENSIONS))):
             return None
         inside = each
     name = grown_name(statement)

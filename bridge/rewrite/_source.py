@@ -17,6 +17,7 @@ from typing import NamedTuple
 from ._records import Span
 
 COMPREHENSIONS = (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
 class Edit(NamedTuple):
@@ -254,6 +255,21 @@ def is_self(node: ast.AST, name: str | None = None) -> bool:
 def source_of(file: str, stamp: float) -> Source:
     """The source of a file as it was at a time, parsed once."""
     return Source(file)
+
+
+@functools.cache
+def condition_lines(file: str) -> frozenset[int]:
+    """The lines of a file's conditions that read a name; none if it is no file of Python."""
+    try:
+        source = source_of(file, pathlib.Path(file).stat().st_mtime)
+    except (SyntaxError, UnicodeDecodeError, OSError):
+        return frozenset()
+    return frozenset(
+        node.test.lineno
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.If | ast.IfExp)
+        and any(isinstance(each, ast.Name) for each in ast.walk(node.test))
+    )
 
 
 def loops_around(source: Source, node: ast.AST, method: ast.AST) -> list[ast.AST]:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import ast
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from flax import linen as nn
 
 from ._axes import Axes, axis_texts
+from ._method import Method
 from ._options import STACKS
 from ._paths_below import below
 from ._plans import LeftLinenError, Slot
 from ._records import Lifted, Path, Records
-
-if TYPE_CHECKING:
-    from ._method import Method
 
 
 def of_functions(method: Method, slot: Slot, made: str, *, wraps: bool) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import pathlib
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +19,6 @@ from ._entries import (
     variations,
 )
 from ._runs import run, run_entry
-from ._source import Source, source_of
 from ._trace import Watch
 
 _SECONDS_FOR_VARIATIONS = 20.0
@@ -34,6 +31,7 @@ class Runs:
     Args:
         entries: what is run.
         inside: whether a file belongs to the program.
+        watched: the lines of a file at whose beginning local variables are kept.
         told: is given a line about what goes on.
 
     Attributes:
@@ -46,10 +44,11 @@ class Runs:
         self,
         entries: Sequence[Entry],
         inside: Callable[[str], bool],
+        watched: Callable[[str], frozenset[int]],
         told: Callable[[str], None],
     ) -> None:
         self.entries, self.told = entries, told
-        self.watch = Watch(inside, watched_lines)
+        self.watch = Watch(inside, watched)
         self.varied: list[Varied] = []
         self.notes: list[str] = []
 
@@ -96,26 +95,3 @@ class Runs:
     def _keep(self, run: int, entry: Entry, changed: Any, inputs: Any, what: str) -> None:
         own = dataclasses.replace(entry, make=lambda: changed, inputs=inputs)
         self.varied.append(Varied(run, own, what, is_flag(what)))
-
-
-_WATCHED: dict[str, frozenset[int]] = {}
-
-
-def watched_lines(file: str) -> frozenset[int]:
-    """The lines of conditions."""
-    if file not in _WATCHED:
-        try:
-            source: Source = source_of(file, pathlib.Path(file).stat().st_mtime)
-            _WATCHED[file] = frozenset(
-                node.test.lineno
-                for node in ast.walk(source.tree)
-                if isinstance(node, ast.If | ast.IfExp)
-                and any(
-                    (isinstance(n, ast.Attribute) and n.attr in ("shape", "ndim"))
-                    or isinstance(n, ast.Name)
-                    for n in ast.walk(node.test)
-                )
-            )
-        except (SyntaxError, UnicodeDecodeError, OSError):
-            _WATCHED[file] = frozenset()
-    return _WATCHED[file]

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
 
 from bridge._layers.table import layer_of_linen
 
 from ._layers import Layer
+from ._method import Method
 from ._plans import ClassPlan, Slot
-
-if TYPE_CHECKING:
-    from ._method import Method
 
 
 def is_named_by_others(cls: type) -> bool:
