@@ -9,10 +9,10 @@ from typing import Any as _Any
 
 from ._failures import RewriteError as RewriteError
 from ._function import rewrite as rewrite
-from ._result import LEVELS as LEVELS
-from ._result import ClassResult as ClassResult
-from ._result import Level as Level
-from ._result import Rewrite as Rewrite
+from .publish._result import LEVELS as LEVELS
+from .publish._result import ClassResult as ClassResult
+from .publish._result import Level as Level
+from .publish._result import Rewrite as Rewrite
 
 __all__ = ["LEVELS", "ClassResult", "Level", "Rewrite", "RewriteError", "rewrite"]
 

@@ -11,17 +11,17 @@ from flax import linen as nn
 from bridge._errors import did_you_mean, listed, shown
 from bridge._linen_in_nnx.linen_call import function_of
 
-from ._entries import Entry
 from ._failures import RewriteError, said
-from ._function_plans import FunctionPlan
-from ._native_share import native_share
-from ._places import Made, places_of
-from ._plans import ClassPlan
-from ._result import ClassResult, Level, Rewrite
 from ._rewriter import Rewriter
-from ._steps import COLLECTION, choices
-from ._test_text import test_of
-from ._uses import ClassName
+from .observe._entries import Entry
+from .observe._steps import COLLECTION, choices
+from .plan._function_plans import FunctionPlan
+from .plan._plans import ClassPlan
+from .prove._native_share import native_share
+from .publish._places import Made, places_of
+from .publish._result import ClassResult, Level, Rewrite
+from .publish._test_text import test_of
+from .publish._uses import ClassName
 
 # What is said of one class.
 _MOST_LIMITS = 4

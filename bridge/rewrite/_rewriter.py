@@ -5,26 +5,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from ._blame import Blame
-from ._class_text import ClassText
-from ._collect import collect, inside_of
-from ._entries import Entry
 from ._failures import RewriteError
-from ._field_variation import FieldVariation
-from ._files import SUFFIX, NewFile, modules_of
-from ._function_plans import FunctionPlan, called_function
-from ._function_text import FunctionText
-from ._in_place import InPlace
-from ._parts import parts_of
-from ._plans import ClassPlan, LeftLinenError, Program, SizeArgument
-from ._proof import prove
-from ._proof_in_place import fault_in_place
-from ._proven import Proof
-from ._references import References
-from ._runs import run_entry
-from ._source import condition_lines
-from ._trace import Watch
-from ._varied_runs import Runs
+from .emit._class_text import ClassText
+from .emit._files import SUFFIX, NewFile, modules_of
+from .emit._function_text import FunctionText
+from .observe._entries import Entry
+from .observe._runs import run_entry
+from .observe._trace import Watch
+from .observe._varied_runs import Runs
+from .plan._collect import collect, inside_of
+from .plan._function_plans import FunctionPlan, called_function
+from .plan._plans import ClassPlan, LeftLinenError, Program, SizeArgument
+from .plan._references import References
+from .prove._blame import Blame
+from .prove._field_variation import FieldVariation
+from .prove._parts import parts_of
+from .prove._proof import prove
+from .prove._proof_in_place import fault_in_place
+from .prove._proven import Proof
+from .publish._in_place import InPlace
+from .syntax._source import condition_lines
 
 _MOST_ROUNDS = 40
 

@@ -10,9 +10,9 @@ from flax import nnx
 
 import bridge
 from bridge import port
-from bridge.rewrite._entries import Entry
 from bridge.rewrite._rewriter import Rewriter
-from bridge.rewrite._weights import random_variables
+from bridge.rewrite.observe._entries import Entry
+from bridge.rewrite.prove._weights import random_variables
 from tests.rewrite import models_decoding as models
 from tests.rewrite.test_programs import imported, tokens
 

@@ -7,7 +7,7 @@ from flax import linen as nn
 from flax import nnx
 
 from bridge import port
-from bridge.rewrite._draws import same_key, with_same_keys
+from bridge.rewrite.prove._draws import same_key, with_same_keys
 
 
 def test_linen_and_nnx_drop_the_same_elements():

@@ -10,7 +10,7 @@ from flax import nnx
 
 import bridge
 from bridge import port
-from bridge.rewrite._weights import random_variables
+from bridge.rewrite.prove._weights import random_variables
 from tests.rewrite import models_functions as models
 from tests.rewrite.test_programs import imported, spec
 

@@ -10,14 +10,14 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from bridge import port
-from bridge.rewrite._build import Maker, importable
-from bridge.rewrite._draws import same_key, with_same_keys
-from bridge.rewrite._entries import Entry
-from bridge.rewrite._pairing import made
-from bridge.rewrite._paths import rules_of
 from bridge.rewrite._rewriter import Rewriter
-from bridge.rewrite._same_program import is_same_program
-from bridge.rewrite._weights import random_inputs, random_variables
+from bridge.rewrite.observe._entries import Entry
+from bridge.rewrite.prove._build import Maker, importable
+from bridge.rewrite.prove._draws import same_key, with_same_keys
+from bridge.rewrite.prove._pairing import made
+from bridge.rewrite.prove._paths import rules_of
+from bridge.rewrite.prove._same_program import is_same_program
+from bridge.rewrite.prove._weights import random_inputs, random_variables
 from tests.drawing import drawing
 
 HEAD = '''"""Generated."""

@@ -13,7 +13,7 @@ from flax import nnx
 
 import bridge
 from bridge import port
-from bridge.rewrite._build import importable
+from bridge.rewrite.prove._build import importable
 from tests.rewrite import models_other_fields as models
 from tests.rewrite.test_programs import spec
 

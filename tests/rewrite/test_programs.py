@@ -11,11 +11,11 @@ from flax import nnx
 
 import bridge
 from bridge import port
-from bridge.rewrite._build import importable
-from bridge.rewrite._entries import Entry
-from bridge.rewrite._paths import rules_of
 from bridge.rewrite._rewriter import Rewriter
-from bridge.rewrite._weights import random_variables
+from bridge.rewrite.observe._entries import Entry
+from bridge.rewrite.prove._build import importable
+from bridge.rewrite.prove._paths import rules_of
+from bridge.rewrite.prove._weights import random_variables
 from tests.rewrite import models_constructs as constructs
 from tests.rewrite import models_sequences as sequences
 from tests.rewrite import models_vision as vision

@@ -10,9 +10,9 @@ from flax import nnx
 from jax.extend import core
 
 from bridge import parity, port
-from bridge.rewrite._draws import same_key, with_same_keys
-from bridge.rewrite._same_program import Numbering, is_same_program
-from bridge.rewrite._weights import random_variables
+from bridge.rewrite.prove._draws import same_key, with_same_keys
+from bridge.rewrite.prove._same_program import Numbering, is_same_program
+from bridge.rewrite.prove._weights import random_variables
 
 X = jax.ShapeDtypeStruct((2, 4), "float32")
 

@@ -9,7 +9,7 @@ import pytest
 
 import bridge
 from bridge import rewrite
-from bridge.rewrite._writing import write_files
+from bridge.rewrite.publish._writing import write_files
 
 INPUT = jax.ShapeDtypeStruct((2, 4), "float32")
 SOURCE = '''"""A model."""

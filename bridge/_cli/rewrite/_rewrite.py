@@ -128,7 +128,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
     from bridge._cli import _output
     from bridge._cli._input_errors import InputError, check_page
-    from bridge.rewrite._result import PAGE_MARK
+    from bridge.rewrite.publish._result import PAGE_MARK
 
     from . import _rewriting
 

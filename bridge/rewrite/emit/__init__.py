@@ -1,0 +1,1 @@
+"""Writes the new classes and files as text."""

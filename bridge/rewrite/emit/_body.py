@@ -1,0 +1,292 @@
+"""The slice of a compact method that makes layers, as lines of the constructor."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import Any
+
+from bridge.rewrite.plan._conditions import Conditions
+from bridge.rewrite.plan._constructors import made_text
+from bridge.rewrite.plan._method import Method
+from bridge.rewrite.plan._plans import LeftLinenError, Slot
+from bridge.rewrite.syntax._growth import grown_name, is_growth
+from bridge.rewrite.syntax._source import COMPREHENSIONS, bound_in, is_self, names_in
+
+from ._known_loops import Loop, known_loop
+from ._lines import Lines, cache_lines
+
+
+class Slice:
+    """The constructor's part of a compact method.
+
+    Args:
+        method: the method.
+    """
+
+    def __init__(self, method: Method) -> None:
+        self.method, self.source, self.plan = method, method.source, method.plan
+        self.kept: set[ast.stmt] = set()
+        self.texts: dict[ast.Call, str] = {}
+        self.conditions = Conditions(method)
+
+    def lines(self) -> Lines:
+        """The lines, with their depth of indentation."""
+        called = self.method.sizes.candidates.first_call
+        # As the data goes: `norm()(dense(4)(x))` makes `norm` first, which has the size of `dense`.
+        for slot in sorted(self.method.slots, key=lambda s: called(s.makings[0])):
+            if slot.outer is None:
+                self.texts[slot.node] = made_text(self.method, slot)
+        while True:
+            self.kept.clear()
+            before = self._known()
+            found = self._block(self.method.node.body, 0)
+            if before == self._known():
+                return found
+
+    def _known(self) -> tuple[set[str], int, int]:
+        """What lines further up depend on."""
+        sizes = self.method.sizes
+        return set(self.method.used), len(sizes.running), len(sizes.iterators)
+
+    def _block(self, statements: Sequence[ast.stmt], depth: int) -> Lines:
+        found: Lines = []
+        for statement in statements:
+            found += self._before(statement, depth)
+            found += self._statement(statement, depth)
+            found += self._running(depth, behind=statement)
+        return found
+
+    def _before(self, statement: ast.stmt, depth: int) -> Lines:
+        """What is set before a loop."""
+        found: Lines = []
+        seen: set[str] = set()
+        for slot in self.method.slots:
+            if (
+                slot.is_list
+                and slot.outer is None
+                and slot.attribute not in seen
+                and (self.source.statement_of(slot.loops[0]) is statement)
+                and not self._is_simple_list(slot)
+            ):
+                seen.add(slot.attribute)
+                found.append((depth, f"self.{slot.attribute} = nnx.List()"))
+        for name, loop in self.method.sizes.iterators.items():
+            if self.source.statement_of(loop) is statement:
+                found.append((depth, f"{name} = iter({name})"))
+        for running in self.method.sizes.running:
+            if self.source.statement_of(running.outermost) is statement:
+                self.method.used |= self.method.names_of(running.first)
+                found.append((depth, f"{running.name} = {running.first}"))
+        return found
+
+    def _running(
+        self, depth: int, behind: ast.stmt | None = None, loop: ast.AST | None = None
+    ) -> Lines:
+        found: Lines = []
+        for each in self.method.sizes.running:
+            if (loop is not None and each.loop is loop and each.behind is None) or (
+                behind is not None and each.behind is behind
+            ):
+                self.method.used |= self.method.names_of(each.following)
+                found.append((depth, f"{each.name} = {each.following}"))
+        return found
+
+    def _statement(self, node: ast.stmt, depth: int) -> Lines:
+        match node:
+            case ast.If():
+                return self._slots_of(node, depth) + self._if(node, depth)
+            case ast.For():
+                found = self._slots_of(node, depth)
+                body = self._block(node.body, depth + 1)
+                body += self._running(depth + 1, loop=node)
+                return [*found, *(self._headed(self._for(node), node, body, depth) if body else [])]
+            case ast.With():
+                return self._block(node.body, depth)
+            case ast.FunctionDef():
+                if any(each.function is node for s in self.method.slots for each in s.functions):
+                    return self._block(node.body, depth)
+                return self._copied(node, depth)
+            case ast.Try() | ast.While() | ast.Match():
+                if any(
+                    self.source.statement_of(s.node) is node
+                    or node in self.source.ancestors(s.node)
+                    for s in self.method.slots
+                ):
+                    raise LeftLinenError("a module is made in a try or while block", node)
+                return []
+        return self._slots_of(node, depth) or self._copied(node, depth)
+
+    def _slots_of(self, node: ast.stmt, depth: int) -> Lines:
+        """What a statement itself makes, or the header of a block."""
+        slots = [
+            s
+            for s in self.method.slots
+            if s.outer is None and self.source.statement_of(s.node) is node
+        ]
+        return [line for slot in self._in_order(slots) for line in self._slot(slot, depth)]
+
+    def _in_order(self, slots: list[Slot]) -> list[Slot]:
+        """The slots of one statement as the data goes; numbered ones as they are numbered."""
+        records = self.method.program.records
+        classes = {records.base_of(slot.makings[0].cls) for slot in slots}
+
+        def called(slot: Slot) -> int:
+            making = slot.makings[0]
+            instance = records.instances.get((making.run, making.path or ()))
+            calls = instance.calls if instance is not None and making.path else ()
+            return calls[0].began if calls and len(classes) == len(slots) else making.order
+
+        return sorted(slots, key=called)
+
+    def _headed(self, header: str, node: ast.stmt, body: Lines, depth: int) -> Lines:
+        comments = [(depth, text) for text in self.source.comments_above(node)]
+        return [*comments, (depth, header), *body]
+
+    def _for(self, node: ast.For) -> str:
+        loop = self._loop(node.target, node.iter)
+        return f"for {loop.target} in {loop.values}:"
+
+    def _loop(self, target: ast.expr, values: ast.expr) -> Loop:
+        method = self.method
+        found = known_loop(
+            target, values, method.taint, self.source, lambda node: method.init_text(node, ())
+        )
+        if found is None:
+            raise LeftLinenError("a loop over what only the call knows makes layers", values)
+        return found
+
+    def _if(self, node: ast.If, depth: int) -> Lines:
+        test = self.conditions.text(node)
+        inner = depth if test is None else depth + 1
+        body, other = self._block(node.body, inner), self._block(node.orelse, inner)
+        if test is None:
+            return body + other
+        if not body and not other:
+            return []
+        if not body:
+            return [(depth, f"if not ({test}):"), *other]
+        lines = self._headed(f"if {test}:", node, body, depth)
+        if other:
+            is_elif = len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If)
+            if is_elif and other[0][0] == inner and other[0][1].startswith("if "):
+                return [
+                    *lines,
+                    (depth, f"el{other[0][1]}"),
+                    *((d - 1, text) for d, text in other[1:]),
+                ]
+            lines += [(depth, "else:"), *other]
+        return lines
+
+    def _copied(self, node: ast.stmt, depth: int) -> Lines:
+        if not isinstance(
+            node,
+            ast.Assign
+            | ast.AnnAssign
+            | ast.AugAssign
+            | ast.FunctionDef
+            | ast.Import
+            | ast.ImportFrom,
+        ) and not (isinstance(node, ast.Expr) and is_growth(node.value)):
+            return []
+        grown = grown_name(node)
+        bound = bound_in(node) | ({grown} if grown is not None else set())
+        if not bound & self.method.used:
+            return []
+        if bound & self.method.taint.names or self._is_argument(node):
+            return []
+        text = self._config_text(node)
+        self.kept.add(node)
+        column = node.col_offset
+        comments = [(depth, line) for line in self.source.comments_above(node)]
+        return [*comments, (depth, f"\0{column}\0{text}")]
+
+    def _is_argument(self, node: ast.stmt) -> bool:
+        """Whether a statement is `size = self.size`, which the constructor has as an argument."""
+        if not isinstance(node, ast.Assign) or not is_self(node.value):
+            return False
+        name: str = node.value.attr  # pyright: ignore
+        fields = [f for f in self.plan.fields if f.name == name and f.factory is None]
+        alike = [isinstance(t, ast.Name) and t.id == name for t in node.targets]
+        if not fields or not all(alike):
+            return False
+        self.kept.add(node)
+        return True
+
+    def _config_text(self, node: ast.stmt) -> str:
+        if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:
+            text = self.method.init_text(node.value, self._env_makings())
+            begin = self.source.start(node)
+            return self.source.stretch(begin, self.source.start(node.value)) + text
+        if isinstance(node, ast.Expr):
+            return self.method.init_text(node.value, self._env_makings())
+        self.method.used |= {n for n in names_in(node) if n in self.method.taint.pure}
+        return self.source.render(node, list(self.method.references.edits(node)))
+
+    def _env_makings(self) -> list[Any]:
+        seen: dict[Any, Any] = {}
+        for slot in self.method.slots:
+            for making in slot.makings:
+                seen[(making.run, making.owner)] = making
+        return list(seen.values())
+
+    def _is_simple_list(self, slot: Slot) -> bool:
+        return (
+            len(slot.loops) == 1
+            and slot.cache is None
+            and isinstance(slot.loops[0], ast.ListComp)
+            and not any(isinstance(each, ast.IfExp) for each in self._contexts(slot))
+        )
+
+    def _contexts(self, slot: Slot) -> list[ast.AST]:
+        found: list[ast.AST] = []
+        for each in self.source.ancestors(slot.node):
+            if isinstance(each, ast.stmt):
+                break
+            if isinstance(each, (ast.IfExp, *COMPREHENSIONS)):
+                found.insert(0, each)
+        return found
+
+    def _slot(self, slot: Slot, depth: int) -> Lines:
+        statement = self.source.statement_of(slot.node)
+        made = self.texts[slot.node]
+        used_later = self.local_use(slot)
+        found: Lines = [(depth, line) for line in self._wrap_comment(slot)]
+        contexts = self._contexts(slot)
+        if self._is_simple_list(slot):
+            generators = "".join(self._generator(g) for g in slot.loops[0].generators)  # pyright: ignore
+            return [*found, (depth, f"self.{slot.attribute} = nnx.List([{made}{generators}])")]
+        for each in contexts:
+            if isinstance(each, ast.IfExp):
+                test = self.conditions.text(each)
+                is_body = slot.node in set(ast.walk(each.body))
+                if test is not None:
+                    found.append((depth, f"if {test}:" if is_body else f"if not ({test}):"))
+                    depth += 1
+            else:
+                for generator in each.generators:  # pyright: ignore
+                    found.append((depth, self._generator(generator).strip() + ":"))
+                    depth += 1
+        column = statement.col_offset
+        if slot.is_list:
+            found.append((depth, f"\0{column}\0self.{slot.attribute}.append({made})"))
+        else:
+            found.append((depth, f"\0{column}\0self.{slot.attribute} = {made}"))
+        if slot.cache is not None:
+            made = f"self.{slot.attribute}{'[-1]' if slot.is_list else ''}"
+            found += cache_lines(slot.cache, made, depth)
+        if used_later:
+            found.append((depth, f"{slot.variable} = self.{slot.attribute}"))
+        return found
+
+    def local_use(self, slot: Slot) -> bool:
+        """Whether another constructor is given what a slot makes, by its variable."""
+        return bool(slot.variable and slot.variable in self.method.used)
+
+    def _wrap_comment(self, slot: Slot) -> list[str]:
+        return [f"# Stays Linen: {slot.linen}."] if slot.linen else []
+
+    def _generator(self, node: ast.comprehension) -> str:
+        loop = self._loop(node.target, node.iter)
+        text = f" for {loop.target} in {loop.values}"
+        return text + "".join(f" if {self.method.init_text(each, ())}" for each in node.ifs)

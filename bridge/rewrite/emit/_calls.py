@@ -1,0 +1,285 @@
+"""Rewrites the body of a method whose layers the constructor makes."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+from collections.abc import Iterator
+from typing import Any
+
+from bridge.rewrite.plan._cells import carry_edits
+from bridge.rewrite.plan._function_arguments import call_edits
+from bridge.rewrite.plan._function_plans import called_function
+from bridge.rewrite.plan._layers import CALL_RENAMES
+from bridge.rewrite.plan._method import Method
+from bridge.rewrite.plan._options import STACKS
+from bridge.rewrite.plan._plans import LeftLinenError, Slot
+from bridge.rewrite.syntax._source import COMPREHENSIONS, Edit, bound_in
+
+from ._body import Slice
+from ._dead import dead_blocks, in_place_of
+from ._function_edits import function_edits
+from ._lifted_calls import LiftedCalls
+from ._removals import Removals, inlined
+from ._slot_calls import calls_of
+from ._states import States
+
+_RAISE = 'raise NotImplementedError("this branch did not run when {} was rewritten")'
+
+
+class Calls:
+    """The edits of one method's body.
+
+    Args:
+        method: the method.
+        slice_: the constructor's part, None if the method makes nothing.
+    """
+
+    def __init__(self, method: Method, slice_: Slice | None) -> None:
+        self.method, self.source, self.plan = method, method.source, method.plan
+        self.slice = slice_
+        self.dead: list[list[ast.stmt]] = []
+        self._headers: list[Edit] = []
+        self._insertions: list[tuple[ast.stmt, str]] = []
+
+    def edits(self) -> list[Edit]:
+        """The edits.
+
+        Raises:
+            LeftLinenError: a call cannot be followed.
+        """
+        node = self.method.node
+        found = [e for each in node.body for e in self.method.references.edits(each)]
+        found += [e for each in node.body for e in self.method.field_edits(each)]
+        self.dead = dead_blocks(self.method)
+        for block in self.dead:
+            text = _RAISE.format(self.plan.name)
+            found.append(in_place_of(self.source, block, text))
+            self.plan.note(block[0], "a branch that did not run raises NotImplementedError")
+        for slot in self.method.slots:
+            if slot.outer is None:
+                found += self._slot(slot)
+        found += self._headers
+        found += function_edits(self.method)
+        found += self._signature()
+        found += carry_edits(self.method)
+        found += States(self.method, self.dead).edits()
+        found += Removals(self.method, self.slice, self.dead, self._insertions).edits()
+        return found
+
+    def _slot(self, slot: Slot) -> Iterator[Edit]:
+        slot.item = self._item(slot)
+        target = f"{slot.holder}.{slot.attribute}"
+        if slot.is_list:
+            target = slot.item
+        function = called_function(self.method.program, slot)
+        if function is not None and not function.returns_layers:
+            yield self.source.edit(slot.node.func, target)
+            yield from call_edits(self.source, slot.node, function)
+            return
+        if slot.kind == "param":
+            target += "[...]"
+        yield self.source.edit(slot.node, target)
+        calls = list(calls_of(self.plan, slot))
+        if slot.modes and not calls:
+            raise LeftLinenError("a mode moves to a call that is not found", slot.node)
+        for call in calls:
+            yield from self.adapted(slot, call)
+            yield from self._lifted(slot, call)
+        if slot.kind == "variable" and slot.variable:
+            yield from self._values(slot.variable)
+        around = self.source.parents[slot.node]
+        if slot.kind == "variable" and isinstance(around, ast.Attribute) and around.attr == "value":
+            yield Edit(self.source.end(slot.node), self.source.end(around), "[...]")
+
+    def _lifted(self, slot: Slot, call: ast.Call) -> Iterator[Edit]:
+        """A call of a layer under lifted transforms."""
+        if slot.lift is None:
+            return
+        layer = self.source.render(call.func)
+        if call.func is slot.node:
+            layer = slot.item if slot.is_list else f"{slot.holder}.{slot.attribute}"
+        elif isinstance(call.func, ast.Name) and call.func.id in inlined(self.method):
+            layer = f"self.{slot.attribute}"
+        yield from self.through(slot, call, layer)
+
+    def through(self, slot: Slot, call: ast.Call, layer: str) -> Iterator[Edit]:
+        """A call through NNX's transforms.
+
+        Args:
+            slot: where the layer is made.
+            call: its call.
+            layer: its name there.
+        """
+        slot.lift.is_put = True
+        is_stacked = any(each.kind in STACKS for each in slot.lift.chain)
+        function, given = LiftedCalls(slot.lift).callee(call, layer, is_stacked=is_stacked)
+        begin = self.source.start(call.func)
+        opening = self.source.data.index(b"(", self.source.end(call.func)) + 1
+        if is_stacked:
+            yield Edit(begin, self.source.end(call), f"{function}({', '.join(given)})")
+        elif len(given) > 1:
+            yield Edit(begin, opening, f"{function}({layer}, ")
+        else:
+            yield Edit(begin, opening, f"{function}({layer}")
+
+    def _item(self, slot: Slot) -> str:
+        """How the call names what a turn of a loop made."""
+        if not slot.is_list:
+            return ""
+        direct = self._direct(slot)
+        if direct is not None:
+            return direct
+        loop = slot.loops[0]
+        if len(slot.loops) == 1 and not self._is_conditional(slot):
+            name = _counter(loop)
+            if name is not None and name.strip("_"):
+                return f"{slot.holder}.{slot.attribute}[{name}]"
+        name = slot.attribute
+        taken = self.method.taint.names | self.method.taint.pure
+        while name in taken:
+            name = f"{name}_iter"
+        statement = self.source.statement_of(loop)
+        entry = (statement, f"{name} = iter({slot.holder}.{slot.attribute})")
+        if entry not in self._insertions:
+            self._insertions.append(entry)
+        return f"next({name})"
+
+    def _direct(self, slot: Slot) -> str | None:
+        """A loop that only counts becomes one over what it made: `for block in self.blocks`."""
+        loop: Any = slot.loops[0]
+        if len(slot.loops) > 1 or self._is_conditional(slot) or not isinstance(loop, ast.For):
+            return None
+        others = [s for s in self.method.slots if s.loops[:1] == [loop] and s.outer is None]
+        targets = bound_in(loop.target)
+        if len(others) > 1 or loop.orelse or self._reads(targets, slot):
+            return None
+        own = slot.attribute[:-1] if slot.attribute.endswith("s") else f"{slot.attribute}_item"
+        taken = self.method.taint.names | self.method.taint.pure
+        names = [own, f"{own}_item"] if slot.lift is not None else [own]
+        name = next((n for n in names if n not in taken and not keyword.iskeyword(n)), None)
+        if name is None:
+            return None
+        self._headers += [
+            self.source.edit(loop.target, name),
+            self.source.edit(loop.iter, f"{slot.holder}.{slot.attribute}"),
+        ]
+        return name
+
+    def _reads(self, names: set[str], slot: Slot) -> bool:
+        """Whether the method reads names anywhere but in a slot."""
+        stack: list[ast.AST] = list(self.method.node.body)
+        while stack:
+            node = stack.pop()
+            if node is slot.node:
+                continue
+            if isinstance(node, ast.Name) and node.id in names and isinstance(node.ctx, ast.Load):
+                return True
+            stack.extend(ast.iter_child_nodes(node))
+        return False
+
+    def _is_conditional(self, slot: Slot) -> bool:
+        for each in self.source.ancestors(slot.node):
+            if each is slot.loops[0]:
+                return False
+            if isinstance(each, ast.If | ast.IfExp):
+                return True
+        return False
+
+    def adapted(self, slot: Slot, call: ast.Call) -> Iterator[Edit]:
+        """A call with what NNX takes by keyword, and with the modes of the constructor."""
+        base = self.method.program.records.base_of
+        layer = self.method.program.layer_of(base(slot.makings[0].cls))
+        is_starred = any(isinstance(a, ast.Starred) for a in call.args)
+        if layer is not None and slot.linen is None and not is_starred:
+            for index, argument in enumerate(call.args[layer.keep :], layer.keep):
+                if index >= len(layer.call):
+                    raise LeftLinenError(f"nnx.{layer.name} is called in another way", call)
+                begin = self.source.start(argument)
+                name = layer.call[index]
+                yield Edit(begin, begin, f"{CALL_RENAMES.get(name, name)}=")
+            for keyword in call.keywords:
+                if keyword.arg in CALL_RENAMES and keyword.arg in layer.call:
+                    begin = self.source.offset(keyword.lineno, keyword.col_offset)
+                    end = begin + len(keyword.arg)
+                    yield Edit(begin, end, CALL_RENAMES[keyword.arg])
+        names = {k.arg for k in call.keywords}
+        if layer is not None:
+            by_position = set(layer.call[: len(call.args)])
+            names |= by_position
+        added = [f"{name}={text}" for name, text in slot.modes.items() if name not in names]
+        if added:
+            last = max(
+                [*call.args, *(k.value for k in call.keywords)], key=self.source.end, default=None
+            )
+            if last is None:
+                end = self.source.end(call) - 1
+                yield Edit(end, end, ", ".join(added))
+            else:
+                end = self.source.end_of_argument(last)
+                yield Edit(end, end, ", " + ", ".join(added))
+
+    def _values(self, variable: str) -> Iterator[Edit]:
+        for each in ast.walk(self.method.node):
+            if (
+                isinstance(each, ast.Attribute)
+                and each.attr == "value"
+                and isinstance(each.value, ast.Name)
+                and each.value.id == variable
+            ):
+                yield Edit(self.source.end(each.value), self.source.end(each), "[...]")
+
+    def _signature(self) -> Iterator[Edit]:
+        modes = [m for slot in self.method.slots for m, text in slot.modes.items() if m == text]
+        arguments = dict.fromkeys(
+            m for m in modes if any(m in carried for carried in self.plan.carried.values())
+        )
+        texts = [
+            f"{name}: bool | None = None"
+            for name in arguments
+            if name not in self.method.taint.names
+        ]
+        if self.method.node.name == "__call__":
+            for field in self.plan.fields:
+                if field.name in self.plan.mode_fields:
+                    default = "" if field.default is None else f" = {field.default}"
+                    texts.append(f"{field.name}: {field.annotation}{default}")
+        if not texts:
+            return
+        if self.method.node.name != "__call__":
+            raise LeftLinenError("a mode is handed on to another method", self.method.node)
+        given = self.method.node.args
+        last = [*given.posonlyargs, *given.args, *given.kwonlyargs]
+        ends = [self.source.end(each) for each in last]
+        ends += [self.source.end(d) for d in (*given.defaults, *given.kw_defaults) if d]
+        if given.vararg:
+            ends.append(self.source.end(given.vararg))
+        if given.kwarg:
+            raise LeftLinenError("a mode is handed on to a method with ** arguments", given.kwarg)
+        star = "" if given.kwonlyargs or given.vararg else "*, "
+        end = max(ends)
+        yield Edit(end, end, f", {star}{', '.join(texts)}")
+
+
+def _counter(loop: Any) -> str | None:
+    """The name that counts a loop's turns from 0."""
+    if isinstance(loop, ast.For):
+        target, values = loop.target, loop.iter
+    elif isinstance(loop, COMPREHENSIONS):
+        generator = loop.generators[0]
+        if len(loop.generators) > 1 or generator.ifs:
+            return None
+        target, values = generator.target, generator.iter
+    else:
+        return None
+    if isinstance(values, ast.Call) and isinstance(values.func, ast.Name):
+        if values.func.id == "range" and len(values.args) == 1 and isinstance(target, ast.Name):
+            return target.id
+        if (
+            values.func.id == "enumerate"
+            and len(values.args) == 1
+            and isinstance(target, ast.Tuple)
+            and isinstance(target.elts[0], ast.Name)
+        ):
+            return target.elts[0].id
+    return None

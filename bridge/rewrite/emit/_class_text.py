@@ -1,0 +1,284 @@
+"""A Linen class as the text of an NNX class."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from flax import linen as nn
+
+from bridge.rewrite.plan._class_checks import check_class
+from bridge.rewrite.plan._class_fields import field_nodes
+from bridge.rewrite.plan._constructors import made_text
+from bridge.rewrite.plan._layers import Layer, layer_of
+from bridge.rewrite.plan._method import Method
+from bridge.rewrite.plan._options import STACKS
+from bridge.rewrite.plan._plans import ClassPlan, LeftLinenError, Program
+from bridge.rewrite.plan._references import References
+from bridge.rewrite.plan._slots import name_slots
+from bridge.rewrite.syntax._source import Edit
+
+from ._body import Slice
+from ._calls import Calls
+from ._layer_classes import LayerClass
+from ._lifted_methods import decorated
+from ._lines import Lines, as_text
+from ._setup import Setup
+from ._signature import Signature
+
+_KEPT_DECORATORS = ("property", "staticmethod", "classmethod", "cached_property")
+
+
+class ClassText:
+    """The new text of one class.
+
+    Args:
+        program: everything.
+        plan: the class.
+        references: what Linen's names become in its file.
+    """
+
+    def __init__(self, program: Program, plan: ClassPlan, references: References) -> None:
+        self.program, self.plan, self.references = program, plan, references
+        self.source = plan.source
+        self.edits: list[Edit] = []
+        self.is_decorated = False
+        self.signature = Signature(program, plan, references)
+
+    def text(self) -> str:
+        """The text.
+
+        Raises:
+            LeftLinenError: the class stays Linen.
+        """
+        plan = self.plan
+        if (layer := layer_of(plan.layer)) is not None:
+            return self._of_layer(layer)
+        name_slots(self.program, plan)
+        check_class(plan, self.references)
+        body: Lines = []
+        setup_text = ""
+        for base in plan.node.bases:
+            self.edits += self.references.edits(base)
+        methods = self._methods()
+        setup = next((m for m in methods if m.is_setup), None)
+        if setup is not None:
+            setup_text = Setup(setup).text()
+            self._delete(setup.node)
+        needs_rngs = False
+        for method in methods:
+            if method.is_setup:
+                continue
+            slice_ = None
+            if method.slots:
+                slice_ = Slice(method)
+                body += slice_.lines()
+            own = Calls(method, slice_).edits()
+            if setup is not None:
+                own += Setup(setup).call_edits(method)
+            needs_rngs |= any("self.rngs" in edit.text for edit in own)
+            self.edits += own
+            self._decorators(method)
+            self._annotations(method)
+        self._check_lifts()
+        self._check_wraps()
+        if needs_rngs:
+            body.insert(0, (0, "self.rngs = rngs.fork()"))
+        if self._is_needed(setup_text, body):
+            self._insert(self._constructor(setup_text, body))
+        return self.source.render(plan.node, self.edits).rstrip()
+
+    def _of_layer(self, layer: Layer) -> str:
+        """The text of a class that derives from a layer of Flax."""
+        plan = self.plan
+        check_class(plan, self.references)
+        own = LayerClass(plan, layer, self.references)
+        own.check()
+        for base in plan.node.bases:
+            self.edits += self.references.edits(base)
+        self.edits += own.edits()
+        for method in self._methods():
+            self._decorators(method)
+            self._annotations(method)
+        constructor, call = own.constructor(self._indent), own.call(self._indent)
+        if constructor:
+            self._insert(constructor)
+        if call:
+            end = self.source.end(plan.node)
+            self.edits.append(Edit(end, end, f"\n{call}"))
+        return self.source.render(plan.node, self.edits).rstrip()
+
+    def _check_lifts(self) -> None:
+        """Transforms around layers whose calls were not found."""
+        for slot in self.plan.slots.values():
+            if slot.lift is None or slot.lift.is_put:
+                continue
+            if any(each.kind in STACKS for each in slot.lift.chain):
+                raise LeftLinenError("stacked layers whose calls are not found", slot.node)
+            kind = slot.lift.chain[0].kind
+            self.plan.note(slot.node, f"nn.{kind} is dropped, as the calls are not found")
+
+    def _check_wraps(self) -> None:
+        """A wrapper makes its variables when it is first called, which no transform may see."""
+        makings = [m for slot in self.plan.slots.values() for m in slot.makings]
+        children = [self.program.plan_of(self.program.records.base_of(m.cls)) for m in makings]
+        self.plan.wraps = any(slot.linen for slot in self.plan.slots.values()) or any(
+            child is not None and (child.wraps or child.reason is not None) for child in children
+        )
+        if self.plan.wraps and self.is_decorated:
+            raise LeftLinenError("a layer that stays Linen, in a method under a transform")
+
+    def _is_needed(self, setup: str, body: Lines) -> bool:
+        """Whether the class needs a constructor: one that only others derive from may not."""
+        made = any(i.cls is self.plan.cls for i in self.program.records.instances.values())
+        return bool(made or setup or body or self.plan.fields)
+
+    def _methods(self) -> list[Method]:
+        found = [
+            Method(self.program, self.plan, node, self.references, made_text)
+            for node in self.plan.methods.values()
+        ]
+        # What `setup` makes is there before anything that a compact method makes.
+        return sorted(found, key=lambda m: not m.is_setup)
+
+    def _decorators(self, method: Method) -> None:
+        for decorator in method.node.decorator_list:
+            value = self.references.value_of(decorator)
+            line = self.source.offset(decorator.lineno, 0)
+            following = self.source.offset((decorator.end_lineno or 0) + 1, 0)
+            if value in (nn.compact, nn.nowrap):
+                self.edits.append(Edit(line, following, ""))
+            elif ast.unparse(decorator).split(".")[-1] in _KEPT_DECORATORS or (
+                isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "getter")
+            ):
+                continue
+            elif (text := decorated(self.references, decorator, method.node)) is not None:
+                self.edits.append(self.source.edit(decorator, text))
+                self.is_decorated = True
+            elif ast.unparse(decorator) == "jax.jit":
+                raise LeftLinenError(f"a method under {ast.unparse(decorator)}", decorator)
+            elif (
+                value is nn.remat
+                or value is nn.jit
+                or value is None
+                or isinstance(decorator, ast.Call)
+            ):
+                raise LeftLinenError(f"a method under @{ast.unparse(decorator)}", decorator)
+
+    def _annotations(self, method: Method) -> None:
+        given = method.node.args
+        for each in (*given.posonlyargs, *given.args, *given.kwonlyargs):
+            if each.annotation is not None:
+                self.edits += self.references.edits(each.annotation)
+        for default in (*given.defaults, *given.kw_defaults):
+            if default is not None:
+                self.edits += self.references.edits(default)
+        if method.node.returns is not None:
+            self.edits += self.references.edits(method.node.returns)
+
+    def _delete(self, node: ast.stmt) -> None:
+        above = len(self.source.comments_above(node))
+        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
+        begin = self.source.offset(first - above, 0)
+        end = self.source.offset((node.end_lineno or node.lineno) + 1, 0)
+        while self.source.data[end : end + 1] == b"\n":
+            end += 1
+        self.edits.append(Edit(begin, min(end, self.source.end(self.plan.node)), ""))
+
+    def _constructor(self, setup: str, body: Lines) -> str:
+        plan = self.plan
+        indent = self._indent
+        lines: list[str] = []
+        parent = self._calls_parent()
+        inherited = {f.name for f in parent.fields} if parent is not None else set()
+        if parent is not None:
+            given = [f"{f.name}={f.name}" for f in parent.fields if f.name not in plan.mode_fields]
+            given += [f"{name}={name}" for name in parent.sizes]
+            lines.append(f"super().__init__({', '.join([*given, 'rngs=rngs'])})")
+        for field in plan.fields:
+            if field.name in plan.mode_fields or field.name in inherited:
+                continue
+            lines.append(f"self.{field.name} = {self.signature.stored(field)}")
+        text = "\n".join(" " * (2 * indent) + line for line in lines)
+        made = as_text(body, 2 * indent, indent)
+        parts = [part for part in (text, setup, made) if part]
+        if not parts and not plan.fields:
+            parts = [" " * (2 * indent) + "pass"]
+        return "\n".join([self.signature.text(self._indent), *parts])
+
+    def _calls_parent(self) -> ClassPlan | None:
+        for base in self.plan.bases:
+            if base.reason is None and (
+                base.slots or base.bases or any(m == "setup" for m in base.methods)
+            ):
+                ran = any(
+                    m.owner_cls is self.plan.cls for s in base.slots.values() for m in s.makings
+                )
+                if ran:
+                    return base
+        return None
+
+    @property
+    def _indent(self) -> int:
+        return self.plan.node.body[0].col_offset
+
+    def _insert(self, constructor: str) -> None:
+        source, plan = self.source, self.plan
+        own = field_nodes(plan)
+        first = next((n for n in plan.node.body if n in own), None)
+        if first is None:
+            first = next((n for n in plan.node.body if isinstance(n, ast.FunctionDef)), None)
+        if first is None:
+            # A class without fields and methods of its own.
+            end = source.end(plan.node)
+            last = plan.node.body[-1]
+            if isinstance(last, ast.Pass):
+                self.edits.append(Edit(source.offset(last.lineno, 0), end, constructor))
+            else:
+                self.edits.append(Edit(end, end, f"\n\n{constructor}"))
+            return
+        if first in own:
+            self._remove_fields(own)
+        anchor = next(
+            (
+                n
+                for n in plan.node.body
+                if n not in own
+                and not _is_docstring(n)
+                and not (isinstance(n, ast.FunctionDef) and n.name == "setup")
+            ),
+            None,
+        )
+        if anchor is None:
+            end = source.end(plan.node)
+            blank = "\n" if _is_docstring(plan.node.body[-1]) else ""
+            self.edits.append(Edit(end, end, f"{blank}{constructor}"))
+            return
+        line = min([anchor.lineno, *(d.lineno for d in getattr(anchor, "decorator_list", []))])
+        line -= (
+            len(source.comments_above(anchor)) if not getattr(anchor, "decorator_list", []) else 0
+        )
+        begin = source.offset(line, 0)
+        place = own[0].lineno if own and own[0] is first else line
+        blank = "\n" if _is_docstring(plan.node.body[0]) and not _is_blank(source, place) else ""
+        self.edits.append(Edit(begin, begin, f"{blank}{constructor}\n\n"))
+
+    def _remove_fields(self, own: list[ast.AnnAssign]) -> None:
+        """The lines of the fields, which the constructor has."""
+        source, first = self.source, min(own, key=lambda node: node.lineno)
+        begin = source.offset(first.lineno - len(source.comments_above(first)), 0)
+        for node in own:
+            if node is not first:
+                self._delete(node)
+        stop = source.offset((first.end_lineno or first.lineno) + 1, 0)
+        while source.data[stop : stop + 1] == b"\n":
+            stop += 1
+        self.edits.append(Edit(begin, min(stop, source.end(self.plan.node)), ""))
+
+
+def _is_blank(source: Any, line: int) -> bool:
+    return line < 2 or not source.lines[line - 2].strip()
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

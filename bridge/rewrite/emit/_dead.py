@@ -1,0 +1,97 @@
+"""Blocks of a method that no trace reached, where they make layers."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+from flax import linen as nn
+
+from bridge.rewrite.plan._function_plans import functions_in
+from bridge.rewrite.plan._method import Method
+from bridge.rewrite.plan._plans import LeftLinenError
+from bridge.rewrite.syntax._source import COMPREHENSIONS, FUNCTIONS, Edit, Source, is_free, is_self
+
+
+def dead_blocks(method: Method) -> list[list[ast.stmt]]:
+    """The blocks of a method that make layers and did not run.
+
+    Raises:
+        LeftLinenError: such a layer is in an expression.
+    """
+    found: list[list[ast.stmt]] = []
+    lines = method.program.records.lines.get(method.source.file, set())
+    made = {s.node for s in method.slots}
+    apart = functions_in(method.program, method.source, method.node)
+    for node in ast.walk(method.node):
+        if (
+            not isinstance(node, ast.Call)
+            or is_free(node)
+            or node in made
+            or not apart.isdisjoint(method.source.ancestors(node))
+            or not _makes(method, node)
+        ):
+            continue
+        statement = method.source.statement_of(node)
+        inner = [
+            a for a in method.source.ancestors(node) if isinstance(a, COMPREHENSIONS + FUNCTIONS)
+        ]
+        if statement.lineno in lines and not any(
+            isinstance(i, ast.Lambda | ast.FunctionDef) and i is not method.node for i in inner
+        ):
+            outer = next((a for a in method.source.ancestors(node) if a in made), None)
+            if outer is not None or isinstance(node.func, ast.Call):
+                continue
+            raise LeftLinenError("a layer in an expression that did not run", node)
+        block = _block_of(method, statement, lines)
+        if block is not None and block not in found:
+            found.append(block)
+    return found
+
+
+def _makes(method: Method, node: ast.Call) -> bool:
+    value = method.references.value_of(node.func)
+    if isinstance(value, type) and issubclass(value, nn.Module):
+        return True
+    lines = method.program.records.lines.get(method.source.file, set())
+    return (isinstance(node.func, ast.Call) and node.lineno not in lines) or (
+        is_self(node.func, "param") or is_self(node.func, "variable")
+    )
+
+
+def _block_of(method: Method, statement: ast.AST, lines: set[int]) -> list[ast.stmt] | None:
+    """The outermost block around a statement that did not run."""
+    best: list[ast.stmt] | None = None
+    while statement is not method.node:
+        parent = method.source.parents[statement]
+        for block in blocks_of(parent):
+            if statement in block and not any(
+                n in lines for s in block for n in range(s.lineno, (s.end_lineno or 0) + 1)
+            ):
+                best = [s for s in block if not _is_docstring(s)]
+        statement = parent
+    if best is None:
+        raise LeftLinenError("a layer in a statement that did not run", statement)
+    return best
+
+
+def in_place_of(source: Source, block: list[ast.stmt], text: str) -> Edit:
+    """A statement in the place of a block, which may be an `elif`."""
+    begin = source.start(block[0])
+    if source.data[begin : begin + 4] == b"elif":
+        body: Any = block[0]
+        text = f"else:\n{' ' * body.body[0].col_offset}{text}"
+    return Edit(begin, source.end(block[-1]), text)
+
+
+def blocks_of(node: ast.AST) -> Iterator[list[ast.stmt]]:
+    """The lists of statements that a statement has."""
+    for name in ("body", "orelse", "finalbody"):
+        block = getattr(node, name, None)
+        if isinstance(block, list) and block:
+            yield block
+
+
+def _is_docstring(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

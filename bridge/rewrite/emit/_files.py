@@ -1,0 +1,289 @@
+"""The new files: what a rewritten class needs of the old one, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import pathlib
+import symtable
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from flax import linen as nn
+
+from bridge.rewrite.plan._function_plans import FunctionPlan
+from bridge.rewrite.plan._plans import LeftLinenError, Program
+from bridge.rewrite.plan._references import References
+from bridge.rewrite.syntax._source import Source, bound_in, names_in
+
+from ._import_lines import alias_text, grouped, import_line, sorted_imports
+
+SUFFIX = "_nnx"
+
+
+class NewFile:
+    """The file beside one source file.
+
+    Args:
+        program: everything.
+        source: the old file.
+        module: the name of the old module.
+    """
+
+    def __init__(self, program: Program, source: Source, module: str) -> None:
+        self.program, self.source, self.module = program, source, module
+        self.namespace = vars(sys.modules[module])
+        self.references = References(program, source, self.namespace)
+        self.plans = [plan for plan in program.plans.values() if plan.source is source]
+        self._pieces: dict[ast.stmt, str] = {}
+        self._old_classes: set[str] = set()
+
+    @property
+    def name(self) -> str:
+        """The name of the new module."""
+        return f"{self.module}{SUFFIX}"
+
+    @property
+    def path(self) -> pathlib.Path:
+        """Where the new file goes."""
+        old = pathlib.Path(self.source.file)
+        return old.with_name(f"{old.stem}{SUFFIX}.py")
+
+    def text(self, extra: Iterable[str] = ()) -> str:
+        """The text of the file.
+
+        Args:
+            extra: names that are needed besides the rewritten classes.
+        """
+        return self._assembled(self._needed(extra))
+
+    def pieces(self) -> dict[ast.stmt, str]:
+        """The new text of each statement that rewritten classes are or need, imports apart."""
+        self._needed(())
+        return dict(self._pieces)
+
+    def _needed(self, extra: Iterable[str]) -> set[str]:
+        rewritten = [plan for plan in self.plans if plan.reason is None]
+        inner = [p for p in rewritten if isinstance(p, FunctionPlan) and p.around is not None]
+        self._pieces = {plan.node: plan.text for plan in rewritten if plan not in inner}
+        for plan in inner:
+            around: Any = plan.around
+            above = "\n".join([*self.source.comments_above(plan.function), plan.text])
+            self._pieces[around] = f"{above}\n\n\n{self._pieces[around]}"
+        waiting = [name for text in self._pieces.values() for name in names_of(text)]
+        waiting += list(extra)
+        binding: dict[str, list[ast.stmt]] = {}
+        for statement in self.source.tree.body:
+            for name in _bound_at_top(statement):
+                binding.setdefault(name, []).append(statement)
+        needed: set[str] = set()
+        while waiting:
+            name = waiting.pop()
+            if name in needed:
+                continue
+            needed.add(name)
+            for statement in binding.get(name, ()):
+                if statement in self._pieces or is_import(statement):
+                    continue
+                if self._is_old_class(name):
+                    self._old_classes.add(name)
+                    continue
+                text = self._statement(statement)
+                self._pieces[statement] = text
+                waiting += names_of(text)
+        return needed
+
+    def _is_old_class(self, name: str) -> bool:
+        """Whether a name is a class that stays what it is: a copy of an `Enum` is another one."""
+        value = self.namespace.get(name)
+        return (
+            isinstance(value, type)
+            and value.__module__ == self.module
+            and not issubclass(value, nn.Module)
+        )
+
+    def _statement(self, statement: ast.stmt) -> str:
+        if isinstance(statement, ast.ClassDef):
+            cls = self.namespace.get(statement.name)
+            if isinstance(cls, type) and issubclass(cls, nn.Module):
+                # A class that was not rewritten, by a name that nothing replaces.
+                return f"{statement.name} = _linen.{statement.name}"
+        try:
+            return self.source.render(statement, list(self.references.edits(statement)))
+        except LeftLinenError:
+            return self.source.render(statement)
+
+    def _assembled(self, needed: set[str]) -> str:
+        imports: list[str] = []
+        body: list[str] = []
+        future: list[str] = []
+        docstring = ""
+        for index, statement in enumerate(self.source.tree.body):
+            if (
+                index == 0
+                and isinstance(statement, ast.Expr)
+                and isinstance(statement.value, ast.Constant)
+            ):
+                docstring = self.source.render(statement)
+            elif isinstance(statement, ast.ImportFrom) and statement.module == "__future__":
+                future.append(self.source.render(statement))
+            elif is_import(statement):
+                imports += self._import(statement, needed)
+            elif statement in self._pieces:
+                comments = self.source.comments_above(statement)
+                body.append("\n".join([*comments, self._pieces[statement]]))
+        text = _joined(body)
+        has_linen = "_linen." in text
+        imports = [each for each in imports if _is_used(each, text)]
+        added = []
+        if "nnx." in text and not any(_binds(each, "nnx") for each in imports):
+            added.append("from flax import nnx")
+        added += [f"import {name}" for name in ("bridge", "registry") if f"{name}." in text]
+        if self._old_classes:
+            added.append(import_line(self.module, sorted(self._old_classes)))
+        if has_linen:
+            package, _, own = self.module.rpartition(".")
+            added.append(
+                f"from {package} import {own} as _linen" if package else f"import {own} as _linen"
+            )
+        head = [part for part in (self._header(), docstring) if part]
+        groups = ["\n".join(head)] if head else []
+        if future:
+            groups.append("\n".join(future))
+        if imports or added:
+            groups.append(grouped(sorted_imports(imports, added)))
+        blank = "\n\n" if _is_short(text) else "\n\n\n"
+        return "\n\n".join(groups) + blank + text + "\n"
+
+    def _header(self) -> str:
+        lines = []
+        for line in self.source.text.split("\n"):
+            if not line.startswith("#") or line.startswith("#!"):
+                break
+            lines.append(line)
+        return "\n".join(lines)
+
+    def _import(self, statement: ast.stmt, needed: set[str]) -> list[str]:
+        """An import with only the names that are needed, each from where it now is."""
+        if isinstance(statement, ast.Try):
+            return [self.source.render(statement)] if bound_in(statement) & needed else []
+        names = [
+            a
+            for a in statement.names  # pyright: ignore
+            if (a.asname or a.name).split(".")[0] in needed or a.name == "*"
+        ]
+        if not names:
+            return []
+        if isinstance(statement, ast.Import):
+            return [f"import {alias_text(a)}" for a in names]
+        if not isinstance(statement, ast.ImportFrom):
+            return []
+        return self._import_from(statement, names)
+
+    def _import_from(self, statement: ast.ImportFrom, names: list[ast.alias]) -> list[str]:
+        dots = "." * statement.level
+        where = f"{dots}{statement.module or ''}"
+        absolute = self._absolute(statement)
+        by_place: dict[str, list[str]] = {}
+        for alias in names:
+            value = self.namespace.get(alias.asname or alias.name)
+            plan = self.program.plan_of(value) if isinstance(value, type) else None
+            new = self.program.new_modules
+            full = f"{absolute}.{alias.name}"
+            if plan is not None and plan.reason is None and absolute in new:
+                by_place.setdefault(f"{where}{SUFFIX}", []).append(alias_text(alias))
+            elif plan is not None and plan.reason is None:
+                by_place.setdefault(new[plan.cls.__module__], []).append(alias_text(alias))
+            elif full in new and not isinstance(value, type):
+                own = alias.asname or alias.name
+                by_place.setdefault(where, []).append(f"{alias.name}{SUFFIX} as {own}")
+            else:
+                by_place.setdefault(where, []).append(alias_text(alias))
+        return [import_line(place, aliases) for place, aliases in by_place.items()]
+
+    def _absolute(self, statement: ast.ImportFrom) -> str:
+        if not statement.level:
+            return statement.module or ""
+        package = self.namespace.get("__package__") or ""
+        parts = package.split(".")
+        parts = parts[: len(parts) - statement.level + 1]
+        return ".".join([*parts, *([statement.module] if statement.module else [])])
+
+
+def names_of(text: str) -> list[str]:
+    """The names of the module that a text reads."""
+    found: set[str] = set()
+    tables = [symtable.symtable(text, "new file", "exec")]
+    while tables:
+        table = tables.pop()
+        for symbol in table.get_symbols():
+            if symbol.is_referenced() and (symbol.is_global() or table.get_type() == "module"):
+                found.add(symbol.get_name())
+        tables += table.get_children()
+    for node in ast.walk(ast.parse(text)):
+        # Annotations, which are texts under `from __future__ import annotations`.
+        if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation is not None:
+            found |= _annotated(node.annotation)
+        elif isinstance(node, ast.FunctionDef) and node.returns is not None:
+            found |= _annotated(node.returns)
+    return sorted(found)
+
+
+def _annotated(node: ast.expr) -> set[str]:
+    found = names_in(node)
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant) and isinstance(each.value, str):
+            try:
+                found |= names_in(ast.parse(each.value, mode="eval"))
+            except SyntaxError:
+                continue
+    return found
+
+
+def _bound_at_top(statement: ast.stmt) -> set[str]:
+    if isinstance(statement, ast.If) and "__name__" in ast.unparse(statement.test):
+        return set()
+    return bound_in(statement)
+
+
+def is_import(statement: ast.stmt) -> bool:
+    """Whether a statement imports, or tries to."""
+    if isinstance(statement, ast.Try):
+        return all(isinstance(s, ast.Import | ast.ImportFrom) for s in statement.body)
+    return isinstance(statement, ast.Import | ast.ImportFrom)
+
+
+def _joined(pieces: list[str]) -> str:
+    """Statements as a file has them: classes and functions apart, assignments together."""
+    found = ""
+    before = ""
+    for piece in pieces:
+        if before:
+            both_short = _is_short(before) and _is_short(piece)
+            found += "\n" if both_short else "\n\n\n"
+        found += piece
+        before = piece
+    return found
+
+
+def _is_short(piece: str) -> bool:
+    code = [line for line in piece.split("\n") if not line.startswith("#")]
+    return not code[0].startswith(("class ", "def ", "@", "async "))
+
+
+def _is_used(statement: str, text: str) -> bool:
+    tree = ast.parse(statement)
+    used = set(names_of(text))
+    return bool(bound_in(tree) & used) or "*" in statement
+
+
+def _binds(statement: str, name: str) -> bool:
+    return name in bound_in(ast.parse(statement))
+
+
+def modules_of(program: Program) -> dict[str, Any]:
+    """The old module of each file."""
+    found: dict[str, Any] = {}
+    for plan in program.plans.values():
+        found.setdefault(plan.source.file, plan.cls.__module__)
+    return found

@@ -1,0 +1,216 @@
+"""Lifted transforms of functions as NNX's transforms: the function and its call stay."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from flax import linen as nn
+
+from bridge.rewrite.plan._axes import Axes, axis_texts
+from bridge.rewrite.plan._method import Method
+from bridge.rewrite.plan._options import PASSED, STACKS, check_options
+from bridge.rewrite.plan._plans import FunctionLift, LeftLinenError
+from bridge.rewrite.plan._stacking import metadata
+from bridge.rewrite.syntax._source import Edit
+
+_WIDTH = 100
+
+
+def function_edits(method: Method) -> Iterator[Edit]:
+    """The edits of the transforms in one method.
+
+    Raises:
+        LeftLinenError: NNX's transforms do not do the same.
+    """
+    for each in method.plan.functions:
+        if method.node in method.source.ancestors(each.node):
+            try:
+                yield from _Transform(method, each).edits()
+            except LeftLinenError as error:
+                # What looks at options alone knows no place.
+                raise LeftLinenError(error.reason, each.node) from error
+
+
+class _Transform:
+    """One transform of a function."""
+
+    def __init__(self, method: Method, given: FunctionLift) -> None:
+        self.method, self.given, self.source = method, given, method.source
+        self.lifted, self.node = given.lifted, given.node
+        self.kind = given.lifted.kind
+
+    def edits(self) -> Iterator[Edit]:
+        check_options(self.lifted)
+        if self.kind in ("cond", "switch"):
+            yield from self._branches()
+            return
+        if self.kind == "while_loop":
+            yield from self._while()
+            return
+        self._check()
+        options = self._axes() if self.kind in STACKS else []
+        options += self._passed()
+        if not isinstance(self.node, ast.Call):
+            yield self.source.edit(self.node, f"nnx.{self.kind}")
+        elif self._is_partial():
+            yield self.source.edit(self.node, f"nnx.{self.kind}({', '.join(options)})")
+        else:
+            yield self.source.edit(self.node.func, f"nnx.{self.kind}")
+            yield from self._arguments(self.node, options)
+
+    def _is_partial(self) -> bool:
+        return isinstance(self.node, ast.Call) and self.method.references.is_partial(self.node)
+
+    def _check(self) -> None:
+        """Whether the function is one that NNX's transform takes as Linen's does."""
+        extra = len(self.node.args) - 1 if isinstance(self.node, ast.Call) else 0
+        if extra:
+            raise LeftLinenError(f"nn.{self.kind} with options by position")
+        for call in self.given.calls:
+            if call.named and self.kind in STACKS:
+                raise LeftLinenError(f"nn.{self.kind} with keywords in the call")
+        try:
+            parameters = list(inspect.signature(self.lifted.target).parameters.values())[1:]
+        except (TypeError, ValueError):
+            return
+        for call in self.given.calls:
+            for each in parameters[len(call.arrays) :]:
+                if each.default not in (inspect.Parameter.empty, None) and (
+                    each.name not in call.named
+                ):
+                    raise LeftLinenError(f"nn.{self.kind} of a function with defaults")
+
+    def _axes(self) -> list[str]:
+        """The axes of the module and of what is given besides."""
+        places = [(call.run, call.path) for call in self.given.calls]
+        texts = axis_texts(self.node, self.method.call_text)
+        own = Axes(self.method.program.records, self.lifted, places, texts)
+        self._check_stacked()
+        counts = {len(call.arrays) for call in self.given.calls}
+        if len(counts) > 1:
+            raise LeftLinenError(f"nn.{self.kind} called with more and with fewer arguments")
+        is_scan = self.kind == "scan"
+        given = self._given_axes(self.given.calls[0].arrays[is_scan:])
+        out = self.lifted.options["out_axes"]
+        if not isinstance(out, int):
+            raise LeftLinenError(f"nn.{self.kind} with out_axes={out!r}")
+        found = []
+        if is_scan:
+            found.append(f"in_axes=({', '.join([own.called, 'nnx.Carry', *given])})")
+            found.append(f"out_axes=(nnx.Carry, {out!r})")
+        else:
+            if {own.called, *given} != {"0"}:
+                comma = "" if given else ","
+                found.append(f"in_axes=({', '.join([own.called, *given])}{comma})")
+            found += [f"out_axes={out!r}"] if out else []
+        name = STACKS[self.kind]
+        length, value = self._keyword(name), self.lifted.options[name]
+        if value is not None and not self.lifted.is_stacking and set(given) <= {"None"}:
+            text = repr(value) if length is None else self.method.call_text(length)
+            found.append(f"{name}={text}")
+        if self.lifted.options.get("metadata_params"):
+            found.append(metadata(self.lifted))
+        return found
+
+    def _given_axes(self, arrays: Sequence[bool]) -> list[str]:
+        axes, count = self.lifted.options["in_axes"], len(arrays)
+        each: Sequence[Any] = axes if isinstance(axes, tuple | list) else (axes,) * count
+        known = (None, nn.broadcast)
+        if len(each) != count or not all(isinstance(a, int) or a in known for a in each):
+            raise LeftLinenError(f"nn.{self.kind} with in_axes={axes!r}")
+        return [
+            repr(axis) if isinstance(axis, int) and is_array else "None"
+            for axis, is_array in zip(each, arrays, strict=True)
+        ]
+
+    def _check_stacked(self) -> None:
+        """What is stacked must be made in this class, to be made stacked."""
+        if not self.lifted.is_stacking:
+            return
+        plan, records = self.method.program, self.method.program.records
+        made = {
+            (m.run, m.path)
+            for slot in self.method.plan.slots.values()
+            if self.given in slot.functions
+            for m in slot.makings
+        }
+        for call in self.given.calls:
+            instance = records.instances.get((call.run, call.path))
+            own = instance is not None and plan.plan_of(instance.cls) is self.method.plan
+            if not own and (call.run, call.path) not in made:
+                raise LeftLinenError(f"nn.{self.kind} of a layer that another class makes")
+
+    def _keyword(self, name: str) -> ast.expr | None:
+        keywords = self.node.keywords if isinstance(self.node, ast.Call) else []
+        return next((k.value for k in keywords if k.arg == name), None)
+
+    def _passed(self) -> list[str]:
+        """The options that are called alike."""
+        found = []
+        static: Any = {"static_argnums": (), "static_argnames": ()}
+        known = {**PASSED[self.kind], **(static if self.kind in ("remat", "jit") else {})}
+        for name, default in known.items():
+            node, value = self._keyword(name), self.lifted.options.get(name, default)
+            if node is not None:
+                found.append(f"{name}={self.method.call_text(node)}")
+            elif isinstance(value, int | str | tuple) and value != default:
+                found.append(f"{name}={value!r}")
+            elif value not in (None, default):
+                raise LeftLinenError(f"nn.{self.kind} with {name}")
+        return found
+
+    def _arguments(self, node: ast.Call, options: list[str]) -> Iterator[Edit]:
+        """The options behind the function, on lines of their own if the program has them so."""
+        target, end = node.args[0], self.source.end(node)
+        behind, column = self.source.end(target), self.source.statement_of(node).col_offset
+        own_lines = target.lineno > node.func.lineno or (node.func.end_lineno or 0) < target.lineno
+        line = ", ".join(["", *options])
+        before = self.source.data.index(b"(", self.source.end(node.func)) + 1
+        if not options:
+            yield Edit(before, self.source.start(target), "")
+            yield Edit(behind, end, ")")
+            return
+        if not own_lines:
+            begins = self.source.lines[(target.end_lineno or 1) - 1][: target.end_col_offset]
+            if len(begins.decode()) + len(line) < _WIDTH:
+                yield Edit(behind, end, f"{line})")
+                return
+            column += 4
+            yield Edit(before, self.source.start(target), f"\n{' ' * column}")
+        else:
+            column = target.col_offset
+        rows = "".join(f",\n{' ' * column}{each}" for each in options)
+        yield Edit(behind, end, f"{rows},\n{' ' * (column - 4)})")
+
+    def _branches(self) -> Iterator[Edit]:
+        """`nnx.cond` and `nnx.switch` take the module as the first operand."""
+        if isinstance(self.node, ast.Call):
+            if self.node.keywords:
+                raise LeftLinenError(f"nn.{self.kind} with keywords")
+            yield self.source.edit(self.node.func, f"nnx.{self.kind}")
+
+    def _while(self) -> Iterator[Edit]:
+        """In `nnx.while_loop` the module is a part of what goes from turn to turn."""
+        node = self.node
+        if not isinstance(node, ast.Call) or len(node.args) != 4:
+            raise LeftLinenError("nn.while_loop with arguments by name")
+        places = [(call.run, call.path) for call in self.given.calls]
+        if Axes(self.method.program.records, self.lifted, places, {}).draws:
+            raise LeftLinenError("nn.while_loop with keys in it")
+        test, body, module, first = node.args
+        yield self.source.edit(node.func, "nnx.while_loop")
+        for each, head in ((test, ""), (body, "state[0], ")):
+            begin, end = self.source.start(each), self.source.end(each)
+            opening, closing = ("(", ")") if isinstance(each, ast.Lambda) else ("", "")
+            begins = f"({head}" if head else ""
+            yield Edit(begin, begin, f"lambda state: {begins}{opening}")
+            yield Edit(end, end, f"{closing}(*state){')' if head else ''}")
+        begin = self.source.start(module)
+        yield Edit(begin, begin, "(")
+        yield Edit(self.source.end(module), self.source.start(first), ", ")
+        behind, end = self.source.end(first), self.source.end(node)
+        rest = self.source.data[behind:end].decode() if not node.keywords else ")"
+        yield Edit(behind, end, f"){rest.replace(',', '')}[1]")

@@ -1,0 +1,147 @@
+"""A function that makes layers as the text of a class, or of a function that returns NNX's."""
+
+from __future__ import annotations
+
+import ast
+import textwrap
+from collections.abc import Iterator
+
+from bridge.rewrite.plan._constructors import made_text
+from bridge.rewrite.plan._function_plans import FunctionPlan
+from bridge.rewrite.plan._method import Method
+from bridge.rewrite.plan._plans import LeftLinenError, Program
+from bridge.rewrite.plan._references import References
+from bridge.rewrite.plan._slots import name_slots
+from bridge.rewrite.syntax._source import Edit, bound_in, indented, names_in
+
+from ._body import Slice
+from ._calls import Calls
+from ._lines import as_text
+from ._setup import Setup
+from ._signature import size_arguments
+
+
+class FunctionText:
+    """The new text of one function.
+
+    Args:
+        program: everything.
+        plan: the function.
+        references: what Linen's names become in its file.
+    """
+
+    def __init__(self, program: Program, plan: FunctionPlan, references: References) -> None:
+        self.program, self.plan, self.references = program, plan, references
+        self.source, self.node = plan.source, plan.function
+        self.method = Method(program, plan, plan.function, references, made_text)
+        self.rest = plan.rest if plan.returns_layers else None
+
+    def text(self) -> str:
+        """The text.
+
+        Raises:
+            LeftLinenError: the function stays Linen.
+        """
+        name_slots(self.program, self.plan)
+        if self.plan.known & self._rebound():
+            raise LeftLinenError("a function that sets its arguments anew makes layers", self.node)
+        return self._function() if self.plan.returns_layers else self._class()
+
+    def _rebound(self) -> set[str]:
+        return set().union(set(), *(bound_in(each) for each in self.node.body))
+
+    def _class(self) -> str:
+        """The text of a class, if the function calls its layers."""
+        slice_ = Slice(self.method)
+        lines = slice_.lines()
+        edits = Calls(self.method, slice_).edits()
+        read = self._read(edits)
+        stored = [name for name in self.plan.arguments if name in read]
+        edits += [
+            self.source.edit(each, f"self.{each.id}")
+            for each in self._loads(edits)
+            if each.id in self.plan.known
+        ]
+        plan = self.plan
+        plan.constructed = [
+            n for n in plan.arguments if n in plan.known and (n in stored or n in self.method.used)
+        ]
+        if not plan.modules.isdisjoint(plan.constructed):
+            raise LeftLinenError(
+                "a function that is given the module does more with it than make layers", self.node
+            )
+        plan.dropped = set(plan.known)
+        body = self._body(edits)
+        made = [f"        self.{name} = {name}" for name in stored if name in plan.known]
+        text = as_text(lines, 8, self._unit)
+        given = ", ".join(
+            ["self", *(self._argument(n) for n in plan.arguments if n not in plan.known)]
+        )
+        return "\n".join(
+            [
+                f"class {plan.name_in_file}(nnx.Module):",
+                f"    def __init__(self, {self._parameters()}):",
+                *(made or ([] if text else ["        pass"])),
+                *([text] if text else []),
+                "",
+                f"    def __call__({given}):",
+                body,
+            ]
+        )
+
+    @property
+    def _unit(self) -> int:
+        return self.node.body[0].col_offset
+
+    def _body(self, edits: list[Edit]) -> str:
+        first = self.node.body[0]
+        begin = self.source.offset(first.lineno - len(self.source.comments_above(first)), 0)
+        text = self.source.stretch(begin, self.source.end(self.node), edits)
+        return indented(f"\n{text}", 0, 8 - self._unit)[1:].rstrip()
+
+    def _loads(self, edits: list[Edit]) -> Iterator[ast.Name]:
+        """The names that are read in what stays of the body."""
+        gone = [(e.start, e.end) for e in edits if e.end > e.start]
+        for statement in self.node.body:
+            for each in ast.walk(statement):
+                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load):
+                    begin = self.source.start(each)
+                    if not any(start <= begin < end for start, end in gone):
+                        yield each
+
+    def _read(self, edits: list[Edit]) -> set[str]:
+        return {each.id for each in self._loads(edits)} & self.plan.known
+
+    def _parameters(self) -> str:
+        given = [self._argument(name) for name in self.plan.constructed]
+        sizes = size_arguments(self.program, self.plan)
+        if self.rest is not None:
+            return ", ".join([*given, "*", *sizes, "rngs: nnx.Rngs", f"**{self.rest}"])
+        return ", ".join([*given, "*", *sizes, "rngs: nnx.Rngs"])
+
+    def _argument(self, name: str) -> str:
+        """An argument as the function has it."""
+        given = self.node.args
+        every = [*given.posonlyargs, *given.args]
+        node = next(a for a in (*every, *given.kwonlyargs) if a.arg == name)
+        defaults = dict(zip([a.arg for a in every][::-1], given.defaults[::-1], strict=False))
+        defaults |= {
+            a.arg: d for a, d in zip(given.kwonlyargs, given.kw_defaults, strict=True) if d
+        }
+        text = self.source.render(node, list(self.references.edits(node)))
+        if name not in defaults:
+            return text
+        default = self.source.render(defaults[name], list(self.references.edits(defaults[name])))
+        return f"{text} = {default}" if node.annotation else f"{text}={default}"
+
+    def _function(self) -> str:
+        """The text of a function that returns the layers."""
+        plan = self.plan
+        if plan.known != set(plan.arguments):
+            raise LeftLinenError("a function that gets arrays returns layers", self.node)
+        if any(slot.kind != "module" for slot in plan.slots.values()):
+            raise LeftLinenError("a function that returns layers makes parameters", self.node)
+        body = Setup(self.method).text()
+        read = names_in(ast.parse(textwrap.dedent(body)))
+        plan.constructed = [name for name in plan.arguments if name in read]
+        return f"def {plan.name_in_file}({self._parameters()}):\n{body}"

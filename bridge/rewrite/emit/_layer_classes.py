@@ -1,0 +1,166 @@
+"""Classes that derive from Flax's own layers, as classes that derive from NNX's.
+
+What such a class adds are fields, other defaults, methods around those of the layer, and `param`,
+by which Linen's layers read each of their parameters.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+from flax import linen as nn
+
+from bridge.rewrite.plan._class_fields import default_node
+from bridge.rewrite.plan._layers import Layer, field_order
+from bridge.rewrite.plan._plans import ClassPlan, Field, LeftLinenError
+from bridge.rewrite.plan._references import References
+from bridge.rewrite.syntax._source import Edit, is_self, names_in
+
+_OWN = ("setup", "param", "make_rng", "variable", "sow", "__post_init__")
+_CALL = """
+{0}def __call__(self, *args, **kwargs):
+{1}# Computes with what `param` makes of the parameters.
+{1}layer = nnx.clone(self)
+{1}for name, each in vars(layer).items():
+{2}if isinstance(each, nnx.Param):
+{3}each[...] = self.param(name, each[...])
+{1}return super({4}, layer).__call__(*args, **kwargs)
+"""
+
+
+class LayerClass:
+    """One class that derives from a layer.
+
+    Args:
+        plan: the class.
+        layer: what becomes of the layer.
+        references: what Linen's names become in its file.
+    """
+
+    def __init__(self, plan: ClassPlan, layer: Layer, references: References) -> None:
+        self.plan, self.layer, self.references = plan, layer, references
+        self.source = plan.source
+        self.own = [field for field in plan.fields if field.plan is plan]
+
+    def check(self) -> None:
+        """Checks that it does no more than NNX's layer has a place for.
+
+        Raises:
+            LeftLinenError: it does.
+        """
+        methods = self.plan.methods
+        for name, node in methods.items():
+            if name in _OWN and name != "param":
+                raise LeftLinenError(f"a layer of Flax with its own {name}", node)
+        if "param" in methods and "__call__" in methods:
+            raise LeftLinenError("a layer of Flax with its own param and __call__", self.plan.node)
+        for slot in self.plan.slots.values():
+            raise LeftLinenError("a layer of Flax that makes something of its own", slot.node)
+        for field in self.own:
+            if field.name in self.layer.unsupported:
+                raise LeftLinenError(f"nnx.{self.layer.name} has no {field.name}", field.node)
+
+    def edits(self) -> Iterator[Edit]:
+        """The edits of the methods."""
+        attributes = {**self.layer.renames}
+        for node in self.plan.methods.values():
+            if node.name == "param":
+                yield from self._param(node)
+            for each in ast.walk(node):
+                if is_self(each) and each.attr in attributes:  # pyright: ignore
+                    yield self.source.edit(each, f"self.{attributes[each.attr]}")  # pyright: ignore
+                if _is_super(each, "__call__"):
+                    self._check_call(each)
+            for statement in node.body:
+                yield from self.references.edits(statement)
+
+    def _check_call(self, node: Any) -> None:
+        if len(node.args) > self.layer.keep or any(isinstance(a, ast.Starred) for a in node.args):
+            raise LeftLinenError(f"nnx.{self.layer.name} is called in another way", node)
+
+    def _param(self, node: ast.FunctionDef) -> Iterator[Edit]:
+        """Linen's `param` makes a parameter; NNX's gets the value of one that is there."""
+        calls = [each for each in ast.walk(node) if _is_super(each, "param")]
+        names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
+        call: Any = calls[0] if len(calls) == 1 else None
+        if call is None or len(names) < 2 or ast.unparse(call.args[0]) != names[1]:
+            raise LeftLinenError("a layer of Flax that makes its parameters in another way", node)
+        given = node.args
+        every = [*names, *(a.arg for a in (given.vararg, given.kwarg) if a)]
+        every += [each.arg for each in given.kwonlyargs]
+        inside = set(ast.walk(call))
+        read = {
+            each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each not in inside
+        }
+        if read & set(every[2:]):
+            raise LeftLinenError("a layer of Flax that changes an initialiser", node)
+        statement = self.source.parents[call]
+        if statement is node.body[0] and isinstance(statement, ast.Assign):
+            value = ast.unparse(statement.targets[0])
+            begin = self.source.offset(statement.lineno, 0)
+            yield Edit(begin, self.source.offset((statement.end_lineno or 0) + 1, 0), "")
+        else:
+            value = "value" if "value" not in read else "value_"
+            yield self.source.edit(call, value)
+        first = [*given.posonlyargs, *given.args][1]
+        head = self.source.render(first)
+        begin = self.source.start(first)
+        opening = self.source.data.rindex(b"(", 0, begin)
+        end = self._end_of_arguments(node)
+        yield Edit(opening, end, f"(self, {head}, {value})")
+
+    def _end_of_arguments(self, node: ast.FunctionDef) -> int:
+        """The byte behind the parenthesis that closes the arguments of a function."""
+        stop = self.source.start(node.returns) if node.returns else self.source.start(node.body[0])
+        return self.source.data.rindex(b")", 0, stop) + 1
+
+    def constructor(self, indent: int) -> str:
+        """The text of `__init__`, `""` if the class has no fields of its own."""
+        if not self.own:
+            return ""
+        inherited = set(field_order(self.plan.layer or nn.Module))
+        inherited |= {field.name for base in self.plan.bases for field in base.fields}
+        blank = " " * indent
+        given = ", ".join(self._argument(field) for field in self.own)
+        passed = [self._new(f) for f in self.own if f.name in inherited]
+        kept = [f.name for f in self.own if f.name not in inherited]
+        texts = ", ".join(["*args", *(f"{name}={name}" for name in passed), "**kwargs"])
+        lines = [
+            f"{blank}def __init__(self, *args, {given}, **kwargs):",
+            f"{2 * blank}super().__init__({texts})",
+            *(f"{2 * blank}self.{name} = {name}" for name in kept),
+        ]
+        return "\n".join(lines)
+
+    def _new(self, field: Field) -> str:
+        return self.layer.renames.get(field.name, field.name)
+
+    def _argument(self, field: Field) -> str:
+        edits = list(self.references.edits(field.node.annotation))
+        annotation = self.source.render(field.node.annotation, edits)
+        text = f"{self._new(field)}: {annotation}"
+        default = default_node(field)
+        if field.factory is not None:
+            raise LeftLinenError("a layer of Flax with a default that a function makes", field.node)
+        if default is None:
+            return text
+        return f"{text} = {self.source.render(default, list(self.references.edits(default)))}"
+
+    def call(self, indent: int) -> str:
+        """The text of `__call__`, `""` if the class has no `param`."""
+        if "param" not in self.plan.methods:
+            return ""
+        return _CALL.rstrip("\n").format(*(" " * indent * n for n in (1, 2, 3, 4)), self.plan.name)
+
+
+def _is_super(node: ast.AST, name: str) -> bool:
+    """Whether an expression calls a method of the parent."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == name
+        and isinstance(node.func.value, ast.Call)
+        and names_in(node.func.value.func) == {"super"}
+    )

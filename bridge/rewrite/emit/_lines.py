@@ -1,0 +1,90 @@
+"""Lines of a constructor, with their depth, as text."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from bridge.rewrite.plan._caches import Cache
+from bridge.rewrite.syntax._source import indented
+
+_WIDTH = 100
+Lines = list[tuple[int, str]]
+"""Lines with the depth of their indentation; see `Slice`."""
+
+
+def cache_lines(cache: Cache, attention: str, depth: int = 0) -> Lines:
+    """The statements that make a decode cache, behind that which makes the layer.
+
+    Args:
+        cache: what is made.
+        attention: the layer.
+        depth: the indentation of the first line.
+    """
+    call = f"{attention}.init_cache({cache.arguments})"
+    if cache.test is None:
+        return [(depth, call)]
+    return [(depth, f"if {cache.test}:"), (depth + 1, call)]
+
+
+def as_text(lines: Lines, indent: int, unit: int = 4) -> str:
+    """Lines as text, each with its indentation."""
+    found = []
+    for depth, text in lines:
+        column = indent + unit * depth
+        if text.startswith("\0"):
+            _, old, statement = text.split("\0", 2)
+            line = indented(statement, int(old), column)
+        else:
+            line = text
+        found.append(wrapped(" " * column + line, column))
+    return "\n".join(found)
+
+
+def wrapped(line: str, column: int) -> str:
+    """A line that is too long with one argument of its outermost call on each line."""
+    text = line.strip()
+    if len(line) <= _WIDTH or "\n" in line or text.startswith("#"):
+        return line
+    try:
+        statement = ast.parse(text).body[0]
+    except SyntaxError:
+        return line
+    call: Any = getattr(statement, "value", None)
+    if (
+        isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and (call.func.attr == "append")
+        and len(call.args) == 1
+    ):
+        call = call.args[0]
+    if isinstance(call, ast.Call) and isinstance(call.func, ast.Call):
+        call = call.func
+    if not isinstance(call, ast.Call) or not (call.args or call.keywords):
+        return line
+    parts = [ast.get_source_segment(text, a) or "" for a in call.args]
+    for keyword in call.keywords:
+        value = ast.get_source_segment(text, keyword.value) or ""
+        parts.append(f"{keyword.arg}={value}" if keyword.arg else f"**{value}")
+    data = text.encode()
+    head = data[: call.func.end_col_offset].decode()
+    tail = data[call.end_col_offset :].decode()
+    blank = " " * column
+    joined = ", ".join(parts)
+    if len(joined) + column + 4 <= _WIDTH:
+        rows = [f"{blank}    {joined}"]
+    else:
+        rows = [f"{part_text(part, column + 4)}," for part in parts]
+    return "\n".join([f"{blank}{head}(", *rows, f"{blank}){tail}"])
+
+
+def part_text(part: str, column: int) -> str:
+    """An argument on a line of its own; the call that a lambda is goes on several, if too long."""
+    head, colon, body = part.partition(": ")
+    if not head.startswith("lambda ") or not colon or column + len(part) < _WIDTH:
+        return " " * column + part
+    first, *rest = wrapped(" " * (_WIDTH - column) + body, 0).split("\n")
+    if not rest:
+        return " " * column + part
+    blank = " " * column
+    return "\n".join([f"{blank}{head}: {first.strip()}", *(f"{blank}{line}" for line in rest)])

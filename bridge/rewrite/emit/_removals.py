@@ -1,0 +1,167 @@
+"""Removes from the body of a method what the constructor does."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bridge.rewrite.plan._function_plans import functions_in
+from bridge.rewrite.plan._method import Method
+from bridge.rewrite.plan._plans import LeftLinenError, Slot
+from bridge.rewrite.syntax._source import Edit, bound_in, is_shadowed, names_in
+
+from ._body import Slice
+from ._dead import blocks_of
+
+
+class Removals:
+    """The removals in one method.
+
+    Args:
+        method: the method.
+        slice_: the constructor's part, None if the method makes nothing.
+        dead: blocks that did not run.
+        insertions: text that goes before statements.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        slice_: Slice | None,
+        dead: Sequence[list[ast.stmt]],
+        insertions: Sequence[tuple[ast.stmt, str]],
+    ) -> None:
+        self.method, self.source = method, method.source
+        self.slice, self.dead, self.insertions = slice_, dead, insertions
+        self.removed: set[ast.stmt] = set()
+
+    def edits(self) -> Iterator[Edit]:
+        """The edits."""
+        candidates = set(self.slice.kept) if self.slice is not None else set()
+        inline = inlined(self.method)
+        for node in ast.walk(self.method.node):
+            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+                continue
+            if bound_in(node) and self.method.moved(node.value):
+                candidates.add(node)
+        candidates |= transforms(self.method)
+        apart = functions_in(self.method.program, self.source, self.method.node)
+        candidates |= apart
+        while True:
+            loads = self._loads()
+            gone = {each for each in candidates - self.removed if not bound_in(each) & loads}
+            if not gone:
+                break
+            self.removed |= gone
+        for each in sorted(apart - self.removed, key=lambda node: node.lineno):
+            # Of one inside of another, the outer one's class has removed it.
+            if apart.isdisjoint(self.source.ancestors(each)):
+                raise LeftLinenError("a function inside of a method is more than called", each)
+        for variable, slot in inline.items():
+            for each in ast.walk(self.method.node):
+                if (
+                    isinstance(each, ast.Name)
+                    and each.id == variable
+                    and isinstance(each.ctx, ast.Load)
+                    and not is_shadowed(self.source, each, variable)
+                ):
+                    yield self.source.edit(each, f"{slot.holder}.{slot.attribute}")
+            self.removed.add(self.source.statement_of(slot.node))
+        yield from self._deletions()
+        for statement, text in self.insertions:
+            begin = self.source.start(statement)
+            yield Edit(begin, begin, f"{text}\n{' ' * statement.col_offset}")
+
+    def _loads(self) -> set[str]:
+        """The names that what is left of the body reads."""
+        slots = {s.node for s in self.method.slots}
+        skipped = self.removed | {s for block in self.dead for s in block}
+        found: set[str] = set()
+        for slot in self.method.slots:
+            for text in slot.modes.values():
+                found |= names_in(ast.parse(text, mode="eval"))
+            if slot.lift is not None:
+                found |= slot.lift.reads()
+            if slot.item:
+                found |= names_in(ast.parse(slot.item, mode="eval"))
+        stack: list[Any] = list(self.method.node.body)
+        made = transforms(self.method)
+        while stack:
+            node = stack.pop()
+            if node in skipped or node in slots or node in made:
+                continue
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                found |= {node.id} if not is_shadowed(self.source, node, node.id) else set()
+            stack.extend(ast.iter_child_nodes(node))
+        return found
+
+    def _deletions(self) -> Iterator[Edit]:
+        """The lines of what is removed; a block that is left empty goes too."""
+        whole = set(self.removed)
+        while True:
+            more = {
+                node
+                for node in ast.walk(self.method.node)
+                if isinstance(node, ast.If | ast.For | ast.With)
+                and node not in whole
+                and all(each in whole for block in blocks_of(node) for each in block)
+            }
+            if not more:
+                break
+            whole |= more
+        for node in whole:
+            parent = self.source.parents[node]
+            if parent in whole:
+                continue
+            block = next(b for b in blocks_of(parent) if node in b)
+            if all(each in whole for each in block) and parent is not self.method.node:
+                if node is block[0]:
+                    yield Edit(self.source.start(block[0]), self.source.end(block[-1]), "pass")
+                continue
+            yield self.source_lines(node)
+
+    def source_lines(self, node: ast.stmt) -> Edit:
+        """The whole lines of a statement, with its comments."""
+        above = len(self.source.comments_above(node))
+        begin = self.source.offset(node.lineno - above, 0)
+        behind = (node.end_lineno or node.lineno) + 1
+        if isinstance(node, ast.FunctionDef):
+            # A blank line is part of a function.
+            while behind <= len(self.source.lines) and not self.source.lines[behind - 1].strip():
+                behind += 1
+        return Edit(begin, self.source.offset(behind, 0), "")
+
+
+def inlined(method: Method) -> dict[str, Slot]:
+    """Variables that stand for one layer, at the method's own level."""
+    found = {}
+    for slot in method.slots:
+        name = slot.variable
+        if slot.kind != "module" or slot.is_list or slot.outer is not None or name is None:
+            continue
+        stores = [
+            n
+            for n in ast.walk(method.node)
+            if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)
+        ]
+        if len(stores) == 1 and method.source.statement_of(slot.node) in method.node.body:
+            found[name] = slot
+    return found
+
+
+def transforms(method: Method) -> set[ast.stmt]:
+    """The assignments of classes that lifted transforms made, and that only slots need."""
+    names: set[str] = set()
+    for slot in method.slots:
+        if slot.lift is not None:
+            names |= names_in(slot.node.func) & method.taint.pure
+    found: set[ast.stmt] = set()
+    before = -1
+    while len(found) != before:
+        before = len(found)
+        for node in ast.walk(method.node):
+            if isinstance(node, ast.Assign) and bound_in(node) & names:
+                found.add(node)
+                names |= names_in(node.value) & method.taint.pure
+    return found

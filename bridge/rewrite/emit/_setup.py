@@ -1,0 +1,295 @@
+"""`setup` as part of the constructor: its statements stay, with NNX's constructors in them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Any
+
+from bridge.rewrite.plan._constructors import made_text
+from bridge.rewrite.plan._function_plans import called_function
+from bridge.rewrite.plan._method import Method
+from bridge.rewrite.plan._plans import LeftLinenError, Slot
+from bridge.rewrite.plan._slots import name_node
+from bridge.rewrite.syntax._source import Edit, bound_in, is_self
+
+from ._calls import Calls
+from ._dead import dead_blocks, in_place_of
+from ._function_edits import function_edits
+from ._item_calls import item_calls
+from ._lines import cache_lines, wrapped
+from ._removals import transforms
+from ._slot_calls import attribute_of
+
+_CONTAINERS = {
+    ast.List: "List",
+    ast.Tuple: "List",
+    ast.ListComp: "List",
+    ast.Dict: "Dict",
+    ast.DictComp: "Dict",
+}
+
+
+class Setup:
+    """The `setup` of a class.
+
+    Args:
+        method: the method.
+    """
+
+    def __init__(self, method: Method) -> None:
+        self.method, self.source, self.plan = method, method.source, method.plan
+        self.slots = list(method.slots)
+        self.inside = self._containers()
+
+    def text(self) -> str:
+        """The statements.
+
+        Raises:
+            LeftLinenError: something in it cannot be rewritten.
+        """
+        body = [
+            s
+            for s in self.method.node.body
+            if not (isinstance(s, ast.Expr) and isinstance(s.value, ast.Constant))
+        ]
+        body = [s for s in body if not _is_super(s) and not isinstance(s, ast.Pass)]
+        if not body:
+            return ""
+        edits: list[Edit] = []
+        for slot in self.slots:
+            if slot.outer is None or self._is_apart(slot):
+                edits.append(self.source.edit(slot.node, made_text(self.method, slot)))
+                edits += self._cache(slot)
+                edits += self._comment(slot)
+                if slot.modes:
+                    self._check_modes(slot)
+        edits += self._unmade()
+        edits += self._untransformed()
+        edits += function_edits(self.method)
+        for statement in body:
+            edits += self.method.references.edits(statement)
+            edits += self._wrapped(statement)
+            edits += self._sizes(statement)
+        text = self._between(body[0], body[-1], edits)
+        lines = text.split("\n")
+        return "\n".join(wrapped(line, len(line) - len(line.lstrip())) for line in lines)
+
+    def _between(self, first: ast.stmt, last: ast.stmt, edits: list[Edit]) -> str:
+        """The lines of some statements; those on the line of `def` get one of their own."""
+        node = self.method.node
+        if first.lineno == node.body[0].lineno == node.lineno:
+            text = self.source.stretch(self.source.start(first), self.source.end(last), edits)
+            return f"{' ' * (node.col_offset + 4)}{text}"
+        begin = self.source.offset(first.lineno - len(self.source.comments_above(first)), 0)
+        end = self.source.offset((last.end_lineno or 0) + 1, 0)
+        return self.source.stretch(begin, end, edits).rstrip("\n")
+
+    def _comment(self, slot: Slot) -> Iterator[Edit]:
+        """Why a layer stays Linen, above the statement that makes it."""
+        if slot.linen is not None:
+            statement = self.source.statement_of(slot.node)
+            begin, blank = self.source.start(statement), " " * statement.col_offset
+            yield Edit(begin, begin, f"# Stays Linen: {slot.linen}.\n{blank}")
+
+    def _is_apart(self, slot: Slot) -> bool:
+        """Whether what a slot makes is handed on by a variable, in another statement."""
+        statement = self.source.statement_of
+        return slot.outer is not None and statement(slot.node) is not statement(slot.outer.node)
+
+    def _cache(self, slot: Slot) -> Iterator[Edit]:
+        """The decode cache, behind the statement that makes the layer."""
+        if slot.cache is None:
+            return
+        attribute, statement = self.attribute(slot), self.source.statement_of(slot.node)
+        if attribute is None or getattr(statement, "value", None) is not slot.node:
+            raise LeftLinenError("a decode cache in a list of setup", slot.node)
+        column, end = statement.col_offset, self.source.end(statement)
+        lines = cache_lines(slot.cache, f"self.{attribute}")
+        yield Edit(end, end, "".join(f"\n{' ' * (column + 4 * d)}{line}" for d, line in lines))
+
+    def _untransformed(self) -> Iterator[Edit]:
+        """Without the classes that lifted transforms made, which nothing else needs."""
+        gone = transforms(self.method)
+        loads: set[str] = set()
+        stack: list[ast.AST] = list(self.method.node.body)
+        while stack:
+            node = stack.pop()
+            if node in gone or any(node is slot.node.func for slot in self.slots if slot.lift):
+                continue
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                loads.add(node.id)
+            stack.extend(ast.iter_child_nodes(node))
+        for node in gone:
+            if not bound_in(node) & loads and self.source.parents[node] is self.method.node:
+                begin = self.source.offset(node.lineno, 0)
+                end = self.source.offset((node.end_lineno or node.lineno) + 1, 0)
+                yield Edit(begin, end, "")
+
+    def _check_modes(self, slot: Slot) -> None:
+        if self.attribute(slot) is None:
+            raise LeftLinenError("a mode moves to a call that is not found", slot.node)
+
+    def _unmade(self) -> Iterator[Edit]:
+        for block in dead_blocks(self.method):
+            text = (
+                f'raise NotImplementedError("this did not run when {self.plan.name} was rewritten")'
+            )
+            yield in_place_of(self.source, block, text)
+            self.plan.note(block[0], "a branch that did not run raises NotImplementedError")
+
+    def _containers(self) -> dict[str, str]:
+        """Local names of containers that modules are put in."""
+        made = {slot.node for slot in self.slots}
+        kinds: dict[str, str] = {}
+        filled: set[str] = set()
+        for node in ast.walk(self.method.node):
+            if isinstance(node, ast.Assign) and type(node.value) in _CONTAINERS:
+                for name in bound_in(node):
+                    kinds[name] = _CONTAINERS[type(node.value)]
+                if any(each in made for each in ast.walk(node.value)):
+                    filled |= bound_in(node)
+            if isinstance(node, ast.Assign):
+                for target in node.targets:
+                    if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+                        filled.add(target.value.id)
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and (node.func.attr in ("append", "extend", "insert"))
+                and isinstance(node.func.value, ast.Name)
+            ):
+                filled.add(node.func.value.id)
+        return {name: kind for name, kind in kinds.items() if name in filled}
+
+    def containers(self) -> dict[str, str]:
+        """The attributes that hold several modules, with `List` or `Dict`."""
+        made = {slot.node for slot in self.slots}
+        found: dict[str, str] = {}
+        for node in ast.walk(self.method.node):
+            if not isinstance(node, ast.Assign):
+                continue
+            for target in node.targets:
+                if not is_self(target):
+                    continue
+                value = node.value
+                if (
+                    isinstance(value, ast.Call)
+                    and isinstance(value.func, ast.Name)
+                    and (value.func.id in ("list", "tuple") and value.args)
+                ):
+                    value = value.args[0]
+                several = self._several(value)
+                if several:
+                    found[target.attr] = several  # pyright: ignore
+                elif isinstance(value, ast.GeneratorExp):
+                    found[target.attr] = "List"  # pyright: ignore
+                elif isinstance(value, ast.Name) and value.id in self.inside:
+                    found[target.attr] = self.inside[value.id]  # pyright: ignore
+                elif type(value) in _CONTAINERS and any(n in made for n in ast.walk(value)):
+                    found[target.attr] = _CONTAINERS[type(value)]  # pyright: ignore
+        return found
+
+    def _several(self, value: ast.expr) -> str:
+        """`List` or `Dict` for the call of a function that returns several layers."""
+        slot = next((s for s in self.slots if s.node is value), None)
+        function = called_function(self.method.program, slot) if slot is not None else None
+        return function.returns_several if function is not None else ""
+
+    def _wrapped(self, statement: ast.stmt) -> Iterator[Edit]:
+        containers = self.containers()
+        made = {slot.node for slot in self.slots if slot.outer is None}
+        for node in ast.walk(statement):
+            if self._is_nested(node, made):
+                begin, end = self.source.start(node), self.source.end(node)
+                yield Edit(begin, begin, f"nnx.{_CONTAINERS[type(node)]}(")
+                yield Edit(end, end, ")")
+        for node in ast.walk(statement):
+            if not isinstance(node, ast.Assign) or not is_self(node.targets[0]):
+                continue
+            name = node.targets[0].attr  # pyright: ignore
+            if name in containers:
+                begin, end = self.source.start(node.value), self.source.end(node.value)
+                yield Edit(begin, begin, f"nnx.{containers[name]}(")
+                yield Edit(end, end, ")")
+            elif (
+                isinstance(node.value, ast.Constant)
+                and node.value.value is None
+                and (self._is_module(name))
+            ):
+                yield self.source.edit(node.value, "nnx.data(None)")
+
+    def _is_nested(self, node: ast.AST, made: set[ast.Call]) -> bool:
+        """Whether a container of modules is put into another."""
+        if type(node) not in _CONTAINERS:
+            return False
+        inside: list[Any] = []
+        if isinstance(node, ast.List | ast.Tuple):
+            inside = list(node.elts)
+        elif isinstance(node, ast.ListComp):
+            inside = [node.elt]
+        elif isinstance(node, ast.Dict):
+            inside = list(node.values)
+        elif isinstance(node, ast.DictComp):
+            inside = [node.value]
+        parent = self.source.parents[node]
+        return any(each in made for each in inside) and not isinstance(parent, ast.Assign)
+
+    def _is_module(self, name: str) -> bool:
+        return any(self.attribute(slot) == name for slot in self.slots)
+
+    def _sizes(self, statement: ast.stmt) -> Iterator[Edit]:
+        begin = self.source.start(statement)
+        blank = " " * statement.col_offset
+        sizes = self.method.sizes
+        for name, loop in sizes.iterators.items():
+            if self.source.statement_of(loop) is statement:
+                yield Edit(begin, begin, f"{name} = iter({name})\n{blank}")
+        for running in sizes.running:
+            if self.source.statement_of(running.outermost) is statement:
+                yield Edit(begin, begin, f"{running.name} = {running.first}\n{blank}")
+            place = running.behind or running.loop.body[-1]
+            if statement in (place, *self.source.ancestors(place)):
+                end = self.source.end(place)
+                inner = " " * place.col_offset
+                yield Edit(end, end, f"\n{inner}{running.name} = {running.following}")
+
+    def attribute(self, slot: Slot) -> str | None:
+        """The attribute that a slot alone is assigned to."""
+        return attribute_of(self.plan, slot)
+
+    def call_edits(self, method: Method) -> list[Edit]:
+        """The edits of another method that uses what `setup` made."""
+        found: list[Edit] = []
+        by_name = {self.attribute(slot): slot for slot in self.slots if slot.outer is None}
+        calls = Calls(method, None)
+        for slot, call in item_calls(self.slots, method):
+            found += calls.through(slot, call, self.source.render(call.func))
+        for node in ast.walk(method.node):
+            if isinstance(node, ast.Call) and is_self(node.func):
+                slot = by_name.get(node.func.attr)  # pyright: ignore
+                if slot is not None and slot.kind == "module":
+                    found += calls.adapted(slot, node)
+                    if slot.lift is not None:
+                        found += calls.through(slot, node, self.source.render(node.func))
+            if is_self(node) and isinstance(node.ctx, ast.Load):  # pyright: ignore
+                slot = by_name.get(node.attr)  # pyright: ignore
+                parent = self.source.parents[node]
+                if slot is not None and slot.kind == "param":
+                    found.append(Edit(self.source.end(node), self.source.end(node), "[...]"))
+                if (
+                    slot is not None
+                    and slot.kind == "variable"
+                    and isinstance(parent, ast.Attribute)
+                    and parent.attr == "value"
+                ):
+                    found.append(Edit(self.source.end(node), self.source.end(parent), "[...]"))
+        return found
+
+    def explicit(self, slot: Slot) -> bool:
+        """Whether the program gave a name of its own."""
+        return slot.kind == "module" and name_node(slot) is not None
+
+
+def _is_super(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and ast.unparse(node) == "super().setup()"

@@ -1,0 +1,127 @@
+"""The constructor's arguments: the fields, the sizes, and `rngs`."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from flax import linen as nn
+
+from bridge.rewrite.plan._class_fields import default_node
+from bridge.rewrite.plan._plans import CACHE, ClassPlan, Field, Program
+from bridge.rewrite.plan._references import References
+
+_WIDTH = 100
+
+
+class Signature:
+    """The arguments of one class's constructor.
+
+    Args:
+        program: everything.
+        plan: the class.
+        references: what Linen's names become in its file.
+    """
+
+    def __init__(self, program: Program, plan: ClassPlan, references: References) -> None:
+        self.program, self.plan, self.references = program, plan, references
+        self.source = plan.source
+
+    def stored(self, field: Field) -> str:
+        """What the attribute of a field is set to."""
+        values = [
+            i.fields.get(field.name)
+            for i in self.program.records.instances.values()
+            if i.cls is self.plan.cls
+        ]
+        text = field.name
+        if field.factory is not None:
+            text = f"{self.factory(field)} if {field.name} is None else {field.name}"
+        if any(_holds_modules(v) for v in values):
+            kind = "Dict" if isinstance(values[0], dict) else "List"
+            return f"nnx.{kind}({text})"
+        return text
+
+    def factory(self, field: Field) -> str:
+        """What makes the default of a field."""
+        factory = field.factory or ""
+        if factory.startswith("lambda:"):
+            return factory[len("lambda:") :].strip()
+        return f"{factory}()"
+
+    def text(self, column: int) -> str:
+        """The line of `def`, or the lines.
+
+        Args:
+            column: its indentation.
+        """
+        indent = " " * column
+        parameters: list[tuple[str, str]] = []
+        for field in self.plan.fields:
+            if field.name in self.plan.mode_fields:
+                continue
+            annotation, default = self._field_texts(field)
+            if field.factory is not None:
+                annotation, default = f"{annotation} | None", "None"
+            text = f"{field.name}: {annotation}"
+            parameters.append((text if default is None else f"{text} = {default}", field.comment))
+        keyword = size_arguments(self.program, self.plan)
+        parameters += [("*", ""), *((text, "") for text in keyword), ("rngs: nnx.Rngs", "")]
+        # As the other methods have it.
+        end = " -> None:" if any(m.returns for m in self.plan.methods.values()) else ":"
+        line = f"{indent}def __init__(self, {', '.join(text for text, _ in parameters)}){end}"
+        if len(line) <= _WIDTH and not any(comment for _, comment in parameters):
+            return line
+        rows = [
+            f"{indent}{indent}{text},{'  ' + comment if comment else ''}"
+            for text, comment in [("self", ""), *parameters]
+        ]
+        return "\n".join([f"{indent}def __init__(", *rows, f"{indent}){end}"])
+
+    def _field_texts(self, field: Field) -> tuple[str, str | None]:
+        own = field.plan
+        if own.source is not self.source:
+            return field.annotation, field.default
+        annotation = self.source.render(
+            field.node.annotation, list(self.references.edits(field.node.annotation))
+        )
+        if field.default is None or field.node.value is None:
+            return annotation, field.default
+        node = default_node(field)
+        if node is None:
+            return annotation, field.default
+        if self._stays_linen(field):
+            return annotation, self.source.render(node)
+        return annotation, self.source.render(node, list(self.references.edits(node)))
+
+    def _stays_linen(self, field: Field) -> bool:
+        """Whether a field brings a layer of Flax that NNX lacks, so that it is wrapped."""
+        values = [i.fields.get(field.name) for i in self.program.records.of_class(self.plan.cls)]
+        classes = [v.func if isinstance(v, functools.partial) else v for v in values]
+        return bool(classes) and all(
+            isinstance(each, type)
+            and issubclass(each, nn.Module)
+            and self.program.plan_of(each) is None
+            and self.program.layer_of(each) is None
+            for each in classes
+        )
+
+
+def size_arguments(program: Program, plan: ClassPlan) -> list[str]:
+    """The sizes as arguments of a constructor."""
+    instances = program.records.of_class(plan.cls)
+    found = []
+    for name, size in plan.sizes.items():
+        if name.startswith(CACHE):
+            found.append(f"{name}: tuple[int, ...] | None = None")
+            continue
+        text = "int" if all(isinstance(v, int) for v in size.values.values()) else "tuple[int, ...]"
+        # An instance whose loop has no turn needs no size.
+        is_told = all((i.run, i.path) in size.values for i in instances)
+        found.append(f"{name}: {text}" if is_told else f"{name}: {text} | None = None")
+    return found
+
+
+def _holds_modules(value: Any) -> bool:
+    inside = value.values() if isinstance(value, dict) else value
+    return isinstance(value, list | tuple | dict) and any(isinstance(v, nn.Module) for v in inside)

@@ -1,0 +1,213 @@
+"""Methods of Linen's modules that NNX lacks, or has in another way."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from flax import linen as nn
+
+from bridge._train_eval import MODE_NAMES
+from bridge.rewrite.observe._paths_below import below
+from bridge.rewrite.plan._cells import is_cell
+from bridge.rewrite.plan._method import Method
+from bridge.rewrite.plan._plans import LeftLinenError
+from bridge.rewrite.syntax._source import Edit, is_self, names_in
+from bridge.rewrite.syntax._taint import STATEFUL
+
+from ._known_branches import branch_edits
+
+
+class States:
+    """The calls of such methods in one method.
+
+    Args:
+        method: the method.
+        dead: blocks that did not run.
+    """
+
+    def __init__(self, method: Method, dead: Sequence[list[ast.stmt]]) -> None:
+        self.method, self.source, self.plan = method, method.source, method.plan
+        self.dead = {statement for block in dead for statement in block}
+
+    def _nodes(self) -> Iterator[ast.AST]:
+        """What ran."""
+        stack: list[ast.AST] = list(self.method.node.body)
+        while stack:
+            node = stack.pop()
+            if node in self.dead:
+                continue
+            yield node
+            stack.extend(ast.iter_child_nodes(node))
+
+    def _handed_on(self, node: ast.Attribute) -> Iterator[Edit]:
+        """A method that a function is given, or that is called by another name."""
+        parent = self.source.parents[node]
+        is_called = isinstance(parent, ast.Call) and parent.func is node
+        if is_called or node.attr not in (*STATEFUL, "put_variable"):
+            return
+        if node.attr != "make_rng":
+            raise LeftLinenError(f"self.{node.attr} is handed on", node)
+        self.plan.note(node, "keys are drawn from an NNX stream")
+        yield self.source.edit(node, "(lambda name: self.rngs[name]())")
+
+    def _merged(self, node: ast.Call) -> Iterator[Edit]:
+        """Linen raises where both are given; in NNX the call wins, as `eval()` sets the field."""
+        if len(node.args) != 3 or node.keywords:
+            raise LeftLinenError("nn.merge_param in another form", node)
+        field, given = (self.method.call_text(each) for each in node.args[1:])
+        yield self.source.edit(node, f"({given} if {given} is not None else {field})")
+
+    def edits(self) -> Iterator[Edit]:
+        """The edits.
+
+        Raises:
+            LeftLinenError: one has no counterpart.
+        """
+        for node in self._nodes():
+            if isinstance(node, ast.Attribute) and is_self(node):
+                yield from self._handed_on(node)
+            if not isinstance(node, ast.Call):
+                continue
+            if self.method.references.value_of(node.func) is nn.merge_param:
+                yield from self._merged(node)
+                continue
+            if isinstance(node.func, ast.Attribute) and node.func.attr == "initialize_carry":
+                yield from self._carry(node)
+            if not is_self(node.func):
+                continue
+            if node in self.plan.slots:
+                continue
+            name = node.func.attr  # pyright: ignore
+            if name == "is_initializing" or (
+                name == "is_mutable_collection" and _collection(node) == "params"
+            ):
+                yield from self._constant(node, value=False)
+            elif name == "is_mutable_collection":
+                if _collection(node) != "intermediates" and not self._is_under_mode(node):
+                    self.plan.note(node, "NNX state is always mutable, in evaluation too")
+                yield from self._constant(node, value=True)
+            elif name == "has_variable" and self._is_never_made(node):
+                self.plan.note(node, "no run made this variable: it is taken not to be there")
+                yield from self._constant(node, value=False)
+            elif name == "has_variable":
+                yield from self._always(node)
+            elif name == "sow":
+                yield from self._sow(node)
+            elif name == "perturb":
+                self._perturb(node)
+            elif name == "make_rng":
+                stream = node.args[0] if node.args else None
+                if not (isinstance(stream, ast.Constant) and isinstance(stream.value, str)):
+                    raise LeftLinenError("a stream whose name is not written out", node)
+                self.plan.note(node, "keys are drawn from an NNX stream")
+                yield self.source.edit(node, f"self.rngs.{stream.value}()")
+            elif name in (
+                "param",
+                "variable",
+                "get_variable",
+                "put_variable",
+                "has_rng",
+                "clone",
+                "copy",
+                "init",
+                "apply",
+                "bind",
+                "unbind",
+                "scope",
+                "variables",
+            ):
+                raise LeftLinenError(f"self.{name} has no counterpart here", node)
+
+    def _carry(self, node: ast.Call) -> Iterator[Edit]:
+        """NNX's cells take the shape first, and streams in the place of the key."""
+        cell = node.func.value  # pyright: ignore
+        for slot in self.method.slots:
+            program = self.method.program
+            layer = program.layer_of(program.records.base_of(slot.makings[0].cls))
+            is_it = cell is slot.node or (isinstance(cell, ast.Name) and cell.id == slot.variable)
+            is_own = is_cell(self.method.program.records.base_of(slot.makings[0].cls))
+            if not is_it or not (layer or is_own) or slot.linen:
+                continue
+            if len(node.args) != 2 or node.keywords:
+                raise LeftLinenError("a carry that is made in another way", node)
+            key, shape = (self.method.call_text(each) for each in node.args)
+            begin, end = self.source.start(node.args[0]), self.source.end(node.args[1])
+            yield Edit(begin, end, f"{shape}, nnx.Rngs({key})")
+
+    def _is_under_mode(self, node: ast.AST) -> bool:
+        """Whether a condition around a call, or beside it, asks for training."""
+        for each in self.source.ancestors(node):
+            test = each.test if isinstance(each, ast.If | ast.IfExp) else each
+            if isinstance(test, ast.expr) and names_in(test) & {*MODE_NAMES}:
+                return True
+        return False
+
+    def _always(self, node: ast.Call) -> Iterator[Edit]:
+        """What is true behind the constructor, itself or by its variable."""
+        statement = self.source.parents[node]
+        name = statement.targets[0] if isinstance(statement, ast.Assign) else None
+        uses = [
+            each
+            for each in ast.walk(self.method.node)
+            if isinstance(name, ast.Name) and isinstance(each, ast.Name) and each.id == name.id
+        ]
+        if len([each for each in uses if isinstance(each.ctx, ast.Store)]) != 1:
+            yield from self._constant(node, value=True)
+            return
+        yield self.source.lines_of(statement)
+        for each in uses:
+            if isinstance(each.ctx, ast.Load):
+                yield from self._constant(each, value=True)
+
+    def _is_never_made(self, node: ast.Call) -> bool:
+        """Whether no run of the class made a variable, which is asked for by its name."""
+        given = [each.value for each in node.args if isinstance(each, ast.Constant)]
+        if len(given) != 2 or node.keywords:
+            return False
+        records, (collection, name) = self.method.program.records, given
+        return not any(
+            name in below(records.variables[each.run], each.path).get(str(collection), {})
+            for each in records.of_class(self.plan.cls)
+        )
+
+    def _constant(self, node: ast.expr, *, value: bool) -> Iterator[Edit]:
+        """What is known: `x and not self.is_initializing()` is `x`, `False or x` too."""
+        parent = self.source.parents[node]
+        if isinstance(parent, ast.UnaryOp) and isinstance(parent.op, ast.Not):
+            yield from self._constant(parent, value=not value)
+            return
+        if isinstance(parent, ast.BoolOp) and value is isinstance(parent.op, ast.And):
+            others = [each for each in parent.values if each is not node]
+            if len(others) == 1:
+                yield self.source.edit(parent, self.method.call_text(others[0]))
+                return
+        if isinstance(parent, ast.If) and parent.test is node:
+            edits = branch_edits(self.method, parent, value=value)
+            if edits is not None:
+                yield from edits
+                return
+        yield self.source.edit(node, str(value))
+
+    def _perturb(self, node: ast.Call) -> None:
+        """Has one name in both; Linen's adds nothing where no perturbations are given."""
+        if len(node.args) > 2 or any(k.arg == "collection" for k in node.keywords):
+            raise LeftLinenError("perturb in another collection", node)
+        self.plan.note(node, "perturb adds to the state, and warns, outside of nnx.capture")
+
+    def _sow(self, node: ast.Call) -> Iterator[Edit]:
+        first = node.args[0] if node.args else None
+        if (
+            not (isinstance(first, ast.Constant) and first.value == "intermediates")
+            or len(node.args) != 3
+            or node.keywords
+        ):
+            raise LeftLinenError("sow into another collection, or with its own reduction", node)
+        yield self.source.edit(first, "nnx.Intermediate")
+
+
+def _collection(node: ast.Call) -> Any:
+    """The collection that a call asks for, None if it is not written out."""
+    given = [*node.args, *(k.value for k in node.keywords if k.arg == "col")]
+    return given[0].value if given and isinstance(given[0], ast.Constant) else None

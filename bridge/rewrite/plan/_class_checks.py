@@ -1,0 +1,100 @@
+"""Checks a class for names that NNX modules reserve, and for features that they lack."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from typing import Any
+
+from flax import linen as nn
+from flax import nnx
+
+import bridge
+from bridge.rewrite.syntax._source import is_self
+
+from ._layers import Layer
+from ._plans import ClassPlan, LayerStaysLinenError, LeftLinenError, Slot
+from ._references import References
+
+_TAKEN = (
+    "train",
+    "eval",
+    "sow",
+    "perturb",
+    "rngs",
+    "iter_modules",
+    "iter_children",
+    "set_attributes",
+    "set_mode",
+)
+
+
+def check_class(plan: ClassPlan, references: References) -> None:
+    """Checks that a class uses nothing that NNX modules lack, or have for themselves.
+
+    Raises:
+        LeftLinenError: it does.
+    """
+    for name, node in plan.methods.items():
+        if name in ("__init__", "__post_init__", "__getattr__", "__setattr__"):
+            raise LeftLinenError(f"the class has its own {name}", node)
+        if name in ("train", "eval"):
+            raise LeftLinenError(f"NNX modules have a method {name} of their own", node)
+    for field in plan.fields:
+        if field.name in ("cls", "self"):
+            reason = f"NNX constructors take no argument {field.name}"
+            raise LeftLinenError(reason, field.node)
+        if isinstance(plan.cls.__dataclass_fields__[field.name].default, nn.Module):  # pyright: ignore
+            raise LeftLinenError("the default of a field is a module", field.node)
+        if field.name in _TAKEN and field.name not in plan.mode_fields:
+            raise LeftLinenError(f"NNX modules have a {field.name} of their own", field.node)
+    own = {n.arg for n in ast.walk(plan.node) if isinstance(n, ast.arg)}
+    names = [n for n in ast.walk(plan.node) if isinstance(n, ast.Name)]
+    own |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
+    for name in names:
+        if name.id not in own and isinstance(references.value_of(name), nn.Module):
+            raise LeftLinenError(f"a module is made outside of the class: {name.id}", name)
+    for node in ast.walk(plan.node):
+        if isinstance(node, ast.Name | ast.Attribute) and _is_to_linen(references.value_of(node)):
+            reason = f"mixed classes stay Linen: {ast.unparse(node)} makes an NNX module"
+            raise LeftLinenError(reason, node)
+    for node in ast.walk(plan.node):
+        if isinstance(node, ast.Attribute):
+            value = references.value_of(node)
+            if value in (nn.share_scope, nn.map_variables):
+                raise LeftLinenError(f"nn.{node.attr} has no counterpart", node)
+            lacking = {"scope", "path", "variables", "name", "parent"}
+            lacking -= {f.name for f in plan.fields}
+            if not is_self(node) or node.attr not in lacking:
+                continue
+            lines = references.program.records.lines.get(plan.source.file, set())
+            if plan.source.statement_of(node).lineno not in lines:
+                plan.note(node, f"self.{node.attr} is read in a branch that did not run")
+            else:
+                raise LeftLinenError(f"NNX modules have no self.{node.attr}", node)
+
+
+def _is_to_linen(value: Any) -> bool:
+    """Whether something makes a Linen module of an NNX class."""
+    if isinstance(value, type):
+        return issubclass(value, bridge.ToLinen | nnx.bridge.ToLinen)
+    makers = (bridge.to_linen, bridge.to_linen_class, nnx.bridge.to_linen)
+    return any(value is each for each in makers)
+
+
+def check_layer(layer: Layer, slot: Slot, bound: functools.partial[Any] | None) -> None:
+    """Checks that a layer is given nothing that NNX's has no place for.
+
+    Args:
+        layer: what becomes of it.
+        slot: where it is made.
+        bound: the partial that is called, None if it is a class.
+
+    Raises:
+        LeftLinenError: it is.
+    """
+    if layer.name == "GroupNorm" and any(m.made.get("axis_name") for m in slot.makings):
+        raise LeftLinenError("a norm over a named axis", slot.node)
+    for name in layer.unsupported if bound is not None else ():
+        if bound is not None and bound.keywords.get(name) is not None:
+            raise LayerStaysLinenError(f"nnx.{layer.name} has no {name}", slot.node)

@@ -1,0 +1,68 @@
+"""The fields of a class, as the arguments of its constructor."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from bridge.rewrite.syntax._source import Source
+
+from ._plans import ClassPlan, Field
+
+
+def fields_of(plan: ClassPlan) -> Iterator[Field]:
+    """The fields of a class, inherited ones first, as its constructor takes them."""
+    found: dict[str, Field] = {}
+    for owner in [*reversed(plan.bases), plan]:
+        for node in owner.node.body:
+            if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+                continue
+            annotation = owner.source.render(node.annotation)
+            is_of_class = annotation.startswith(("ClassVar", "typing.ClassVar", "t.ClassVar"))
+            if is_of_class or _is_no_argument(node.value):
+                continue
+            default, factory = _default(owner.source, node)
+            name = node.target.id
+            found[name] = Field(
+                name, annotation, default, factory, owner.source.comment_behind(node), node, owner
+            )
+    yield from (each for name, each in found.items() if name not in ("name", "parent"))
+
+
+def field_nodes(plan: ClassPlan) -> list[ast.AnnAssign]:
+    """The statements of a class's own fields, also of those that are no arguments."""
+    known = [field.node for field in plan.fields if field.plan is plan]
+    return [
+        node
+        for node in plan.node.body
+        if isinstance(node, ast.AnnAssign) and (node in known or _is_no_argument(node.value))
+    ]
+
+
+def _is_no_argument(value: ast.expr | None) -> bool:
+    """Whether a field is `field(init=False)`, without a default."""
+    given = {k.arg: k.value for k in value.keywords} if isinstance(value, ast.Call) else {}
+    is_told = isinstance(init := given.get("init"), ast.Constant) and init.value is False
+    return is_told and not given.keys() & {"default", "default_factory"}
+
+
+def _default(source: Source, node: ast.AnnAssign) -> tuple[str | None, str | None]:
+    value = node.value
+    if value is None:
+        return None, None
+    if isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] == "field":
+        for keyword in value.keywords:
+            if keyword.arg == "default":
+                return source.render(keyword.value), None
+            if keyword.arg == "default_factory":
+                return None, source.render(keyword.value)
+        return None, None
+    return source.render(value), None
+
+
+def default_node(field: Field) -> ast.expr | None:
+    """The expression of a field's default, in the field's file."""
+    value = field.node.value
+    if isinstance(value, ast.Call) and ast.unparse(value.func).split(".")[-1] == "field":
+        return next((k.value for k in value.keywords if k.arg == "default"), None)
+    return value

@@ -1,0 +1,271 @@
+"""The classes of the user's package that a trace reached, and what is known of them."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from flax import linen as nn
+
+from bridge._train_eval import MODE_FIELDS
+from bridge.rewrite.observe._records import Records
+from bridge.rewrite.syntax._source import Source, is_free, is_self, source_of
+
+from ._class_fields import fields_of
+from ._function_plans import FunctionPlan, find_known, function_plan, taint_of
+from ._layers import layer_base
+from ._plans import ClassPlan, LeftLinenError, Program
+from ._slots import find_slots
+
+# Those that have a namesake in NNX.
+_BASES = (nn.Module, nn.RNNCellBase)
+
+
+def inside_of(root: type | None, files: tuple[str, ...] = ()) -> Callable[[str], bool]:
+    """Whether a file belongs to the package of a class, or to the folder of a script."""
+    places: list[pathlib.Path] = [pathlib.Path(f).resolve().parent for f in files]
+    if root is not None:
+        module = sys.modules.get(root.__module__)
+        file = getattr(module, "__file__", None)
+        if file is not None:
+            top = sys.modules.get(root.__module__.partition(".")[0])
+            top_file = getattr(top, "__file__", None)
+            is_package = top_file is not None and pathlib.Path(top_file).name == "__init__.py"
+            chosen = pathlib.Path(top_file if is_package and top_file else file)
+            places.append(chosen.resolve().parent)
+
+    def inside(file: str) -> bool:
+        if file.startswith("<") or not file.endswith(".py"):
+            return False
+        path = pathlib.Path(file).resolve()
+        return any(path.is_relative_to(place) for place in places)
+
+    return inside
+
+
+def collect(records: Records, inside: Callable[[str], bool]) -> Program:
+    """Plans for all classes that were reached, the classes that others make first."""
+    program = Program(records, {}, {})
+    reached = {i.cls for i in records.instances.values()}
+    reached |= {m.cls for m in records.makings if m.kind == "module" and m.cls is not None}
+    ordered = sorted(reached, key=lambda c: (c.__module__, c.__qualname__))
+    for cls in dict.fromkeys(base for each in ordered for base in each.__mro__):
+        if cls in program.plans or not issubclass(cls, nn.Module) or cls in _BASES:
+            continue
+        site = next((s for s, made in records.function_classes.items() if made is cls), None)
+        if site is not None:
+            source = parsed(program, site.file)
+            plan = function_plan(program, cls, source, site.span.line)
+        else:
+            plan = plan_of(cls, inside, program)
+        if plan is not None:
+            program.plans[cls] = plan
+    for plan in program.plans.values():
+        plan.bases = [program.plans[b] for b in plan.cls.__mro__[1:] if b in program.plans]
+        foreign = [
+            b
+            for b in plan.cls.__mro__[1:]
+            if issubclass(b, nn.Module) and b not in (*_BASES, *program.plans)
+        ]
+        if foreign:
+            plan.layer = layer_base(plan.cls, program.plans)
+        if foreign and plan.layer is None:
+            plan.leave(f"it derives from {foreign[0].__name__}, which is not of this package")
+        if not isinstance(plan, FunctionPlan):
+            plan.fields = list(fields_of(plan))
+        try:
+            find_slots(program, plan)
+            _check_lifted(program, plan)
+        except LeftLinenError as error:
+            plan.leave(error.reason, error.line)
+        except Exception as error:
+            plan.leave(f"the rewriter failed: {type(error).__name__}: {error}")
+    find_known(program)
+    _modes(program)
+    program.plans = _ordered(program)
+    return program
+
+
+def plan_of(cls: type, inside: Callable[[str], bool], program: Program) -> ClassPlan | None:
+    """The plan of a class, None if its source is not there or not of the package."""
+    if cls.__module__.startswith("flax."):
+        return None
+    module = sys.modules.get(cls.__module__)
+    try:
+        file = inspect.getsourcefile(cls)
+    except (TypeError, OSError):
+        file = getattr(module, "__file__", None)
+    if file is None or file.startswith("<"):
+        program.unreadable[cls] = (file or cls.__module__, "its source is not in a file")
+        return None
+    if not inside(file):
+        return None
+    try:
+        source = parsed(program, file)
+    except (SyntaxError, UnicodeDecodeError, OSError) as error:
+        reason = f"its source is not UTF-8 Python ({type(error).__name__})"
+        program.unreadable[cls] = (file, reason)
+        return None
+    node = class_node(source, cls)
+    if node is None:
+        if not any(
+            issubclass(base, nn.Module) and base.__name__ in cls.__name__ and base is not cls
+            for base in cls.__mro__[1:2]
+        ):
+            reason = (
+                "it is not defined at the top of its file: it is made in a function, by exec"
+                " or by a decorator"
+            )
+            program.unreadable[cls] = (file, reason)
+        return None
+    return ClassPlan(cls, node, source)
+
+
+def parsed(program: Program, file: str) -> Source:
+    """The source of a file.
+
+    Raises:
+        SyntaxError: it is not Python.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    source = source_of(file, pathlib.Path(file).stat().st_mtime)
+    program.sources[file] = source
+    return source
+
+
+def class_node(source: Source, cls: type) -> ast.ClassDef | None:
+    """Where a class is defined at the top of a file."""
+    found: list[ast.ClassDef] = [
+        n for n in source.tree.body if isinstance(n, ast.ClassDef) and n.name == cls.__name__
+    ]
+    if cls.__qualname__ != cls.__name__ or not found:
+        return None
+    methods = {n.name for n in found[-1].body if isinstance(n, ast.FunctionDef)}
+    # A field may have a function for its default.
+    targets = (n.target for n in found[-1].body if isinstance(n, ast.AnnAssign))
+    methods |= {target.id for target in targets if isinstance(target, ast.Name)}
+    own = {
+        n
+        for n, v in vars(cls).items()
+        if inspect.isfunction(v)
+        and not n.startswith("__")
+        and inspect.unwrap(v).__module__ == cls.__module__
+    }
+    return found[-1] if own <= methods | {"__call__"} else None
+
+
+def _check_lifted(program: Program, plan: ClassPlan) -> None:
+    if plan.node.decorator_list:
+        texts = [ast.unparse(d) for d in plan.node.decorator_list]
+        if any(t.split("(")[0].split(".")[-1] not in ("dataclass", "final") for t in texts):
+            plan.leave(f"the decorator @{texts[0]} may hide the class", plan.node.lineno)
+    if plan.cls in program.records.foreign and plan.layer is None:
+        name = program.records.foreign[plan.cls]
+        plan.leave(f"{name} of another package makes a parameter of it", plan.node.lineno)
+    for making in program.records.makings:
+        if making.kind == "module" and making.owner is None and making.path:
+            holder = program.records.instances.get((making.run, making.path[:-1]))
+            if holder is not None and holder.cls is plan.cls:
+                plan.leave(
+                    "a function outside of the class makes a layer of it", making.site.span.line
+                )
+        if (
+            making.owner_cls is plan.cls
+            and making.kind == "module"
+            and (
+                making.site.file != plan.source.file
+                or plan.source.call_at(making.site.span) not in plan.slots
+            )
+            and not _in_base(making, plan)
+            and not _is_free(making, plan)
+        ):
+            plan.leave(
+                "a function outside of the class makes a module of it", making.site.span.line
+            )
+
+
+def _is_free(making: Any, plan: ClassPlan) -> bool:
+    node = plan.source.call_at(making.site.span)
+    return making.site.file == plan.source.file and node is not None and is_free(node)
+
+
+def _in_base(making: Any, plan: ClassPlan) -> bool:
+    return any(
+        making.site.file == base.source.file
+        and base.node.lineno <= making.site.span.line <= (base.node.end_lineno or 0)
+        for base in plan.bases
+    )
+
+
+def _modes(program: Program) -> None:
+    """Which fields bring a mode: a bool that a call decides, or a partial with one."""
+    for plan in program.plans.values():
+        own = [i for i in program.records.instances.values() if i.cls is plan.cls]
+        for field in plan.fields:
+            for instance in own:
+                value = instance.fields.get(field.name)
+                if isinstance(value, functools.partial):
+                    modes = {m for m in MODE_FIELDS if isinstance(value.keywords.get(m), bool)}
+                    if modes:
+                        plan.carried.setdefault(field.name, set()).update(modes)
+    changed = True
+    while changed:
+        changed = False
+        for plan in program.plans.values():
+            for slot in plan.slots.values():
+                taint = taint_of(plan, slot.method)
+                for making in slot.makings:
+                    child = program.plan_of(program.records.base_of(making.cls))
+                    if child is None or child.layer is not None:
+                        continue
+                    order = [field.name for field in child.fields]
+                    given = list(zip(order, slot.node.args, strict=False))
+                    given += [(k.arg, k.value) for k in slot.node.keywords if k.arg in order]
+                    for name, node in given:
+                        if not isinstance(making.made.get(name), bool):
+                            continue
+                        if taint.touches(node) and name not in child.mode_fields:
+                            child.mode_fields.add(name)
+                            changed = True
+    for plan in program.plans.values():
+        _check_modes(plan)
+
+
+def _check_modes(plan: ClassPlan) -> None:
+    for name, method in plan.methods.items():
+        if name == "__call__":
+            continue
+        for node in ast.walk(method):
+            if is_self(node) and node.attr in plan.mode_fields:  # pyright: ignore
+                plan.leave(
+                    f"self.{node.attr} is told in the call, and {name} reads it",  # pyright: ignore
+                    method.lineno,
+                )
+
+
+def _ordered(program: Program) -> dict[type, ClassPlan]:
+    """Classes behind those that they make and derive from."""
+    needs: dict[type, set[type]] = {
+        cls: {b.cls for b in plan.bases} for cls, plan in program.plans.items()
+    }
+    for plan in program.plans.values():
+        for slot in plan.slots.values():
+            made = {program.records.base_of(m.cls) for m in slot.makings}
+            needs[plan.cls] |= {cls for cls in made if cls is not None and cls in program.plans}
+    found: dict[type, ClassPlan] = {}
+    waiting = dict(program.plans)
+    while waiting:
+        ready = [cls for cls in waiting if not needs[cls] - found.keys()]
+        if not ready:
+            for cls in waiting:
+                if needs[cls] & waiting.keys():
+                    waiting[cls].leave("it makes modules of its own class, directly or not")
+            ready = list(waiting)
+        for cls in ready:
+            found[cls] = waiting.pop(cls)
+    return found

@@ -1,0 +1,123 @@
+"""The conditions of a compact method, as its constructor has them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+from typing import Any
+
+from bridge.rewrite.observe._records import Making, Site
+from bridge.rewrite.syntax._source import bound_in, span_of
+
+from ._method import Method
+from ._plans import LeftLinenError, Slot
+from ._predicates import predicate
+
+
+class Conditions:
+    """The conditions of one method.
+
+    Args:
+        method: the method.
+    """
+
+    def __init__(self, method: Method) -> None:
+        self.method, self.source, self.plan = method, method.source, method.plan
+
+    def text(self, node: ast.If | ast.IfExp) -> str | None:
+        """A condition as the constructor has it; None if it is about the call alone."""
+        in_test = set(ast.walk(node.test))
+        slots = [
+            s
+            for s in self.method.slots
+            if s.node not in in_test and node in self.source.ancestors(s.node)
+        ]
+        body = node.body if isinstance(node, ast.If) else []
+        needed = any(bound_in(s) & self.method.used for s in body)
+        if not slots and not needed:
+            return (
+                "True"
+                if self.method.taint.touches(node.test)
+                else self.method.init_text(node.test, ())
+            )
+        if not self.method.taint.touches(node.test):
+            return self.method.init_text(node.test, ())
+        makings = self._condition_records(node)
+        test = self._written(node.test)
+        text = predicate(self.method, test, makings)
+        if text is not None:
+            self.method.used |= self.method.names_of(text)
+            return text
+        try:
+            return self.method.init_text(test, makings)
+        except LeftLinenError:
+            return self._of_call(node, slots)
+
+    def _written(self, test: ast.expr) -> ast.expr:
+        """What a condition's name was set to, if that happens once and not in a loop."""
+        if not isinstance(test, ast.Name):
+            return test
+        found = [
+            each
+            for each in ast.walk(self.method.node)
+            if isinstance(each, ast.stmt) and test.id in _own_targets(each)
+        ]
+        if len(found) != 1 or found[0] not in self.method.node.body:
+            return test
+        (statement,) = found
+        is_plain = isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name)
+        return statement.value if is_plain and isinstance(statement, ast.Assign) else test
+
+    def _of_call(self, node: ast.If | ast.IfExp, slots: Sequence[Slot]) -> None:
+        """A branch that an argument of the call decides: its layers are always there."""
+        owners = {(i.run, i.path) for i in self.plan_instances()}
+        for slot in slots:
+            if slot.kind == "module" and {(m.run, m.owner) for m in slot.makings} != owners:
+                raise LeftLinenError(
+                    "an argument of the call decides which layers exist, and it was not always"
+                    " the same",
+                    node,
+                )
+        self.plan.note(node, "layers that depend on an argument of the call are always made")
+
+    def plan_instances(self) -> list[Any]:
+        """The instances whose method ran."""
+        return [
+            i
+            for i in self.method.program.records.of_class(self.plan.cls)
+            if any(c.method == self.method.node.name for c in i.calls)
+        ]
+
+    def _condition_records(self, node: ast.If | ast.IfExp) -> list[Any]:
+        found = []
+        records = self.method.program.records
+        for (run, owner, file, line), envs in records.conditions.items():
+            instance = records.instances.get((run, owner))
+            if file != self.source.file or line != node.test.lineno or instance is None:
+                continue
+            found += [
+                Making(
+                    "condition",
+                    run,
+                    0,
+                    Site(file, span_of(node.test)),
+                    owner,
+                    instance.fields,
+                    env,
+                    {},
+                )
+                for env in envs
+            ]
+        if not found:
+            raise LeftLinenError("a condition that was not seen", node)
+        return found
+
+
+def _own_targets(statement: ast.stmt) -> set[str]:
+    """The names that a statement binds itself, and not a block in it."""
+    targets: list[ast.expr] = []
+    if isinstance(statement, ast.Assign):
+        targets = statement.targets
+    elif isinstance(statement, ast.AnnAssign | ast.AugAssign | ast.For):
+        targets = [statement.target]
+    return set().union(set(), *(bound_in(each) for each in targets))

@@ -1,0 +1,333 @@
+"""The constructor of a slot as NNX has it, and what its calls are given besides."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from bridge.rewrite.observe._paths_below import below_made
+from bridge.rewrite.observe._records import Instance, Making
+from bridge.rewrite.syntax._evaluate import partial_of
+from bridge.rewrite.syntax._source import is_fixed
+
+from ._caches import cache_of
+from ._cells import splits_all
+from ._class_checks import check_layer
+from ._fixed_modes import fixed_mode
+from ._function_plans import FunctionPlan, bound, called_function
+from ._layer_arguments import has_next, ordered
+from ._layers import Layer, field_order, seen
+from ._lift import Lift
+from ._method import Method
+from ._plans import CACHE, ClassPlan, LayerStaysLinenError, LeftLinenError, Slot
+from ._rest_arguments import rest_of
+from ._sequential import check_keywords, unpacked
+from ._stacking import of_functions
+from ._variables import variable_text
+from ._wrapping import has_variables, is_named_by_others, kept, kept_layer, why_linen
+
+_IGNORED = ("name", "parent")  # A parent is None where a program writes it.
+
+
+def made_text(method: Method, slot: Slot) -> str:
+    """The expression that makes what a slot holds, as the constructor has it.
+
+    Raises:
+        LeftLinenError: there is none.
+    """
+    return (
+        Constructor(method, slot).text() if slot.kind == "module" else variable_text(method, slot)
+    )
+
+
+class NestedLinenError(LeftLinenError):
+    """An argument of another module stays Linen."""
+
+
+class Constructor:
+    """What a slot becomes.
+
+    Args:
+        method: the method that it is in.
+        slot: the slot.
+    """
+
+    def __init__(self, method: Method, slot: Slot) -> None:
+        self.method, self.slot = method, slot
+        self.node = slot.node
+        self.program, self.plan = method.program, method.plan
+        classes = {making.cls for making in slot.makings}
+        records = method.program.records
+        self.lifted = [cls for cls in classes if cls in records.lifted]
+        bases = {records.base_of(cls) for cls in classes}
+        self.classes = {cls for cls in bases if cls is not None}
+        self._why = ""
+
+    def text(self) -> str:
+        """The expression that makes it.
+
+        Raises:
+            LeftLinenError: there is none.
+        """
+        layers = [self.program.layer_of(cls) for cls in self.classes]
+        plans = [self.program.plan_of(cls) for cls in self.classes]
+        if (function := called_function(self.program, self.slot)) is not None:
+            return self._function(function)
+        try:
+            if self.lifted and not self._can_lift([*plans, *layers]):
+                return self._wrapped()
+            made = None
+            if all(layers):
+                made = self._layer([layer for layer in layers if layer is not None])
+            elif all(plan is not None and plan.reason is None for plan in plans):
+                made = self._own([plan for plan in plans if plan is not None])
+            if made is not None:
+                made = self.slot.lift.constructor(made) if self.slot.lift else made
+                wraps = any(plan is not None and plan.wraps for plan in plans)
+                return of_functions(self.method, self.slot, made, wraps=wraps)
+        except LayerStaysLinenError as error:
+            is_named = isinstance(self.method.references.value_of(self.node.func), type)
+            is_lifted = bool(self.lifted or self.slot.functions)
+            if is_lifted or not is_named or has_variables(self.plan, self.slot):
+                raise
+            if self.slot.outer is not None:
+                raise NestedLinenError(error.reason, self.node) from error
+            layer = self.program.layer_of(next(iter(self.classes)))
+            return kept_layer(self.method, self.slot, error.reason, layer)
+        except NestedLinenError as error:
+            if self.slot.outer is not None or has_variables(self.plan, self.slot):
+                raise
+            return kept(self.method, self.slot, error.reason)
+        if len({cls.__qualname__ for cls in self.classes}) > 1:
+            raise LeftLinenError(
+                "one expression makes classes that are rewritten and classes that are not",
+                self.node,
+            )
+        return self._wrapped()
+
+    def _can_lift(self, known: list[Any]) -> bool:
+        """Whether NNX's transforms do what Linen's do here."""
+        if not any(known) or self.slot.outer is not None:
+            return False
+        try:
+            self.slot.lift = Lift(self.method, self.slot)
+        except LeftLinenError as error:
+            self._why = error.reason
+            return False
+        return True
+
+    def _wrapped(self) -> str:
+        cls = next(iter(self.classes))
+        self.slot.lift = None
+        plan = self.program.plan_of(cls)
+        reason = self._why or why_linen(plan, cls)
+        if self.slot.outer is not None:
+            raise NestedLinenError(reason, self.node)
+        if self.slot.functions:
+            raise LeftLinenError("a transform around what stays Linen", self.node)
+        if is_named_by_others(cls):
+            raise LeftLinenError(f"nn.{cls.__name__} names its variables by its layer", self.node)
+        return kept(self.method, self.slot, reason)
+
+    def _own(self, plans: list[ClassPlan]) -> str:
+        names = list(dict.fromkeys(name for plan in plans for name in plan.sizes))
+        parts = []
+        modes = set().union(*(plan.mode_fields for plan in plans))
+        order = [field.name for field in plans[0].fields]
+        given = self._positional(next(iter(self.classes)), order)
+        for name, node in given:
+            if name in modes:
+                self.slot.modes[name] = self.method.call_text(node)
+            else:
+                parts.append(("", self.method.init_text(node, self.slot.makings)))
+                self._carry(plans, name, node)
+        for keyword in self.node.keywords:
+            if keyword.arg in _IGNORED:
+                continue
+            if keyword.arg in modes:
+                self.slot.modes[str(keyword.arg)] = self.method.call_text(keyword.value)
+                continue
+            text = self.method.init_text(keyword.value, self.slot.makings)
+            parts.append((f"{keyword.arg}=" if keyword.arg else "**", text))
+            self._carry(plans, keyword.arg or "", keyword.value)
+        if modes and any(name in modes for name, _ in given[:-1]):
+            raise LeftLinenError("a mode is given by position before other arguments", self.node)
+        parts += [(f"{name}=", text) for name, text in self._own_sizes(names)]
+        parts.append(("rngs=", "rngs"))
+        return f"{self._callee()}({', '.join(a + b for a, b in parts)})"
+
+    def _function(self, plan: FunctionPlan) -> str:
+        """What is made in the place of a call of a function that makes layers."""
+        slot, method = self.slot, self.method
+        if plan.reason is not None or slot.outer is not None:
+            raise LeftLinenError("a function outside of the class makes a layer of it", slot.node)
+        given = dict(bound(plan, slot.node))
+        positional = set(plan.arguments[: len(slot.node.args)])
+        parts = []
+        for name in plan.constructed:
+            if name not in given:
+                positional = set()
+                continue
+            text = method.init_text(given[name], slot.makings)
+            parts.append(text if name in positional else f"{name}={text}")
+        rest = [name for name in given if name not in (*plan.arguments, "name")]
+        parts += [f"{name}={method.init_text(given[name], slot.makings)}" for name in rest]
+        parts += [f"{name}={text}" for name, text in self._own_sizes(plan.sizes)]
+        text = f"{plan.name_in_file}({', '.join([*parts, 'rngs=rngs'])})"
+        is_alone = slot.method.name != "setup" and plan.returns_several
+        return f"nnx.{plan.returns_several}({text})" if is_alone else text
+
+    def _own_sizes(self, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+        """The sizes that a class or function of the program is given, those that it needs."""
+        for name in names:
+            own = functools.partial(self._own_size, name=name)
+            if any(own(making) is not None for making in self.slot.makings):
+                yield name, self.size(name, own)
+
+    def _own_size(self, making: Making, name: str) -> Any:
+        plan = self.program.plan_of(self.program.records.base_of(making.cls))
+        key = (making.run, making.path or ())
+        if plan is None or name not in plan.sizes:
+            return None
+        return plan.sizes[name].values.get(key)
+
+    def _carry(self, plans: list[ClassPlan], field: str, node: ast.expr) -> None:
+        """A partial with a mode is handed on: the mode becomes an argument of the call."""
+        modes = self.method.modes_of(node)
+        for plan in plans:
+            for mode in plan.carried.get(field, ()):
+                if mode in modes:
+                    self.slot.modes[mode] = modes[mode]
+
+    def _layer(self, layers: list[Layer]) -> str:
+        layer, cls = layers[0], next(iter(self.classes))
+        if any(each.sizes.keys() != layer.sizes.keys() for each in layers):
+            raise LeftLinenError("one expression makes layers of several kinds", self.node)
+        if layer.name == "Sequential":
+            check_keywords(self.method, self.slot)
+        given: dict[str, str] = {}
+        rest, known, positional = "", set[str](), set[str]()
+        for name, node in self._positional(cls, field_order(cls)):
+            self._argument(layer, name, node, given)
+            positional.add(layer.renames.get(name, name))
+        for keyword in self.node.keywords:
+            if keyword.arg is None:
+                text, names = rest_of(self.method, self.slot, cls, layer, keyword)
+                rest, known = f"{rest}, **{text}", known | names
+                continue
+            self._argument(layer, keyword.arg, keyword.value, given)
+        if any(layer.renames.get(name, name) not in {*given, *known} for name in layer.needed):
+            raise LayerStaysLinenError(f"nnx.{layer.name} needs {layer.needed[0]}", self.node)
+        self._check_fields(layer)
+        if layer.name == "MultiHeadAttention":
+            self.slot.cache = cache_of(self.method, self.slot)
+        if layer.name == "Sequential":
+            return f"{self._callee()}({unpacked(self.method, self.slot)})"
+        is_partial = self._bound() is not None
+        for name in layer.sizes:
+            text = self.size(name, lambda m, n=name: self._layer_size(m, n))
+            if text:
+                given[name] = text
+                if not is_partial or has_next(layer, name, positional):
+                    positional.add(name)
+        for name in layer.carried:
+            if self._is_carried(layer, name):
+                text = self.size(name, lambda m, n=name: self._layer_size(m, n))
+                given[layer.renames.get(name, name)] = text
+        bound = self._bound()
+        for name, text in layer.extra.items():
+            if name not in {*given, *known, *(bound.keywords if bound else ())}:
+                given[name] = text
+        if layer.rngs:
+            given["rngs"] = "rngs"
+        return f"{self._callee()}({ordered(layer, given, positional)}{rest})"
+
+    def _layer_size(self, making: Making, name: str) -> Any:
+        layer = self.program.layer_of(self.program.records.base_of(making.cls))
+        if layer is None or making.path is None:
+            return None
+        instance = self.program.records.instances.get((making.run, making.path))
+        if instance is None:
+            instance = Instance(making.run, making.path, type(None), dict(making.made))
+        size = layer.sizes.get(name) or layer.carried[name]
+        return size(seen(instance, below_made(self.program.records, making)))
+
+    def _is_carried(self, layer: Layer, name: str) -> bool:
+        """Whether a field is not what the variables were made with."""
+        sizes = [(m.made.get(name), self._layer_size(m, name)) for m in self.slot.makings]
+        return any(size not in (None, field) for field, size in sizes)
+
+    def size(self, name: str, size: Any) -> str:
+        """An expression for a size of what is made.
+
+        Args:
+            name: of the size.
+            size: what gives it for a making.
+        """
+        records = [(m, size(m)) for m in self.slot.makings]
+        if all(value is None for _, value in records):
+            layer = self.program.layer_of(next(iter(self.classes)))
+            if name.startswith(CACHE) or (layer is not None and name in layer.optional):
+                return ""
+            raise LayerStaysLinenError(f"nothing tells its {name}", self.node)
+        records = [(m, value) for m, value in records if value is not None]
+        is_only = isinstance(self.plan, FunctionPlan) and len(self.plan.slots) == 1
+        if not (name.startswith(CACHE) or self.slot.outer or is_only):
+            hint = f"{self.slot.attribute}_{name}".lower()
+        else:
+            hint = name
+        makings, values = zip(*records, strict=True)
+        return self.method.solve(makings, values, hint, self.slot.loops, self.node)
+
+    def _argument(self, layer: Layer, name: str, node: ast.expr, given: dict[str, str]) -> None:
+        if name in _IGNORED:
+            return
+        if name in layer.modes:
+            if self.method.taint.touches(node):
+                self.slot.modes[name] = self.method.call_text(node)
+                return
+            fixed = fixed_mode(self.method, self.slot, node)
+            if fixed is not None:
+                self.slot.modes[name] = fixed
+                return
+        if name in layer.dropped and is_fixed(node):
+            return
+        is_none = isinstance(node, ast.Constant) and node.value is None
+        if is_none and (
+            name in layer.unsupported or layer.refuses_none(next(iter(self.classes)), name)
+        ):
+            return
+        if name == "split_rngs" and splits_all(self.slot.makings):
+            return
+        if name in (*layer.unsupported, *layer.dropped):
+            raise LayerStaysLinenError(f"nnx.{layer.name} has no {name}", self.node)
+        given[layer.renames.get(name, name)] = self.method.init_text(node, self.slot.makings)
+
+    def _check_fields(self, layer: Layer) -> None:
+        check_layer(layer, self.slot, self._bound())
+        modes = self.method.modes_of(self.node.func)
+        field = self.node.func.attr if isinstance(self.node.func, ast.Attribute) else ""
+        for mode in layer.modes:
+            if mode in modes:
+                self.slot.modes.setdefault(mode, modes[mode])
+            elif field in self.plan.carried and mode in self.plan.carried[field]:
+                self.slot.modes.setdefault(mode, mode)
+
+    def _callee(self) -> str:
+        if self.slot.lift is not None:
+            return self.slot.lift.cls
+        return self.method.init_text(self.node.func, self.slot.makings)
+
+    def _bound(self) -> functools.partial[Any] | None:
+        """The partial that is called, None if it is a class."""
+        making = self.slot.makings[0]
+        return partial_of(self.node.func, {**self.method.namespace, **making.env}, making.fields)
+
+    def _positional(self, cls: type, order: list[str]) -> list[tuple[str, ast.expr]]:
+        if any(isinstance(each, ast.Starred) for each in self.node.args):
+            raise LayerStaysLinenError("a constructor is given * arguments", self.node)
+        bound = self._bound()
+        skipped = len(bound.args) if bound is not None else 0
+        return list(zip(order[skipped:], self.node.args, strict=False))

@@ -1,0 +1,342 @@
+"""One method of a Linen class: what goes into the constructor, and what its calls become."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from bridge._train_eval import MODE_FIELDS
+from bridge.rewrite.observe._records import Making
+from bridge.rewrite.syntax._evaluate import UnknownValueError, evaluate, is_size, same_dtype
+from bridge.rewrite.syntax._source import (
+    COMPREHENSIONS,
+    Edit,
+    is_fixed,
+    is_self,
+    loops_around,
+    names_in,
+)
+
+from ._candidates import Candidates
+from ._choices import choice_of
+from ._definitions import written_tuple
+from ._function_plans import taint_of
+from ._plans import CACHE, ClassPlan, LeftLinenError, Program, Slot
+from ._references import References
+from ._sizes import Sizes
+
+
+class Method:
+    """A method under rewriting.
+
+    Args:
+        program: everything.
+        plan: its class.
+        node: the function.
+        references: what Linen's names become.
+        made: writes the constructor of a slot.
+
+    Attributes:
+        taint: which names depend on the call's arguments.
+        slots: what is made in it.
+        sizes: how their sizes are told.
+        used: local names that the constructor needs.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        plan: ClassPlan,
+        node: ast.FunctionDef,
+        references: References,
+        made: Callable[[Method, Slot], str],
+    ) -> None:
+        self.program, self.plan, self.node, self.references = program, plan, node, references
+        self.source, self._made = plan.source, made
+        self.namespace: Mapping[str, Any] = references.namespace
+        self.slots = [slot for slot in plan.slots.values() if slot.method is node]
+        self.is_setup = node.name == "setup"
+        self.taint = taint_of(plan, node)
+        self.sizes = Sizes(Candidates(program, plan, node, self.taint), plan)
+        self.used: set[str] = set()
+        self.passed: dict[str, str] = {}
+
+    def init_text(self, node: ast.AST, makings: Sequence[Making]) -> str:
+        """An expression as the constructor can compute it.
+
+        Args:
+            node: the expression.
+            makings: every time that it was computed.
+
+        Raises:
+            LeftLinenError: it depends on what only the call knows.
+        """
+        text = self.source.render(
+            node, [*self.references.edits(node), *self.init_edits(node, makings)]
+        )
+        self.used |= self.names_of(text)
+        return text
+
+    def solve(
+        self,
+        makings: Sequence[Making],
+        values: Sequence[Any],
+        hint: str,
+        loops: Sequence[ast.AST],
+        at: ast.AST,
+    ) -> str:
+        """An expression for a size at a place."""
+        allowed = self.visible(at)
+        text = self.sizes.solve(makings, values, hint, loops, at, allowed)
+        self.used |= self.names_of(text)
+        return text
+
+    def named(self, makings: Sequence[Making], values: Sequence[Any], at: ast.AST) -> str | None:
+        """A name or a field that has these values, None if there is none."""
+        text = self.sizes.named(makings, values, self.visible(at))
+        self.used |= self.names_of(text or "0")
+        return text
+
+    def visible(self, at: ast.AST) -> set[str]:
+        """The names of the method that a constructor knows and that are bound before a place."""
+        found: set[str] = set()
+        inside = set(self.source.ancestors(at))
+        for name in self.taint.pure:
+            for each in ast.walk(self.node):
+                if (
+                    isinstance(each, ast.Name)
+                    and each.id == name
+                    and isinstance(each.ctx, ast.Store)
+                ):
+                    comprehension = next(
+                        (a for a in self.source.ancestors(each) if isinstance(a, COMPREHENSIONS)),
+                        None,
+                    )
+                    if comprehension is not None and comprehension not in inside:
+                        continue
+                    if comprehension is not None or each.lineno <= at.lineno:  # pyright: ignore
+                        found.add(name)
+        return found
+
+    def names_of(self, text: str) -> set[str]:
+        """The names of the method that a text reads and a constructor knows."""
+        try:
+            tree = ast.parse(text.strip(), mode="eval")
+        except SyntaxError:
+            tree = ast.parse(f"({text})", mode="eval")
+        return names_in(tree) & self.taint.pure
+
+    def init_edits(self, node: ast.AST, makings: Sequence[Making]) -> Iterator[Edit]:
+        """What changes in an expression that moves to the constructor."""
+        slot = self.plan.slots.get(node) if isinstance(node, ast.Call) else None
+        if slot is not None and slot.kind == "module" and slot.outer is not None:
+            yield self.source.edit(node, self._made(self, slot))
+            return
+        if isinstance(node, ast.Call) and self.moved(node):
+            yield from self._without(node, self.moved(node))
+            kept = [k.value for k in node.keywords if k not in self.moved(node)]
+            for child in (node.func, *node.args, *kept):
+                yield from self.init_edits(child, makings)
+            return
+        if isinstance(node, ast.expr) and self.taint.touches(node):
+            if self.taint.dimensions.computes(node, self.taint.touches):
+                yield from self._computed(node, makings)
+                return
+            chosen = self._choice(node, makings)
+            if chosen is not None:
+                yield from chosen
+                return
+            text = self._written_out(node, makings)
+            if text is None:
+                text = self.as_size(node, makings)
+            if text is None:
+                text = self._as_dtype(node, makings)
+            if text is not None:
+                yield self.source.edit(node, text)
+                return
+            if isinstance(node, ast.Name):
+                raise LeftLinenError(
+                    f"a constructor needs {node.id}, which only the call knows", node
+                )
+            if is_self(node):
+                raise LeftLinenError(
+                    f"a constructor needs {ast.unparse(node)}, which is told in the call", node
+                )
+            if isinstance(node, ast.Call) and (node.func in self.taint.slots or is_self(node.func)):
+                raise LeftLinenError("a constructor needs the result of a layer", node)
+        for child in ast.iter_child_nodes(node):
+            yield from self.init_edits(child, makings)
+
+    def _computed(self, node: ast.expr, makings: Sequence[Making]) -> Iterator[Edit]:
+        """What changes in an expression that computes with dimensions of arguments."""
+        edits = [edit for c in ast.iter_child_nodes(node) for edit in self.init_edits(c, makings)]
+        text = self.source.render(node, edits)
+        if not self.names_of(text):
+            # The layer behind has this size, too.
+            self.sizes.candidates.choices[node] = text
+        yield from edits
+
+    def _choice(self, node: ast.expr, makings: Sequence[Making]) -> list[Edit] | None:
+        """What changes in an expression that chooses, None if it is another one."""
+        choice = choice_of(node, self.taint)
+        if choice is None:
+            return None
+        texts = [self.as_size(each, makings) for each in choice.factors]
+        if None in texts:
+            return None
+        edits = [self.source.edit(e, str(t)) for e, t in zip(choice.factors, texts, strict=True)]
+        edits += [edit for each in choice.known for edit in self.init_edits(each, makings)]
+        text = self.source.render(node, edits)
+        if not self.names_of(text):
+            # The layer behind has this size, too.
+            self.sizes.candidates.choices[node] = text
+        return edits
+
+    def _written_out(self, node: ast.expr, makings: Sequence[Making]) -> str | None:
+        """`(1, self.length, in_features)` for the name of such a tuple, None for anything else."""
+        value = written_tuple(self.node, node, self.namespace, makings)
+        if value is None:
+            return None
+        try:
+            text = self.init_text(value, makings)
+        except LeftLinenError:
+            # A part of it is known to the call alone.
+            return None
+        return text if text.startswith("(") else f"({text})"
+
+    def as_size(self, node: ast.expr, makings: Sequence[Making]) -> str | None:
+        """An expression for what is a size at each of these times, None for another value."""
+        if isinstance(node, ast.Tuple | ast.List):
+            return None
+        dimension = self.taint.dimensions.of(node)
+        if dimension is not None:
+            text = self._given_size(dimension, node, makings)
+            if text is not None:
+                return text
+        values = []
+        for making in makings:
+            try:
+                value = evaluate(node, {**self.namespace, **making.env}, making.fields)
+            except UnknownValueError:
+                return None
+            if not is_size(value):
+                return None
+            values.append(tuple(value) if isinstance(value, list) else value)
+        if not values:
+            return None
+        hint = node.id if isinstance(node, ast.Name) else "size"
+        if isinstance(values[0], tuple) and makings[0].is_cache:
+            hint = CACHE
+        loops = self._loops(node)
+        text = self.solve(makings, values, hint, loops, node)
+        is_part = isinstance(self.source.parents[node], ast.BinOp | ast.Attribute | ast.Subscript)
+        return f"({text})" if is_part and not text.isidentifier() else text
+
+    def _as_dtype(self, node: ast.AST, makings: Sequence[Making]) -> str | None:
+        found = same_dtype(node, [({**self.namespace, **m.env}, m.fields) for m in makings])
+        if found is not None:
+            self.plan.seen.append(ast.unparse(node))
+        return found
+
+    def _given_size(
+        self, dimension: tuple[str, int], node: ast.expr, makings: Sequence[Making]
+    ) -> str | None:
+        """The constructor argument for a dimension of what the call is given."""
+        name, index = dimension
+        values: list[int] = []
+        for making in makings:
+            shape = self.sizes.candidates.given_shapes(making).get(name)
+            if shape is None or not -len(shape) <= index < len(shape):
+                return None
+            index = index if index < 0 else index - len(shape)
+            values.append(shape[index])
+        text = self.sizes.argument((name, index), makings, values, self.visible(node))
+        if text is not None:
+            self.used |= self.names_of(text)
+        return text
+
+    def moved(self, node: ast.Call) -> list[ast.keyword]:
+        """The modes in a partial of a layer: only the call knows them, or they are written out."""
+        if not (node.args and self.references.value_of(node.func) is not None):
+            return []
+        if not self.references.is_partial(node):
+            return []
+        return [
+            k
+            for k in node.keywords
+            if k.arg in MODE_FIELDS and (self.taint.touches(k.value) or is_fixed(k.value))
+        ]
+
+    def _without(self, node: ast.Call, keywords: list[ast.keyword]) -> Iterator[Edit]:
+        parts = sorted([*node.args, *node.keywords], key=self.source.start)
+        for keyword in keywords:
+            index = parts.index(keyword)
+            if index:
+                yield Edit(self.source.end(parts[index - 1]), self.source.end(keyword), "")
+
+    def modes_of(self, node: ast.AST) -> dict[str, str]:
+        """The modes that a partial would have brought to what it makes, as the call has them."""
+        if is_self(node) and node.attr in self.plan.carried:  # pyright: ignore
+            return {mode: mode for mode in self.plan.carried[node.attr]}  # pyright: ignore
+        if isinstance(node, ast.Name):
+            for each in ast.walk(self.node):
+                if isinstance(each, ast.Assign) and any(
+                    isinstance(t, ast.Name) and t.id == node.id for t in each.targets
+                ):
+                    found = self.modes_of(each.value)
+                    if found:
+                        return found
+        if isinstance(node, ast.Call):
+            own = {str(k.arg): self.call_text(k.value) for k in self.moved(node)}
+            inner = self.modes_of(node.args[0]) if node.args else {}
+            return {**inner, **own}
+        if isinstance(node, ast.IfExp):
+            return {**self.modes_of(node.body), **self.modes_of(node.orelse)}
+        return {}
+
+    def call_text(self, node: ast.AST) -> str:
+        """An expression as the call has it."""
+        return self.source.render(node, [*self.references.edits(node), *self.field_edits(node)])
+
+    def field_edits(self, node: ast.AST) -> Iterator[Edit]:
+        """Fields that became arguments of the call."""
+        for each in ast.walk(node):
+            if is_self(each) and each.attr in self.plan.mode_fields:  # pyright: ignore
+                yield self.source.edit(each, each.attr)  # pyright: ignore
+
+    def linen_text(self, node: ast.Call, without: Collection[str] = ()) -> str:
+        """A constructor that stays Linen's.
+
+        Args:
+            node: the constructor.
+            without: names of arguments that are left out, besides the name of what it makes.
+        """
+        slot = self.plan.slots[node]
+        linen = []
+        for each in ast.walk(node):
+            if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Load):
+                value = self.references.value_of(each)
+                if isinstance(value, type) and self.program.plan_of(value) is not None:
+                    linen.append(self.source.edit(each, f"_linen.{self.source.render(each)}"))
+        inner = [s for s in self.plan.slots.values() if s.outer is not None]
+
+        def text(part: ast.expr) -> str:
+            inside = [s for s in inner if s.node in ast.walk(part)]
+            own = [s for s in inside if s.outer is slot]
+            edits = [self.source.edit(s.node, self.linen_text(s.node)) for s in own]
+            if not inside:
+                edits = [*self.init_edits(part, slot.makings)]
+            return self.source.render(part, [*linen, *edits])
+
+        given = [text(each) for each in node.args]
+        for keyword in node.keywords:
+            if keyword.arg not in ("name", *without):
+                begin = f"{keyword.arg}=" if keyword.arg else "**"
+                given.append(begin + text(keyword.value))
+        made = f"{self.source.render(node.func, linen)}({', '.join(given)})"
+        self.used |= self.names_of(made)
+        return made
+
+    def _loops(self, node: ast.AST) -> list[ast.AST]:
+        return loops_around(self.source, node, self.node)

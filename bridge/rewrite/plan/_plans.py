@@ -1,0 +1,242 @@
+"""Holds what is known of each class: fields, slots, sizes, and why it stays Linen."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from typing import Any
+
+from bridge.rewrite.observe._records import FunctionCall, Instance, Lifted, Making, Path, Records
+from bridge.rewrite.syntax._source import Source
+
+from ._layers import Layer, layer_of
+
+Key = tuple[int, Path]
+# The name of the constructor argument for the shape of a decode cache begins so.
+CACHE = "cache_shape"
+
+
+class LeftLinenError(Exception):
+    """A class cannot be rewritten.
+
+    Attributes:
+        reason: why, in words for the user.
+        line: where, None if the class as a whole is meant.
+    """
+
+    def __init__(self, reason: str, node: ast.AST | None = None) -> None:
+        self.reason = reason
+        self.line: int | None = getattr(node, "lineno", None)
+        super().__init__(reason)
+
+
+class LayerStaysLinenError(LeftLinenError):
+    """One layer has no counterpart, and can be wrapped where it is made."""
+
+
+@dataclasses.dataclass
+class Field:
+    """A dataclass field.
+
+    Attributes:
+        name: its name.
+        annotation: the text of its type.
+        default: the text of its default, None if there is none.
+        factory: the text of its default factory.
+        comment: the comment behind it.
+        node: where it is.
+        plan: the class that it is in.
+    """
+
+    name: str
+    annotation: str
+    default: str | None
+    factory: str | None
+    comment: str
+    node: ast.AnnAssign
+    plan: ClassPlan
+
+
+@dataclasses.dataclass
+class Slot:
+    """An expression in a class that makes a module, a parameter or a variable.
+
+    Attributes:
+        node: the expression.
+        kind: as in `Making`.
+        makings: every time it ran.
+        method: the function around it.
+        attribute: the name of what it makes, on the NNX module.
+        loops: the loops and comprehensions around it, the outermost first.
+        is_list: whether it makes one for each turn.
+        item: how the call names the one of a turn.
+        lift: what its calls go through, None if it is called as it is.
+        outer: the slot whose arguments it is among.
+        modes: what each call is given besides, by name.
+        linen: why it is wrapped instead of rewritten.
+        variable: the local variable that it alone is assigned to.
+        cache: how the constructor makes the decode cache, None if there is none.
+        functions: the functions under lifted transforms that are given it, or that it is made in,
+            the outermost first.
+        holder: the name of the module there.
+    """
+
+    node: ast.Call
+    kind: str
+    makings: list[Making]
+    method: ast.FunctionDef
+    attribute: str = ""
+    loops: list[ast.AST] = dataclasses.field(default_factory=list)
+    is_list: bool = False
+    item: str = ""
+    outer: Slot | None = None
+    modes: dict[str, str] = dataclasses.field(default_factory=dict)
+    linen: str | None = None
+    lift: Any = None
+    variable: str | None = None
+    cache: Any = None
+    functions: list[FunctionLift] = dataclasses.field(default_factory=list)
+    holder: str = "self"
+
+
+@dataclasses.dataclass
+class FunctionLift:
+    """A lifted transform of a function.
+
+    Attributes:
+        lifted: the transform.
+        node: the expression that makes it, or the decorator.
+        function: what is transformed, if it is in the class.
+        calls: every call that was seen.
+    """
+
+    lifted: Lifted
+    node: ast.expr
+    function: ast.FunctionDef | ast.Lambda | None
+    calls: list[FunctionCall]
+
+
+@dataclasses.dataclass
+class SizeArgument:
+    """A size that the constructor of a class is given.
+
+    Attributes:
+        name: of the argument.
+        values: by instance.
+    """
+
+    name: str
+    values: dict[Key, Any]
+
+
+@dataclasses.dataclass
+class ClassPlan:
+    """A Linen class of the user's package.
+
+    Attributes:
+        cls: the class.
+        node: its source.
+        source: the file.
+        fields: in the order of the constructor, inherited ones too.
+        slots: by expression.
+        sizes: constructor arguments besides the fields.
+        reason: why it stays Linen, None if it is rewritten.
+        review: what a person has to look at: line and text.
+        seen: sizes that only were seen to be equal.
+        carried: mode arguments by the field that brings them in.
+        mode_fields: fields that become arguments of the call.
+        bases: the classes of the package that it derives from.
+        layer: the layer of Flax that it derives from, None for another class.
+        wraps: whether something in it stays Linen.
+        functions: the lifted transforms of functions in it.
+    """
+
+    cls: type
+    node: ast.ClassDef
+    source: Source
+    fields: list[Field] = dataclasses.field(default_factory=list)
+    slots: dict[ast.Call, Slot] = dataclasses.field(default_factory=dict)
+    sizes: dict[str, SizeArgument] = dataclasses.field(default_factory=dict)
+    reason: str | None = None
+    reason_line: int | None = None
+    review: list[tuple[int, str]] = dataclasses.field(default_factory=list)
+    seen: list[str] = dataclasses.field(default_factory=list)
+    carried: dict[str, set[str]] = dataclasses.field(default_factory=dict)
+    mode_fields: set[str] = dataclasses.field(default_factory=set)
+    bases: list[ClassPlan] = dataclasses.field(default_factory=list)
+    layer: type | None = None
+    wraps: bool = False
+    text: str = ""
+    functions: list[FunctionLift] = dataclasses.field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        """The class's name."""
+        return self.cls.__name__
+
+    @property
+    def methods(self) -> dict[str, ast.FunctionDef]:
+        """The functions of the class's body."""
+        return {each.name: each for each in self.node.body if isinstance(each, ast.FunctionDef)}
+
+    def leave(self, reason: str, line: int | None = None) -> None:
+        """Keeps the class Linen; the first reason stays."""
+        if self.reason is None:
+            self.reason, self.reason_line = reason, line
+
+    def note(self, node: ast.AST, text: str) -> None:
+        """Something to look at."""
+        entry = (getattr(node, "lineno", self.node.lineno), text)
+        if entry not in self.review:
+            self.review.append(entry)
+
+    @property
+    def taken_names(self) -> set[str]:
+        """The names that an attribute must not have."""
+        own = {
+            name
+            for base in self.cls.__mro__
+            for name in vars(base)
+            if base.__module__.split(".")[0] not in ("flax", "builtins")
+        }
+        own -= {name for name in own if name.startswith("__")}
+        return own | {field.name for field in self.fields} | set(self.sizes)
+
+
+@dataclasses.dataclass
+class Program:
+    """Everything that is rewritten together.
+
+    Attributes:
+        records: what was seen.
+        plans: by class, each after the classes that it makes.
+        sources: by file.
+        keep_names: whether automatic names stay Linen's.
+        entries: how many runs were of entry points, and not with other sizes.
+        new_modules: the names of new modules by those of old ones.
+        unreadable: classes of the package whose source cannot be used: file and reason.
+    """
+
+    records: Records
+    plans: dict[type, ClassPlan]
+    sources: dict[str, Source]
+    keep_names: bool = False
+    entries: int = 1
+    new_modules: dict[str, str] = dataclasses.field(default_factory=dict)
+    unreadable: dict[type, tuple[str, str]] = dataclasses.field(default_factory=dict)
+
+    @property
+    def roots(self) -> list[Instance]:
+        """The models that the entry points make."""
+        return [self.records.instances[(run, ())] for run in range(self.entries)]
+
+    def plan_of(self, cls: type | None) -> ClassPlan | None:
+        """The plan of a class; that of a class that a lifted transform made is none."""
+        return None if cls is None else self.plans.get(cls)
+
+    def layer_of(self, cls: type | None) -> Layer | None:
+        """What becomes of a layer of Flax, or of a rewritten class that derives from one."""
+        plan = self.plan_of(cls)
+        if plan is None:
+            return layer_of(cls)
+        return layer_of(plan.layer) if plan.reason is None else None

@@ -1,0 +1,92 @@
+"""A condition on shapes as one on what the constructor knows."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bridge.rewrite.observe._records import Making
+from bridge.rewrite.syntax._evaluate import UnknownValueError, evaluate
+
+from ._method import Method
+
+
+def predicate(method: Method, test: ast.expr, records: Sequence[Making]) -> str | None:
+    """An expression that is as true as the condition was in every record.
+
+    Args:
+        method: the method of the condition.
+        test: the condition.
+        records: the moments at which it was decided.
+
+    Returns:
+        The expression, None if none was found or the condition always went one way.
+    """
+    spaces = [({**method.namespace, **r.env}, r.fields) for r in records]
+    try:
+        outcomes = [bool(evaluate(test, *space)) for space in spaces]
+    except UnknownValueError:
+        return None
+    if len(set(outcomes)) < 2:
+        return None
+    last = _last_dimensions(test, spaces)
+    differ = None if last is None else [a != b for a, b in zip(*last, strict=True)]
+    known = list(_known(method, test, records, outcomes))
+    if differ == outcomes and last is not None:
+        return _comparison(method, test, records, last)
+    for text, values in known:
+        if values == outcomes:
+            return text
+    if differ is None or last is None:
+        return None
+    for text, values in known:
+        if [a or b for a, b in zip(values, differ, strict=True)] == outcomes:
+            return f"{text} or {_comparison(method, test, records, last)}"
+    return None
+
+
+def _last_dimensions(test: ast.expr, spaces: Any) -> tuple[list[int], list[int]] | None:
+    """The last dimensions of two shapes that are compared."""
+    if not (
+        isinstance(test, ast.Compare)
+        and len(test.comparators) == 1
+        and isinstance(test.ops[0], ast.NotEq)
+    ):
+        return None
+    found: tuple[list[int], list[int]] = ([], [])
+    for node, values in zip((test.left, test.comparators[0]), found, strict=True):
+        for space in spaces:
+            value = evaluate(node, *space)
+            if not isinstance(value, tuple) or not value:
+                return None
+            values.append(value[-1])
+    return found
+
+
+def _comparison(method: Method, test: ast.expr, records: Any, last: Any) -> str:
+    one, other = (method.solve(records, values, "features", (), test) for values in last)
+    return f"{one} != {other}"
+
+
+def _known(
+    method: Method, test: ast.expr, records: Sequence[Making], outcomes: Sequence[bool]
+) -> Iterator[tuple[str, list[bool]]]:
+    """Fields and names that are one value where the condition is false."""
+    names = {
+        f"self.{f.name}": [r.fields.get(f.name) for r in records]
+        for f in method.plan.fields
+        if f.name not in method.plan.mode_fields
+    }
+    names |= {name: [r.env.get(name) for r in records] for name in sorted(method.visible(test))}
+    for text, values in names.items():
+        if not all(isinstance(v, int | str | tuple | bool | float) for v in values):
+            continue
+        usual = [v for v, outcome in zip(values, outcomes, strict=True) if not outcome]
+        rare = usual[0]
+        if len(set(map(repr, values))) < 2:
+            continue
+        if isinstance(rare, bool):
+            yield (text if not rare else f"not {text}"), [v != rare for v in values]
+        else:
+            yield f"{text} != {rare!r}", [v != rare for v in values]

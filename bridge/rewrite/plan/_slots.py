@@ -1,0 +1,312 @@
+"""The slots of a class, and the attributes that they become."""
+
+from __future__ import annotations
+
+import ast
+import keyword
+import re
+from typing import Any
+
+from flax import nnx
+
+from bridge.rewrite.observe._records import Making
+from bridge.rewrite.syntax._growth import grown_name, is_growth
+from bridge.rewrite.syntax._source import COMPREHENSIONS, FUNCTIONS, is_free, is_self, loops_around
+
+from ._layers import layer_of
+from ._lifted_functions import find_functions, first_argument, functions_of
+from ._plans import ClassPlan, LeftLinenError, Program, Slot
+
+_STORING = ("module", "param", "variable")
+_RESERVED = {
+    "train",
+    "eval",
+    "sow",
+    "perturb",
+    "set_attributes",
+    "iter_modules",
+    "iter_children",
+    "rngs",
+    "set_mode",
+    "setup",
+}
+_MAKES = re.compile(r"^(make|build|get|create)_")
+_FIRST = re.compile(r"(.)([A-Z][a-z]+)")
+_SECOND = re.compile(r"([a-z0-9])([A-Z])")
+
+
+def snake(name: str) -> str:
+    """`MlpBlock` is `mlp_block`."""
+    return _SECOND.sub(r"\1_\2", _FIRST.sub(r"\1_\2", name)).lower()
+
+
+def find_slots(program: Program, plan: ClassPlan) -> None:
+    """Finds what a class's methods make.
+
+    Raises:
+        LeftLinenError: something is made where it cannot be followed.
+    """
+    methods = set(plan.methods.values())
+    plan.functions = find_functions(program, plan)
+    lifted = {each.function for each in plan.functions}
+    # An inner function is a class of its own.
+    apart = program.records.functions_that_make.keys() - {plan.cls}
+    for making in program.records.makings:
+        if making.site.file != plan.source.file or making.kind not in _STORING:
+            continue
+        node = plan.source.call_at(making.site.span)
+        if node is None or is_free(node) or making.owner_cls in apart:
+            continue
+        around = [a for a in plan.source.ancestors(node) if isinstance(a, FUNCTIONS)]
+        method = next((a for a in around if a in methods), None)
+        if method is None or not isinstance(method, ast.FunctionDef):
+            continue
+        if plan.layer is not None and method.name == "param":
+            # What the layer makes, seen on its way.
+            continue
+        is_nested = around[0] is not method and around[0] not in lifted
+        if is_nested and making.kind == "module":
+            raise LeftLinenError("a module is made in a function inside of a method", node)
+        if node not in plan.slots:
+            plan.slots[node] = Slot(node, making.kind, [], method)
+            if around[0] in lifted:
+                plan.slots[node].holder = first_argument(around[0])
+        plan.slots[node].makings.append(making)
+    for slot in plan.slots.values():
+        # What a function returns that calls its layers is no layer.
+        makes = program.records.functions_that_make.get(slot.makings[0].cls or Slot, True)
+        if slot.variable is None and makes:
+            slot.variable = _variable(plan, slot)
+    for slot in plan.slots.values():
+        slot.makings = _once(slot.makings)
+        slot.loops = loops_around(plan.source, slot.node, slot.method)
+        slot.is_list = bool(slot.loops)
+        slot.outer = (
+            _outer(program, plan, slot)
+            or _handed_on(program, plan, slot)
+            or _collected(program, plan, slot)
+        )
+        if any(isinstance(loop, ast.While) for loop in slot.loops):
+            raise LeftLinenError("a module is made in a while loop", slot.node)
+        if not slot.is_list and _is_repeated(slot):
+            raise LeftLinenError("a method that makes layers is called several times", slot.node)
+        slot.functions = functions_of(plan, slot)
+
+
+def add_makings(program: Program, run: int) -> None:
+    """Adds what one more run has made to the slots that are there.
+
+    Args:
+        program: everything, with the classes as they were written.
+        run: the number of the run.
+    """
+    makings = [making for making in program.records.makings if making.run == run]
+    for plan in program.plans.values():
+        for making in makings:
+            own = making.site.file == plan.source.file and plan.source.call_at(making.site.span)
+            if isinstance(own, ast.Call) and own in plan.slots:
+                plan.slots[own].makings = _once([*plan.slots[own].makings, making])
+
+
+def _is_repeated(slot: Slot) -> bool:
+    """Whether a place outside of loops makes several layers of one module."""
+    places = [(m.run, m.owner) for m in slot.makings if m.kind == "module" and m.path]
+    return len(places) > len(set(places))
+
+
+def _once(makings: list[Making]) -> list[Making]:
+    """A shared module's second call makes nothing new."""
+    seen: set[Any] = set()
+    found = []
+    for making in makings:
+        key = (making.run, making.path, making.name, making.owner)
+        if making.path is None and making.name is None:
+            key = (making.run, making.order, None, None)
+        if key not in seen:
+            seen.add(key)
+            found.append(making)
+    return found
+
+
+def _is_function(program: Program, slot: Slot) -> bool:
+    """Whether a slot calls a function: what it is given are arguments of a call."""
+    return slot.makings[0].cls in program.records.functions_that_make
+
+
+def _outer(program: Program, plan: ClassPlan, slot: Slot) -> Slot | None:
+    """The slot whose constructor a slot is an argument of; not that of the call around it."""
+    before: ast.AST = slot.node
+    for each in plan.source.ancestors(slot.node):
+        if isinstance(each, ast.stmt):
+            return None
+        if isinstance(each, ast.Call):
+            if each.func is before:
+                return None
+            if each in plan.slots and not _is_function(program, plan.slots[each]):
+                return plan.slots[each]
+        before = each
+    return None
+
+
+def _handed_on(program: Program, plan: ClassPlan, slot: Slot) -> Slot | None:
+    """The slot that alone is given what a slot makes, by its variable."""
+    if slot.variable is None or slot.kind != "module":
+        return None
+    return _holder(program, plan, slot, slot.variable)
+
+
+def _collected(program: Program, plan: ClassPlan, slot: Slot) -> Slot | None:
+    """The slot that alone is given the local list that a slot's module goes into."""
+    if slot.kind != "module" or slot.variable is not None:
+        return None
+    statement, inside = plan.source.statement_of(slot.node), slot.node
+    for each in plan.source.ancestors(slot.node):
+        if each is statement:
+            break
+        is_added = isinstance(each, ast.Call) and inside is not each.func and is_growth(each)
+        if not (is_added or isinstance(each, (ast.List, ast.Tuple, ast.BinOp, *COMPREHENSIONS))):
+            return None
+        inside = each
+    name = grown_name(statement)
+    return None if name is None else _holder(program, plan, slot, name)
+
+
+def _holder(program: Program, plan: ClassPlan, slot: Slot, name: str) -> Slot | None:
+    """The slot that alone is given a local variable."""
+    holders: set[ast.AST | None] = set()
+    for node in ast.walk(slot.method):
+        if not (isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load)):
+            continue
+        call: ast.AST = plan.source.parents[node]
+        if isinstance(call, ast.Attribute) and is_growth(plan.source.parents[call]):
+            continue
+        while isinstance(call, ast.keyword | ast.Starred | ast.List | ast.Tuple):
+            call = plan.source.parents[call]
+        is_given = isinstance(call, ast.Call) and call in plan.slots and call.func is not node
+        holders.add(
+            call if is_given and not _is_function(program, plan.slots[call]) else None  # pyright: ignore
+        )
+    holder = next(iter(holders), None) if len(holders) == 1 else None
+    return plan.slots[holder] if isinstance(holder, ast.Call) else None
+
+
+def _variable(plan: ClassPlan, slot: Slot) -> str | None:
+    statement = plan.source.statement_of(slot.node)
+    if (
+        isinstance(statement, ast.Assign)
+        and statement.value is slot.node
+        and len(statement.targets) == 1
+        and isinstance(statement.targets[0], ast.Name)
+    ):
+        return statement.targets[0].id
+    return None
+
+
+def name_slots(program: Program, plan: ClassPlan) -> None:
+    """Gives every slot of compact methods an attribute."""
+    taken = set(plan.taken_names) | _RESERVED
+    # NNX keeps what is sown in an attribute of that name.
+    taken |= {
+        making.name
+        for making in program.records.makings
+        if making.kind in ("sow", "perturb") and making.owner_cls is plan.cls and making.name
+    }
+    slots = [
+        slot for slot in plan.slots.values() if slot.method.name != "setup" and slot.outer is None
+    ]
+    for slot in plan.slots.values():
+        if slot.method.name == "setup":
+            slot.attribute = _target(plan, slot)
+    slots.sort(key=lambda slot: slot.makings[0].order)
+    slots.sort(key=lambda slot: name_node(slot) is None)
+    wishes: dict[int, str] = {}
+    for slot in slots:
+        wishes[id(slot)] = _wish(program, slot)
+    counts: dict[str, int] = {}
+    for slot in slots:
+        wish = wishes[id(slot)]
+        counts[wish] = counts.get(wish, 0) + (name_node(slot) is None)
+    numbers: dict[str, int] = {}
+    by_explicit: dict[str, str] = {}
+    for slot in slots:
+        wish = wishes[id(slot)]
+        explicit = _explicit(slot)
+        if explicit is not None and not slot.is_list and explicit in by_explicit:
+            # Two branches make the layer of one name.
+            slot.attribute = by_explicit[explicit]
+            continue
+        name = wish
+        if (
+            name_node(slot) is None
+            and counts[wish] > 1
+            and not (program.keep_names and not slot.is_list)
+        ):
+            name = f"{wish}_{numbers.get(wish, 0)}"
+            numbers[wish] = numbers.get(wish, 0) + 1
+        while name in taken or keyword.iskeyword(name):
+            name = f"{name}_layer" if slot.kind == "module" else f"{name}_"
+        slot.attribute = name
+        taken.add(name)
+        if explicit is not None and not slot.is_list:
+            by_explicit[explicit] = name
+
+
+def _target(plan: ClassPlan, slot: Slot) -> str:
+    """The attribute that a slot of `setup` is assigned to, or what it is called otherwise."""
+    statement = plan.source.statement_of(slot.node)
+    if isinstance(statement, ast.Assign) and is_self(statement.targets[0]):
+        return statement.targets[0].attr  # pyright: ignore
+    cls = slot.makings[0].cls
+    return snake(cls.__name__) if cls is not None else str(slot.makings[0].name)
+
+
+def _explicit(slot: Slot) -> str | None:
+    """The constant name that the program gave."""
+    node = name_node(slot)
+    value = node.value if isinstance(node, ast.Constant) else None
+    return value if isinstance(value, str) else None
+
+
+def name_node(slot: Slot) -> ast.expr | None:
+    """The expression of the name that the program gave."""
+    if slot.kind == "module":
+        return next((k.value for k in slot.node.keywords if k.arg == "name"), None)
+    position = 0 if slot.kind == "param" else 1
+    if len(slot.node.args) > position:
+        return slot.node.args[position]
+    return next((k.value for k in slot.node.keywords if k.arg == "name"), None)
+
+
+def _wish(program: Program, slot: Slot) -> str:
+    node = name_node(slot)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return _identifier(node.value)
+    if isinstance(node, ast.JoinedStr):
+        fixed = "".join(str(v.value) for v in node.values if isinstance(v, ast.Constant))
+        return _identifier(fixed.strip("_-. ") or "layers")
+    if slot.kind != "module":
+        names = {str(making.name) for making in slot.makings}
+        return _identifier(names.pop()) if len(names) == 1 else slot.variable or slot.kind
+    cls = program.records.base_of(slot.makings[0].cls)
+    name = cls.__name__ if cls is not None else "layer"
+    if program.records.functions_that_make.get(cls or Slot):
+        name = _MAKES.sub("", name) or name
+    layer = layer_of(cls)
+    if layer is not None and layer.native is nnx.MultiHeadAttention and not program.keep_names:
+        name = "Attention"
+    if (
+        program.keep_names
+        and not slot.is_list
+        and len(slot.makings) == len({(m.run, m.owner) for m in slot.makings})
+    ):
+        paths = {m.path[-1] for m in slot.makings if m.path}
+        if len(paths) == 1:
+            return next(iter(paths))
+    if slot.is_list:
+        return f"{snake(name)}s" if not name.endswith("s") else snake(name)
+    return slot.variable if slot.variable and len(slot.variable) > 1 else snake(name)
+
+
+def _identifier(text: str) -> str:
+    text = re.sub(r"\W", "_", text)
+    return f"_{text}" if text[:1].isdigit() else text or "layer"

@@ -1,0 +1,160 @@
+"""One comparison of a Linen model and a new one."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from flax import nnx
+
+from bridge import parity
+from bridge.rewrite.observe._entries import Entry
+from bridge.rewrite.observe._records import Shape
+from bridge.rewrite.plan._plans import Program
+
+from ._same_program import UnknownProgramError, computed_again, is_same_program
+from ._weights import inexact
+
+_BITS = 32
+# Of the largest magnitude; each layer of a deep model adds a rounding.
+_LOW = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class Checker:
+    """One pair of models under comparison."""
+
+    linen: Any
+    model: Any
+    rules: Mapping[str, str]
+    entry: Entry
+    axes: Mapping[str, int]
+    keys: Mapping[str, Any] | None
+    tolerances: Mapping[str, float]
+
+    def check(
+        self, inputs: Any, kwargs: Mapping[str, Any], *, jit: bool = False, **arguments: Any
+    ) -> parity.Report:
+        """A report; NNX models are compared without the shardings that a mesh would give."""
+        options = parity.Options(axis_sizes=self.axes, tolerances=self.tolerances, jit=jit)
+        with nnx.use_eager_sharding(False):
+            return parity.check(
+                self.linen,
+                self.model,
+                *inputs,
+                rules=self.rules,
+                kwargs=kwargs,
+                method=self.entry.method,
+                rngs=self.keys,
+                options=options,
+                **arguments,
+            )
+
+    def is_finite(self, inputs: Any, kwargs: Mapping[str, Any]) -> bool:
+        """Whether the Linen model returns numbers alone."""
+        module, variables = self.linen
+        method = getattr(type(module), self.entry.method) if self.entry.method else None
+        options = {"method": method, "rngs": self.keys, "mutable": list(variables)}
+        output, _ = module.apply(variables, *inputs, **options, **kwargs)
+        return all(bool(jnp.isfinite(leaf).all()) for leaf in inexact(output))
+
+    def advanced(self, inputs: Any, kwargs: Mapping[str, Any]) -> Checker:
+        """The same behind one more call, which changes the state of both models."""
+        module, variables = self.linen
+        mutable = [name for name in variables if name != "params"]
+        method = getattr(type(module), self.entry.method) if self.entry.method else None
+        options = {"method": method, "rngs": self.keys, "mutable": mutable}
+        _, updates = module.apply(variables, *inputs, **options, **kwargs)
+        called = getattr(self.model, self.entry.method) if self.entry.method else self.model
+        called(*inputs, **kwargs)
+        return dataclasses.replace(self, linen=(module, {**variables, **updates}))
+
+    def is_refused(self, inputs: Any, kwargs: Mapping[str, Any]) -> bool:
+        """Whether the Linen model itself cannot be called so."""
+        if self.axes:
+            return False
+        module, variables = self.linen
+        method = getattr(type(module), self.entry.method) if self.entry.method else None
+        options = {"method": method, "rngs": self.keys, "mutable": list(variables)}
+        try:
+            jax.eval_shape(
+                lambda given: module.apply(variables, *given, **options, **kwargs), inputs
+            )
+        except Exception:
+            return True
+        return False
+
+    def computes_again_as_much(self, inputs: Any, kwargs: Mapping[str, Any]) -> bool:
+        """Whether `remat` is around as many parts of both models, as far as that can be told."""
+        if self.axes:
+            return True
+        options: dict[str, Any] = {"method": self.entry.method, "keys": self.keys}
+        with nnx.use_eager_sharding(False):
+            try:
+                old, new = computed_again(self.linen, self.model, inputs, kwargs, **options)
+            except UnknownProgramError:
+                return True
+        return old == new
+
+    def is_same(self, inputs: Any, kwargs: Mapping[str, Any], *, state: bool = False) -> bool:
+        """Whether both models are one program, so that their numbers need no comparison."""
+        if self.axes:
+            return False
+
+        def same(*, state: bool) -> bool | None:
+            return is_same_program(
+                self.linen,
+                self.model,
+                inputs,
+                kwargs,
+                method=self.entry.method,
+                keys=self.keys,
+                state=state,
+            )
+
+        with nnx.use_eager_sharding(False):
+            found = same(state=state)
+            if found is None and not state:
+                # A model that always updates its state cannot be called without.
+                found = same(state=True)
+            return bool(found)
+
+
+def named_axes(program: Program) -> dict[str, int]:
+    """The named axes that layers reduce over, each with a single member."""
+    found = [m.made.get("axis_name") for m in program.records.makings if m.kind == "module"]
+    return {name: 1 for name in found if isinstance(name, str)}
+
+
+def tolerances(program: Program, run: int) -> dict[str, float]:
+    """Those of a run in which layers return a precision that NNX rounds to at other places."""
+    outputs = [
+        leaf
+        for instance in program.records.instances.values()
+        if instance.run == run
+        for call in instance.calls
+        for leaf in jax.tree.leaves(call.output)
+        if isinstance(leaf, Shape) and jnp.issubdtype(leaf.dtype, jnp.floating)
+    ]
+    is_low = any(jnp.finfo(leaf.dtype).bits < _BITS for leaf in outputs)
+    return dict.fromkeys(("float32", "bfloat16", "float16"), _LOW) if is_low else {}
+
+
+def draws(program: Program) -> bool:
+    """Whether a model draws keys when it is in training."""
+    for making in program.records.makings:
+        if (
+            making.kind == "make_rng"
+            or (
+                making.cls is not None
+                and issubclass(making.cls, nn.Dropout)
+                and making.made["rate"]
+            )
+            or (making.kind == "module" and making.made.get("dropout_rate"))
+        ):
+            return True
+    return False

@@ -1,0 +1,248 @@
+"""Compares each rewritten class with the Linen class for other values of its fields.
+
+A program is used with other values than those it was proven with. Each rewritten class is made
+and called as the model calls it, with one field changed at a time, where Linen itself takes the
+value: weights, outputs and state have to agree.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import itertools
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+
+from bridge._train_eval import MODE_NAMES
+from bridge.rewrite.emit._files import NewFile
+from bridge.rewrite.observe._entries import Entry, Varied, difference, shaped
+from bridge.rewrite.observe._paths_below import below
+from bridge.rewrite.observe._records import Instance
+from bridge.rewrite.observe._runs import run
+from bridge.rewrite.observe._steps import COLLECTION
+from bridge.rewrite.observe._trace import Watch
+from bridge.rewrite.plan._function_plans import FunctionPlan
+from bridge.rewrite.plan._plans import ClassPlan, Program
+from bridge.rewrite.plan._slots import add_makings
+
+from ._build import Maker, importable
+from ._other_values import other_sizes, other_values, types_of
+from ._parts import entry_of, first_calls
+from ._proof import NO_NUMBERS, Prover
+
+_SECONDS = 120.0
+# The first other value of each field, and as many more as there is room for.
+_MOST_VALUES = 20
+_NOT_VARIED = "its fields were not varied"
+_TOO_LONG = "not all of its fields were varied: it would have taken too long"
+_ALONE = f"{_NOT_VARIED}: it cannot be made apart from the model"
+
+
+class FieldVariation:
+    """Varies the fields of all rewritten classes.
+
+    Args:
+        program: everything, proven as it was given.
+        entries: how the models are made and called.
+        watch: what looks on while Linen models run.
+        files: the new files.
+        texts: file and text by the new module's name.
+        told: is given a line about what goes on.
+
+    Attributes:
+        limits: by class, for which values it was not proven, and why.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        entries: Sequence[Entry],
+        watch: Watch,
+        files: Sequence[NewFile],
+        texts: Mapping[str, tuple[str, str]],
+        told: Callable[[str], None],
+    ) -> None:
+        self.program, self.entries = program, [*map(shaped, entries)]
+        self.watch, self.told = watch, told
+        self.files, self.texts = files, texts
+        self.limits: dict[type, list[str]] = {}
+
+    @property
+    def _plans(self) -> list[ClassPlan]:
+        return [
+            plan
+            for plan in self.program.plans.values()
+            if plan.reason is None and not isinstance(plan, FunctionPlan)
+        ]
+
+    def leave_out(self) -> None:
+        """Notes of every class that has other values that it was not compared for them."""
+        for plan in self._plans:
+            if any(self._values(each, plan) for each in self._instances(plan)[:1]):
+                self._note(plan, _NOT_VARIED)
+
+    def run(self) -> None:
+        """Compares the classes for all values, a value of each class in turn."""
+        started = time.process_time()
+        with importable(self.texts):
+            modules = {f.module: importlib.import_module(f.name) for f in self.files}
+            left = [(plan, self._varied(plan, modules)) for plan in self._plans]
+            while left:
+                if time.process_time() - started > _SECONDS:
+                    for plan, _ in left:
+                        self._note(plan, _TOO_LONG)
+                    return
+                left = [each for each in left if next(each[1], False)]
+
+    def _note(self, plan: ClassPlan, text: str) -> None:
+        self.limits.setdefault(plan.cls, []).append(text)
+
+    def _varied(self, plan: ClassPlan, modules: Mapping[str, Any]) -> Iterator[bool]:
+        """Makes one comparison at each step."""
+        instances = self._instances(plan)
+        if not instances:
+            return
+        values = self._values(instances[0], plan)
+        found = self._sample(instances, modules) if values else None
+        if found is None:
+            if values:
+                self._note(plan, _ALONE)
+            return
+        entry, maker = found
+        yield True
+        # Where all sizes differ, none can stand for another.
+        others: dict[str, Any] = {}
+        for sizes in other_sizes(entry.make(), _names(plan)):
+            holds = self._holds(plan, entry, maker, sizes)
+            yield True
+            if holds is not None:
+                others = sizes if holds else {}
+                break
+        for name, value in values:
+            is_size = name in others or type(value) is int
+            more = {} if is_size else others
+            holds = self._holds(plan, entry, maker, {**more, name: value})
+            if holds is None and more:
+                self._holds(plan, entry, maker, {name: value})
+            yield True
+
+    def _instances(self, plan: ClassPlan) -> list[Instance]:
+        """The instances in the program's own runs, the smallest first."""
+        records = self.program.records
+        own = [
+            each
+            for each in records.instances.values()
+            if each.cls is plan.cls and each.run < self.program.entries
+        ]
+
+        def size(instance: Instance) -> int:
+            leaves = jax.tree.leaves(below(records.variables[instance.run], instance.path))
+            return sum(each.size for each in leaves)
+
+        return sorted(own, key=size)
+
+    def _values(self, instance: Instance, plan: ClassPlan) -> list[tuple[str, Any]]:
+        """Fields, each with another value."""
+        types, names = types_of(plan.cls), _names(plan)
+        own = [
+            [(name, each) for each in others]
+            for name, value in instance.fields.items()
+            if name in names and not self._is_passed_on(instance, value)
+            for others in other_values(value, types.get(name))
+        ]
+        turns = [each for turn in itertools.zip_longest(*own) for each in turn if each is not None]
+        return turns[: max(_MOST_VALUES, len(own))]
+
+    def _is_passed_on(self, instance: Instance, value: Any) -> bool:
+        """Whether a configuration is the model's own: it varies there, inputs and all."""
+        if not instance.path or not dataclasses.is_dataclass(value) or isinstance(value, type):
+            return False
+        root = self.program.records.instances[(instance.run, ())]
+        return any(type(each) is type(value) for each in root.fields.values())
+
+    def _sample(
+        self, instances: Iterable[Instance], modules: Mapping[str, Any]
+    ) -> tuple[Entry, _OwnMaker] | None:
+        """One instance and a call of it that both classes can do by themselves, and do alike."""
+        for instance in instances:
+            calls = first_calls(instance) if instance.path else ()
+            own = [self.entries[instance.run]] if not instance.path else []
+            for entry in [*own, *(entry_of(instance, called) for called in calls)]:
+                if entry is not None:
+                    maker = _OwnMaker(self.program, modules, instance)
+                    if self._limits(entry, maker, {}) == []:
+                        return entry, maker
+        return None
+
+    def _holds(
+        self, plan: ClassPlan, entry: Entry, maker: _OwnMaker, fields: Mapping[str, Any]
+    ) -> bool | None:
+        """Whether both classes do the same, which is noted; None where Linen refuses the fields."""
+        self.told(f"proving {plan.name} with other fields")
+        limits = self._limits(entry, maker, fields)
+        for text in limits or ():
+            self._note(plan, text)
+        return None if limits is None else not limits
+
+    def _limits(
+        self, entry: Entry, maker: _OwnMaker, fields: Mapping[str, Any]
+    ) -> list[str] | None:
+        """What differs with other fields; None where Linen refuses them."""
+        try:
+            model = entry.make()
+            changed = model.clone(**fields)
+            number = run(self.watch, changed, *entry.called)
+        except Exception:
+            return None
+        if COLLECTION in self.program.records.variables[number] and not maker.is_complete:
+            # A constructor that makes caches is told their shape, which this model never was.
+            return None
+        add_makings(self.program, number)
+        what = ", ".join(difference(model, changed))
+        prover = Prover(self.program, maker, gradients=False)
+        own = dataclasses.replace(entry, make=lambda: changed)
+        prover.varied(Varied(number, own, what, is_flag=True))
+        limits = [text for text in prover.limits if not text.endswith(NO_NUMBERS)]
+        if any(not report.ok for report in prover.reports.values()):
+            limits.append(f"with {what} it returns something else")
+        return limits
+
+
+def _names(plan: ClassPlan) -> set[str]:
+    """The fields that the new constructor takes; modes are told in calls."""
+    return {field.name for field in plan.fields} - plan.mode_fields - {*MODE_NAMES}
+
+
+class _OwnMaker(Maker):
+    """Makes the new class with the size arguments that one instance was given."""
+
+    def __init__(self, program: Program, modules: Mapping[str, Any], model: Instance) -> None:
+        super().__init__(program, modules)
+        self._sizes = super().sizes(model)
+
+    def make(self, root: Instance, rngs: nnx.Rngs) -> Any:
+        made = super().make(root, rngs)
+        carried = self.program.plans[root.cls].carried
+        # The model's call would tell the modes that the fields bring along.
+        modes = {
+            mode: root.fields[name].keywords[mode]
+            for name, own in carried.items()
+            if isinstance(root.fields.get(name), functools.partial)
+            for mode in own & root.fields[name].keywords.keys()
+        }
+        if modes:
+            made.set_attributes(**modes, raise_if_not_found=False)
+        return made
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the instance was given every size argument."""
+        return None not in self._sizes.values()
+
+    def sizes(self, root: Instance) -> dict[str, Any]:
+        return self._sizes if root.path == () else super().sizes(root)

@@ -1,0 +1,351 @@
+"""Compares two models as programs: the same operations on the same values, in any order.
+
+Both are traced, and every value gets a number by what computes it. Equal numbers are equal results
+and equal gradients, to the bit and for all inputs of these shapes, and nothing is compiled or run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.extend import core
+
+from bridge._conversion.collections import OUTPUTS
+from bridge.rewrite.observe._snapshots import is_array
+
+from ._draws import is_same_kind
+from ._gradient_rules import is_known_rule
+
+_AGAIN = ("checkpoint", "remat2")
+_CALLS = ("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", *_AGAIN)
+_CUSTOM = ("custom_jvp_call", "custom_vjp_call")
+_ALIASES = ("copy", "copy_p")
+_COMMUTATIVE = ("add", "mul", "max", "min", "and", "or", "eq", "ne")
+_NO_STATE = (nnx.RngState, nnx.Intermediate, nnx.Perturbation)
+
+
+def is_same_program(
+    linen: tuple[Any, Mapping[str, Any]],
+    model: Any,
+    inputs: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    method: str | None = None,
+    keys: Mapping[str, Any] | None = None,
+    state: bool = False,
+) -> bool | None:
+    """Whether a Linen module and an NNX module do the same with these weights.
+
+    Args:
+        linen: the module and its variables; equal values are taken for the same weight.
+        model: the NNX module; it is not changed.
+        inputs: the arguments of both.
+        kwargs: keyword arguments.
+        method: what is called, None for `__call__`.
+        keys: keys by stream for the Linen module, that draw what those of `model` draw.
+        state: whether the collections besides `params` may change, and are compared.
+
+    Returns:
+        False also where that cannot be told; None where the Linen module raises.
+    """
+    numbering = Numbering()
+    given = _Given(inputs, kwargs)
+    arrays = given.arrays
+    old, leaves = _linen_program(*linen, given.call, method, keys, state=state)
+    new, values = _nnx_program(model, given.call, method)
+    before_old = [numbering.weight(leaf) for leaf in leaves]
+    before_new = list(map(numbering.weight, jax.tree.leaves(nnx.state(model, nnx.Not(_NO_STATE)))))
+    if len(set(before_old)) != len(leaves) or len(set(before_new)) != len(before_new):
+        # One weight cannot be told from another, or is held twice and has two gradients.
+        return False
+    try:
+        traced_old = traced(old, leaves, arrays)
+    except UnknownProgramError:
+        return None
+    try:
+        outputs_old, after_old = numbering.outputs(traced_old, leaves, arrays)
+        outputs_new, after_new = numbering.outputs(traced(new, values, arrays), values, arrays)
+    except UnknownProgramError:
+        # It is compared by its numbers.
+        return False
+    if outputs_old != outputs_new:
+        return False
+    if not state:
+        return True
+    changed = _changed(before_old, map(numbering.unstopped, after_old))
+    return changed is not None and changed == (
+        _changed(before_new, map(numbering.unstopped, after_new))
+    )
+
+
+def computed_again(
+    linen: tuple[Any, Mapping[str, Any]],
+    model: Any,
+    inputs: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    *,
+    method: str | None = None,
+    keys: Mapping[str, Any] | None = None,
+) -> tuple[int, int]:
+    """How many parts of each model a gradient computes again, as `remat` says.
+
+    Args:
+        linen: the module and its variables.
+        model: the NNX module; it is not changed.
+        inputs: the arguments of both.
+        kwargs: keyword arguments.
+        method: what is called, None for `__call__`.
+        keys: keys by stream for the Linen module.
+
+    Raises:
+        UnknownProgramError: one of them cannot be traced.
+    """
+    given = _Given(inputs, kwargs)
+    old, leaves = _linen_program(*linen, given.call, method, keys, state=True)
+    new, values = _nnx_program(model, given.call, method)
+    programs = traced(old, leaves, given.arrays), traced(new, values, given.arrays)
+    first, second = (_again(_opened(program)[0]) for program, _ in programs)
+    return first, second
+
+
+def _again(jaxpr: Any) -> int:
+    found = 0
+    for equation in jaxpr.eqns:
+        found += str(equation.primitive) in _AGAIN
+        found += sum(_again(_opened(each)[0]) for each in core.jaxprs_in_params(equation.params))
+    return found
+
+
+class _Given:
+    """The arguments of a call, the arrays apart."""
+
+    def __init__(self, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        self._leaves, self._tree = jax.tree.flatten((tuple(inputs), dict(kwargs)))
+        self.arrays = [leaf for leaf in self._leaves if is_array(leaf)]
+
+    def call(self, function: Callable[..., Any], arrays: Sequence[Any]) -> Any:
+        """Calls a function with these arrays in the place of its own."""
+        own = iter(arrays)
+        given = [next(own) if is_array(leaf) else leaf for leaf in self._leaves]
+        args, named = jax.tree.unflatten(self._tree, given)
+        return function(*args, **named)
+
+
+# Runs a function on the inputs, of which the arrays are given.
+_Call: TypeAlias = Callable[[Callable[..., Any], Sequence[Any]], Any]
+# Leaves and input arrays -> (output, leaves after the call).
+_Program: TypeAlias = Callable[[Any, Any], tuple[Any, list[Any]]]
+# A jaxpr, and the shapes of what it returns.
+_Traced: TypeAlias = tuple[Any, Any]
+
+
+def _linen_program(
+    module: Any,
+    variables: Mapping[str, Any],
+    call: _Call,
+    method: str | None,
+    keys: Mapping[str, Any] | None,
+    *,
+    state: bool,
+) -> tuple[_Program, list[Any]]:
+    """A call of a Linen module as a function of its leaves, and these."""
+    leaves, tree = jax.tree.flatten(dict(variables))
+    mutable = [name for name in variables if name != "params" and name not in OUTPUTS]
+
+    def run(leaves: Any, arrays: Any) -> tuple[Any, list[Any]]:
+        own = jax.tree.unflatten(tree, leaves)
+
+        def apply(*args: Any, **named: Any) -> Any:
+            function = getattr(type(module), method) if method else None
+            options = {"method": function, "rngs": keys, "mutable": mutable if state else False}
+            return module.apply(own, *args, **options, **named)
+
+        output = call(apply, arrays)
+        output, updates = output if state else (output, {})
+        return output, jax.tree.leaves({**own, **updates})
+
+    return run, leaves
+
+
+def _nnx_program(model: Any, call: _Call, method: str | None) -> tuple[_Program, list[Any]]:
+    """The same of an NNX module."""
+    graphdef, state = nnx.split(model)
+    leaves, tree = jax.tree.flatten(state)
+
+    def run(leaves: Any, arrays: Any) -> tuple[Any, list[Any]]:
+        own = nnx.merge(graphdef, jax.tree.unflatten(tree, leaves))
+        output = call(getattr(own, method) if method else own, arrays)
+        return output, jax.tree.leaves(nnx.state(own, nnx.Not(_NO_STATE)))
+
+    return run, leaves
+
+
+def _changed(before: Sequence[int], later: Iterable[int]) -> dict[int, int] | None:
+    """What became of each value that changed; None if one value became several."""
+    found: dict[int, int] = {}
+    after = list(later)
+    if len(before) != len(after):
+        return None
+    for one, other in zip(before, after, strict=True):
+        if one != other and found.setdefault(one, other) != other:
+            return None
+    return found
+
+
+def _only_shapes(name: str, params: Mapping[str, Any]) -> bool:
+    """Whether an operation that keeps the number of elements keeps them and their order."""
+    if params.get("sharding") is not None:
+        return False
+    match name:
+        case "reshape":
+            return params["dimensions"] is None
+        case "broadcast_in_dim" | "squeeze" | "convert_element_type":
+            return True
+    return False
+
+
+class UnknownProgramError(Exception):
+    """A program cannot be traced, or has more to it than can be seen."""
+
+
+def traced(function: _Program, leaves: Sequence[Any], arrays: Sequence[Any]) -> _Traced:
+    """The jaxpr of a program, and the shapes of what it returns.
+
+    Raises:
+        UnknownProgramError: it raises, as it does where it needs a mode.
+    """
+    try:
+        return jax.make_jaxpr(function, return_shape=True)(list(leaves), list(arrays))
+    except Exception as error:
+        raise UnknownProgramError(str(error)) from error
+
+
+def _opened(program: Any) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr and its constants; JAX 0.12 has one class for both, older ones have two."""
+    return getattr(program, "jaxpr", program), getattr(program, "consts", ())
+
+
+class Numbering:
+    """Numbers for values: the same number is the same value."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[Any, int] = {}
+        self._stopped: dict[int, int] = {}
+
+    def weight(self, array: Any) -> int:
+        """The number of a weight, by what it holds; no constant has it."""
+        return self._array(array, "weight")
+
+    def unstopped(self, number: int) -> int:
+        """The number of a value that is the same, with its gradient."""
+        return self._stopped.get(number, number)
+
+    def outputs(
+        self, program: _Traced, leaves: Sequence[Any], arrays: Sequence[Any]
+    ) -> tuple[Any, list[int]]:
+        """The numbers of what a program returns: the tree of its output, and the list behind it.
+
+        Raises:
+            UnknownProgramError: it has effects, or a rule for gradients of its own.
+        """
+        closed, shapes = program
+        if closed.effects:
+            raise UnknownProgramError(str(closed.effects))
+        # Inputs are told apart by their place, as their values may be the same.
+        given = [self._number(("input", index, each.shape)) for index, each in enumerate(arrays)]
+        found = self._run(closed, [*map(self.weight, leaves), *given])
+        tree = jax.tree.structure(shapes[0])
+        return jax.tree.unflatten(tree, found[: tree.num_leaves]), found[tree.num_leaves :]
+
+    def _array(self, array: Any, kind: str) -> int:
+        if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+            if is_same_kind(array.dtype):
+                return self._number("same key")
+            array = jax.random.key_data(array)
+        own = np.asarray(array)
+        digest = hashlib.sha256(own.tobytes()).hexdigest()
+        return self._number((kind, own.shape, str(own.dtype), digest))
+
+    def _number(self, key: Any) -> int:
+        return self._numbers.setdefault(key, len(self._numbers))
+
+    def _run(self, closed: Any, inputs: Sequence[int]) -> list[int]:
+        jaxpr, consts = _opened(closed)
+        known = dict(zip(jaxpr.invars, inputs, strict=True))
+        constants = [self._array(each, "constant") for each in consts]
+        known |= dict(zip(jaxpr.constvars, constants, strict=True))
+        for equation in jaxpr.eqns:
+            given = [self._read(each, known) for each in equation.invars]
+            known |= dict(zip(equation.outvars, self._equation(equation, given), strict=True))
+        return [self._read(each, known) for each in jaxpr.outvars]
+
+    def _read(self, atom: Any, known: Mapping[Any, int]) -> int:
+        if isinstance(atom, core.Literal):
+            kind: Any = atom.aval
+            return self._array(np.asarray(atom.val, kind.dtype), "constant")
+        return known[atom]
+
+    def _equation(self, equation: Any, given: list[int]) -> list[int]:
+        name, params = str(equation.primitive), equation.params
+        outs: list[Any] = [var.aval for var in equation.outvars]
+        if name in _CALLS or name in _CUSTOM:
+            inner = params.get("call_jaxpr", params.get("jaxpr"))
+            found = self._run(inner, given)
+            if name in _CALLS:
+                return found
+            place = str(getattr(_opened(inner)[0].debug_info, "func_src_info", ""))
+            if not is_known_rule(place):
+                raise UnknownProgramError(f"a rule for gradients: {place}")
+            # Its gradient is the function's own, and may be of inputs that the result ignores.
+            return [
+                self._number((name, place, tuple(given), index, each))
+                for index, each in enumerate(found)
+            ]
+        first = equation.invars[0].aval if equation.invars else None
+        if first is not None and len(given) == 1 and first.dtype == outs[0].dtype:
+            if first.shape == outs[0].shape and (name in _ALIASES or _only_shapes(name, params)):
+                return given
+            if first.size == outs[0].size and _only_shapes(name, params):
+                # Both ways of adding dimensions of size 1.
+                return [self._number(("reshape", given[0], outs[0].shape))]
+        if name in _COMMUTATIVE:
+            given = sorted(given)
+        own = tuple(
+            (key, self._param(value)) for key, value in sorted(params.items()) if key != "weak_type"
+        )
+        found = [
+            self._number("same key")
+            if is_same_kind(out.dtype)
+            else self._number((name, own, tuple(given), index, out.shape, str(out.dtype)))
+            for index, out in enumerate(outs)
+        ]
+        if name == "stop_gradient":
+            self._stopped.update(zip(found, given, strict=True))
+        return found
+
+    def _param(self, value: Any) -> Any:
+        if isinstance(_opened(value)[0], core.Jaxpr):
+            kinds: list[Any] = [var.aval for var in _opened(value)[0].invars]
+            inputs = [
+                self._number(("argument", index, kind.shape, str(kind.dtype)))
+                for index, kind in enumerate(kinds)
+            ]
+            return ("function", *self._run(value, inputs))
+        if isinstance(value, list | tuple):
+            return (type(value).__name__, *map(self._param, value))
+        if isinstance(value, Mapping):
+            return tuple((str(key), self._param(each)) for key, each in sorted(value.items()))
+        if is_array(value):
+            return self._array(value, "constant")
+        # A function is itself alone: closures of one factory have one name.
+        try:
+            hash(value)
+        except TypeError:
+            return repr(value)
+        return (type(value).__name__, value)

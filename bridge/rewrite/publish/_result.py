@@ -1,0 +1,302 @@
+"""Holds the result of a rewriting: sources, rules, a level for each class, and the proof."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import difflib
+import functools
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
+
+from bridge import parity
+from bridge.rewrite._failures import RewriteError
+
+from ._writing import changed_files, write_files, write_in_place
+
+PAGE_MARK = "<!-- written by bridge.rewrite -->"
+"""What pages begin with."""
+Level: TypeAlias = Literal["proven", "proven for this configuration", "needs review", "left Linen"]
+LEVELS: tuple[Level, ...] = (
+    "proven",
+    "proven for this configuration",
+    "needs review",
+    "left Linen",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassResult:
+    """What became of one Linen class.
+
+    Attributes:
+        name: the class.
+        file: where it is.
+        line: the line of `class`.
+        level: one of `LEVELS`.
+        notes: why it is not simply proven, each with a line of `file` where there is one.
+    """
+
+    name: str
+    file: str
+    line: int
+    level: Level
+    notes: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Rewrite:
+    """The result of `bridge.rewrite`.
+
+    Nothing is written before `write`.
+
+    Attributes:
+        classes: each class of the package that the trace reached.
+        sources: the new files' texts by path.
+        old_sources: the path of the file that each of them comes from.
+        rules: NNX paths by Linen paths, for `bridge.port`, `bridge.parity` and
+            `checkpoint.restore`.
+        reports: of `bridge.parity.check`, by what was compared; empty if nothing could be.
+        sizes: what the model's constructor is given besides its fields, for each entry point.
+        root: the model's class.
+        notes: what concerns no single class.
+        find_places: gives `places`.
+        make_test: gives the text of the test that `write(test=True)` writes, None if the program
+            was not proven.
+        programs: the runs in which both models were traced to one program, the same operations on
+            the same values: whose results and gradients are equal without being computed.
+        make_in_place: gives what `in_place` does.
+        parts: the classes that were proven by themselves, because the model's own stays Linen.
+        native_share: the share of the parameters that are in native NNX layers, from 0 to 1.
+    """
+
+    classes: tuple[ClassResult, ...]
+    sources: Mapping[str, str]
+    old_sources: Mapping[str, str]
+    rules: Mapping[str, str]
+    reports: Mapping[str, parity.Report]
+    sizes: tuple[Mapping[str, Any], ...]
+    root: str
+    notes: tuple[str, ...] = ()
+    find_places: Callable[[], Iterable[str]] | None = dataclasses.field(default=None, repr=False)
+    make_test: Callable[[], str] | None = dataclasses.field(default=None, repr=False)
+    programs: tuple[str, ...] = ()
+    make_in_place: Callable[[Iterable[str]], Mapping[str, str]] | None = dataclasses.field(
+        default=None, repr=False
+    )
+    parts: tuple[str, ...] = ()
+    native_share: float = 0.0
+
+    @functools.cached_property
+    def places(self) -> tuple[str, ...]:
+        """Where the rest of the package makes the models, calls, trains and saves them.
+
+        Each is shown with what takes its place; nothing of it is rewritten. The package's files
+        are read when this is asked for.
+        """
+        return () if self.find_places is None else tuple(self.find_places())
+
+    @property
+    def ok(self) -> bool:
+        """Whether every class is rewritten, and the program is proven."""
+        return self.is_proven and all(
+            c.level in ("proven", "proven for this configuration") for c in self.classes
+        )
+
+    @property
+    def is_proven(self) -> bool:
+        """Whether the new program was run and does the same as the old one.
+
+        Where the model's own class stays Linen: whether each of its parts does.
+        """
+        return bool(self.reports) and all(report.ok for report in self.reports.values())
+
+    @property
+    def max_difference(self) -> float | None:
+        """The largest absolute difference of an output, None if nothing was compared."""
+        found = [
+            c.max_abs
+            for report in self.reports.values()
+            for section in report.sections
+            if section.name == "outputs"
+            for c in section.compared
+            if c.max_abs is not None
+        ]
+        return max(found, default=None)
+
+    @property
+    def diff(self) -> str:
+        """The new files beside the old ones, as a unified diff."""
+        lines: list[str] = []
+        for path, text in self.sources.items():
+            old = self.old_sources[path]
+            before = pathlib.Path(old).read_text(encoding="utf-8").splitlines(keepends=True)
+            lines += difflib.unified_diff(
+                before, text.splitlines(keepends=True), _shown(old), _shown(path)
+            )
+        return "".join(lines)
+
+    @property
+    def rules_text(self) -> str:
+        """The rules as TOML, as `python -m bridge convert --rules` takes them."""
+        rows = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in self.rules.items()]
+        return "\n".join(["[rules]", *rows]) + "\n"
+
+    def html(self) -> str:
+        """A page with the old and the new files side by side."""
+        tables = [PAGE_MARK]
+        for path, text in self.sources.items():
+            old = self.old_sources[path]
+            before = pathlib.Path(old).read_text(encoding="utf-8").splitlines()
+            tables.append(
+                difflib.HtmlDiff(wrapcolumn=90).make_file(
+                    before, text.splitlines(), _shown(old), _shown(path), charset="utf-8"
+                )
+            )
+        return "\n".join(tables)
+
+    def write(
+        self,
+        *,
+        overwrite: bool = False,
+        test: bool = False,
+        in_place: bool = False,
+        by_hand: Iterable[str] = (),
+    ) -> tuple[str, ...]:
+        """Writes the new files and the rules: all of them, or none.
+
+        Args:
+            test: whether a test is written too, which compares the two models.
+            overwrite: whether files are replaced that were not written by the rewriter, or that
+                were changed since.
+            in_place: whether the old files get the new classes, and no new files are written.
+            by_hand: with `in_place`, as for `in_place`.
+
+        Returns:
+            The paths of the files that are new or changed.
+
+        Raises:
+            RewriteError: there are such files, or the test cannot be written; or something stands
+                in the way of writing in place.
+        """
+        if not in_place:
+            return write_files(self._files(test=test), overwrite=overwrite)
+        if test:
+            raise RewriteError(
+                "the test cannot be written",
+                ["it compares with the Linen model, which would be gone"],
+                "Write the new files beside the old ones first, with the test.",
+            )
+        texts = self.in_place(by_hand)
+        main = pathlib.Path(next(iter(reversed(list(texts)))))
+        return write_in_place(texts, {str(main.with_suffix(".rules.toml")): self.rules_text})
+
+    def in_place(self, by_hand: Iterable[str] = ()) -> Mapping[str, str]:
+        """The old files with the new classes in the place of the old ones.
+
+        Args:
+            by_hand: files that use the old classes, or whose classes need review, and that are
+                changed by hand.
+
+        Returns:
+            Their texts by path.
+
+        Raises:
+            RewriteError: a class of these files stays Linen, the package uses one in another way,
+                or a file was changed since it was read; everything that stands in the way is told.
+        """
+        if self.make_in_place is None:
+            raise RewriteError(
+                "the files cannot be rewritten in place",
+                ["nothing was rewritten"],
+                "See what stays Linen and why in the report.",
+            )
+        return self.make_in_place(by_hand)
+
+    def pending(self) -> tuple[str, ...]:
+        """The files that `write` would make or change."""
+        return tuple(map(str, changed_files(self._files())))
+
+    def _files(self, *, test: bool = False) -> dict[str, str]:
+        files = dict(self.sources)
+        if test and self.make_test is None:
+            raise RewriteError(
+                "the test cannot be written",
+                ["the program was not proven"],
+                "See what stays Linen and why in the report.",
+            )
+        if self.sources:
+            main = next(iter(reversed(list(self.sources))))
+            if test and self.make_test is not None:
+                path = pathlib.Path(main)
+                files[str(path.with_name(f"test_{path.name}"))] = self.make_test()
+            files[str(pathlib.Path(main).with_suffix(".rules.toml"))] = self.rules_text
+        return files
+
+    def to_json(self, indent: int | None = None) -> str:
+        """The result as a JSON document."""
+        return json.dumps(
+            {
+                "ok": self.ok,
+                "is_proven": self.is_proven,
+                "max_difference": self.max_difference,
+                "root": self.root,
+                "classes": [dataclasses.asdict(each) for each in self.classes],
+                "sources": dict(self.sources),
+                "rules": dict(self.rules),
+                "sizes": [{k: _plain(v) for k, v in each.items()} for each in self.sizes],
+                "reports": {k: json.loads(v.to_json()) for k, v in self.reports.items()},
+                "programs": list(self.programs),
+                "parts": list(self.parts),
+                "native_share": self.native_share,
+                "notes": list(self.notes),
+                "places": list(self.places),
+            },
+            indent=indent,
+            allow_nan=False,
+        )
+
+    def __str__(self) -> str:
+        counts = collections.Counter(each.level for each in self.classes)
+        summary = ", ".join(f"{counts[level]} {level}" for level in LEVELS if counts[level])
+        lines = [f"{self.root}: {summary or 'no classes'}; {self.native}; {self.verdict}"]
+        width = max((len(each.name) for each in self.classes), default=0)
+        for each in self.classes:
+            lines.append(f"  {each.name:<{width}}  {each.level}")
+            lines += [f"  {'':<{width}}    {note}" for note in each.notes]
+        if self.places:
+            lines.append("To change by hand:")
+        return "\n".join([*lines, *(f"  {place}" for place in self.places), *self.notes])
+
+    @property
+    def native(self) -> str:
+        """How much of the model is native NNX, in a few words."""
+        rewritten = sum(each.level != "left Linen" for each in self.classes)
+        # All of them only where nothing is missing, however little.
+        share = int(100 * self.native_share)
+        return f"native: {rewritten} of {len(self.classes)} classes, {share} % of the parameters"
+
+    @property
+    def verdict(self) -> str:
+        """What the proof says, in a few words."""
+        if not self.reports:
+            return "the program as a whole is not proven"
+        if not self.is_proven:
+            return "the program differs"
+        what = "its parts are" if self.parts else "the program is"
+        is_general = all(each.level != LEVELS[1] for each in self.classes)
+        proven = "proven" if is_general else LEVELS[1]
+        return f"{what} {proven}, largest difference {self.max_difference or 0.0:.3g}"
+
+
+def _shown(path: str) -> str:
+    try:
+        return pathlib.Path(path).relative_to(pathlib.Path.cwd()).as_posix()
+    except ValueError:
+        return path
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -1,0 +1,287 @@
+"""A source file, and text with parts of it replaced.
+
+`ast` gives positions in UTF-8 bytes, as code objects do, so that the position of a running call is
+that of a node. Text is replaced in the source itself, which keeps comments and formatting: a syntax
+tree with formatting of its own, as LibCST has, would count columns in code points and be one more
+dependency.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import pathlib
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from bridge.rewrite.observe._records import Span
+
+COMPREHENSIONS = (ast.ListComp, ast.GeneratorExp, ast.SetComp, ast.DictComp)
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+class Edit(NamedTuple):
+    """A stretch of a file, in bytes, and the text in its place; an insertion has no length."""
+
+    start: int
+    end: int
+    text: str
+
+
+class Source:
+    """A parsed file.
+
+    Args:
+        file: its path.
+
+    Raises:
+        SyntaxError: it is not Python.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.text = pathlib.Path(file).read_bytes().decode("utf-8")
+        self.data = self.text.encode()
+        self.tree = ast.parse(self.text)
+        self.lines = self.data.split(b"\n")
+        starts = [0]
+        for line in self.lines:
+            starts.append(starts[-1] + len(line) + 1)
+        self._starts = starts
+
+    @functools.cached_property
+    def parents(self) -> dict[ast.AST, ast.AST]:
+        """The node around each node."""
+        return {child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)}
+
+    @functools.cached_property
+    def _calls(self) -> dict[Span, ast.Call]:
+        return {span_of(node): node for node in ast.walk(self.tree) if isinstance(node, ast.Call)}
+
+    def call_at(self, span: Span) -> ast.Call | None:
+        """The call at a position."""
+        return self._calls.get(span)
+
+    def offset(self, line: int, column: int) -> int:
+        """The byte at a position; lines count from 1."""
+        return self._starts[line - 1] + column
+
+    def start(self, node: ast.AST) -> int:
+        """The first byte of a node, decorators included."""
+        decorators = getattr(node, "decorator_list", None)
+        if decorators:
+            return self.offset(decorators[0].lineno, decorators[0].col_offset - 1)
+        return self.offset(node.lineno, node.col_offset)  # pyright: ignore
+
+    def end(self, node: ast.AST) -> int:
+        """The byte behind a node."""
+        return self.offset(node.end_lineno, node.end_col_offset)  # pyright: ignore
+
+    def end_of_argument(self, node: ast.AST) -> int:
+        """The byte behind an argument of a call, with parentheses of its own."""
+        end = self.end(node)
+        parent = self.parents[node]
+        parent = self.parents[parent] if isinstance(parent, ast.keyword) else parent
+        stop = self.end(parent) - 1
+        rest = self.data[end:stop].decode()
+        text = rest.split("#")[0].split("\n")[0].rstrip()
+        closing = 0
+        for character in text:
+            if character == ")":
+                closing += 1
+            elif character not in " ":
+                break
+        return end + (text.rfind(")", 0, len(text)) + 1 if closing else 0)
+
+    def render(self, node: ast.AST, edits: Iterable[Edit] = ()) -> str:
+        """A node's text, with stretches of it replaced."""
+        return self.stretch(self.start(node), self.end(node), edits)
+
+    def lines_of(self, node: ast.AST) -> Edit:
+        """Takes away the whole lines of a statement."""
+        last: int = node.end_lineno or node.lineno  # pyright: ignore
+        return Edit(self.offset(node.lineno, 0), self.offset(last + 1, 0), "")  # pyright: ignore
+
+    def stretch(self, start: int, end: int, edits: Iterable[Edit] = ()) -> str:
+        """The text between two bytes, with stretches of it replaced; the outermost wins."""
+        # In order: of insertions at one place the first given comes first.
+        inside = dict.fromkeys(e for e in edits if start <= e.start and e.end <= end)
+        parts, position = [], start
+        for edit in sorted(inside, key=lambda e: (e.start, e.end != e.start, -e.end)):
+            if edit.start < position:
+                continue
+            parts += [self.data[position : edit.start].decode(), edit.text]
+            position = edit.end
+        parts.append(self.data[position:end].decode())
+        return "".join(parts)
+
+    def edit(self, node: ast.AST, text: str) -> Edit:
+        """The replacement of a node."""
+        return Edit(self.start(node), self.end(node), text)
+
+    def comments_above(self, statement: ast.stmt) -> list[str]:
+        """The lines of comments right above a statement."""
+        found: list[str] = []
+        number = statement.lineno - 2
+        while number >= 0 and self.lines[number].strip().startswith(b"#"):
+            found.insert(0, self.lines[number].decode().strip())
+            number -= 1
+        return found
+
+    def comment_behind(self, node: ast.AST) -> str:
+        """The comment at the end of a node's last line, `""` if there is none."""
+        line = self.lines[node.end_lineno - 1][node.end_col_offset :].decode()  # pyright: ignore
+        rest = line.strip().lstrip(",;").strip()
+        return rest if rest.startswith("#") else ""
+
+    def statement_of(self, node: ast.AST) -> ast.stmt:
+        """The innermost statement around a node."""
+        while not isinstance(node, ast.stmt):
+            node = self.parents[node]
+        return node
+
+    def ancestors(self, node: ast.AST) -> Iterator[ast.AST]:
+        """What is around a node, the innermost first."""
+        while node in self.parents:
+            node = self.parents[node]
+            yield node
+
+
+def span_of(node: ast.AST) -> Span:
+    """A node's position."""
+    return Span(node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)  # pyright: ignore
+
+
+def binding(function: ast.AST, name: str) -> list[ast.stmt]:
+    """The statements in a function that bind a name, with the blocks around them."""
+    return [
+        each
+        for each in ast.walk(function)
+        if isinstance(each, ast.stmt) and each is not function and name in bound_in(each)
+    ]
+
+
+def is_fixed(node: ast.AST) -> bool:
+    """Whether an expression is True or False."""
+    return isinstance(node, ast.Constant) and isinstance(node.value, bool)
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """The names that an expression or statement reads."""
+    return {
+        each.id
+        for each in ast.walk(node)
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)
+    }
+
+
+def bound_in(node: ast.AST) -> set[str]:
+    """The names that a statement or target binds, comprehensions apart."""
+    found: set[str] = set()
+    stack = [node]
+    while stack:
+        each = stack.pop()
+        if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store):
+            found.add(each.id)
+        elif isinstance(each, ast.FunctionDef | ast.ClassDef):
+            found.add(each.name)
+            continue
+        elif isinstance(each, ast.Import | ast.ImportFrom):
+            found |= {(alias.asname or alias.name).split(".")[0] for alias in each.names}
+        elif isinstance(
+            each, ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp | ast.Lambda
+        ):
+            continue
+        stack.extend(ast.iter_child_nodes(each))
+    return found
+
+
+def indented(text: str, old: int, new: int) -> str:
+    """A statement's text moved from one indentation to another, its first line without."""
+    first, *rest = text.split("\n")
+    moved = []
+    for line in rest:
+        blank = len(line) - len(line.lstrip(" "))
+        moved.append(" " * max(new + blank - old, 0) + line.lstrip(" ") if line.strip() else "")
+    return "\n".join([first, *moved])
+
+
+def is_free(node: ast.Call) -> bool:
+    """Whether a constructor makes a module that is part of no model."""
+    return any(
+        k.arg == "parent" and isinstance(k.value, ast.Constant) and k.value.value is None
+        for k in node.keywords
+    )
+
+
+def shape_item(node: ast.expr) -> tuple[str, int] | None:
+    """The name and the number in `x.shape[-1]`, None for another expression."""
+    if (
+        isinstance(node, ast.Subscript)
+        and isinstance(node.value, ast.Attribute)
+        and node.value.attr == "shape"
+        and isinstance(node.value.value, ast.Name)
+    ):
+        try:
+            index = ast.literal_eval(node.slice)
+        except ValueError:
+            return None
+        return (node.value.value.id, index) if isinstance(index, int) else None
+    return None
+
+
+def is_shadowed(source: Source, node: ast.AST, name: str) -> bool:
+    """Whether a function inside of a method has an argument of this name."""
+    for each in source.ancestors(node):
+        if isinstance(each, ast.FunctionDef | ast.Lambda):
+            given = [*each.args.posonlyargs, *each.args.args, *each.args.kwonlyargs]
+            if any(argument.arg == name for argument in given):
+                return True
+    return False
+
+
+def is_self(node: ast.AST, name: str | None = None) -> bool:
+    """Whether an expression is `self.name`."""
+    return (
+        isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+        and (name is None or node.attr == name)
+    )
+
+
+@functools.cache
+def source_of(file: str, stamp: float) -> Source:
+    """The source of a file as it was at a time, parsed once."""
+    return Source(file)
+
+
+@functools.cache
+def condition_lines(file: str) -> frozenset[int]:
+    """The lines of a file's conditions that read a name; none if it is no file of Python."""
+    try:
+        source = source_of(file, pathlib.Path(file).stat().st_mtime)
+    except (SyntaxError, UnicodeDecodeError, OSError):
+        return frozenset()
+    return frozenset(
+        node.test.lineno
+        for node in ast.walk(source.tree)
+        if isinstance(node, ast.If | ast.IfExp)
+        and any(isinstance(each, ast.Name) for each in ast.walk(node.test))
+    )
+
+
+def loops_around(source: Source, node: ast.AST, method: ast.AST) -> list[ast.AST]:
+    """The loops around a place in a method, the outermost first."""
+    found: list[ast.AST] = []
+    before = node
+    for each in source.ancestors(node):
+        if each is method:
+            break
+        if (isinstance(each, ast.For | ast.While) and before in each.body) or isinstance(
+            each, COMPREHENSIONS
+        ):
+            found.insert(0, each)
+        before = each
+    return found
