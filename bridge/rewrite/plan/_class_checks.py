@@ -9,7 +9,7 @@ from typing import Any
 from flax import linen as nn
 from flax import nnx
 
-import bridge
+from bridge import wrappers
 from bridge.rewrite.syntax._source import is_self
 
 from ._layers import Layer
@@ -77,8 +77,8 @@ def check_class(plan: ClassPlan, references: References) -> None:
 def _is_to_linen(value: Any) -> bool:
     """Whether something makes a Linen module of an NNX class."""
     if isinstance(value, type):
-        return issubclass(value, bridge.ToLinen | nnx.bridge.ToLinen)
-    makers = (bridge.to_linen, bridge.to_linen_class, nnx.bridge.to_linen)
+        return issubclass(value, wrappers.ToLinen | nnx.bridge.ToLinen)
+    makers = (wrappers.to_linen, wrappers.to_linen_class, nnx.bridge.to_linen)
     return any(value is each for each in makers)
 
 

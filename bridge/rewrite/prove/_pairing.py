@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-import bridge
-from bridge import port
+from bridge import port, wrappers
 from bridge._conversion.collections import OUTPUTS
 from bridge.rewrite.observe._entries import Entry
 from bridge.rewrite.observe._records import Instance
@@ -76,7 +75,7 @@ def _create(model: Any, method: str | None, inputs: Any, kwargs: Mapping[str, An
     with warnings.catch_warnings():
         # What is sown while variables are created is thrown away.
         warnings.simplefilter("ignore", DeprecationWarning)
-        bridge.lazy_init(getattr(model, method) if method else model, *inputs, **kwargs)
+        wrappers.lazy_init(getattr(model, method) if method else model, *inputs, **kwargs)
     nnx.pop(model, nnx.Intermediate)
 
 
@@ -113,7 +112,7 @@ def _linen_paths(plan: port.Plan) -> list[tuple[str, ...]]:
 
 def is_mixed(model: Any) -> bool:
     """Whether something in a model stays Linen."""
-    return any(isinstance(node, bridge.ToNNX) for _, node in nnx.iter_graph(model))
+    return any(isinstance(node, wrappers.ToNNX) for _, node in nnx.iter_graph(model))
 
 
 def without_sown(variables: Mapping[str, Any]) -> dict[str, Any]:
