@@ -16,7 +16,7 @@ from bridge.rewrite.plan._options import STACKS
 from bridge.rewrite.plan._plans import ClassPlan, LeftLinenError, Program
 from bridge.rewrite.plan._references import References
 from bridge.rewrite.plan._slots import name_slots
-from bridge.rewrite.syntax._source import Edit
+from bridge.rewrite.syntax._source import Edit, bound_in, is_import
 
 from ._body import Slice
 from ._calls import Calls
@@ -56,6 +56,7 @@ class ClassText:
             return self._of_layer(layer)
         name_slots(self.program, plan)
         check_class(plan, self.references)
+        self._class_decorators()
         body: Lines = []
         setup_text = ""
         for base in plan.node.bases:
@@ -164,6 +165,22 @@ class ClassText:
                 or isinstance(decorator, ast.Call)
             ):
                 raise LeftLinenError(f"a method under @{ast.unparse(decorator)}", decorator)
+
+    def _class_decorators(self) -> None:
+        """Those of other files stay with the old class, which they may have registered."""
+        own = {
+            name
+            for statement in self.source.tree.body
+            if not is_import(statement)
+            for name in bound_in(statement)
+        }
+        for decorator in self.plan.node.decorator_list:
+            root = next(n for n in ast.walk(decorator) if isinstance(n, ast.Name))
+            text = ast.unparse(decorator)
+            if root.id in own or text.split("(")[0].split(".")[-1] in ("dataclass", "final"):
+                continue
+            self.plan.note(decorator, f"@{text} is left out: it would be called for both classes")
+            self.edits.append(self.source.lines_of(decorator))
 
     def _annotations(self, method: Method) -> None:
         given = method.node.args

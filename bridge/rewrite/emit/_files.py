@@ -14,7 +14,7 @@ from flax import linen as nn
 from bridge.rewrite.plan._function_plans import FunctionPlan
 from bridge.rewrite.plan._plans import LeftLinenError, Program
 from bridge.rewrite.plan._references import References
-from bridge.rewrite.syntax._source import Source, bound_in, names_in
+from bridge.rewrite.syntax._source import Source, bound_in, is_import, names_in
 
 from ._import_lines import alias_text, grouped, import_line, sorted_imports
 
@@ -73,8 +73,11 @@ class NewFile:
         waiting = [name for text in self._pieces.values() for name in names_of(text)]
         waiting += list(extra)
         binding: dict[str, list[ast.stmt]] = {}
+        imported = {
+            name for each in self.source.tree.body if is_import(each) for name in bound_in(each)
+        }
         for statement in self.source.tree.body:
-            for name in _bound_at_top(statement):
+            for name in _bound_at_top(statement) | (_changed_at_top(statement) - imported):
                 binding.setdefault(name, []).append(statement)
         needed: set[str] = set()
         while waiting:
@@ -246,11 +249,14 @@ def _bound_at_top(statement: ast.stmt) -> set[str]:
     return bound_in(statement)
 
 
-def is_import(statement: ast.stmt) -> bool:
-    """Whether a statement imports, or tries to."""
-    if isinstance(statement, ast.Try):
-        return all(isinstance(s, ast.Import | ast.ImportFrom) for s in statement.body)
-    return isinstance(statement, ast.Import | ast.ImportFrom)
+def _changed_at_top(statement: ast.stmt) -> set[str]:
+    """The names whose values a statement changes, as `clip.defvjp(forward, backward)` does."""
+    match statement:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name() as name))):
+            return {name.id}
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript() as target]):
+            return {target.value.id} if isinstance(target.value, ast.Name) else set()
+    return set()
 
 
 def _joined(pieces: list[str]) -> str:

@@ -12,6 +12,7 @@ from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._plans import LeftLinenError, Slot
 from bridge.rewrite.plan._slots import name_node
 from bridge.rewrite.syntax._source import Edit, bound_in, is_self
+from bridge.rewrite.syntax._taint import SAME_ITEMS
 
 from ._calls import Calls
 from ._dead import dead_blocks, in_place_of
@@ -173,10 +174,10 @@ class Setup:
                 if not is_self(target):
                     continue
                 value = node.value
-                if (
+                while (
                     isinstance(value, ast.Call)
                     and isinstance(value.func, ast.Name)
-                    and (value.func.id in ("list", "tuple") and value.args)
+                    and (value.func.id in SAME_ITEMS and value.args)
                 ):
                     value = value.args[0]
                 several = self._several(value)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from flax import linen as nn
@@ -10,6 +12,7 @@ from flax import linen as nn
 from bridge.rewrite.plan._class_fields import default_node
 from bridge.rewrite.plan._plans import CACHE, ClassPlan, Field, Program
 from bridge.rewrite.plan._references import References
+from bridge.rewrite.syntax._source import Edit
 
 _WIDTH = 100
 
@@ -57,6 +60,7 @@ class Signature:
         """
         indent = " " * column
         parameters: list[tuple[str, str]] = []
+        named: list[tuple[str, str]] = []
         for field in self.plan.fields:
             if field.name in self.plan.mode_fields:
                 continue
@@ -64,9 +68,10 @@ class Signature:
             if field.factory is not None:
                 annotation, default = f"{annotation} | None", "None"
             text = f"{field.name}: {annotation}"
-            parameters.append((text if default is None else f"{text} = {default}", field.comment))
+            entry = (text if default is None else f"{text} = {default}", field.comment)
+            (named if field.is_named else parameters).append(entry)
         keyword = size_arguments(self.program, self.plan)
-        parameters += [("*", ""), *((text, "") for text in keyword), ("rngs: nnx.Rngs", "")]
+        parameters += [("*", ""), *named, *((text, "") for text in keyword), ("rngs: nnx.Rngs", "")]
         # As the other methods have it.
         end = " -> None:" if any(m.returns for m in self.plan.methods.values()) else ":"
         line = f"{indent}def __init__(self, {', '.join(text for text, _ in parameters)}){end}"
@@ -92,7 +97,19 @@ class Signature:
             return annotation, field.default
         if self._stays_linen(field):
             return annotation, self.source.render(node)
-        return annotation, self.source.render(node, list(self.references.edits(node)))
+        edits = [*self._defaults_in(field, node), *self.references.edits(node)]
+        return annotation, self.source.render(node, edits)
+
+    def _defaults_in(self, field: Field, node: ast.expr) -> Iterator[Edit]:
+        """`b: int = a` has the default of `a`, which no argument can name."""
+        own = {each.name: each for each in self.plan.fields if each.plan is field.plan}
+        for each in ast.walk(node):
+            other = own.get(each.id) if isinstance(each, ast.Name) else None
+            if other is None or other.node.lineno >= field.node.lineno:
+                continue
+            default = self._field_texts(other)[1]
+            is_part = each is not node and isinstance(default_node(other), ast.BinOp | ast.IfExp)
+            yield self.source.edit(each, f"({default})" if is_part else str(default))
 
     def _stays_linen(self, field: Field) -> bool:
         """Whether a field brings a layer of Flax that NNX lacks, so that it is wrapped."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flax import linen as nn
+from flax import nnx
 
 from bridge._train_eval import MODE_NAMES
 from bridge.rewrite.observe._paths_below import below
@@ -54,9 +55,11 @@ class States:
 
     def _merged(self, node: ast.Call) -> Iterator[Edit]:
         """Linen raises where both are given; in NNX the call wins, as `eval()` sets the field."""
-        if len(node.args) != 3 or node.keywords:
+        arguments = dict(zip(("name", "a", "b"), node.args, strict=False))
+        arguments |= {str(k.arg): k.value for k in node.keywords}
+        if arguments.keys() != {"name", "a", "b"}:
             raise LeftLinenError("nn.merge_param in another form", node)
-        field, given = (self.method.call_text(each) for each in node.args[1:])
+        field, given = (self.method.call_text(arguments[each]) for each in ("a", "b"))
         yield self.source.edit(node, f"({given} if {given} is not None else {field})")
 
     def edits(self) -> Iterator[Edit]:
@@ -102,7 +105,7 @@ class States:
                 if not (isinstance(stream, ast.Constant) and isinstance(stream.value, str)):
                     raise LeftLinenError("a stream whose name is not written out", node)
                 self.plan.note(node, "keys are drawn from an NNX stream")
-                yield self.source.edit(node, f"self.rngs.{stream.value}()")
+                yield self.source.edit(node, f"self.rngs{_stream(stream.value)}()")
             elif name in (
                 "param",
                 "variable",
@@ -205,6 +208,11 @@ class States:
         ):
             raise LeftLinenError("sow into another collection, or with its own reduction", node)
         yield self.source.edit(first, "nnx.Intermediate")
+
+
+def _stream(name: str) -> str:
+    """How a stream is read: `Rngs` has methods named as distributions, as `gumbel`."""
+    return f'["{name}"]' if hasattr(nnx.Rngs, name) or not name.isidentifier() else f".{name}"
 
 
 def _collection(node: ast.Call) -> Any:

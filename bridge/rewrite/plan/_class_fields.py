@@ -19,13 +19,14 @@ def fields_of(plan: ClassPlan) -> Iterator[Field]:
                 continue
             annotation = owner.source.render(node.annotation)
             is_of_class = annotation.startswith(("ClassVar", "typing.ClassVar", "t.ClassVar"))
-            if is_of_class or _is_no_argument(node.value):
+            if is_of_class or _is_no_argument(node.value) or _is_mark(node):
                 continue
             default, factory = _default(owner.source, node)
             name = node.target.id
-            found[name] = Field(
-                name, annotation, default, factory, owner.source.comment_behind(node), node, owner
-            )
+            comment = owner.source.comment_behind(node)
+            known = owner.cls.__dataclass_fields__.get(name)  # pyright: ignore
+            is_named = known is not None and known.kw_only is True
+            found[name] = Field(name, annotation, default, factory, comment, node, owner, is_named)
     yield from (each for name, each in found.items() if name not in ("name", "parent"))
 
 
@@ -35,8 +36,14 @@ def field_nodes(plan: ClassPlan) -> list[ast.AnnAssign]:
     return [
         node
         for node in plan.node.body
-        if isinstance(node, ast.AnnAssign) and (node in known or _is_no_argument(node.value))
+        if isinstance(node, ast.AnnAssign)
+        and (node in known or _is_no_argument(node.value) or _is_mark(node))
     ]
+
+
+def _is_mark(node: ast.AnnAssign) -> bool:
+    """Whether it is `_: dataclasses.KW_ONLY`, behind which fields are given by name."""
+    return ast.unparse(node.annotation).strip("'\"").split(".")[-1] == "KW_ONLY"
 
 
 def _is_no_argument(value: ast.expr | None) -> bool:

@@ -160,10 +160,9 @@ def class_node(source: Source, cls: type) -> ast.ClassDef | None:
 
 
 def _check_lifted(program: Program, plan: ClassPlan) -> None:
-    if plan.node.decorator_list:
+    if plan.node.decorator_list and not _is_bound(plan):
         texts = [ast.unparse(d) for d in plan.node.decorator_list]
-        if any(t.split("(")[0].split(".")[-1] not in ("dataclass", "final") for t in texts):
-            plan.leave(f"the decorator @{texts[0]} may hide the class", plan.node.lineno)
+        plan.leave(f"the decorator @{texts[0]} makes another class", plan.node.lineno)
     if plan.cls in program.records.foreign and plan.layer is None:
         name = program.records.foreign[plan.cls]
         plan.leave(f"{name} of another package makes a parameter of it", plan.node.lineno)
@@ -187,6 +186,21 @@ def _check_lifted(program: Program, plan: ClassPlan) -> None:
             plan.leave(
                 "a function outside of the class makes a module of it", making.site.span.line
             )
+
+
+def _is_bound(plan: ClassPlan) -> bool:
+    """Whether a class is what its name stands for: its decorators returned it, as it was."""
+    module = sys.modules.get(plan.cls.__module__)
+    written = range(plan.node.lineno, (plan.node.end_lineno or plan.node.lineno) + 1)
+    functions = [
+        inspect.unwrap(each)
+        for name, each in vars(plan.cls).items()
+        if inspect.isfunction(each) and not name.startswith("__")
+    ]
+    return getattr(module, plan.cls.__name__, None) is plan.cls and all(
+        each.__module__ != plan.cls.__module__ or each.__code__.co_firstlineno in written
+        for each in functions
+    )
 
 
 def _is_free(making: Any, plan: ClassPlan) -> bool:
@@ -223,7 +237,7 @@ def _modes(program: Program) -> None:
                     child = program.plan_of(program.records.base_of(making.cls))
                     if child is None or child.layer is not None:
                         continue
-                    order = [field.name for field in child.fields]
+                    order = [field.name for field in child.fields if not field.is_named]
                     given = list(zip(order, slot.node.args, strict=False))
                     given += [(k.arg, k.value) for k in slot.node.keywords if k.arg in order]
                     for name, node in given:

@@ -135,7 +135,7 @@ class Constructor:
         names = list(dict.fromkeys(name for plan in plans for name in plan.sizes))
         parts = []
         modes = set().union(*(plan.mode_fields for plan in plans))
-        order = [field.name for field in plans[0].fields]
+        order = [field.name for field in plans[0].fields if not field.is_named]
         given = self._positional(next(iter(self.classes)), order)
         for name, node in given:
             if name in modes:

@@ -46,6 +46,7 @@ class Field:
         comment: the comment behind it.
         node: where it is.
         plan: the class that it is in.
+        is_named: whether it is given by name alone.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Field:
     comment: str
     node: ast.AnnAssign
     plan: ClassPlan
+    is_named: bool = False
 
 
 @dataclasses.dataclass

@@ -91,7 +91,11 @@ class FieldVariation:
         started = time.process_time()
         with importable(self.texts):
             modules = {f.module: importlib.import_module(f.name) for f in self.files}
-            left = [(plan, self._varied(plan, modules)) for plan in self._plans]
+            left = [
+                (plan, self._varied(plan, alike, modules))
+                for plan in self._plans
+                for alike in self._by_layers(plan)
+            ]
             while left:
                 if time.process_time() - started > _SECONDS:
                     for plan, _ in left:
@@ -100,13 +104,27 @@ class FieldVariation:
                 left = [each for each in left if next(each[1], False)]
 
     def _note(self, plan: ClassPlan, text: str) -> None:
-        self.limits.setdefault(plan.cls, []).append(text)
+        known = self.limits.setdefault(plan.cls, [])
+        if text not in known:
+            known.append(text)
 
-    def _varied(self, plan: ClassPlan, modules: Mapping[str, Any]) -> Iterator[bool]:
+    def _by_layers(self, plan: ClassPlan) -> list[list[Instance]]:
+        """The instances of a class, those together that ran the same constructors."""
+        found: dict[frozenset[Any], list[Instance]] = {}
+        for instance in self._instances(plan):
+            key = (instance.run, instance.path)
+            ran = frozenset(
+                node
+                for node, slot in plan.slots.items()
+                if any((making.run, making.owner) == key for making in slot.makings)
+            )
+            found.setdefault(ran, []).append(instance)
+        return list(found.values())
+
+    def _varied(
+        self, plan: ClassPlan, instances: Sequence[Instance], modules: Mapping[str, Any]
+    ) -> Iterator[bool]:
         """Makes one comparison at each step."""
-        instances = self._instances(plan)
-        if not instances:
-            return
         values = self._values(instances[0], plan)
         found = self._sample(instances, modules) if values else None
         if found is None:

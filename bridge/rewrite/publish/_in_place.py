@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 from flax import linen as nn
 
 from bridge.rewrite._failures import RewriteError
-from bridge.rewrite.emit._files import NewFile, is_import, names_of
+from bridge.rewrite.emit._files import NewFile, names_of
 from bridge.rewrite.plan._plans import ClassPlan
-from bridge.rewrite.syntax._source import Edit, bound_in
+from bridge.rewrite.syntax._source import Edit, bound_in, is_import
 
 from ._uses import Uses
 

@@ -197,6 +197,13 @@ def bound_in(node: ast.AST) -> set[str]:
     return found
 
 
+def is_import(statement: ast.stmt) -> bool:
+    """Whether a statement imports, or tries to."""
+    if isinstance(statement, ast.Try):
+        return all(isinstance(s, ast.Import | ast.ImportFrom) for s in statement.body)
+    return isinstance(statement, ast.Import | ast.ImportFrom)
+
+
 def indented(text: str, old: int, new: int) -> str:
     """A statement's text moved from one indentation to another, its first line without."""
     first, *rest = text.split("\n")

@@ -1,0 +1,200 @@
+"""Programs as text: each class is proven, and does what Linen does for values written by hand."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import pathlib
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx, traverse_util
+
+import bridge
+from bridge.rewrite import Rewrite
+from tests.rewrite.programs import HEAD, PROGRAMS, Of, Program
+
+NUMBERS = itertools.count()
+KEYS = {"params": jax.random.key(1), "gumbel": jax.random.key(2)}
+
+
+class Rewritten(NamedTuple):
+    """A program, and what became of it.
+
+    Attributes:
+        program: the program.
+        old: the module with the Linen classes.
+        new: the module with the new ones.
+        result: of the rewriting.
+    """
+
+    program: Program
+    old: Any
+    new: Any
+    result: Rewrite
+
+
+def fields_of(fields: Mapping[str, Any], module: Any) -> dict[str, Any]:
+    """Values of fields, those made that need a class of the program."""
+    return {k: v.made(module) if isinstance(v, Of) else v for k, v in fields.items()}
+
+
+def inputs_of(program: Program) -> list[jax.Array]:
+    generator = np.random.default_rng(0)
+    return [
+        jnp.asarray(generator.integers(0, 5, size=shape[1:]), "int32")
+        if shape[0] == "tokens"
+        else jnp.asarray(generator.normal(size=shape), "float32")
+        for shape in program.inputs
+    ]
+
+
+@pytest.fixture
+def rewritten(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Puts a program into files of their own, and rewrites it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def rewrites(program: Program) -> Rewritten:
+        name = f"program_{next(NUMBERS)}"
+        text = HEAD + program.source.strip("\n") + "\n"
+        (tmp_path / f"{name}.py").write_bytes(text.replace("\n", program.newline).encode())
+        for file, more in program.files.items():
+            (tmp_path / file).write_text(HEAD + more.strip("\n") + "\n")
+        old = importlib.import_module(name)
+        shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs_of(program)]
+
+        def makes(fields: Mapping[str, Any]) -> Any:
+            return lambda: old.Model(**fields_of(fields, old))
+
+        also = [(makes(each), *shapes) for each in program.also]
+        result = bridge.rewrite(makes(program.fields), *shapes, gradients=False, also=also)
+        result.write()
+        importlib.invalidate_caches()
+        return Rewritten(program, old, importlib.import_module(f"{name}_nnx"), result)
+
+    return rewrites
+
+
+def with_weights(model: Any, variables: Any) -> None:
+    """Gives a model the weights of another one, whose layers are made in the same order."""
+    left: dict[Any, Any] = traverse_util.flatten_dict(variables)
+    for name, variable in _variables(model):
+        path = next(p for p, v in left.items() if p[-1] == name and v.shape == variable.shape)
+        variable[...] = left.pop(path)
+    assert not left
+
+
+def _variables(node: Any) -> Iterator[tuple[str, nnx.Variable]]:
+    items = enumerate(node) if isinstance(node, nnx.List) else vars(node).items()
+    for name, child in items:
+        if isinstance(child, nnx.Variable):
+            yield str(name), child
+        elif isinstance(child, nnx.Module) and not isinstance(child, nnx.Rngs):
+            yield from _variables(child)
+
+
+def check_same(found: Rewritten, fields: Mapping[str, Any]) -> None:
+    """Compares both models for some values of the fields."""
+    inputs = inputs_of(found.program)
+    given = fields_of({**found.program.fields, **fields}, found.old)
+    linen = found.old.Model(**given)
+    variables = linen.init(KEYS, *inputs)
+    model = found.new.Model(**given, **found.result.sizes[0], rngs=nnx.Rngs(0))
+    with_weights(model, variables)
+    expected = linen.apply(variables, *inputs)
+    jax.tree.map(np.testing.assert_array_equal, model(*inputs), expected)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_it_is_proven_and_does_what_linen_does_for_other_values(rewritten, name):
+    found = rewritten(PROGRAMS[name])
+    assert {each.level for each in found.result.classes} == {"proven"}, str(found.result)
+    assert found.result.is_proven
+    for fields in ({}, *found.program.values):
+        check_same(found, fields)
+
+
+KINDS = """
+class Model(nn.Module):
+    kind: str = "dense"
+    width: int = 6
+
+    @nn.compact
+    def __call__(self, x):
+        if self.kind == "dense":
+            x = nn.Dense(self.width)(x)
+        else:
+            x = nn.LayerNorm()(x)
+        return x * self.param("scale", nn.initializers.ones, (6,))
+"""
+
+
+def test_a_class_of_several_entries_is_varied_in_each(rewritten):
+    """The smallest instance has no layer of this width, and takes each value."""
+    program = Program(KINDS, inputs=[(2, 6)], also=[{"kind": "norm"}])
+    (found,) = rewritten(program).result.classes
+    assert found.level == "proven"
+    program = Program(KINDS.replace("(6,)", "(x.shape[-1],)"), also=[{"kind": "norm"}])
+    (found,) = rewritten(program).result.classes
+    assert found.level == "proven for this configuration"
+    assert any("width=" in note for note in found.notes), str(found)
+
+
+STREAMS = """
+class Model(nn.Module):
+    codes: int = 5
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(self.codes)(x)
+        x = x + jax.random.gumbel(self.make_rng("gumbel"), x.shape)
+        return x + jax.random.normal(self.make_rng("noise"), x.shape)
+"""
+
+
+def test_a_stream_may_have_the_name_of_a_distribution(rewritten):
+    found = rewritten(Program(STREAMS))
+    assert found.result.is_proven
+    (each,) = found.result.classes
+    assert each.level == "needs review"
+    assert {note.rpartition(": ")[2] for note in each.notes} == {
+        "keys are drawn from an NNX stream"
+    }
+    (text,) = found.result.sources.values()
+    assert 'self.rngs["gumbel"]()' in text
+    assert "self.rngs.noise()" in text
+
+
+REGISTERED = """
+from registering import register
+
+
+@register
+class Model(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x)
+"""
+REGISTERING = """
+KNOWN = {}
+
+
+def register(cls):
+    assert cls.__name__ not in KNOWN
+    KNOWN[cls.__name__] = cls
+    return cls
+"""
+
+
+def test_a_decorator_of_another_file_is_left_out_and_named(rewritten):
+    found = rewritten(Program(REGISTERED, files={"registering.py": REGISTERING}))
+    assert found.result.is_proven
+    (each,) = found.result.classes
+    assert each.level == "needs review"
+    assert "@register is left out" in each.notes[0]
+    (text,) = found.result.sources.values()
+    assert "register" not in text
