@@ -16,8 +16,10 @@ from flax import nnx, traverse_util
 
 import bridge
 from bridge.rewrite import Rewrite
-from tests.rewrite.programs import HEAD, PROGRAMS, Of, Program
+from tests.rewrite import programs, programs_structure
+from tests.rewrite.programs import HEAD, Of, Program
 
+PROGRAMS = {**programs.PROGRAMS, **programs_structure.PROGRAMS}
 NUMBERS = itertools.count()
 KEYS = {"params": jax.random.key(1), "gumbel": jax.random.key(2)}
 
@@ -83,7 +85,9 @@ def with_weights(model: Any, variables: Any) -> None:
     """Gives a model the weights of another one, whose layers are made in the same order."""
     left: dict[Any, Any] = traverse_util.flatten_dict(variables)
     for name, variable in _variables(model):
-        path = next(p for p, v in left.items() if p[-1] == name and v.shape == variable.shape)
+        path = next(
+            p for p, v in left.items() if name in (p[-1], f"{p[-1]}_") and v.shape == variable.shape
+        )
         variable[...] = left.pop(path)
     assert not left
 

@@ -58,13 +58,15 @@ class ClassText:
         check_class(plan, self.references)
         self._class_decorators()
         body: Lines = []
-        setup_text = ""
+        setup_text, properties = "", list[str]()
         for base in plan.node.bases:
             self.edits += self.references.edits(base)
         methods = self._methods()
         setup = next((m for m in methods if m.is_setup), None)
         if setup is not None:
-            setup_text = Setup(setup).text()
+            own_setup = Setup(setup)
+            setup_text = own_setup.text()
+            properties = own_setup.computed.properties(self._indent)
             self._delete(setup.node)
         needs_rngs = False
         for method in methods:
@@ -86,7 +88,7 @@ class ClassText:
         if needs_rngs:
             body.insert(0, (0, "self.rngs = rngs.fork()"))
         if self._is_needed(setup_text, body):
-            self._insert(self._constructor(setup_text, body))
+            self._insert("\n\n".join([self._constructor(setup_text, body), *properties]))
         return self.source.render(plan.node, self.edits).rstrip()
 
     def _of_layer(self, layer: Layer) -> str:

@@ -15,6 +15,7 @@ from bridge.rewrite.syntax._source import Edit, bound_in, is_self
 from bridge.rewrite.syntax._taint import SAME_ITEMS
 
 from ._calls import Calls
+from ._computed import Computed
 from ._dead import dead_blocks, in_place_of
 from ._function_edits import function_edits
 from ._item_calls import item_calls
@@ -42,6 +43,7 @@ class Setup:
         self.method, self.source, self.plan = method, method.source, method.plan
         self.slots = list(method.slots)
         self.inside = self._containers()
+        self.computed = Computed(method)
 
     def text(self) -> str:
         """The statements.
@@ -59,12 +61,15 @@ class Setup:
             return ""
         edits: list[Edit] = []
         for slot in self.slots:
+            if self.computed.makes(slot):
+                continue
             if slot.outer is None or self._is_apart(slot):
                 edits.append(self.source.edit(slot.node, made_text(self.method, slot)))
                 edits += self._cache(slot)
                 edits += self._comment(slot)
                 if slot.modes:
                     self._check_modes(slot)
+        edits += self.computed.edits()
         edits += self._unmade()
         edits += self._untransformed()
         edits += function_edits(self.method)
@@ -213,12 +218,23 @@ class Setup:
                 begin, end = self.source.start(node.value), self.source.end(node.value)
                 yield Edit(begin, begin, f"nnx.{containers[name]}(")
                 yield Edit(end, end, ")")
+            elif name in self._arrays():
+                # Flax takes a tracer for data only where it is told so.
+                begin, end = self.source.start(node.value), self.source.end(node.value)
+                yield Edit(begin, begin, "nnx.data(")
+                yield Edit(end, end, ")")
             elif (
                 isinstance(node.value, ast.Constant)
                 and node.value.value is None
                 and (self._is_module(name))
             ):
                 yield self.source.edit(node.value, "nnx.data(None)")
+
+    def _arrays(self) -> set[str]:
+        """The attributes that hold arrays which are no parameters."""
+        records = self.method.program.records
+        found = records.arrays.get((self.source.file, self.method.node.lineno), set())
+        return found - self.computed.attributes.keys() - {slot.attribute for slot in self.slots}
 
     def _is_nested(self, node: ast.AST, made: set[ast.Call]) -> bool:
         """Whether a container of modules is put into another."""

@@ -203,6 +203,7 @@ class Records:
         function_classes: classes that stand for functions that make layers, by where they are.
         functions_that_make: of these, whether a function returns the layers.
         steps: of the runs of models that decode, which leaves of the arguments are sequences.
+        arrays: the attributes that hold arrays behind a `setup`, by its file and line.
         foreign: by class, a function of another package that makes parameters of it.
     """
 
@@ -217,6 +218,7 @@ class Records:
     steps: dict[int, frozenset[int]] = dataclasses.field(default_factory=dict)
     functions: list[FunctionCall] = dataclasses.field(default_factory=list)
     function_classes: dict[Site, type] = dataclasses.field(default_factory=dict)
+    arrays: dict[tuple[str, int], set[str]] = dataclasses.field(default_factory=dict)
     foreign: dict[type, str] = dataclasses.field(default_factory=dict)
     functions_that_make: dict[type, bool] = dataclasses.field(default_factory=dict)
     _stacks: dict[int, dict[Path, list[Lifted]]] = dataclasses.field(default_factory=dict)

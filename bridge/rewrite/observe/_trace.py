@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
 from flax import linen as nn
 
 from ._function_calls import Transforms
@@ -155,6 +156,8 @@ class Watch:
             if event == "return" and call is not None:
                 call.returned, call.ended = arg, self._order
                 self._order += 1
+            if event == "return" and frame.f_code.co_name == "setup":
+                self._set_up(frame)
             if event == "line":
                 lines.add(frame.f_lineno)
                 if frame.f_lineno in watched:
@@ -165,6 +168,14 @@ class Watch:
             return local
 
         return local
+
+    def _set_up(self, frame: Any) -> None:
+        """What a `setup` gave arrays."""
+        made = frame.f_locals.get("self")
+        key = frame.f_code.co_filename, frame.f_code.co_firstlineno
+        for name, value in vars(made).items() if isinstance(made, nn.Module) else ():
+            if any(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(value)):
+                self.records.arrays.setdefault(key, set()).add(name)
 
     def _making(self, kind: str, frame: Any) -> None:
         made = frame.f_locals["self"]

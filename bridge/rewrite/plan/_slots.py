@@ -254,10 +254,29 @@ def name_slots(program: Program, plan: ClassPlan) -> None:
 def _target(plan: ClassPlan, slot: Slot) -> str:
     """The attribute that a slot of `setup` is assigned to, or what it is called otherwise."""
     statement = plan.source.statement_of(slot.node)
+    if slot.kind == "param" and not is_stored(plan, slot):
+        taken = plan.taken_names | {n.attr for n in ast.walk(slot.method) if _is_set(n)}  # pyright: ignore
+        name = str(slot.makings[0].name)
+        while name in taken:
+            name = f"{name}_"
+        return name
     if isinstance(statement, ast.Assign) and is_self(statement.targets[0]):
         return statement.targets[0].attr  # pyright: ignore
     cls = slot.makings[0].cls
     return snake(cls.__name__) if cls is not None else str(slot.makings[0].name)
+
+
+def is_stored(plan: ClassPlan, slot: Slot) -> bool:
+    """Whether `setup` keeps what a slot makes in an attribute, by itself or in a container."""
+    around = plan.source.parents[slot.node]
+    while isinstance(around, (ast.IfExp, ast.List, ast.Tuple, ast.Dict, *COMPREHENSIONS)):
+        around = plan.source.parents[around]
+    return isinstance(around, ast.Assign) and is_self(around.targets[0])
+
+
+def _is_set(node: ast.AST) -> bool:
+    """Whether an expression is `self.name` that is assigned to."""
+    return is_self(node) and isinstance(node.ctx, ast.Store)  # pyright: ignore
 
 
 def _explicit(slot: Slot) -> str | None:

@@ -89,8 +89,9 @@ def made(maker: Maker, root: Instance) -> Any:
     with nnx.use_eager_sharding(False):
         model = nnx.eval_shape(lambda: maker.make(root, nnx.Rngs(0)))
         graphdef, variables, arrays = nnx.split(model, nnx.Variable, ...)
-        if jax.tree.leaves(arrays):
-            arrays = nnx.state(maker.make(root, nnx.Rngs(0)), nnx.Not(nnx.Variable))
+        if jax.tree.leaves(arrays) or maker.program.records.arrays:
+            model = maker.make(root, nnx.Rngs(0))
+            graphdef, variables, arrays = nnx.split(model, nnx.Variable, ...)
 
     def value(leaf: Any) -> Any:
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):

@@ -216,6 +216,8 @@ class Paths:
             return attribute
         if slot.kind != "module" and attribute is not None:
             return attribute
+        if setup.computed.makes(slot):
+            return slot.attribute
         containers = setup.containers()
         if name_node(slot) is not None and containers.get(slot.attribute) == "List":
             # The program named what is in the list, each for itself.
