@@ -1,5 +1,6 @@
 """The NNX modules of a ToLinen, shown to Linen's interceptors, against the pure Linen model."""
 
+import functools
 import threading
 
 import jax
@@ -67,7 +68,6 @@ class Middle(nnx.Module):
 
 
 PURE = LinenTop(LinenCore())
-VARIABLES = PURE.init(jax.random.key(0), X)
 MIXTURES = {
     "linen(nnx)": LinenTop(bridge.to_linen(Core)),
     "ToLinen(nnx)": bridge.to_linen(Middle, False),
@@ -75,8 +75,15 @@ MIXTURES = {
 }
 
 
-def with_weights(model, variables=VARIABLES):
+@functools.cache
+def pure_variables():
+    """The variables of the pure model; not made where these tests are only collected."""
+    return PURE.init(jax.random.key(0), X)
+
+
+def with_weights(model, variables=None):
     """Variables of a mixture that have the values of the pure model."""
+    variables = pure_variables() if variables is None else variables
     own = model.init(jax.random.key(1), X)
     values = dict(jax.tree_util.tree_flatten_with_path(variables["params"])[0])
     named = {names(path): value for path, value in values.items()}
@@ -114,7 +121,7 @@ def calls_of(model, variables, *, shown=True):
 def test_interceptors_get_the_calls_of_the_pure_model_by_their_whole_paths(mixture):
     model = MIXTURES[mixture]
     variables = with_weights(model)
-    expected, y = calls_of(PURE, VARIABLES)
+    expected, y = calls_of(PURE, pure_variables())
     # Linen calls `setup` itself.
     expected = [call for call in expected if call[1] != "setup"]
     found, own = calls_of(model, variables)
@@ -132,7 +139,7 @@ def test_without_being_asked_for_nothing_is_shown():
 def test_intermediates_are_captured_as_in_the_pure_model(mixture):
     model = MIXTURES[mixture]
     variables = with_weights(model)
-    _, expected = PURE.apply(VARIABLES, X, capture_intermediates=True)
+    _, expected = PURE.apply(pure_variables(), X, capture_intermediates=True)
     with bridge.nnx_modules_as_linen():
         _, found = model.apply(variables, X, capture_intermediates=True)
     expected, found = (
@@ -167,7 +174,7 @@ def scopes_of(model, variables):
 def test_named_scopes_are_those_of_the_pure_model(mixture):
     model = MIXTURES[mixture]
     variables = with_weights(model)
-    expected = scopes_of(PURE, VARIABLES)
+    expected = scopes_of(PURE, pure_variables())
     assert len(expected) == 4
     with bridge.nnx_modules_as_linen():
         assert scopes_of(model, variables) == expected

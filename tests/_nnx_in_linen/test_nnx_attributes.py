@@ -1,5 +1,6 @@
 """Attributes of the NNX module, as a bound ToLinen answers them."""
 
+import functools
 import inspect
 
 import jax
@@ -45,7 +46,12 @@ class Model(nnx.Module):
 
 
 MODEL = bridge.to_linen(Model)
-VARIABLES = MODEL.init(KEY, X)
+
+
+@functools.cache
+def stored():
+    """The variables of the model; not made where these tests are only collected."""
+    return MODEL.init(KEY, X)
 
 
 def native():
@@ -53,9 +59,7 @@ def native():
 
 
 def test_a_call_of_a_submodule_keeps_its_updates():
-    y, updates = MODEL.apply(
-        VARIABLES, X, method=lambda m, x: m.encoder(x), mutable=["batch_stats"]
-    )
+    y, updates = MODEL.apply(stored(), X, method=lambda m, x: m.encoder(x), mutable=["batch_stats"])
     expected = native()
     assert_identical(y, expected.encoder(X))
     state = nnx.to_pure_dict(nnx.state(expected, nnx.BatchStat))
@@ -63,7 +67,7 @@ def test_a_call_of_a_submodule_keeps_its_updates():
 
 
 def test_items_attributes_and_length_are_those_of_the_native_submodule():
-    bound = MODEL.bind(VARIABLES)
+    bound = MODEL.bind(stored())
     assert isinstance(bound.encoder, NNXSubmodule)
     assert len(bound.encoder.layers) == len(list(bound.encoder.layers)) == 2
     assert bound.encoder.size == 3
@@ -76,7 +80,7 @@ def test_items_attributes_and_length_are_those_of_the_native_submodule():
 
 
 def test_properties_are_computed_from_the_variables():
-    bound = MODEL.bind(VARIABLES)
+    bound = MODEL.bind(stored())
     assert bound.width == 3
     assert_identical(bound.total, native().total)
 
@@ -98,7 +102,7 @@ def test_what_needs_no_variables_is_there_before_they_are():
 )
 def test_a_write_into_what_was_read_is_an_error(write):
     with pytest.raises(bridge.LostUpdateError, match="copy of the module"):
-        write(MODEL.bind(VARIABLES))
+        write(MODEL.bind(stored()))
 
 
 def test_a_method_is_one_of_the_wrapper():
@@ -106,5 +110,5 @@ def test_a_method_is_one_of_the_wrapper():
     assert inspect.ismethod(method)
     assert method.__self__ is MODEL
     assert method.__func__.__name__ == linen_method("__call__").__name__ == "__call__"
-    y, _ = MODEL.apply(VARIABLES, X, method=method, mutable=["batch_stats"])
+    y, _ = MODEL.apply(stored(), X, method=method, mutable=["batch_stats"])
     assert_identical(y, native()(X))

@@ -5,6 +5,7 @@ qwix makes of it has to be what it makes of the pure model.
 """
 
 import contextlib
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -95,7 +96,6 @@ def linen_inner_of_nnx():
 
 
 PURE = LinenTop(linen_inner())
-PARAMS = PURE.init(jax.random.key(0), X)["params"]
 LINEN = {
     "linen(nnx)": lambda: LinenTop(bridge.to_linen(Inner, Core)),
     "linen(nnx(linen))": lambda: LinenTop(bridge.to_linen(Inner, in_nnx(LinenCore()))),
@@ -110,6 +110,12 @@ NNX = {
     "ToNNX(linen)": in_nnx(PURE),
     "ToNNX(linen(nnx))": in_nnx(LinenTop(linen_inner_of_nnx())),
 }
+
+
+@functools.cache
+def pure_params():
+    """The weights that all models have; not made where these tests are only collected."""
+    return PURE.init(jax.random.key(0), X)["params"]
 
 
 def rule(**options):
@@ -152,7 +158,7 @@ def linen_result(model, provider):
     quantized = qwix.quantize_model(model, provider)
     created = quantized.init(jax.random.key(0), X)
     # As a checkpoint of the float model is quantized.
-    weights = flatten_dict(qwix.quantize_params(PARAMS, created["params"]))
+    weights = flatten_dict(qwix.quantize_params(pure_params(), created["params"]))
     params = unflatten_dict({**flatten_dict(created["params"]), **weights})
     variables = {**created, "params": params}
     first, updates = quantized.apply(variables, X, mutable=["quant_stats"])
@@ -164,7 +170,7 @@ def linen_result(model, provider):
 def nnx_result(make, provider):
     """The same of an NNX model."""
     model = bridge.lazy_init(make(nnx.Rngs(0)), X)
-    nnx.update(model, jax.tree.map(jnp.copy, PARAMS))
+    nnx.update(model, jax.tree.map(jnp.copy, pure_params()))
     bridge.set_module_paths(model)
     is_lora = isinstance(provider, qwix.LoraProvider)
     streams = {"rngs": nnx.Rngs(5)} if is_lora else {}
@@ -216,8 +222,8 @@ def test_an_nnx_model_is_quantized_as_the_pure_linen_one(mixture, provider):
 def test_the_pure_model_is_quantized_at_all(provider):
     """What the others are compared with is another model than the float one."""
     make, (first, _, leaves) = provider
-    assert np.abs(first - PURE.apply({"params": PARAMS}, X)).max() > 1e-4
-    assert (leaves.keys() == leaves_of(PARAMS).keys()) == (make is PROVIDERS["dynamic QAT"])
+    assert np.abs(first - PURE.apply({"params": pure_params()}, X)).max() > 1e-4
+    assert (leaves.keys() == leaves_of(pure_params()).keys()) == (make is PROVIDERS["dynamic QAT"])
 
 
 class Between(nnx.Module):
