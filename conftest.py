@@ -4,6 +4,7 @@ import functools
 import gc
 import os
 import pathlib
+import sys
 from importlib.metadata import version
 
 # Before anything imports jax, which reads all of this when it starts its backend. Each can be set
@@ -16,7 +17,9 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 # Recording the Python frames of each operation takes a tenth of the time of lowering.
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # Tests start a hundred processes, each of which would compile the sources of the package again.
+# This one would rewrite the assertions of all tests again, half of the time that collecting takes.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 FLAGS = {"--xla_force_host_platform_device_count": "8"}
 # These halve what is left. An XLA flag that jaxlib does not know ends the process, so they are only
 # for the releases that were tried.
@@ -56,6 +59,8 @@ LONG_FILES = (
     "tests/transforms/test_nnx_mapped.py",
     "tests/parity/test_fault_table.py",
     "migration_guides/08_migrating_a_codebase.md",
+    "migration_guides/12_rewriting.md",
+    "migration_guides/12_rewriting_by_example.md",
     "tests/transforms/test_linen_functions.py",
     "tests/transforms/test_linen_classes.py",
     "tests/transforms/test_nnx_calls.py",
