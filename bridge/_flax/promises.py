@@ -1,13 +1,12 @@
 """Checks at import what Flax and JAX promise only in their source, and replaces what is gone.
 
-Each part has a check that runs once. Where it fails, a slower public way takes over with a warning;
-where there is none, using the part raises one error that names it and the versions.
+Each part has a check that runs once. Where it fails, a public way takes over with a warning; where
+there is none, using the part raises one error that names it and the versions.
 """
 
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 
@@ -18,8 +17,6 @@ from bridge._errors import UnsupportedFlaxError, warn
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Documented in CONTRIBUTING.md: every part that has a public way is taken that way.
-PUBLIC_ONLY = os.environ.get("BRIDGE_PUBLIC_FLAX_ONLY", "") not in ("", "0")
 _VERSIONS = f"Flax {flax.__version__} with JAX {jax.__version__}"
 
 
@@ -59,21 +56,21 @@ def required(what: str, check: Callable[[], Any]) -> Callable[[F], F]:
     return decorated
 
 
-def holds(what: str, check: Callable[[], Any], instead: str, *, loses: str = "") -> bool:
+def holds(what: str, check: Callable[[], Any], instead: str, loses: str) -> bool:
     """Whether a part that has a public way is there; warns if it is not.
 
     Args:
       what: the part, for the warning.
       check: as for `required`.
       instead: the public way that takes over.
-      loses: what that way does not do, if it is not only slower; it is taken in need alone then.
+      loses: what that way does not do.
     """
-    if PUBLIC_ONLY and not loses:
-        return False
     problem = _problem(check)
     if problem is not None:
-        costs = f"with which {loses}" if loses else "which is slower"
-        warn(f"{_VERSIONS} does not keep {what} ({problem}); {instead} takes over, {costs}")
+        warn(
+            f"{_VERSIONS} does not keep {what} ({problem}); {instead} takes over, with which"
+            f" {loses}"
+        )
     return problem is None
 
 

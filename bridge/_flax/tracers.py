@@ -107,6 +107,6 @@ _TELL_ORIGINS = holds(
     "what a JAX tracer comes from, its trace and its equation",
     _tell_origins,
     "comparing tracers by identity",
-    loses="a call of nnx.jit or nnx.remat in a traced call counts as an update, and a definition"
+    "a call of nnx.jit or nnx.remat in a traced call counts as an update, and a definition"
     " that holds a value of an outer trace is refused",
 )

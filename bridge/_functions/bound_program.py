@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -15,7 +15,6 @@ import registry
 from bridge._errors import InvalidModuleError
 from bridge._flax.flattening import GraphDefBuilder, flatten
 from bridge._flax.nodes import nodes_below
-from bridge._flax.variables import RawValues
 
 
 class BoundProgram:
@@ -27,7 +26,6 @@ class BoundProgram:
       program: what is compiled for this structure.
 
     Attributes:
-      raw: the values of their Variables.
       arrays: their bare arrays.
       is_plain: whether a program changes a value only by returning another one. Into a reference it
         writes, as into a hijax Variable.
@@ -35,7 +33,7 @@ class BoundProgram:
 
     def __init__(self, modules: tuple[Any, ...], leaves: list[Any], program: Program):
         self.program = program
-        self.raw = RawValues(leaf for leaf in leaves if isinstance(leaf, nnx.Variable))
+        self._variables = [leaf for leaf in leaves if isinstance(leaf, nnx.Variable)]
         self.arrays = [leaf for leaf in leaves if not isinstance(leaf, nnx.Variable)]
         self.is_plain = not any(map(_is_written_into, leaves))
         self._registry = registry.current()
@@ -49,19 +47,37 @@ class BoundProgram:
         # Nothing follows a plain list, so the modules that hold one are found anew at each call.
         self._has_lists = any(isinstance(node, list) for node in nodes.others)
 
-    def values(self) -> list[Any] | None:
-        """The values of the Variables; None if a module was changed since it was bound.
+    def is_current(self) -> bool:
+        """Whether every module still has these attributes, and in them these objects.
 
-        That is, unless every module still has these attributes, and in them these objects. Every
-        call pays for this, so all loops run in C.
+        Every call pays for this, so all loops run in C.
         """
-        is_current = (
+        return (
             list(_chained(self._dicts)) == self._keys
             and all(map(operator.is_, _chained(self._views), self._values))
             and not self._has_lists
             and self._registry is registry.current()
         )
-        return self.raw.get() if is_current else None
+
+    def values(self) -> list[Any]:
+        """What the Variables hold, before their hooks and references as they are."""
+        return [variable.get_raw_value() for variable in self._variables]
+
+    def store(self, changed: Mapping[int, Any]) -> None:
+        """Puts in values by the index of their Variable: all of them or none.
+
+        Raises:
+          TraceContextError: a Variable belongs to another trace.
+        """
+        before = self.values()
+        try:
+            for index, value in changed.items():
+                self._variables[index].set_raw_value(value)
+        except BaseException:
+            for index in changed:
+                if self._variables[index].get_raw_value() is not before[index]:
+                    self._variables[index].set_raw_value(before[index])
+            raise
 
 
 class Program:

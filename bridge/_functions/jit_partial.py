@@ -96,11 +96,9 @@ def jit_partial(
     def call(*args: object, **kwargs: object) -> R:
         nonlocal bound
         with lock:
-            values = None if bound is None else bound.values()
-            if bound is None or values is None:
+            if bound is None or not bound.is_current():
                 bound = found()
-                values = bound.raw.get()
-            current, program = bound, bound.program
+            current, program, values = bound, bound.program, bound.values()
             if program.runs_under_nnx_jit:
                 return under_nnx_jit(*modules, *args, **kwargs)
             if not program.changes_nothing:
@@ -109,7 +107,7 @@ def jit_partial(
                 except StructureChangedError:
                     program.runs_under_nnx_jit = True
                     return under_nnx_jit(*modules, *args, **kwargs)
-                current.raw.set(changed)
+                current.store(changed)
                 program.changes_nothing = not changed and current.is_plain and not donate
                 return output
         # A program that has changed nothing so far runs beside others. With other arguments it may

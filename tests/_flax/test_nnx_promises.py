@@ -87,25 +87,6 @@ def test_a_traced_array_is_noted_as_an_array_is():
     assert noted == [True, True]
 
 
-def test_a_variable_is_its_value_its_metadata_and_its_trace():
-    # `RawValues` reads and fills the first, and asks the second.
-    assert set(nnx.Variable.__slots__) == {"_raw_value", "_trace_state", "_var_metadata"}
-    value = jnp.ones(2)
-    made = nnx.Param(value)
-    assert made._raw_value is value
-    assert made._trace_state.is_valid()
-    assert made._var_metadata == made.get_metadata()
-    assert not vars(type(made)).keys() & {"__dict__", "__weakref__"}
-
-
-def test_variables_of_one_trace_have_equal_trace_states():
-    a, b = nnx.Param(1), nnx.Param(2)
-    assert a._trace_state == b._trace_state
-    inner = []
-    jax.make_jaxpr(lambda x: inner.append(nnx.Param(x)))(1)
-    assert inner[0]._trace_state != a._trace_state
-
-
 def test_every_variable_has_these_three_fields_of_metadata():
     # `variable_from_metadata` and the fields that no box may have know them by name.
     assert nnx.Variable.required_metadata == {"hijax", "ref", "eager_sharding"}
