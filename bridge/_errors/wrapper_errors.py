@@ -218,15 +218,13 @@ class ImmutableCollectionError(BridgeError, flax_errors.ModifyScopeVariableError
 class UnboundAxisError(BridgeError, NameError):
     """A model reduces over a named axis, such as `BatchNorm(axis_name='batch')`, outside of it.
 
-    Attributes:
-      axis: the axis's name.
+    Its text holds that of JAX's error, which names the axis.
     """
 
-    def __init__(self, where: str, axis: str):
-        self.axis = axis
+    def __init__(self, where: str, error: NameError):
         super().__init__(
-            f"{where} uses the named axis {axis!r}, which no transform around it binds; pass its"
-            f" size, options=parity.Options(axis_sizes={{{axis!r}: 1}})"
+            f"{where} uses a named axis that no transform around it binds ({error}); pass its size"
+            " by its name, options=parity.Options(axis_sizes={'NAME': 1})"
         )
 
 

@@ -1,9 +1,8 @@
-"""Programs of which only a part can be run: an axis is not bound, or an input is abstract."""
+"""Programs of which only a part can be run, as an input is abstract."""
 
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
@@ -34,20 +33,8 @@ WITHOUT_INPUTS: ContextVar[Callable[[], AbstractContextManager[object]]] = Conte
     "without_inputs", default=nullcontext
 )
 
-_UNBOUND = re.compile(r"unbound axis name:? *'?([^\s'.]+)")
 _JAX_TRACE: Any = part("jax._src.interpreters.partial_eval", "JaxprTrace")
 _Base: Any = _JAX_TRACE if isinstance(_JAX_TRACE, type) else Trace
-
-
-def unbound_axis(error: NameError) -> str | None:
-    """The axis that JAX says is not bound, None for another error.
-
-    JAX tells which axes are bound, and not which a program asks for before it runs. Its message is
-    all that there is: the error has no field, and the name may be a literal in the model's code. If
-    JAX words it otherwise, the caller passes JAX's own error on.
-    """
-    found = _UNBOUND.search(str(error))
-    return found[1] if found else None
 
 
 class _PartialTrace(_Base):

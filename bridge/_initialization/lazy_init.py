@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -15,7 +15,7 @@ from bridge._errors import AbstractInputError, InvalidModuleError
 from bridge._flax.flattening import GraphDefBuilder, flatten
 from bridge._flax.nodes import Nodes, nodes_below
 from bridge._flax.objects import set_initializing
-from bridge._flax.traces import is_unknown, partially_evaluate, unbound_axis
+from bridge._flax.traces import is_unknown, partially_evaluate
 from bridge._flax.variables import leaf_value
 
 from .adopted import adopt
@@ -157,7 +157,8 @@ def initialized(
     """`run_initializing`, also for a call that needs a mesh axis or `vmap` axis nobody has bound.
 
     A native `nnx.BatchNorm(axis_name=…)` does not know, as Linen's does, that it is initialised,
-    and takes its mean over the axis.
+    and takes its mean over the axis. Only axes are bound that a module names as it does: JAX does
+    not say which axis a program asks for but in the text of its error.
 
     Args:
       module: the module.
@@ -166,22 +167,19 @@ def initialized(
       kwargs: keyword arguments of the call.
       nodes: `nodes_below(module)`.
     """
-    axes: list[str] = []
-    while True:
-        try:
-            if not axes:
-                return run_initializing(module, method(module), args, kwargs, nodes)
-            made, output = _initialized_over(axes, module, method, args, kwargs)
-            return Initialized(made, output, [])
-        except NameError as error:
-            axis = unbound_axis(error)
-            if axis is None or axis in axes:
-                raise
-            axes.append(axis)
+    try:
+        return run_initializing(module, method(module), args, kwargs, nodes)
+    except NameError:
+        named = jax.tree.leaves([vars(node).get("axis_name") for node in nodes.objects])
+        axes = {name for name in named if isinstance(name, str)}
+        if not axes:
+            raise
+    made, output = _initialized_over(axes, module, method, args, kwargs)
+    return Initialized(made, output, [])
 
 
 def _initialized_over(
-    axes: Sequence[str],
+    axes: Collection[str],
     module: nnx.Module,
     method: Callable[[Any], Callable[..., Any]],
     args: tuple[Any, ...],

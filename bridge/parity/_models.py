@@ -19,7 +19,6 @@ import registry
 from bridge._conversion import nnx_leaves
 from bridge._conversion.neutral import Address, Leaf, Neutral
 from bridge._errors import UnboundAxisError
-from bridge._flax.traces import unbound_axis
 from bridge._train_eval import MODE_FIELDS, TRAINING
 
 from ._arrays_apart import under_axes
@@ -100,11 +99,11 @@ class Model(abc.ABC):
         try:
             output, after = under_axes(call, request.axes)
         except NameError as error:
-            axis = None if isinstance(error, UnboundAxisError) else unbound_axis(error)
-            if axis is None:
+            # Python notes the name that it does not find; JAX's error has none.
+            if error.name is not None or isinstance(error, UnboundAxisError):
                 self._note(error)
                 raise
-            raise UnboundAxisError(self.name, axis) from error
+            raise UnboundAxisError(self.name, error) from error
         except Exception as error:
             self._note(error)
             raise

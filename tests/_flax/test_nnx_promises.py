@@ -8,7 +8,7 @@ import pytest
 from flax import nnx
 from flax.nnx import bridge as flax_bridge
 
-from bridge._flax import graphdefs, objects, tabulate, traces, variables
+from bridge._flax import graphdefs, objects, tabulate, variables
 
 
 class Pair(NamedTuple):
@@ -172,13 +172,6 @@ def test_tabulate_puts_an_id_on_every_object():
 
     nnx.tabulate(Noting(), jnp.ones((1, 1)))
     assert tabulate._TABULATE_ID in noted
-
-
-def test_jax_names_the_axis_that_is_not_bound():
-    with pytest.raises(NameError) as raised:
-        jax.lax.pmean(1.0, "batch")
-    assert traces.unbound_axis(raised.value) == "batch"
-    assert traces.unbound_axis(NameError("name 'x' is not defined")) is None
 
 
 @pytest.mark.parametrize("compiled", [jax.jit, nnx.jit])

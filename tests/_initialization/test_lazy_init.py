@@ -727,6 +727,24 @@ def test_initialisation_needs_no_axis_bound_and_creates_native_state_too(
     np.testing.assert_allclose(y(model, x), wanted(x), rtol=1e-5)
 
 
+def test_an_axis_that_no_module_names_has_to_be_bound_around_lazy_init():
+    class Literal(nnx.Module):
+        def __init__(self):
+            self.wrapped = bridge.ToNNX(nn.Dense(3), rngs=nnx.Rngs(0))
+
+        def __call__(self, x):
+            return jax.lax.pmean(self.wrapped(x), "batch")
+
+    with pytest.raises(NameError, match="batch"):
+        bridge.lazy_init(Literal(), jnp.ones((1, 3)))
+
+    def init(x):
+        return nnx.state(bridge.lazy_init(Literal(), x))
+
+    state = jax.vmap(init, axis_name="batch", out_axes=None)(jnp.ones((2, 1, 3)))
+    assert state["wrapped"]["kernel"].shape == (3, 3)
+
+
 def test_a_name_error_of_the_model_itself_is_raised_and_leaves_no_trace():
     class Wrong(nnx.Module):
         def __init__(self):

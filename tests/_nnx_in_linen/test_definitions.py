@@ -717,10 +717,11 @@ class Making(nnx.Module):
         self.act = make()
         self.layer = nnx.Linear(3, 3, rngs=rngs)
         self.linen = bridge.ToNNX(nn.LayerNorm(use_bias=False, use_scale=False))
+        self.axis_name = "an_axis_that_is_not_bound"
 
-    def __call__(self, x, axis=None):
+    def __call__(self, x, over_axis=False):
         y = self.act(self.linen(self.layer(x)))
-        return y if axis is None else jax.lax.psum(y, axis)
+        return jax.lax.psum(y, self.axis_name) if over_axis else y
 
 
 MAKERS_OF_TABLES = [table_in_a_cell, table_in_a_default, AddsTable, table_in_a_module]
@@ -734,7 +735,7 @@ def test_a_definition_that_is_made_in_a_trace_holds_no_value_of_it(make):
     compiled = jax.jit(model.init)(KEY, X)
     np.testing.assert_allclose(model.apply(compiled, X), native(Making, make), rtol=1e-5)
     assert compiled["nnx"] == eager["nnx"]
-    init = functools.partial(model.init, axis="an_axis_that_is_not_bound")
+    init = functools.partial(model.init, over_axis=True)
     shapes = jax.eval_shape(lambda key: jax.lax.cond(True, init, init, key, X), KEY)
     expected = native(Making, make)
     np.testing.assert_array_equal(model.apply({**eager, "nnx": shapes["nnx"]}, X), expected)

@@ -30,9 +30,10 @@ class Normed(nnx.Module):
 class Both(nnx.Module):
     def __init__(self, *, rngs):
         self.norm = nnx.BatchNorm(2, axis_name=("a", "b"), rngs=rngs)
+        self.axis_name = "c"
 
     def __call__(self, x):
-        return self.norm(x) + jax.lax.axis_index("c")
+        return self.norm(x) + jax.lax.axis_index(self.axis_name)
 
 
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "jit"])

@@ -176,11 +176,10 @@ def test_a_named_axis_without_a_size_is_refused_and_with_one_is_bound():
     variables = Normed(None).init(jax.random.key(0), X)
     linen, native = (Normed(), variables), NormedNNX("batch")
 
-    with pytest.raises(bridge.UnboundAxisError, match=r"axis_sizes=\{'batch': 1\}") as raised:
+    with pytest.raises(bridge.UnboundAxisError, match=r"batch.*axis_sizes=\{'NAME': 1\}"):
         parity.check(linen, native, X, gradients=False, options=parity.Options(layers=False))
     report = parity.check(linen, native, X, options=parity.Options(axis_sizes={"batch": 2}))
 
-    assert raised.value.axis == "batch"
     assert report.ok
     assert len(report.section("state").compared) == 2
     # By hand: every member of the axis has the same batch.
