@@ -103,25 +103,6 @@ def thaw(value: object) -> Any:
     return value.value if isinstance(value, Argument) else value
 
 
-# Linen's search for modules does not look inside these.
-_OPAQUE = (
-    Argument,
-    type,
-    types.NoneType,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    functools.partial,
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    np.dtype,
-    np.generic,
-)
-
-
 class GivenArgs(Sequence[Any]):
     """Frozen positional arguments that read as they were given; to Linen they are opaque."""
 
@@ -170,19 +151,14 @@ class GivenKwargs(Mapping[str, Any]):
         return repr(self.frozen)
 
 
+def is_any_frozen(args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether `freeze_arguments` has put something else in the place of an argument."""
+    return any(isinstance(value, Argument) for value in (*args, *kwargs.values()))
+
+
 def frozen(arguments: Any) -> Any:
     """Arguments as they are hashed and compared, of either form."""
     return arguments.frozen if type(arguments) in (GivenArgs, GivenKwargs) else arguments
-
-
-def holds_no_module(frozen: object) -> bool:
-    """Whether there is no Linen module in arguments, as far as can be told by their types."""
-    items: Any = frozen
-    if type(frozen) is tuple:
-        return all(map(holds_no_module, items))
-    if type(frozen) is FrozenDict:
-        return all(map(holds_no_module, items.values()))
-    return isinstance(frozen, _OPAQUE)
 
 
 def check_class(nnx_class: Any) -> None:

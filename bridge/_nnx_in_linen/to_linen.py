@@ -31,7 +31,7 @@ from .arguments import (
     check_instance,
     freeze_arguments,
     frozen,
-    holds_no_module,
+    is_any_frozen,
     thaw,
 )
 from .bound_module import BoundModule, Call
@@ -159,22 +159,17 @@ class ToLinen(NNXHolder, metaclass=WithOptions):
             check_arguments(self.nnx_class, self.args, self.kwargs)
         # Linen hashes and compares modules by their fields.
         args, kwargs = freeze_arguments(frozen(self.args), frozen(self.kwargs))
-        by_name: Any = kwargs
-        is_plain = all(map(holds_no_module, (*args, *by_name.values())))
-        if is_plain and type(self) is not ToLinen:
+        if type(self) is not ToLinen and is_any_frozen(args, kwargs):
             # A subclass may construct the module itself.
             args, kwargs = GivenArgs(args), GivenKwargs(kwargs)
         object.__setattr__(self, "args", args)
         object.__setattr__(self, "kwargs", kwargs)
-        # A field of a subclass may hold a module too.
-        has_more = not self.__dataclass_fields__.keys() <= ToLinen.__dataclass_fields__.keys()
-        object.__setattr__(self, "_is_plain", is_plain and not has_more)
         super().__post_init__()
 
     @nn.nowrap
     def clone(self, **options: object) -> Self:
-        # Linen would look for modules in every field.
-        if self._is_plain:
+        # Linen would look for modules in every field, which only a subclass has some in.
+        if type(self) is ToLinen:
             options.pop("_deep_clone", None)
         linen: Any = super()
         return linen.clone(**options)
