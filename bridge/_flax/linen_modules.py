@@ -7,6 +7,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import jax
 from flax import errors as flax_errors
 from flax import linen as nn
 from flax.core import FrozenDict, Scope
@@ -23,13 +24,7 @@ def _has_stacks() -> bool:
     return type(_context.module_stack) is list and type(_context.capture_stack) is list
 
 
-def _has_state() -> bool:
-    """A module knows its submodules by name."""
-    return nn.Dense(1, parent=None)._state.children == {}
-
-
 _needs_stacks = required("flax.linen.module._context: module_stack, capture_stack", _has_stacks)
-_needs_state = required("flax.linen.Module._state and its children", _has_state)
 
 
 @_needs_stacks
@@ -113,22 +108,19 @@ def unbound_function(method: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@required("flax.linen.Module._try_setup", lambda: nn.Module._try_setup)
-@_needs_state
-def children(module: nn.Module) -> Mapping[str, Any]:
-    """The submodules of a bound Linen module by name, beside names that are no submodules.
+def children(module: nn.Module) -> dict[str, nn.Module]:
+    """The submodules of a bound Linen module by name, as far as they are there outside of a call.
 
-    They exist once `setup` has run, which Linen does when an attribute is asked for that is not
-    there; asking for one that nobody has would go through the model's own `__getattr__`.
+    They are in its attributes once `setup` has run, which Linen does before it lists attributes.
     """
-    module._try_setup()
-    return module._state.children
-
-
-@_needs_state
-def registered_names(module: nn.Module) -> frozenset[str]:
-    """What a bound Linen module has registered itself; `variables` does not tell whose they are."""
-    return frozenset(module._state.children)
+    nn.Module.__dir__(module)
+    held = {name: value for name, value in vars(module).items() if name != "parent"}
+    found = jax.tree.leaves(held, is_leaf=lambda x: isinstance(x, nn.Module))
+    return {
+        str(each.name): each
+        for each in found
+        if isinstance(each, nn.Module) and each.parent is module
+    }
 
 
 def remove_variable(module: nn.Module, collection: str, path: Sequence[Any]) -> None:
@@ -176,36 +168,25 @@ def is_lifted(module: nn.Module) -> bool:
 
 
 def place_in_shared_scope(module: nn.Module) -> str:
-    """What tells a bound module from the one of its kind that came first in its scope.
+    """What tells a bound module from the others in its scope.
 
     Modules have the same scope after `nn.share_scope`, which notes nothing about it.
 
     Returns:
-      An empty text for the first one, and where nobody shares the scope; else the module's names.
+      The module's names from the one on that the scope is named after; an empty text for that one.
     """
     scope: Any = module.scope
-    parent = module.parent
-    if scope is None or not isinstance(parent, nn.Module):
-        return ""
-    with_parent = _has_scope(parent, scope)
-    if not with_parent and scope.path[-1:] == (module.name,):
-        return ""
-    top, names = parent, [str(module.name)]
-    while with_parent and isinstance(top.parent, nn.Module) and _has_scope(top.parent, scope):
-        names.append(str(top.name))
-        top = top.parent
-    same = (child for child in _in_scope(top, scope) if isinstance(child, NNXHolder))
-    first = next(same, module)
-    return "" if first is module else "_".join(reversed(names))
-
-
-def _in_scope(module: nn.Module, scope: Scope) -> Iterator[nn.Module]:
-    """A module and those below it, in order, as far as they have one scope."""
-    if _has_scope(module, scope):
-        yield module
-    for child in module._state.children.values():
-        if isinstance(child, nn.Module) and _has_scope(child, scope):
-            yield from _in_scope(child, scope)
+    names: list[str] = []
+    while (
+        scope is not None
+        and isinstance(module.parent, nn.Module)
+        and scope.path[-1:] != (module.name,)
+    ):
+        names.append(str(module.name))
+        if not _has_scope(module.parent, scope):
+            break
+        module = module.parent
+    return "_".join(reversed(names))
 
 
 def _has_scope(module: nn.Module, scope: Scope) -> bool:

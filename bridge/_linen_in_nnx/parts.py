@@ -51,7 +51,7 @@ def below(module: nn.Module, path: tuple[str, ...]) -> nn.Module | None:
     """The submodule of a bound module at a path of names, None if there is none."""
     for name in path:
         found = children(module).get(name)
-        if not isinstance(found, nn.Module):
+        if found is None:
             return None
         module = found
     children(module)
@@ -78,7 +78,7 @@ def part_names(module: nn.Module | None) -> set[str]:
 
 def submodule_names(module: nn.Module) -> list[str]:
     """The submodules of a bound module that are there outside of a call."""
-    return [name for name, child in children(module).items() if isinstance(child, nn.Module)]
+    return list(children(module))
 
 
 def own_attributes(module_type: type[nn.Module]) -> set[str]:

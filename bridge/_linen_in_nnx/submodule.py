@@ -244,7 +244,7 @@ def found_at(owner: LinenHolder, path: tuple[str, ...], name: str) -> Any:
             raise error.__cause__ or error from None
     else:
         value = children(module).get(name)
-        if not isinstance(value, nn.Module):
+        if value is None:
             return ABSENT
     is_traced = any(isinstance(leaf, Tracer) for leaf in jax.tree.leaves(value))
     if is_traced and not held_variables(owner):

@@ -27,7 +27,6 @@ from bridge._errors import (
 from bridge._fingerprint import fingerprint
 from bridge._flax.linen_modules import (
     place_in_shared_scope,
-    registered_names,
     remove_variable,
     shares_scope,
 )
@@ -211,8 +210,9 @@ class WrapperScope:
             # A subclass may have variables of its own, also some that it makes after this, and so
             # may a module that shares the scope, and interceptors that see the NNX modules.
             return
-        own = registered_names(linen)
-        unknown = [a for a in unknown if not a[1] or a[1][0] not in own]
+        # What has a reserved name is an interceptor's: `variables` does not tell whose they are.
+        reserved = linen.scope.name_reserved
+        unknown = [a for a in unknown if not a[1] or not reserved(a[1][0], a[0])]
         paths = tuple(path_text(*address) for address in unknown)
         if not paths or linen.strict is False:
             return

@@ -1,6 +1,7 @@
 """What Linen promises the bridge without a public name: one test for each part."""
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -119,25 +120,38 @@ def test_the_filter_on_top_of_a_stack_says_what_is_captured():
     assert state["intermediates"]["answer"] == (42,)
 
 
+class Pair(NamedTuple):
+    a: nn.Module
+    b: int
+
+
 class WithSetup(nn.Module):
+    given: nn.Module
+
     def setup(self):
         self.layer = nn.Dense(2)
+        self.blocks = [nn.Dense(2), (nn.Dense(2),)]
+        self.heads = {"a": nn.Dense(2), "again": self.layer, "size": 3}
+        self.pair = Pair(nn.Dense(2), 1)
 
     @nn.compact
     def __call__(self, x):
         nn.Dense(3, name="late")(x)
-        return dict(self._state.children)
+
+    def __getattr__(self, name):
+        if name.startswith("computed"):
+            raise ValueError(name)
+        return super().__getattr__(name)
 
 
-def test_a_bound_module_knows_its_submodules_by_name_once_setup_has_run():
-    bound = WithSetup().bind({})
-    assert bound._state.children == {}
-    bound._try_setup()
-    assert list(bound._state.children) == ["layer"]
-    assert isinstance(bound._state.children["layer"], nn.Dense)
-    x = jnp.ones((1, 1))
-    children = WithSetup().apply(WithSetup().init(KEY, x), x)
-    assert set(children) == {"layer", "late"}
+def test_setup_has_run_once_attributes_are_listed():
+    bound = WithSetup(nn.Dense(2)).bind({})
+    found = linen_modules.children(bound)
+    names = {"given", "layer", "blocks_0", "blocks_1_0", "heads_a", "pair_a"}
+    assert found.keys() == names
+    assert {child.path for child in found.values()} == {(name,) for name in names}
+    assert found["layer"] is bound.layer
+    assert found["heads_a"] is bound.heads["a"]
 
 
 def test_a_copy_has_submodules_of_its_own():
