@@ -62,7 +62,7 @@ class Snapshot:
     def restore(self) -> None:
         """Puts everything back."""
         for node, kind, held, before in self._nodes.values():
-            _fill(held, before)
+            fill(held, before)
             if type(node) is not kind:
                 object.__setattr__(node, "__class__", kind)
         self.restore_values(())
@@ -77,11 +77,11 @@ class Snapshot:
         """
         for node, kind, held, before in list(self._nodes.values()):
             if isinstance(held, list):
-                _fill(held, self._list(before, list(held)))
+                fill(held, self._list(before, list(held)))
             elif held is node:
-                _fill(held, self._dict(before, dict(held)))
+                fill(held, self._dict(before, dict(held)))
             else:
-                _fill(held, self._attributes(node, before, dict(held)))
+                fill(held, self._attributes(node, before, dict(held)))
             if type(node) is not kind:
                 object.__setattr__(node, "__class__", kind)
 
@@ -203,7 +203,7 @@ def is_deleted(value: object) -> bool:
     return any(not isinstance(x, Tracer | jax.Ref) and x.is_deleted() for x in arrays)
 
 
-def _fill(held: list[Any] | dict[Any, Any], contents: list[Any] | dict[Any, Any]) -> None:
+def fill(held: list[Any] | dict[Any, Any], contents: list[Any] | dict[Any, Any]) -> None:
     """Makes a list or a dict hold these contents and no others."""
     held.clear()
     if isinstance(held, list):
