@@ -28,7 +28,6 @@ ELSEWHERE = {
             "objects",
             "promises",
             "tabulate",
-            "traces",
             "variables",
         )
     },

@@ -1,4 +1,4 @@
-"""Programs of which only a part can be run, as an input is abstract."""
+"""Programs of which only a part is needed, or can be run, as an input is abstract."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ WITHOUT_INPUTS: ContextVar[Callable[[], AbstractContextManager[object]]] = Conte
 )
 
 _JAX_TRACE: Any = part("jax._src.interpreters.partial_eval", "JaxprTrace")
+_without_dead_code: Any = part("jax.interpreters.partial_eval", "dce_jaxpr")
 _Base: Any = _JAX_TRACE if isinstance(_JAX_TRACE, type) else Trace
 
 
@@ -106,6 +107,35 @@ def _unknown_outputs(program: Jaxpr, inputs: Iterable[bool]) -> list[bool]:
             outputs = ()
         unknown.update(map(id, outputs))
     return [id(x) in unknown for x in program.outvars]
+
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
+def live_inputs(function: Callable[[dict[str, Any]], Any], inputs: Mapping[str, Any]) -> set[str]:
+    """The names of the inputs that the result of a function depends on.
+
+    The function is traced, and not computed. An input that only reaches values which nobody uses
+    does not count. Where the result holds an object that JAX cannot look into, every input counts.
+
+    Args:
+      function: takes the inputs by name, and returns a tree of arrays and plain values.
+      inputs: an array by name.
+    """
+    opaque: list[Any] = []
+
+    def arrays(inputs: dict[str, Any]) -> list[jax.Array]:
+        leaves = jax.tree.leaves(function(inputs))
+        opaque.extend(leaf for leaf in leaves if not isinstance(leaf, (jax.Array, *_PLAIN)))
+        return [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
+
+    jaxpr = jax.make_jaxpr(arrays)(dict(inputs)).jaxpr
+    # JAX flattens a dict in the order of its keys.
+    names = sorted(inputs)
+    if opaque:
+        return set(names)
+    _, are_used = _without_dead_code(jaxpr, [True] * len(jaxpr.outvars))
+    return set(itertools.compress(names, are_used))
 
 
 def is_unknown(leaf: object) -> bool:

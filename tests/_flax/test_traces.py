@@ -1,10 +1,10 @@
-"""bridge._randomness.live_inputs: the inputs that a result depends on."""
+"""Which inputs of a program its result depends on."""
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from bridge._randomness.live_inputs import live_inputs
+from bridge._flax.traces import live_inputs
 
 INPUTS = {"used": jnp.ones(3), "other": jnp.ones(3)}
 
