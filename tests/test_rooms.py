@@ -22,7 +22,6 @@ ELSEWHERE = {
     **{
         f"bridge/_flax/{name}.py": PROMISES
         for name in (
-            "filters",
             "graphdefs",
             "linen_modules",
             "objects",

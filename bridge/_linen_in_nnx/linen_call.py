@@ -23,7 +23,7 @@ from bridge._conversion.matching import compare, inputs_text
 from bridge._conversion.neutral import Neutral, as_dicts
 from bridge._conversion.own_leaves import graphdefs_in, with_graphdefs
 from bridge._errors import ImmutableCollectionError, InvalidMethodError, NotInitializedError
-from bridge._flax.filters import union
+from bridge._flax import filters
 from bridge._flax.linen_modules import unbound_function
 from bridge._flax.objects import CAPTURES
 from bridge._flax.scopes import CallKeys, ImmutableScopeError, run_linen
@@ -33,7 +33,6 @@ from bridge._randomness.streams import sources
 from bridge._sharding import eager, explicit_axes
 from bridge._types import CollectionFilter, Rngs, Variables
 
-from . import mutable_filter
 from .parts import At
 
 _NO_VARIABLES = (
@@ -95,7 +94,7 @@ class LinenCall:
         self._is_boxed = not (has_boxes and explicit_axes.any_explicit())
         updated = self._mutable(mutable)
         if self._captured:
-            updated = union(updated, tuple(self._captured))
+            updated = filters.union(updated, tuple(self._captured))
         self._run = functools.partial(
             run_linen,
             module,
@@ -252,13 +251,14 @@ class LinenCall:
     def _mutable(self, mutable: CollectionFilter | None) -> Any:
         """The filter of the call itself; else that of an outer Linen call; else the wrapper's."""
         if mutable is not None:
-            mutable = mutable_filter.checked(mutable, f"a call of {name_of(self._wrapper)}")
+            mutable = filters.checked(mutable, f"a call of {name_of(self._wrapper)}")
         elif (outer := mutable_around()) is not None:
             mutable = outer
         else:
             mutable = self._wrapper.to_nnx__mutable
             if self._call.opens_state:
-                mutable = union(False if mutable == "existing" else mutable, self._existing())
+                mutable = False if mutable == "existing" else mutable
+                mutable = filters.union(mutable, self._existing())
         return self._existing() or False if mutable == "existing" else mutable
 
     def _existing(self) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from bridge._conversion.held_module import HeldModule
 from bridge._conversion.linen_attributes import OWN_PREFIX, LinenHolder, name_of
 from bridge._conversion.neutral import as_dicts
 from bridge._conversion.own_leaves import graphdefs_in
+from bridge._flax import filters
 from bridge._flax.objects import (
     is_data_attribute,
     is_initializing,
@@ -30,7 +31,6 @@ from bridge._randomness.streams import owned
 from bridge._sharding import eager
 from bridge._types import CollectionFilter, Rngs
 
-from . import mutable_filter
 from .creation import CreatingCall
 from .linen_call import LinenCall
 from .parts import bound_at, has_any, own_attributes, part_names
@@ -89,7 +89,7 @@ class ToNNX(LinenHolder):
             self.to_nnx__rngs = streams
         if plain:
             self.to_nnx__plain_keys = plain
-        if (mutable := mutable_filter.checked(mutable, where)) is not False:
+        if (mutable := filters.checked(mutable, where)) is not False:
             self.to_nnx__mutable = mutable
         if eager_sharding is not None:
             self.to_nnx__eager_sharding = eager_sharding

@@ -23,7 +23,7 @@ from bridge._errors import (
     InvalidModuleError,
     InvalidRngsError,
 )
-from bridge._flax.filters import union
+from bridge._flax import filters
 from bridge._flax.linen_modules import is_call
 from bridge._flax.nodes import nodes_below
 from bridge._flax.objects import set_initializing
@@ -31,7 +31,6 @@ from bridge._flax.passed_values import PassedValues
 from bridge._flax.tabulate import uncounted
 from bridge._flax.variables import raw_value
 from bridge._initialization.lazy_init import lazy_init
-from bridge._linen_in_nnx import mutable_filter
 from bridge._module_calls.calls import (
     LinenStyle,
     ModuleCall,
@@ -201,7 +200,7 @@ class Running(LinenStyle):
         if rngs is not None:
             clone.bridge__rngs = as_rngs(rngs, where)
         if mutable is not True:
-            clone.bridge__mutable = mutable_filter.checked(mutable, where)
+            clone.bridge__mutable = filters.checked(mutable, where)
         in_call(call_of(clone), _set_up_all)
         return clone
 
@@ -316,9 +315,9 @@ def _applied(
 ) -> tuple[Any, dict[str, Any]]:
     """Runs a method of a clone: (output, variables of the mutable collections)."""
     where = f"a call of {type(module).__name__}"
-    mutable_filter.checked(mutable, where)
+    filters.checked(mutable, where)
     if capture_intermediates:
-        mutable = union(mutable, ["intermediates"])
+        mutable = filters.union(mutable, ["intermediates"])
     clone = cloned(module)
     install(clone, variables)
     if initializing:

@@ -8,13 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from flax.core import DenyList, Scope
-from flax.core.scope import in_filter
+from flax.core import Scope
 from flax.linen import module as linen_module
-from hypothesis import given
-from hypothesis import strategies as st
 
-from bridge._flax import filters, linen_modules
+from bridge._flax import linen_modules
 from bridge._flax.scopes import CallKeys, run_linen
 from bridge._flax.traces import is_unknown, partially_evaluate
 
@@ -195,27 +192,6 @@ def test_a_transform_that_folds_all_keys_hashes_the_flags_of_a_scope(transform, 
     _, _, used = run(mutable=False, initializing=False, capture_intermediates=False)
     assert draws.are_folded is hashes
     assert used == ({"dropout"} if hashes else set())
-
-
-COLLECTIONS = ("params", "batch_stats", "cache")
-PLAIN = st.one_of(
-    st.booleans(), st.sampled_from(COLLECTIONS), st.lists(st.sampled_from(COLLECTIONS)).map(tuple)
-)
-FILTERS = st.recursive(PLAIN, lambda inner: inner.map(DenyList), max_leaves=4)
-
-
-@given(FILTERS, st.lists(st.sampled_from(COLLECTIONS)))
-def test_the_union_of_a_filter_and_names_takes_what_either_takes(mutable, names):
-    both = filters.union(mutable, names)
-    for collection in COLLECTIONS:
-        is_taken = in_filter(mutable, collection) or collection in names
-        assert in_filter(both, collection) == is_taken
-
-
-def test_a_scope_runs_with_the_union_of_two_filters():
-    mutable = filters.union(DenyList(["params", "cache"]), ["cache"])
-    scope = Scope({}, {}, mutable=mutable)
-    assert [scope.is_mutable_collection(name) for name in COLLECTIONS] == [False, True, True]
 
 
 def test_only_what_does_not_depend_on_abstract_inputs_is_computed():

@@ -1,12 +1,12 @@
-"""What `mutable` may be."""
+"""What `mutable` may be, and what takes more collections."""
 
 import pytest
-from flax.core.scope import DenyList, in_filter
+from flax.core.scope import DenyList, Scope, in_filter
 from hypothesis import given
 from hypothesis import strategies as st
 
 import bridge
-from bridge._linen_in_nnx.mutable_filter import checked
+from bridge._flax.filters import checked, union
 
 NAMES = ("params", "batch_stats", "cache")
 COLLECTIONS = st.lists(st.sampled_from(NAMES), max_size=3)
@@ -40,3 +40,23 @@ def test_what_names_no_collections_is_an_error_that_names_the_place(value):
     with pytest.raises(bridge.InvalidFilterError, match=r"^the call expected mutable") as caught:
         checked(value, "the call")
     assert caught.value.found is value
+
+
+PLAIN = st.one_of(
+    st.booleans(), st.sampled_from(NAMES), st.lists(st.sampled_from(NAMES)).map(tuple)
+)
+FILTERS = st.recursive(PLAIN, lambda inner: inner.map(DenyList), max_leaves=4)
+
+
+@given(FILTERS, st.lists(st.sampled_from(NAMES)))
+def test_the_union_of_a_filter_and_names_takes_what_either_takes(mutable, names):
+    both = union(mutable, names)
+    for collection in NAMES:
+        is_taken = in_filter(mutable, collection) or collection in names
+        assert in_filter(both, collection) == is_taken
+
+
+def test_a_scope_runs_with_the_union_of_two_filters():
+    mutable = union(DenyList(["params", "cache"]), ["cache"])
+    scope = Scope({}, {}, mutable=mutable)
+    assert [scope.is_mutable_collection(name) for name in NAMES] == [False, True, True]
