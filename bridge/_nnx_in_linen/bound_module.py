@@ -24,7 +24,7 @@ from bridge._flax.variables import leaf_value
 from bridge._initialization.lazy_init import run_initializing
 from bridge._types import Method
 
-from .call_keys import GivenKeys, Streams
+from .call_keys import Streams
 from .changes import AttributesBefore, Before, Changes, is_output
 from .matched_variables import MatchedVariables
 from .new_state import Reads, attach
@@ -67,7 +67,7 @@ class BoundModule:
 
     Args:
       found: the variables and the module's definition; every leaf but RNG state has to be there.
-      keys: the keys of the call, None if it has none.
+      streams: its streams, if the call has keys.
 
     Attributes:
       found: those variables.
@@ -76,11 +76,11 @@ class BoundModule:
       changes: what the call has changed, None before it.
     """
 
-    def __init__(self, found: MatchedVariables, keys: GivenKeys | None = None):
+    def __init__(self, found: MatchedVariables, streams: Streams | None = None):
         self.found = found
         graphdef, slots = found.graphdef, found.slots
         values = found.values
-        self.streams = Streams(keys) if slots.rng or keys else None
+        self.streams = streams or (Streams() if slots.rng else None)
         if self.streams:
             for i in slots.rng:
                 values[i] = self.streams.value(slots[i], found.avals[i], values[i])

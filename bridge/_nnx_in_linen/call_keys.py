@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -21,66 +22,53 @@ from .changes import Changes
 _STAND_INS = ("default", "params")
 
 
-class GivenKeys:
-    """The keys that a scope gives to the streams of a module in one call.
+class Streams:
+    """The streams of a module during one call, and the keys that a scope gives to them.
 
     A module has to have its keys before it is called. Those that the call has not used are given
     back: a `ToNNX` around it moves the streams on that were drawn from, and one that is
     deterministic is to leave them alone.
 
     Args:
-      linen: the ToLinen, bound.
+      linen: the ToLinen, bound; None if the call has no keys.
       rngs: the keys of the call, by Linen's stream names.
       stored: the addresses of the variables.
     """
 
-    def __init__(self, linen: nn.Module, rngs: Mapping[str, Any], stored: Collection[Address]):
+    def __init__(
+        self,
+        linen: nn.Module | None = None,
+        rngs: Mapping[str, Any] = MappingProxyType({}),
+        stored: Collection[Address] = (),
+    ):
         self._linen = linen
         self._rngs = rngs
         self._stored = stored
+        self._names = [name for name in rngs if name != "params"]
         self._keys: dict[str, Any] = {}
-        self._streams: dict[Address, str] = {}
-        self.names = [name for name in rngs if name != "params"]
+        # By address: the stream of the call whose key a stream of the module has.
+        self._seeded: dict[Address, str] = {}
+        self._unseeded: set[Address] = set()
+        self._lent: list[_LentStream] = []
 
-    def seed(self, slot: GraphDefLeaf) -> Any:
+    def _seed(self, slot: GraphDefLeaf) -> Any:
         """The key of a stream, another for each stream and call; None if the call gives none."""
         linen = self._linen
         is_stored = slot.address in self._stored
         name = stream_for(slot.metadata.get("tag"), self._rngs, is_stored=is_stored)
-        if name is None or linen.is_initializing():
+        if linen is None or name is None or linen.is_initializing():
             return None
-        self._streams[slot.address] = name
+        self._seeded[slot.address] = name
         if name not in self._keys:
             self._keys[name] = linen.make_rng(name)
         return fold_path(self._keys[name], slot.path[:-1])
 
-    def give_back(self, drawn: Iterable[Address]) -> None:
-        """Undoes the draws from streams of the scope, but for those that these leaves are of."""
-        used = {self._streams[address] for address in drawn}
-        undo_draws(self._linen.scope, self._keys.keys() - used)
-
-
-class Streams:
-    """The streams of a module during one call.
-
-    Args:
-      keys: the keys of the call, None if it has none.
-    """
-
-    def __init__(self, keys: GivenKeys | None):
-        self._keys = keys
-        self._seeded: set[Address] = set()
-        self._unseeded: set[Address] = set()
-        self._lent: list[_LentStream] = []
-
     def value(self, slot: GraphDefLeaf, aval: object, stored: object) -> Any:
         """What a key or a count of a stream is in the call."""
-        key = None if self._keys is None else self._keys.seed(slot)
-        if key is not None:
-            self._seeded.add(slot.address)
-        elif stored is not None:
-            return stored
-        else:
+        key = self._seed(slot)
+        if key is None:
+            if stored is not None:
+                return stored
             self._unseeded.add(slot.address)
         shape = getattr(aval, "shape", ())
         # Constants, so that a call that draws nothing has no equation for them.
@@ -101,11 +89,8 @@ class Streams:
           objects: the objects of a module.
           held: the module's Variables, each with its slot.
         """
-        keys = self._keys
-        if keys is None or not keys.names:
-            return
-        names = keys.names
-        owners = [item for item in objects if isinstance(item, nnx.Rngs)]
+        names = self._names
+        owners = [item for item in objects if isinstance(item, nnx.Rngs)] if names else []
         by_key = {id(item): slot for item, slot in held} if owners else {}
         for owner in owners:
             streams = {name: vars(owner).get(name) for name in (*_STAND_INS, *names)}
@@ -113,19 +98,12 @@ class Streams:
             beside = by_key.get(id(found[0].key)) if found else None
             if beside is not None:
                 for name in [name for name in names if streams[name] is None]:
-                    self._lend(keys, owner, name, found[0], beside)
+                    self._lend(owner, name, found[0], beside)
 
-    def _lend(
-        self,
-        keys: GivenKeys,
-        owner: nnx.Rngs,
-        name: str,
-        beside: nnx.RngStream,
-        slot: GraphDefLeaf,
-    ) -> None:
+    def _lend(self, owner: nnx.Rngs, name: str, beside: nnx.RngStream, slot: GraphDefLeaf) -> None:
         path = (*slot.path[:-2], name, "key")
         address = slot.address[0], path
-        key = keys.seed(slot._replace(path=path, address=address, metadata={"tag": name}))
+        key = self._seed(slot._replace(path=path, address=address, metadata={"tag": name}))
         if key is None:
             return
         shape = beside.key.shape
@@ -156,18 +134,20 @@ class Streams:
             raise MissingRngError(
                 where,
                 sorted(unseeded),
-                [] if self._keys is None else self._keys.names,
+                self._names,
                 "pass rngs={name: key} to apply, or variables with the collections RngKey and"
                 " RngCount",
             )
-        if self._keys is not None:
-            drawn = {
+        own = self._seeded.keys() - {lent.address for lent in self._lent}
+        if self._linen is not None:
+            drawn = changes.drawn(own) | {
                 lent.address
                 for lent in self._lent
                 if not changes.passed.are_same(lent.stream.count.get_raw_value(), lent.count)
             }
-            self._keys.give_back(drawn | changes.drawn(self._seeded))
-        changes.forget(self._seeded)
+            used = {self._seeded[address] for address in drawn}
+            undo_draws(self._linen.scope, self._keys.keys() - used)
+        changes.forget(own)
 
 
 class _LentStream(NamedTuple):

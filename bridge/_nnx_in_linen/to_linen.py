@@ -35,7 +35,7 @@ from .arguments import (
     thaw,
 )
 from .bound_module import BoundModule, Call
-from .call_keys import GivenKeys
+from .call_keys import Streams
 from .commit import commit
 from .creation import create
 from .definitions import found_without
@@ -285,8 +285,8 @@ def _run(linen: ToLinen, call: Call) -> Any:
         found = scope.matched(graphdef, scope.read()[0])
     else:
         scope.check(compared)
-    keys = GivenKeys(linen, scope.rngs, found.leaves) if scope.rngs else None
-    module = BoundModule(found, keys)
+    streams = Streams(linen, scope.rngs, found.leaves) if scope.rngs else None
+    module = BoundModule(found, streams)
     if linen.strict:
         scope.report_unknown(module.refused())
     show = functools.partial(showing, linen=linen) if SHOWN.get() else nullcontext

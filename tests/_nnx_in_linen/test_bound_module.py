@@ -9,7 +9,10 @@ import bridge
 from bridge._conversion.neutral import by_address
 from bridge._graphdefs import static_graphdef
 from bridge._nnx_in_linen.bound_module import BoundModule, Call, method_of
+from bridge._nnx_in_linen.call_keys import Streams
 from bridge._nnx_in_linen.matched_variables import MatchedVariables
+from bridge._randomness.streams import fold_path
+from tests._nnx_in_linen.called_linen import Called
 from tests.models import assert_identical
 
 X = jnp.arange(6.0).reshape(2, 3)
@@ -40,30 +43,14 @@ class Noisy(nnx.Module):
         return self.dropout(x)
 
 
-class Keys:
-    """One key for every stream of a module."""
-
-    names = ()
-
-    def __init__(self, key):
-        self.key = key
-        self.drawn = set()
-
-    def seed(self, slot):
-        return self.key
-
-    def give_back(self, drawn):
-        self.drawn |= drawn
-
-
-def bound(module, keys=None, extra=()):
+def bound(module, streams=None, extra=()):
     graphdef, leaves = static_graphdef.split(module)
     values = {
         slot.address: leaf.get_raw_value()
         for slot, leaf in zip(graphdef.slots, leaves, strict=True)
         if not slot.is_rng
     }
-    return BoundModule(MatchedVariables(graphdef, {**values, **dict(extra)}), keys=keys)
+    return BoundModule(MatchedVariables(graphdef, {**values, **dict(extra)}), streams)
 
 
 def called(own):
@@ -118,14 +105,22 @@ def test_a_draw_without_a_key_is_one_error_after_the_call():
 
 def test_a_stream_draws_from_the_key_of_the_call_and_is_no_update():
     key = jax.random.key(3)
-    keys = Keys(key)
-    own = bound(Noisy(rngs=nnx.Rngs(0)), keys)
+    linen = Called(key)
+    own = bound(Noisy(rngs=nnx.Rngs(0)), Streams(linen, {"default": key}))
     native = Noisy(rngs=nnx.Rngs(0))
     for stream in (native.dropout.rngs,):
-        stream.key.set_value(key)
+        stream.key.set_value(fold_path(key, ("dropout", "rngs")))
     assert_identical(called(own), native(X))
     assert own.changes.updates == {}
-    assert {address[0] for address in keys.drawn} == {"RngCount"}
+    assert linen.rng_counters == {"default": 1}
+
+
+def test_a_key_that_the_call_does_not_draw_from_is_given_back():
+    linen = Called(jax.random.key(3))
+    module = Noisy(rngs=nnx.Rngs(0))
+    module.eval()
+    assert_identical(called(bound(module, Streams(linen, {"default": 0}))), X)
+    assert linen.rng_counters == {"default": 0}
 
 
 def test_a_method_is_named_given_or_called():

@@ -8,31 +8,18 @@ from flax import nnx
 from bridge._flax.passed_values import PassedValues
 from bridge._graphdefs import static_graphdef
 from bridge._nnx_in_linen.call_keys import Streams
+from bridge._randomness.streams import fold_path
+from tests._nnx_in_linen.called_linen import Called
 from tests.models import assert_identical
 
 KEY = jax.random.key(5)
+# Of the stream at this path.
+OF_STREAM = fold_path(KEY, ("rngs", "dropout"))
 
 
 class Model(nnx.Module):
     def __init__(self, *, rngs):
         self.rngs = rngs
-
-
-class Keys:
-    """The keys of a call, and which of them it has used."""
-
-    def __init__(self, names, key):
-        self.names = names
-        self.key = key
-        self.asked = []
-        self.drawn = None
-
-    def seed(self, slot):
-        self.asked.append((slot.address, slot.metadata["tag"]))
-        return self.key
-
-    def give_back(self, drawn):
-        self.drawn = drawn
 
 
 class Unchanged:
@@ -47,54 +34,55 @@ class Unchanged:
         pass
 
 
-def lent(streams, names, key=KEY):
+def lent(streams, names, *, is_initializing=False):
     model = Model(rngs=streams)
     graphdef, leaves = static_graphdef.split(model)
-    keys = Keys(names, key)
-    found = Streams(keys)
+    linen = Called(KEY, is_initializing=is_initializing)
+    found = Streams(linen, dict.fromkeys(names, KEY))
     found.lend([model.rngs], zip(leaves, graphdef.slots, strict=True))
-    return model, found, keys
+    return model, found, linen
 
 
 @pytest.mark.parametrize("stand_in", ["default", "params"])
 def test_a_missing_stream_draws_the_keys_of_a_native_stream_with_the_call_s_key(stand_in):
-    model, _, keys = lent(nnx.Rngs(**{stand_in: 0}), ["dropout"])
-    native = nnx.Rngs(dropout=KEY)
+    model, _, linen = lent(nnx.Rngs(**{stand_in: 0}), ["dropout"])
+    native = nnx.Rngs(dropout=OF_STREAM)
     for _ in range(2):
         assert_identical(model.rngs.dropout(), native.dropout())
-    assert keys.asked == [(("RngKey", ("rngs", "dropout", "key")), "dropout")]
+    assert linen.rng_counters == {"dropout": 1}
 
 
 @pytest.mark.parametrize("draws", [0, 1])
 def test_taking_it_back_leaves_the_streams_as_they_were_and_says_whether_it_was_used(draws):
-    model, found, keys = lent(nnx.Rngs(0), ["dropout"])
+    model, found, linen = lent(nnx.Rngs(0), ["dropout"])
     expected = nnx.state(Model(rngs=nnx.Rngs(0)))
     for _ in range(draws):
         model.rngs.dropout()
     found.take_back()
     found.settle(Unchanged(), "here")
-    assert keys.drawn == ({("RngKey", ("rngs", "dropout", "key"))} if draws else set())
+    # The draw for a stream that was not used is undone.
+    assert linen.rng_counters["dropout"] == draws
     assert_identical(nnx.state(model), expected)
 
 
 @pytest.mark.parametrize(
-    ("streams", "names", "key"),
+    ("streams", "names", "is_initializing"),
     [
-        (nnx.Rngs(params=0, dropout=1), ["dropout"], KEY),
-        (nnx.Rngs(0), [], KEY),
+        (nnx.Rngs(params=0, dropout=1), ["dropout"], False),
+        (nnx.Rngs(0), [], False),
         # Without a stream that would stand in, a draw is an error as natively.
-        (nnx.Rngs(noise=0), ["dropout"], KEY),
-        (nnx.Rngs(0), ["dropout"], None),
+        (nnx.Rngs(noise=0), ["dropout"], False),
+        (nnx.Rngs(0), ["dropout"], True),
     ],
 )
-def test_nothing_is_lent_where_nothing_is_missing(streams, names, key):
+def test_nothing_is_lent_where_nothing_is_missing(streams, names, is_initializing):
     before = set(streams)
-    model, _, _ = lent(streams, names, key)
+    model, _, _ = lent(streams, names, is_initializing=is_initializing)
     assert set(model.rngs) == before
 
 
 def test_streams_of_slices_get_a_key_for_each_slice():
     model, _, _ = lent(nnx.Rngs(0).split(3), ["dropout"])
-    assert_identical(model.rngs.dropout.key.get_value(), jax.random.split(KEY, 3))
+    assert_identical(model.rngs.dropout.key.get_value(), jax.random.split(OF_STREAM, 3))
     drawn = jax.vmap(jax.random.bits)(model.rngs.dropout.key.get_value())
     assert len(set(jnp.asarray(drawn).tolist())) == 3
