@@ -61,6 +61,10 @@ def _by_path(a: Sequence[_Placed], b: Sequence[_Placed], layouts: Layouts) -> di
     in_b = {(path, b[j].call.method, n): j for path, n, j in _counted(own, b)}
     in_a = {(path, b[j].call.method, n): j for path, n, j in _counted(by_a, b)}
     mapped = [p.elsewhere or layouts.path_in_b(p.call.path) for p in a]
+    # A layer that holds all parameters of its model has them where the other model has all of its
+    # own. The models themselves are counterparts all the same.
+    if () in own and any(not p.call.path for p in a):
+        mapped = [() if not p.call.path else to or None for p, to in zip(a, mapped, strict=True)]
     found: dict[int, int] = {}
     for path, n, i in _counted(mapped, a):
         if (j := in_b.pop((path, a[i].call.method, n), None)) is not None:
