@@ -55,6 +55,7 @@ class Piece(NamedTuple):
       axes: for each axis of the NNX part before it is reshaped, which axis of the Linen part it is;
         None for the same order.
       rule: what put the two together, for the report.
+      layers: which of several stacked layers of the Linen and of the NNX leaf this is.
     """
 
     linen: Any
@@ -63,6 +64,7 @@ class Piece(NamedTuple):
     nnx_region: Region = WHOLE
     axes: tuple[int, ...] | None = None
     rule: str = ""
+    layers: tuple[Layer | None, Layer | None] = (None, None)
 
     def to_nnx(self, value: Any, shape: Sequence[int]) -> Any:
         """The NNX part, of a shape, that a Linen part is."""

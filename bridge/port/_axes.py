@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -24,12 +26,14 @@ class Axes(NamedTuple):
       summed: for each leaf in a product of matrices, the axes over which the first one sums.
       products: for each such leaf, the sizes of the axes into which the last one of the product is
         taken apart, if it is.
+      cuts: for each such leaf, the indices of the last axis at which it is first cut into parts.
     """
 
     layers: dict[Any, int]
     backwards: set[Any]
     summed: dict[Any, frozenset[int]]
     products: dict[Any, tuple[int, ...]]
+    cuts: dict[Any, frozenset[int]]
 
 
 def axes_of(jaxpr: Any, leaves: Mapping[Any, Any]) -> Axes:
@@ -41,25 +45,39 @@ def axes_of(jaxpr: Any, leaves: Mapping[Any, Any]) -> Axes:
       jaxpr: a jaxpr.
       leaves: keys of leaves by the variables of the jaxpr that they are.
     """
-    found = Axes({}, set(), {}, {})
-    _read(jaxpr, {v: (key, tuple(range(v.aval.ndim))) for v, key in leaves.items()}, found)
+    found = Axes({}, set(), {}, {}, {})
+    _read(jaxpr, {v: (key, tuple(range(v.aval.ndim))) for v, key in leaves.items()}, {}, found)
     return found
 
 
-def _read(jaxpr: Any, given: _Held, found: Axes) -> None:
-    held = dict(given)
-    # The products of leaves, also behind a bias and a cast.
-    products: dict[Any, Any] = {}
+def _read(jaxpr: Any, held: dict[Any, Any], products: dict[Any, Any], found: Axes) -> None:
+    """Reads a jaxpr.
+
+    Args:
+      jaxpr: the jaxpr.
+      held: the leaves that its inputs are; what passes one on is added.
+      products: the keys of the leaves whose products its inputs are, also behind a bias and a cast;
+        other such values are added.
+      found: where the result goes.
+    """
     for equation in jaxpr.eqns:
         known = [_of(operand, held) for operand in equation.invars]
         name = equation.primitive.name
-        key = next(filter(None, (_of(operand, products) for operand in equation.invars)), None)
+        multiplied = [_of(operand, products) for operand in equation.invars]
+        key = next(filter(None, multiplied), None)
         if key is not None and name in _KEEPING_PRODUCTS:
             products[equation.outvars[0]] = key
         elif key is not None and name == "reshape":
             sizes = _last_axis_apart(equation)
             if len(sizes) > 1:
                 found.products.setdefault(key, sizes)
+                block, total = math.prod(sizes[1:]), math.prod(sizes)
+                found.cuts.setdefault(key, frozenset(range(block, total, block or 1)))
+        elif key is not None and name == "split":
+            *_, last = equation.invars[0].aval.shape
+            if equation.params["axis"] == equation.invars[0].aval.ndim - 1:
+                ends = itertools.accumulate(equation.params["sizes"])
+                found.cuts.setdefault(key, frozenset(ends) - {last})
         if name in _KEEPING_AXES and known[0]:
             held[equation.outvars[0]] = known[0]
         elif name == "transpose" and known[0]:
@@ -85,9 +103,9 @@ def _read(jaxpr: Any, given: _Held, found: Axes) -> None:
                 (each[0], each[1][1:]) if each and n in apart else each
                 for n, each in enumerate(known)
             ]
-            _read_inner(equation, layer, found)
+            products |= _read_inner(equation, layer, multiplied, found)
         else:
-            _read_inner(equation, known, found)
+            products |= _read_inner(equation, known, multiplied, found)
 
 
 def _last_axis_apart(reshape: Any) -> tuple[int, ...]:
@@ -107,12 +125,23 @@ def _taken_apart(scan: Any) -> set[int]:
     return {n for n, (given, got) in enumerate(pairs) if given.aval.ndim > got.aval.ndim}
 
 
-def _read_inner(equation: Any, known: list[Any], found: Axes) -> None:
+def _read_inner(
+    equation: Any, known: list[Any], multiplied: list[Any], found: Axes
+) -> dict[Any, Any]:
+    """Reads what an equation runs; returns which of its results are products of leaves."""
+    products: dict[Any, Any] = {}
     for sub, offset in inner_jaxprs(equation):
         # An equation's last operands are the inputs of what it runs.
         inputs = sub.invars[len(sub.invars) - len(known[offset:]) :]
-        operands = zip(inputs, known[offset:], strict=False)
-        _read(sub, {v: each for v, each in operands if each}, found)
+        held, inside = (
+            {v: each for v, each in zip(inputs, own[offset:], strict=False) if each}
+            for own in (known, multiplied)
+        )
+        _read(sub, held, inside, found)
+        if len(sub.outvars) == len(equation.outvars):
+            results = zip(equation.outvars, sub.outvars, strict=True)
+            products |= {out: key for out, v in results if (key := _of(v, inside))}
+    return products
 
 
 def _of(operand: Any, held: _Held) -> Any:

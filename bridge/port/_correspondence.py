@@ -198,7 +198,8 @@ class Correspondence:
             return
         linen_region = layer_cut(shape_of(theirs), context.linen)
         nnx_region = layer_cut(shape_of(ours), context.nnx) + cuts
-        self.pieces.append(Piece(address, leaf.path, linen_region, nnx_region, rule=label))
+        piece = Piece(address, leaf.path, linen_region, nnx_region, None, label, context)
+        self.pieces.append(piece)
 
     def incomplete(self) -> tuple[list[Address], list[Path]]:
         """The leaves of each side that the pieces cover in part, or twice."""

@@ -30,6 +30,7 @@ HOW = {
     "by structure": "the only ones of their structure",
 }
 _TRANSPOSED = "the same shape; the models use different axes, so one has the transpose"
+_CUT = "the same shape; only one of the models has a share of each part in each head"
 _BACKWARDS = "the same shape; only one of the models scans the layers backwards"
 STACKED = "stacked leaves, which fit one axis only"
 _Decided: TypeAlias = list[tuple[NNXNode, LinenNode, Evidence]]
@@ -76,7 +77,7 @@ def disputes(found: Correspondence, orders: Orders) -> Disputes:
 
 
 def _used_otherwise(found: Correspondence, orders: Orders) -> Iterator[Pairing]:
-    """Leaves that fit, of which one model uses the transpose, or the layers in reverse."""
+    """Leaves that fit, and that one model transposes, reverses or takes apart otherwise."""
     leaves = found.nnx_leaves
     for piece in found.pieces:
         if piece.nnx is None or piece.axes or piece.linen_region or piece.nnx_region:
@@ -91,6 +92,9 @@ def _used_otherwise(found: Correspondence, orders: Orders) -> Iterator[Pairing]:
         elif ways == {False, True}:
             evidence = Evidence(_BACKWARDS, is_weak=True, is_disputed=True)
             yield Pairing(scope, node, PLAIN, "by name", evidence)
+        elif orders.is_cut_otherwise(node, scope):
+            evidence = Evidence(_CUT, is_weak=True, is_disputed=True)
+            yield Pairing(scope, node, PLAIN, "by name", evidence)
 
 
 def _judged_layers(stack: PairedStack, orders: Orders) -> Disputes:
@@ -98,12 +102,9 @@ def _judged_layers(stack: PairedStack, orders: Orders) -> Disputes:
     nodes, scopes = zip(*((layer.nnx, layer.linen) for layer in stack.layers), strict=True)
     is_list = stack.layers[0].context.linen is not None
     items, stacked = (nodes, scopes[0]) if is_list else (scopes, nodes[0])
-    places, is_backwards = orders.calls(items), orders.runs_backwards(stacked)
-    if places is None or is_backwards is None:
-        return Disputes([], [])
-    numbers = [len(places) - 1 - place if is_backwards else place for place in places]
+    numbers = orders.layer_numbers(items, stacked)
     own = [layer.context.linen or layer.context.nnx for layer in stack.layers]
-    if numbers == [each and each.number for each in own]:
+    if numbers is None or numbers == [each and each.number for each in own]:
         return Disputes([], [])
     # A rule says which layer a Linen scope is, and not which one an item of a list is.
     if is_list:

@@ -13,6 +13,7 @@ from ._names import likeness
 from ._numbers import families
 from ._orders import CALLS, Orders, Pairs
 from ._sequences import counts_constructions, groups, is_automatic
+from ._stacks import Stack
 from ._structure import (
     Place,
     is_adapter,
@@ -27,7 +28,7 @@ from ._trees import LinenNode, NNXNode, nnx_text
 Proposals: TypeAlias = list[tuple[NNXNode, LinenNode, Evidence]]
 
 ANY_ORDER = "some of the calls do not use each other's results, so any order would do"
-_CONSTRUCTIONS = "automatic numbers count constructions, not calls"
+CONSTRUCTIONS = "automatic numbers count constructions, not calls"
 # What is said of names that a trace contradicts.
 DIFFERS = "the order of calls differs"
 _ONLY = Evidence("nothing else is left")
@@ -67,6 +68,21 @@ class ByEvidence:
             for nodes, scopes in groups(candidates)
             for pair in self._together(place, nodes, scopes)
         ]
+
+    def layers(self, layers: Stack, evidence: Evidence) -> tuple[Stack, Evidence]:
+        """The layers of a stack in the order of calls if automatic names count them."""
+        node, scopes = layers[0][0], [scope for _, scope, _ in layers]
+        if layers[0][2].nnx is None or not counts_constructions(scopes):
+            return layers, evidence
+        numbers = self._orders.layer_numbers(scopes, node)
+        if numbers is None:
+            return layers, Evidence(_joined(evidence.text, CONSTRUCTIONS), is_weak=True)
+        in_order = [
+            (one, scope, Context(nnx=context.nnx._replace(number=number)))
+            for (one, scope, context), number in zip(layers, numbers, strict=True)
+            if context.nnx is not None
+        ]
+        return in_order, Evidence(_joined(evidence.text, CALLS))
 
     def stacked_leaves(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
         """As `stacks`, of single leaves."""
@@ -174,7 +190,7 @@ class ByEvidence:
             if self._orders.contradicts(by_name):
                 return _proposals(by_name, Evidence(f"{text}; {DIFFERS}", True, True))
             if any(is_automatic(scope, scopes) for _, scope in by_name):
-                text += f"; {_CONSTRUCTIONS}"
+                text += f"; {CONSTRUCTIONS}"
             return _proposals(by_name, Evidence(text, text != "their names"))
         return self._by_numbers(nodes, scopes)
 
@@ -187,7 +203,7 @@ class ByEvidence:
         is_weak = counts_constructions(scopes)
         text = "numbers in the same order"
         if is_weak:
-            text += f"; {_CONSTRUCTIONS}"
+            text += f"; {CONSTRUCTIONS}"
         return _proposals(pairs, Evidence(text, is_weak))
 
     def _ordered(self, pairs: Pairs, text: str, named: Pairs) -> Proposals:

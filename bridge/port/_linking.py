@@ -28,10 +28,13 @@ def link_elsewhere(
         if leaf is None or not found.settled.is_free(leaf, context):
             continue
         shape = shape_of(leaf.value) or (0,)
-        size = shape[-1] // len(parts)
+        axis = len(shape) - 1
+        if context.nnx is not None and context.nnx.axis % len(shape) == axis:
+            axis -= 1
+        size = shape[axis] // len(parts)
         for index, part in enumerate(parts):
             if there := scope.at(part):
-                cut = Cut(len(shape) - 1, index * size, size)
+                cut = Cut(axis, index * size, size)
                 cuts = (cut,) if len(parts) > 1 else ()
                 found.link(leaf, there, collection_of(leaf, there), context, label, cuts)
     for path in layer.zero:

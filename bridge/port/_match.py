@@ -28,6 +28,7 @@ from ._stacks import (
     Stack,
     cores,
     either,
+    first_axes,
     is_list,
     leaf_stacks,
     list_pairs,
@@ -280,8 +281,7 @@ class Matcher:
         ranks += [
             len(shape_of(leaf.value) or ()) for s in scope.walk() for leaf in s.leaves.values()
         ]
-        axes = range(max(ranks, default=0))
-        return [axis for axis in axes if self._fits(*on_axis(pair, axis))]
+        return first_axes(max(ranks, default=0), lambda axis: self._fits(*on_axis(pair, axis)))
 
     def _fits(self, node: NNXNode, scope: LinenNode, context: Context) -> bool:
         """Whether two modules match without a problem, tried on the side."""
@@ -386,11 +386,11 @@ class Matcher:
 
     def _propose_stacks(self, place: Place, proposer: ByEvidence) -> None:
         """Pairs the stacks that could be several things."""
-        pairs = {(node, scope): own for node, scope, own in open_stacks(place)}
+        pairs = {(node, scope): own for node, scope, own in open_stacks(place, automatic=True)}
         for node, scope, evidence in proposer.stacks(place, _by_node(pairs)):
             free = all(place.settled.is_free(each, PLAIN) for each in (node, scope))
             if free and (node, scope) in pairs:
-                self._stacked(node, scope, pairs[node, scope], evidence)
+                self._stacked(node, scope, *proposer.layers(pairs[node, scope], evidence))
 
     def _propose_stacked_leaves(self, place: Place, proposer: ByEvidence) -> None:
         """Pairs leaves that one side has stacked, outside of modules that fit as a whole."""

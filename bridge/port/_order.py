@@ -34,7 +34,7 @@ class Order(NamedTuple):
 
     ranks: dict[Any, int]
     after: dict[Any, int]
-    axes: Axes = Axes({}, set(), {}, {})
+    axes: Axes = Axes({}, set(), {}, {}, {})
 
 
 UNKNOWN = Order({}, {})

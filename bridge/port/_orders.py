@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Address, Path
-from bridge._rules.rules import Layer
 
 from ._order import Order
 from ._trees import LinenNode, NNXNode
@@ -93,10 +93,18 @@ class Orders(NamedTuple):
 
     def axes(self, node: NNXNode, scope: LinenNode) -> Iterator[tuple[int, str]]:
         """(the axis on which a scan takes a stack apart, the library whose trace shows it)."""
-        ours = {self.nnx.axes.layers.get(path) for path in _paths(node)}
-        theirs = {self.linen.axes.layers.get(address) for address in _addresses(scope)}
+        ours, theirs = self.nnx.axes.layers, self.linen.axes.layers
+        ours = [(ours.get(each.path), each.value) for each in node.walk() if each.is_leaf]
+        theirs = [
+            (theirs.get((collection, each.path)), leaf.value)
+            for each in scope.walk()
+            for collection, leaf in each.leaves.items()
+        ]
         for found, library in ((theirs, "Linen"), (ours, "NNX")):
-            if len(found) == 1 and (axis := next(iter(found))) is not None:
+            axes = {axis for axis, _ in found}
+            if len(axes) > 1 and None not in axes:
+                axes = {(axis or 0) - len(shape_of(value) or ()) for axis, value in found}
+            if len(axes) == 1 and (axis := axes.pop()) is not None:
                 yield axis, library
 
     def runs_backwards(self, item: NNXNode | LinenNode) -> bool | None:
@@ -119,6 +127,19 @@ class Orders(NamedTuple):
         places = [sum(column) for column in zip(*_matrix(bits), strict=True)]
         return places if sorted(places) == [*range(len(items))] else None
 
+    def layer_numbers(
+        self, items: Sequence[NNXNode] | Sequence[LinenNode], stacked: NNXNode | LinenNode
+    ) -> list[int] | None:
+        """Which layer of a stack each of several modules is.
+
+        Returns:
+          The numbers, if the modules are called in a chain and a scan goes over the stack.
+        """
+        places, is_backwards = self.calls(items), self.runs_backwards(stacked)
+        if places is None or is_backwards is None:
+            return None
+        return [len(places) - 1 - place if is_backwards else place for place in places]
+
     def around(self, node: NNXNode, anchors: Sequence[tuple[Path, Address]]) -> Surroundings:
         """The pairs of leaves whose results an NNX module needs, and those that need its own."""
         return _around(self.nnx, _paths(node), [path for path, _ in anchors])
@@ -129,24 +150,32 @@ class Orders(NamedTuple):
         """As `around`, of a Linen scope."""
         return _around(self.linen, _addresses(scope), [address for _, address in anchors])
 
-    def is_transposed(
-        self, node: NNXNode, scope: LinenNode, layer: Layer | None = None
-    ) -> bool | None:
-        """Whether the models sum over different axes of a leaf; None if no trace tells it.
-
-        Args:
-          node: the NNX leaf.
-          scope: the Linen leaf.
-          layer: which layer of it, if it is a stacked one.
-        """
-        ours = self.nnx.axes.summed.get(node.path)
-        found = [self.linen.axes.summed.get(address) for address in _addresses(scope)]
-        theirs = {axes for axes in found if axes is not None}
-        if ours is None or None in found or len(theirs) != 1:
+    def is_transposed(self, node: NNXNode, scope: LinenNode) -> bool | None:
+        """Whether the models sum over different axes of a leaf; None if no trace tells it."""
+        ours, theirs = self.uses(node), self.uses(scope)
+        if ours is None or theirs is None:
             return None
-        # A trace shows the axes of the whole stack.
-        own = theirs.pop()
-        return ours != (own if layer is None else {a - (a > layer.axis) for a in own})
+        return [use == "sum" for use in ours] != [use == "sum" for use in theirs]
+
+    def is_cut_otherwise(self, node: NNXNode, scope: LinenNode) -> bool:
+        """Whether the models take a product of a leaf apart at indices that exclude each other."""
+        ours = self.nnx.axes.cuts.get(node.path, frozenset())
+        found = [self.linen.axes.cuts.get(address, frozenset()) for address in _addresses(scope)]
+        return any(not (ours <= theirs or theirs <= ours) for theirs in found)
+
+    def uses(self, leaf: NNXNode | LinenNode) -> tuple[str, ...] | None:
+        """What a model does along each axis of a leaf; None if no trace shows a product of it."""
+        is_nnx = isinstance(leaf, NNXNode)
+        axes = self.nnx.axes if is_nnx else self.linen.axes
+        keys = [leaf.path] if is_nnx else _addresses(leaf)
+        key = next((key for key in keys if key in axes.summed), None)
+        if key is None:
+            return None
+        value = leaf.value if is_nnx else leaf.leaves[key[0]].value
+        found = ["sum" if n in axes.summed[key] else "" for n in range(len(shape_of(value) or ()))]
+        if (layers := axes.layers.get(key)) is not None:
+            found[layers] = "layers"
+        return tuple(found)
 
 
 def product_of(orders: Orders, leaf: NNXNode | LinenNode) -> tuple[int, ...]:

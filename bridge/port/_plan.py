@@ -112,8 +112,7 @@ class Plan:
           layers and need a rule for what `plan` finds by structure too.
 
         Raises:
-          PortError: the plan has problems, or a leaf is moved in parts without a rule that says so,
-            as stacked layers and fused gates are.
+          PortError: the plan has problems, or no rule can say where the parts of a leaf go.
         """
         if self.problems:
             raise _not_clean(self.problems)

@@ -5,22 +5,32 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Container, Iterable, Iterator, Sequence
+import operator
+from collections.abc import Container, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
-from bridge._rules.pieces import LeafShape, pieces_of, without_axis
-from bridge._rules.rules import UNCHANGED, Form, Layer
+from bridge._rules.pieces import LeafShape, Region, part_shape, pieces_of, without_axis
+from bridge._rules.rules import UNCHANGED, Form
 
 from ._correspondence import PLAIN, Context, Correspondence, Evidence, Settled
-from ._evidence import ANY_ORDER
+from ._evidence import ANY_ORDER, CONSTRUCTIONS
 from ._likeness import linen_path_text, pairs_by_name
 from ._names import likeness, words_of
 from ._orders import CALLS, Orders, product_of
 from ._rule_text import braced, nnx_rule
-from ._stacks import is_list
-from ._structure import Place, is_adapter, is_computed, linen_core
+from ._sequences import counts_constructions
+from ._stacks import (
+    Stack,
+    first_axes,
+    is_list,
+    list_pairs,
+    numbered_scopes,
+    on_axis,
+    stack_pairs,
+)
+from ._structure import Place, is_adapter, is_computed, linen_core, nnx_core
 from ._trees import LinenNode, NNXNode
 
 Counts: TypeAlias = tuple[int, int]
@@ -78,7 +88,7 @@ def refits(found: Correspondence, orders: Orders) -> list[Refit]:
 def _transposed(found: Correspondence, orders: Orders) -> Iterator[Refit]:
     """Square matrices of which one model uses the transpose."""
     leaves = found.nnx_leaves
-    text = "the models use different axes, so one has the transpose"
+    told: dict[tuple[LinenNode, NNXNode], None] = {}
     for piece in found.pieces:
         node, scope = leaves.get(piece.nnx), found.linen.at(piece.linen[1])
         is_whole = not piece.linen_region and not piece.nnx_region and piece.axes is None
@@ -87,7 +97,18 @@ def _transposed(found: Correspondence, orders: Orders) -> Iterator[Refit]:
         shape = shape_of(node.value)
         is_same = shape == shape_of(found.linen_values[piece.linen])
         if is_same and len(shape or ()) == 2 and orders.is_transposed(node, scope):
-            yield Refit((scope,), (node,), Form(()), Evidence(text))
+            holder, around = found.nnx.at(node.path[:-1]), scope.parent
+            # A rule for the kernel alone would leave the bias without one.
+            if holder and around and node.path[:-1] and around.path:
+                own, theirs = [*_nnx_leaves(holder).values()], [*_linen_leaves(around).values()]
+                is_layer = {*holder.children.values()} == {*own}
+                is_layer &= {*around.children.values()} == {*theirs}
+                if is_layer and _form([around], [holder], PLAIN, orders) == Form(()):
+                    node, scope = holder, around
+            told[scope, node] = None
+    text = "the models use different axes, so one has the transpose"
+    for scope, node in told:
+        yield Refit((scope,), (node,), Form(()), Evidence(text))
 
 
 class _Left:
@@ -96,13 +117,20 @@ class _Left:
     def __init__(self, found: Correspondence, orders: Orders):
         self._found = found
         self._orders = orders
+        self._sizes: dict[NNXNode | LinenNode, int] = {}
         pairs = [p for p in (*found.named, *found.pairings) if p.context == PLAIN]
         self._linen_of = {(): (), **{p.nnx.path: p.linen.path for p in pairs}}
         self._paired = {*self._linen_of.values()}
         linen = {piece.linen for piece in found.pieces}
         nnx = {piece.nnx for piece in found.pieces}
         self._stacks = list(self._open_stacks(linen, nnx))
-        inside = {id(each) for place in self._stacks for side in place[:2] for each in side.walk()}
+        inside = {
+            id(each)
+            for layers, _ in self._stacks
+            for sides in layers
+            for side in sides[:2]
+            for each in side.walk()
+        }
         self._scopes = [
             scope
             for scope in _holders(found.linen)
@@ -119,19 +147,26 @@ class _Left:
         ]
 
     def of_stacks(self) -> Iterator[Refit]:
-        """What lists and scopes of stacked leaves are, whose layers are laid out otherwise."""
-        for place in self._stacks:
-            item = place.nnx.children[0]
-            own = place._replace(nnx=item)
-            scopes, nodes = list(_holders(place.linen)), list(_holders(item))
-            inside = list(self._within(scopes, nodes, own))
-            if inside:
-                text = "the only stack of as many layers and elements as this list"
-                yield Refit((place.linen,), (item,), UNCHANGED, Evidence(text), place.context)
-                yield from inside
+        """Stacks of one side alone, whose layers are laid out otherwise."""
+        for layers, evidence in self._stacks:
+            node, scope, context = layers[0]
+            place = Place(node, scope, context, Settled(), frozenset())
+            inside = [
+                # In layers of a weak order everything is weak.
+                refit._replace(evidence=evidence) if evidence.is_weak else refit
+                for refit in self._within([*_holders(scope)], [*_holders(node)], place)
+            ]
+            whole = [Refit((scope,), (node,), UNCHANGED, evidence, context)] if inside else []
+            # One rule with a star is for all items of a list.
+            for one, each, own in layers if context.nnx else layers[:1]:
+                for refit in (*whole, *inside):
+                    linen = [each.at(s.path[len(scope.path) :]) for s in refit.linen]
+                    nnx = [one.at(n.path[len(node.path) :]) for n in refit.nnx]
+                    if None not in (*linen, *nnx):
+                        yield refit._replace(linen=tuple(linen), nnx=tuple(nnx), context=own)
 
-    def _open_stacks(self, linen: set[Any], nnx: set[Any]) -> Iterator[Place]:
-        """The lists and the scopes of stacked leaves that can be one thing only."""
+    def _open_stacks(self, linen: set[Any], nnx: set[Any]) -> Iterator[tuple[Stack, Evidence]]:
+        """The layers that only one side has stacked, and that can be one thing only."""
         # Of single leaves their shapes alone told that they are the same.
         guessed = [
             pairing
@@ -140,48 +175,96 @@ class _Left:
         ]
         own = nnx - {pairing.nnx.path for pairing in guessed if pairing.nnx.is_leaf}
         theirs = linen - {(c, p.linen.path) for p in guessed for c in p.linen.leaves}
-        lists = [
+        nodes = [
             node
             for node in self._found.nnx.walk()
-            if node.is_container and is_list(node) and len(node.children) > 1
+            if node.path and not node.is_leaf
             if not own.intersection(each.path for each in node.walk())
         ]
-        scopes: dict[LinenNode, None] = {}
-        for scope in self._found.linen.walk():
-            addresses = {(c, each.path) for each in scope.walk() for c in each.leaves}
-            if scope.path and scope.children and not theirs & addresses:
-                scopes[linen_core(scope)] = None
-        fits = [
-            (node, scope, Context(linen=Layer(axis, 0, len(node.children), len(node.path))))
-            for node in lists
-            for scope in scopes
-            if (axis := self._stacked_on(node, scope)) is not None
+        scopes = [
+            scope
+            for scope in self._found.linen.walk()
+            if scope.path and scope.children
+            if not theirs & {(c, each.path) for each in scope.walk() for c in each.leaves}
         ]
-        for node, scope, context in fits:
-            if sum(node is a or scope is b for a, b, _ in fits) == 1:
-                yield Place(node, scope, context, Settled(), frozenset())
+        fits = [*self._lists(nodes, scopes), *self._stacked_modules(nodes, scopes)]
+        for layers, evidence in fits:
+            node, scope, _ = layers[0]
+            rivals = [n is node or s is scope for ((n, s, _), *_), _ in fits]
+            # What lies in a stack fits what lies in its layers.
+            is_inner = any(
+                node.path[: len(n.path)] == n.path != node.path for ((n, *_), *_), _ in fits
+            )
+            if sum(rivals) == 1 and not is_inner:
+                yield layers, evidence
 
-    def _stacked_on(self, node: NNXNode, scope: LinenNode) -> int | None:
-        """The axis on which a scope may have the layers of a list; None if it has not."""
-        weights = [leaf for holder in _holders(node) for leaf in _nnx_leaves(holder).values()]
-        values = [
-            next(iter(leaf.leaves.values())).value
-            for holder in _holders(scope)
+    def _lists(
+        self, nodes: list[NNXNode], scopes: list[LinenNode]
+    ) -> Iterator[tuple[Stack, Evidence]]:
+        text = "the only stack of as many layers and elements as this list"
+        for node in nodes:
+            if not (node.is_container and is_list(node) and len(node.children) > 1):
+                continue
+            for scope in dict.fromkeys(map(linen_core, scopes)):
+                axis = self._stacked_on(node, scope, len(node.children), scope)
+                if axis is not None and not self._orders.runs_backwards(scope):
+                    layers = list_pairs(node, scope, PLAIN)
+                    yield [on_axis(layer, axis) for layer in layers], Evidence(text)
+
+    def _stacked_modules(
+        self, nodes: list[NNXNode], scopes: list[LinenNode]
+    ) -> Iterator[tuple[Stack, Evidence]]:
+        text = "the only layers of as many elements as this stack"
+        for members in numbered_scopes(scopes):
+            if linen_core(members[0]) in [scope for scope in scopes if scope is not members[0]]:
+                continue
+            for node in dict.fromkeys(map(nnx_core, nodes)):
+                axis = self._stacked_on(node, members, len(members), node)
+                if axis is None:
+                    continue
+                evidence = Evidence(text)
+                numbers = self._orders.layer_numbers(members, node)
+                if numbers is None:
+                    numbers = [*range(len(members))]
+                    if counts_constructions(members):
+                        evidence = Evidence(f"{text}; {CONSTRUCTIONS}", is_weak=True)
+                by_number = sorted(zip(numbers, members, strict=True), key=lambda each: each[0])
+                layers = stack_pairs(node, [scope for _, scope in by_number], PLAIN)
+                yield [on_axis(layer, axis) for layer in layers], evidence
+
+    def _stacked_on(
+        self,
+        node: NNXNode,
+        scope: LinenNode | Sequence[LinenNode],
+        total: int,
+        stacked: NNXNode | LinenNode,
+    ) -> int | None:
+        """The axis on which one of two sides may have the layers of the other stacked, if any."""
+        scopes = [scope] if isinstance(scope, LinenNode) else scope
+        if self._size(node) != sum(map(self._size, scopes)):
+            return None
+        ours = [leaf for holder in _holders(node) for leaf in _nnx_leaves(holder).values()]
+        theirs = [
+            leaf
+            for each in scopes
+            for holder in _holders(each)
             for leaf in _linen_leaves(holder).values()
         ]
-        ours, theirs = [shape_of(leaf.value) for leaf in weights], [*map(shape_of, values)]
-        total = len(node.children)
-        if None in (*ours, *theirs) or _size(ours) != _size(theirs):
+        if None in map(_shape, (*ours, *theirs)):
             return None
-        axes = [
-            axis
-            for axis in range(min(len(shape or ()) for shape in theirs))
-            if all((shape or ())[axis] == total for shape in theirs)
-        ]
-        told = {axis for axis, _ in self._orders.axes(node, scope)} & {*axes}
-        if self._orders.runs_backwards(scope):
-            return None
+        own = [*map(_shape, ours if stacked is node else theirs)]
+        rank = min((len(shape or ()) for shape in own), default=0)
+        axes = first_axes(rank, lambda axis: all((shape or ())[axis] == total for shape in own))
+        told = {axis for axis, _ in self._orders.axes(node, scopes[0])} & {*axes}
         return told.pop() if len(told) == 1 else axes[0] if len(axes) == 1 else None
+
+    def _size(self, item: NNXNode | LinenNode) -> int:
+        """How many elements the weights below a module or a scope have."""
+        if item not in self._sizes:
+            leaves_of = _nnx_leaves if isinstance(item, NNXNode) else _linen_leaves
+            leaves = [leaf for each in _holders(item) for leaf in leaves_of(each).values()]
+            self._sizes[item] = sum(math.prod(_shape(leaf) or ()) for leaf in leaves)
+        return self._sizes[item]
 
     def __iter__(self) -> Iterator[Refit]:
         mis_shaped = dict.fromkeys(
@@ -191,7 +274,7 @@ class _Left:
         )
         for path, own in mis_shaped:
             scope, node = self._found.linen.at(path), self._found.nnx.at(own)
-            if scope and node and (form := self._form([scope], [node], PLAIN)):
+            if scope and node and (form := _form([scope], [node], PLAIN, self._orders)):
                 text = "equal names, and arrays of the same size"
                 yield Refit((scope,), (node,), form, Evidence(text))
         scopes: dict[Path, list[LinenNode]] = {}
@@ -215,11 +298,11 @@ class _Left:
         named = [
             (node, scope)
             for node, scope in pairs_by_name(place, nodes, scopes)
-            if _are_alike(node, scope) and self._form([scope], [node], context)
+            if _are_alike(node, scope) and _form([scope], [node], context, self._orders)
         ]
         if named and not self._orders.contradicts(named):
             for node, scope in named:
-                if (form := self._form([scope], [node], context)) and form != UNCHANGED:
+                if (form := _form([scope], [node], context, self._orders)) and form != UNCHANGED:
                     text = "their names, and arrays of the same size"
                     yield Refit((scope,), (node,), form, Evidence(text), context)
             taken = {id(each) for pair in named for each in pair}
@@ -237,7 +320,7 @@ class _Left:
             (scopes[i : i + a], nodes[j : j + b])
             for i, j, (a, b) in zip(starts[0], starts[1], steps, strict=False)
         ]
-        found = [(*own, form) for own in parts if (form := self._form(*own, context))]
+        found = [(*own, form) for own in parts if (form := _form(*own, context, self._orders))]
         if all(form == UNCHANGED for *_, form in found):
             return
         pairs = [(ours[0], theirs[0]) for theirs, ours in parts if len(ours) == len(theirs)]
@@ -260,7 +343,7 @@ class _Left:
             found: list[list[Counts]] = []
             for a, b in _STEPS:
                 fits = i + a <= len(scopes) and j + b <= len(nodes)
-                if fits and self._form(scopes[i : i + a], nodes[j : j + b], context) is not None:
+                if fits and _form(scopes[i : i + a], nodes[j : j + b], context, self._orders):
                     found += [[(a, b), *rest] for rest in ways(i + a, j + b)]
             return found[:2]
 
@@ -282,70 +365,60 @@ class _Left:
             return Evidence(f"{text}; {ANY_ORDER}", is_weak=True)
         parts = [str(each.path[-1]) for each in (nodes if len(nodes) > 1 else scopes)]
         text = f"{CALLS}, and sizes that add up"
-        if self._times(scopes, nodes, context) != [1]:
+        if _times(scopes, nodes, context, self._orders) != [1]:
             text += "; a trace takes the axis apart, perhaps into blocks with a share of each"
             return Evidence(text, is_weak=True)
         if _are_usual(parts):
             return Evidence(f"{text}; query, key and value in the usual order")
         return Evidence(f"{text}; {ANY_ORDER}", is_weak=True)
 
-    def _form(
-        self, scopes: Sequence[LinenNode], nodes: Sequence[NNXNode], context: Context
-    ) -> Form | None:
-        """The plainest form in which all leaves fit, None if there is none."""
-        fused = None if len(scopes) == len(nodes) else "linen" if len(nodes) > 1 else "nnx"
-        if fused and len({each.path[:-1] for each in (nodes if fused == "linen" else scopes)}) > 1:
-            return None
-        ours, theirs = list(map(_nnx_leaves, nodes)), list(map(_linen_leaves, scopes))
-        names = ours[0].keys()
-        if any(each.keys() != names for each in (*ours, *theirs)):
-            return None
-        count = max(len(scopes), len(nodes))
-        shapes: list[tuple[list[LeafShape], list[LeafShape]]] = []
-        ways: set[bool | None] = set()
-        for name in names:
-            native = [each[name] for each in ours] * (count // len(ours))
-            linen = [each[name] for each in theirs] * (count // len(theirs))
-            # A leaf has one collection here.
-            values = [next(iter(scope.leaves.values())).value for scope in linen]
-            layers = [without_axis(shape_of(value), context.linen) for value in values]
-            shapes.append((layers, [shape_of(node.value) for node in native]))
-            if {len(shape or ()) for shape in itertools.chain(*shapes[-1])} == {2}:
-                ways |= {
-                    self._orders.is_transposed(*each, context.linen)
-                    for each in zip(native, linen, strict=True)
-                }
-        if len(ways) > 1:
-            return None
-        way = ways.pop() if ways else None
-        times = self._times(scopes, nodes, context)[0] if fused else 1
-        for form in _FORMS:
-            for axis in _AXES if fused else (-1,):
-                tried = form._replace(fused=fused, axis=axis, times=times)
-                if way in (None, form.axes is not None) and all(
-                    _fits(*each, tried) for each in shapes
-                ):
-                    return tried
-        return None
 
-    def _times(
-        self, scopes: Sequence[LinenNode], nodes: Sequence[NNXNode], context: Context
-    ) -> list[int]:
-        """How often parts may lie in what one side has as one, as its use shows; else once."""
-        theirs, ours = list(map(_linen_leaves, scopes)), list(map(_nnx_leaves, nodes))
-        whole, parts = (theirs[0], ours) if len(nodes) > len(scopes) else (ours[0], theirs)
-        found: list[int] = []
-        for name, leaf in whole.items():
-            sizes = product_of(self._orders, leaf)
-            size, total = _elements(leaf, context), math.prod(sizes)
-            if not sizes or not size or not total or size % total:
-                continue
-            own = [_elements(part[name], context) * total // size for part in parts]
-            for axis, times in ((0, 1), (1, sizes[0])):
-                block = times * math.prod(sizes[axis + 1 :])
-                if not any(n % block for n in own) and sum(own) == block * sizes[axis]:
-                    found.append(times)
-        return list(dict.fromkeys(found)) or [1]
+def _form(
+    scopes: Sequence[LinenNode], nodes: Sequence[NNXNode], context: Context, orders: Orders
+) -> Form | None:
+    """The plainest form in which all leaves fit, None if there is none."""
+    fused = None if len(scopes) == len(nodes) else "linen" if len(nodes) > 1 else "nnx"
+    if fused and len({each.path[:-1] for each in (nodes if fused == "linen" else scopes)}) > 1:
+        return None
+    ours, theirs = list(map(_nnx_leaves, nodes)), list(map(_linen_leaves, scopes))
+    names = ours[0].keys()
+    if any(each.keys() != names for each in (*ours, *theirs)):
+        return None
+    count = max(len(scopes), len(nodes))
+    layers: list[tuple[list[_Layer], list[_Layer]]] = [
+        (
+            [_layer(each[name], context, orders) for each in theirs] * (count // len(theirs)),
+            [_layer(each[name], context, orders) for each in ours] * (count // len(ours)),
+        )
+        for name in names
+    ]
+    times = _times(scopes, nodes, context, orders)[0] if fused else 1
+    for form in _FORMS:
+        for axis in _AXES if fused else (-1,):
+            tried = form._replace(fused=fused, axis=axis, times=times)
+            if all(_fits(*each, tried) for each in layers):
+                return tried
+    return None
+
+
+def _times(
+    scopes: Sequence[LinenNode], nodes: Sequence[NNXNode], context: Context, orders: Orders
+) -> list[int]:
+    """How often parts may lie in what one side has as one, as its use shows; else once."""
+    theirs, ours = list(map(_linen_leaves, scopes)), list(map(_nnx_leaves, nodes))
+    whole, parts = (theirs[0], ours) if len(nodes) > len(scopes) else (ours[0], theirs)
+    found: list[int] = []
+    for name, leaf in whole.items():
+        sizes = product_of(orders, leaf)
+        size, total = _elements(leaf, context), math.prod(sizes)
+        if not sizes or not size or not total or size % total:
+            continue
+        own = [_elements(part[name], context) * total // size for part in parts]
+        for axis, times in ((0, 1), (1, sizes[0])):
+            block = times * math.prod(sizes[axis + 1 :])
+            if not any(n % block for n in own) and sum(own) == block * sizes[axis]:
+                found.append(times)
+    return list(dict.fromkeys(found)) or [1]
 
 
 _STEPS: list[Counts] = [
@@ -389,27 +462,86 @@ def _linen_leaves(scope: LinenNode) -> dict[str, LinenNode]:
     return {name: each for name, each in scope.children.items() if each.leaves.keys() - {"cache"}}
 
 
+def _shape(leaf: NNXNode | LinenNode) -> LeafShape:
+    # A Linen leaf has one collection here.
+    return shape_of(
+        leaf.value if isinstance(leaf, NNXNode) else next(iter(leaf.leaves.values())).value
+    )
+
+
+class _Layer(NamedTuple):
+    """A leaf, or one layer of it.
+
+    Attributes:
+      shape: its shape.
+      uses: what the model does along each axis; None if no trace shows it.
+    """
+
+    shape: LeafShape
+    uses: tuple[str, ...] | None
+
+
+def _layer(leaf: NNXNode | LinenNode, context: Context, orders: Orders) -> _Layer:
+    layer = context.nnx if isinstance(leaf, NNXNode) else context.linen
+    shape, uses = _shape(leaf), orders.uses(leaf)
+    if uses is not None and layer is not None and -len(uses) <= layer.axis < len(uses):
+        uses = _without(uses, {layer.axis % len(uses)})
+    return _Layer(without_axis(shape, layer), uses)
+
+
+def _without(items: Sequence[str], axes: Container[int]) -> tuple[str, ...]:
+    return tuple(item for axis, item in enumerate(items) if axis not in axes)
+
+
 def _elements(leaf: NNXNode | LinenNode, context: Context) -> int:
     """How many elements a leaf has, or one layer of it."""
-    if isinstance(leaf, NNXNode):
-        return math.prod(shape_of(leaf.value) or ())
-    value = next(iter(leaf.leaves.values())).value
-    return math.prod(without_axis(shape_of(value), context.linen) or ())
+    layer = context.nnx if isinstance(leaf, NNXNode) else context.linen
+    return math.prod(without_axis(_shape(leaf), layer) or ())
 
 
-def _fits(linen: Sequence[LeafShape], nnx: Sequence[LeafShape], form: Form) -> bool:
-    pieces = pieces_of(linen, nnx, (None, None), form)
-    if isinstance(pieces, str) or not form.is_reshaped or form.fused:
-        return not isinstance(pieces, str)
-    # An order of elements is told where axes are only joined or taken apart.
-    a, b = linen[0] or (), nnx[0] or ()
-    a = a if form.axes is None else a[::-1]
-    ends = [{*itertools.accumulate(shape, lambda x, y: x * y)} for shape in (a, b)]
-    return ends[0] <= ends[1] or ends[1] <= ends[0] or math.prod(a) == max(*a, *b)
+def _fits(linen: Sequence[_Layer], nnx: Sequence[_Layer], form: Form) -> bool:
+    pieces = pieces_of([each.shape for each in linen], [e.shape for e in nnx], (None, None), form)
+    if isinstance(pieces, str):
+        return False
+    for piece, theirs, ours in zip(pieces, linen, nnx, strict=True):
+        a, b = _part(theirs, piece.linen_region), _part(ours, piece.nnx_region)
+        order = range(len(a.shape or ())) if piece.axes is None else piece.axes
+        moved = tuple((a.shape or ())[axis] for axis in order)
+        uses = a.uses and tuple(a.uses[axis] for axis in order)
+        ends = [[*itertools.accumulate(shape, operator.mul)] for shape in (moved, b.shape or ())]
+        # An order of elements is told where axes are only joined or taken apart.
+        is_told = {*ends[0]} <= {*ends[1]} or {*ends[1]} <= {*ends[0]}
+        is_vector = math.prod(moved) == max((*moved, *(b.shape or ())), default=1)
+        if form.is_reshaped and not form.fused and not (is_told or is_vector):
+            return False
+        if uses and b.uses and not _are_used_alike(ends, (uses, b.uses)):
+            return False
+    return True
 
 
-def _size(shapes: Iterable[LeafShape]) -> int:
-    return sum(math.prod(shape or ()) for shape in shapes)
+def _part(layer: _Layer, region: Region) -> _Layer:
+    gone = {cut.axis for cut in region if cut.is_index}
+    return _Layer(part_shape(layer.shape or (), region), layer.uses and _without(layer.uses, gone))
+
+
+def _are_used_alike(
+    ends: Sequence[Sequence[int]], uses: tuple[tuple[str, ...], tuple[str, ...]]
+) -> bool:
+    """Whether axes are for the same of which one side may have several as one.
+
+    Args:
+      ends: for each axis of either side, how many elements it makes with those before it.
+      uses: what the two models do along the axes.
+    """
+    known = {"sum", "layers"} if all("layers" in own for own in uses) else {"sum"}
+    for end in {*ends[0], *ends[1]} - {1}:
+        (one, *_), (other, *_) = (
+            [use for last, use in zip(*side, strict=True) if last >= end]
+            for side in zip(ends, uses, strict=True)
+        )
+        if one != other and known & {one, other}:
+            return False
+    return True
 
 
 def _are_alike(node: NNXNode, scope: LinenNode) -> bool:

@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from bridge._conversion.neutral import Path
 from bridge._errors import PortError
-from bridge._rules.rules import Segment
+from bridge._rules.pieces import Piece
+from bridge._rules.rules import Layer, Segment
 
 from ._correspondence import Context, Correspondence, Pairing
 from ._numbers import Numbered, numbered
@@ -52,36 +53,52 @@ def rules_of(
 
 
 def renames_of(found: Correspondence) -> dict[str, str]:
-    """A short table of the paths and arrays that differ, without stacks and fused gates.
+    """A short table of the paths and arrays that differ, which needs nothing found by structure.
 
     Raises:
-      PortError: a leaf is not one leaf of the other side, and no rule says so.
+      PortError: NNX has no place for a leaf, or no rule can say where its parts go.
     """
     given = {id(piece) for pieces in found.laid_out.values() for piece in pieces}
-    others = [piece for piece in found.pieces if id(piece) not in given]
-    parts = [p for p in others if p.nnx is None or p.linen_region or p.nnx_region]
-    if parts:
-        problems = {p.linen: f"{linen_text(p.linen)} is moved in parts" for p in parts}
-        raise PortError(
-            "paths alone do not tell where all leaves go",
-            list(problems.values()),
-            "Use plan.apply(), or `python -m bridge convert --model`.",
-        )
-    pairs = [_without_common_end(p.linen[1], p.nnx) for p in others]
-    every = {path[:n] for _, path in (p.linen for p in found.pieces) for n in range(1, len(path))}
-    every |= {path for _, path in (p.linen for p in found.pieces)}
-    known = [("/".join(map(str, linen)), nnx_text(nnx)) for linen, nnx in pairs]
+    pairs: dict[tuple[str, str], tuple[str, str]] = {}
+    gates: dict[str, list[Piece]] = {}
+    problems: list[str] = []
+    for piece in (piece for piece in found.pieces if id(piece) not in given):
+        if piece.nnx is None:
+            problems.append(f"{linen_text(piece.linen)} has no place in NNX")
+            continue
+        linen, nnx = [*map(str, piece.linen[1])], _nnx_keys(piece.nnx, piece.layers)
+        if len(piece.nnx_region) > (piece.layers[1] is not None):
+            gates.setdefault(".".join(nnx), []).append(piece)
+        else:
+            pairs["/".join(linen), ".".join(nnx)] = _without_common_end(linen, nnx)
+    # The leaves of one module may go to several places.
+    places: dict[str, set[str]] = {}
+    for linen, nnx in pairs.values():
+        places.setdefault(linen, set()).add(nnx)
+    known = [short if len(places[short[0]]) == 1 else whole for whole, short in pairs.items()]
+    for nnx, pieces in gates.items():
+        pieces.sort(key=lambda piece: piece.nnx_region[-1].start)
+        linen = braced(["/".join(map(str, piece.linen[1])) for piece in pieces], "/")
+        if linen is None:
+            problems.append(f"{nnx} has parts of several places")
+        else:
+            known.append((linen, nnx))
+    if problems:
+        remedy = "Use plan.apply(), or `python -m bridge convert --model`."
+        raise PortError("paths alone do not tell where all leaves go", problems, remedy)
+    paths = [piece.linen[1] for piece in found.pieces]
+    every = {path[:n] for path in paths for n in range(1, len(path) + 1)}
     changed = [(a, b) for a, b in known if a.replace("/", ".") != b]
     table = rules_of(changed, known, ["/".join(map(str, path)) for path in every])
     return {**table, **{rule.linen: rule.nnx for rule in found.laid_out}}
 
 
-def _without_common_end(linen: Path, nnx: Path) -> tuple[Path, Path]:
+def _without_common_end(linen: Sequence[str], nnx: Sequence[str]) -> tuple[str, str]:
     """The modules that two leaves of the same name belong to."""
     same = 0
-    while same < min(len(linen), len(nnx)) - 1 and str(linen[-1 - same]) == str(nnx[-1 - same]):
+    while same < min(len(linen), len(nnx)) - 1 and linen[-1 - same] == nnx[-1 - same]:
         same += 1
-    return linen[: len(linen) - same], nnx[: len(nnx) - same]
+    return "/".join(linen[: len(linen) - same]), ".".join(nnx[: len(nnx) - same])
 
 
 def braced(paths: Sequence[str], separator: str, axis: str = "", times: str = "") -> str | None:
@@ -125,12 +142,16 @@ def _toml_string(text: str) -> str:
 
 def nnx_rule(node: NNXNode, context: Context) -> str:
     """The path of an NNX node as a rule writes it, with the sign for stacked layers in it."""
-    keys = [str(key) for key in node.path]
-    for layer, is_star in ((context.linen, True), (context.nnx, False)):
+    return ".".join(_nnx_keys(node.path, context))
+
+
+def _nnx_keys(path: Path, layers: tuple[Layer | None, Layer | None]) -> list[str]:
+    keys = [nnx_text((key,)) for key in path]
+    for layer, is_star in zip(layers, (True, False), strict=True):
         if layer is not None:
             own = (None, None) if is_star else (keys[layer.at], str(layer.number))
             keys[layer.at] = Segment(*own, layer.axis).text
-    return ".".join(keys)
+    return keys
 
 
 def _rules_of_family(family: Sequence[Paths], every: Mapping[str, set[str]]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeAlias
 
 from bridge._conversion.arrays import shape_of
@@ -128,15 +128,19 @@ def is_list(node: NNXNode) -> bool:
     return all(isinstance(key, int) for key in node.children)
 
 
-def open_stacks(place: Place) -> list[tuple[NNXNode, LinenNode, Stack]]:
+def open_stacks(place: Place, *, automatic: bool = False) -> list[tuple[NNXNode, LinenNode, Stack]]:
     """The stacks below two nodes that still need a counterpart, whatever they are called.
+
+    Args:
+      place: the two nodes.
+      automatic: whether also layers whose numbers are those of automatic names.
 
     Returns:
       (NNX node, Linen scope, its pairs) of all that fit; of scopes one by one the first.
     """
     if place.context != PLAIN:
         return []
-    return [*_lists(place, place.classes), *_stacked_modules(place, place.classes)]
+    return [*_lists(place, place.classes), *_stacked_modules(place, place.classes, automatic)]
 
 
 def only_stacks(place: Place) -> list[tuple[NNXNode, LinenNode, Stack]]:
@@ -160,22 +164,28 @@ def _lists(place: Place, classes: frozenset[str]) -> Iterator[tuple[NNXNode, Lin
 
 
 def _stacked_modules(
-    place: Place, classes: frozenset[str]
+    place: Place, classes: frozenset[str], automatic: bool
 ) -> Iterator[tuple[NNXNode, LinenNode, Stack]]:
-    scopes = list(open_scopes(place.linen, place.settled, place.context, deep=False))
-    by_text = {"/".join(map(str, scope.path)): scope for scope in scopes}
-    for own in families(by_text).values():
-        members = [by_text[text] for text in own]
-        numbers = sequence(own)
-        # Linen scopes of one layer each; their numbers say which layer of the stack.
-        if not numbers or numbers != [*range(numbers[0], numbers[0] + len(numbers))]:
-            continue
-        if len(members) < 2 or counts_constructions(members):
+    for members in numbered_scopes(
+        open_scopes(place.linen, place.settled, place.context, deep=False)
+    ):
+        if counts_constructions(members) and not automatic:
             continue
         for node in open_modules(place.nnx, place.settled, place.context, deep=False):
             pairs = stack_pairs(node, members, place.context)
             if stackable_axes(pairs[0], classes):
                 yield node, members[0], cores(pairs)
+
+
+def numbered_scopes(scopes: Iterable[LinenNode]) -> Iterator[list[LinenNode]]:
+    """Scopes whose names count up, and may be the layers of a stack in that order."""
+    by_text = {"/".join(map(str, scope.path)): scope for scope in scopes}
+    for own in families(by_text).values():
+        numbers = sequence(own)
+        if len(own) > 1 and numbers == [
+            *range(min(numbers or [0]), len(own) + min(numbers or [0]))
+        ]:
+            yield [by_text[text] for text in own]
 
 
 def cores(pairs: Stack) -> Stack:
@@ -203,7 +213,13 @@ def stackable_axes(pair: tuple[NNXNode, LinenNode, Context], classes: frozenset[
     values = [each.value for each in node.walk() if each.is_leaf]
     values += [leaf.value for each in scope.walk() for leaf in each.leaves.values()]
     rank = max((len(shape_of(value) or ()) for value in values), default=0)
-    return [axis for axis in range(rank) if _may_fit(on_axis(pair, axis), classes)]
+    return first_axes(rank, lambda axis: _may_fit(on_axis(pair, axis), classes))
+
+
+def first_axes(rank: int, fits: Callable[[int], bool]) -> list[int]:
+    """The axes that fit, counted from the front; from behind if none does."""
+    found = [axis for axis in range(rank) if fits(axis)]
+    return found or [axis for axis in range(-1, -rank, -1) if fits(axis)]
 
 
 def _may_fit(pair: tuple[NNXNode, LinenNode, Context], classes: frozenset[str]) -> bool:

@@ -181,6 +181,32 @@ class _Layer(nn.Module):
         return x + self.module(name="attn")(x), None
 
 
+class OneByOne(nn.Module):
+    """The same layers as `Stacked`, each with parameters of its own."""
+
+    module: type
+    is_named: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        for n in range(2):
+            x = _Layer(self.module, name=f"layer_{n}" if self.is_named else None)(x, None)[0]
+        return x
+
+
+class NativeStacked(nnx.Module):
+    def __init__(self, rngs, make, axis=0):
+        self.blocks = nnx.vmap(make, out_axes=axis)(rngs.split(2))
+        self.axis = axis
+
+    def __call__(self, x):
+        def call(x, layer):
+            return x + layer(x)
+
+        scan = nnx.scan(call, in_axes=(nnx.Carry, self.axis), out_axes=nnx.Carry)
+        return scan(x, self.blocks)
+
+
 class List(nnx.Module):
     def __init__(self, rngs, make):
         self.layers = nnx.List([make(rngs) for _ in range(2)])
@@ -346,6 +372,76 @@ class LinenGPT(nn.Module):
         return nn.Dense(5, name="lm_head")(x)
 
 
+class LinenMLP(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return Conv1D(8, name="c_proj")(nn.gelu(Conv1D(32, name="c_fc")(x)))
+
+
+class HuggingFaceBlock(nn.Module):
+    def setup(self):
+        self.ln_1, self.ln_2 = nn.LayerNorm(), nn.LayerNorm()
+        self.attn, self.mlp = Transposed(), LinenMLP()
+
+    def __call__(self, x):
+        x = x + self.attn(self.ln_1(x))
+        return x + self.mlp(self.ln_2(x))
+
+
+class HuggingFaceBlocks(nn.Module):
+    def setup(self):
+        self.blocks = [HuggingFaceBlock(name=str(n)) for n in range(2)]
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+
+class HuggingFaceGPT(nn.Module):
+    """The GPT-2 of Hugging Face: `h/0/attn/c_attn/kernel`, with outputs first, and tied."""
+
+    def setup(self):
+        self.wte, self.wpe = nn.Embed(6, 8), nn.Embed(3, 8)
+        self.h, self.ln_f = HuggingFaceBlocks(), nn.LayerNorm()
+
+    def __call__(self, tokens):
+        x = self.wte(tokens) + self.wpe(jnp.arange(tokens.shape[1])[None])
+        return self.wte.attend(self.ln_f(self.h(x)))
+
+
+class GeneralAttention(nnx.Module):
+    def __init__(self, rngs):
+        self.q, self.k, self.v = (nnx.LinearGeneral(8, (2, 4), rngs=rngs) for _ in range(3))
+        self.o = nnx.LinearGeneral((2, 4), 8, axis=(-2, -1), rngs=rngs)
+
+    def __call__(self, x):
+        qkv = (layer(x).reshape(x.shape) for layer in (self.q, self.k, self.v))
+        return self.o(attend(*qkv).reshape(*x.shape[:-1], 2, 4))
+
+
+class TiedGPT(nnx.Module):
+    def __init__(self, rngs, attention, is_stacked):
+        def make(rngs):
+            return NativeBlock(rngs, attention)
+
+        self.tokens, self.positions = nnx.Embed(6, 8, rngs=rngs), nnx.Embed(3, 8, rngs=rngs)
+        stack = nnx.vmap(make)
+        self.layers = stack(rngs.split(2)) if is_stacked else nnx.List([make(rngs), make(rngs)])
+        self.norm = nnx.LayerNorm(8, rngs=rngs)
+        self.is_stacked = is_stacked
+
+    def __call__(self, tokens):
+        x = self.tokens(tokens) + self.positions(jnp.arange(tokens.shape[1])[None])
+        if self.is_stacked:
+            scan = nnx.scan(lambda x, layer: layer(x), in_axes=(nnx.Carry, 0), out_axes=nnx.Carry)
+            x = scan(x, self.layers)
+        else:
+            for layer in self.layers:
+                x = layer(x)
+        return self.tokens.attend(self.norm(x))
+
+
 class NativeAttention(nnx.Module):
     def __init__(self, rngs):
         self.q, self.k, self.v, self.o = (nnx.Linear(8, 8, rngs=rngs) for _ in range(4))
@@ -355,9 +451,9 @@ class NativeAttention(nnx.Module):
 
 
 class NativeBlock(nnx.Module):
-    def __init__(self, rngs):
+    def __init__(self, rngs, attention=NativeAttention):
         self.norm1, self.norm2 = (nnx.LayerNorm(8, rngs=rngs) for _ in range(2))
-        self.attention = NativeAttention(rngs)
+        self.attention = attention(rngs)
         self.up, self.down = nnx.Linear(8, 32, rngs=rngs), nnx.Linear(32, 8, rngs=rngs)
 
     def __call__(self, x):

@@ -18,11 +18,20 @@ from tests.port.forms import (
     CASES,
     INTERLEAVED,
     Fused,
+    GeneralAttention,
+    HuggingFaceGPT,
+    Interleaved,
+    Joined,
+    JoinedInHeads,
     LinenGPT,
     List,
+    NativeAttention,
     NativeGPT,
+    NativeStacked,
+    OneByOne,
     Separate,
     Stacked,
+    TiedGPT,
     WithHeads,
     X,
     attend,
@@ -141,29 +150,163 @@ def test_the_layers_of_a_stack_are_reshaped_and_split(axis, case):
     assert exact(plan.inverse().apply()) == exact(variables)
 
 
-@pytest.mark.parametrize("axis", [0, 1])
-@pytest.mark.parametrize(
-    "case",
-    [
-        "heads to features",
-        "fused to separate",
-        "fused in heads to separate",
-        "fused and transposed to separate",
-        "separate to fused",
-    ],
-)
-def test_rules_for_the_layers_of_a_stack_are_suggested(axis, case):
-    # Regression: in stacks only leaves of equal shapes were found.
-    layer, native, _, _ = CASES[case]
-    linen = Stacked(type(layer), axis)
-    variables = random_values(shapes_of(linen, X))
-    model = List(nnx.Rngs(0), native)
-    found = port.suggest(shapes_of(linen, X), model, X, linen=linen)
+IN_STACKS = [
+    "heads to features",
+    "fused to separate",
+    "fused in heads to separate",
+    "fused and transposed to separate",
+    "separate to fused",
+]
+
+
+def check_suggestions(linen, make, x, path):
+    """Checks what `suggest` proposes, both ways, by a plan and by `checkpoint.restore`."""
+    variables = random_values(shapes_of(linen, x))
+    model = make(nnx.Rngs(0))
+    found = port.suggest(shapes_of(linen, x), model, x, linen=linen)
     assert found.plan.ok, f"{found}\n{found.plan}"
     plan = port.plan(variables, model, found.rules)
     plan.apply()
-    np.testing.assert_allclose(model(X), linen.apply(variables, X), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(model(x), linen.apply(variables, x), rtol=1e-4, atol=1e-4)
     assert exact(plan.inverse().apply()) == exact(variables)
+    renames = found.plan.renames()
+    checkpoint.save(path / "linen", variables)
+    restored = checkpoint.restore(path / "linen", make(nnx.Rngs(1)), rules=renames)
+    assert exact(nnx.state(restored)) == exact(nnx.state(model))
+    checkpoint.save(path / "nnx", model)
+    back = checkpoint.restore(path / "nnx", shapes_of(linen, x), rules=renames)
+    assert exact(back) == exact(variables)
+    return found
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+@pytest.mark.parametrize("case", IN_STACKS)
+def test_rules_for_the_layers_of_a_stack_are_suggested(axis, case, tmp_path):
+    # Regression: in stacks only leaves of equal shapes were found, and on axis -1 wrong ones.
+    layer, native, _, _ = CASES[case]
+    linen = Stacked(type(layer), axis)
+    check_suggestions(linen, lambda rngs: List(rngs, native), X, tmp_path)
+
+
+@pytest.mark.parametrize(("axis", "is_named"), [(0, True), (0, False), (1, True), (-1, False)])
+@pytest.mark.parametrize("case", IN_STACKS)
+def test_rules_for_layers_one_by_one_that_nnx_has_stacked_are_suggested(
+    axis, is_named, case, tmp_path
+):
+    # Regression: nothing was found, or only leaves of equal shapes.
+    layer, native, _, _ = CASES[case]
+    linen = OneByOne(type(layer), is_named)
+    found = check_suggestions(linen, lambda rngs: NativeStacked(rngs, native, axis), X, tmp_path)
+    assert not any(each.is_weak for each in found.proposals), str(found)
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+@pytest.mark.parametrize("attention", [NativeAttention, GeneralAttention])
+def test_a_gpt_of_hugging_face_is_ported_by_suggested_rules(attention, is_stacked, tmp_path):
+    # Regression: the bias beside a transposed square kernel was left over, and the transposed
+    # kernels were reshaped into those of a LinearGeneral without their transposition.
+    tokens, linen = jnp.asarray([[0, 3, 1], [5, 2, 4]]), HuggingFaceGPT()
+
+    def make(rngs):
+        return TiedGPT(rngs, attention, is_stacked)
+
+    found = check_suggestions(linen, make, tokens, tmp_path)
+    assert not any(each.is_weak for each in found.proposals), str(found)
+    variables = random_values(shapes_of(linen, tokens))
+    model = port.plan(variables, make(nnx.Rngs(0)), found.rules).apply()
+    report = parity.check((linen, variables), model, tokens, rules=found.rules, gradients=False)
+    assert report.ok, str(report)
+
+
+class JittedDense(nn.Module):
+    """Interleaved, with a compiled layer."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.jit(nn.Dense)(24, name="qkv")(x).reshape(*x.shape[:2], 2, 3, 4)
+        q, k, v = (x[..., n, :].reshape(*x.shape[:2], 8) for n in range(3))
+        return nn.Dense(8, name="out")(attend(q, k, v))
+
+
+class JittedHeads(nn.Module):
+    """Interleaved, with a compiled function that takes the axis apart."""
+
+    @nn.compact
+    def __call__(self, x):
+        @jax.jit
+        def heads(x):
+            x = x.reshape(*x.shape[:2], 2, 3, 4)
+            return [x[..., n, :].reshape(*x.shape[:2], 8) for n in range(3)]
+
+        return nn.Dense(8, name="out")(attend(*heads(nn.Dense(24, name="qkv")(x))))
+
+
+class ByEinsum(nn.Module):
+    """Interleaved, with a product that JAX compiles by itself."""
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Einsum((8, 24), "...d,df->...f", name="qkv")(x).reshape(*x.shape[:2], 2, 3, 4)
+        q, k, v = (x[..., n, :].reshape(*x.shape[:2], 8) for n in range(3))
+        return nn.Dense(8, name="out")(attend(q, k, v))
+
+
+@pytest.mark.parametrize("linen", [JittedDense(), JittedHeads(), ByEinsum()])
+def test_parts_in_each_head_are_seen_through_what_is_compiled(linen):
+    # Regression: the parts were split as if each lay there once, and nothing was in doubt.
+    found = port.suggest(shapes_of(linen, X), Separate(nnx.Rngs(0)), X, linen=linen)
+    assert found.rules == {"qkv": "{2x q,k,v}"}
+
+
+class PlainlyFused(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        q, k, v = jnp.split(nn.Dense(24, name="qkv")(x), 3, -1)
+        return nn.Dense(8, name="out")(attend(q, k, v))
+
+
+@pytest.mark.parametrize("linen", [Interleaved(), PlainlyFused()])
+@pytest.mark.parametrize("native", [Joined, JoinedInHeads])
+def test_one_array_for_all_parts_is_in_doubt_if_only_one_model_has_them_in_each_head(linen, native):
+    # Regression: nothing was said, as the plan is clean.
+    found = port.suggest(shapes_of(linen, X), native(nnx.Rngs(0)), X, linen=linen)
+    doubted = {key for each in found.proposals if each.is_disputed for key in each.rules}
+    is_same = isinstance(linen, PlainlyFused) == (native is Joined)
+    assert doubted == (set() if is_same else {"qkv/kernel"})
+
+
+class Around(nn.Module):
+    """A model of which another one holds all parameters, and which computes more."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.gelu(nn.Dense(8, name="inner")(x))[..., :2]
+
+
+class NativeAround(nnx.Module):
+    def __init__(self, rngs):
+        self.kernel, self.bias = nnx.Param(jnp.zeros((8, 8))), nnx.Param(jnp.zeros(8))
+
+    def __call__(self, x):
+        return nnx.gelu(x @ self.kernel + self.bias[None, None])[..., :2]
+
+
+def test_a_model_is_no_counterpart_of_the_layer_that_holds_all_parameters():
+    # Regression: the outputs of the inner layer were compared with those of the whole model.
+    linen, rules = Around(), {"inner/kernel": "kernel", "inner/bias": "bias"}
+    variables = random_values(shapes_of(linen, X))
+    model = port.plan(variables, NativeAround(nnx.Rngs(0)), rules).apply()
+    report = parity.check((linen, variables), model, X, rules=rules, gradients=False)
+    assert report.ok, str(report)
+
+
+def test_kernels_that_are_stacked_on_another_axis_are_not_transposed():
+    # Regression: `transpose` was proposed, which also exchanges the axes of each kernel.
+    linen = Stacked(type(CASES["heads to features"][0]), -1)
+    native = NativeStacked(nnx.Rngs(0), Separate)
+    found = port.suggest(shapes_of(linen, X), native, X, linen=linen)
+    assert not found.plan.ok
+    assert not any("transpose" in rule for rule in found.rules.values()), str(found)
 
 
 def test_of_two_stacks_that_could_be_a_list_none_is_suggested():

@@ -298,10 +298,6 @@ def test_stacks_that_fit_two_axes_are_proposed_on_the_axis_of_scan_and_never_set
     assert port.plan(variables, Native(), proposal.rules).ok
 
 
-# Stacked layers and fused gates are more than another name.
-IN_PARTS = ("scanned GPT", "LSTM")
-
-
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_the_renames_of_a_plan_are_rules_that_restore_takes(name, tmp_path):
     architecture = ARCHITECTURES[name]
@@ -309,10 +305,6 @@ def test_the_renames_of_a_plan_are_rules_that_restore_takes(name, tmp_path):
     abstract = nnx.eval_shape(lambda: architecture.native(nnx.Rngs(0)))
     found = port.suggest(variables, abstract, *architecture.inputs, linen=architecture.apply)
     moved = filled(variables, architecture, found.rules)
-    if name in IN_PARTS:
-        with pytest.raises(port.PortError, match="is moved in parts"):
-            found.plan.renames()
-        return
     renames = found.plan.renames()
     bridge.checkpoint.save(tmp_path / "linen", variables)
     restored = bridge.checkpoint.restore(
