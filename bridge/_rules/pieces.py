@@ -239,7 +239,7 @@ def pieces_of(
             return f"{moved} is not {here}"
         linen_region = _in_stack(linen_cut, linen[n], layers[0])
         nnx_region = _in_stack(nnx_cut, nnx[n], layers[1])
-        pieces.append(Piece(None, None, linen_region, nnx_region, axes))
+        pieces.append(Piece(None, None, linen_region, nnx_region, axes, layers=layers))
     return pieces
 
 

@@ -165,9 +165,8 @@ class Correspondence:
         collection: str | None,
         context: Context,
         label: str,
-        cuts: Region = WHOLE,
     ) -> None:
-        """Links two leaves, or parts of them, or notes that their shapes do not fit.
+        """Links two leaves, or notes that their shapes do not fit.
 
         Args:
           leaf: the NNX leaf.
@@ -175,7 +174,6 @@ class Correspondence:
           collection: which leaf of the path; without one there is nothing to link.
           context: which of several stacked layers they are.
           label: what put the two together, for the report.
-          cuts: which part of the NNX leaf.
         """
         if collection is None or collection not in found.leaves:
             return
@@ -183,8 +181,6 @@ class Correspondence:
         address = collection, found.path
         theirs, ours = found.leaves[collection].value, leaf.value
         expected = without_axis(shape_of(ours), context.nnx)
-        if cuts and expected is not None:
-            expected = (*expected[:-1], cuts[0].size)
         actual = without_axis(shape_of(theirs), context.linen)
         if expected is None or actual is None:
             fits = same_shape(theirs, ours)
@@ -197,7 +193,7 @@ class Correspondence:
             self.mis_shaped.append(MisShaped(address, leaf.path, label, note))
             return
         linen_region = layer_cut(shape_of(theirs), context.linen)
-        nnx_region = layer_cut(shape_of(ours), context.nnx) + cuts
+        nnx_region = layer_cut(shape_of(ours), context.nnx)
         piece = Piece(address, leaf.path, linen_region, nnx_region, None, label, context)
         self.pieces.append(piece)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from bridge._conversion.arrays import shape_of
 from bridge._layers.layer import LayerRow
-from bridge._rules.pieces import Cut, Piece, layer_cut, pieces_of
-from bridge._rules.rules import Rule
+from bridge._rules.pieces import Piece, layer_cut, pieces_of
+from bridge._rules.rules import Form, Rule
 
 from ._correspondence import Context, Correspondence, MisShaped, collection_of, label_of
 from ._trees import LinenNode, NNXNode
@@ -27,16 +27,12 @@ def link_elsewhere(
         leaf = node.at(path)
         if leaf is None or not found.settled.is_free(leaf, context):
             continue
-        shape = shape_of(leaf.value) or (0,)
-        axis = len(shape) - 1
-        if context.nnx is not None and context.nnx.axis % len(shape) == axis:
-            axis -= 1
-        size = shape[axis] // len(parts)
-        for index, part in enumerate(parts):
-            if there := scope.at(part):
-                cut = Cut(axis, index * size, size)
-                cuts = (cut,) if len(parts) > 1 else ()
-                found.link(leaf, there, collection_of(leaf, there), context, label, cuts)
+        pairs = [(leaf, there) for part in parts if (there := scope.at(part)) and there.leaves]
+        if len(parts) == 1:
+            for _, there in pairs:
+                found.link(leaf, there, collection_of(leaf, there), context, label)
+        elif len(pairs) == len(parts):
+            _link_laid_out(found, pairs, context, Form(fused="nnx"), label)
     for path in layer.zero:
         there = scope.at(tuple(path.split("/")))
         if there and "params" in there.leaves:
@@ -67,28 +63,34 @@ def link_by_rule(
         pairs = [(ours, theirs) for ours, theirs in both if ours and theirs and theirs.leaves]
         # The plan reports what is left over.
         if len(pairs) == len(parts):
-            _link_reshaped(found, pairs, context, rule, label)
+            own = _link_laid_out(found, pairs, context, rule.form, label)
+            found.laid_out.setdefault(rule, []).extend(own)
 
 
-def _link_reshaped(
+def _link_laid_out(
     found: Correspondence,
     pairs: Sequence[tuple[NNXNode, LinenNode]],
     context: Context,
-    rule: Rule,
+    form: Form,
     label: str,
-) -> None:
+) -> list[Piece]:
+    """Links leaves whose arrays differ; returns the pieces."""
     addresses = [(collection_of(leaf, there) or "", there.path) for leaf, there in pairs]
     values = [there.leaves.get(a[0]) for a, (_, there) in zip(addresses, pairs, strict=True)]
     if None in values:
-        return
+        return []
     theirs = [shape_of(leaf.value) for leaf in values if leaf]
     ours = [shape_of(leaf.value) for leaf, _ in pairs]
-    pieces = pieces_of(theirs, ours, context, rule.form)
-    for n, (address, (leaf, there)) in enumerate(zip(addresses, pairs, strict=True)):
+    pieces = pieces_of(theirs, ours, context, form)
+    for address, (leaf, there) in zip(addresses, pairs, strict=True):
         found.settled.add(leaf, there, context)
         if isinstance(pieces, str):
             found.mis_shaped.append(MisShaped(address, leaf.path, label, pieces))
-        else:
-            piece = pieces[n]._replace(linen=address, nnx=leaf.path, rule=label)
-            found.pieces.append(piece)
-            found.laid_out.setdefault(rule, []).append(piece)
+    if isinstance(pieces, str):
+        return []
+    made = [
+        piece._replace(linen=address, nnx=leaf.path, rule=label)
+        for piece, address, (leaf, _) in zip(pieces, addresses, pairs, strict=True)
+    ]
+    found.pieces += made
+    return made

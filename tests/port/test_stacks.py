@@ -10,6 +10,7 @@ from flax import nnx
 from bridge import port
 from tests.port.cases import random_values
 from tests.port.models import shapes_of
+from tests.strategies import exact
 
 X = jnp.asarray(np.random.default_rng(5).normal(size=(2, 4)), jnp.float32)
 
@@ -251,3 +252,47 @@ def test_a_scan_in_another_direction_is_in_doubt(native, is_reversed, native_is_
     found = port.suggest(random_values(shapes_of(linen, X)), model, X, linen=linen)
     first = found.proposals[0]
     assert (first.is_disputed, first.is_weak) == (True, True)
+
+
+class AutomaticExperts(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return sum(nn.Dense(4)(nn.gelu(x + n)) for n in range(3))
+
+
+class NativeExperts(nnx.Module):
+    def __init__(self):
+        self.mlps = nnx.vmap(lambda rngs: nnx.Linear(4, 4, rngs=rngs))(nnx.Rngs(0).split(3))
+
+    def __call__(self, x):
+        moved = jnp.stack([nnx.gelu(x + n) for n in range(3)])
+        return nnx.vmap(lambda layer, x: layer(x))(self.mlps, moved).sum(0)
+
+
+def test_layers_of_automatic_names_that_no_call_orders_fill_a_stack_weakly():
+    # Regression: nothing was proposed for automatic names.
+    found = suggested(AutomaticExperts(), NativeExperts())
+    assert found.rules == {r"Dense_(\d+)": r"mlps[\1]"}
+    assert [each.is_weak for each in found.proposals] == [True]
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_the_gates_of_cells_that_are_stacked_on_any_axis_are_side_by_side(axis):
+    # Regression: on the last axis the gates were looked for along the layers.
+    cell = nn.OptimizedLSTMCell(5)
+    carry = (jnp.zeros((2, 5)), jnp.zeros((2, 5)))
+    shapes = jax.eval_shape(cell.init, jax.random.key(0), carry, X)["params"]
+    variables = random_values({"params": {f"cell_{n}": shapes for n in range(3)}})
+
+    class Native(nnx.Module):
+        def __init__(self):
+            make = nnx.vmap(lambda rngs: nnx.OptimizedLSTMCell(4, 5, rngs=rngs), out_axes=axis)
+            self.cells = make(nnx.Rngs(0).split(3))
+
+    plan = port.plan(variables, Native(), {r"cell_(\d+)": rf"cells[\1@{axis}]"})
+    kernels = plan.apply().cells.dense_i.kernel[...]
+    for n in range(3):
+        own = variables["params"][f"cell_{n}"]
+        expected = np.concatenate([own[name]["kernel"] for name in ("ii", "if", "ig", "io")], 1)
+        np.testing.assert_array_equal(jnp.moveaxis(kernels, axis, 0)[n], expected)
+    assert exact(plan.inverse().apply()) == exact(variables)
