@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -170,11 +171,11 @@ def _result(rewriter: Rewriter) -> Rewrite:
         else _class(plan, is_proven, rewriter.limits.get(plan.cls, ()))
         for plan in {**program.plans, **_left_above(rewriter)}.values()
         # Where a function stays Linen, the classes that call it say so.
-        if not (isinstance(plan, FunctionPlan) and plan.reason)
+        if not (isinstance(plan, FunctionPlan) and plan.refusal)
     ]
     classes += [
-        ClassResult(cls.__name__, file, 0, "left Linen", (reason,))
-        for cls, (file, reason) in program.unreadable.items()
+        ClassResult(cls.__name__, file, 0, "left Linen", (str(refusal),), (refusal,))
+        for cls, (file, refusal) in program.unreadable.items()
     ]
     return Rewrite(
         tuple(classes),
@@ -231,7 +232,7 @@ def _rewritten(rewriter: Rewriter) -> dict[ClassName, Made]:
             ],
         )
         for plan in program.plans.values()
-        if plan.reason is None
+        if plan.refusal is None
     }
 
 
@@ -251,14 +252,15 @@ def _class(
 ) -> ClassResult:
     file, line = plan.source.file, plan.node.lineno
     name = pathlib.Path(file).name
-    if plan.reason is not None:
-        where = f"{name}:{plan.reason_line}: " if plan.reason_line else ""
-        return ClassResult(plan.name, file, line, "left Linen", (f"{where}{plan.reason}",))
+    if plan.refusal is not None:
+        where = f"{name}:{plan.refusal.line}: " if plan.refusal.line else ""
+        note = f"{where}{plan.refusal}"
+        return ClassResult(plan.name, file, line, "left Linen", (note,), (plan.refusal,))
     notes = [*(f"{name}:{number}: {text}" for number, text in plan.review), *whole]
+    linen = [(slot, slot.linen) for slot in plan.slots.values() if slot.linen is not None]
     wrapped = [
-        f"{name}:{slot.node.lineno}: {slot.attribute} stays Linen: {slot.linen}"
-        for slot in plan.slots.values()
-        if slot.linen
+        f"{name}:{slot.node.lineno}: {slot.attribute} stays Linen: {refusal}"
+        for slot, refusal in linen
     ]
     seen = [f"{text} was seen with a single value" for text in plan.seen]
     level: Level = "proven"
@@ -270,4 +272,5 @@ def _class(
         level, notes = "proven for this configuration", limits[:_MOST_LIMITS]
         if len(limits) > _MOST_LIMITS:
             notes.append(f"and {len(limits) - _MOST_LIMITS} more of the kind")
-    return ClassResult(plan.name, file, line, level, (*notes, *wrapped))
+    refusals = [dataclasses.replace(refusal, line=slot.node.lineno) for slot, refusal in linen]
+    return ClassResult(plan.name, file, line, level, (*notes, *wrapped), tuple(refusals))

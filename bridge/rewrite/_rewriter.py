@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
-from ._failures import RewriteError
+from ._failures import RewriteError, said
 from .emit._class_text import ClassText
 from .emit._files import SUFFIX, NewFile, modules_of
 from .emit._function_text import FunctionText
@@ -15,8 +15,9 @@ from .observe._trace import Watch
 from .observe._varied_runs import Runs
 from .plan._collect import collect, inside_of
 from .plan._function_plans import FunctionPlan, called_function
-from .plan._plans import ClassPlan, LeftLinenError, Program, SizeArgument
+from .plan._plans import ClassPlan, Program, SizeArgument
 from .plan._references import References
+from .plan._refusals import NotRewritableError, Refusal, refused
 from .prove._blame import Blame
 from .prove._field_variation import FieldVariation
 from .prove._parts import parts_of
@@ -57,7 +58,7 @@ class Rewriter:
         self.only, self.skip, self.told = only, skip, told
         self.gradients, self.varies = gradients, varies
         self.limits: dict[type, list[str]] = {}
-        self.left: dict[type, tuple[str, int | None]] = {}
+        self.left: dict[type, Refusal] = {}
         self.notes: list[str] = []
         self.files: list[NewFile] = []
         self.texts: dict[str, tuple[str, str]] = {}
@@ -94,12 +95,12 @@ class Rewriter:
             if culprit is None:
                 self._vary_fields()
                 return
-            cls, reason = culprit
+            cls, refusal = culprit
             if cls in self.left:
                 cls = self._blame().outermost()
                 if cls is None:
                     return
-            self.left[cls] = (reason, None)
+            self.left[cls] = refusal
 
     @property
     def tops(self) -> list[type]:
@@ -112,7 +113,7 @@ class Rewriter:
         if parts is None:
             return False
         kept = [each for each in parts if each in self.entries or self._runs(each)]
-        self.above |= {c: p for c, p in self.program.plans.items() if p.reason is not None}
+        self.above |= {c: p for c, p in self.program.plans.items() if p.refusal is not None}
         if kept:
             self.entries = kept
             self.trace()
@@ -123,8 +124,9 @@ class Rewriter:
             run_entry(Watch(self._inside, condition_lines), part)
         except RewriteError:
             plan = self.program.plans[type(part.make())]
-            plan.leave("only a class that stays Linen can run it")
-            self.left[plan.cls] = (str(plan.reason), None)
+            refusal = refused("cannot-run-alone")
+            plan.refuse(refusal)
+            self.left[plan.cls] = refusal
             return False
         return True
 
@@ -139,29 +141,33 @@ class Rewriter:
     def _leave(self) -> None:
         for cls, plan in self.program.plans.items():
             if cls in self.left:
-                plan.leave(*self.left[cls])
+                plan.refuse(self.left[cls])
             if isinstance(plan, FunctionPlan):
                 continue
             if self.only is not None and plan.name not in self.only:
-                plan.leave("it is not among those that were asked for")
+                plan.refuse(refused("not-asked-for"))
             if plan.name in self.skip:
-                plan.leave("it was to be left out")
+                plan.refuse(refused("skipped"))
         for plan in self.program.plans.values():
             left = plan.left_around(self.program) if isinstance(plan, FunctionPlan) else None
             if left is not None:
-                plan.leave(f"it is inside of {left}, which stays Linen")
+                plan.refuse(refused("around-left", name=left))
             for slot in plan.slots.values():
                 made = called_function(self.program, slot)
-                if made is not None and (made.reason or made.source is not plan.source):
-                    reason = made.reason or "it is in another file"
-                    plan.leave(f"a function makes a layer of it: {reason}", slot.node.lineno)
+                if made is None:
+                    continue
+                if made.refusal is not None:
+                    reason = made.refusal.reason
+                    plan.refuse(refused("function-left", slot.node.lineno, reason=reason))
+                elif made.source is not plan.source:
+                    plan.refuse(refused("function-elsewhere", slot.node.lineno))
             for base in plan.bases:
-                if base.reason is not None:
-                    plan.leave(f"it derives from {base.name}, which stays Linen")
+                if base.refusal is not None:
+                    plan.refuse(refused("base-left", base=base.name))
             if not any(i.cls is plan.cls for i in self.watch.records.instances.values()) and not (
                 any(plan in other.bases for other in self.program.plans.values())
             ):
-                plan.leave("no call of it was seen")
+                plan.refuse(refused("not-called"))
 
     def _write(self) -> None:
         program = self.program
@@ -172,7 +178,7 @@ class Rewriter:
             if file in modules
         }
         for plan in program.plans.values():
-            if plan.reason is not None:
+            if plan.refusal is not None:
                 continue
             try:
                 for base in plan.bases:
@@ -183,12 +189,12 @@ class Rewriter:
                 else:
                     plan.text = ClassText(program, plan, names).text()
                 compile(plan.text, plan.name, "exec")
-            except LeftLinenError as error:
-                left = error.reason, error.line
+            except NotRewritableError as error:
+                left = error.refusal
             except SyntaxError as error:
-                left = f"its new text does not parse: {error.msg}", None
+                left = refused("not-parsed", error=error.msg)
             except Exception as error:
-                left = f"the rewriter failed: {type(error).__name__}: {error}", None
+                left = refused("rewriter-failed", error=said(error))
             else:
                 continue
             self.left[plan.cls] = left
@@ -203,23 +209,23 @@ class Rewriter:
         files = [
             file
             for file in modules
-            if any(p.reason is None and p.source.file == file for p in program.plans.values())
+            if any(p.refusal is None and p.source.file == file for p in program.plans.values())
         ]
         program.new_modules = {modules[file]: f"{modules[file]}{SUFFIX}" for file in files}
         self.files = [NewFile(program, program.sources[file], modules[file]) for file in files]
         self.texts = {f.name: (str(f.path), f.text()) for f in self.files}
 
-    def _proven(self) -> tuple[type, str] | None:
+    def _proven(self) -> tuple[type, Refusal] | None:
         """What failed and why, None if nothing did."""
         root = self.tops[0]
         self.proof = None
         plans = [self.program.plan_of(top) for top in self.tops]
-        if any(plan is None or plan.reason is not None for plan in plans):
+        if any(plan is None or plan.refusal is not None for plan in plans):
             return None
         blame = self._blame()
         hidden = blame.hidden(len(self.entries))
         if hidden is not None:
-            return hidden, "it is used only inside of what stays Linen"
+            return hidden, refused("inside-linen")
         try:
             proof = prove(
                 self.program,
@@ -229,8 +235,8 @@ class Rewriter:
                 self.varied,
                 gradients=self.gradients,
             )
-        except LeftLinenError as error:
-            return root, error.reason
+        except NotRewritableError as error:
+            return root, error.refusal
         except Exception as error:
             return blame.of_error(error)
         self.proof = proof

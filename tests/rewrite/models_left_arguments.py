@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 from flax import linen as nn
 from flax.linen import partitioning
 
@@ -120,3 +121,42 @@ class Fitted(nn.Module):
     @nn.compact
     def __call__(self, x):
         return fitted(fitted(x, 5), 3)
+
+
+class ComputedForLayer(nn.Module):
+    """a layer is given what setup computes"""
+
+    def setup(self):
+        scale = 2 * self.param("scale", nn.initializers.ones, (3,))
+        self.dense = nn.Dense(3, bias_init=lambda key, shape, dtype: jnp.ones(shape) * scale)
+
+    def __call__(self, x):
+        return self.dense(x)
+
+
+class ComputedInBlock(nn.Module):
+    """setup computes with parameters in a block"""
+
+    def setup(self):
+        scale = self.param("scale", nn.initializers.ones, (3,))
+        for factor in (1, 2):
+            self.scale = factor * scale
+
+    def __call__(self, x):
+        return x * self.scale
+
+
+class ComputedName(nn.Module):
+    """setup has a variable named as an attribute"""
+
+    doubles: bool = True
+
+    def setup(self):
+        scale = self.param("w", nn.initializers.ones, (3,))
+        if self.doubles:
+            self.scale = 2 * scale
+        else:
+            self.scale = 3 * scale
+
+    def __call__(self, x):
+        return x * self.scale

@@ -83,6 +83,18 @@ class ReadsVariable(nn.Module):
         return x + self.get_variable("params", "a")
 
 
+class MergesWithStars(nn.Module):
+    """nn.merge_param in another form"""
+
+    deterministic: bool | None = None
+
+    @nn.compact
+    def __call__(self, x, deterministic: bool | None = True):
+        both = (self.deterministic, deterministic)
+        found = nn.merge_param("deterministic", *both)
+        return nn.Dropout(0.5)(nn.Dense(3)(x), deterministic=found)
+
+
 class LayersOfKinds(nn.Module):
     """one expression makes layers of several kinds"""
 

@@ -91,6 +91,18 @@ def test_a_class_that_stays_linen_is_exit_code_1_with_its_reason(target, capsys)
     assert 0 < document["native_share"] < 1
 
 
+def test_check_and_json_show_the_id_of_a_refusal_and_what_to_do(target, capsys):
+    code, out, _ = run(capsys, target, "--check", "--no-diff", "--skip", "Part")
+    assert code == 1
+    assert "excluded by --skip [skipped]" in out
+    assert "to rewrite more: [skipped] Do not name it with --skip." in out
+    _, out, _ = run(capsys, target, "--json", "--skip", "Part")
+    part, net = json.loads(out)["classes"]
+    assert [each["id"] for each in part["refusals"]] == ["skipped"]
+    assert [each["id"] for each in net["refusals"]] == ["class-left"]
+    assert [each["line"] for each in net["refusals"]] == [15]
+
+
 def test_fast_proves_the_given_fields_alone(target, capsys):
     levels = {}
     for options in ((), ("--fast",)):

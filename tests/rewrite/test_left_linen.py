@@ -62,6 +62,10 @@ def test_a_class_that_stays_linen_says_why(cls):
     found = level(result, cls)
     assert found.level == "left Linen", str(result)
     assert cls.__doc__ in found.notes[0]
+    (refusal,) = found.refusals
+    assert cls.__doc__ in refusal.reason
+    assert refusal.line is None or f":{refusal.line}: " in found.notes[0]
+    assert f"[{refusal.id}] {refusal.remedy}" in result.remedies
     assert not result.ok
 
 
@@ -70,7 +74,9 @@ def test_a_lifted_layer_that_stays_linen_says_why(name):
     cls = getattr(lifts, name)
     result = result_of(cls)
     assert result.is_proven, str(result)
-    assert level(result, cls).notes[0].endswith(f"stays Linen: {cls.__doc__}")
+    found = level(result, cls)
+    assert f"stays Linen: {cls.__doc__} [" in found.notes[0]
+    assert [each.reason for each in found.refusals] == [cls.__doc__]
 
 
 def test_what_the_rewriter_cannot_do_by_mistake_stays_linen(monkeypatch):
@@ -79,7 +85,7 @@ def test_what_the_rewriter_cannot_do_by_mistake_stays_linen(monkeypatch):
 
     monkeypatch.setattr("bridge.rewrite._rewriter.ClassText.text", failed)
     found = level(result_of(lifts.Step), lifts.Step)
-    assert found.notes == ("the rewriter failed: ZeroDivisionError: a mistake",)
+    assert found.notes == ("the rewriter failed: ZeroDivisionError: a mistake [rewriter-failed]",)
 
 
 @pytest.mark.parametrize("cls", [others.CountsWhenMutable, others.CountsUnderFlag])

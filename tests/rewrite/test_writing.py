@@ -111,7 +111,7 @@ def test_the_json_document_has_every_class_with_its_level(result):
 
 def test_skip_leaves_a_class_linen(model):
     (skipped,) = bridge.rewrite(model.make, INPUT, skip=["Net"]).classes
-    assert (skipped.level, skipped.notes) == ("left Linen", ("it was to be left out",))
+    assert (skipped.level, skipped.notes) == ("left Linen", ("excluded by skip= [skipped]",))
 
 
 def test_names_of_classes_that_the_model_does_not_make_are_told_at_once(model):

@@ -14,7 +14,11 @@ from flax import nnx
 
 from bridge._cli import _output, _target
 from bridge._cli._input_errors import InputError
+from bridge._cli._options import in_options
 from bridge.rewrite import Rewrite, rewrite
+
+# The options that refusals name.
+_NAMED = ("--model", "--only", "--skip")
 
 
 def rewritten(arguments: argparse.Namespace, progress: Any) -> Rewrite | None:
@@ -103,9 +107,11 @@ def show(result: Rewrite, written: Sequence[str], stale_files: Sequence[str], di
     table = _output.new_table("class", "level", "where", "notes")
     for each in result.classes:
         where = f"{pathlib.Path(each.file).name}:{each.line}"
-        table.add_row(each.name, each.level, where, "; ".join(each.notes))
+        notes = in_options("; ".join(each.notes), _NAMED)
+        table.add_row(each.name, each.level, where, notes)
     _output.show(table)
     lines = [f"{result.native}; {result.verdict}", *result.notes]
+    lines += [f"to rewrite more: {in_options(each, _NAMED)}" for each in result.remedies]
     lines += [f"to change by hand: {place}" for place in result.places]
     lines += [f"written: {path}" for path in written]
     lines += [f"--write would write {path}" for path in stale_files]

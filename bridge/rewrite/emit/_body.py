@@ -9,7 +9,8 @@ from typing import Any
 from bridge.rewrite.plan._conditions import Conditions
 from bridge.rewrite.plan._constructors import made_text
 from bridge.rewrite.plan._method import Method
-from bridge.rewrite.plan._plans import LeftLinenError, Slot
+from bridge.rewrite.plan._plans import Slot
+from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._growth import grown_name, is_growth
 from bridge.rewrite.syntax._source import COMPREHENSIONS, bound_in, is_self, names_in
 
@@ -113,7 +114,7 @@ class Slice:
                     or node in self.source.ancestors(s.node)
                     for s in self.method.slots
                 ):
-                    raise LeftLinenError("a module is made in a try or while block", node)
+                    raise NotRewritableError("try-block", node)
                 return []
         return self._slots_of(node, depth) or self._copied(node, depth)
 
@@ -153,7 +154,7 @@ class Slice:
             target, values, method.taint, self.source, lambda node: method.init_text(node, ())
         )
         if found is None:
-            raise LeftLinenError("a loop over what only the call knows makes layers", values)
+            raise NotRewritableError("loop-of-call", values)
         return found
 
     def _if(self, node: ast.If, depth: int) -> Lines:
@@ -284,7 +285,7 @@ class Slice:
         return bool(slot.variable and slot.variable in self.method.used)
 
     def _wrap_comment(self, slot: Slot) -> list[str]:
-        return [f"# Stays Linen: {slot.linen}."] if slot.linen else []
+        return [f"# Stays Linen: {slot.linen.reason}."] if slot.linen else []
 
     def _generator(self, node: ast.comprehension) -> str:
         loop = self._loop(node.target, node.iter)

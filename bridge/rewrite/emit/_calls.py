@@ -13,7 +13,8 @@ from bridge.rewrite.plan._function_plans import called_function
 from bridge.rewrite.plan._layers import CALL_RENAMES
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._options import STACKS
-from bridge.rewrite.plan._plans import LeftLinenError, Slot
+from bridge.rewrite.plan._plans import Slot
+from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._source import COMPREHENSIONS, Edit, bound_in
 
 from ._body import Slice
@@ -46,7 +47,7 @@ class Calls:
         """The edits.
 
         Raises:
-            LeftLinenError: a call cannot be followed.
+            NotRewritableError: a call cannot be followed.
         """
         node = self.method.node
         found = [e for each in node.body for e in self.method.references.edits(each)]
@@ -82,7 +83,7 @@ class Calls:
         yield self.source.edit(slot.node, target)
         calls = list(calls_of(self.plan, slot))
         if slot.modes and not calls:
-            raise LeftLinenError("a mode moves to a call that is not found", slot.node)
+            raise NotRewritableError("mode-call", slot.node)
         for call in calls:
             yield from self.adapted(slot, call)
             yield from self._lifted(slot, call)
@@ -194,7 +195,7 @@ class Calls:
         if layer is not None and slot.linen is None and not is_starred:
             for index, argument in enumerate(call.args[layer.keep :], layer.keep):
                 if index >= len(layer.call):
-                    raise LeftLinenError(f"nnx.{layer.name} is called in another way", call)
+                    raise NotRewritableError("layer-call", call, layer=layer.name)
                 begin = self.source.start(argument)
                 name = layer.call[index]
                 yield Edit(begin, begin, f"{CALL_RENAMES.get(name, name)}=")
@@ -247,7 +248,7 @@ class Calls:
         if not texts:
             return
         if self.method.node.name != "__call__":
-            raise LeftLinenError("a mode is handed on to another method", self.method.node)
+            raise NotRewritableError("mode-method", self.method.node)
         given = self.method.node.args
         last = [*given.posonlyargs, *given.args, *given.kwonlyargs]
         ends = [self.source.end(each) for each in last]
@@ -255,7 +256,7 @@ class Calls:
         if given.vararg:
             ends.append(self.source.end(given.vararg))
         if given.kwarg:
-            raise LeftLinenError("a mode is handed on to a method with ** arguments", given.kwarg)
+            raise NotRewritableError("mode-rest", given.kwarg)
         star = "" if given.kwonlyargs or given.vararg else "*, "
         end = max(ends)
         yield Edit(end, end, f", {star}{', '.join(texts)}")

@@ -13,8 +13,9 @@ from bridge.rewrite.plan._constructors import made_text
 from bridge.rewrite.plan._layers import Layer, layer_of
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._options import STACKS
-from bridge.rewrite.plan._plans import ClassPlan, LeftLinenError, Program
+from bridge.rewrite.plan._plans import ClassPlan, Program
 from bridge.rewrite.plan._references import References
+from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.plan._slots import name_slots
 from bridge.rewrite.syntax._source import Edit, bound_in, is_import
 
@@ -49,7 +50,7 @@ class ClassText:
         """The text.
 
         Raises:
-            LeftLinenError: the class stays Linen.
+            NotRewritableError: the class stays Linen.
         """
         plan = self.plan
         if (layer := layer_of(plan.layer)) is not None:
@@ -117,7 +118,7 @@ class ClassText:
             if slot.lift is None or slot.lift.is_put:
                 continue
             if any(each.kind in STACKS for each in slot.lift.chain):
-                raise LeftLinenError("stacked layers whose calls are not found", slot.node)
+                raise NotRewritableError("stacked-call", slot.node)
             kind = slot.lift.chain[0].kind
             self.plan.note(slot.node, f"nn.{kind} is dropped, as the calls are not found")
 
@@ -126,10 +127,10 @@ class ClassText:
         makings = [m for slot in self.plan.slots.values() for m in slot.makings]
         children = [self.program.plan_of(self.program.records.base_of(m.cls)) for m in makings]
         self.plan.wraps = any(slot.linen for slot in self.plan.slots.values()) or any(
-            child is not None and (child.wraps or child.reason is not None) for child in children
+            child is not None and (child.wraps or child.refusal is not None) for child in children
         )
         if self.plan.wraps and self.is_decorated:
-            raise LeftLinenError("a layer that stays Linen, in a method under a transform")
+            raise NotRewritableError("transform-method-linen")
 
     def _is_needed(self, setup: str, body: Lines) -> bool:
         """Whether the class needs a constructor: one that only others derive from may not."""
@@ -159,14 +160,16 @@ class ClassText:
                 self.edits.append(self.source.edit(decorator, text))
                 self.is_decorated = True
             elif ast.unparse(decorator) == "jax.jit":
-                raise LeftLinenError(f"a method under {ast.unparse(decorator)}", decorator)
+                raise NotRewritableError("method-jit", decorator, decorator=ast.unparse(decorator))
             elif (
                 value is nn.remat
                 or value is nn.jit
                 or value is None
                 or isinstance(decorator, ast.Call)
             ):
-                raise LeftLinenError(f"a method under @{ast.unparse(decorator)}", decorator)
+                raise NotRewritableError(
+                    "method-decorator", decorator, decorator=ast.unparse(decorator)
+                )
 
     def _class_decorators(self) -> None:
         """Those of other files stay with the old class, which they may have registered."""
@@ -227,7 +230,7 @@ class ClassText:
 
     def _calls_parent(self) -> ClassPlan | None:
         for base in self.plan.bases:
-            if base.reason is None and (
+            if base.refusal is None and (
                 base.slots or base.bases or any(m == "setup" for m in base.methods)
             ):
                 ran = any(

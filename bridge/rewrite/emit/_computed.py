@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 
 from bridge.rewrite.plan._constructors import made_text
 from bridge.rewrite.plan._method import Method
-from bridge.rewrite.plan._plans import LeftLinenError, Slot
+from bridge.rewrite.plan._plans import Slot
+from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.plan._slots import is_stored
 from bridge.rewrite.syntax._source import Edit, bound_in, is_self, names_in
 
@@ -67,7 +68,7 @@ class Computed:
             for each in more:
                 waiting.remove(each)
                 if not modules.isdisjoint(ast.walk(each)):
-                    raise LeftLinenError("a layer is given what setup computes", each)
+                    raise NotRewritableError("computed-for-layer", each)
                 self._statements.append(each)
                 self._names |= bound_in(each)
                 self.attributes |= dict.fromkeys(_attributes(each))
@@ -79,7 +80,7 @@ class Computed:
             while isinstance(around, ast.If):
                 around = self.source.parents[around]
             if around is not self.method.node:
-                raise LeftLinenError("setup computes with parameters in a block", each)
+                raise NotRewritableError("computed-in-block", each)
 
     def _reads(self, value: ast.AST | None) -> bool:
         """Whether an expression reads a parameter, or what is computed from one."""
@@ -173,7 +174,7 @@ class Computed:
         lines = self._lines(self.method.node.body, kept, name, last, 0)
         if last is None:
             if name in self._local:
-                raise LeftLinenError("setup has a variable named as an attribute", setting[0])
+                raise NotRewritableError("computed-name", setting[0])
             lines.append((0, f"return {name}"))
         return lines
 

@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from bridge.rewrite.plan._function_plans import functions_in
 from bridge.rewrite.plan._method import Method
-from bridge.rewrite.plan._plans import LeftLinenError
+from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._source import COMPREHENSIONS, FUNCTIONS, Edit, Source, is_free, is_self
 
 
@@ -18,7 +18,7 @@ def dead_blocks(method: Method) -> list[list[ast.stmt]]:
     """The blocks of a method that make layers and did not run.
 
     Raises:
-        LeftLinenError: such a layer is in an expression.
+        NotRewritableError: such a layer is in an expression.
     """
     found: list[list[ast.stmt]] = []
     lines = method.program.records.lines.get(method.source.file, set())
@@ -43,7 +43,7 @@ def dead_blocks(method: Method) -> list[list[ast.stmt]]:
             outer = next((a for a in method.source.ancestors(node) if a in made), None)
             if outer is not None or isinstance(node.func, ast.Call):
                 continue
-            raise LeftLinenError("a layer in an expression that did not run", node)
+            raise NotRewritableError("expression-not-run", node)
         block = _block_of(method, statement, lines)
         if block is not None and block not in found:
             found.append(block)
@@ -72,7 +72,7 @@ def _block_of(method: Method, statement: ast.AST, lines: set[int]) -> list[ast.s
                 best = [s for s in block if not _is_docstring(s)]
         statement = parent
     if best is None:
-        raise LeftLinenError("a layer in a statement that did not run", statement)
+        raise NotRewritableError("statement-not-run", statement)
     return best
 
 

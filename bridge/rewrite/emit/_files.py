@@ -12,8 +12,9 @@ from typing import Any
 from flax import linen as nn
 
 from bridge.rewrite.plan._function_plans import FunctionPlan
-from bridge.rewrite.plan._plans import LeftLinenError, Program
+from bridge.rewrite.plan._plans import Program
 from bridge.rewrite.plan._references import References
+from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._source import Source, bound_in, is_import, names_in
 
 from ._import_lines import alias_text, grouped, import_line, sorted_imports
@@ -63,7 +64,7 @@ class NewFile:
         return dict(self._pieces)
 
     def _needed(self, extra: Iterable[str]) -> set[str]:
-        rewritten = [plan for plan in self.plans if plan.reason is None]
+        rewritten = [plan for plan in self.plans if plan.refusal is None]
         inner = [p for p in rewritten if isinstance(p, FunctionPlan) and p.around is not None]
         self._pieces = {plan.node: plan.text for plan in rewritten if plan not in inner}
         for plan in inner:
@@ -113,7 +114,7 @@ class NewFile:
                 return f"{statement.name} = _linen.{statement.name}"
         try:
             return self.source.render(statement, list(self.references.edits(statement)))
-        except LeftLinenError:
+        except NotRewritableError:
             return self.source.render(statement)
 
     def _assembled(self, needed: set[str]) -> str:
@@ -193,9 +194,9 @@ class NewFile:
             plan = self.program.plan_of(value) if isinstance(value, type) else None
             new = self.program.new_modules
             full = f"{absolute}.{alias.name}"
-            if plan is not None and plan.reason is None and absolute in new:
+            if plan is not None and plan.refusal is None and absolute in new:
                 by_place.setdefault(f"{where}{SUFFIX}", []).append(alias_text(alias))
-            elif plan is not None and plan.reason is None:
+            elif plan is not None and plan.refusal is None:
                 by_place.setdefault(new[plan.cls.__module__], []).append(alias_text(alias))
             elif full in new and not isinstance(value, type):
                 own = alias.asname or alias.name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import inspect
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,7 +13,8 @@ from flax import linen as nn
 from bridge.rewrite.plan._axes import Axes, axis_texts
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._options import PASSED, STACKS, check_options
-from bridge.rewrite.plan._plans import FunctionLift, LeftLinenError
+from bridge.rewrite.plan._plans import FunctionLift
+from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.plan._stacking import metadata
 from bridge.rewrite.syntax._source import Edit
 
@@ -23,15 +25,16 @@ def function_edits(method: Method) -> Iterator[Edit]:
     """The edits of the transforms in one method.
 
     Raises:
-        LeftLinenError: NNX's transforms do not do the same.
+        NotRewritableError: NNX's transforms do not do the same.
     """
     for each in method.plan.functions:
         if method.node in method.source.ancestors(each.node):
             try:
                 yield from _Transform(method, each).edits()
-            except LeftLinenError as error:
+            except NotRewritableError as error:
                 # What looks at options alone knows no place.
-                raise LeftLinenError(error.reason, each.node) from error
+                error.refusal = dataclasses.replace(error.refusal, line=each.node.lineno)
+                raise
 
 
 class _Transform:
@@ -68,10 +71,10 @@ class _Transform:
         """Whether the function is one that NNX's transform takes as Linen's does."""
         extra = len(self.node.args) - 1 if isinstance(self.node, ast.Call) else 0
         if extra:
-            raise LeftLinenError(f"nn.{self.kind} with options by position")
+            raise NotRewritableError("transform-positions", kind=self.kind)
         for call in self.given.calls:
             if call.named and self.kind in STACKS:
-                raise LeftLinenError(f"nn.{self.kind} with keywords in the call")
+                raise NotRewritableError("transform-call-keywords", kind=self.kind)
         try:
             parameters = list(inspect.signature(self.lifted.target).parameters.values())[1:]
         except (TypeError, ValueError):
@@ -81,7 +84,7 @@ class _Transform:
                 if each.default not in (inspect.Parameter.empty, None) and (
                     each.name not in call.named
                 ):
-                    raise LeftLinenError(f"nn.{self.kind} of a function with defaults")
+                    raise NotRewritableError("transform-defaults", kind=self.kind)
 
     def _axes(self) -> list[str]:
         """The axes of the module and of what is given besides."""
@@ -91,12 +94,12 @@ class _Transform:
         self._check_stacked()
         counts = {len(call.arrays) for call in self.given.calls}
         if len(counts) > 1:
-            raise LeftLinenError(f"nn.{self.kind} called with more and with fewer arguments")
+            raise NotRewritableError("transform-counts", kind=self.kind)
         is_scan = self.kind == "scan"
         given = self._given_axes(self.given.calls[0].arrays[is_scan:])
         out = self.lifted.options["out_axes"]
         if not isinstance(out, int):
-            raise LeftLinenError(f"nn.{self.kind} with out_axes={out!r}")
+            raise NotRewritableError("transform-out-axes", kind=self.kind, axes=out)
         found = []
         if is_scan:
             found.append(f"in_axes=({', '.join([own.called, 'nnx.Carry', *given])})")
@@ -120,7 +123,7 @@ class _Transform:
         each: Sequence[Any] = axes if isinstance(axes, tuple | list) else (axes,) * count
         known = (None, nn.broadcast)
         if len(each) != count or not all(isinstance(a, int) or a in known for a in each):
-            raise LeftLinenError(f"nn.{self.kind} with in_axes={axes!r}")
+            raise NotRewritableError("transform-in-axes", kind=self.kind, axes=axes)
         return [
             repr(axis) if isinstance(axis, int) and is_array else "None"
             for axis, is_array in zip(each, arrays, strict=True)
@@ -141,7 +144,7 @@ class _Transform:
             instance = records.instances.get((call.run, call.path))
             own = instance is not None and plan.plan_of(instance.cls) is self.method.plan
             if not own and (call.run, call.path) not in made:
-                raise LeftLinenError(f"nn.{self.kind} of a layer that another class makes")
+                raise NotRewritableError("transform-other-class", kind=self.kind)
 
     def _keyword(self, name: str) -> ast.expr | None:
         keywords = self.node.keywords if isinstance(self.node, ast.Call) else []
@@ -159,7 +162,7 @@ class _Transform:
             elif isinstance(value, int | str | tuple) and value != default:
                 found.append(f"{name}={value!r}")
             elif value not in (None, default):
-                raise LeftLinenError(f"nn.{self.kind} with {name}")
+                raise NotRewritableError("transform-option", kind=self.kind, option=name)
         return found
 
     def _arguments(self, node: ast.Call, options: list[str]) -> Iterator[Edit]:
@@ -189,17 +192,17 @@ class _Transform:
         """`nnx.cond` and `nnx.switch` take the module as the first operand."""
         if isinstance(self.node, ast.Call):
             if self.node.keywords:
-                raise LeftLinenError(f"nn.{self.kind} with keywords")
+                raise NotRewritableError("transform-keywords", kind=self.kind)
             yield self.source.edit(self.node.func, f"nnx.{self.kind}")
 
     def _while(self) -> Iterator[Edit]:
         """In `nnx.while_loop` the module is a part of what goes from turn to turn."""
         node = self.node
         if not isinstance(node, ast.Call) or len(node.args) != 4:
-            raise LeftLinenError("nn.while_loop with arguments by name")
+            raise NotRewritableError("while-names")
         places = [(call.run, call.path) for call in self.given.calls]
         if Axes(self.method.program.records, self.lifted, places, {}).draws:
-            raise LeftLinenError("nn.while_loop with keys in it")
+            raise NotRewritableError("while-keys")
         test, body, module, first = node.args
         yield self.source.edit(node.func, "nnx.while_loop")
         for each, head in ((test, ""), (body, "state[0], ")):

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from bridge.rewrite.plan._constructors import made_text
 from bridge.rewrite.plan._function_plans import FunctionPlan
 from bridge.rewrite.plan._method import Method
-from bridge.rewrite.plan._plans import LeftLinenError, Program
+from bridge.rewrite.plan._plans import Program
 from bridge.rewrite.plan._references import References
+from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.plan._slots import name_slots
 from bridge.rewrite.syntax._source import Edit, bound_in, indented, names_in
 
@@ -40,11 +41,11 @@ class FunctionText:
         """The text.
 
         Raises:
-            LeftLinenError: the function stays Linen.
+            NotRewritableError: the function stays Linen.
         """
         name_slots(self.program, self.plan)
         if self.plan.known & self._rebound():
-            raise LeftLinenError("a function that sets its arguments anew makes layers", self.node)
+            raise NotRewritableError("function-sets-arguments", self.node)
         return self._function() if self.plan.returns_layers else self._class()
 
     def _rebound(self) -> set[str]:
@@ -67,9 +68,7 @@ class FunctionText:
             n for n in plan.arguments if n in plan.known and (n in stored or n in self.method.used)
         ]
         if not plan.modules.isdisjoint(plan.constructed):
-            raise LeftLinenError(
-                "a function that is given the module does more with it than make layers", self.node
-            )
+            raise NotRewritableError("function-given-module", self.node)
         plan.dropped = set(plan.known)
         body = self._body(edits)
         made = [f"        self.{name} = {name}" for name in stored if name in plan.known]
@@ -138,9 +137,9 @@ class FunctionText:
         """The text of a function that returns the layers."""
         plan = self.plan
         if plan.known != set(plan.arguments):
-            raise LeftLinenError("a function that gets arrays returns layers", self.node)
+            raise NotRewritableError("function-given-arrays", self.node)
         if any(slot.kind != "module" for slot in plan.slots.values()):
-            raise LeftLinenError("a function that returns layers makes parameters", self.node)
+            raise NotRewritableError("function-parameters", self.node)
         body = Setup(self.method).text()
         read = names_in(ast.parse(textwrap.dedent(body)))
         plan.constructed = [name for name in plan.arguments if name in read]

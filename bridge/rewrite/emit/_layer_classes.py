@@ -14,8 +14,9 @@ from flax import linen as nn
 
 from bridge.rewrite.plan._class_fields import default_node
 from bridge.rewrite.plan._layers import Layer, field_order
-from bridge.rewrite.plan._plans import ClassPlan, Field, LeftLinenError
+from bridge.rewrite.plan._plans import ClassPlan, Field
 from bridge.rewrite.plan._references import References
+from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._source import Edit, is_self, names_in
 
 _OWN = ("setup", "param", "make_rng", "variable", "sow", "__post_init__")
@@ -48,19 +49,21 @@ class LayerClass:
         """Checks that it does no more than NNX's layer has a place for.
 
         Raises:
-            LeftLinenError: it does.
+            NotRewritableError: it does.
         """
         methods = self.plan.methods
         for name, node in methods.items():
             if name in _OWN and name != "param":
-                raise LeftLinenError(f"a layer of Flax with its own {name}", node)
+                raise NotRewritableError("layer-own-method", node, name=name)
         if "param" in methods and "__call__" in methods:
-            raise LeftLinenError("a layer of Flax with its own param and __call__", self.plan.node)
+            raise NotRewritableError("layer-param-and-call", self.plan.node)
         for slot in self.plan.slots.values():
-            raise LeftLinenError("a layer of Flax that makes something of its own", slot.node)
+            raise NotRewritableError("layer-with-parts", slot.node)
         for field in self.own:
             if field.name in self.layer.unsupported:
-                raise LeftLinenError(f"nnx.{self.layer.name} has no {field.name}", field.node)
+                raise NotRewritableError(
+                    "no-argument", field.node, layer=self.layer.name, name=field.name
+                )
 
     def edits(self) -> Iterator[Edit]:
         """The edits of the methods."""
@@ -78,7 +81,7 @@ class LayerClass:
 
     def _check_call(self, node: Any) -> None:
         if len(node.args) > self.layer.keep or any(isinstance(a, ast.Starred) for a in node.args):
-            raise LeftLinenError(f"nnx.{self.layer.name} is called in another way", node)
+            raise NotRewritableError("layer-call", node, layer=self.layer.name)
 
     def _param(self, node: ast.FunctionDef) -> Iterator[Edit]:
         """Linen's `param` makes a parameter; NNX's gets the value of one that is there."""
@@ -86,7 +89,7 @@ class LayerClass:
         names = [each.arg for each in (*node.args.posonlyargs, *node.args.args)]
         call: Any = calls[0] if len(calls) == 1 else None
         if call is None or len(names) < 2 or ast.unparse(call.args[0]) != names[1]:
-            raise LeftLinenError("a layer of Flax that makes its parameters in another way", node)
+            raise NotRewritableError("layer-parameters", node)
         given = node.args
         every = [*names, *(a.arg for a in (given.vararg, given.kwarg) if a)]
         every += [each.arg for each in given.kwonlyargs]
@@ -95,7 +98,7 @@ class LayerClass:
             each.id for each in ast.walk(node) if isinstance(each, ast.Name) and each not in inside
         }
         if read & set(every[2:]):
-            raise LeftLinenError("a layer of Flax that changes an initialiser", node)
+            raise NotRewritableError("layer-initialiser", node)
         statement = self.source.parents[call]
         if statement is node.body[0] and isinstance(statement, ast.Assign):
             value = ast.unparse(statement.targets[0])
@@ -143,7 +146,7 @@ class LayerClass:
         text = f"{self._new(field)}: {annotation}"
         default = default_node(field)
         if field.factory is not None:
-            raise LeftLinenError("a layer of Flax with a default that a function makes", field.node)
+            raise NotRewritableError("layer-factory", field.node)
         if default is None:
             return text
         return f"{text} = {self.source.render(default, list(self.references.edits(default)))}"

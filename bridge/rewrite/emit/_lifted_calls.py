@@ -10,7 +10,7 @@ from flax import linen as nn
 from bridge.rewrite.observe._records import Lifted
 from bridge.rewrite.plan._lift import Lift
 from bridge.rewrite.plan._options import PASSED, STACKS
-from bridge.rewrite.plan._plans import LeftLinenError
+from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.plan._stacking import metadata
 from bridge.rewrite.syntax._source import names_in
 
@@ -39,7 +39,7 @@ class LiftedCalls:
             is_stacked: whether there are several of it.
 
         Raises:
-            LeftLinenError: the arguments cannot be told apart.
+            NotRewritableError: the arguments cannot be told apart.
         """
         if not is_stacked:
             given = ["..."] * (len(call.args) + len(call.keywords))
@@ -47,14 +47,14 @@ class LiftedCalls:
         function = f"{self.cls}.__call__"
         inner = [each for each in self.chain if each.kind not in STACKS]
         if len(self.chain) - len(inner) > 1 or self.chain[0] in inner:
-            raise LeftLinenError("layers that are stacked twice", self.slot.node)
+            raise NotRewritableError("stacked-twice", self.slot.node)
         is_closed = self.chain[0].kind == "vmap" and self.chain[0].options["in_axes"] is None
         is_plain = not any(isinstance(a, ast.Starred) for a in call.args)
         if is_closed and not is_plain and not inner and not call.keywords:
             return self._closed(self.chain[0], call, layer), [layer]
         if not is_plain or call.keywords:
             kind = self.chain[0].kind
-            raise LeftLinenError(f"nn.{kind} with keywords or * arguments in the call", call)
+            raise NotRewritableError("transform-call", call, kind=kind)
         for each in reversed(inner):
             function = self._plain(each, function)
         return self._stacked(self.chain[0], function if inner else None, call, layer)
@@ -87,7 +87,7 @@ class LiftedCalls:
     def _text(self, node: ast.AST) -> str:
         """An argument as the call has it."""
         if any(slot.node in ast.walk(node) for slot in self.method.slots):
-            raise LeftLinenError("stacked layers are given what another layer returns", node)
+            raise NotRewritableError("stacked-given-output", node)
         return self.method.call_text(node)
 
     def _plain(self, lifted: Lifted, function: str) -> str:
@@ -109,7 +109,9 @@ class LiftedCalls:
             elif isinstance(value, int | str | bool):
                 found.append(f"{name}={value!r}")
             else:
-                raise LeftLinenError(f"nn.{lifted.kind} with {name}", self.slot.node)
+                raise NotRewritableError(
+                    "transform-option", self.slot.node, kind=lifted.kind, option=name
+                )
         return found
 
     def _stacked(
@@ -203,7 +205,7 @@ def _axis(lifted: Lifted, index: int, count: int) -> str | None:
     if len(axes) != count or not all(
         a is None or a is nn.broadcast or isinstance(a, int) for a in axes
     ):
-        raise LeftLinenError(f"nn.{lifted.kind} with in_axes={axes!r}")
+        raise NotRewritableError("transform-in-axes", kind=lifted.kind, axes=axes)
     own = axes[index]
     return repr(own) if isinstance(own, int) else None
 

@@ -8,7 +8,8 @@ from typing import Any
 
 from bridge.rewrite.plan._function_plans import functions_in
 from bridge.rewrite.plan._method import Method
-from bridge.rewrite.plan._plans import LeftLinenError, Slot
+from bridge.rewrite.plan._plans import Slot
+from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._source import Edit, bound_in, is_shadowed, names_in
 
 from ._body import Slice
@@ -57,7 +58,7 @@ class Removals:
         for each in sorted(apart - self.removed, key=lambda node: node.lineno):
             # Of one inside of another, the outer one's class has removed it.
             if apart.isdisjoint(self.source.ancestors(each)):
-                raise LeftLinenError("a function inside of a method is more than called", each)
+                raise NotRewritableError("inner-function-used", each)
         for variable, slot in inline.items():
             for each in ast.walk(self.method.node):
                 if (

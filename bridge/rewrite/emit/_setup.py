@@ -9,7 +9,8 @@ from typing import Any
 from bridge.rewrite.plan._constructors import made_text
 from bridge.rewrite.plan._function_plans import called_function
 from bridge.rewrite.plan._method import Method
-from bridge.rewrite.plan._plans import LeftLinenError, Slot
+from bridge.rewrite.plan._plans import Slot
+from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.plan._slots import name_node
 from bridge.rewrite.syntax._source import Edit, bound_in, is_self
 from bridge.rewrite.syntax._taint import SAME_ITEMS
@@ -49,7 +50,7 @@ class Setup:
         """The statements.
 
         Raises:
-            LeftLinenError: something in it cannot be rewritten.
+            NotRewritableError: something in it cannot be rewritten.
         """
         body = [
             s
@@ -96,7 +97,7 @@ class Setup:
         if slot.linen is not None:
             statement = self.source.statement_of(slot.node)
             begin, blank = self.source.start(statement), " " * statement.col_offset
-            yield Edit(begin, begin, f"# Stays Linen: {slot.linen}.\n{blank}")
+            yield Edit(begin, begin, f"# Stays Linen: {slot.linen.reason}.\n{blank}")
 
     def _is_apart(self, slot: Slot) -> bool:
         """Whether what a slot makes is handed on by a variable, in another statement."""
@@ -109,7 +110,7 @@ class Setup:
             return
         attribute, statement = self.attribute(slot), self.source.statement_of(slot.node)
         if attribute is None or getattr(statement, "value", None) is not slot.node:
-            raise LeftLinenError("a decode cache in a list of setup", slot.node)
+            raise NotRewritableError("cache-list", slot.node)
         column, end = statement.col_offset, self.source.end(statement)
         lines = cache_lines(slot.cache, f"self.{attribute}")
         yield Edit(end, end, "".join(f"\n{' ' * (column + 4 * d)}{line}" for d, line in lines))
@@ -134,7 +135,7 @@ class Setup:
 
     def _check_modes(self, slot: Slot) -> None:
         if self.attribute(slot) is None:
-            raise LeftLinenError("a mode moves to a call that is not found", slot.node)
+            raise NotRewritableError("mode-call", slot.node)
 
     def _unmade(self) -> Iterator[Edit]:
         for block in dead_blocks(self.method):

@@ -13,7 +13,7 @@ from bridge._train_eval import MODE_NAMES
 from bridge.rewrite.observe._paths_below import below
 from bridge.rewrite.plan._cells import is_cell
 from bridge.rewrite.plan._method import Method
-from bridge.rewrite.plan._plans import LeftLinenError
+from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._source import Edit, is_self, names_in
 from bridge.rewrite.syntax._taint import STATEFUL
 
@@ -49,7 +49,7 @@ class States:
         if is_called or node.attr not in (*STATEFUL, "put_variable"):
             return
         if node.attr != "make_rng":
-            raise LeftLinenError(f"self.{node.attr} is handed on", node)
+            raise NotRewritableError("method-handed-on", node, name=node.attr)
         self.plan.note(node, "keys are drawn from an NNX stream")
         yield self.source.edit(node, "(lambda name: self.rngs[name]())")
 
@@ -58,7 +58,7 @@ class States:
         arguments = dict(zip(("name", "a", "b"), node.args, strict=False))
         arguments |= {str(k.arg): k.value for k in node.keywords}
         if arguments.keys() != {"name", "a", "b"}:
-            raise LeftLinenError("nn.merge_param in another form", node)
+            raise NotRewritableError("merge-param", node)
         field, given = (self.method.call_text(arguments[each]) for each in ("a", "b"))
         yield self.source.edit(node, f"({given} if {given} is not None else {field})")
 
@@ -66,7 +66,7 @@ class States:
         """The edits.
 
         Raises:
-            LeftLinenError: one has no counterpart.
+            NotRewritableError: one has no counterpart.
         """
         for node in self._nodes():
             if isinstance(node, ast.Attribute) and is_self(node):
@@ -103,7 +103,7 @@ class States:
             elif name == "make_rng":
                 stream = node.args[0] if node.args else None
                 if not (isinstance(stream, ast.Constant) and isinstance(stream.value, str)):
-                    raise LeftLinenError("a stream whose name is not written out", node)
+                    raise NotRewritableError("stream-name", node)
                 self.plan.note(node, "keys are drawn from an NNX stream")
                 yield self.source.edit(node, f"self.rngs{_stream(stream.value)}()")
             elif name in (
@@ -121,7 +121,7 @@ class States:
                 "scope",
                 "variables",
             ):
-                raise LeftLinenError(f"self.{name} has no counterpart here", node)
+                raise NotRewritableError("no-method", node, name=name)
 
     def _carry(self, node: ast.Call) -> Iterator[Edit]:
         """NNX's cells take the shape first, and streams in the place of the key."""
@@ -134,7 +134,7 @@ class States:
             if not is_it or not (layer or is_own) or slot.linen:
                 continue
             if len(node.args) != 2 or node.keywords:
-                raise LeftLinenError("a carry that is made in another way", node)
+                raise NotRewritableError("carry-call", node)
             key, shape = (self.method.call_text(each) for each in node.args)
             begin, end = self.source.start(node.args[0]), self.source.end(node.args[1])
             yield Edit(begin, end, f"{shape}, nnx.Rngs({key})")
@@ -196,7 +196,7 @@ class States:
     def _perturb(self, node: ast.Call) -> None:
         """Has one name in both; Linen's adds nothing where no perturbations are given."""
         if len(node.args) > 2 or any(k.arg == "collection" for k in node.keywords):
-            raise LeftLinenError("perturb in another collection", node)
+            raise NotRewritableError("perturb-collection", node)
         self.plan.note(node, "perturb adds to the state, and warns, outside of nnx.capture")
 
     def _sow(self, node: ast.Call) -> Iterator[Edit]:
@@ -206,7 +206,7 @@ class States:
             or len(node.args) != 3
             or node.keywords
         ):
-            raise LeftLinenError("sow into another collection, or with its own reduction", node)
+            raise NotRewritableError("sow-collection", node)
         yield self.source.edit(first, "nnx.Intermediate")
 
 

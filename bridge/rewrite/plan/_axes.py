@@ -12,7 +12,7 @@ from bridge._conversion.collections import OUTPUTS
 from bridge.rewrite.observe._paths_below import below
 from bridge.rewrite.observe._records import Lifted, Path, Records
 
-from ._plans import LeftLinenError
+from ._refusals import NotRewritableError
 from ._variable_types import type_text
 
 _CARRY = "nnx.Carry"
@@ -34,7 +34,7 @@ class Axes:
         draws: whether the modules draw keys.
 
     Raises:
-        LeftLinenError: NNX cannot say it.
+        NotRewritableError: NNX cannot say it.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class Axes:
         for option in ("variable_axes", "variable_broadcast", "variable_carry"):
             filters = given.get(option)
             if not all(isinstance(each, str) for each in _names(filters)):
-                raise LeftLinenError(f"{name} whose {option} are not written out by name")
+                raise NotRewritableError("transform-filters", kind=name, option=option)
         for collection, axis in dict(given.get("variable_axes") or {}).items():
             if not isinstance(axis, int) and axis not in (None, nn.broadcast):
-                raise LeftLinenError(f"{name} with an axis of its own for {collection}")
+                raise NotRewritableError("transform-own-axis", kind=name, collection=collection)
 
     def _collections(self) -> list[str]:
         """The collections that the modules have."""
@@ -90,7 +90,7 @@ class Axes:
         """The axis of the keys.
 
         Raises:
-            LeftLinenError: they are split otherwise than NNX's modules split them.
+            NotRewritableError: they are split otherwise than NNX's modules split them.
         """
         splits = dict(self.lifted.options.get("split_rngs") or {})
         drawn = {each for each in self._drawn() if each in splits}
@@ -100,13 +100,13 @@ class Axes:
             other = sorted(each for each in drawn if bool(splits[each]) != equal)
             if other:
                 how = "draw the same keys" if equal else "start alike and draw other keys"
-                raise LeftLinenError(f"{kind} of layers that {how}")
+                raise NotRewritableError("transform-keys", kind=kind, how=how)
             return "0"
         if not drawn:
             return "None"
         if any(splits[each] for each in drawn) == (self.lifted.kind == "vmap"):
             how = "other keys" if self.lifted.kind == "vmap" else "the same keys"
-            raise LeftLinenError(f"{kind} of one layer that draws {how} in each turn")
+            raise NotRewritableError("transform-turn-keys", kind=kind, how=how)
         return _CARRY if self.lifted.kind == "scan" else "None"
 
     def _drawn(self) -> set[str]:

@@ -13,7 +13,8 @@ from bridge.rewrite.observe._paths_below import below_made
 from bridge.rewrite.observe._records import Making
 
 from ._method import Method
-from ._plans import CACHE, LeftLinenError, Slot
+from ._plans import CACHE, Slot
+from ._refusals import NotRewritableError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,26 +36,26 @@ def cache_of(method: Method, slot: Slot) -> Cache | None:
     The shape becomes an argument of the constructor, which is None where nothing is decoded.
 
     Raises:
-        LeftLinenError: the constructor cannot make it.
+        NotRewritableError: the constructor cannot make it.
     """
     makings = [m for m in slot.makings if m.made.get("decode")]
     if not makings:
         return None
     if slot.outer is not None or slot.lift is not None:
-        raise LeftLinenError("a decode cache under a transform or inside of a layer", slot.node)
+        raise NotRewritableError("cache-inside", slot.node)
     node = next((k.value for k in slot.node.keywords if k.arg == "decode"), None)
     if node is None:
-        raise LeftLinenError("a decode cache that a partial turns on", slot.node)
+        raise NotRewritableError("cache-partial", slot.node)
     found = [_shape(method, making) for making in makings]
     made = [cache for cache in found if cache is not None]
     if len(made) < len(found):
-        raise LeftLinenError("a decode cache that was not made", slot.node)
+        raise NotRewritableError("cache-absent", slot.node)
     if len({dtype for _, dtype in made}) > 1:
-        raise LeftLinenError("decode caches of several dtypes", slot.node)
+        raise NotRewritableError("cache-dtypes", slot.node)
     by_owner: dict[Any, tuple[int, ...]] = {}
     for making, (shape, _) in zip(makings, made, strict=True):
         if by_owner.setdefault((making.run, making.owner), shape) != shape:
-            raise LeftLinenError("decode caches of several shapes", slot.node)
+            raise NotRewritableError("cache-shapes", slot.node)
     name = method.sizes.given(CACHE, makings, [shape for shape, _ in made])
     dtype = made[0][1]
     arguments = name if dtype == "float32" else f'{name}, "{dtype}"'

@@ -11,7 +11,7 @@ from bridge.rewrite.observe._records import Making
 from bridge.rewrite.syntax._source import Edit, names_in
 
 from ._method import Method
-from ._plans import LeftLinenError
+from ._refusals import NotRewritableError
 
 
 def splits_all(makings: Sequence[Making]) -> bool:
@@ -29,7 +29,7 @@ def carry_edits(method: Method) -> Iterator[Edit]:
     """The edits of the method that makes a cell's first carry.
 
     Raises:
-        LeftLinenError: it takes other arguments than Flax's cells.
+        NotRewritableError: it takes other arguments than Flax's cells.
     """
     node, source = method.node, method.source
     if node.name != "initialize_carry" or not is_cell(method.plan.cls):
@@ -37,7 +37,7 @@ def carry_edits(method: Method) -> Iterator[Edit]:
     given = node.args
     names = [each.arg for each in (*given.posonlyargs, *given.args)]
     if len(names) != 3 or given.kwonlyargs or given.vararg or given.kwarg or given.defaults:
-        raise LeftLinenError("an initialize_carry with other arguments", node)
+        raise NotRewritableError("carry-signature", node)
     _, key, shape = given.args
     text = source.render(shape, list(method.references.edits(shape)))
     streams = "rngs" if key.arg != "rngs" else "streams"

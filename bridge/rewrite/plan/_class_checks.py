@@ -13,8 +13,9 @@ from bridge import wrappers
 from bridge.rewrite.syntax._source import is_self
 
 from ._layers import Layer
-from ._plans import ClassPlan, LayerStaysLinenError, LeftLinenError, Slot
+from ._plans import ClassPlan, Slot
 from ._references import References
+from ._refusals import LayerNotRewritableError, NotRewritableError
 
 _TAKEN = (
     "train",
@@ -33,36 +34,34 @@ def check_class(plan: ClassPlan, references: References) -> None:
     """Checks that a class uses nothing that NNX modules lack, or have for themselves.
 
     Raises:
-        LeftLinenError: it does.
+        NotRewritableError: it does.
     """
     for name, node in plan.methods.items():
         if name in ("__init__", "__post_init__", "__getattr__", "__setattr__"):
-            raise LeftLinenError(f"the class has its own {name}", node)
+            raise NotRewritableError("own-method", node, name=name)
         if name in ("train", "eval"):
-            raise LeftLinenError(f"NNX modules have a method {name} of their own", node)
+            raise NotRewritableError("reserved-method", node, name=name)
     for field in plan.fields:
         if field.name in ("cls", "self"):
-            reason = f"NNX constructors take no argument {field.name}"
-            raise LeftLinenError(reason, field.node)
+            raise NotRewritableError("reserved-argument", field.node, name=field.name)
         if isinstance(plan.cls.__dataclass_fields__[field.name].default, nn.Module):  # pyright: ignore
-            raise LeftLinenError("the default of a field is a module", field.node)
+            raise NotRewritableError("module-default", field.node)
         if field.name in _TAKEN and field.name not in plan.mode_fields:
-            raise LeftLinenError(f"NNX modules have a {field.name} of their own", field.node)
+            raise NotRewritableError("reserved-field", field.node, name=field.name)
     own = {n.arg for n in ast.walk(plan.node) if isinstance(n, ast.arg)}
     names = [n for n in ast.walk(plan.node) if isinstance(n, ast.Name)]
     own |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
     for name in names:
         if name.id not in own and isinstance(references.value_of(name), nn.Module):
-            raise LeftLinenError(f"a module is made outside of the class: {name.id}", name)
+            raise NotRewritableError("module-outside", name, name=name.id)
     for node in ast.walk(plan.node):
         if isinstance(node, ast.Name | ast.Attribute) and _is_to_linen(references.value_of(node)):
-            reason = f"mixed classes stay Linen: {ast.unparse(node)} makes an NNX module"
-            raise LeftLinenError(reason, node)
+            raise NotRewritableError("mixed-class", node, name=ast.unparse(node))
     for node in ast.walk(plan.node):
         if isinstance(node, ast.Attribute):
             value = references.value_of(node)
             if value in (nn.share_scope, nn.map_variables):
-                raise LeftLinenError(f"nn.{node.attr} has no counterpart", node)
+                raise NotRewritableError("no-function", node, name=node.attr)
             lacking = {"scope", "path", "variables", "name", "parent"}
             lacking -= {f.name for f in plan.fields}
             if not is_self(node) or node.attr not in lacking:
@@ -71,7 +70,7 @@ def check_class(plan: ClassPlan, references: References) -> None:
             if plan.source.statement_of(node).lineno not in lines:
                 plan.note(node, f"self.{node.attr} is read in a branch that did not run")
             else:
-                raise LeftLinenError(f"NNX modules have no self.{node.attr}", node)
+                raise NotRewritableError("no-attribute", node, name=node.attr)
 
 
 def _is_to_linen(value: Any) -> bool:
@@ -91,10 +90,10 @@ def check_layer(layer: Layer, slot: Slot, bound: functools.partial[Any] | None) 
         bound: the partial that is called, None if it is a class.
 
     Raises:
-        LeftLinenError: it is.
+        NotRewritableError: it is.
     """
     if layer.name == "GroupNorm" and any(m.made.get("axis_name") for m in slot.makings):
-        raise LeftLinenError("a norm over a named axis", slot.node)
+        raise NotRewritableError("named-axis-norm", slot.node)
     for name in layer.unsupported if bound is not None else ():
         if bound is not None and bound.keywords.get(name) is not None:
-            raise LayerStaysLinenError(f"nnx.{layer.name} has no {name}", slot.node)
+            raise LayerNotRewritableError("no-argument", slot.node, layer=layer.name, name=name)

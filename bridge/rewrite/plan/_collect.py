@@ -13,13 +13,15 @@ from typing import Any
 from flax import linen as nn
 
 from bridge._train_eval import MODE_FIELDS
+from bridge.rewrite._failures import said
 from bridge.rewrite.observe._records import Records
 from bridge.rewrite.syntax._source import Source, is_free, is_self, source_of
 
 from ._class_fields import fields_of
 from ._function_plans import FunctionPlan, find_known, function_plan, taint_of
 from ._layers import layer_base
-from ._plans import ClassPlan, LeftLinenError, Program
+from ._plans import ClassPlan, Program
+from ._refusals import NotRewritableError, refused
 from ._slots import find_slots
 
 # Those that have a namesake in NNX.
@@ -75,16 +77,16 @@ def collect(records: Records, inside: Callable[[str], bool]) -> Program:
         if foreign:
             plan.layer = layer_base(plan.cls, program.plans)
         if foreign and plan.layer is None:
-            plan.leave(f"it derives from {foreign[0].__name__}, which is not of this package")
+            plan.refuse(refused("base-elsewhere", base=foreign[0].__name__))
         if not isinstance(plan, FunctionPlan):
             plan.fields = list(fields_of(plan))
         try:
             find_slots(program, plan)
             _check_lifted(program, plan)
-        except LeftLinenError as error:
-            plan.leave(error.reason, error.line)
+        except NotRewritableError as error:
+            plan.refuse(error.refusal)
         except Exception as error:
-            plan.leave(f"the rewriter failed: {type(error).__name__}: {error}")
+            plan.refuse(refused("rewriter-failed", error=said(error)))
     find_known(program)
     _modes(program)
     program.plans = _ordered(program)
@@ -101,15 +103,14 @@ def plan_of(cls: type, inside: Callable[[str], bool], program: Program) -> Class
     except (TypeError, OSError):
         file = getattr(module, "__file__", None)
     if file is None or file.startswith("<"):
-        program.unreadable[cls] = (file or cls.__module__, "its source is not in a file")
+        program.unreadable[cls] = (file or cls.__module__, refused("no-file"))
         return None
     if not inside(file):
         return None
     try:
         source = parsed(program, file)
     except (SyntaxError, UnicodeDecodeError, OSError) as error:
-        reason = f"its source is not UTF-8 Python ({type(error).__name__})"
-        program.unreadable[cls] = (file, reason)
+        program.unreadable[cls] = (file, refused("not-utf8", error=type(error).__name__))
         return None
     node = class_node(source, cls)
     if node is None:
@@ -117,11 +118,7 @@ def plan_of(cls: type, inside: Callable[[str], bool], program: Program) -> Class
             issubclass(base, nn.Module) and base.__name__ in cls.__name__ and base is not cls
             for base in cls.__mro__[1:2]
         ):
-            reason = (
-                "it is not defined at the top of its file: it is made in a function, by exec"
-                " or by a decorator"
-            )
-            program.unreadable[cls] = (file, reason)
+            program.unreadable[cls] = (file, refused("not-at-top"))
         return None
     return ClassPlan(cls, node, source)
 
@@ -162,17 +159,15 @@ def class_node(source: Source, cls: type) -> ast.ClassDef | None:
 def _check_lifted(program: Program, plan: ClassPlan) -> None:
     if plan.node.decorator_list and not _is_bound(plan):
         texts = [ast.unparse(d) for d in plan.node.decorator_list]
-        plan.leave(f"the decorator @{texts[0]} makes another class", plan.node.lineno)
+        plan.refuse(refused("class-decorator", plan.node.lineno, decorator=texts[0]))
     if plan.cls in program.records.foreign and plan.layer is None:
         name = program.records.foreign[plan.cls]
-        plan.leave(f"{name} of another package makes a parameter of it", plan.node.lineno)
+        plan.refuse(refused("foreign-parameter", plan.node.lineno, name=name))
     for making in program.records.makings:
         if making.kind == "module" and making.owner is None and making.path:
             holder = program.records.instances.get((making.run, making.path[:-1]))
             if holder is not None and holder.cls is plan.cls:
-                plan.leave(
-                    "a function outside of the class makes a layer of it", making.site.span.line
-                )
+                plan.refuse(refused("outside-layer", making.site.span.line))
         if (
             making.owner_cls is plan.cls
             and making.kind == "module"
@@ -183,9 +178,7 @@ def _check_lifted(program: Program, plan: ClassPlan) -> None:
             and not _in_base(making, plan)
             and not _is_free(making, plan)
         ):
-            plan.leave(
-                "a function outside of the class makes a module of it", making.site.span.line
-            )
+            plan.refuse(refused("outside-module", making.site.span.line))
 
 
 def _is_bound(plan: ClassPlan) -> bool:
@@ -256,10 +249,8 @@ def _check_modes(plan: ClassPlan) -> None:
             continue
         for node in ast.walk(method):
             if is_self(node) and node.attr in plan.mode_fields:  # pyright: ignore
-                plan.leave(
-                    f"self.{node.attr} is told in the call, and {name} reads it",  # pyright: ignore
-                    method.lineno,
-                )
+                field: str = node.attr  # pyright: ignore
+                plan.refuse(refused("mode-read", method.lineno, name=field, method=name))
 
 
 def _ordered(program: Program) -> dict[type, ClassPlan]:
@@ -278,7 +269,7 @@ def _ordered(program: Program) -> dict[type, ClassPlan]:
         if not ready:
             for cls in waiting:
                 if needs[cls] & waiting.keys():
-                    waiting[cls].leave("it makes modules of its own class, directly or not")
+                    waiting[cls].refuse(refused("recursive"))
             ready = list(waiting)
         for cls in ready:
             found[cls] = waiting.pop(cls)

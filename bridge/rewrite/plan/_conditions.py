@@ -10,8 +10,9 @@ from bridge.rewrite.observe._records import Making, Site
 from bridge.rewrite.syntax._source import bound_in, span_of
 
 from ._method import Method
-from ._plans import LeftLinenError, Slot
+from ._plans import Slot
 from ._predicates import predicate
+from ._refusals import NotRewritableError
 
 
 class Conditions:
@@ -50,7 +51,7 @@ class Conditions:
             return text
         try:
             return self.method.init_text(test, makings)
-        except LeftLinenError:
+        except NotRewritableError:
             return self._of_call(node, slots)
 
     def _written(self, test: ast.expr) -> ast.expr:
@@ -73,11 +74,7 @@ class Conditions:
         owners = {(i.run, i.path) for i in self.plan_instances()}
         for slot in slots:
             if slot.kind == "module" and {(m.run, m.owner) for m in slot.makings} != owners:
-                raise LeftLinenError(
-                    "an argument of the call decides which layers exist, and it was not always"
-                    " the same",
-                    node,
-                )
+                raise NotRewritableError("call-decides", node)
         self.plan.note(node, "layers that depend on an argument of the call are always made")
 
     def plan_instances(self) -> list[Any]:
@@ -109,7 +106,7 @@ class Conditions:
                 for env in envs
             ]
         if not found:
-            raise LeftLinenError("a condition that was not seen", node)
+            raise NotRewritableError("condition-unseen", node)
         return found
 
 

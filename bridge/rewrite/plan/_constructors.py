@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -21,7 +22,8 @@ from ._layer_arguments import has_next, ordered
 from ._layers import Layer, field_order, seen
 from ._lift import Lift
 from ._method import Method
-from ._plans import CACHE, ClassPlan, LayerStaysLinenError, LeftLinenError, Slot
+from ._plans import CACHE, ClassPlan, Slot
+from ._refusals import LayerNotRewritableError, NotRewritableError, Refusal
 from ._rest_arguments import rest_of
 from ._sequential import check_keywords, unpacked
 from ._stacking import of_functions
@@ -35,15 +37,23 @@ def made_text(method: Method, slot: Slot) -> str:
     """The expression that makes what a slot holds, as the constructor has it.
 
     Raises:
-        LeftLinenError: there is none.
+        NotRewritableError: there is none.
     """
     return (
         Constructor(method, slot).text() if slot.kind == "module" else variable_text(method, slot)
     )
 
 
-class NestedLinenError(LeftLinenError):
-    """An argument of another module stays Linen."""
+class NestedLinenError(NotRewritableError):
+    """An argument of another module stays Linen.
+
+    Args:
+        refusal: why.
+    """
+
+    def __init__(self, refusal: Refusal) -> None:
+        self.refusal = refusal
+        Exception.__init__(self, str(refusal))
 
 
 class Constructor:
@@ -63,13 +73,13 @@ class Constructor:
         self.lifted = [cls for cls in classes if cls in records.lifted]
         bases = {records.base_of(cls) for cls in classes}
         self.classes = {cls for cls in bases if cls is not None}
-        self._why = ""
+        self._why: Refusal | None = None
 
     def text(self) -> str:
         """The expression that makes it.
 
         Raises:
-            LeftLinenError: there is none.
+            NotRewritableError: there is none.
         """
         layers = [self.program.layer_of(cls) for cls in self.classes]
         plans = [self.program.plan_of(cls) for cls in self.classes]
@@ -81,30 +91,27 @@ class Constructor:
             made = None
             if all(layers):
                 made = self._layer([layer for layer in layers if layer is not None])
-            elif all(plan is not None and plan.reason is None for plan in plans):
+            elif all(plan is not None and plan.refusal is None for plan in plans):
                 made = self._own([plan for plan in plans if plan is not None])
             if made is not None:
                 made = self.slot.lift.constructor(made) if self.slot.lift else made
                 wraps = any(plan is not None and plan.wraps for plan in plans)
                 return of_functions(self.method, self.slot, made, wraps=wraps)
-        except LayerStaysLinenError as error:
+        except LayerNotRewritableError as error:
             is_named = isinstance(self.method.references.value_of(self.node.func), type)
             is_lifted = bool(self.lifted or self.slot.functions)
             if is_lifted or not is_named or has_variables(self.plan, self.slot):
                 raise
             if self.slot.outer is not None:
-                raise NestedLinenError(error.reason, self.node) from error
+                raise NestedLinenError(error.refusal) from error
             layer = self.program.layer_of(next(iter(self.classes)))
-            return kept_layer(self.method, self.slot, error.reason, layer)
+            return kept_layer(self.method, self.slot, error.refusal, layer)
         except NestedLinenError as error:
             if self.slot.outer is not None or has_variables(self.plan, self.slot):
                 raise
-            return kept(self.method, self.slot, error.reason)
+            return kept(self.method, self.slot, error.refusal)
         if len({cls.__qualname__ for cls in self.classes}) > 1:
-            raise LeftLinenError(
-                "one expression makes classes that are rewritten and classes that are not",
-                self.node,
-            )
+            raise NotRewritableError("partly-rewritten", self.node)
         return self._wrapped()
 
     def _can_lift(self, known: list[Any]) -> bool:
@@ -113,8 +120,8 @@ class Constructor:
             return False
         try:
             self.slot.lift = Lift(self.method, self.slot)
-        except LeftLinenError as error:
-            self._why = error.reason
+        except NotRewritableError as error:
+            self._why = error.refusal
             return False
         return True
 
@@ -122,14 +129,14 @@ class Constructor:
         cls = next(iter(self.classes))
         self.slot.lift = None
         plan = self.program.plan_of(cls)
-        reason = self._why or why_linen(plan, cls)
+        refusal = self._why or why_linen(plan, cls)
         if self.slot.outer is not None:
-            raise NestedLinenError(reason, self.node)
+            raise NestedLinenError(dataclasses.replace(refusal, line=self.node.lineno))
         if self.slot.functions:
-            raise LeftLinenError("a transform around what stays Linen", self.node)
+            raise NotRewritableError("transform-of-linen", self.node)
         if is_named_by_others(cls):
-            raise LeftLinenError(f"nn.{cls.__name__} names its variables by its layer", self.node)
-        return kept(self.method, self.slot, reason)
+            raise NotRewritableError("names-by-layer", self.node, name=cls.__name__)
+        return kept(self.method, self.slot, refusal)
 
     def _own(self, plans: list[ClassPlan]) -> str:
         names = list(dict.fromkeys(name for plan in plans for name in plan.sizes))
@@ -153,7 +160,7 @@ class Constructor:
             parts.append((f"{keyword.arg}=" if keyword.arg else "**", text))
             self._carry(plans, keyword.arg or "", keyword.value)
         if modes and any(name in modes for name, _ in given[:-1]):
-            raise LeftLinenError("a mode is given by position before other arguments", self.node)
+            raise NotRewritableError("mode-position", self.node)
         parts += [(f"{name}=", text) for name, text in self._own_sizes(names)]
         parts.append(("rngs=", "rngs"))
         return f"{self._callee()}({', '.join(a + b for a, b in parts)})"
@@ -161,8 +168,8 @@ class Constructor:
     def _function(self, plan: FunctionPlan) -> str:
         """What is made in the place of a call of a function that makes layers."""
         slot, method = self.slot, self.method
-        if plan.reason is not None or slot.outer is not None:
-            raise LeftLinenError("a function outside of the class makes a layer of it", slot.node)
+        if plan.refusal is not None or slot.outer is not None:
+            raise NotRewritableError("outside-layer", slot.node)
         given = dict(bound(plan, slot.node))
         positional = set(plan.arguments[: len(slot.node.args)])
         parts = []
@@ -204,7 +211,7 @@ class Constructor:
     def _layer(self, layers: list[Layer]) -> str:
         layer, cls = layers[0], next(iter(self.classes))
         if any(each.sizes.keys() != layer.sizes.keys() for each in layers):
-            raise LeftLinenError("one expression makes layers of several kinds", self.node)
+            raise NotRewritableError("several-kinds", self.node)
         if layer.name == "Sequential":
             check_keywords(self.method, self.slot)
         given: dict[str, str] = {}
@@ -219,7 +226,9 @@ class Constructor:
                 continue
             self._argument(layer, keyword.arg, keyword.value, given)
         if any(layer.renames.get(name, name) not in {*given, *known} for name in layer.needed):
-            raise LayerStaysLinenError(f"nnx.{layer.name} needs {layer.needed[0]}", self.node)
+            raise LayerNotRewritableError(
+                "lacks-argument", self.node, layer=layer.name, name=layer.needed[0]
+            )
         self._check_fields(layer)
         if layer.name == "MultiHeadAttention":
             self.slot.cache = cache_of(self.method, self.slot)
@@ -271,7 +280,7 @@ class Constructor:
             layer = self.program.layer_of(next(iter(self.classes)))
             if name.startswith(CACHE) or (layer is not None and name in layer.optional):
                 return ""
-            raise LayerStaysLinenError(f"nothing tells its {name}", self.node)
+            raise LayerNotRewritableError("unknown-size", self.node, name=name)
         records = [(m, value) for m, value in records if value is not None]
         is_only = isinstance(self.plan, FunctionPlan) and len(self.plan.slots) == 1
         if not (name.startswith(CACHE) or self.slot.outer or is_only):
@@ -302,7 +311,7 @@ class Constructor:
         if name == "split_rngs" and splits_all(self.slot.makings):
             return
         if name in (*layer.unsupported, *layer.dropped):
-            raise LayerStaysLinenError(f"nnx.{layer.name} has no {name}", self.node)
+            raise LayerNotRewritableError("no-argument", self.node, layer=layer.name, name=name)
         given[layer.renames.get(name, name)] = self.method.init_text(node, self.slot.makings)
 
     def _check_fields(self, layer: Layer) -> None:
@@ -327,7 +336,7 @@ class Constructor:
 
     def _positional(self, cls: type, order: list[str]) -> list[tuple[str, ast.expr]]:
         if any(isinstance(each, ast.Starred) for each in self.node.args):
-            raise LayerStaysLinenError("a constructor is given * arguments", self.node)
+            raise LayerNotRewritableError("layer-stars", self.node)
         bound = self._bound()
         skipped = len(bound.args) if bound is not None else 0
         return list(zip(order[skipped:], self.node.args, strict=False))

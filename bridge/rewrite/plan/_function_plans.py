@@ -9,7 +9,8 @@ import itertools
 from bridge.rewrite.syntax._source import Source, bound_in, names_in
 from bridge.rewrite.syntax._taint import Taint
 
-from ._plans import ClassPlan, LeftLinenError, Program, Slot
+from ._plans import ClassPlan, Program, Slot
+from ._refusals import NotRewritableError, refused
 
 
 @dataclasses.dataclass
@@ -72,7 +73,7 @@ class FunctionPlan(ClassPlan):
         if self.around is None:
             return None
         owner = next((p for p in program.plans.values() if p.node is self.around), None)
-        return None if owner is not None and owner.reason is None else self.around.name
+        return None if owner is not None and owner.refusal is None else self.around.name
 
 
 _NONE = ast.FunctionDef("", ast.arguments([], [], None, [], [], None, []), [], [])  # pyright: ignore
@@ -112,16 +113,16 @@ def function_plan(program: Program, cls: type, source: Source, line: int) -> Fun
             "List" if all(p is None or p[0].isdigit() for p in places if p) else "Dict"
         )
     if node not in source.tree.body and plan.around not in source.tree.body:
-        plan.leave("a function inside of a function makes a layer", node.lineno)
+        plan.refuse(refused("function-in-function", node.lineno))
     elif plan.around is not None:
         if plan.returns_layers:
-            plan.leave("a function inside of a method returns layers", node.lineno)
+            plan.refuse(refused("function-returns-inside", node.lineno))
         if _local_names(source, node) & {n for d in _defaults(node) for n in names_in(d)}:
-            plan.leave("a function inside of a method has defaults of the method's", node.lineno)
+            plan.refuse(refused("function-defaults", node.lineno))
     if node.decorator_list:
-        plan.leave("a function with a decorator makes a layer", node.lineno)
+        plan.refuse(refused("function-decorator", node.lineno))
     if node.args.vararg or (node.args.kwarg and not plan.returns_layers):
-        plan.leave("a function with * arguments makes a layer", node.lineno)
+        plan.refuse(refused("function-stars", node.lineno))
     return plan
 
 
@@ -167,8 +168,8 @@ def find_known(program: Program) -> None:
                 taint = taint_of(caller, slot.method)
                 try:
                     given = bound(plan, slot.node)
-                except LeftLinenError as error:
-                    caller.leave(error.reason, slot.node.lineno)
+                except NotRewritableError as error:
+                    caller.refuse(dataclasses.replace(error.refusal, line=slot.node.lineno))
                     break
                 for name, node in given:
                     if isinstance(node, ast.Name) and node.id == "self":
@@ -176,7 +177,7 @@ def find_known(program: Program) -> None:
                     if not taint.touches(node):
                         continue
                     if name not in plan.arguments:
-                        plan.leave("a function passes on what only the call knows", node.lineno)
+                        plan.refuse(refused("function-passes-on", node.lineno))
                     if name in plan.known:
                         plan.known.discard(name)
                         changed = True
@@ -199,11 +200,11 @@ def bound(plan: FunctionPlan, node: ast.Call) -> list[tuple[str, ast.expr]]:
     """The arguments of a call by name.
 
     Raises:
-        LeftLinenError: they cannot be told.
+        NotRewritableError: they cannot be told.
     """
     if any(isinstance(a, ast.Starred) for a in node.args) or any(
         k.arg is None for k in node.keywords
     ):
-        raise LeftLinenError("a function that makes layers is given * or ** arguments", node)
+        raise NotRewritableError("function-call-stars", node)
     found = list(zip(plan.arguments, node.args, strict=False))
     return [*found, *((str(k.arg), k.value) for k in node.keywords)]

@@ -11,7 +11,8 @@ from bridge.rewrite.syntax._source import is_self, names_in
 from ._axes import Axes, axis_texts
 from ._method import Method
 from ._options import PASSED, STACKS, check_options
-from ._plans import LeftLinenError, Slot
+from ._plans import Slot
+from ._refusals import NotRewritableError
 from ._stacking import metadata, stacked
 
 
@@ -23,7 +24,7 @@ class Lift:
         slot: where it is made.
 
     Raises:
-        LeftLinenError: NNX's transforms do not do the same.
+        NotRewritableError: NNX's transforms do not do the same.
     """
 
     def __init__(self, method: Method, slot: Slot) -> None:
@@ -33,16 +34,16 @@ class Lift:
         longest = max(chains, key=len)
         kinds = {tuple(each.kind for each in chain) for chain in chains}
         if kinds - {tuple(each.kind for each in longest), ()}:
-            raise LeftLinenError("lifted transforms that are not always the same", slot.node)
+            raise NotRewritableError("transform-varies", slot.node)
         self.is_always = () not in kinds
         self.chain: Sequence[Lifted] = longest
         if not self.is_always and any(each.kind in STACKS for each in longest):
-            raise LeftLinenError("layers that are sometimes stacked", slot.node)
+            raise NotRewritableError("transform-sometimes", slot.node)
         for each in longest:
             self._check(each)
         plan = method.program.plan_of(longest[-1].target)
         if plan is not None and plan.wraps:
-            raise LeftLinenError("a transform around what stays Linen", slot.node)
+            raise NotRewritableError("transform-of-linen", slot.node)
         self.cls = self._field(longest[-1]) or self._name(longest[-1].target)
         self.is_put = False
         """Whether NNX's transforms are around its calls."""
@@ -52,7 +53,7 @@ class Lift:
         """The axes of one of the transforms.
 
         Raises:
-            LeftLinenError: NNX cannot say them.
+            NotRewritableError: NNX cannot say them.
         """
         places = [(m.run, m.path or ()) for m in self.slot.makings]
         texts = axis_texts(self._call(lifted), self.method.call_text)
@@ -87,7 +88,7 @@ class Lift:
                 None,
             )
         if own is None:
-            raise LeftLinenError(f"{cls.__name__} has no name in this file", self.slot.node)
+            raise NotRewritableError("transform-no-name", self.slot.node, name=cls.__name__)
         node = ast.parse(own, mode="eval").body
         return references.text(node) or own
 
@@ -108,7 +109,7 @@ class Lift:
         source = self.method.source
         before: ast.AST | None = self._call(self.chain[0])
         if before is None:
-            raise LeftLinenError("a transform whose condition is not seen", self.slot.node)
+            raise NotRewritableError("transform-condition", self.slot.node)
         for each in source.ancestors(before):
             if each is self.method.node:
                 break
@@ -117,7 +118,7 @@ class Lift:
                 text = self.method.call_text(each.test)
                 return text if before in body else f"not ({text})"
             before = each
-        raise LeftLinenError("a transform whose condition is not seen", self.slot.node)
+        raise NotRewritableError("transform-condition", self.slot.node)
 
     def constructor(self, made: str) -> str:
         """The expression that makes the layers.

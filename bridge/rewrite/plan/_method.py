@@ -22,8 +22,9 @@ from ._candidates import Candidates
 from ._choices import choice_of
 from ._definitions import written_tuple
 from ._function_plans import taint_of
-from ._plans import CACHE, ClassPlan, LeftLinenError, Program, Slot
+from ._plans import CACHE, ClassPlan, Program, Slot
 from ._references import References
+from ._refusals import NotRewritableError
 from ._sizes import Sizes
 
 
@@ -70,7 +71,7 @@ class Method:
             makings: every time that it was computed.
 
         Raises:
-            LeftLinenError: it depends on what only the call knows.
+            NotRewritableError: it depends on what only the call knows.
         """
         text = self.source.render(
             node, [*self.references.edits(node), *self.init_edits(node, makings)]
@@ -156,15 +157,11 @@ class Method:
                 yield self.source.edit(node, text)
                 return
             if isinstance(node, ast.Name):
-                raise LeftLinenError(
-                    f"a constructor needs {node.id}, which only the call knows", node
-                )
+                raise NotRewritableError("needs-call", node, name=node.id)
             if is_self(node):
-                raise LeftLinenError(
-                    f"a constructor needs {ast.unparse(node)}, which is told in the call", node
-                )
+                raise NotRewritableError("needs-told-field", node, name=ast.unparse(node))
             if isinstance(node, ast.Call) and (node.func in self.taint.slots or is_self(node.func)):
-                raise LeftLinenError("a constructor needs the result of a layer", node)
+                raise NotRewritableError("needs-output", node)
         for child in ast.iter_child_nodes(node):
             yield from self.init_edits(child, makings)
 
@@ -200,7 +197,7 @@ class Method:
             return None
         try:
             text = self.init_text(value, makings)
-        except LeftLinenError:
+        except NotRewritableError:
             # A part of it is known to the call alone.
             return None
         return text if text.startswith("(") else f"({text})"

@@ -7,7 +7,7 @@ from typing import Any
 
 from bridge.rewrite.observe._records import Lifted
 
-from ._plans import LeftLinenError
+from ._refusals import NotRewritableError
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "remat": {"variables": True, "rngs": True, "concrete": False, "methods": None},
@@ -40,8 +40,8 @@ def check_options(lifted: Lifted) -> None:
     """Looks for what NNX's transform does not have.
 
     Raises:
-        LeftLinenError: there is something.
+        NotRewritableError: there is something.
     """
     for name, default in _DEFAULTS[lifted.kind].items():
         if lifted.options.get(name, default) not in (default, None):
-            raise LeftLinenError(f"nn.{lifted.kind} with {name}")
+            raise NotRewritableError("transform-option", kind=lifted.kind, option=name)

@@ -10,28 +10,11 @@ from bridge.rewrite.observe._records import FunctionCall, Instance, Lifted, Maki
 from bridge.rewrite.syntax._source import Source
 
 from ._layers import Layer, layer_of
+from ._refusals import Refusal
 
 Key = tuple[int, Path]
 # The name of the constructor argument for the shape of a decode cache begins so.
 CACHE = "cache_shape"
-
-
-class LeftLinenError(Exception):
-    """A class cannot be rewritten.
-
-    Attributes:
-        reason: why, in words for the user.
-        line: where, None if the class as a whole is meant.
-    """
-
-    def __init__(self, reason: str, node: ast.AST | None = None) -> None:
-        self.reason = reason
-        self.line: int | None = getattr(node, "lineno", None)
-        super().__init__(reason)
-
-
-class LayerStaysLinenError(LeftLinenError):
-    """One layer has no counterpart, and can be wrapped where it is made."""
 
 
 @dataclasses.dataclass
@@ -93,7 +76,7 @@ class Slot:
     item: str = ""
     outer: Slot | None = None
     modes: dict[str, str] = dataclasses.field(default_factory=dict)
-    linen: str | None = None
+    linen: Refusal | None = None
     lift: Any = None
     variable: str | None = None
     cache: Any = None
@@ -142,7 +125,7 @@ class ClassPlan:
         fields: in the order of the constructor, inherited ones too.
         slots: by expression.
         sizes: constructor arguments besides the fields.
-        reason: why it stays Linen, None if it is rewritten.
+        refusal: why it stays Linen, None if it is rewritten.
         review: what a person has to look at: line and text.
         seen: sizes that only were seen to be equal.
         carried: mode arguments by the field that brings them in.
@@ -159,8 +142,7 @@ class ClassPlan:
     fields: list[Field] = dataclasses.field(default_factory=list)
     slots: dict[ast.Call, Slot] = dataclasses.field(default_factory=dict)
     sizes: dict[str, SizeArgument] = dataclasses.field(default_factory=dict)
-    reason: str | None = None
-    reason_line: int | None = None
+    refusal: Refusal | None = None
     review: list[tuple[int, str]] = dataclasses.field(default_factory=list)
     seen: list[str] = dataclasses.field(default_factory=list)
     carried: dict[str, set[str]] = dataclasses.field(default_factory=dict)
@@ -181,10 +163,10 @@ class ClassPlan:
         """The functions of the class's body."""
         return {each.name: each for each in self.node.body if isinstance(each, ast.FunctionDef)}
 
-    def leave(self, reason: str, line: int | None = None) -> None:
-        """Keeps the class Linen; the first reason stays."""
-        if self.reason is None:
-            self.reason, self.reason_line = reason, line
+    def refuse(self, refusal: Refusal) -> None:
+        """Keeps the class Linen; the first refusal stays."""
+        if self.refusal is None:
+            self.refusal = refusal
 
     def note(self, node: ast.AST, text: str) -> None:
         """Something to look at."""
@@ -216,7 +198,7 @@ class Program:
         keep_names: whether automatic names stay Linen's.
         entries: how many runs were of entry points, and not with other sizes.
         new_modules: the names of new modules by those of old ones.
-        unreadable: classes of the package whose source cannot be used: file and reason.
+        unreadable: classes of the package whose source cannot be used: file and refusal.
     """
 
     records: Records
@@ -225,7 +207,7 @@ class Program:
     keep_names: bool = False
     entries: int = 1
     new_modules: dict[str, str] = dataclasses.field(default_factory=dict)
-    unreadable: dict[type, tuple[str, str]] = dataclasses.field(default_factory=dict)
+    unreadable: dict[type, tuple[str, Refusal]] = dataclasses.field(default_factory=dict)
 
     @property
     def roots(self) -> list[Instance]:
@@ -241,4 +223,4 @@ class Program:
         plan = self.plan_of(cls)
         if plan is None:
             return layer_of(cls)
-        return layer_of(plan.layer) if plan.reason is None else None
+        return layer_of(plan.layer) if plan.refusal is None else None

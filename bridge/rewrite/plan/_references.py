@@ -14,7 +14,8 @@ from flax import nnx
 from bridge.rewrite.syntax._source import Edit, Source, is_free
 
 from ._layers import field_order, layer_of
-from ._plans import LeftLinenError, Program
+from ._plans import Program
+from ._refusals import NotRewritableError
 
 _LIFTED = (nn.remat, nn.checkpoint, nn.scan, nn.vmap, nn.jit, nn.map_variables, nn.remat_scan)
 _RENAMED = {
@@ -50,7 +51,7 @@ class References:
         """The replacements in a tree.
 
         Raises:
-            LeftLinenError: a layer without a counterpart is named.
+            NotRewritableError: a layer without a counterpart is named.
         """
         yield from self._edits(node, frozenset())
 
@@ -93,7 +94,7 @@ class References:
     def _class(self, node: ast.AST, cls: type) -> str | None:
         plan = self.program.plan_of(cls)
         if plan is not None:
-            if plan.reason is not None and plan.source is self.source:
+            if plan.refusal is not None and plan.source is self.source:
                 return f"_linen.{cls.__name__}"
             return None
         if cls in (nn.Module, nn.RNNCellBase):
@@ -155,7 +156,9 @@ class References:
             yield from self._edits(value, hidden)
         for keyword in node.keywords:
             if keyword.arg in layer.unsupported:
-                raise LeftLinenError(f"{layer.name} has no {keyword.arg}", node)
+                raise NotRewritableError(
+                    "no-layer-argument", node, layer=layer.name, name=keyword.arg
+                )
             new = layer.renames.get(keyword.arg or "", keyword.arg)
             if new != keyword.arg:
                 begin = self.source.offset(keyword.lineno, keyword.col_offset)

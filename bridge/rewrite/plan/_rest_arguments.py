@@ -13,7 +13,8 @@ from bridge.rewrite.syntax._source import binding
 from ._function_plans import FunctionPlan
 from ._layers import Layer
 from ._method import Method
-from ._plans import LayerStaysLinenError, LeftLinenError, Slot
+from ._plans import Slot
+from ._refusals import LayerNotRewritableError, NotRewritableError
 
 
 def rest_of(
@@ -29,14 +30,14 @@ def rest_of(
         keyword: its `**` arguments.
 
     Raises:
-        LeftLinenError: NNX's layer takes them in another way, or only the call knows them.
+        NotRewritableError: NNX's layer takes them in another way, or only the call knows them.
     """
     value, plan = keyword.value, method.plan
     is_own = (
         isinstance(plan, FunctionPlan) and isinstance(value, ast.Name) and value.id == plan.rest
     )
     if not is_own and not _is_read_alone(method, slot, value):
-        raise LayerStaysLinenError("a layer is given ** arguments", slot.node)
+        raise LayerNotRewritableError("layer-rest", slot.node)
     given: set[str] = set()
     refused = {*layer.renames, *layer.modes, *layer.unsupported, *layer.dropped, *layer.sizes}
     if not is_own:
@@ -48,8 +49,9 @@ def rest_of(
         nones = [name for name in arguments if arguments[name] is None]
         refused |= {name for name in nones if layer.refuses_none(cls, name)}
     if given & refused:
-        error = LeftLinenError if is_own else LayerStaysLinenError
-        raise error("a layer is given ** arguments that NNX has not", slot.node)
+        if is_own:
+            raise NotRewritableError("layer-rest-differs", slot.node)
+        raise LayerNotRewritableError("layer-rest-differs", slot.node)
     if is_own:
         return ast.unparse(value), given
     return method.init_text(value, slot.makings), given
@@ -61,7 +63,7 @@ def _arguments(method: Method, slot: Slot, making: Making, value: ast.expr) -> M
     except UnknownValueError:
         found = None
     if not isinstance(found, Mapping):
-        raise LayerStaysLinenError("a layer is given ** arguments", slot.node)
+        raise LayerNotRewritableError("layer-rest", slot.node)
     return found
 
 
@@ -82,7 +84,7 @@ def _is_read_alone(method: Method, slot: Slot, value: ast.expr) -> bool:
     ]
     parents = [source.parents[each] for each in read]
     if any(isinstance(each, ast.Attribute) or _is_written(each) for each in parents):
-        raise LeftLinenError("** arguments of a layer change on the way", slot.node)
+        raise NotRewritableError("layer-rest-changes", slot.node)
     around = [*source.ancestors(slot.node)]
     # The conditions around both hold for both.
     sets = [each for each in bound if not (isinstance(each, ast.If) and each in around)]

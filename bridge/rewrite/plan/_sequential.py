@@ -10,7 +10,8 @@ from typing import Any
 from flax import linen as nn
 
 from ._method import Method
-from ._plans import LayerStaysLinenError, Slot
+from ._plans import Slot
+from ._refusals import LayerNotRewritableError
 
 
 def unpacked(method: Method, slot: Slot) -> str:
@@ -31,15 +32,14 @@ def check_keywords(method: Method, slot: Slot) -> None:
     Since Flax 0.12.12 `nnx.Sequential` gives them to every layer that takes them.
 
     Raises:
-        LayerStaysLinenError: another layer takes one.
+        LayerNotRewritableError: another layer takes one.
     """
     for making in slot.makings:
         instance = method.program.records.instances.get((making.run, making.path or ()))
         given = {name for call in (instance.calls if instance else ()) for name in call.kwargs}
         for layer in list(making.made["layers"])[1:] if given else ():
             for name in sorted(given & _taken(layer, given)):
-                reason = f"nnx.Sequential gives {name} to more layers than the first"
-                raise LayerStaysLinenError(reason, slot.node)
+                raise LayerNotRewritableError("sequential-keywords", slot.node, name=name)
 
 
 def _taken(layer: Any, names: Set[str]) -> Set[str]:

@@ -15,7 +15,8 @@ from bridge.rewrite.syntax._source import COMPREHENSIONS, FUNCTIONS, is_free, is
 
 from ._layers import layer_of
 from ._lifted_functions import find_functions, first_argument, functions_of
-from ._plans import ClassPlan, LeftLinenError, Program, Slot
+from ._plans import ClassPlan, Program, Slot
+from ._refusals import NotRewritableError
 
 _STORING = ("module", "param", "variable")
 _RESERVED = {
@@ -44,7 +45,7 @@ def find_slots(program: Program, plan: ClassPlan) -> None:
     """Finds what a class's methods make.
 
     Raises:
-        LeftLinenError: something is made where it cannot be followed.
+        NotRewritableError: something is made where it cannot be followed.
     """
     methods = set(plan.methods.values())
     plan.functions = find_functions(program, plan)
@@ -66,7 +67,7 @@ def find_slots(program: Program, plan: ClassPlan) -> None:
             continue
         is_nested = around[0] is not method and around[0] not in lifted
         if is_nested and making.kind == "module":
-            raise LeftLinenError("a module is made in a function inside of a method", node)
+            raise NotRewritableError("inner-function", node)
         if node not in plan.slots:
             plan.slots[node] = Slot(node, making.kind, [], method)
             if around[0] in lifted:
@@ -87,9 +88,9 @@ def find_slots(program: Program, plan: ClassPlan) -> None:
             or _collected(program, plan, slot)
         )
         if any(isinstance(loop, ast.While) for loop in slot.loops):
-            raise LeftLinenError("a module is made in a while loop", slot.node)
+            raise NotRewritableError("while-loop", slot.node)
         if not slot.is_list and _is_repeated(slot):
-            raise LeftLinenError("a method that makes layers is called several times", slot.node)
+            raise NotRewritableError("method-called-twice", slot.node)
         slot.functions = functions_of(plan, slot)
 
 

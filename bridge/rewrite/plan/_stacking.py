@@ -15,7 +15,8 @@ from bridge.rewrite.observe._records import Lifted, Path, Records
 from ._axes import Axes, axis_texts
 from ._method import Method
 from ._options import STACKS
-from ._plans import LeftLinenError, Slot
+from ._plans import Slot
+from ._refusals import NotRewritableError
 
 
 def of_functions(method: Method, slot: Slot, made: str, *, wraps: bool) -> str:
@@ -28,10 +29,10 @@ def of_functions(method: Method, slot: Slot, made: str, *, wraps: bool) -> str:
         wraps: whether something in the layer stays Linen.
 
     Raises:
-        LeftLinenError: NNX's transforms do not do the same.
+        NotRewritableError: NNX's transforms do not do the same.
     """
     if slot.functions and (wraps or slot.linen):
-        raise LeftLinenError("a transform around what stays Linen", slot.node)
+        raise NotRewritableError("transform-of-linen", slot.node)
     for each in reversed(slot.functions):
         if each.lifted.is_stacking:
             made = stacked(method, slot, each.lifted, made, each.node)
@@ -49,7 +50,7 @@ def stacked(method: Method, slot: Slot, lifted: Lifted, made: str, call: ast.AST
         call: the call of the transform.
 
     Raises:
-        LeftLinenError: NNX's transforms do not do the same.
+        NotRewritableError: NNX's transforms do not do the same.
     """
     records = method.program.records
     keywords = call.keywords if isinstance(call, ast.Call) else []
@@ -66,7 +67,7 @@ def stacked(method: Method, slot: Slot, lifted: Lifted, made: str, call: ast.AST
 
 def _axis_text(method: Method, slot: Slot, node: ast.expr) -> str:
     if method.node not in method.source.ancestors(node):
-        raise LeftLinenError("an axis that setup does not know", node)
+        raise NotRewritableError("transform-setup-axis", node)
     return method.init_text(node, slot.makings)
 
 
@@ -74,12 +75,12 @@ def metadata(lifted: Lifted) -> str:
     """What NNX's transform is told of the new axis.
 
     Raises:
-        LeftLinenError: it is more than a name.
+        NotRewritableError: it is more than a name.
     """
     given = dict(lifted.options["metadata_params"])
     name = given.get(nn.PARTITION_NAME)
     if set(given) != {nn.PARTITION_NAME} or not isinstance(name, str | None):
-        raise LeftLinenError(f"nn.{lifted.kind} with other metadata")
+        raise NotRewritableError("transform-metadata", kind=lifted.kind)
     text = "None" if name is None else json.dumps(name)
     return f"transform_metadata={{nnx.PARTITION_NAME: {text}}}"
 
@@ -107,4 +108,4 @@ def _measured(records: Records, run: int, path: Path, lifted: Lifted) -> Any:
     for collection, axis in stacks[index].axes.items():
         for leaf in jax.tree.leaves(inside.get(collection, ())):
             return leaf.shape[axis]
-    raise LeftLinenError(f"nn.{lifted.kind} of layers without variables")
+    raise NotRewritableError("transform-empty", kind=lifted.kind)

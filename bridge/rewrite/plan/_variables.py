@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from bridge.rewrite.observe._records import Making
 
 from ._method import Method
-from ._plans import LeftLinenError, Slot
+from ._plans import Slot
+from ._refusals import NotRewritableError
 from ._slots import name_node
 from ._variable_types import type_text
 
@@ -17,19 +18,19 @@ def variable_text(method: Method, slot: Slot) -> str:
     """The expression that makes the Variable of `self.param` or `self.variable`.
 
     Raises:
-        LeftLinenError: its collection has no Variable type with a name, or its arguments cannot be
-            followed.
+        NotRewritableError: its collection has no Variable type with a name, or its arguments cannot
+            be followed.
     """
     node = slot.node
     if any(isinstance(a, ast.Starred) for a in node.args) or any(
         k.arg is None for k in node.keywords
     ):
-        raise LeftLinenError("a variable with * arguments", node)
+        raise NotRewritableError("variable-stars", node)
     name = name_node(slot)
     if not (_is_one(slot) or (slot.is_list and isinstance(name, ast.JoinedStr))):
-        raise LeftLinenError("several variables whose names are not written out", node)
+        raise NotRewritableError("variable-names", node)
     if slot.kind == "param" and any(_is_tree(method, each) for each in slot.makings):
-        raise LeftLinenError("a parameter that holds several arrays", node)
+        raise NotRewritableError("parameter-tree", node)
     return _param(method, slot) if slot.kind == "param" else _state(method, slot)
 
 
@@ -57,7 +58,7 @@ def _texts(method: Method, slot: Slot, skipped: int, *named: str) -> list[str]:
         if keyword.arg in ("name", "col"):
             continue
         if keyword.arg == "unbox":
-            raise LeftLinenError("a variable that is not unboxed", slot.node)
+            raise NotRewritableError("variable-boxed", slot.node)
         text = method.init_text(keyword.value, slot.makings)
         texts.append(text if keyword.arg in named else f"{keyword.arg}={text}")
     return texts
@@ -75,7 +76,7 @@ def _state(method: Method, slot: Slot) -> str:
     node = slot.node
     collection = node.args[0] if node.args else None
     if not (isinstance(collection, ast.Constant) and isinstance(collection.value, str)):
-        raise LeftLinenError("a collection whose name is not written out", node)
+        raise NotRewritableError("collection-name", node)
     init, *rest = _texts(method, slot, 2, "init_fn")
     kind = type_text(collection.value)
     argument = node.args[2] if len(node.args) > 2 else None

@@ -9,6 +9,7 @@ from bridge._layers.table import layer_of_linen
 from ._layers import Layer
 from ._method import Method
 from ._plans import ClassPlan, Slot
+from ._refusals import Refusal, refused
 
 
 def is_named_by_others(cls: type) -> bool:
@@ -17,27 +18,27 @@ def is_named_by_others(cls: type) -> bool:
     return row is not None and row.kept_by_path is not None
 
 
-def why_linen(plan: ClassPlan | None, cls: type) -> str:
+def why_linen(plan: ClassPlan | None, cls: type) -> Refusal:
     """Why a class stays Linen at a place."""
     if plan is None and not cls.__module__.startswith("flax."):
-        return f"{cls.__name__} of {cls.__module__} is not among the classes that are rewritten"
+        return refused("class-elsewhere", name=cls.__name__, module=cls.__module__)
     if plan is None:
-        return f"{cls.__name__} has no counterpart in NNX"
-    if plan.reason is None:
-        return f"{cls.__name__} is made by a lifted transform"
-    return f"{cls.__name__} stays Linen"
+        return refused("no-counterpart", name=cls.__name__)
+    if plan.refusal is None:
+        return refused("lifted-class", name=cls.__name__)
+    return refused("class-left", name=cls.__name__)
 
 
-def kept(method: Method, slot: Slot, reason: str, without: Collection[str] = ()) -> str:
+def kept(method: Method, slot: Slot, refusal: Refusal, without: Collection[str] = ()) -> str:
     """The Linen layer in a wrapper.
 
     Args:
         method: the method that makes it.
         slot: where.
-        reason: why.
+        refusal: why.
         without: names of arguments that moved to the calls.
     """
-    slot.linen, slot.cache = reason, None
+    slot.linen, slot.cache = refusal, None
     return f"bridge.ToNNX({method.linen_text(slot.node, without)}, rngs=rngs)"
 
 
@@ -46,7 +47,7 @@ def has_variables(plan: ClassPlan, slot: Slot) -> bool:
     return any(each.outer is slot and each.variable for each in plan.slots.values())
 
 
-def kept_layer(method: Method, slot: Slot, reason: str, layer: Layer | None) -> str:
+def kept_layer(method: Method, slot: Slot, refusal: Refusal, layer: Layer | None) -> str:
     """One of Flax's layers in a wrapper; modes that only the call knows move to its calls."""
     modes = {
         each.arg: each.value
@@ -54,4 +55,4 @@ def kept_layer(method: Method, slot: Slot, reason: str, layer: Layer | None) -> 
         if layer is not None and each.arg in layer.modes and method.taint.touches(each)
     }
     slot.modes = {str(name): method.call_text(node) for name, node in modes.items()}
-    return kept(method, slot, reason, slot.modes)
+    return kept(method, slot, refusal, slot.modes)

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from bridge.rewrite.emit._files import NewFile
 from bridge.rewrite.plan._plans import ClassPlan, Program
+from bridge.rewrite.plan._refusals import Refusal, refused
 
 from ._paths import Paths
 from ._proven import Proof, ProofError
@@ -48,12 +49,12 @@ class Blame:
                 if own == run and not any(path[:n] in wrapped for n in range(len(path) + 1)):
                     seen |= {base for base in instance.cls.__mro__ if base in self.program.plans}
         found = self.program.plans.items()
-        return next((cls for cls, p in found if p.reason is None and cls not in seen), None)
+        return next((cls for cls, p in found if p.refusal is None and cls not in seen), None)
 
-    def of_error(self, error: Exception) -> tuple[type, str]:
-        """The class for what the new program raised, with the reason."""
+    def of_error(self, error: Exception) -> tuple[type, Refusal]:
+        """The class for what the new program raised, with the refusal."""
         text = (str(error).strip().splitlines() or [""])[0][:200]
-        reason = f"the new class raised {type(error).__name__}: {text}"
+        refusal = refused("new-class-raises", error=f"{type(error).__name__}: {text}")
         by_file = {f.path.as_posix(): f for f in self.files}
         for frame in reversed(traceback.extract_tb(error.__traceback__)):
             file = by_file.get(frame.filename)
@@ -61,37 +62,35 @@ class Blame:
                 continue
             plan = _class_at(self.texts[file.name][1], frame.lineno, file.plans)
             if plan is not None and plan.cls not in self.left:
-                return plan.cls, reason
+                return plan.cls, refusal
         for path in error.paths if isinstance(error, ProofError) else ():
             cls = self._class_of(path)
             if cls is not None:
-                return cls, reason
-        return self._innermost() or self.root, reason
+                return cls, refusal
+        return self._innermost() or self.root, refusal
 
-    def of_difference(self, proof: Proof) -> tuple[type, str]:
+    def of_difference(self, proof: Proof) -> tuple[type, Refusal]:
         """The class whose values differ."""
         cls = None
         if proof.first_place is not None:
             place = proof.first_place
             cls = self._class_of(tuple(place.split("/")) if place else (), proof.place)
-        return cls or self._innermost() or self.root, (
-            "its values differ from those of the Linen class"
-        )
+        return cls or self._innermost() or self.root, refused("values-differ")
 
     def outermost(self) -> type | None:
         """The class that is built of all others that are still rewritten."""
-        found = [cls for cls, plan in self.program.plans.items() if plan.reason is None]
+        found = [cls for cls, plan in self.program.plans.items() if plan.refusal is None]
         return found[-1] if found else None
 
     def _innermost(self) -> type | None:
-        return next((c for c, p in self.program.plans.items() if p.reason is None), None)
+        return next((c for c, p in self.program.plans.items() if p.refusal is None), None)
 
     def _class_of(self, path: tuple[str, ...], run: int = 0) -> type | None:
         """The innermost rewritten class around a path."""
         while True:
             instance = self.program.records.instances.get((run, path))
             plan = None if instance is None else self.program.plan_of(instance.cls)
-            if plan is not None and plan.reason is None:
+            if plan is not None and plan.refusal is None:
                 return plan.cls
             if not path:
                 return None
@@ -101,5 +100,5 @@ class Blame:
 def _class_at(text: str, line: int, plans: Sequence[ClassPlan]) -> ClassPlan | None:
     for node in ast.parse(text).body:
         if isinstance(node, ast.ClassDef) and node.lineno <= line <= (node.end_lineno or 0):
-            return next((p for p in plans if p.name == node.name and p.reason is None), None)
+            return next((p for p in plans if p.name == node.name and p.refusal is None), None)
     return None

@@ -18,7 +18,8 @@ from flax import nnx
 from bridge.rewrite.observe._paths_below import below
 from bridge.rewrite.observe._records import Instance
 from bridge.rewrite.plan._layers import Layer, field_order, seen
-from bridge.rewrite.plan._plans import LeftLinenError, Program
+from bridge.rewrite.plan._plans import Program
+from bridge.rewrite.plan._refusals import NotRewritableError
 
 _NOWHERE = (0, ("?",))
 
@@ -84,7 +85,7 @@ class Maker:
         """The new model, with the fields of the old one.
 
         Raises:
-            LeftLinenError: a field has no counterpart.
+            NotRewritableError: a field has no counterpart.
         """
         plan = self.program.plans[root.cls]
         cls = self._class(root.cls)
@@ -118,7 +119,7 @@ class Maker:
             return self._partial(value)
         if isinstance(value, type) and issubclass(value, nn.Module):
             plan, layer = self.program.plan_of(value), self.program.layer_of(value)
-            if plan is not None and plan.reason is None:
+            if plan is not None and plan.refusal is None:
                 return self._class(value)
             if layer is not None:
                 return getattr(nnx, layer.name)
@@ -152,11 +153,11 @@ class Maker:
         instance = self.program.records.instances.get(key)
         plan, layer = self.program.plan_of(type(value)), self.program.layer_of(type(value))
         if instance is None:
-            raise LeftLinenError("a module that the model was given was never called")
-        if layer is None and plan is not None and plan.reason is None:
+            raise NotRewritableError("given-uncalled")
+        if layer is None and plan is not None and plan.refusal is None:
             return self.make(instance, self._rngs)
         if layer is None or layer.has_parts:
-            raise LeftLinenError(f"the model was given a {type(value).__name__} as a field")
+            raise NotRewritableError("given-module", name=type(value).__name__)
         return self._layer(instance, layer)
 
     def _layer(self, instance: Instance, layer: Layer) -> Any:
@@ -189,7 +190,7 @@ class Maker:
         named = dict(zip(field_order(own), value.args, strict=False)) | value.keywords
         for name in layer.unsupported:
             if named.get(name) is not None:
-                raise LeftLinenError(f"nnx.{layer.name} has no {name}")
+                raise NotRewritableError("no-argument", layer=layer.name, name=name)
         return functools.partial(
             self.mapped(own, _NOWHERE),
             **{

@@ -77,7 +77,7 @@ class FieldVariation:
         return [
             plan
             for plan in self.program.plans.values()
-            if plan.reason is None and not isinstance(plan, FunctionPlan)
+            if plan.refusal is None and not isinstance(plan, FunctionPlan)
         ]
 
     def leave_out(self) -> None:

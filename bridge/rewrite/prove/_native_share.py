@@ -35,7 +35,7 @@ def native_share(program: Program, plans: Mapping[type, ClassPlan]) -> float:
             instance = program.records.instances.get((0, path[:length]))
             plan = plans.get(instance.cls) if instance is not None else None
             if plan is not None:
-                return plan.reason is None
+                return plan.refusal is None
             if instance is not None and instance.cls in program.unreadable:
                 return False
         return False

@@ -15,6 +15,7 @@ from bridge.rewrite.observe._entries import Entry
 from bridge.rewrite.observe._records import Called, Instance, Path, Shape
 from bridge.rewrite.plan._function_plans import FunctionPlan
 from bridge.rewrite.plan._plans import ClassPlan, Program
+from bridge.rewrite.plan._refusals import refused
 
 
 def parts_of(program: Program, entries: Sequence[Entry]) -> list[Entry] | None:
@@ -51,7 +52,7 @@ def parts_of(program: Program, entries: Sequence[Entry]) -> list[Entry] | None:
 def _plan(program: Program, instance: Instance) -> ClassPlan | None:
     """The plan of a module's class if it is rewritten."""
     plan = program.plan_of(instance.cls)
-    is_class = plan is not None and plan.reason is None and not isinstance(plan, FunctionPlan)
+    is_class = plan is not None and plan.refusal is None and not isinstance(plan, FunctionPlan)
     return plan if is_class else None
 
 
@@ -69,7 +70,7 @@ def _outermost(program: Program, run: int) -> Iterator[tuple[Instance, list[Entr
             inside.add(path)
             yield instance, parts
         else:
-            plan.leave("only a class that stays Linen can make it: it is given modules")
+            plan.refuse(refused("given-modules"))
 
 
 def first_calls(instance: Instance) -> list[Called]:

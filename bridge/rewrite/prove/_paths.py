@@ -74,7 +74,7 @@ class Paths:
         self.makings = [m for m in program.records.makings if m.run == run]
         self.slots: dict[int, tuple[ClassPlan, Slot]] = {}
         for plan in program.plans.values():
-            if plan.reason is None:
+            if plan.refusal is None:
                 for slot in plan.slots.values():
                     for making in slot.makings:
                         self.slots[id(making)] = (plan, slot)

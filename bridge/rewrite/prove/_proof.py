@@ -59,7 +59,7 @@ def prove(
         gradients: whether gradients are compared too.
 
     Raises:
-        LeftLinenError: the new model cannot be made.
+        NotRewritableError: the new model cannot be made.
         ProofError: the weights do not fit.
     """
     with importable(texts):

@@ -13,6 +13,7 @@ from flax import linen as nn
 from bridge.rewrite._failures import RewriteError
 from bridge.rewrite.emit._files import NewFile, names_of
 from bridge.rewrite.plan._plans import ClassPlan
+from bridge.rewrite.plan._refusals import refused
 from bridge.rewrite.syntax._source import Edit, bound_in, is_import
 
 from ._uses import Uses
@@ -109,7 +110,7 @@ class InPlace:
         for each in self.files:
             yield from self._in_file(each)
         rewritten = {
-            f.module: {plan.name for plan in f.plans if plan.reason is None} for f in self.files
+            f.module: {plan.name for plan in f.plans if plan.refusal is None} for f in self.files
         }
         modules = {f.source.file: f.module for f in self.files}
         for use in Uses(modules, rewritten).found():
@@ -124,13 +125,14 @@ class InPlace:
             if not isinstance(node, ast.ClassDef):
                 continue
             cls, plan = file.namespace.get(node.name), plans.get(node)
-            if plan is not None and plan.reason is None:
+            refusal = plan.refusal if plan is not None else None
+            if plan is not None and refusal is None:
                 yield from self._notes(path, plan)
-            elif plan is not None:
-                text = f"{plan.name} stays Linen: {plan.reason}"
-                yield Obstacle(path, plan.reason_line or node.lineno, text, False)
+            elif refusal is not None:
+                text = f"{node.name} stays Linen: {refusal}"
+                yield Obstacle(path, refusal.line or node.lineno, text, False)
             elif isinstance(cls, type) and issubclass(cls, nn.Module):
-                text = f"{node.name} stays Linen: no call of it was seen"
+                text = f"{node.name} stays Linen: {refused('not-called')}"
                 yield Obstacle(path, node.lineno, text, False)
 
     def _notes(self, path: str, plan: ClassPlan) -> Iterator[Obstacle]:

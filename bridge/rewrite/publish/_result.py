@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from bridge import parity
 from bridge.rewrite._failures import RewriteError
+from bridge.rewrite.plan._refusals import Refusal
 
 from ._writing import changed_files, write_files, write_in_place
 
@@ -37,6 +38,7 @@ class ClassResult:
         line: the line of `class`.
         level: one of `LEVELS`.
         notes: why it is not simply proven, each with a line of `file` where there is one.
+        refusals: why it, or a layer in it, stays Linen, and what can be done.
     """
 
     name: str
@@ -44,6 +46,7 @@ class ClassResult:
     line: int
     level: Level
     notes: tuple[str, ...] = ()
+    refusals: tuple[Refusal, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,9 +269,17 @@ class Rewrite:
         for each in self.classes:
             lines.append(f"  {each.name:<{width}}  {each.level}")
             lines += [f"  {'':<{width}}    {note}" for note in each.notes]
+        if self.remedies:
+            lines += ["To rewrite more:", *(f"  {each}" for each in self.remedies)]
         if self.places:
             lines.append("To change by hand:")
         return "\n".join([*lines, *(f"  {place}" for place in self.places), *self.notes])
+
+    @property
+    def remedies(self) -> tuple[str, ...]:
+        """What can be done about what stays Linen, by the ids that the notes name."""
+        found = [refusal for each in self.classes for refusal in each.refusals]
+        return tuple(dict.fromkeys(f"[{each.id}] {each.remedy}" for each in found))
 
     @property
     def native(self) -> str:

@@ -176,7 +176,7 @@ class TestText:
                 "Give it a name in a module, or write the test by hand.",
             )
         plan = self.program.plan_of(value) if isinstance(value, type) else None
-        if new and plan is not None and plan.reason is None:
+        if new and plan is not None and plan.refusal is None:
             module = self.program.new_modules[module]
         return self._imported(module, name)
 
