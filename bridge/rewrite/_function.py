@@ -17,7 +17,7 @@ from ._rewriter import Rewriter
 from .observe._entries import Entry
 from .observe._steps import COLLECTION, choices
 from .plan._function_plans import FunctionPlan
-from .plan._plans import ClassPlan
+from .plan._plans import ClassPlan, Program
 from .prove._native_share import native_share
 from .publish._places import Made, places_of
 from .publish._result import ClassResult, Level, Rewrite
@@ -166,9 +166,9 @@ def _result(rewriter: Rewriter) -> Rewrite:
     whole = _undecoded(rewriter)
     parts = _parts(rewriter)
     classes = [
-        _class(plan, is_proven, (*limits, *rewriter.limits.get(plan.cls, ())), whole)
+        _class(program, plan, is_proven, (*limits, *rewriter.limits.get(plan.cls, ())), whole)
         if plan.cls in rewriter.tops
-        else _class(plan, is_proven, rewriter.limits.get(plan.cls, ()))
+        else _class(program, plan, is_proven, rewriter.limits.get(plan.cls, ()))
         for plan in {**program.plans, **_left_above(rewriter)}.values()
         # Where a function stays Linen, the classes that call it say so.
         if not (isinstance(plan, FunctionPlan) and plan.refusal)
@@ -248,7 +248,11 @@ def _undecoded(rewriter: Rewriter) -> tuple[str, ...]:
 
 
 def _class(
-    plan: ClassPlan, is_proven: bool, limits: Iterable[str], whole: tuple[str, ...] = ()
+    program: Program,
+    plan: ClassPlan,
+    is_proven: bool,
+    limits: Iterable[str],
+    whole: tuple[str, ...] = (),
 ) -> ClassResult:
     file, line = plan.source.file, plan.node.lineno
     name = pathlib.Path(file).name
@@ -256,7 +260,7 @@ def _class(
         where = f"{name}:{plan.refusal.line}: " if plan.refusal.line else ""
         note = f"{where}{plan.refusal}"
         return ClassResult(plan.name, file, line, "left Linen", (note,), (plan.refusal,))
-    notes = [*(f"{name}:{number}: {text}" for number, text in plan.review), *whole]
+    notes = [*(f"{name}:{number}: {text}" for number, text in program.notes_of(plan)), *whole]
     linen = [(slot, slot.linen) for slot in plan.slots.values() if slot.linen is not None]
     wrapped = [
         f"{name}:{slot.node.lineno}: {slot.attribute} stays Linen: {refusal}"

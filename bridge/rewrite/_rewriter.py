@@ -112,12 +112,15 @@ class Rewriter:
         parts = parts_of(self.program, self.entries)
         if parts is None:
             return False
-        kept = [each for each in parts if each in self.entries or self._runs(each)]
+        for cls, refusal in parts.refused.items():
+            self.program.plans[cls].refuse(refusal)
+        every = parts.entries
+        kept = [each for each in every if each in self.entries or self._runs(each)]
         self.above |= {c: p for c, p in self.program.plans.items() if p.refusal is not None}
         if kept:
             self.entries = kept
             self.trace()
-        return bool(kept) or len(parts) > len(kept)
+        return bool(kept) or len(every) > len(kept)
 
     def _runs(self, part: Entry) -> bool:
         try:
@@ -185,10 +188,11 @@ class Rewriter:
                     _inherit(plan, base)
                 names = references[plan.source.file]
                 if isinstance(plan, FunctionPlan):
-                    plan.text = FunctionText(program, plan, names).text()
+                    written = FunctionText(program, plan, names).written()
                 else:
-                    plan.text = ClassText(program, plan, names).text()
-                compile(plan.text, plan.name, "exec")
+                    written = ClassText(program, plan, names).written()
+                compile(written.text, plan.name, "exec")
+                program.written[plan.cls] = written
             except NotRewritableError as error:
                 left = error.refusal
             except SyntaxError as error:

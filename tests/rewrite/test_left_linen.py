@@ -83,7 +83,7 @@ def test_what_the_rewriter_cannot_do_by_mistake_stays_linen(monkeypatch):
     def failed(self):
         raise ZeroDivisionError("a mistake")
 
-    monkeypatch.setattr("bridge.rewrite._rewriter.ClassText.text", failed)
+    monkeypatch.setattr("bridge.rewrite._rewriter.ClassText.written", failed)
     found = level(result_of(lifts.Step), lifts.Step)
     assert found.notes == ("the rewriter failed: ZeroDivisionError: a mistake [rewriter-failed]",)
 

@@ -13,6 +13,7 @@ from flax import linen as nn
 
 import bridge.rewrite
 from bridge._demo import _models
+from bridge.rewrite.plan._plans import Written
 from bridge.rewrite.plan._refusals import _TABLE
 from tests.rewrite import models_left as models
 from tests.rewrite.test_left_linen import result_of
@@ -160,7 +161,8 @@ def test_a_layer_that_is_wrapped_has_its_refusal_in_the_class(cls, id):
     ],
 )
 def test_a_new_text_that_is_wrong_is_told_with_what_python_says(text, id, monkeypatch):
-    monkeypatch.setattr("bridge.rewrite._rewriter.ClassText.text", lambda self: text)
+    wrong = Written(text)
+    monkeypatch.setattr("bridge.rewrite._rewriter.ClassText.written", lambda self: wrong)
     (found,) = result_of(Doubled).classes
     assert [each.id for each in found.refusals] == [id]
 

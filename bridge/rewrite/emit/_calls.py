@@ -11,13 +11,12 @@ from bridge.rewrite.plan._cells import carry_edits
 from bridge.rewrite.plan._function_arguments import call_edits
 from bridge.rewrite.plan._function_plans import called_function
 from bridge.rewrite.plan._layers import CALL_RENAMES
-from bridge.rewrite.plan._method import Method
+from bridge.rewrite.plan._method_plans import MethodPlan
 from bridge.rewrite.plan._options import STACKS
 from bridge.rewrite.plan._plans import Slot
 from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._source import COMPREHENSIONS, Edit, bound_in
 
-from ._body import Slice
 from ._dead import dead_blocks, in_place_of
 from ._function_edits import function_edits
 from ._lifted_calls import LiftedCalls
@@ -32,13 +31,19 @@ class Calls:
     """The edits of one method's body.
 
     Args:
-        method: the method.
-        slice_: the constructor's part, None if the method makes nothing.
+        given: what is decided of the method.
+
+    Attributes:
+        notes: what a person has to look at: line and text.
+        through: the slots whose calls go through NNX's transforms.
     """
 
-    def __init__(self, method: Method, slice_: Slice | None) -> None:
-        self.method, self.source, self.plan = method, method.source, method.plan
-        self.slice = slice_
+    def __init__(self, given: MethodPlan) -> None:
+        method = self.method = given.method
+        self.kept, self.source, self.plan = given.kept, method.source, method.plan
+        self.notes: list[tuple[int, str]] = []
+        self.through: set[ast.Call] = set()
+        self._items: dict[ast.Call, str] = {}
         self.dead: list[list[ast.stmt]] = []
         self._headers: list[Edit] = []
         self._insertions: list[tuple[ast.stmt, str]] = []
@@ -56,7 +61,9 @@ class Calls:
         for block in self.dead:
             text = _RAISE.format(self.plan.name)
             found.append(in_place_of(self.source, block, text))
-            self.plan.note(block[0], "a branch that did not run raises NotImplementedError")
+            self.notes.append(
+                (block[0].lineno, "a branch that did not run raises NotImplementedError")
+            )
         for slot in self.method.slots:
             if slot.outer is None:
                 found += self._slot(slot)
@@ -64,15 +71,17 @@ class Calls:
         found += function_edits(self.method)
         found += self._signature()
         found += carry_edits(self.method)
-        found += States(self.method, self.dead).edits()
-        found += Removals(self.method, self.slice, self.dead, self._insertions).edits()
+        states = States(self.method, self.dead)
+        found += states.edits()
+        self.notes += states.notes
+        read = [*self._items.values()]
+        found += Removals(self.method, self.kept, self.dead, self._insertions, read).edits()
         return found
 
     def _slot(self, slot: Slot) -> Iterator[Edit]:
-        slot.item = self._item(slot)
         target = f"{slot.holder}.{slot.attribute}"
         if slot.is_list:
-            target = slot.item
+            target = self._items[slot.node] = self._item(slot)
         function = called_function(self.method.program, slot)
         if function is not None and not function.returns_layers:
             yield self.source.edit(slot.node.func, target)
@@ -99,12 +108,12 @@ class Calls:
             return
         layer = self.source.render(call.func)
         if call.func is slot.node:
-            layer = slot.item if slot.is_list else f"{slot.holder}.{slot.attribute}"
+            layer = self._items[slot.node] if slot.is_list else f"{slot.holder}.{slot.attribute}"
         elif isinstance(call.func, ast.Name) and call.func.id in inlined(self.method):
             layer = f"self.{slot.attribute}"
-        yield from self.through(slot, call, layer)
+        yield from self.transformed(slot, call, layer)
 
-    def through(self, slot: Slot, call: ast.Call, layer: str) -> Iterator[Edit]:
+    def transformed(self, slot: Slot, call: ast.Call, layer: str) -> Iterator[Edit]:
         """A call through NNX's transforms.
 
         Args:
@@ -112,7 +121,7 @@ class Calls:
             call: its call.
             layer: its name there.
         """
-        slot.lift.is_put = True
+        self.through.add(slot.node)
         is_stacked = any(each.kind in STACKS for each in slot.lift.chain)
         function, given = LiftedCalls(slot.lift).callee(call, layer, is_stacked=is_stacked)
         begin = self.source.start(call.func)
@@ -126,8 +135,6 @@ class Calls:
 
     def _item(self, slot: Slot) -> str:
         """How the call names what a turn of a loop made."""
-        if not slot.is_list:
-            return ""
         direct = self._direct(slot)
         if direct is not None:
             return direct

@@ -9,21 +9,18 @@ from flax import linen as nn
 
 from bridge.rewrite.plan._class_checks import check_class
 from bridge.rewrite.plan._class_fields import field_nodes
-from bridge.rewrite.plan._constructors import made_text
 from bridge.rewrite.plan._layers import Layer, layer_of
-from bridge.rewrite.plan._method import Method
+from bridge.rewrite.plan._method_plans import SetupPlan, method_plans
 from bridge.rewrite.plan._options import STACKS
-from bridge.rewrite.plan._plans import ClassPlan, Program
+from bridge.rewrite.plan._plans import ClassPlan, Lines, Program, Written
 from bridge.rewrite.plan._references import References
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.plan._slots import name_slots
 from bridge.rewrite.syntax._source import Edit, bound_in, is_import
 
-from ._body import Slice
 from ._calls import Calls
 from ._layer_classes import LayerClass
 from ._lifted_methods import decorated
-from ._lines import Lines, as_text
+from ._lines import as_text
 from ._setup import Setup
 from ._signature import Signature
 
@@ -45,52 +42,55 @@ class ClassText:
         self.edits: list[Edit] = []
         self.is_decorated = False
         self.signature = Signature(program, plan, references)
+        self.notes: list[tuple[int, str]] = []
 
-    def text(self) -> str:
-        """The text.
+    def written(self) -> Written:
+        """The text, and what a person has to look at.
 
         Raises:
             NotRewritableError: the class stays Linen.
         """
         plan = self.plan
         if (layer := layer_of(plan.layer)) is not None:
-            return self._of_layer(layer)
-        name_slots(self.program, plan)
-        check_class(plan, self.references)
+            return Written(self._of_layer(layer))
+        plans = method_plans(self.program, plan, self.references)
         self._class_decorators()
         body: Lines = []
         setup_text, properties = "", list[str]()
         for base in plan.node.bases:
             self.edits += self.references.edits(base)
-        methods = self._methods()
-        setup = next((m for m in methods if m.is_setup), None)
+        setup = next((Setup(each) for each in plans if isinstance(each, SetupPlan)), None)
         if setup is not None:
-            own_setup = Setup(setup)
-            setup_text = own_setup.text()
-            properties = own_setup.computed.properties(self._indent)
-            self._delete(setup.node)
+            setup_text = setup.text()
+            properties = setup.properties.texts(self._indent)
+            self.notes += setup.notes
+            self._delete(setup.method.node)
         needs_rngs = False
-        for method in methods:
+        through: set[ast.Call] = set()
+        for each in plans:
+            method = each.method
             if method.is_setup:
                 continue
-            slice_ = None
-            if method.slots:
-                slice_ = Slice(method)
-                body += slice_.lines()
-            own = Calls(method, slice_).edits()
+            body += each.lines
+            calls = Calls(each)
+            own = calls.edits()
             if setup is not None:
-                own += Setup(setup).call_edits(method)
+                own += setup.call_edits(method, calls)
+            self.notes += calls.notes
+            through |= calls.through
             needs_rngs |= any("self.rngs" in edit.text for edit in own)
             self.edits += own
-            self._decorators(method)
-            self._annotations(method)
-        self._check_lifts()
-        self._check_wraps()
+            self._decorators(method.node)
+            self._annotations(method.node)
+        self._check_lifts(through)
+        if plan.wraps and self.is_decorated:
+            # A wrapper makes its variables when it is first called, which no transform may see.
+            raise NotRewritableError("transform-method-linen")
         if needs_rngs:
             body.insert(0, (0, "self.rngs = rngs.fork()"))
         if self._is_needed(setup_text, body):
             self._insert("\n\n".join([self._constructor(setup_text, body), *properties]))
-        return self.source.render(plan.node, self.edits).rstrip()
+        return Written(self.source.render(plan.node, self.edits).rstrip(), tuple(self.notes))
 
     def _of_layer(self, layer: Layer) -> str:
         """The text of a class that derives from a layer of Flax."""
@@ -101,7 +101,7 @@ class ClassText:
         for base in plan.node.bases:
             self.edits += self.references.edits(base)
         self.edits += own.edits()
-        for method in self._methods():
+        for method in plan.methods.values():
             self._decorators(method)
             self._annotations(method)
         constructor, call = own.constructor(self._indent), own.call(self._indent)
@@ -112,41 +112,24 @@ class ClassText:
             self.edits.append(Edit(end, end, f"\n{call}"))
         return self.source.render(plan.node, self.edits).rstrip()
 
-    def _check_lifts(self) -> None:
+    def _check_lifts(self, through: set[ast.Call]) -> None:
         """Transforms around layers whose calls were not found."""
         for slot in self.plan.slots.values():
-            if slot.lift is None or slot.lift.is_put:
+            if slot.lift is None or slot.node in through:
                 continue
             if any(each.kind in STACKS for each in slot.lift.chain):
                 raise NotRewritableError("stacked-call", slot.node)
             kind = slot.lift.chain[0].kind
-            self.plan.note(slot.node, f"nn.{kind} is dropped, as the calls are not found")
-
-    def _check_wraps(self) -> None:
-        """A wrapper makes its variables when it is first called, which no transform may see."""
-        makings = [m for slot in self.plan.slots.values() for m in slot.makings]
-        children = [self.program.plan_of(self.program.records.base_of(m.cls)) for m in makings]
-        self.plan.wraps = any(slot.linen for slot in self.plan.slots.values()) or any(
-            child is not None and (child.wraps or child.refusal is not None) for child in children
-        )
-        if self.plan.wraps and self.is_decorated:
-            raise NotRewritableError("transform-method-linen")
+            text = f"nn.{kind} is dropped, as the calls are not found"
+            self.notes.append((slot.node.lineno, text))
 
     def _is_needed(self, setup: str, body: Lines) -> bool:
         """Whether the class needs a constructor: one that only others derive from may not."""
         made = any(i.cls is self.plan.cls for i in self.program.records.instances.values())
         return bool(made or setup or body or self.plan.fields)
 
-    def _methods(self) -> list[Method]:
-        found = [
-            Method(self.program, self.plan, node, self.references, made_text)
-            for node in self.plan.methods.values()
-        ]
-        # What `setup` makes is there before anything that a compact method makes.
-        return sorted(found, key=lambda m: not m.is_setup)
-
-    def _decorators(self, method: Method) -> None:
-        for decorator in method.node.decorator_list:
+    def _decorators(self, method: ast.FunctionDef) -> None:
+        for decorator in method.decorator_list:
             value = self.references.value_of(decorator)
             line = self.source.offset(decorator.lineno, 0)
             following = self.source.offset((decorator.end_lineno or 0) + 1, 0)
@@ -156,7 +139,7 @@ class ClassText:
                 isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "getter")
             ):
                 continue
-            elif (text := decorated(self.references, decorator, method.node)) is not None:
+            elif (text := decorated(self.references, decorator, method)) is not None:
                 self.edits.append(self.source.edit(decorator, text))
                 self.is_decorated = True
             elif ast.unparse(decorator) == "jax.jit":
@@ -184,19 +167,20 @@ class ClassText:
             text = ast.unparse(decorator)
             if root.id in own or text.split("(")[0].split(".")[-1] in ("dataclass", "final"):
                 continue
-            self.plan.note(decorator, f"@{text} is left out: it would be called for both classes")
+            note = f"@{text} is left out: it would be called for both classes"
+            self.notes.append((decorator.lineno, note))
             self.edits.append(self.source.lines_of(decorator))
 
-    def _annotations(self, method: Method) -> None:
-        given = method.node.args
+    def _annotations(self, method: ast.FunctionDef) -> None:
+        given = method.args
         for each in (*given.posonlyargs, *given.args, *given.kwonlyargs):
             if each.annotation is not None:
                 self.edits += self.references.edits(each.annotation)
         for default in (*given.defaults, *given.kw_defaults):
             if default is not None:
                 self.edits += self.references.edits(default)
-        if method.node.returns is not None:
-            self.edits += self.references.edits(method.node.returns)
+        if method.returns is not None:
+            self.edits += self.references.edits(method.returns)
 
     def _delete(self, node: ast.stmt) -> None:
         above = len(self.source.comments_above(node))

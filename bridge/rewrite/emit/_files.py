@@ -66,10 +66,11 @@ class NewFile:
     def _needed(self, extra: Iterable[str]) -> set[str]:
         rewritten = [plan for plan in self.plans if plan.refusal is None]
         inner = [p for p in rewritten if isinstance(p, FunctionPlan) and p.around is not None]
-        self._pieces = {plan.node: plan.text for plan in rewritten if plan not in inner}
+        written = self.program.written
+        self._pieces = {p.node: written[p.cls].text for p in rewritten if p not in inner}
         for plan in inner:
             around: Any = plan.around
-            above = "\n".join([*self.source.comments_above(plan.function), plan.text])
+            above = "\n".join([*self.source.comments_above(plan.function), written[plan.cls].text])
             self._pieces[around] = f"{above}\n\n\n{self._pieces[around]}"
         waiting = [name for text in self._pieces.values() for name in names_of(text)]
         waiting += list(extra)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import ast
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
-from bridge.rewrite.plan._constructors import made_text
 from bridge.rewrite.plan._function_plans import FunctionPlan
-from bridge.rewrite.plan._method import Method
-from bridge.rewrite.plan._plans import Program
+from bridge.rewrite.plan._method_plans import MethodPlan, SetupPlan, method_plans
+from bridge.rewrite.plan._plans import Program, Written
 from bridge.rewrite.plan._references import References
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.plan._slots import name_slots
 from bridge.rewrite.syntax._source import Edit, bound_in, indented, names_in
 
-from ._body import Slice
 from ._calls import Calls
 from ._lines import as_text
 from ._setup import Setup
@@ -34,28 +31,26 @@ class FunctionText:
     def __init__(self, program: Program, plan: FunctionPlan, references: References) -> None:
         self.program, self.plan, self.references = program, plan, references
         self.source, self.node = plan.source, plan.function
-        self.method = Method(program, plan, plan.function, references, made_text)
         self.rest = plan.rest if plan.returns_layers else None
 
-    def text(self) -> str:
-        """The text.
+    def written(self) -> Written:
+        """The text, what a person has to look at, and what the constructor takes.
 
         Raises:
             NotRewritableError: the function stays Linen.
         """
-        name_slots(self.program, self.plan)
+        (given,) = method_plans(self.program, self.plan, self.references)
         if self.plan.known & self._rebound():
             raise NotRewritableError("function-sets-arguments", self.node)
-        return self._function() if self.plan.returns_layers else self._class()
+        return self._function(given) if isinstance(given, SetupPlan) else self._class(given)
 
     def _rebound(self) -> set[str]:
         return set().union(set(), *(bound_in(each) for each in self.node.body))
 
-    def _class(self) -> str:
-        """The text of a class, if the function calls its layers."""
-        slice_ = Slice(self.method)
-        lines = slice_.lines()
-        edits = Calls(self.method, slice_).edits()
+    def _class(self, method: MethodPlan) -> Written:
+        """A class, if the function calls its layers."""
+        calls = Calls(method)
+        edits = calls.edits()
         read = self._read(edits)
         stored = [name for name in self.plan.arguments if name in read]
         edits += [
@@ -64,29 +59,26 @@ class FunctionText:
             if each.id in self.plan.known
         ]
         plan = self.plan
-        plan.constructed = [
-            n for n in plan.arguments if n in plan.known and (n in stored or n in self.method.used)
-        ]
-        if not plan.modules.isdisjoint(plan.constructed):
+        used = {*stored, *method.method.used}
+        constructed = [name for name in plan.arguments if name in plan.known and name in used]
+        if not plan.modules.isdisjoint(constructed):
             raise NotRewritableError("function-given-module", self.node)
-        plan.dropped = set(plan.known)
         body = self._body(edits)
         made = [f"        self.{name} = {name}" for name in stored if name in plan.known]
-        text = as_text(lines, 8, self._unit)
+        text = as_text(method.lines, 8, self._unit)
         given = ", ".join(
             ["self", *(self._argument(n) for n in plan.arguments if n not in plan.known)]
         )
-        return "\n".join(
-            [
-                f"class {plan.name_in_file}(nnx.Module):",
-                f"    def __init__(self, {self._parameters()}):",
-                *(made or ([] if text else ["        pass"])),
-                *([text] if text else []),
-                "",
-                f"    def __call__({given}):",
-                body,
-            ]
-        )
+        lines = [
+            f"class {plan.name_in_file}(nnx.Module):",
+            f"    def __init__(self, {self._parameters(constructed)}):",
+            *(made or ([] if text else ["        pass"])),
+            *([text] if text else []),
+            "",
+            f"    def __call__({given}):",
+            body,
+        ]
+        return Written("\n".join(lines), tuple(calls.notes), tuple(constructed))
 
     @property
     def _unit(self) -> int:
@@ -111,8 +103,8 @@ class FunctionText:
     def _read(self, edits: list[Edit]) -> set[str]:
         return {each.id for each in self._loads(edits)} & self.plan.known
 
-    def _parameters(self) -> str:
-        given = [self._argument(name) for name in self.plan.constructed]
+    def _parameters(self, constructed: Iterable[str]) -> str:
+        given = [self._argument(name) for name in constructed]
         sizes = size_arguments(self.program, self.plan)
         if self.rest is not None:
             return ", ".join([*given, "*", *sizes, "rngs: nnx.Rngs", f"**{self.rest}"])
@@ -133,14 +125,16 @@ class FunctionText:
         default = self.source.render(defaults[name], list(self.references.edits(defaults[name])))
         return f"{text} = {default}" if node.annotation else f"{text}={default}"
 
-    def _function(self) -> str:
-        """The text of a function that returns the layers."""
+    def _function(self, method: SetupPlan) -> Written:
+        """A function that returns the layers."""
         plan = self.plan
         if plan.known != set(plan.arguments):
             raise NotRewritableError("function-given-arrays", self.node)
         if any(slot.kind != "module" for slot in plan.slots.values()):
             raise NotRewritableError("function-parameters", self.node)
-        body = Setup(self.method).text()
+        setup = Setup(method)
+        body = setup.text()
         read = names_in(ast.parse(textwrap.dedent(body)))
-        plan.constructed = [name for name in plan.arguments if name in read]
-        return f"def {plan.name_in_file}({self._parameters()}):\n{body}"
+        constructed = [name for name in plan.arguments if name in read]
+        text = f"def {plan.name_in_file}({self._parameters(constructed)}):\n{body}"
+        return Written(text, tuple(setup.notes), tuple(constructed))

@@ -5,26 +5,10 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from bridge.rewrite.plan._caches import Cache
+from bridge.rewrite.plan._plans import Lines
 from bridge.rewrite.syntax._source import indented
 
 _WIDTH = 100
-Lines = list[tuple[int, str]]
-"""Lines with the depth of their indentation; see `Slice`."""
-
-
-def cache_lines(cache: Cache, attention: str, depth: int = 0) -> Lines:
-    """The statements that make a decode cache, behind that which makes the layer.
-
-    Args:
-        cache: what is made.
-        attention: the layer.
-        depth: the indentation of the first line.
-    """
-    call = f"{attention}.init_cache({cache.arguments})"
-    if cache.test is None:
-        return [(depth, call)]
-    return [(depth, f"if {cache.test}:"), (depth + 1, call)]
 
 
 def as_text(lines: Lines, indent: int, unit: int = 4) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from bridge.rewrite.plan._function_plans import functions_in
@@ -12,7 +12,6 @@ from bridge.rewrite.plan._plans import Slot
 from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._source import Edit, bound_in, is_shadowed, names_in
 
-from ._body import Slice
 from ._dead import blocks_of
 
 
@@ -21,25 +20,27 @@ class Removals:
 
     Args:
         method: the method.
-        slice_: the constructor's part, None if the method makes nothing.
+        kept: the statements that the constructor has.
         dead: blocks that did not run.
         insertions: text that goes before statements.
+        items: what the calls name layers of lists by.
     """
 
     def __init__(
         self,
         method: Method,
-        slice_: Slice | None,
+        kept: Collection[ast.stmt],
         dead: Sequence[list[ast.stmt]],
         insertions: Sequence[tuple[ast.stmt, str]],
+        items: Sequence[str],
     ) -> None:
         self.method, self.source = method, method.source
-        self.slice, self.dead, self.insertions = slice_, dead, insertions
+        self.kept, self.dead, self.insertions, self.items = kept, dead, insertions, items
         self.removed: set[ast.stmt] = set()
 
     def edits(self) -> Iterator[Edit]:
         """The edits."""
-        candidates = set(self.slice.kept) if self.slice is not None else set()
+        candidates = set(self.kept)
         inline = inlined(self.method)
         for node in ast.walk(self.method.node):
             if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
@@ -84,8 +85,8 @@ class Removals:
                 found |= names_in(ast.parse(text, mode="eval"))
             if slot.lift is not None:
                 found |= slot.lift.reads()
-            if slot.item:
-                found |= names_in(ast.parse(slot.item, mode="eval"))
+        for text in self.items:
+            found |= names_in(ast.parse(text, mode="eval"))
         stack: list[Any] = list(self.method.node.body)
         made = transforms(self.method)
         while stack:

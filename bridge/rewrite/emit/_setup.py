@@ -6,45 +6,40 @@ import ast
 from collections.abc import Iterator
 from typing import Any
 
-from bridge.rewrite.plan._constructors import made_text
-from bridge.rewrite.plan._function_plans import called_function
+from bridge.rewrite.plan._caches import cache_lines
+from bridge.rewrite.plan._containers import CONTAINERS, attribute_of, held_attributes
 from bridge.rewrite.plan._method import Method
+from bridge.rewrite.plan._method_plans import SetupPlan
 from bridge.rewrite.plan._plans import Slot
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.plan._slots import name_node
 from bridge.rewrite.syntax._source import Edit, bound_in, is_self
-from bridge.rewrite.syntax._taint import SAME_ITEMS
 
 from ._calls import Calls
-from ._computed import Computed
+from ._computed import Properties
 from ._dead import dead_blocks, in_place_of
 from ._function_edits import function_edits
-from ._item_calls import item_calls
-from ._lines import cache_lines, wrapped
+from ._lines import wrapped
 from ._removals import transforms
-from ._slot_calls import attribute_of
-
-_CONTAINERS = {
-    ast.List: "List",
-    ast.Tuple: "List",
-    ast.ListComp: "List",
-    ast.Dict: "Dict",
-    ast.DictComp: "Dict",
-}
+from ._slot_calls import item_calls
 
 
 class Setup:
     """The `setup` of a class.
 
     Args:
-        method: the method.
+        given: what is decided of the method.
+
+    Attributes:
+        notes: what a person has to look at: line and text.
     """
 
-    def __init__(self, method: Method) -> None:
-        self.method, self.source, self.plan = method, method.source, method.plan
+    def __init__(self, given: SetupPlan) -> None:
+        method = self.method = given.method
+        self.made, self.source, self.plan = given.made, method.source, method.plan
         self.slots = list(method.slots)
-        self.inside = self._containers()
-        self.computed = Computed(method)
+        self.computed = given.computed
+        self.properties = Properties(self.computed, method.references)
+        self.notes: list[tuple[int, str]] = []
 
     def text(self) -> str:
         """The statements.
@@ -64,13 +59,13 @@ class Setup:
         for slot in self.slots:
             if self.computed.makes(slot):
                 continue
-            if slot.outer is None or self._is_apart(slot):
-                edits.append(self.source.edit(slot.node, made_text(self.method, slot)))
+            if slot.node in self.made:
+                edits.append(self.source.edit(slot.node, self.made[slot.node]))
                 edits += self._cache(slot)
                 edits += self._comment(slot)
                 if slot.modes:
                     self._check_modes(slot)
-        edits += self.computed.edits()
+        edits += self.properties.edits(self.made)
         edits += self._unmade()
         edits += self._untransformed()
         edits += function_edits(self.method)
@@ -99,16 +94,11 @@ class Setup:
             begin, blank = self.source.start(statement), " " * statement.col_offset
             yield Edit(begin, begin, f"# Stays Linen: {slot.linen.reason}.\n{blank}")
 
-    def _is_apart(self, slot: Slot) -> bool:
-        """Whether what a slot makes is handed on by a variable, in another statement."""
-        statement = self.source.statement_of
-        return slot.outer is not None and statement(slot.node) is not statement(slot.outer.node)
-
     def _cache(self, slot: Slot) -> Iterator[Edit]:
         """The decode cache, behind the statement that makes the layer."""
         if slot.cache is None:
             return
-        attribute, statement = self.attribute(slot), self.source.statement_of(slot.node)
+        attribute, statement = attribute_of(self.plan, slot), self.source.statement_of(slot.node)
         if attribute is None or getattr(statement, "value", None) is not slot.node:
             raise NotRewritableError("cache-list", slot.node)
         column, end = statement.col_offset, self.source.end(statement)
@@ -134,7 +124,7 @@ class Setup:
                 yield Edit(begin, end, "")
 
     def _check_modes(self, slot: Slot) -> None:
-        if self.attribute(slot) is None:
+        if attribute_of(self.plan, slot) is None:
             raise NotRewritableError("mode-call", slot.node)
 
     def _unmade(self) -> Iterator[Edit]:
@@ -143,73 +133,17 @@ class Setup:
                 f'raise NotImplementedError("this did not run when {self.plan.name} was rewritten")'
             )
             yield in_place_of(self.source, block, text)
-            self.plan.note(block[0], "a branch that did not run raises NotImplementedError")
-
-    def _containers(self) -> dict[str, str]:
-        """Local names of containers that modules are put in."""
-        made = {slot.node for slot in self.slots}
-        kinds: dict[str, str] = {}
-        filled: set[str] = set()
-        for node in ast.walk(self.method.node):
-            if isinstance(node, ast.Assign) and type(node.value) in _CONTAINERS:
-                for name in bound_in(node):
-                    kinds[name] = _CONTAINERS[type(node.value)]
-                if any(each in made for each in ast.walk(node.value)):
-                    filled |= bound_in(node)
-            if isinstance(node, ast.Assign):
-                for target in node.targets:
-                    if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-                        filled.add(target.value.id)
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and (node.func.attr in ("append", "extend", "insert"))
-                and isinstance(node.func.value, ast.Name)
-            ):
-                filled.add(node.func.value.id)
-        return {name: kind for name, kind in kinds.items() if name in filled}
-
-    def containers(self) -> dict[str, str]:
-        """The attributes that hold several modules, with `List` or `Dict`."""
-        made = {slot.node for slot in self.slots}
-        found: dict[str, str] = {}
-        for node in ast.walk(self.method.node):
-            if not isinstance(node, ast.Assign):
-                continue
-            for target in node.targets:
-                if not is_self(target):
-                    continue
-                value = node.value
-                while (
-                    isinstance(value, ast.Call)
-                    and isinstance(value.func, ast.Name)
-                    and (value.func.id in SAME_ITEMS and value.args)
-                ):
-                    value = value.args[0]
-                several = self._several(value)
-                if several:
-                    found[target.attr] = several  # pyright: ignore
-                elif isinstance(value, ast.GeneratorExp):
-                    found[target.attr] = "List"  # pyright: ignore
-                elif isinstance(value, ast.Name) and value.id in self.inside:
-                    found[target.attr] = self.inside[value.id]  # pyright: ignore
-                elif type(value) in _CONTAINERS and any(n in made for n in ast.walk(value)):
-                    found[target.attr] = _CONTAINERS[type(value)]  # pyright: ignore
-        return found
-
-    def _several(self, value: ast.expr) -> str:
-        """`List` or `Dict` for the call of a function that returns several layers."""
-        slot = next((s for s in self.slots if s.node is value), None)
-        function = called_function(self.method.program, slot) if slot is not None else None
-        return function.returns_several if function is not None else ""
+            self.notes.append(
+                (block[0].lineno, "a branch that did not run raises NotImplementedError")
+            )
 
     def _wrapped(self, statement: ast.stmt) -> Iterator[Edit]:
-        containers = self.containers()
+        containers = held_attributes(self.method.program, self.plan, self.method.node)
         made = {slot.node for slot in self.slots if slot.outer is None}
         for node in ast.walk(statement):
             if self._is_nested(node, made):
                 begin, end = self.source.start(node), self.source.end(node)
-                yield Edit(begin, begin, f"nnx.{_CONTAINERS[type(node)]}(")
+                yield Edit(begin, begin, f"nnx.{CONTAINERS[type(node)]}(")
                 yield Edit(end, end, ")")
         for node in ast.walk(statement):
             if not isinstance(node, ast.Assign) or not is_self(node.targets[0]):
@@ -239,7 +173,7 @@ class Setup:
 
     def _is_nested(self, node: ast.AST, made: set[ast.Call]) -> bool:
         """Whether a container of modules is put into another."""
-        if type(node) not in _CONTAINERS:
+        if type(node) not in CONTAINERS:
             return False
         inside: list[Any] = []
         if isinstance(node, ast.List | ast.Tuple):
@@ -254,7 +188,7 @@ class Setup:
         return any(each in made for each in inside) and not isinstance(parent, ast.Assign)
 
     def _is_module(self, name: str) -> bool:
-        return any(self.attribute(slot) == name for slot in self.slots)
+        return any(attribute_of(self.plan, slot) == name for slot in self.slots)
 
     def _sizes(self, statement: ast.stmt) -> Iterator[Edit]:
         begin = self.source.start(statement)
@@ -272,24 +206,24 @@ class Setup:
                 inner = " " * place.col_offset
                 yield Edit(end, end, f"\n{inner}{running.name} = {running.following}")
 
-    def attribute(self, slot: Slot) -> str | None:
-        """The attribute that a slot alone is assigned to."""
-        return attribute_of(self.plan, slot)
+    def call_edits(self, method: Method, calls: Calls) -> list[Edit]:
+        """The edits of another method that uses what `setup` made.
 
-    def call_edits(self, method: Method) -> list[Edit]:
-        """The edits of another method that uses what `setup` made."""
+        Args:
+            method: the other method.
+            calls: what its calls become.
+        """
         found: list[Edit] = []
-        by_name = {self.attribute(slot): slot for slot in self.slots if slot.outer is None}
-        calls = Calls(method, None)
+        by_name = {attribute_of(self.plan, slot): slot for slot in self.slots if slot.outer is None}
         for slot, call in item_calls(self.slots, method):
-            found += calls.through(slot, call, self.source.render(call.func))
+            found += calls.transformed(slot, call, self.source.render(call.func))
         for node in ast.walk(method.node):
             if isinstance(node, ast.Call) and is_self(node.func):
                 slot = by_name.get(node.func.attr)  # pyright: ignore
                 if slot is not None and slot.kind == "module":
                     found += calls.adapted(slot, node)
                     if slot.lift is not None:
-                        found += calls.through(slot, node, self.source.render(node.func))
+                        found += calls.transformed(slot, node, self.source.render(node.func))
             if is_self(node) and isinstance(node.ctx, ast.Load):  # pyright: ignore
                 slot = by_name.get(node.attr)  # pyright: ignore
                 parent = self.source.parents[node]
@@ -303,10 +237,6 @@ class Setup:
                 ):
                     found.append(Edit(self.source.end(node), self.source.end(parent), "[...]"))
         return found
-
-    def explicit(self, slot: Slot) -> bool:
-        """Whether the program gave a name of its own."""
-        return slot.kind == "module" and name_node(slot) is not None
 
 
 def _is_super(node: ast.stmt) -> bool:

@@ -1,23 +1,15 @@
-"""Writes the uses of a slot: its attribute in `setup`, its calls in a compact method."""
+"""Finds the calls of layers: by their expression, their variable, or a list that they are in."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 from bridge.rewrite.plan._lifted_functions import calls_inside
+from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._plans import ClassPlan, Slot
 from bridge.rewrite.syntax._source import is_self, is_shadowed
-
-
-def attribute_of(plan: ClassPlan, slot: Slot) -> str | None:
-    """The attribute that a slot of `setup` alone is assigned to."""
-    parent = plan.source.parents[slot.node]
-    if isinstance(parent, ast.IfExp):
-        parent = plan.source.parents[parent]
-    if isinstance(parent, ast.Assign) and is_self(parent.targets[0]):
-        return parent.targets[0].attr  # pyright: ignore
-    return None
 
 
 def calls_of(plan: ClassPlan, slot: Slot) -> Iterator[ast.Call]:
@@ -35,3 +27,50 @@ def calls_of(plan: ClassPlan, slot: Slot) -> Iterator[ast.Call]:
             ):
                 yield each
     yield from calls_inside(slot)
+
+
+def item_calls(slots: Sequence[Slot], method: Method) -> Iterator[tuple[Slot, ast.Call]]:
+    """The calls of layers under lifted transforms that are in a list."""
+    lists = {n: s for s in slots if s.lift for n in [_list_of(method, s)] if n}
+    holders: dict[str, Slot] = {}
+    for node in ast.walk(method.node):
+        if isinstance(node, ast.For | ast.comprehension):
+            for each, values in _pairs(node.target, node.iter):
+                if isinstance(each, ast.Name) and is_self(values):
+                    slot = lists.get(values.attr)  # pyright: ignore
+                    if slot is not None:
+                        holders[each.id] = slot
+    for node in ast.walk(method.node):
+        if not isinstance(node, ast.Call):
+            continue
+        own: Any = node.func
+        if isinstance(own, ast.Name) and own.id in holders:
+            yield holders[own.id], node
+        elif (
+            isinstance(own, ast.Subscript) and is_self(own.value) and own.value.attr in lists  # pyright: ignore
+        ):
+            yield lists[own.value.attr], node  # pyright: ignore
+
+
+def _list_of(method: Method, slot: Slot) -> str | None:
+    """The attribute of the list that a slot alone fills."""
+    statement = method.source.statement_of(slot.node)
+    if (
+        isinstance(statement, ast.Assign)
+        and is_self(statement.targets[0])
+        and statement.value is not slot.node
+    ):
+        return statement.targets[0].attr  # pyright: ignore
+    return None
+
+
+def _pairs(target: ast.expr, values: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """What a loop binds to the items of what."""
+    if isinstance(values, ast.Call) and isinstance(values.func, ast.Name):
+        parts = target.elts if isinstance(target, ast.Tuple) else []
+        if values.func.id == "enumerate" and len(parts) == 2:
+            yield parts[1], values.args[0]
+        elif values.func.id == "zip":
+            yield from zip(parts, values.args, strict=False)
+    else:
+        yield target, values

@@ -26,10 +26,14 @@ class States:
     Args:
         method: the method.
         dead: blocks that did not run.
+
+    Attributes:
+        notes: what a person has to look at: line and text.
     """
 
     def __init__(self, method: Method, dead: Sequence[list[ast.stmt]]) -> None:
         self.method, self.source, self.plan = method, method.source, method.plan
+        self.notes: list[tuple[int, str]] = []
         self.dead = {statement for block in dead for statement in block}
 
     def _nodes(self) -> Iterator[ast.AST]:
@@ -50,7 +54,7 @@ class States:
             return
         if node.attr != "make_rng":
             raise NotRewritableError("method-handed-on", node, name=node.attr)
-        self.plan.note(node, "keys are drawn from an NNX stream")
+        self.notes.append((node.lineno, "keys are drawn from an NNX stream"))
         yield self.source.edit(node, "(lambda name: self.rngs[name]())")
 
     def _merged(self, node: ast.Call) -> Iterator[Edit]:
@@ -89,10 +93,14 @@ class States:
                 yield from self._constant(node, value=False)
             elif name == "is_mutable_collection":
                 if _collection(node) != "intermediates" and not self._is_under_mode(node):
-                    self.plan.note(node, "NNX state is always mutable, in evaluation too")
+                    self.notes.append(
+                        (node.lineno, "NNX state is always mutable, in evaluation too")
+                    )
                 yield from self._constant(node, value=True)
             elif name == "has_variable" and self._is_never_made(node):
-                self.plan.note(node, "no run made this variable: it is taken not to be there")
+                self.notes.append(
+                    (node.lineno, "no run made this variable: it is taken not to be there")
+                )
                 yield from self._constant(node, value=False)
             elif name == "has_variable":
                 yield from self._always(node)
@@ -104,7 +112,7 @@ class States:
                 stream = node.args[0] if node.args else None
                 if not (isinstance(stream, ast.Constant) and isinstance(stream.value, str)):
                     raise NotRewritableError("stream-name", node)
-                self.plan.note(node, "keys are drawn from an NNX stream")
+                self.notes.append((node.lineno, "keys are drawn from an NNX stream"))
                 yield self.source.edit(node, f"self.rngs{_stream(stream.value)}()")
             elif name in (
                 "param",
@@ -197,7 +205,9 @@ class States:
         """Has one name in both; Linen's adds nothing where no perturbations are given."""
         if len(node.args) > 2 or any(k.arg == "collection" for k in node.keywords):
             raise NotRewritableError("perturb-collection", node)
-        self.plan.note(node, "perturb adds to the state, and warns, outside of nnx.capture")
+        self.notes.append(
+            (node.lineno, "perturb adds to the state, and warns, outside of nnx.capture")
+        )
 
     def _sow(self, node: ast.Call) -> Iterator[Edit]:
         first = node.args[0] if node.args else None

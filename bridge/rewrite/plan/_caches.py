@@ -13,7 +13,7 @@ from bridge.rewrite.observe._paths_below import below_made
 from bridge.rewrite.observe._records import Making
 
 from ._method import Method
-from ._plans import CACHE, Slot
+from ._plans import CACHE, Lines, Slot
 from ._refusals import NotRewritableError
 
 
@@ -28,6 +28,20 @@ class Cache:
 
     arguments: str
     test: str | None
+
+
+def cache_lines(cache: Cache, attention: str, depth: int = 0) -> Lines:
+    """The statements that make a decode cache, behind that which makes the layer.
+
+    Args:
+        cache: what is made.
+        attention: the layer.
+        depth: the indentation of the first line.
+    """
+    call = f"{attention}.init_cache({cache.arguments})"
+    if cache.test is None:
+        return [(depth, call)]
+    return [(depth, f"if {cache.test}:"), (depth + 1, call)]
 
 
 def cache_of(method: Method, slot: Slot) -> Cache | None:

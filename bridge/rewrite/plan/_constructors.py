@@ -173,7 +173,7 @@ class Constructor:
         given = dict(bound(plan, slot.node))
         positional = set(plan.arguments[: len(slot.node.args)])
         parts = []
-        for name in plan.constructed:
+        for name in self.program.written[plan.cls].constructed:
             if name not in given:
                 positional = set()
                 continue

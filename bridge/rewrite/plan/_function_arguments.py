@@ -15,7 +15,7 @@ def call_edits(source: Source, node: ast.Call, plan: FunctionPlan) -> Iterator[E
     """A call without the arguments that the constructor got."""
     keywords: dict[ast.expr, ast.keyword] = {k.value: k for k in node.keywords}
     parts: list[tuple[Any, bool]] = [
-        (keywords.get(value, value), name in plan.dropped) for name, value in bound(plan, node)
+        (keywords.get(value, value), name in plan.known) for name, value in bound(plan, node)
     ]
     parts.sort(key=lambda part: source.start(part[0]))
     for index, (part, is_dropped) in enumerate(parts):

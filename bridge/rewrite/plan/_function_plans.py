@@ -25,8 +25,6 @@ class FunctionPlan(ClassPlan):
         returns_several: `List` or `Dict` if it returns a list or a dict of layers, else `""`.
         name_in_file: what it is called in the new file.
         known: the arguments that a constructor knows.
-        constructed: those of them that its own constructor takes.
-        dropped: the arguments that its call no longer takes.
         modules: the arguments that are the module whose method calls it.
         around: the class that it is in, None for one at the top of the file.
     """
@@ -36,8 +34,6 @@ class FunctionPlan(ClassPlan):
     returns_several: str = ""
     name_in_file: str = ""
     known: set[str] = dataclasses.field(default_factory=set)
-    constructed: list[str] = dataclasses.field(default_factory=list)
-    dropped: set[str] = dataclasses.field(default_factory=set)
     modules: set[str] = dataclasses.field(default_factory=set)
     around: ast.ClassDef | None = None
 

@@ -45,8 +45,6 @@ class Lift:
         if plan is not None and plan.wraps:
             raise NotRewritableError("transform-of-linen", slot.node)
         self.cls = self._field(longest[-1]) or self._name(longest[-1].target)
-        self.is_put = False
-        """Whether NNX's transforms are around its calls."""
         self.test = None if self.is_always else self._test()
 
     def axes(self, lifted: Lifted) -> Axes:

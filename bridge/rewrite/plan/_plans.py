@@ -15,6 +15,8 @@ from ._refusals import Refusal
 Key = tuple[int, Path]
 # The name of the constructor argument for the shape of a decode cache begins so.
 CACHE = "cache_shape"
+Lines = list[tuple[int, str]]
+"""Lines of a constructor, with the depth of their indentation."""
 
 
 @dataclasses.dataclass
@@ -54,7 +56,6 @@ class Slot:
         attribute: the name of what it makes, on the NNX module.
         loops: the loops and comprehensions around it, the outermost first.
         is_list: whether it makes one for each turn.
-        item: how the call names the one of a turn.
         lift: what its calls go through, None if it is called as it is.
         outer: the slot whose arguments it is among.
         modes: what each call is given besides, by name.
@@ -73,7 +74,6 @@ class Slot:
     attribute: str = ""
     loops: list[ast.AST] = dataclasses.field(default_factory=list)
     is_list: bool = False
-    item: str = ""
     outer: Slot | None = None
     modes: dict[str, str] = dataclasses.field(default_factory=dict)
     linen: Refusal | None = None
@@ -150,7 +150,6 @@ class ClassPlan:
     bases: list[ClassPlan] = dataclasses.field(default_factory=list)
     layer: type | None = None
     wraps: bool = False
-    text: str = ""
     functions: list[FunctionLift] = dataclasses.field(default_factory=list)
 
     @property
@@ -187,6 +186,21 @@ class ClassPlan:
         return own | {field.name for field in self.fields} | set(self.sizes)
 
 
+@dataclasses.dataclass(frozen=True)
+class Written:
+    """A class or a function as it is written.
+
+    Attributes:
+        text: the new text.
+        notes: what a person has to look at: line and text.
+        constructed: of a function's arguments, those that its constructor takes.
+    """
+
+    text: str
+    notes: tuple[tuple[int, str], ...] = ()
+    constructed: tuple[str, ...] = ()
+
+
 @dataclasses.dataclass
 class Program:
     """Everything that is rewritten together.
@@ -197,6 +211,7 @@ class Program:
         sources: by file.
         keep_names: whether automatic names stay Linen's.
         entries: how many runs were of entry points, and not with other sizes.
+        written: what is written, by class.
         new_modules: the names of new modules by those of old ones.
         unreadable: classes of the package whose source cannot be used: file and refusal.
     """
@@ -206,6 +221,7 @@ class Program:
     sources: dict[str, Source]
     keep_names: bool = False
     entries: int = 1
+    written: dict[type, Written] = dataclasses.field(default_factory=dict)
     new_modules: dict[str, str] = dataclasses.field(default_factory=dict)
     unreadable: dict[type, tuple[str, Refusal]] = dataclasses.field(default_factory=dict)
 
@@ -213,6 +229,11 @@ class Program:
     def roots(self) -> list[Instance]:
         """The models that the entry points make."""
         return [self.records.instances[(run, ())] for run in range(self.entries)]
+
+    def notes_of(self, plan: ClassPlan) -> list[tuple[int, str]]:
+        """What a person has to look at in a class: line and text."""
+        written = self.written.get(plan.cls)
+        return list(dict.fromkeys([*plan.review, *(written.notes if written else ())]))
 
     def plan_of(self, cls: type | None) -> ClassPlan | None:
         """The plan of a class; that of a class that a lifted transform made is none."""

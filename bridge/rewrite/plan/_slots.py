@@ -94,19 +94,26 @@ def find_slots(program: Program, plan: ClassPlan) -> None:
         slot.functions = functions_of(plan, slot)
 
 
-def add_makings(program: Program, run: int) -> None:
-    """Adds what one more run has made to the slots that are there.
+def slots_of_run(program: Program, run: int) -> dict[int, tuple[ClassPlan, Slot]]:
+    """The class and the slot of what a run made, by the id of the making.
 
     Args:
-        program: everything, with the classes as they were written.
-        run: the number of the run.
+        program: everything.
+        run: the number of the run, which may be later than the slots are.
     """
-    makings = [making for making in program.records.makings if making.run == run]
+    makings = [m for m in program.records.makings if m.run == run and m.kind in _STORING]
+    found: dict[int, tuple[ClassPlan, Slot]] = {}
     for plan in program.plans.values():
-        for making in makings:
-            own = making.site.file == plan.source.file and plan.source.call_at(making.site.span)
-            if isinstance(own, ast.Call) and own in plan.slots:
-                plan.slots[own].makings = _once([*plan.slots[own].makings, making])
+        apart = program.records.functions_that_make.keys() - {plan.cls}
+        own: dict[ast.Call, list[Making]] = {}
+        for making in makings if plan.refusal is None else ():
+            if making.site.file == plan.source.file and making.owner_cls not in apart:
+                node = plan.source.call_at(making.site.span)
+                if node is not None and node in plan.slots:
+                    own.setdefault(node, []).append(making)
+        for node, each in own.items():
+            found |= {id(making): (plan, plan.slots[node]) for making in _once(each)}
+    return found
 
 
 def _is_repeated(slot: Slot) -> bool:

@@ -28,7 +28,6 @@ from bridge.rewrite.observe._steps import COLLECTION
 from bridge.rewrite.observe._trace import Watch
 from bridge.rewrite.plan._function_plans import FunctionPlan
 from bridge.rewrite.plan._plans import ClassPlan, Program
-from bridge.rewrite.plan._slots import add_makings
 
 from ._build import Maker, importable
 from ._other_values import other_sizes, other_values, types_of
@@ -220,7 +219,6 @@ class FieldVariation:
         if COLLECTION in self.program.records.variables[number] and not maker.is_complete:
             # A constructor that makes caches is told their shape, which this model never was.
             return None
-        add_makings(self.program, number)
         what = ", ".join(difference(model, changed))
         prover = Prover(self.program, maker, gradients=False)
         own = dataclasses.replace(entry, make=lambda: changed)

@@ -14,55 +14,64 @@ from flax import linen as nn
 from bridge.rewrite.observe._entries import Entry
 from bridge.rewrite.observe._records import Called, Instance, Path, Shape
 from bridge.rewrite.plan._function_plans import FunctionPlan
-from bridge.rewrite.plan._plans import ClassPlan, Program
-from bridge.rewrite.plan._refusals import refused
+from bridge.rewrite.plan._plans import Program
+from bridge.rewrite.plan._refusals import Refusal, refused
 
 
-def parts_of(program: Program, entries: Sequence[Entry]) -> list[Entry] | None:
-    """The outermost rewritten modules of entries whose own class stays Linen, as entries.
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """What is run in the place of entries whose own class stays Linen.
 
-    Each is called as the model calls it, with its fields. What is given modules cannot be made
-    again, so its class goes back to Linen.
+    Attributes:
+        entries: the outermost rewritten modules, and the entries whose class is rewritten. A module
+            is called as the model calls it, with its fields.
+        refused: the classes that are given modules, which cannot be made again.
+    """
+
+    entries: list[Entry]
+    refused: dict[type, Refusal]
+
+
+def parts_of(program: Program, entries: Sequence[Entry]) -> Parts | None:
+    """The parts of a model that run by themselves; None if each entry's own class is rewritten.
 
     Args:
         program: everything.
         entries: how the model is made and called.
-
-    Returns:
-        Them and the entries whose class is rewritten; None if it is so for all.
     """
-    kept = [_plan(program, root) is not None for root in program.roots]
+    kept = [_is_rewritten(program, root) for root in program.roots]
     if all(kept):
         return None
-    found: list[Entry] = []
-    seen: set[tuple[type, str]] = set()
+    found, seen = Parts([], {}), set[tuple[type, str]]()
     for run, entry in enumerate(entries):
         if kept[run]:
-            found.append(entry)
+            found.entries.append(entry)
             continue
-        for instance, parts in _outermost(program, run):
+        for instance, parts in _outermost(program, run, found.refused):
             for part in parts:
                 key = instance.cls, repr((instance.fields, part.called))
                 if key not in seen:
                     seen.add(key)
-                    found.append(part)
+                    found.entries.append(part)
     return found
 
 
-def _plan(program: Program, instance: Instance) -> ClassPlan | None:
-    """The plan of a module's class if it is rewritten."""
+def _is_rewritten(program: Program, instance: Instance) -> bool:
     plan = program.plan_of(instance.cls)
-    is_class = plan is not None and plan.refusal is None and not isinstance(plan, FunctionPlan)
-    return plan if is_class else None
+    return plan is not None and plan.refusal is None and not isinstance(plan, FunctionPlan)
 
 
-def _outermost(program: Program, run: int) -> Iterator[tuple[Instance, list[Entry]]]:
+def _outermost(
+    program: Program, run: int, refused_classes: dict[type, Refusal]
+) -> Iterator[tuple[Instance, list[Entry]]]:
     """The rewritten modules of a run that are in no other one, and how they are made again."""
     own = [each for (number, _), each in program.records.instances.items() if number == run]
     inside: set[Path] = set()
     for instance in sorted(own, key=lambda each: len(each.path)):
-        path, plan = instance.path, _plan(program, instance)
-        if plan is None or any(path[:n] in inside for n in range(len(path))):
+        path = instance.path
+        if not _is_rewritten(program, instance) or instance.cls in refused_classes:
+            continue
+        if any(path[:n] in inside for n in range(len(path))):
             continue
         made = [entry_of(instance, called) for called in first_calls(instance)]
         parts = [each for each in made if each is not None]
@@ -70,7 +79,7 @@ def _outermost(program: Program, run: int) -> Iterator[tuple[Instance, list[Entr
             inside.add(path)
             yield instance, parts
         else:
-            plan.refuse(refused("given-modules"))
+            refused_classes[instance.cls] = refused("given-modules")
 
 
 def first_calls(instance: Instance) -> list[Called]:

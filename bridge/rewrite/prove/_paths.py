@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,16 +11,14 @@ from flax import linen as nn
 
 from bridge._conversion.collections import OUTPUTS
 from bridge.port._rule_text import rules_of as compressed
-from bridge.rewrite.emit._setup import Setup
 from bridge.rewrite.observe._records import Making, Path
 from bridge.rewrite.observe._snapshots import path_of
-from bridge.rewrite.plan._constructors import made_text
+from bridge.rewrite.plan._computed import Computed
+from bridge.rewrite.plan._containers import attribute_of, held_attributes
 from bridge.rewrite.plan._function_plans import FunctionPlan
 from bridge.rewrite.plan._layers import field_order
-from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._plans import ClassPlan, Program, Slot
-from bridge.rewrite.plan._references import References
-from bridge.rewrite.plan._slots import name_node
+from bridge.rewrite.plan._slots import name_node, slots_of_run
 
 from ._shared_nodes import first_paths, node_at
 
@@ -72,12 +69,7 @@ class Paths:
         self.program, self.run, self.model = program, run, model
         self._first = {} if model is None else first_paths(model)
         self.makings = [m for m in program.records.makings if m.run == run]
-        self.slots: dict[int, tuple[ClassPlan, Slot]] = {}
-        for plan in program.plans.values():
-            if plan.refusal is None:
-                for slot in plan.slots.values():
-                    for making in slot.makings:
-                        self.slots[id(making)] = (plan, slot)
+        self.slots = slots_of_run(program, run)
         self._owners = {path: m.owner for m in self.makings if (path := self._path(m))}
         self._depths: dict[Path, int] = {}
         self.numbers: dict[int, int] = {}
@@ -196,7 +188,7 @@ class Paths:
                 m
                 for m in self.makings
                 if outer is not None
-                and m in outer.makings
+                and self.slots.get(id(m), (None, None))[1] is outer
                 and m.owner == making.owner
                 and m.order > making.order
             ),
@@ -210,15 +202,14 @@ class Paths:
         return f"{base}.{field.replace('.', '_') if _is_wrapped(outer) else field}"
 
     def _in_setup(self, plan: ClassPlan, slot: Slot, making: Making, name: str) -> str:
-        setup = _setup_of(self.program, plan, slot)
-        attribute = setup.attribute(slot)
+        attribute = attribute_of(plan, slot)
         if name_node(slot) is not None and slot.kind == "module" and attribute is not None:
             return attribute
         if slot.kind != "module" and attribute is not None:
             return attribute
-        if setup.computed.makes(slot):
+        if Computed(plan, slot.method).makes(slot):
             return slot.attribute
-        containers = setup.containers()
+        containers = held_attributes(self.program, plan, slot.method)
         if name_node(slot) is not None and containers.get(slot.attribute) == "List":
             # The program named what is in the list, each for itself.
             place = self.numbers[id(making)] if slot.is_list else _place_in_list(plan, slot)
@@ -235,12 +226,6 @@ def _place_in_list(plan: ClassPlan, slot: Slot) -> int | None:
     """The place of a slot in a list that is written out."""
     around = plan.source.parents[slot.node]
     return around.elts.index(slot.node) if isinstance(around, ast.List | ast.Tuple) else None
-
-
-def _setup_of(program: Program, plan: ClassPlan, slot: Slot) -> Setup:
-    namespace = vars(sys.modules[plan.cls.__module__])
-    references = References(program, plan.source, namespace)
-    return Setup(Method(program, plan, slot.method, references, made_text))
 
 
 def _is_wrapped(slot: Slot | None) -> bool:

@@ -127,7 +127,7 @@ class InPlace:
             cls, plan = file.namespace.get(node.name), plans.get(node)
             refusal = plan.refusal if plan is not None else None
             if plan is not None and refusal is None:
-                yield from self._notes(path, plan)
+                yield from self._notes(file, plan)
             elif refusal is not None:
                 text = f"{node.name} stays Linen: {refusal}"
                 yield Obstacle(path, refusal.line or node.lineno, text, False)
@@ -135,9 +135,9 @@ class InPlace:
                 text = f"{node.name} stays Linen: {refused('not-called')}"
                 yield Obstacle(path, node.lineno, text, False)
 
-    def _notes(self, path: str, plan: ClassPlan) -> Iterator[Obstacle]:
-        for line, text in plan.review:
-            yield Obstacle(path, line, f"{plan.name} needs review: {text}", True)
+    def _notes(self, file: NewFile, plan: ClassPlan) -> Iterator[Obstacle]:
+        for line, text in file.program.notes_of(plan):
+            yield Obstacle(file.source.file, line, f"{plan.name} needs review: {text}", True)
 
 
 def in_place_text(file: NewFile) -> str:

@@ -6,16 +6,16 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from bridge.rewrite.plan._conditions import Conditions
-from bridge.rewrite.plan._constructors import made_text
-from bridge.rewrite.plan._method import Method
-from bridge.rewrite.plan._plans import Slot
-from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._growth import grown_name, is_growth
 from bridge.rewrite.syntax._source import COMPREHENSIONS, bound_in, is_self, names_in
 
+from ._caches import cache_lines
+from ._conditions import Conditions
+from ._constructors import made_text
 from ._known_loops import Loop, known_loop
-from ._lines import Lines, cache_lines
+from ._method import Method
+from ._plans import Lines, Slot
+from ._refusals import NotRewritableError
 
 
 class Slice:

@@ -1,0 +1,97 @@
+"""Finds what `setup` computes from parameters, which Linen computes in each call."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from bridge.rewrite.syntax._source import bound_in, is_self
+
+from ._plans import ClassPlan, Slot
+from ._refusals import NotRewritableError
+from ._slots import is_stored
+
+
+class Computed:
+    """The statements of one `setup` that compute with parameters.
+
+    Args:
+        plan: the class.
+        setup: the method.
+
+    Attributes:
+        attributes: the attributes that they set.
+        statements: the statements.
+        slots: the parameters that no attribute is, by the expressions that make them.
+        stored: the attributes that are parameters.
+    """
+
+    def __init__(self, plan: ClassPlan, setup: ast.FunctionDef) -> None:
+        self.setup, self.source = setup, plan.source
+        own = [slot for slot in plan.slots.values() if slot.method is setup]
+        self._modules = {slot.node for slot in own if slot.kind == "module"}
+        slots = [slot for slot in own if slot.kind == "param" and not slot.is_list]
+        self.stored = {
+            str(statement.targets[0].attr)  # pyright: ignore
+            for slot in slots
+            if is_stored(plan, slot)
+            and isinstance(statement := self.source.statement_of(slot.node), ast.Assign)
+        }
+        self.slots = {slot.node: slot for slot in slots if not is_stored(plan, slot)}
+        self.attributes: dict[str, None] = {}
+        self._names: set[str] = set()
+        self.statements: list[ast.stmt] = []
+        self._find()
+
+    def makes(self, slot: Slot) -> bool:
+        """Whether a parameter is one that such a statement makes."""
+        return any(slot.node in ast.walk(each) for each in self.statements)
+
+    def _find(self) -> None:
+        waiting = [
+            each
+            for each in ast.walk(self.setup)
+            if isinstance(each, ast.Assign | ast.AnnAssign) and each.value is not None
+        ]
+        while True:
+            more = [each for each in waiting if self._reads(each.value)]
+            if not more:
+                break
+            for each in more:
+                waiting.remove(each)
+                if not self._modules.isdisjoint(ast.walk(each)):
+                    raise NotRewritableError("computed-for-layer", each)
+                self.statements.append(each)
+                self._names |= bound_in(each)
+                self.attributes |= dict.fromkeys(set_attributes(each))
+        self.statements.sort(key=lambda each: each.lineno)
+        ordered = [name for each in self.statements for name in set_attributes(each)]
+        self.attributes = dict.fromkeys(ordered)
+        for each in self.statements:
+            around = self.source.parents[each]
+            while isinstance(around, ast.If):
+                around = self.source.parents[around]
+            if around is not self.setup:
+                raise NotRewritableError("computed-in-block", each)
+
+    def _reads(self, value: ast.AST | None) -> bool:
+        """Whether an expression reads a parameter, or what is computed from one."""
+        if value is None or (is_self(value) and value.attr in self.stored):  # pyright: ignore
+            # A second name of a parameter.
+            return False
+        for each in ast.walk(value):
+            if each in self.slots:
+                return True
+            if isinstance(each, ast.Name) and each.id in self._names:
+                return True
+            if is_self(each) and each.attr in {*self.stored, *self.attributes}:  # pyright: ignore
+                return True
+        return False
+
+
+def set_attributes(statement: ast.stmt) -> Iterator[str]:
+    """The attributes that a statement sets."""
+    targets = [getattr(statement, "target", None), *getattr(statement, "targets", ())]
+    for node in (node for each in targets if each is not None for node in ast.walk(each)):
+        if is_self(node):
+            yield node.attr  # pyright: ignore
