@@ -21,8 +21,7 @@ from .plan._refusals import NotRewritableError, Refusal, refused
 from .prove._blame import Blame
 from .prove._field_variation import FieldVariation
 from .prove._parts import parts_of
-from .prove._proof import prove
-from .prove._proof_in_place import fault_in_place
+from .prove._proof import fault_in_place, prove
 from .prove._proven import Proof
 from .publish._in_place import InPlace
 from .syntax._source import condition_lines

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from bridge.rewrite.plan._cells import carry_edits
-from bridge.rewrite.plan._function_arguments import call_edits
 from bridge.rewrite.plan._function_plans import called_function
 from bridge.rewrite.plan._layers import CALL_RENAMES
 from bridge.rewrite.plan._method_plans import MethodPlan
@@ -21,7 +20,7 @@ from ._dead import dead_blocks, in_place_of
 from ._function_edits import function_edits
 from ._lifted_calls import LiftedCalls
 from ._removals import Removals, inlined
-from ._slot_calls import calls_of
+from ._slot_calls import call_edits, calls_of
 from ._states import States
 
 _RAISE = 'raise NotImplementedError("this branch did not run when {} was rewritten")'

@@ -15,11 +15,11 @@ from bridge.rewrite.plan._options import STACKS
 from bridge.rewrite.plan._plans import ClassPlan, Lines, Program, Written
 from bridge.rewrite.plan._references import References
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import Edit, bound_in, is_import
+from bridge.rewrite.syntax._source import Edit, bound_in, is_docstring, is_import
 
 from ._calls import Calls
+from ._function_edits import decorated
 from ._layer_classes import LayerClass
-from ._lifted_methods import decorated
 from ._lines import as_text
 from ._setup import Setup
 from ._signature import Signature
@@ -131,10 +131,8 @@ class ClassText:
     def _decorators(self, method: ast.FunctionDef) -> None:
         for decorator in method.decorator_list:
             value = self.references.value_of(decorator)
-            line = self.source.offset(decorator.lineno, 0)
-            following = self.source.offset((decorator.end_lineno or 0) + 1, 0)
             if value in (nn.compact, nn.nowrap):
-                self.edits.append(Edit(line, following, ""))
+                self.edits.append(self.source.lines_of(decorator))
             elif ast.unparse(decorator).split(".")[-1] in _KEPT_DECORATORS or (
                 isinstance(decorator, ast.Attribute) and decorator.attr in ("setter", "getter")
             ):
@@ -183,10 +181,8 @@ class ClassText:
             self.edits += self.references.edits(method.returns)
 
     def _delete(self, node: ast.stmt) -> None:
-        above = len(self.source.comments_above(node))
-        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
-        begin = self.source.offset(first - above, 0)
-        end = self.source.offset((node.end_lineno or node.lineno) + 1, 0)
+        """Takes away a statement with its comments, and the blank lines behind it."""
+        begin, end, _ = self.source.lines_of(node, comments=True)
         while self.source.data[end : end + 1] == b"\n":
             end += 1
         self.edits.append(Edit(begin, min(end, self.source.end(self.plan.node)), ""))
@@ -244,20 +240,22 @@ class ClassText:
                 self.edits.append(Edit(end, end, f"\n\n{constructor}"))
             return
         if first in own:
-            self._remove_fields(own)
+            # The constructor has them.
+            for node in own:
+                self._delete(node)
         anchor = next(
             (
                 n
                 for n in plan.node.body
                 if n not in own
-                and not _is_docstring(n)
+                and not is_docstring(n)
                 and not (isinstance(n, ast.FunctionDef) and n.name == "setup")
             ),
             None,
         )
         if anchor is None:
             end = source.end(plan.node)
-            blank = "\n" if _is_docstring(plan.node.body[-1]) else ""
+            blank = "\n" if is_docstring(plan.node.body[-1]) else ""
             self.edits.append(Edit(end, end, f"{blank}{constructor}"))
             return
         line = min([anchor.lineno, *(d.lineno for d in getattr(anchor, "decorator_list", []))])
@@ -266,25 +264,9 @@ class ClassText:
         )
         begin = source.offset(line, 0)
         place = own[0].lineno if own and own[0] is first else line
-        blank = "\n" if _is_docstring(plan.node.body[0]) and not _is_blank(source, place) else ""
+        blank = "\n" if is_docstring(plan.node.body[0]) and not _is_blank(source, place) else ""
         self.edits.append(Edit(begin, begin, f"{blank}{constructor}\n\n"))
-
-    def _remove_fields(self, own: list[ast.AnnAssign]) -> None:
-        """The lines of the fields, which the constructor has."""
-        source, first = self.source, min(own, key=lambda node: node.lineno)
-        begin = source.offset(first.lineno - len(source.comments_above(first)), 0)
-        for node in own:
-            if node is not first:
-                self._delete(node)
-        stop = source.offset((first.end_lineno or first.lineno) + 1, 0)
-        while source.data[stop : stop + 1] == b"\n":
-            stop += 1
-        self.edits.append(Edit(begin, min(stop, source.end(self.plan.node)), ""))
 
 
 def _is_blank(source: Any, line: int) -> bool:
     return line < 2 or not source.lines[line - 2].strip()
-
-
-def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

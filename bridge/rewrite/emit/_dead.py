@@ -11,7 +11,15 @@ from flax import linen as nn
 from bridge.rewrite.plan._function_plans import functions_in
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import COMPREHENSIONS, FUNCTIONS, Edit, Source, is_free, is_self
+from bridge.rewrite.syntax._source import (
+    COMPREHENSIONS,
+    FUNCTIONS,
+    Edit,
+    Source,
+    is_docstring,
+    is_free,
+    is_self,
+)
 
 
 def dead_blocks(method: Method) -> list[list[ast.stmt]]:
@@ -69,7 +77,7 @@ def _block_of(method: Method, statement: ast.AST, lines: set[int]) -> list[ast.s
             if statement in block and not any(
                 n in lines for s in block for n in range(s.lineno, (s.end_lineno or 0) + 1)
             ):
-                best = [s for s in block if not _is_docstring(s)]
+                best = [s for s in block if not is_docstring(s)]
         statement = parent
     if best is None:
         raise NotRewritableError("statement-not-run", statement)
@@ -91,7 +99,3 @@ def blocks_of(node: ast.AST) -> Iterator[list[ast.stmt]]:
         block = getattr(node, name, None)
         if isinstance(block, list) and block:
             yield block
-
-
-def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

@@ -102,8 +102,7 @@ class LayerClass:
         statement = self.source.parents[call]
         if statement is node.body[0] and isinstance(statement, ast.Assign):
             value = ast.unparse(statement.targets[0])
-            begin = self.source.offset(statement.lineno, 0)
-            yield Edit(begin, self.source.offset((statement.end_lineno or 0) + 1, 0), "")
+            yield self.source.lines_of(statement)
         else:
             value = "value" if "value" not in read else "value_"
             yield self.source.edit(call, value)

@@ -125,14 +125,14 @@ class Removals:
 
     def source_lines(self, node: ast.stmt) -> Edit:
         """The whole lines of a statement, with its comments."""
-        above = len(self.source.comments_above(node))
-        begin = self.source.offset(node.lineno - above, 0)
+        begin, end, _ = self.source.lines_of(node, comments=True)
         behind = (node.end_lineno or node.lineno) + 1
         if isinstance(node, ast.FunctionDef):
             # A blank line is part of a function.
             while behind <= len(self.source.lines) and not self.source.lines[behind - 1].strip():
                 behind += 1
-        return Edit(begin, self.source.offset(behind, 0), "")
+            end = self.source.offset(behind, 0)
+        return Edit(begin, end, "")
 
 
 def inlined(method: Method) -> dict[str, Slot]:

@@ -119,9 +119,7 @@ class Setup:
             stack.extend(ast.iter_child_nodes(node))
         for node in gone:
             if not bound_in(node) & loads and self.source.parents[node] is self.method.node:
-                begin = self.source.offset(node.lineno, 0)
-                end = self.source.offset((node.end_lineno or node.lineno) + 1, 0)
-                yield Edit(begin, end, "")
+                yield self.source.lines_of(node)
 
     def _check_modes(self, slot: Slot) -> None:
         if attribute_of(self.plan, slot) is None:

@@ -6,10 +6,11 @@ import ast
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from bridge.rewrite.plan._function_plans import FunctionPlan, bound
 from bridge.rewrite.plan._lifted_functions import calls_inside
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._plans import ClassPlan, Slot
-from bridge.rewrite.syntax._source import is_self, is_shadowed
+from bridge.rewrite.syntax._source import Edit, Source, is_self, is_shadowed
 
 
 def calls_of(plan: ClassPlan, slot: Slot) -> Iterator[ast.Call]:
@@ -74,3 +75,21 @@ def _pairs(target: ast.expr, values: ast.expr) -> Iterator[tuple[ast.expr, ast.e
             yield from zip(parts, values.args, strict=False)
     else:
         yield target, values
+
+
+def call_edits(source: Source, node: ast.Call, plan: FunctionPlan) -> Iterator[Edit]:
+    """A call without the arguments that the constructor got."""
+    keywords: dict[ast.expr, ast.keyword] = {k.value: k for k in node.keywords}
+    parts: list[tuple[Any, bool]] = [
+        (keywords.get(value, value), name in plan.known) for name, value in bound(plan, node)
+    ]
+    parts.sort(key=lambda part: source.start(part[0]))
+    for index, (part, is_dropped) in enumerate(parts):
+        if not is_dropped:
+            continue
+        if any(not gone for _, gone in parts[:index]):
+            yield Edit(source.end(parts[index - 1][0]), source.end(part), "")
+        elif index + 1 < len(parts):
+            yield Edit(source.start(part), source.start(parts[index + 1][0]), "")
+        else:
+            yield Edit(source.start(part), source.end(part), "")

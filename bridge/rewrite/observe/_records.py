@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax
 from flax import linen as nn
+from flax.core import meta
 
 from bridge._conversion.collections import OUTPUTS
 
@@ -278,3 +280,40 @@ class Records:
     def of_class(self, cls: type) -> list[Instance]:
         """The instances of a class and of its subclasses."""
         return [each for each in self.instances.values() if issubclass(each.cls, cls)]
+
+
+def below(
+    variables: Mapping[str, Any], path: Path, stacks: Sequence[Lifted] = ()
+) -> dict[str, Any]:
+    """Each collection's part at a path, without the axes that transforms added.
+
+    Args:
+        variables: shapes, by collection.
+        path: of the module.
+        stacks: the transforms around it, the outermost first.
+    """
+    found: dict[str, Any] = {}
+    for collection, tree in variables.items():
+        inner = tree
+        for name in path:
+            inner = inner.get(name) if isinstance(inner, Mapping) else None
+        if isinstance(inner, Mapping):
+            axes = [each.axes[collection] for each in stacks if collection in each.axes]
+            found[collection] = _inner(inner, axes) if axes else inner
+    return found
+
+
+def below_made(records: Records, making: Making) -> dict[str, Any]:
+    """The abstract variables below the module that was made, by collection."""
+    path = making.path or ()
+    return below(records.variables[making.run], path, records.stacks_above(making.run, path))
+
+
+def _inner(tree: Any, axes: Sequence[int]) -> Any:
+    def one(leaf: Any) -> jax.ShapeDtypeStruct:
+        shape = list(leaf.shape)
+        for axis in axes:
+            del shape[axis]
+        return jax.ShapeDtypeStruct(tuple(shape), leaf.dtype)
+
+    return jax.tree.map(one, meta.unbox(tree))

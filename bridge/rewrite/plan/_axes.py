@@ -9,11 +9,10 @@ from typing import Any
 from flax import linen as nn
 
 from bridge._conversion.collections import OUTPUTS
-from bridge.rewrite.observe._paths_below import below
-from bridge.rewrite.observe._records import Lifted, Path, Records
+from bridge.rewrite.observe._records import Lifted, Path, Records, below
 
 from ._refusals import NotRewritableError
-from ._variable_types import type_text
+from ._variables import type_text
 
 _CARRY = "nnx.Carry"
 

@@ -6,8 +6,14 @@ import ast
 from collections.abc import Sequence
 from typing import Any
 
-from bridge.rewrite.syntax._growth import grown_name, is_growth
-from bridge.rewrite.syntax._source import COMPREHENSIONS, bound_in, is_self, names_in
+from bridge.rewrite.syntax._source import (
+    COMPREHENSIONS,
+    bound_in,
+    grown_name,
+    is_growth,
+    is_self,
+    names_in,
+)
 
 from ._caches import cache_lines
 from ._conditions import Conditions

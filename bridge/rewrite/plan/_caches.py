@@ -9,8 +9,7 @@ from typing import Any
 
 from flax.core import meta
 
-from bridge.rewrite.observe._paths_below import below_made
-from bridge.rewrite.observe._records import Making
+from bridge.rewrite.observe._records import Making, below_made
 
 from ._method import Method
 from ._plans import CACHE, Lines, Slot

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from flax import linen as nn
 
 from bridge.rewrite.observe._records import Making
-from bridge.rewrite.syntax._source import Edit, names_in
+from bridge.rewrite.syntax._source import Edit, is_docstring, names_in
 
 from ._method import Method
 from ._refusals import NotRewritableError
@@ -44,9 +44,9 @@ def carry_edits(method: Method) -> Iterator[Edit]:
     begin, end = source.start(key), source.end(shape)
     yield Edit(begin, end, f"{text}, {streams}: nnx.Rngs | None = None, carry_init=None")
     body = [each for each in node.body if not _only_deletes(each, key.arg)]
-    yield from (_line(method, each) for each in node.body if each not in body)
+    yield from (source.lines_of(each) for each in node.body if each not in body)
     if body and any(key.arg in names_in(each) for each in body):
-        statement = next(each for each in body if not _is_docstring(each))
+        statement = next(each for each in body if not is_docstring(each))
         start = source.start(statement)
         made = f"{key.arg} = (nnx.Rngs(0) if {streams} is None else {streams})()"
         yield Edit(start, start, f"{made}\n{' ' * statement.col_offset}")
@@ -54,12 +54,3 @@ def carry_edits(method: Method) -> Iterator[Edit]:
 
 def _only_deletes(statement: ast.stmt, name: str) -> bool:
     return isinstance(statement, ast.Delete) and ast.unparse(statement) == f"del {name}"
-
-
-def _line(method: Method, statement: ast.stmt) -> Edit:
-    begin = method.source.offset(statement.lineno, 0)
-    return Edit(begin, method.source.offset((statement.end_lineno or 0) + 1, 0), "")
-
-
-def _is_docstring(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)

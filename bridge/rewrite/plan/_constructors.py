@@ -8,8 +8,7 @@ import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from bridge.rewrite.observe._paths_below import below_made
-from bridge.rewrite.observe._records import Instance, Making
+from bridge.rewrite.observe._records import Instance, Making, below_made
 from bridge.rewrite.syntax._evaluate import partial_of
 from bridge.rewrite.syntax._source import is_fixed
 
@@ -18,8 +17,7 @@ from ._cells import splits_all
 from ._class_checks import check_layer
 from ._fixed_modes import fixed_mode
 from ._function_plans import FunctionPlan, bound, called_function
-from ._layer_arguments import has_next, ordered
-from ._layers import Layer, field_order, seen
+from ._layers import Layer, field_order, has_next, ordered, seen
 from ._lift import Lift
 from ._method import Method
 from ._plans import CACHE, ClassPlan, Slot

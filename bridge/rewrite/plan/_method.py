@@ -19,12 +19,11 @@ from bridge.rewrite.syntax._source import (
 )
 
 from ._candidates import Candidates
-from ._choices import choice_of
-from ._definitions import written_tuple
 from ._function_plans import taint_of
 from ._plans import CACHE, ClassPlan, Program, Slot
 from ._references import References
 from ._refusals import NotRewritableError
+from ._size_sources import choice_of, written_tuple
 from ._sizes import Sizes
 
 

@@ -10,14 +10,13 @@ from __future__ import annotations
 import ast
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bridge.rewrite.observe._records import Making
 from bridge.rewrite.syntax._source import bound_in, names_in
 
 from ._candidates import Candidate, Candidates
-from ._forms import forms
 from ._plans import ClassPlan, SizeArgument
 
 _COMBINED = 14
@@ -309,3 +308,31 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, tuple | list) and isinstance(b, tuple | list):
         return tuple(a) == tuple(b)
     return type(a) is not bool and type(b) is not bool and a == b
+
+
+def forms(texts: list[str]) -> Iterator[tuple[str, Any]]:
+    """Expressions of the sizes with these texts, each with what computes it from their values."""
+
+    def product(a: str, b: str) -> Any:
+        return lambda t: t[a] * t[b]
+
+    def total(a: str, b: str) -> Any:
+        return lambda t: t[a] + t[b]
+
+    def multiple(a: str, k: int) -> Any:
+        return lambda t: t[a] * k
+
+    def part(a: str, k: int) -> Any:
+        return lambda t: t[a] // k if t[a] % k == 0 else None
+
+    texts = [text for text in texts if not text.isdecimal()] + [t for t in texts if t.isdecimal()]
+    for text in texts:
+        if text.isdecimal():
+            continue
+        for k in (2, 3, 4, 8, 16):
+            yield f"{k} * {text}", multiple(text, k)
+            yield f"{text} // {k}", part(text, k)
+    for a, b in itertools.combinations_with_replacement(texts, 2):
+        yield f"{a} + {b}", total(a, b)
+        if not a.isdecimal() and not b.isdecimal():
+            yield f"{a} * {b}", product(a, b)

@@ -10,8 +10,15 @@ from typing import Any
 from flax import nnx
 
 from bridge.rewrite.observe._records import Making
-from bridge.rewrite.syntax._growth import grown_name, is_growth
-from bridge.rewrite.syntax._source import COMPREHENSIONS, FUNCTIONS, is_free, is_self, loops_around
+from bridge.rewrite.syntax._source import (
+    COMPREHENSIONS,
+    FUNCTIONS,
+    grown_name,
+    is_free,
+    is_growth,
+    is_self,
+    loops_around,
+)
 
 from ._layers import layer_of
 from ._lifted_functions import find_functions, first_argument, functions_of

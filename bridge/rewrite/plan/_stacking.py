@@ -9,8 +9,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from bridge.rewrite.observe._paths_below import below
-from bridge.rewrite.observe._records import Lifted, Path, Records
+from bridge.rewrite.observe._records import Lifted, Path, Records, below
 
 from ._axes import Axes, axis_texts
 from ._method import Method

@@ -11,7 +11,6 @@ from ._method import Method
 from ._plans import Slot
 from ._refusals import NotRewritableError
 from ._slots import name_node
-from ._variable_types import type_text
 
 
 def variable_text(method: Method, slot: Slot) -> str:
@@ -89,3 +88,17 @@ def _state(method: Method, slot: Slot) -> str:
 
 def _is_simple(node: ast.AST | None) -> bool:
     return isinstance(node, ast.Name | ast.Attribute | ast.Call)
+
+
+_TYPES = {
+    "params": "nnx.Param",
+    "batch_stats": "nnx.BatchStat",
+    "cache": "nnx.Cache",
+    "intermediates": "nnx.Intermediate",
+}
+
+
+def type_text(collection: str) -> str:
+    """The Variable type of a collection."""
+    known = _TYPES.get(collection)
+    return known or f'registry.current().type_from_name("{collection}", create=True)'

@@ -15,8 +15,7 @@ import jax
 from flax import linen as nn
 from flax import nnx
 
-from bridge.rewrite.observe._paths_below import below
-from bridge.rewrite.observe._records import Instance
+from bridge.rewrite.observe._records import Instance, below
 from bridge.rewrite.plan._layers import Layer, field_order, seen
 from bridge.rewrite.plan._plans import Program
 from bridge.rewrite.plan._refusals import NotRewritableError

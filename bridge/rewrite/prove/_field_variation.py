@@ -21,8 +21,7 @@ from flax import nnx
 from bridge._train_eval import MODE_NAMES
 from bridge.rewrite.emit._files import NewFile
 from bridge.rewrite.observe._entries import Entry, Varied, difference, shaped
-from bridge.rewrite.observe._paths_below import below
-from bridge.rewrite.observe._records import Instance
+from bridge.rewrite.observe._records import Instance, below
 from bridge.rewrite.observe._runs import run
 from bridge.rewrite.observe._steps import COLLECTION
 from bridge.rewrite.observe._trace import Watch

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flax import linen as nn
+from flax import nnx
 
 from bridge._conversion.collections import OUTPUTS
 from bridge.port._rule_text import rules_of as compressed
@@ -19,8 +20,6 @@ from bridge.rewrite.plan._function_plans import FunctionPlan
 from bridge.rewrite.plan._layers import field_order
 from bridge.rewrite.plan._plans import ClassPlan, Program, Slot
 from bridge.rewrite.plan._slots import name_node, slots_of_run
-
-from ._shared_nodes import first_paths, node_at
 
 _NUMBERS = re.compile(r"\d+(_\d+)*")
 
@@ -246,3 +245,43 @@ def _argument_name(outer: Slot, slot: Slot, holder: Making, making: Making) -> s
     if position is not None and holder.cls is not None:
         return field_order(holder.cls)[position]
     return next((str(k.arg) for k in outer.node.keywords if is_it(k.value)), "inner")
+
+
+def first_paths(model: Any) -> dict[int, str]:
+    """The paths of the modules that are held several times, by their ids."""
+    first: dict[int, str] = {}
+    shared: dict[int, str] = {}
+
+    def walk(node: Any, path: tuple[str, ...]) -> None:
+        if id(node) in first:
+            shared[id(node)] = first[id(node)]
+            return
+        first[id(node)] = ".".join(path)
+        # NNX takes attributes in this order.
+        for name, child in sorted(_children(node), key=lambda each: each[0]):
+            walk(child, (*path, str(name)))
+
+    walk(model, ())
+    return shared
+
+
+def _children(node: Any) -> list[tuple[Any, Any]]:
+    return [(name, child) for name, child in nnx.iter_children(node) if _is_inner(child)]
+
+
+def _is_inner(node: Any) -> bool:
+    return isinstance(node, nnx.Module | nnx.List | nnx.Dict)
+
+
+def node_at(model: Any, path: str) -> Any:
+    """What is at a dotted path, None if nothing is."""
+    node = model
+    for name in path.split(".") if path else ():
+        try:
+            if isinstance(node, nnx.List):
+                node = node[int(name)]
+            else:
+                node = node[name] if isinstance(node, nnx.Dict) else getattr(node, name)
+        except (AttributeError, IndexError, KeyError, ValueError):
+            return None
+    return node

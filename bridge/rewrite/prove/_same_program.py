@@ -7,6 +7,8 @@ and equal gradients, to the bit and for all inputs of these shapes, and nothing 
 from __future__ import annotations
 
 import hashlib
+import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -20,7 +22,6 @@ from bridge._conversion.collections import OUTPUTS
 from bridge.rewrite.observe._snapshots import is_array
 
 from ._draws import is_same_kind
-from ._gradient_rules import is_known_rule
 
 _AGAIN = ("checkpoint", "remat2")
 _CALLS = ("jit", "pjit", "closed_call", "core_call", "eval_jaxpr", *_AGAIN)
@@ -349,3 +350,26 @@ class Numbering:
         except TypeError:
             return repr(value)
         return (type(value).__name__, value)
+
+
+_OWNERS = ("jax", "flax")
+
+
+def is_known_rule(place: str) -> bool:
+    """Whether a function with a rule for gradients is one of JAX's or Flax's, and no closure.
+
+    A rule may hold what no trace shows: what a factory was given, and arguments that are not
+    differentiated. A function at the top of a module, all of whose arguments are, has one rule.
+
+    Args:
+        place: of JAX's debug information, as `relu at functions.py:71`.
+    """
+    name, _, rest = place.partition(" at ")
+    file, _, line = rest.rpartition(":")
+    for known, module in list(sys.modules.items()):
+        if known.partition(".")[0] in _OWNERS and getattr(module, "__file__", None) == file:
+            found = vars(module).get(name)
+            if isinstance(found, jax.custom_jvp | jax.custom_vjp) and not found.nondiff_argnums:
+                code = getattr(inspect.unwrap(found), "__code__", None)
+                return code is not None and str(code.co_firstlineno) == line
+    return False

@@ -168,8 +168,7 @@ def _without(file: NewFile, node: ast.Import | ast.ImportFrom, gone: set[str]) -
     source = file.source
     kept = [a for a in node.names if (a.asname or a.name).split(".")[0] not in gone]
     if not kept:
-        begin = source.offset(node.lineno, 0)
-        return Edit(begin, source.offset((node.end_lineno or node.lineno) + 1, 0), "")
+        return source.lines_of(node)
     return source.edit(node, ast.unparse(_with_names(node, kept)))
 
 

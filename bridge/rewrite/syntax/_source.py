@@ -98,10 +98,18 @@ class Source:
         """A node's text, with stretches of it replaced."""
         return self.stretch(self.start(node), self.end(node), edits)
 
-    def lines_of(self, node: ast.AST) -> Edit:
-        """Takes away the whole lines of a statement."""
+    def lines_of(self, node: ast.AST, *, comments: bool = False) -> Edit:
+        """Takes away the whole lines of a statement, its decorators' too.
+
+        Args:
+            node: the statement.
+            comments: whether the comments right above it go too.
+        """
+        first: int = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", ()))])  # pyright: ignore
+        if comments:
+            first -= len(self.comments_above(node))  # pyright: ignore
         last: int = node.end_lineno or node.lineno  # pyright: ignore
-        return Edit(self.offset(node.lineno, 0), self.offset(last + 1, 0), "")  # pyright: ignore
+        return Edit(self.offset(first, 0), self.offset(last + 1, 0), "")
 
     def stretch(self, start: int, end: int, edits: Iterable[Edit] = ()) -> str:
         """The text between two bytes, with stretches of it replaced; the outermost wins."""
@@ -151,6 +159,11 @@ class Source:
 def span_of(node: ast.AST) -> Span:
     """A node's position."""
     return Span(node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)  # pyright: ignore
+
+
+def is_docstring(node: ast.stmt) -> bool:
+    """Whether a statement is a text alone."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
 
 
 def binding(function: ast.AST, name: str) -> list[ast.stmt]:
@@ -292,3 +305,25 @@ def loops_around(source: Source, node: ast.AST, method: ast.AST) -> list[ast.AST
             found.insert(0, each)
         before = each
     return found
+
+
+def is_growth(node: ast.AST) -> bool:
+    """Whether an expression is `layers.append(...)`, or the like."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in ("append", "extend", "insert")
+        and isinstance(node.func.value, ast.Name)
+    )
+
+
+def grown_name(statement: ast.AST) -> str | None:
+    """The local variable whose list a statement makes or makes longer."""
+    target: ast.AST | None = None
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target = statement.targets[0]
+    elif isinstance(statement, ast.AugAssign | ast.AnnAssign):
+        target = statement.target
+    elif isinstance(statement, ast.Expr) and is_growth(statement.value):
+        target = statement.value.func.value  # pyright: ignore
+    return target.id if isinstance(target, ast.Name) else None

@@ -8,8 +8,7 @@ from collections.abc import Iterable, Iterator
 from bridge._train_eval import MODE_FIELDS
 
 from ._dimensions import Dimensions
-from ._growth import grown_name, is_growth
-from ._source import bound_in, is_self, names_in
+from ._source import bound_in, grown_name, is_growth, is_self, names_in
 
 # Functions whose result has the items of what they are given.
 SAME_ITEMS = ("reversed", "list", "tuple")
