@@ -136,6 +136,12 @@ class LiftedInside(nn.Module):
         return Negated()(nn.Sequential([nn.remat(Negated)(), nn.Dense(3)])(x))
 
 
+class WeightsInside(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return Doubled()(nn.Sequential([nn.remat(Doubled)(), nn.Dense(3)])(x))
+
+
 @pytest.mark.parametrize(
     ("cls", "id"),
     [(Local, "no-counterpart"), (Elsewhere, "class-elsewhere"), (LiftedInside, "lifted-class")],
@@ -148,6 +154,14 @@ def test_a_layer_that_is_wrapped_has_its_refusal_in_the_class(cls, id):
     assert refusal.id == id
     assert f":{refusal.line}: " in found.notes[0]
     assert f"[{id}]" in found.notes[0]
+
+
+def test_what_is_inside_of_a_wrapped_layer_has_linens_names_and_is_not_native():
+    result = result_of(WeightsInside)
+    levels = {each.name: each.level for each in result.classes}
+    assert levels == {"Doubled": "proven", "WeightsInside": "proven"}, str(result)
+    # The last of three layers of 3 * 3 + 3 parameters is native, each of which is as large.
+    assert result.native_share == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(

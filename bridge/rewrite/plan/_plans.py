@@ -19,7 +19,7 @@ Lines = list[tuple[int, str]]
 """Lines of a constructor, with the depth of their indentation."""
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(frozen=True)
 class Field:
     """A dataclass field.
 
@@ -83,8 +83,13 @@ class Slot:
     functions: list[FunctionLift] = dataclasses.field(default_factory=list)
     holder: str = "self"
 
+    @property
+    def is_wrapped(self) -> bool:
+        """Whether it stays Linen, by itself or inside of another layer."""
+        return self.linen is not None or (self.outer is not None and self.outer.is_wrapped)
 
-@dataclasses.dataclass
+
+@dataclasses.dataclass(frozen=True)
 class FunctionLift:
     """A lifted transform of a function.
 

@@ -22,7 +22,7 @@ def native_share(program: Program, plans: Mapping[type, ClassPlan]) -> float:
         making.site
         for plan in plans.values()
         for slot in plan.slots.values()
-        if slot.linen is not None
+        if slot.is_wrapped
         for making in slot.makings
     }
     makings = [each for each in program.records.makings if each.run == 0]

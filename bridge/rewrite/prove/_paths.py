@@ -92,7 +92,7 @@ class Paths:
             if path in known or any(path[:n] in kept for n in range(len(path))):
                 continue
             slot = self.slots.get(id(making), (None, None))[1]
-            if slot is not None and slot.linen is not None:
+            if slot is not None and slot.is_wrapped:
                 # Below a `ToNNX` the paths are Linen's.
                 kept.add(path)
             parent = self._parent(path, known)
@@ -122,7 +122,7 @@ class Paths:
         return {
             m.path
             for m in self.makings
-            if m.path is not None and id(m) in self.slots and self.slots[id(m)][1].linen is not None
+            if m.path is not None and id(m) in self.slots and self.slots[id(m)][1].is_wrapped
         }
 
     def _is_named_alike(self, path: Path, own: str, parent: str) -> bool:
@@ -198,7 +198,7 @@ class Paths:
         base = self._own(holder, holder.path, known)
         field = _argument_name(outer, slot, holder, making)
         # In a wrapper the names are Linen's.
-        return f"{base}.{field.replace('.', '_') if _is_wrapped(outer) else field}"
+        return f"{base}.{field.replace('.', '_') if outer.is_wrapped else field}"
 
     def _in_setup(self, plan: ClassPlan, slot: Slot, making: Making, name: str) -> str:
         attribute = attribute_of(plan, slot)
@@ -225,11 +225,6 @@ def _place_in_list(plan: ClassPlan, slot: Slot) -> int | None:
     """The place of a slot in a list that is written out."""
     around = plan.source.parents[slot.node]
     return around.elts.index(slot.node) if isinstance(around, ast.List | ast.Tuple) else None
-
-
-def _is_wrapped(slot: Slot | None) -> bool:
-    """Whether a layer stays Linen, by itself or inside of another one."""
-    return slot is not None and (slot.linen is not None or _is_wrapped(slot.outer))
 
 
 def _argument_name(outer: Slot, slot: Slot, holder: Making, making: Making) -> str:
