@@ -108,7 +108,7 @@ class LayersOfKinds(nn.Module):
 
 
 def own(cls):
-    return type(cls.__name__, (cls,), {"__module__": cls.__module__})
+    return type(cls.__name__, (cls,), {"__module__": cls.__module__, "__doc__": cls.__doc__})
 
 
 @own
