@@ -240,7 +240,7 @@ class Constructor:
                 if not is_partial or has_next(layer, name, positional):
                     positional.add(name)
         for name in layer.carried:
-            if self._is_carried(layer, name):
+            if self._is_carried(name):
                 text = self.size(name, lambda m, n=name: self._layer_size(m, n))
                 given[layer.renames.get(name, name)] = text
         bound = self._bound()
@@ -261,7 +261,7 @@ class Constructor:
         size = layer.sizes.get(name) or layer.carried[name]
         return size(seen(instance, below_made(self.program.records, making)))
 
-    def _is_carried(self, layer: Layer, name: str) -> bool:
+    def _is_carried(self, name: str) -> bool:
         """Whether a field is not what the variables were made with."""
         sizes = [(m.made.get(name), self._layer_size(m, name)) for m in self.slot.makings]
         return any(size not in (None, field) for field, size in sizes)

@@ -53,18 +53,15 @@ class References:
         Raises:
             NotRewritableError: a layer without a counterpart is named.
         """
-        yield from self._edits(node, frozenset())
-
-    def _edits(self, node: ast.AST, hidden: frozenset[str]) -> Iterator[Edit]:
         match node:
             case ast.Call() if is_free(node):
                 return
             case ast.Call() if self.is_partial(node) and node.args:
-                yield from self._partial(node, hidden)
+                yield from self._partial(node)
                 return
             case ast.Call() if self._is_lifted(node):
                 if self._is_function(node.args[0]):
-                    yield from self._edits(node.args[0], hidden)
+                    yield from self.edits(node.args[0])
                     return
                 # What a lifted transform is given stays Linen.
                 for each in ast.walk(node.args[0]):
@@ -78,7 +75,7 @@ class References:
                     yield self.source.edit(node, text)
                     return
         for child in ast.iter_child_nodes(node):
-            yield from self._edits(child, hidden)
+            yield from self.edits(child)
 
     def text(self, node: ast.AST) -> str | None:
         """The new text of a dotted name, None if it stays."""
@@ -140,20 +137,20 @@ class References:
         """Whether a call makes a `functools.partial`."""
         return self.value_of(node.func) is functools.partial
 
-    def _partial(self, node: ast.Call, hidden: frozenset[str]) -> Iterator[Edit]:
+    def _partial(self, node: ast.Call) -> Iterator[Edit]:
         """`partial(nn.Conv, 3)` is `partial(nnx.Conv, out_features=3)`."""
         cls = self.value_of(node.args[0])
         layer = self.program.layer_of(cls) if isinstance(cls, type) else None
         if layer is None or cls is None:
             for child in ast.iter_child_nodes(node):
-                yield from self._edits(child, hidden)
+                yield from self.edits(child)
             return
-        yield from self._edits(node.args[0], hidden)
+        yield from self.edits(node.args[0])
         for name, value in zip(field_order(cls), node.args[1:], strict=False):
             renamed = layer.renames.get(name, name)
             begin = self.source.start(value)
             yield Edit(begin, begin, f"{renamed}=")
-            yield from self._edits(value, hidden)
+            yield from self.edits(value)
         for keyword in node.keywords:
             if keyword.arg in layer.unsupported:
                 raise NotRewritableError(
@@ -163,4 +160,4 @@ class References:
             if new != keyword.arg:
                 begin = self.source.offset(keyword.lineno, keyword.col_offset)
                 yield Edit(begin, begin + len(str(keyword.arg)), str(new))
-            yield from self._edits(keyword.value, hidden)
+            yield from self.edits(keyword.value)

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import jax
 from flax import linen as nn
 from flax import nnx
 
@@ -203,13 +202,3 @@ class Maker:
 def _default(cls: type, name: str) -> Any:
     """The default of a field; those of NNX do the same, but may have other signatures."""
     return next(f.default for f in dataclasses.fields(cls) if f.name == name)  # pyright: ignore
-
-
-def is_abstract(tree: Any) -> bool:
-    """Whether a tree holds shapes instead of arrays."""
-    return any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(tree))
-
-
-def replaced(fields: Mapping[str, Any], **updates: Any) -> dict[str, Any]:
-    """Fields with other values."""
-    return {**fields, **updates}

@@ -154,7 +154,7 @@ class Paths:
         if plan is None or slot is None:
             names = [path[-1]]
         elif slot.outer is not None:
-            return self._nested(plan, slot, making, path, known, parent)
+            return self._nested(slot, making, path, known, parent)
         elif slot.method.name == "setup":
             names = [self._in_setup(plan, slot, making, path[-1])]
         else:
@@ -172,13 +172,7 @@ class Paths:
         return ".".join([parent, *(making.place or ())])
 
     def _nested(
-        self,
-        plan: ClassPlan,
-        slot: Slot,
-        making: Making,
-        path: Path,
-        known: Mapping[Path, str],
-        parent: str,
+        self, slot: Slot, making: Making, path: Path, known: Mapping[Path, str], parent: str
     ) -> str:
         """What was made as an argument is where the outer module keeps it."""
         outer = slot.outer

@@ -50,13 +50,3 @@ class Proof:
     def ok(self) -> bool:
         """Whether nothing differs."""
         return all(report.ok for report in self.reports.values())
-
-    @property
-    def worst(self) -> float:
-        """The largest difference of an output."""
-        found = [0.0]
-        for report in self.reports.values():
-            for section in report.sections:
-                if section.name == "outputs":
-                    found += [c.max_abs for c in section.compared if c.max_abs is not None]  # pyright: ignore
-        return max(found)

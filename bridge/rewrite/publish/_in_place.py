@@ -17,6 +17,7 @@ from bridge.rewrite.plan._refusals import refused
 from bridge.rewrite.syntax._source import Edit, bound_in, is_import
 
 from ._uses import Uses
+from ._writing import shown_path
 
 
 class Obstacle(NamedTuple):
@@ -35,7 +36,7 @@ class Obstacle(NamedTuple):
     may_stay: bool
 
     def __str__(self) -> str:
-        return f"{_shown(self.file)}:{self.line}: {self.text}"
+        return f"{shown_path(self.file)}:{self.line}: {self.text}"
 
 
 class InPlace:
@@ -77,7 +78,7 @@ class InPlace:
             if not (each.may_stay and pathlib.Path(each.file).resolve() in accepted)
         ]
         if found:
-            files = sorted({_shown(each.file) for each in found if each.may_stay})
+            files = sorted({shown_path(each.file) for each in found if each.may_stay})
             hint = (
                 f" Where you change the places by hand, name the files: by_hand={files!r}."
                 if files
@@ -215,10 +216,3 @@ def _read(path: str) -> bytes | None:
         return pathlib.Path(path).read_bytes()
     except OSError:
         return None
-
-
-def _shown(file: str) -> str:
-    try:
-        return pathlib.Path(file).relative_to(pathlib.Path.cwd()).as_posix()
-    except ValueError:
-        return file

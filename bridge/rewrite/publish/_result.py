@@ -15,7 +15,7 @@ from bridge import parity
 from bridge.rewrite._failures import RewriteError
 from bridge.rewrite.plan._refusals import Refusal
 
-from ._writing import changed_files, write_files, write_in_place
+from ._writing import changed_files, shown_path, write_files, write_in_place
 
 PAGE_MARK = "<!-- written by bridge.rewrite -->"
 """What pages begin with."""
@@ -137,7 +137,7 @@ class Rewrite:
             old = self.old_sources[path]
             before = pathlib.Path(old).read_text(encoding="utf-8").splitlines(keepends=True)
             lines += difflib.unified_diff(
-                before, text.splitlines(keepends=True), _shown(old), _shown(path)
+                before, text.splitlines(keepends=True), shown_path(old), shown_path(path)
             )
         return "".join(lines)
 
@@ -155,7 +155,7 @@ class Rewrite:
             before = pathlib.Path(old).read_text(encoding="utf-8").splitlines()
             tables.append(
                 difflib.HtmlDiff(wrapcolumn=90).make_file(
-                    before, text.splitlines(), _shown(old), _shown(path), charset="utf-8"
+                    before, text.splitlines(), shown_path(old), shown_path(path), charset="utf-8"
                 )
             )
         return "\n".join(tables)
@@ -300,13 +300,6 @@ class Rewrite:
         is_general = all(each.level != LEVELS[1] for each in self.classes)
         proven = "proven" if is_general else LEVELS[1]
         return f"{what} {proven}, largest difference {self.max_difference or 0.0:.3g}"
-
-
-def _shown(path: str) -> str:
-    try:
-        return pathlib.Path(path).relative_to(pathlib.Path.cwd()).as_posix()
-    except ValueError:
-        return path
 
 
 def _plain(value: Any) -> Any:

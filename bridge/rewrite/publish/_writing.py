@@ -146,3 +146,11 @@ def _lost(path: pathlib.Path, text: str) -> list[str]:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def shown_path(path: str) -> str:
+    """A path as it is shown: below the working directory without that."""
+    try:
+        return pathlib.Path(path).relative_to(pathlib.Path.cwd()).as_posix()
+    except ValueError:
+        return path
