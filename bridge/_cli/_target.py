@@ -129,13 +129,19 @@ def sample_of(
     if not isinstance(sample.model, nnx.Module | nn.Module):
         raise InputError(
             target,
-            shown(sample.model),
+            _described(sample.model),
             "an NNX module, a Linen module, (module, *inputs) or a dict with the key 'model'",
             "return one of them",
         )
     if inputs is not None:
         sample = dataclasses.replace(sample, inputs=inputs)
     return dataclasses.replace(sample, kwargs={**sample.kwargs, **(kwargs or {})})
+
+
+def _described(found: object) -> str:
+    """What was found, with its shape if it has one."""
+    shape = getattr(found, "shape", None)
+    return shown(found) + (f" and shape {shape}" if isinstance(shape, tuple) else "")
 
 
 def parse_inputs(texts: Sequence[str] | None) -> tuple[jax.ShapeDtypeStruct, ...] | None:

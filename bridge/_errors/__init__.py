@@ -56,6 +56,7 @@ from .module_errors import DeclarationError as DeclarationError
 from .module_errors import NameInUseError as NameInUseError
 from .module_errors import UnboundLinenError as UnboundLinenError
 from .texts import bullets as bullets
+from .texts import by_reason as by_reason
 from .texts import did_you_mean as did_you_mean
 from .texts import listed as listed
 from .texts import path_text as path_text

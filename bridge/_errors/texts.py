@@ -10,6 +10,8 @@ from registry import BridgeError as BridgeError
 
 # More lines than these hide a sentence below them.
 _FEW = 12
+# So many leaves are named where one reason holds for several.
+_NAMED = 4
 
 
 def path_text(collection: str, path: Iterable[Any]) -> str:
@@ -18,10 +20,10 @@ def path_text(collection: str, path: Iterable[Any]) -> str:
 
 
 def shown(found: object) -> str:
-    """What was found, short enough for a message."""
+    """What was found, in one line that is short enough for a message."""
     if isinstance(found, type):
         return f"the class {found.__name__}"
-    text = repr(found)
+    text = " ".join(repr(found).split())
     return f"{text if len(text) < 80 else text[:77] + '…'} of type {type(found).__name__}"
 
 
@@ -33,6 +35,21 @@ def misfits(
         *(f"{path}: missing, expected {expected}" for path, expected in missing),
         *(f"{path}: expected {expected}, found {found}" for path, expected, found in others),
     ]
+
+
+def by_reason(problems: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    """Names and what is wrong with them; a reason that several share stands once."""
+    names: dict[str, list[str]] = {}
+    for name, reason in problems:
+        names.setdefault(reason, []).append(name)
+    return [(_counted(own), reason) for reason, own in names.items()]
+
+
+def _counted(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    more = f" and {len(names) - _NAMED} more" if names[_NAMED:] else ""
+    return f"{len(names)} leaves ({', '.join(names[:_NAMED])}{more})"
 
 
 def bullets(lines: Iterable[str]) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from registry import BridgeError as BridgeError
 
-from .texts import bullets, misfits, shown, with_remedy
+from .texts import bullets, by_reason, misfits, shown, with_remedy
 
 
 class CheckpointError(BridgeError, ValueError):
@@ -45,7 +45,8 @@ class CheckpointError(BridgeError, ValueError):
         self.unsupported = tuple(unsupported)
         lines = misfits(self.missing, self.mis_shaped + self.mis_typed)
         lines += [f"{name}: not in the target" for name in self.unexpected]
-        lines += [f"{name}: {reason}" for name, reason in self.unreadable + self.unsupported]
+        lines += [f"{name}: {reason}" for name, reason in by_reason(self.unreadable)]
+        lines += [f"{name}: {reason}" for name, reason in self.unsupported]
         subject = f"{where} {self.path}".rstrip()
         text = with_remedy(subject, lines, remedy) if lines else f"{subject}. {remedy}"
         super().__init__(text.rstrip())
@@ -115,7 +116,7 @@ class PortError(BridgeError, ValueError):
         self.where = where
         self.problems = tuple(problems)
         self.remedy = remedy
-        super().__init__(with_remedy(f"{where}; nothing was written", self.problems, remedy))
+        super().__init__(with_remedy(where, self.problems, remedy))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.where, self.problems, self.remedy)

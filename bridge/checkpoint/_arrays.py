@@ -14,7 +14,7 @@ from jax.core import Tracer
 from bridge._errors import CheckpointError
 from bridge._randomness.typed_keys import from_bits, is_key
 
-from ._failures import quiet_orbax, reason, silence_late_reads
+from ._failures import quiet_orbax, reason, reported, silence_late_reads
 from ._stored import PYTHON_TYPES, Stored, key_of
 
 WantedArrays = Mapping[tuple[Any, ...], Any]
@@ -22,6 +22,7 @@ WantedArrays = Mapping[tuple[Any, ...], Any]
 # After so many arrays that cannot be read the others are not tried one by one: each attempt costs a
 # walk through the whole tree.
 _FAILURES = 20
+_REMEDY = "The files are damaged or incomplete; restore an earlier checkpoint."
 
 
 def read(directory: Any, tree: Any, wanted: WantedArrays) -> dict[tuple[Any, ...], Any]:
@@ -52,10 +53,24 @@ def read(directory: Any, tree: Any, wanted: WantedArrays) -> dict[tuple[Any, ...
         raise CheckpointError(
             "arrays cannot be read from",
             directory,
-            "The files are damaged or incomplete; restore an earlier checkpoint. Nothing was"
-            " changed in memory.",
+            f"{_REMEDY} Nothing was changed in memory.",
             unreadable=[("/".join(map(str, where)), why) for where, why in failed.items()],
         ) from error
+
+
+def check(directory: Any, tree: Any) -> None:
+    """Opens an orbax tree as `read` does, without reading an array.
+
+    Args:
+      directory: the tree's directory.
+      tree: as for `read`.
+
+    Raises:
+      CheckpointError: no array could be read.
+    """
+    if tree:
+        with reported("arrays cannot be read from", directory, _REMEDY):
+            _read(directory, tree, {})
 
 
 def _check_shardings(directory: Any, wanted: WantedArrays) -> None:
@@ -101,7 +116,8 @@ def each(
         except Exception as error:
             if len(batch) == 1 or failures >= _FAILURES:
                 failures += 1
-                yield from ((location, None, reason(error)) for location in batch)
+                why = reason(error, [".".join(map(str, location)) for location in batch])
+                yield from ((location, None, why) for location in batch)
             else:
                 half = len(batch) // 2
                 pending += [batch[half:], batch[:half]]

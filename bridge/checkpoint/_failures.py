@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -77,8 +77,14 @@ def agreed(path: object, failure: str = "could not restore") -> Iterator[None]:
                 )
 
 
-def reason(error: BaseException) -> str:
-    """What went wrong, in one line."""
+def reason(error: BaseException, arrays: Sequence[str] = ()) -> str:
+    """What went wrong, in one line.
+
+    Args:
+      error: what was raised.
+      arrays: the names of arrays, as orbax writes them, that the line leaves out, so that it is the
+        same for all of them.
+    """
     found = _code(error)
     if found is not None:
         names = getattr(error, "filename", None), getattr(error, "filename2", None)
@@ -88,7 +94,13 @@ def reason(error: BaseException) -> str:
         # Its text is the key alone.
         return f"there is no entry {error}"
     lines = [line for line in str(error).splitlines() if line.strip()]
-    return lines[0][:200] if lines else type(error).__name__
+    if not lines:
+        return type(error).__name__
+    line = lines[0]
+    for name in arrays:
+        # Orbax gives each array a directory.
+        line = re.sub(rf'(?<=["/]){re.escape(name)}(?=/)', "…", line)
+    return line[:200]
 
 
 def is_of_system(error: BaseException) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,12 +84,16 @@ def find(path: str | os.PathLike[str]) -> Found:
         return Found(where, "bridge")
     if (where / TREE_FILE).exists():
         return Found(where, "orbax")
-    items = sorted(child.name for child in where.iterdir() if (child / TREE_FILE).exists())
-    if len(items) == 1:
-        return Found(where / items[0], "orbax")
-    if items:
+    inside = _inside(where)
+    if len(inside) == 1 and inside[0].format == "orbax":
+        return inside[0]
+    if len(inside) > 1:
+        kinds: dict[str, list[str]] = {}
+        for found in inside:
+            kinds.setdefault(found.format, []).append(found.path.name)
+        texts = ", ".join(f"{kind} {_few(names)}" for kind, names in kinds.items())
         raise CheckpointNotFoundError(
-            "there are several trees in", where, f"Give the path of one of them: {items[:_FEW]}."
+            "there are several checkpoints in", where, f"Give the path of one of them: {texts}."
         )
     for place in (where, *where.iterdir()):
         if place.is_dir() and any((place / name).exists() for name in _BESIDE_INDEX):
@@ -98,6 +104,26 @@ def find(path: str | os.PathLike[str]) -> Found:
                 "Copy the whole directory again, or restore an earlier checkpoint.",
             )
     raise _nothing_at(where)
+
+
+def _inside(where: Any) -> list[Found]:
+    """The checkpoints in a directory, by name."""
+    found = []
+    for child in sorted(where.iterdir()):
+        form = None
+        if _UNFINISHED in child.name:
+            continue
+        if _is_own(child):
+            form = "bridge"
+        elif (child / TREE_FILE).exists():
+            form = "orbax"
+        elif child.is_file():
+            # A file that may not be read is none of them.
+            with contextlib.suppress(OSError):
+                form = _single_files.format_of(child)
+        if form is not None:
+            found.append(Found(child, form))
+    return found
 
 
 def _is_own(where: Any) -> bool:
@@ -118,7 +144,7 @@ def _nothing_at(where: Any) -> CheckpointNotFoundError:
         inside = sorted(child.name for child in where.iterdir())
         unfinished = [name for name in inside if _UNFINISHED in name]
         others = [name for name in inside if name not in unfinished]
-        few = f"{others[:_FEW]}" + (f" and {len(others) - _FEW} more" if others[_FEW:] else "")
+        few = _few(others)
         remedy = f"It holds {few}; give the path of one of these." if others else "It is empty."
     else:
         remedy = f"In {where.parent} there is no {where.name}."
@@ -135,3 +161,7 @@ def _nothing_at(where: Any) -> CheckpointNotFoundError:
     if unfinished:
         remedy += f" A save that was interrupted left {unfinished}."
     return CheckpointNotFoundError("there is no checkpoint at", where, remedy.strip())
+
+
+def _few(names: Sequence[str]) -> str:
+    return f"{names[:_FEW]}" + (f" and {len(names) - _FEW} more" if names[_FEW:] else "")

@@ -33,10 +33,15 @@ _WRITER = "linen-nnx-bridge"
 
 
 def format_of(path: Any) -> str | None:
-    """Which of the formats a file has, by how it begins; None for any other file."""
+    """Which of the formats a file has, by how it begins; None for any other file.
+
+    An archive without files is npz if its name or the bridge says so.
+    """
     with path.open("rb") as file:
-        head = file.read(16)
-    if head[:4] == b"PK\x03\x04":
+        head = file.read(64)
+    # Any archive without files begins alike.
+    is_empty = head[:4] == b"PK\x05\x06" and (path.suffix == ".npz" or _WRITER.encode() in head)
+    if head[:4] == b"PK\x03\x04" or is_empty:
         return "npz"
     if head[_HEADER_LENGTH : _HEADER_LENGTH + 1] == b"{" and head[6:8] == b"\0\0":
         return "safetensors"

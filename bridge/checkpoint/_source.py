@@ -42,11 +42,13 @@ class Item:
       records: its leaves.
       read: reads arrays by location, all of them or none.
       each: reads arrays by location, those that can be read.
+      check: raises CheckpointError if no array can be read.
     """
 
     records: Sequence[Record]
     read: Reader
     each: Tries = lambda locations: ()
+    check: Callable[[], None] = lambda: None
 
     @property
     def stored(self) -> dict[Names, Stored]:
@@ -178,9 +180,13 @@ def _bridge_source(path: Any) -> Source:
     for name, records in notes.items.items():
         item = Item(records, lambda wanted: {})
         arrays = {names: stored for names, stored in item.stored.items() if stored.is_read}
-        own = path / name, nest(arrays)
-        read, each = (functools.partial(way, *own) for way in (_arrays.read, _arrays.each))
-        items[name] = dataclasses.replace(item, read=read, each=each)
+        tree = path / name, nest(arrays)
+        items[name] = Item(
+            records,
+            functools.partial(_arrays.read, *tree),
+            functools.partial(_arrays.each, *tree),
+            functools.partial(_arrays.check, *tree),
+        )
     variables = items.pop(VARIABLES)
     return Source(path, "orbax", "bridge", variables, items, notes.written_by, notes.is_intact)
 
@@ -207,7 +213,8 @@ def _foreign_source(found: Found, within: Names, given: str | None) -> Source:
     main = {n[len(within) :]: s for n, s in named.items() if n[: len(within)] == within}
     if within and not main:
         raise _nothing_within(found.path, named, within)
-    by_keys = _layout({names[0] for names in main if names})
+    # A lone array has no keys; a tree without leaves is a Linen model's without variables.
+    by_keys = _layout({names[0] if names else "" for names in main})
     if noted == "linen" and not within:
         by_keys = noted
     else:
@@ -247,7 +254,7 @@ def _nothing_within(path: Any, named: Iterable[Names], within: Names) -> Checkpo
 
 def _layout(tops: set[str]) -> str:
     """Whether the first keys are those of Linen variables or of an NNX state."""
-    is_linen = "params" in tops or (tops and all(map(_is_collection, tops - _NOT_VARIABLES)))
+    is_linen = "params" in tops or all(map(_is_collection, tops - _NOT_VARIABLES))
     return "linen" if is_linen else "nnx"
 
 

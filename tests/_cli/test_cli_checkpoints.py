@@ -613,6 +613,16 @@ def test_a_conversion_that_fails_while_it_writes_leaves_what_was_there(
     assert list(tmp_path.iterdir()) == [out]
 
 
+def test_a_diff_under_a_plan_that_is_not_clean_speaks_of_no_writing(capsys, made, tmp_path):
+    """Regression: it said that nothing was written, and diff never writes."""
+    (tmp_path / "wrong.toml").write_text('"layers_0" = "nowhere"')
+    options = ("--model", NNX_MODEL, "--rules", tmp_path / "wrong.toml")
+    outcome = run(capsys, "diff", made / "linen", made / "nnx", *options)
+    assert (outcome.code, outcome.out) == (1, "")
+    assert "the plan is not clean" in outcome.err
+    assert "written" not in outcome.err
+
+
 def test_errors_can_be_pickled():
     for error in (
         InputError("--rules", "found", "expected", "remedy"),

@@ -152,6 +152,79 @@ def test_a_directory_of_orbax_without_its_index_is_told_what_is_missing(
     assert "give the path of one of these" not in outcome.err
 
 
+@pytest.mark.parametrize("trees", [0, 1, 2])
+def test_every_checkpoint_in_a_folder_is_named_with_its_kind(capsys, place, trees):
+    """Regression: only orbax trees were, and a single one was read for what lies beside it too."""
+    variables = {"params": {"w": jnp.ones(2)}}
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+        for n in range(trees):
+            orbax.save(place / "all" / f"tree{n}", args=ocp.args.PyTreeSave(variables))
+    checkpoint.save(place / "all" / "bridged", variables)
+    (place / "all" / "file.msgpack").write_bytes(serialization.to_bytes(variables))
+    (place / "all" / "notes.txt").write_text("x")
+    outcome = run(capsys, "inspect", "all")
+    assert outcome.code == 2
+    names = ["bridge ['bridged']", "msgpack ['file.msgpack']"]
+    names += [f"orbax {[f'tree{n}' for n in range(trees)]}"] if trees else []
+    assert f"there are several checkpoints in {place / 'all'}" in outcome.err
+    assert f"Give the path of one of them: {', '.join(names)}." in outcome.err
+
+
+def test_a_tree_of_orbax_is_read_from_a_folder_of_other_files(capsys, place):
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+        orbax.save(place / "all" / "tree", args=ocp.args.PyTreeSave({"params": {"w": np.ones(2)}}))
+    (place / "all" / "notes.txt").write_text("x")
+    assert run(capsys, "inspect", "all", "--json").document["format"] == "orbax"
+    # Regression: the file beside it was passed over.
+    np.savez(place / "all" / "weights.npz", w=np.ones(2))
+    outcome = run(capsys, "inspect", "all")
+    assert outcome.code == 2
+    assert "one of them: orbax ['tree'], npz ['weights.npz']." in outcome.err
+
+
+def test_a_damaged_index_is_told_by_inspect_too_and_its_reason_once(capsys, place):
+    """Regression: inspect read the list of leaves alone, restore said why for each leaf."""
+    checkpoint.save(place / "model", {"params": layers()})
+    (place / "model" / "variables" / "_METADATA").write_text("garbage")
+    outcome = run(capsys, "inspect", "model")
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"arrays cannot be read from {place / 'model' / 'variables'}" in outcome.err
+    outcome = run(capsys, "inspect", "model", "--verify", "--json")
+    assert (outcome.code, len(outcome.document["damaged"])) == (1, 4)
+    with pytest.raises(checkpoint.CheckpointError) as caught:
+        checkpoint.restore(place / "model")
+    paths = [f"params/Dense_{n}/{name}" for n in range(2) for name in ("kernel", "bias")]
+    assert sorted(path for path, _ in caught.value.unreadable) == sorted(paths)
+    names = ", ".join(path for path, _ in caught.value.unreadable)
+    reasons = {reason for _, reason in caught.value.unreadable}
+    assert f"\n  - 4 leaves ({names}): {reasons.pop()}\n" in str(caught.value)
+    assert not reasons
+
+
+@pytest.mark.parametrize("form", ["npz", "safetensors"])
+def test_a_file_of_arrays_without_any_is_read(capsys, place, form):
+    """Regression: an empty npz was no checkpoint, also one that convert had written."""
+    np.savez(place / "empty.npz")
+    safetensors.numpy.save_file({}, place / "empty.safetensors")
+    checkpoint.save(place / "source", {"params": {}})
+    assert run(capsys, "convert", "source", "own", "--to", "linen", "--format", form).code == 0
+    for name in (f"empty.{form}", "own"):
+        outcome = run(capsys, "inspect", name, "--json")
+        assert outcome.code == 0, outcome.err
+        assert (outcome.document["layout"], outcome.document["format"]) == ("linen", form)
+        assert outcome.document["leaves"] == []
+
+
+def test_a_tree_without_leaves_is_not_taken_for_an_nnx_state(capsys, place):
+    """Regression: collections without leaves were not counted."""
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+        orbax.save(place / "empty", args=ocp.args.PyTreeSave({"params": {}}))
+        orbax.save(place / "states", args=ocp.args.PyTreeSave({"x": np.ones(2)}))
+    assert run(capsys, "inspect", "empty", "--json").document["layout"] == "linen"
+    document = run(capsys, "inspect", "states", "--within", "x", "--json").document
+    assert (document["layout"], document["total"]["leaves"]) == ("nnx", 1)
+
+
 def test_a_file_that_was_cut_off_is_damaged(capsys, place):
     (place / "params").write_bytes(serialization.to_bytes(layers())[:-5])
     outcome = run(capsys, "inspect", "params")
@@ -619,7 +692,7 @@ def test_a_checkpoint_without_leaves_has_none(capsys, place):
     # Regression: there was one, without a path.
     assert run(capsys, "diff", "empty", "empty", "--json").document["equal"] == 0
     compared = run(capsys, "diff", "empty", "full", "--json").document
-    assert (compared["only_in_a"], compared["only_in_b"]) == ([], ["w"])
+    assert (compared["only_in_a"], compared["only_in_b"]) == ([], ["params/w"])
     # Regression: the error was about its collections.
     outcome = run(capsys, "convert", "empty", "out.npz", "--to", "linen")
     assert (outcome.code, outcome.err) == (0, "")

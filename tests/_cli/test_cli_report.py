@@ -72,6 +72,23 @@ def test_the_tree_crosses_every_boundary_and_counts_what_each_module_owns(report
     assert found == MIXED
 
 
+@pytest.mark.parametrize(
+    ("made", "text"),
+    [
+        ("jnp.ones((30, 4))", "… of type ArrayImpl and shape (30, 4), expected"),
+        ("np.ones((30, 4))", "… of type ndarray and shape (30, 4), expected"),
+        ("{'x': np.ones((30, 4))}", "… of type dict, expected"),
+    ],
+)
+def test_what_is_no_model_is_named_in_one_line(capsys, tmp_path, made, text):
+    """Regression: the repr of an array went over several lines, and its shape was missing."""
+    (tmp_path / "arrays.py").write_text(f"import jax.numpy as jnp, numpy as np\nx = {made}\n")
+    outcome = run(capsys, "report", f"{tmp_path / 'arrays.py'}:x")
+    sys.modules.pop("arrays", None)
+    assert (outcome.code, len(outcome.err.splitlines())) == (2, 1)
+    assert text in outcome.err
+
+
 def test_parents_come_before_their_submodules_with_their_depth(report):
     modules = report("make_mixed")["modules"]
     seen = []

@@ -5,6 +5,7 @@ import pytest
 
 from bridge._errors.texts import (
     bullets,
+    by_reason,
     did_you_mean,
     listed,
     misfits,
@@ -36,6 +37,19 @@ def test_a_long_value_is_cut_and_its_type_is_not():
     text = shown(list(range(1000)))
     assert text.endswith("… of type list")
     assert len(text) < 100
+
+
+def test_a_value_is_shown_in_one_line():
+    assert shown(np.ones((2, 2))) == "array([[1., 1.], [1., 1.]]) of type ndarray"
+
+
+def test_a_reason_that_several_leaves_share_stands_once():
+    problems = [("a", "broken"), ("b", "lost"), *((f"c{n}", "broken") for n in range(5))]
+    assert by_reason(problems) == [
+        ("6 leaves (a, c0, c1, c2 and 2 more)", "broken"),
+        ("b", "lost"),
+    ]
+    assert by_reason(problems[:3]) == [("2 leaves (a, c0)", "broken"), ("b", "lost")]
 
 
 def test_what_is_missing_comes_before_what_is_another():

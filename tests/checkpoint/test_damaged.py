@@ -90,6 +90,23 @@ def test_a_file_that_is_gone_is_named(large_path, tmp_path):
     assert {where for where, _ in caught.value.unreadable} == {"params/a", "params/b", "params/c"}
 
 
+def test_a_reason_for_all_arrays_stands_once(tmp_path):
+    """Regression: each array had a line of its own, as its name was in the reason."""
+    arrays = {f"Dense_{n}": {"kernel": np.ones(2), "bias": np.ones(2)} for n in range(15)}
+    path = tmp_path / "model"
+    checkpoint.save(path, {"params": arrays})
+    (path / "variables" / "manifest.ocdbt").unlink()
+    with pytest.raises(CheckpointError) as caught:
+        checkpoint.restore(path)
+    assert len(caught.value.unreadable) == 30
+    first, second, last = str(caught.value).splitlines()
+    assert first == f"arrays cannot be read from {path / 'variables'}:"
+    named = ", ".join(path for path, _ in caught.value.unreadable[:4])
+    assert second.startswith(f"  - 30 leaves ({named} and 26 more): ")
+    assert "NOT_FOUND" in second
+    assert "Nothing was changed in memory" in last
+
+
 def test_a_truncated_msgpack_file_is_named(tmp_path):
     content = serialization.to_bytes({"params": {"w": jnp.ones(100)}})
     (tmp_path / "file").write_bytes(content[:-50])

@@ -89,6 +89,9 @@ def _run(arguments: argparse.Namespace) -> int:
         layout = checkpoint.layout(
             arguments.checkpoint, within=arguments.within, layout=arguments.layout
         )
+        if layout.layout == "bridge" and not arguments.verify:
+            # Nothing in the list of leaves shows that the arrays cannot be opened.
+            _check_arrays(arguments.checkpoint)
         statistics = _statistics(arguments) if arguments.stats else {}
         verified, damaged = _verify(arguments.checkpoint) if arguments.verify else (None, [])
     document = {
@@ -101,6 +104,17 @@ def _run(arguments: argparse.Namespace) -> int:
     else:
         _output.show(*_renderables(document))
     return _command.FAILED if damaged else _command.OK
+
+
+def _check_arrays(path: str) -> None:
+    """Raises CheckpointError if the arrays of a checkpoint of the bridge cannot be opened."""
+    from bridge.checkpoint._source import Source, read_from
+
+    def check(source: Source) -> None:
+        for item in (source.variables, *source.extra.values()):
+            item.check()
+
+    read_from(path, check)
 
 
 def _verify(path: str) -> tuple[int | None, tuple[tuple[str, str], ...]]:
@@ -196,6 +210,7 @@ def _renderables(document: Mapping[str, Any]) -> Iterator[Any]:
     from rich.text import Text
 
     from bridge._cli._output import byte_text, new_table, short_shape
+    from bridge._errors import by_reason
 
     written = f", saved from {document['written_by']}" if document["written_by"] else ""
     yield f"{document['checkpoint']}: layout {document['layout']}, {document['format']}{written}"
@@ -228,8 +243,8 @@ def _renderables(document: Mapping[str, Any]) -> Iterator[Any]:
     if document["damaged"]:
         yield ""
         found = new_table("damaged", "what was found")
-        for entry in document["damaged"]:
-            found.add_row(Text(entry["path"]), Text(entry["reason"]))
+        for names, reason in by_reason((e["path"], e["reason"]) for e in document["damaged"]):
+            found.add_row(Text(names), Text(reason))
         yield found
     elif document["verified"] is not None:
         yield ""
