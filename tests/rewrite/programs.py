@@ -139,6 +139,55 @@ class Model(nn.Module):
     ),
 }
 TEXTS = {
+    "values in parentheses": Program(
+        """
+class Model(nn.Module):
+    size: int = 3
+    wide: bool = False
+    last: Callable[..., Any] | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        hidden = (self.size
+                  + 2)
+        width: int = (2 * hidden if self.wide
+                      # As narrow as it is.
+                      else hidden)
+        for i in range(2):
+            init = (self.last if i == 1 and self.last else nn.initializers.ones)
+            x = nn.Dense(width, kernel_init=init)(x)
+        return x
+""",
+        [{"size": 4}, {"wide": True}],
+    ),
+    "conditions and loops over several lines": Program(
+        """
+class Model(nn.Module):
+    size: int = 3
+    wide: bool = True
+    sizes: Sequence[int] = (5, 4)
+
+    @nn.compact
+    def __call__(self, x):
+        if (self.wide
+                and self.size > 2):
+            x = nn.LayerNorm()(x)
+        elif (self.size > 5
+              or self.sizes):
+            x = nn.RMSNorm()(x)
+        for size in (tuple(self.sizes)
+                     + (6,)):
+            x = nn.Dense(size)(x)
+        for size, name in zip(
+            self.sizes,
+            ("first", "second"),
+        ):
+            x = nn.Dense(size, name=name)(x)
+        return x
+""",
+        [{"size": 2}, {"wide": False, "sizes": (3,)}],
+        also=[{"wide": False}],
+    ),
     "class decorators that return the class": Program(
         """
 KNOWN = {}

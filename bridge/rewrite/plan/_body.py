@@ -152,7 +152,7 @@ class Slice:
 
     def _for(self, node: ast.For) -> str:
         loop = self._loop(node.target, node.iter)
-        return f"for {loop.target} in {loop.values}:"
+        return _header_line(f"for {loop.target} in", loop.values, node.col_offset)
 
     def _loop(self, target: ast.expr, values: ast.expr) -> Loop:
         method = self.method
@@ -173,13 +173,14 @@ class Slice:
             return []
         if not body:
             return [(depth, f"if not ({test}):"), *other]
-        lines = self._headed(f"if {test}:", node, body, depth)
+        lines = self._headed(_header_line("if", test, node.col_offset), node, body, depth)
         if other:
             is_elif = len(node.orelse) == 1 and isinstance(node.orelse[0], ast.If)
-            if is_elif and other[0][0] == inner and other[0][1].startswith("if "):
+            first, text = other[0]
+            if is_elif and first == inner and text.rpartition("\0")[2].startswith("if "):
                 return [
                     *lines,
-                    (depth, f"el{other[0][1]}"),
+                    (depth, text.replace("if ", "elif ", 1)),
                     *((d - 1, text) for d, text in other[1:]),
                 ]
             lines += [(depth, "else:"), *other]
@@ -223,8 +224,10 @@ class Slice:
     def _config_text(self, node: ast.stmt) -> str:
         if isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign) and node.value is not None:
             text = self.method.init_text(node.value, self._env_makings())
-            begin = self.source.start(node)
-            return self.source.stretch(begin, self.source.start(node.value)) + text
+            # The value's own parentheses are outside of it.
+            before = self.source.stretch(self.source.start(node), self.source.start(node.value))
+            behind = self.source.stretch(self.source.end(node.value), self.source.end(node))
+            return before + text + behind
         if isinstance(node, ast.Expr):
             return self.method.init_text(node.value, self._env_makings())
         self.method.used |= {n for n in names_in(node) if n in self.method.taint.pure}
@@ -297,3 +300,21 @@ class Slice:
         loop = self._loop(node.target, node.iter)
         text = f" for {loop.target} in {loop.values}"
         return text + "".join(f" if {self.method.init_text(each, ())}" for each in node.ifs)
+
+
+def _header_line(words: str, expression: str, column: int) -> str:
+    """The line that begins a block; what goes on over several lines needs parentheses for it.
+
+    Args:
+        words: what stands before the expression, such as `if`.
+        expression: the condition, or what a loop takes.
+        column: where the block was, if it is from the program.
+    """
+    line = f"{words} {expression}:"
+    if "\n" not in expression:
+        return line
+    try:
+        ast.parse(f"{line} pass")
+    except SyntaxError:
+        line = f"{words} ({expression}):"
+    return f"\0{column}\0{line}"
