@@ -139,6 +139,30 @@ class Model(nn.Module):
     ),
 }
 TEXTS = {
+    "a layer that a class below puts in the place of None": Program(
+        """
+class Base(nn.Module):
+    width: int = 3
+    norm_type: str = "layer"
+
+    def setup(self):
+        self.norm = nn.LayerNorm() if self.norm_type == "layer" else None
+        self.layer = None
+
+    def __call__(self, x):
+        x = self.layer(x)
+        if self.norm is not None:
+            x = self.norm(x)
+        return x
+
+
+class Model(Base):
+    def setup(self):
+        super().setup()
+        self.layer = nn.Dense(self.width)
+""",
+        [{"width": 4}, {"norm_type": "none"}],
+    ),
     "values in parentheses": Program(
         """
 class Model(nn.Module):

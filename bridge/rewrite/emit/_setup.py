@@ -186,7 +186,15 @@ class Setup:
         return any(each in made for each in inside) and not isinstance(parent, ast.Assign)
 
     def _is_module(self, name: str) -> bool:
-        return any(attribute_of(self.plan, slot) == name for slot in self.slots)
+        """Whether this `setup`, or that of a class below, puts a module into an attribute."""
+        below = [
+            plan
+            for plan in self.method.program.plans.values()
+            if isinstance(plan.cls, type) and issubclass(plan.cls, self.plan.cls)
+        ]
+        return any(
+            attribute_of(plan, slot) == name for plan in below for slot in plan.slots.values()
+        )
 
     def _sizes(self, statement: ast.stmt) -> Iterator[Edit]:
         begin = self.source.start(statement)
