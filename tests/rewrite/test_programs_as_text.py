@@ -15,6 +15,7 @@ import pytest
 from flax import nnx, traverse_util
 
 import bridge
+from bridge import port
 from bridge.rewrite import Rewrite
 from tests.rewrite import programs, programs_structure
 from tests.rewrite.programs import HEAD, Of, Program
@@ -202,3 +203,42 @@ def test_a_decorator_of_another_file_is_left_out_and_named(rewritten):
     assert "@register is left out" in each.notes[0]
     (text,) = found.result.sources.values()
     assert "register" not in text
+
+
+GIVEN = """
+class Head(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.width)(x)
+
+
+class Model(nn.Module):
+    layers: Sequence[nn.Module]
+    heads: Any
+
+    @nn.compact
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return {name: head(x) for name, head in self.heads.items()}
+"""
+
+
+def test_modules_that_a_model_is_given_in_a_list_and_a_dict_are_rewritten(rewritten):
+    fields = {"layers": Of("[Head(4), Head(5)]"), "heads": Of("{'a': Head(2), 'b_c': Head(6)}")}
+    found = rewritten(Program(GIVEN, fields=fields))
+    assert {each.level for each in found.result.classes} == {"proven"}, str(found.result)
+    assert found.result.is_proven
+    (x,) = inputs_of(found.program)
+    linen = found.old.Model(**fields_of(fields, found.old))
+    variables = linen.init(KEYS, x)
+
+    def head(size, width):
+        return found.new.Head(width, in_features=size, rngs=nnx.Rngs(0))
+
+    given = {"a": head(5, 2), "b_c": head(5, 6)}
+    model = found.new.Model([head(8, 4), head(4, 5)], given, rngs=nnx.Rngs(0))
+    port.plan(variables, model, found.result.rules).apply()
+    jax.tree.map(np.testing.assert_array_equal, model(x), linen.apply(variables, x))

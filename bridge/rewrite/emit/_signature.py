@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flax import linen as nn
@@ -41,7 +41,7 @@ class Signature:
         if field.factory is not None:
             text = f"{self.factory(field)} if {field.name} is None else {field.name}"
         if any(_holds_modules(v) for v in values):
-            kind = "Dict" if isinstance(values[0], dict) else "List"
+            kind = "Dict" if isinstance(values[0], Mapping) else "List"
             return f"nnx.{kind}({text})"
         return text
 
@@ -140,5 +140,8 @@ def size_arguments(program: Program, plan: ClassPlan) -> list[str]:
 
 
 def _holds_modules(value: Any) -> bool:
-    inside = value.values() if isinstance(value, dict) else value
-    return isinstance(value, list | tuple | dict) and any(isinstance(v, nn.Module) for v in inside)
+    # Linen makes `FrozenDict`s of dicts.
+    inside = value.values() if isinstance(value, Mapping) else value
+    return isinstance(value, list | tuple | Mapping) and any(
+        isinstance(each, nn.Module) for each in inside
+    )

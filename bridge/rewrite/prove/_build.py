@@ -13,6 +13,7 @@ from typing import Any
 
 from flax import linen as nn
 from flax import nnx
+from flax.core import FrozenDict
 
 from bridge.rewrite.observe._records import Instance, below
 from bridge.rewrite.plan._layers import Layer, field_order, seen
@@ -132,7 +133,7 @@ class Maker:
                 self.mapped(each, (run, (*path[:-1], f"{path[-1]}_{i}")))
                 for i, each in enumerate(value)
             )
-        if type(value) is dict:
+        if isinstance(value, dict | FrozenDict) and type(value) in (dict, FrozenDict):
             return {
                 name: self.mapped(each, (run, (*path[:-1], f"{path[-1]}_{name}")))
                 for name, each in value.items()

@@ -143,7 +143,7 @@ class Paths:
         if own in known:
             return known[own]
         above = self._parent(own, known) if own else ""
-        return ".".join([*([above] if above else []), own[-1]]) if own else ""
+        return ".".join([*([above] if above else []), *self._in_field(own)]) if own else ""
 
     def _own(self, making: Making, path: Path, known: Mapping[Path, str]) -> str:
         plan, slot = self.slots.get(id(making), (None, None))
@@ -152,7 +152,7 @@ class Paths:
         if isinstance(plan, FunctionPlan) and plan.returns_layers:
             return self._returned(making, path, known, parent)
         if plan is None or slot is None:
-            names = [path[-1]]
+            names = self._in_field(path)
         elif slot.outer is not None:
             return self._nested(slot, making, path, known, parent)
         elif slot.method.name == "setup":
@@ -162,6 +162,16 @@ class Paths:
             if slot.is_list:
                 names.append(str(self.numbers[id(making)]))
         return ".".join([*([parent] if parent else []), *names])
+
+    def _in_field(self, path: Path) -> list[str]:
+        """The names of a module that its owner was given: `layers_0` is in the list `layers`."""
+        owner = self.program.records.instances.get((self.run, path[:-1]))
+        for name, value in owner.fields.items() if owner is not None else ():
+            if path[-1].startswith(f"{name}_"):
+                keys = _keys(value, path[-1][len(name) + 1 :])
+                if keys:
+                    return [name, *keys]
+        return [path[-1]]
 
     def _returned(self, making: Making, path: Path, known: Mapping[Path, str], parent: str) -> str:
         """What a function returned is where its call is; `setup` names it by itself."""
@@ -213,6 +223,23 @@ class Paths:
                 rest = name[len(each) + 1 :]
                 return f"{each}.{rest.replace('_', '.') if _NUMBERS.fullmatch(rest) else rest}"
         return name
+
+
+def _keys(value: Any, name: str) -> list[str]:
+    """The keys of a module in lists and dicts, which Linen joins in its name."""
+    items: Any = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    for key, each in items:
+        if name == str(key) and isinstance(each, nn.Module):
+            return [name]
+        if name.startswith(f"{key}_"):
+            inner = _keys(each, name[len(str(key)) + 1 :])
+            if inner:
+                return [str(key), *inner]
+    return []
 
 
 def _place_in_list(plan: ClassPlan, slot: Slot) -> int | None:
