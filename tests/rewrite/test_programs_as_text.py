@@ -242,3 +242,21 @@ def test_modules_that_a_model_is_given_in_a_list_and_a_dict_are_rewritten(rewrit
     model = found.new.Model([head(8, 4), head(4, 5)], given, rngs=nnx.Rngs(0))
     port.plan(variables, model, found.result.rules).apply()
     jax.tree.map(np.testing.assert_array_equal, model(x), linen.apply(variables, x))
+
+
+TIED = """
+class Model(nn.Module):
+    def setup(self):
+        self.decoder = nn.Dense(5, use_bias=False)
+
+    def __call__(self, x, shared=None):
+        if shared is not None:
+            return self.decoder.apply({"params": {"kernel": shared.T}}, x)
+        return self.decoder(x)
+"""
+
+
+def test_what_only_linen_has_is_to_be_reviewed_where_it_did_not_run(rewritten):
+    (found,) = rewritten(Program(TIED)).result.classes
+    assert found.level == "needs review"
+    assert "self.decoder.apply is read in a branch that did not run" in found.notes[0]

@@ -28,6 +28,8 @@ _TAKEN = (
     "set_attributes",
     "set_mode",
 )
+# What layers of Linen have, and those of NNX have not.
+_OF_LINEN = ("apply", "init", "bind", "unbind", "variables", "scope")
 
 
 def check_class(plan: ClassPlan, references: References) -> None:
@@ -57,20 +59,29 @@ def check_class(plan: ClassPlan, references: References) -> None:
     for node in ast.walk(plan.node):
         if isinstance(node, ast.Name | ast.Attribute) and _is_to_linen(references.value_of(node)):
             raise NotRewritableError("mixed-class", node, name=ast.unparse(node))
+    layers = {slot.attribute for slot in plan.slots.values() if slot.kind == "module"}
     for node in ast.walk(plan.node):
         if isinstance(node, ast.Attribute):
             value = references.value_of(node)
             if value in (nn.share_scope, nn.map_variables):
                 raise NotRewritableError("no-function", node, name=node.attr)
+            lines = references.program.records.lines.get(plan.source.file, set())
+            ran = plan.source.statement_of(node).lineno in lines
+            if not ran and node.attr in _OF_LINEN and _attribute_of(node.value) in layers:
+                plan.note(node, f"{ast.unparse(node)} is read in a branch that did not run")
             lacking = {"scope", "path", "variables", "name", "parent"}
             lacking -= {f.name for f in plan.fields}
             if not is_self(node) or node.attr not in lacking:
                 continue
-            lines = references.program.records.lines.get(plan.source.file, set())
-            if plan.source.statement_of(node).lineno not in lines:
+            if not ran:
                 plan.note(node, f"self.{node.attr} is read in a branch that did not run")
             else:
                 raise NotRewritableError("no-attribute", node, name=node.attr)
+
+
+def _attribute_of(node: ast.expr) -> str | None:
+    """The attribute of the module that an expression reads, None if it reads another thing."""
+    return node.attr if isinstance(node, ast.Attribute) and is_self(node) else None
 
 
 def _is_to_linen(value: Any) -> bool:
