@@ -82,6 +82,80 @@ class Shortening(nn.Module):
         return nn.Dense(8)(x)
 
 
+class Concatenating(nn.Module):
+    """A branch puts another array beside its input."""
+
+    use: bool = True
+    width: int = 6
+
+    @nn.compact
+    def __call__(self, x):
+        y = x
+        if self.use:
+            y = jnp.concatenate([x, nn.Dense(self.width)(x)], -1)
+        y = nn.relu(nn.Dense(7)(y))
+        return nn.Dense(8)(y)
+
+
+class Growing(nn.Module):
+    """Each layer adds to its input, and half of that goes on behind them."""
+
+    growth: int = 2
+    depth: int = 2
+
+    @nn.compact
+    def __call__(self, x):
+        for i in range(self.depth):
+            y = nn.Dense(self.growth, name=f"grow_{i}")(nn.LayerNorm(name=f"norm_{i}")(x))
+            x = jnp.concatenate([x, y], axis=-1)
+        x = nn.Dense(x.shape[-1] // 2, name="halve")(x)
+        return nn.Dense(8, name="head")(x)
+
+
+class Residual(nn.Module):
+    """What a loop sets is taken up again by another name, and the sizes differ."""
+
+    widths: Sequence[int] = (6, 6, 4)
+
+    @nn.compact
+    def __call__(self, x):
+        for i, width in enumerate(self.widths):
+            before = x
+            x = nn.relu(nn.Dense(width, name=f"first_{i}")(x))
+            x = jnp.concatenate([x, before], -1)
+            x = nn.Dense(2 * before.shape[-1], name=f"second_{i}")(x)
+            x = nn.Dense(width, name=f"third_{i}")(x)
+        return nn.Dense(8, name="head")(x)
+
+
+class Given(nn.Module):
+    """A size of the input or of a field, by a branch; a parameter that is multiplied with."""
+
+    out: int | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        if self.out is None:
+            size = x.shape[-1]
+        elif self.out > 0:
+            size = self.out
+        else:
+            size = 1
+        w = self.param("w", nn.initializers.normal(), (x.shape[-1], size if self.out else 2 * size))
+        return nn.Dense(8)(nn.Dense(size)(x @ w))
+
+
+class Flattening(nn.Module):
+    """Heads that are put beside each other have the size of the input by chance."""
+
+    heads: int = 2
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(4 * self.heads)(x).reshape(x.shape[0], self.heads, 4)
+        return nn.Dense(8)(x.reshape(x.shape[0], -1))
+
+
 class Choosing(nn.Module):
     """Compares with a member of an enumeration of its own file."""
 
@@ -188,6 +262,11 @@ class Model(nn.Module):
         x = Out()(x)
         x = Branching()(x)
         x = Hidden()(x)
+        x = Concatenating()(x)
+        x = Growing()(x)
+        x = Residual()(x)
+        x = Given()(x)
+        x = Flattening()(x)
         return Rematerialized()(x)
 
 

@@ -81,7 +81,7 @@ def test_stacked_parameters_stay_stacked_and_named():
 def test_members_of_an_ensemble_and_layers_of_a_scan_start_apart():
     _, _, model, _ = pair(True)
     (module,) = imported(rewritten())
-    made = module.Ensemble(critic_dense_0_in_features=6, rngs=nnx.Rngs(0))
+    made = module.Ensemble(in_features=3, action_features=3, rngs=nnx.Rngs(0))
     kernel = made.critic.dense_0.kernel
     assert jnp.abs(kernel[0] - kernel[1]).max() > 0
     assert model.scanned.layers.dense_0.kernel.shape[0] == 3

@@ -36,11 +36,16 @@ PROVEN = {
     "Out": [{"out": 3}, {"out": None}],
     "Branching": [{"out": 3}, {"out": None}],
     "Hidden": [{"hidden": ()}, {"hidden": (3,)}, {"hidden": (2, 7, 5)}],
+    "Skipping": [{"use": False}, {"use": False, "width": 9}, {"width": 3}],
+    "Shortening": [{"channels": (5, 7)}, {"channels": (3, 9, 4)}, {"channels": (12,)}],
+    "Concatenating": [{"use": False}, {"use": False, "width": 9}, {"width": 3}],
+    "Growing": [{"growth": 3}, {"depth": 3, "growth": 5}, {"depth": 0}],
+    "Residual": [{"widths": ()}, {"widths": (9,)}, {"widths": (3, 3, 8, 2)}],
+    "Flattening": [{"heads": 1}, {"heads": 3}],
+    "Given": [{"out": None}, {"out": 3}, {"out": 16}],
 }
 # Each of these is named as what does not hold.
 FOUND = {
-    "Skipping": "use=False, width=9",
-    "Shortening": "channels=(8, 4)",
     "Rematerialized": "remat=True",
 }
 
@@ -51,9 +56,15 @@ def result():
 
 
 def rules_of(model):
-    """Linen numbers the layers in the order in which they are made; a list comes first."""
-    listed = [f"denses.{place}" for place in range(len(getattr(model, "denses", ())))]
-    single = sorted(name for name, each in vars(model).items() if isinstance(each, nnx.Linear))
+    """Linen numbers the layers in the order in which they are made; lists come first."""
+    own = sorted(vars(model).items())
+    listed = [
+        f"{name}.{place}"
+        for name, each in own
+        if name.startswith("denses") and isinstance(each, nnx.List)
+        for place in range(len(each))
+    ]
+    single = [n for n, x in own if n.startswith("dense") and isinstance(x, nnx.Linear)]
     return {f"Dense_{place}": path for place, path in enumerate([*listed, *single])}
 
 

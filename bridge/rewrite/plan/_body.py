@@ -51,17 +51,19 @@ class Slice:
             if before == self._known():
                 return found
 
-    def _known(self) -> tuple[set[str], int, int]:
+    def _known(self) -> tuple[set[str], int, int, int]:
         """What lines further up depend on."""
-        sizes = self.method.sizes
-        return set(self.method.used), len(sizes.running), len(sizes.iterators)
+        sizes, kept = self.method.sizes, self.method.kept.names
+        return set(self.method.used), len(sizes.running), len(sizes.iterators), len(kept)
 
     def _block(self, statements: Sequence[ast.stmt], depth: int) -> Lines:
         found: Lines = []
         for statement in statements:
             found += self._before(statement, depth)
+            found += [(depth, text) for text in self.method.kept.updates(statement, before=True)]
             found += self._statement(statement, depth)
             found += self._running(depth, behind=statement)
+            found += [(depth, text) for text in self.method.kept.updates(statement, before=False)]
         return found
 
     def _before(self, statement: ast.stmt, depth: int) -> Lines:

@@ -158,6 +158,30 @@ class Candidates:
             ):
                 yield node, tuple(value)
 
+    def output_argument(self, slot: Slot) -> ast.expr | None:
+        """The argument of a constructor that is the last dimension of what it computes."""
+        common: list[ast.expr] | None = None
+        for making in slot.makings:
+            instance = self._instance(making, last=True)
+            output = instance.calls[-1].output if instance and instance.calls else None
+            if not isinstance(output, Shape) or not output.shape:
+                return None
+            own = [n for n, v in self._out_arguments(slot, making) if v == output.shape[-1]]
+            common = [node for node in (own if common is None else common) if node in own]
+        return common[0] if common else None
+
+    def keeps_size(self, slot: Slot) -> bool:
+        """Whether what a slot computes has the last dimension of what it is called with."""
+        found: list[bool] = []
+        for making in slot.makings:
+            instance = self._instance(making, last=False)
+            call = instance.calls[0] if instance and instance.calls else None
+            given = next((x for x in call.args if isinstance(x, Shape)), None) if call else None
+            if call is None or given is None or not isinstance(call.output, Shape):
+                return False
+            found.append(given.shape[-1:] == call.output.shape[-1:])
+        return bool(found) and all(found)
+
     def _is_known(self, node: ast.AST, allowed: set[str]) -> bool:
         if self.taint.touches(node):
             return False

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bridge.rewrite.observe._records import Instance, Making, below_made
@@ -16,6 +16,7 @@ from ._caches import cache_of
 from ._cells import splits_all
 from ._class_checks import check_layer
 from ._fixed_modes import fixed_mode
+from ._flow import last_of
 from ._function_plans import FunctionPlan, bound, called_function
 from ._layers import Layer, field_order, has_next, ordered, seen
 from ._lift import Lift
@@ -286,7 +287,31 @@ class Constructor:
         else:
             hint = name
         makings, values = zip(*records, strict=True)
+        argument = self._called_with(name, records)
+        if argument is not None and (text := self.method.kept.given_to(self.slot, argument)):
+            return text
         return self.method.solve(makings, values, hint, self.slot.loops, self.node)
+
+    def _called_with(self, name: str, records: Sequence[tuple[Making, Any]]) -> int | str | None:
+        """The argument of the call whose last dimension a size is, None for another size."""
+        plans = [self.program.plan_of(cls) for cls in self.classes]
+        call = plans[0].methods.get("__call__") if plans and plans[0] is not None else None
+        names = [each.arg for each in call.args.args[1:]] if call is not None else []
+        own = name.removesuffix("_features")
+        place = names.index(own) if own in names else 0
+        if names and own not in names and name != "in_features":
+            return None
+        for making, value in records:
+            instance = self.program.records.instances.get((making.run, making.path or ()))
+            call = instance.calls[0] if instance is not None and instance.calls else None
+            if call is None:
+                return None
+            by_place = len(call.args) > place
+            if last_of(call.args[place] if by_place else call.kwargs.get(own)) != value:
+                return None
+            if not by_place:
+                return own
+        return place
 
     def _argument(self, layer: Layer, name: str, node: ast.expr, given: dict[str, str]) -> None:
         if name in _IGNORED:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from bridge.rewrite.syntax._source import (
 
 from ._candidates import Candidates
 from ._function_plans import taint_of
+from ._kept_sizes import KeptSizes
 from ._plans import CACHE, ClassPlan, Program, Slot
 from ._references import References
 from ._refusals import NotRewritableError
@@ -53,7 +55,7 @@ class Method:
         made: Callable[[Method, Slot], str],
     ) -> None:
         self.program, self.plan, self.node, self.references = program, plan, node, references
-        self.source, self._made = plan.source, made
+        self.source, self.made_by = plan.source, made
         self.namespace: Mapping[str, Any] = references.namespace
         self.slots = [slot for slot in plan.slots.values() if slot.method is node]
         self.is_setup = node.name == "setup"
@@ -91,6 +93,11 @@ class Method:
         text = self.sizes.solve(makings, values, hint, loops, at, allowed)
         self.used |= self.names_of(text)
         return text
+
+    @functools.cached_property
+    def kept(self) -> KeptSizes:
+        """The sizes of arrays that the constructor keeps."""
+        return KeptSizes(self)
 
     def named(self, makings: Sequence[Making], values: Sequence[Any], at: ast.AST) -> str | None:
         """A name or a field that has these values, None if there is none."""
@@ -131,7 +138,7 @@ class Method:
         """What changes in an expression that moves to the constructor."""
         slot = self.plan.slots.get(node) if isinstance(node, ast.Call) else None
         if slot is not None and slot.kind == "module" and slot.outer is not None:
-            yield self.source.edit(node, self._made(self, slot))
+            yield self.source.edit(node, self.made_by(self, slot))
             return
         if isinstance(node, ast.Call) and self.moved(node):
             yield from self._without(node, self.moved(node))
@@ -205,6 +212,9 @@ class Method:
         """An expression for what is a size at each of these times, None for another value."""
         if isinstance(node, ast.Tuple | ast.List):
             return None
+        if text := self.kept.number(node):
+            is_part = isinstance(self.source.parents[node], ast.BinOp)
+            return f"({text})" if is_part and not text.isidentifier() else text
         dimension = self.taint.dimensions.of(node)
         if dimension is not None:
             text = self._given_size(dimension, node, makings)

@@ -139,6 +139,7 @@ class ClassPlan:
         layer: the layer of Flax that it derives from, None for another class.
         wraps: whether something in it stays Linen.
         functions: the lifted transforms of functions in it.
+        returns: the sizes that its call returns, None before somebody asks.
     """
 
     cls: type
@@ -156,6 +157,7 @@ class ClassPlan:
     layer: type | None = None
     wraps: bool = False
     functions: list[FunctionLift] = dataclasses.field(default_factory=list)
+    returns: tuple[Any, ...] | None = None
 
     @property
     def name(self) -> str:

@@ -97,6 +97,10 @@ class Sizes:
         own = [each for each in found if each.argument == wanted]
         return self._dimension(own[0], makings, values) if own else None
 
+    def last_of_argument(self, name: str, makings: Sequence[Making], values: Sequence[Any]) -> str:
+        """The constructor argument for the last dimension of an argument of the call."""
+        return self._dimension(Candidate("", None, 0, (name, -1)), makings, values)
+
     def named(self, makings: Sequence[Making], values: Sequence[Any], names: Any) -> str | None:
         """A name or a field of the method that is a size, None if there is none."""
         found = [each for each in self._holding(makings, values, set(names)) if each.text]

@@ -1,0 +1,807 @@
+"""Follows the last dimension of arrays through a compact method, where it has several origins.
+
+An array that is set in a branch or in a loop, or taken out of a list, has a size that no single
+expression of the program gives. The constructor keeps such a size in a variable beside those of
+the program: it is set before the branch or loop, and at the end of each block that sets the array.
+A list of arrays becomes a list of sizes, which grows and shrinks as the program's does.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from bridge.rewrite.observe._records import Making, Shape
+from bridge.rewrite.syntax._evaluate import KNOWN_CALLS
+from bridge.rewrite.syntax._source import Source, bound_in, is_self, names_in
+
+from ._plans import Slot
+from ._references import References
+
+# Functions whose result has the last dimension of their first argument.
+_KEEPING: tuple[Any, ...] = (
+    *(getattr(jax.nn, name) for name in dir(jax.nn) if name[0] != "_"),
+    *(jnp.tanh, jnp.abs, jnp.exp, jnp.log, jnp.sqrt, jnp.square, jnp.sin, jnp.cos, jnp.clip),
+    *(jnp.asarray, jnp.array, jnp.maximum, jnp.minimum, jnp.where, jnp.nan_to_num),
+    *(nn.avg_pool, nn.max_pool),
+    *(jax.lax.stop_gradient, jax.lax.with_sharding_constraint),
+)
+_REDUCING = (jnp.mean, jnp.sum, jnp.max, jnp.min, jnp.prod, jnp.var, jnp.std)
+_COMPUTING = (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.IfExp, ast.Compare)
+_REDUCING_METHODS = frozenset({"mean", "sum", "max", "min", "prod", "var", "std"})
+_KEEPING_METHODS = frozenset({"astype", "copy", "clip"})
+
+
+class Size:
+    """Where the last dimension of an array comes from."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Given(Size):
+    """The last dimension of an argument of the method."""
+
+    argument: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Written(Size):
+    """An expression of the program, as a constructor was given it."""
+
+    node: ast.expr
+    makings: tuple[Making, ...] = dataclasses.field(compare=False)
+
+    @property
+    def text(self) -> str:
+        """What tells expressions apart."""
+        return ast.dump(self.node)
+
+
+@dataclasses.dataclass(frozen=True)
+class Kept(Size):
+    """A variable that the constructor keeps beside an array of the program."""
+
+    variable: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Item(Size):
+    """An item of a list of sizes, by its index; without one, the item that is taken out."""
+
+    variable: str
+    index: ast.expr | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Sum(Size):
+    """The size of arrays beside each other on their last axis."""
+
+    parts: tuple[Any, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Computed(Size):
+    """An expression of the program, with sizes in it."""
+
+    node: ast.expr
+    parts: tuple[tuple[ast.expr, Size], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice(Size):
+    """One of two sizes, by a condition that a constructor knows."""
+
+    test: ast.expr
+    then: Any
+    otherwise: Any
+
+
+# What is known of a name: a size, a layer that is called later, that it is a list, or nothing.
+Known: TypeAlias = "Size | Slot | type[list[Any]] | None"
+
+
+class Update(NamedTuple):
+    """A statement of the constructor that follows one of the program.
+
+    Attributes:
+        variable: the name of the array in the program.
+        size: what is assigned or appended; a tuple for a new list.
+        kind: `set`, `list` or `append`.
+        statement: the statement of the program.
+        is_before: whether it comes before that statement.
+    """
+
+    variable: str
+    size: Any
+    kind: str
+    statement: ast.stmt
+    is_before: bool
+
+
+class Facts(NamedTuple):
+    """What a flow asks of the method that it is in.
+
+    Attributes:
+        arguments: the arguments of the method.
+        slots: the expressions that make layers.
+        source: the file.
+        references: the names of the file.
+        touches: whether an expression depends on the call.
+        depending: the names that do.
+        returned: slot -> what a class of the program returns, in its own words, and the names of
+            the arguments of its call; None if that is not known.
+        argument: (slot, field) -> the argument of its constructor, None if it is given none.
+        output: slot -> the argument of its constructor that is its output size, if there is one.
+        keeps: slot -> whether its output has the last dimension of what it is called with.
+    """
+
+    arguments: Sequence[str]
+    slots: Mapping[ast.Call, Slot]
+    source: Source
+    references: References
+    touches: Callable[[ast.AST], bool]
+    depending: Collection[str]
+    returned: Callable[[Slot], tuple[Size, list[str]] | None]
+    argument: Callable[[Slot, str], ast.expr | None]
+    output: Callable[[Slot], ast.expr | None]
+    keeps: Callable[[Slot], bool]
+
+
+class Flow:
+    """Where the last dimensions of a method's arrays come from.
+
+    Args:
+        method: the function.
+        facts: what is known of it.
+
+    Attributes:
+        inputs: by slot, the sizes that its first call is given: by position and by name.
+        dimensions: the sizes that expressions such as `x.shape[-1]` are.
+        updates: what the constructor does beside the program, in order.
+        broken: the lists that are used in a way that is not followed.
+        returned: the sizes that the method returns.
+    """
+
+    def __init__(self, method: ast.FunctionDef, facts: Facts) -> None:
+        self._method, self._facts = method, facts
+        self._kept: set[str] = set()
+        # The names that nothing is known of in a loop, for it sets them to what is not followed.
+        self._lost: set[tuple[ast.For, str]] = set()
+        while True:
+            before = set(self._kept), set(self._lost)
+            self.returned: list[Size | None] = []
+            self.inputs: dict[ast.Call, dict[int | str, Known]] = {}
+            self.dimensions: dict[ast.expr, Size] = {}
+            self.updates: list[Update] = []
+            self._names: dict[str, Known] = {each: Given(each) for each in facts.arguments}
+            self._numbers: set[str] = set()
+            self.broken: set[str] = set()
+            self._taken: list[str] = []
+            self._block(method.body)
+            if (self._kept, self._lost) == before:
+                return
+
+    # Statements.
+
+    def _block(self, statements: Sequence[ast.stmt]) -> bool:
+        """Follows the statements of a block; whether the next statement behind it is reached."""
+        for statement in statements:
+            self._taken = []
+            number = len(self.updates)
+            is_followed = self._statement(statement)
+            if not isinstance(statement, ast.If | ast.For | ast.With):
+                kept = [e for u in self.updates[number:] for e in parts_of(u.size) if _is_taken(e)]
+                # What is taken out of a list by an expression that is not understood.
+                if len(kept) != len(self._taken):
+                    self.broken |= {*self._taken}
+            if not is_followed:
+                return False
+        return True
+
+    def _statement(self, node: ast.stmt) -> bool:
+        match node:
+            case ast.Assign():
+                for target in node.targets:
+                    self._assign(target, node.value, node)
+            case ast.AnnAssign(value=ast.expr() as value):
+                self._assign(node.target, value, node)
+            case ast.AugAssign(target=ast.Name(id=name)):
+                before, added = self._names.get(name), self._size(node.value)
+                is_array = isinstance(before, Size) and name not in self._numbers
+                self._bind(name, _beside(before, added) if is_array else None, node)
+            case ast.Expr():
+                self._expression(node.value, node)
+            case ast.If():
+                return self._if(node)
+            case ast.For():
+                self._for(node)
+            case ast.With():
+                return self._block(node.body)
+            case ast.Return():
+                found = None if node.value is None else self._size(node.value)
+                self.returned.append(found)
+                return False
+            case ast.Raise() | ast.Continue() | ast.Break():
+                return False
+            case _:
+                for each in ast.walk(node):
+                    if isinstance(each, ast.stmt):
+                        self._forget(bound_in(each), node)
+        return True
+
+    def _assign(self, target: ast.expr, value: ast.expr, node: ast.stmt) -> None:
+        if isinstance(target, ast.Name):
+            is_list = isinstance(value, ast.List) and self._is_list(target.id)
+            if is_list and isinstance(value, ast.List):
+                sizes = tuple(map(self._size, value.elts))
+                self._rebind(target.id, node)
+                self._names[target.id] = list if None not in sizes else None
+                self._add(target.id, sizes, "list", node)
+                return
+            is_depending = target.id in self._facts.depending
+            number = self._told(value) if is_depending else None
+            self._note_all(value)
+            self._bind(target.id, self._known(value) if number is None else number, node)
+            if number is not None:
+                self._numbers.add(target.id)
+        elif isinstance(target, ast.Tuple | ast.List):
+            parts = target.elts
+            if isinstance(value, ast.Tuple) and len(value.elts) == len(parts):
+                known = [self._known(each) for each in value.elts]
+                for each, own in zip(parts, known, strict=True):
+                    if isinstance(each, ast.Name):
+                        self._bind(each.id, own, node)
+                return
+            own = self._shape_of(value)
+            if own is None:
+                self._size(value)
+            self._forget(bound_in(target), node)
+            last = parts[-1] if parts else None
+            if own is not None and isinstance(last, ast.Name):
+                self._bind(last.id, own, node)
+                self._numbers.add(last.id)
+        else:
+            self._size(value)
+
+    def _expression(self, node: ast.expr, statement: ast.stmt) -> None:
+        """A statement that is an expression, such as `hs.append(x)`."""
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and isinstance(node.func.value, ast.Name)
+            and self._names.get(node.func.value.id) is list
+        ):
+            name, does = node.func.value.id, node.func.attr
+            size = self._size(node.args[0]) if len(node.args) == 1 else None
+            if does == "append" and size is not None:
+                self._add(name, size, "append", statement)
+                return
+            self.broken.add(name)
+            return
+        self._size(node)
+
+    def _if(self, node: ast.If) -> bool:
+        self._size(node.test)
+        is_known = not self._facts.touches(node.test)
+        before = dict(self._names)
+        # Inside of the branches a size still is what it is known by.
+        self._keep_before(node, bound_in_all(node.body) | bound_in_all(node.orelse))
+        before = {k: v if before.get(k) is None else before[k] for k, v in self._names.items()}
+        ends: list[dict[str, Known]] = []
+        number = len(self.updates)
+        for block in (node.body, node.orelse):
+            self._names = dict(before)
+            if self._block(block):
+                self._end(block, before)
+                ends.append(self._names)
+        if not ends:
+            return False
+        if not is_known:
+            # The constructor cannot follow: lists and sizes are unknown if the branches differ.
+            grown = {each.variable for each in self.updates[number:]}
+            self._names = {
+                name: value if name not in grown and _is_one(name, value, ends) else None
+                for name, value in ends[0].items()
+            }
+            return True
+        self._names = dict(ends[0])
+        for name in set().union(*ends):
+            if not _is_one(name, ends[0].get(name), ends):
+                self._merge(name, [each.get(name) for each in ends])
+        return True
+
+    def _for(self, node: ast.For) -> None:
+        self._size(node.iter)
+        bound = bound_in_all(node.body) | bound_in(node.target)
+        self._keep_before(node, bound)
+        for name in bound:
+            if (node, name) in self._lost:
+                self._names[name] = None
+        before = dict(self._names)
+        can_follow = not self._facts.touches(node.iter) and not node.orelse
+        can_follow &= not any(isinstance(e, ast.Break | ast.Continue) for e in ast.walk(node))
+        number = len(self.updates)
+        self._forget(bound_in(node.target), node)
+        if self._block(node.body):
+            self._end(node.body, {})
+        after = self._names
+        grown = {each.variable for each in self.updates[number:]}
+        self._names = dict(before)
+        for name in set(before) | set(after):
+            old, new = before.get(name), after.get(name)
+            if not can_follow:
+                is_same = name not in grown and old is not list and _is_one(name, old, [after])
+                if not is_same:
+                    self._lose(node, name)
+            elif old is not list and not (_is_one(name, old, [after]) and _is_stable(new, bound)):
+                self._merge(name, [old, new])
+                if self._names[name] is None:
+                    self._lose(node, name)
+        for name in bound_in(node.target):
+            self._names[name] = None
+
+    def _lose(self, node: ast.For, name: str) -> None:
+        self._lost.add((node, name))
+        self._names[name] = None
+
+    def _merge(self, name: str, values: list[Known]) -> None:
+        """Says that a name has one of several sizes from here on."""
+        is_size = all(isinstance(each, Size) for each in values)
+        if not is_size:
+            self._names[name] = None
+            return
+        self._kept.add(name)
+        self._names[name] = Kept(name)
+
+    def _keep_before(self, node: ast.stmt, bound: set[str]) -> None:
+        """Sets the variables of what a branch or loop sets, before it."""
+        for name in sorted(bound & self._kept):
+            value = self._names.get(name)
+            if isinstance(value, Size) and value != Kept(name):
+                self._set(Update(name, value, "set", node, is_before=True))
+
+    def _end(self, block: Sequence[ast.stmt], before: Mapping[str, Known]) -> None:
+        """Sets the variables of what a block has set, at its end."""
+        for name in sorted(bound_in_all(block) & self._kept):
+            value = self._names.get(name)
+            if isinstance(value, Size) and value not in (Kept(name), before.get(name)):
+                self._set(Update(name, value, "set", block[-1], is_before=False))
+
+    def _set(self, update: Update) -> None:
+        """Sets a variable; others that are known by it need one of their own."""
+        self.updates.append(update)
+        own = update.variable
+        for name, value in self._names.items():
+            if name != own and Kept(own) in parts_of(value):
+                self._kept.add(name)
+                self._names[name] = None
+        self._names[own] = Kept(own)
+
+    # Names.
+
+    def _bind(self, name: str, value: Known, node: ast.stmt) -> None:
+        self._rebind(name, node)
+        self._numbers.discard(name)
+        is_other = any(isinstance(e, Kept) and e.variable != name for e in parts_of(value))
+        if any(isinstance(e, Item) for e in parts_of(value)) or (is_other and name in self._kept):
+            # The list, or the other variable, is another one later.
+            self._kept.add(name)
+            self._set(Update(name, value, "set", node, is_before=False))
+            return
+        self._names[name] = value
+
+    def _rebind(self, name: str, node: ast.stmt) -> None:
+        """Sets the variables of what was written with a name that gets another value."""
+        for other, value in list(self._names.items()):
+            if other == name or not isinstance(value, Size) or _is_stable(value, {name}):
+                continue
+            if other in self._kept:
+                self._set(Update(other, value, "set", node, is_before=True))
+            else:
+                self._kept.add(other)
+                self._names[other] = None
+
+    def _forget(self, names: Iterable[str], node: ast.stmt) -> None:
+        for name in names:
+            self._rebind(name, node)
+            self._names[name] = None
+
+    def _add(self, name: str, size: Any, kind: str, node: ast.stmt) -> None:
+        self.updates.append(Update(name, size, kind, node, is_before=False))
+
+    def _is_list(self, name: str) -> bool:
+        """Whether a name is a list that the method makes longer or takes items out of."""
+        return any(
+            isinstance(each, ast.Attribute)
+            and each.attr in ("append", "pop")
+            and isinstance(each.value, ast.Name)
+            and each.value.id == name
+            for each in ast.walk(self._method)
+        )
+
+    # Expressions.
+
+    def _known(self, node: ast.expr) -> Known:
+        slot = self._facts.slots.get(node) if isinstance(node, ast.Call) else None
+        if slot is not None and slot.kind == "module":
+            self._note_all(node)
+            return slot
+        return self._size(node)
+
+    def _size(self, node: ast.expr) -> Size | None:
+        """The last dimension of what an expression computes, None if it is not known."""
+        match node:
+            case ast.Name():
+                found = None if node.id in self._numbers else self._names.get(node.id)
+                return found if isinstance(found, Size) else None
+            case ast.Call():
+                return self._call(node)
+            case ast.BinOp(op=ast.MatMult()):
+                self._size(node.left)
+                return self._size(node.right)
+            case ast.BinOp():
+                return _beside(self._size(node.left), self._size(node.right))
+            case ast.UnaryOp():
+                return self._size(node.operand)
+            case ast.IfExp():
+                self._size(node.test)
+                then, otherwise = self._size(node.body), self._size(node.orelse)
+                if then is None or otherwise is None or is_same(then, otherwise):
+                    return then if otherwise is not None else None
+                if self._facts.touches(node.test):
+                    return None
+                return Choice(node.test, then, otherwise)
+            case ast.Subscript(value=ast.Name(id=name)) if self._names.get(name) is list:
+                is_known = not self._facts.touches(node.slice) and not isinstance(
+                    node.slice, ast.Slice
+                )
+                return Item(name, node.slice) if is_known else None
+        self._children(node)
+        return None
+
+    def _children(self, node: ast.AST) -> None:
+        """Looks for calls of layers inside of what is not understood."""
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.expr):
+                self._note(child)
+                self._size(child)
+            elif isinstance(child, ast.keyword):
+                self._size(child.value)
+
+    def _note_all(self, node: ast.expr) -> None:
+        """Notes the numbers in an expression, such as the arguments of a constructor."""
+        for each in ast.walk(node):
+            if isinstance(each, ast.expr):
+                self._note(each)
+
+    def _note(self, node: ast.expr) -> None:
+        number = self._number(node)
+        if number is not None:
+            self.dimensions[node] = number
+
+    def _number(self, node: ast.expr) -> Size | None:
+        """What `x.shape[-1]`, a name of it, or a number computed from it is; else None."""
+        if isinstance(node, ast.Name):
+            found = self._names.get(node.id)
+            is_number = node.id in self._numbers and self._facts.touches(node)
+            return found if is_number and isinstance(found, Size) else None
+        if isinstance(node, ast.Subscript) and _is_last(node.slice):
+            return self._shape_of(node.value)
+        is_call = isinstance(node, ast.Call) and ast.unparse(node.func) in KNOWN_CALLS
+        if not (is_call or isinstance(node, _COMPUTING)) or not self._facts.touches(node):
+            return None
+        parts = node.args if isinstance(node, ast.Call) else ast.iter_child_nodes(node)
+        inside: list[tuple[ast.expr, Size]] = []
+        for part in parts:
+            if not isinstance(part, ast.expr) or not self._facts.touches(part):
+                continue
+            number = self._number(part)
+            if number is None or _takes_out(number):
+                return None
+            inside.append((part, number))
+        return Computed(node, tuple(inside))
+
+    def _shape_of(self, node: ast.expr) -> Size | None:
+        """The last item of `x.shape`, None for another expression."""
+        if isinstance(node, ast.Attribute) and node.attr == "shape":
+            found = self._size(node.value)
+            return None if found is None or _takes_out(found) else found
+        return None
+
+    def _call(self, node: ast.Call) -> Size | None:
+        slot = self._slot_of(node.func)
+        if slot is not None:
+            return self._of_layer(slot, node)
+        own = self._facts.slots.get(node)
+        if own is not None and own.kind == "param":
+            self._note_all(node)
+            return self._of_shape(node.args[2]) if len(node.args) > 2 else None
+        function = node.func
+        if isinstance(function, ast.Attribute) and not is_self(function):
+            found = self._method_call(node, function)
+            if found is not None:
+                return found
+        value = self._facts.references.value_of(function)
+        if value is not None and value in (jnp.concatenate, jnp.hstack, jax.lax.concatenate):
+            return self._concatenated(node)
+        sizes = [self._size(each) for each in node.args]
+        for keyword in node.keywords:
+            self._size(keyword.value)
+        first = sizes[0] if sizes else None
+        if value is jax.image.resize:
+            return self._of_shape(node.args[1]) if len(node.args) > 1 else None
+        if value is jnp.reshape and len(node.args) > 1:
+            return self._of_shape(node.args[1])
+        if value in _REDUCING and not _takes_last(node, node.args[1:]):
+            return first
+        if value in (jnp.where, jnp.maximum, jnp.minimum):
+            return next((each for each in sizes if each is not None), None)
+        if _is_keeping(value) or self._is_activation(function):
+            return first
+        return None
+
+    def _is_activation(self, function: ast.expr) -> bool:
+        """Whether a field that is called is a function that keeps the last dimension."""
+        if not is_self(function):
+            return False
+        found = [
+            making.fields.get(function.attr)  # pyright: ignore
+            for slot in self._facts.slots.values()
+            for making in slot.makings
+        ]
+        return bool(found) and all(map(_is_keeping, found))
+
+    def _method_call(self, node: ast.Call, function: ast.Attribute) -> Size | None:
+        owner = function.value
+        if isinstance(owner, ast.Name) and self._names.get(owner.id) is list:
+            if function.attr == "pop" and not node.args and not node.keywords:
+                self._taken.append(owner.id)
+                return Item(owner.id, None)
+            self.broken.add(owner.id)
+            return None
+        if self._facts.references.value_of(owner) is not None:
+            return None
+        if function.attr in _KEEPING_METHODS:
+            return self._size(owner)
+        if function.attr in _REDUCING_METHODS and not _takes_last(node, node.args):
+            return self._size(owner)
+        if function.attr == "reshape" and node.args:
+            self._size(owner)
+            shape = node.args[0] if len(node.args) == 1 else ast.Tuple(node.args, ast.Load())
+            return self._of_shape(shape)
+        return None
+
+    def _of_shape(self, shape: ast.expr) -> Size | None:
+        """The last dimension that a shape says."""
+        if not isinstance(shape, ast.Tuple | ast.List) or not shape.elts:
+            return None
+        last = shape.elts[-1]
+        # As many dimensions as before: the last one of these.
+        if isinstance(last, ast.Subscript) and _number(last.slice) == len(shape.elts) - 1:
+            return self._shape_of(last.value)
+        return self._told(last)
+
+    def _told(self, node: ast.expr) -> Size | None:
+        """A number that a constructor can compute; None for one that is left open, such as -1."""
+        if self._facts.touches(node):
+            return self._number(node)
+        return None if _number(node) == -1 else Written(node, ())
+
+    def _concatenated(self, node: ast.Call) -> Size | None:
+        axis = next((k.value for k in node.keywords if k.arg in ("axis", "dimension")), None)
+        if axis is None and len(node.args) > 1:
+            axis = node.args[1]
+        parts = node.args[0] if node.args else None
+        if not isinstance(parts, ast.List | ast.Tuple):
+            self._children(node)
+            return None
+        sizes = [self._size(each) for each in parts.elts]
+        if axis is None or None in sizes:
+            return None
+        if _is_last(axis):
+            return Sum(tuple(sizes))
+        return sizes[0] if _is_front(axis) else None
+
+    def _slot_of(self, function: ast.expr) -> Slot | None:
+        if isinstance(function, ast.Call):
+            slot = self._facts.slots.get(function)
+            if slot is not None and slot.kind == "module":
+                self._note_all(function)
+                return slot
+        if isinstance(function, ast.Name):
+            found = self._names.get(function.id)
+            return found if isinstance(found, Slot) else None
+        return None
+
+    def _of_layer(self, slot: Slot, node: ast.Call) -> Size | None:
+        given: dict[int | str, Known] = {}
+        for number, each in enumerate(node.args):
+            given[number] = self._once(self._size(each), slot, number, node)
+        for keyword in node.keywords:
+            if keyword.arg is not None:
+                name = keyword.arg
+                given[name] = self._once(self._size(keyword.value), slot, name, node)
+        self.inputs.setdefault(slot.node, given)
+        summary = self._facts.returned(slot)
+        if summary is not None:
+            return self._of_caller(summary[0], summary[1], slot, given)
+        output = self._facts.output(slot)
+        if output is not None:
+            noted = self.dimensions.get(output)
+            return noted if noted is not None else Written(output, tuple(slot.makings))
+        first = given.get(0)
+        if isinstance(first, Size) and self._facts.keeps(slot):
+            return first
+        return None
+
+    def _of_caller(
+        self, size: Size, names: Sequence[str], slot: Slot, given: Mapping[int | str, Known]
+    ) -> Size | None:
+        """A size in the words of a class's own method, in those of who makes the class.
+
+        Args:
+            size: what the class's method returns.
+            names: the arguments of that method.
+            slot: where it is made.
+            given: the sizes that it is called with.
+        """
+        if isinstance(size, Sum):
+            parts = [self._of_caller(each, names, slot, given) for each in size.parts]
+            return None if None in parts else Sum(tuple(parts))
+        if isinstance(size, Given):
+            found = given.get(size.argument) or given.get(names.index(size.argument))
+            return found if isinstance(found, Size) else None
+        if not isinstance(size, Written):
+            return None
+        if isinstance(size.node, ast.Constant):
+            return size
+        if not is_self(size.node):
+            return None
+        node = self._facts.argument(slot, size.node.attr)  # pyright: ignore
+        if node is None:
+            return None
+        noted = self.dimensions.get(node)
+        return noted if noted is not None else Written(node, tuple(slot.makings))
+
+    def _once(self, size: Known, slot: Slot, argument: int | str, node: ast.Call) -> Known:
+        """A size that takes an item out of a list, in a variable of its own."""
+        if not isinstance(size, Size) or not _takes_out(size):
+            return size
+        name = f"{slot.attribute}_{argument}" if argument else slot.attribute
+        variable = f"{name}_in"
+        statement = self._facts.source.statement_of(node)
+        self._set(Update(variable, size, "set", statement, is_before=True))
+        return Kept(variable)
+
+
+def parts_of(size: Any) -> Iterator[Any]:
+    """A size and those that it is made of."""
+    yield size
+    if isinstance(size, Sum):
+        for each in size.parts:
+            yield from parts_of(each)
+    elif isinstance(size, Computed):
+        for _, each in size.parts:
+            yield from parts_of(each)
+    elif isinstance(size, Choice):
+        yield from parts_of(size.then)
+        yield from parts_of(size.otherwise)
+    elif type(size) is tuple:
+        for each in size:
+            yield from parts_of(each)
+
+
+def variables_of(size: Any) -> set[str]:
+    """The names of the program beside which a size needs variables."""
+    return {e.variable for e in parts_of(size) if isinstance(e, Kept | Item)}
+
+
+def has_several_origins(size: Any) -> bool:
+    """Whether no single expression of the program gives a size."""
+    return any(isinstance(each, Kept | Item | Choice) for each in parts_of(size))
+
+
+def bound_in_all(statements: Sequence[ast.stmt]) -> set[str]:
+    """The names that statements bind, in inner blocks too."""
+    return {
+        name
+        for statement in statements
+        for each in ast.walk(statement)
+        if isinstance(each, ast.stmt)
+        for name in bound_in(each)
+    }
+
+
+def _is_taken(size: Any) -> bool:
+    return isinstance(size, Item) and size.index is None
+
+
+def _takes_out(size: Any) -> bool:
+    return any(map(_is_taken, parts_of(size)))
+
+
+def _beside(a: Any, b: Any) -> Any:
+    """The size of two arrays that are combined element by element."""
+    if not isinstance(a, Size):
+        return b if isinstance(b, Size) else None
+    if not isinstance(b, Size) or is_same(a, b):
+        return a
+    return b if has_several_origins(a) else a
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Whether two sizes are surely the same at one place."""
+    if isinstance(a, Written) and isinstance(b, Written):
+        return a.text == b.text
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, Computed):
+        own = [each for _, each in a.parts], [each for _, each in b.parts]
+        return ast.dump(a.node) == ast.dump(b.node) and all(map(is_same, *own))
+    if isinstance(a, Sum):
+        return len(a.parts) == len(b.parts) and all(map(is_same, a.parts, b.parts))
+    if isinstance(a, Item):
+        return False
+    return a == b
+
+
+def _is_one(name: str, value: Known, ends: Sequence[Mapping[str, Known]]) -> bool:
+    """Whether a name is the same at several ends."""
+    return all(each.get(name) is value or is_same(each.get(name), value) for each in ends)
+
+
+def _is_stable(size: Any, bound: set[str]) -> bool:
+    """Whether a size means the same when names get other values."""
+    for each in parts_of(size):
+        nodes = [n for n in (getattr(each, "node", None), getattr(each, "index", None)) if n]
+        nodes += [each.test] if isinstance(each, Choice) else []
+        if any(names_in(node) & bound for node in nodes if isinstance(node, ast.AST)):
+            return False
+    return True
+
+
+def _is_keeping(value: Any) -> bool:
+    try:
+        return any(value is each for each in _KEEPING)
+    except TypeError:
+        return False
+
+
+def _number(node: ast.expr | None) -> int | None:
+    try:
+        found = ast.literal_eval(node) if node is not None else None
+    except ValueError:
+        return None
+    return found if isinstance(found, int) else None
+
+
+def _is_last(node: ast.expr) -> bool:
+    return _number(node) == -1
+
+
+def _is_front(node: ast.expr) -> bool:
+    return _number(node) == 0
+
+
+def _takes_last(node: ast.Call, rest: Sequence[ast.expr]) -> bool:
+    """Whether a reduction may take the last axis."""
+    axis = next((k.value for k in node.keywords if k.arg == "axis"), rest[0] if rest else None)
+    if axis is None or any(k.arg == "keepdims" for k in node.keywords):
+        return True
+    try:
+        found = ast.literal_eval(axis)
+    except ValueError:
+        return True
+    axes = found if isinstance(found, tuple | list) else (found,)
+    # An axis from the front may be the last one of an array of few.
+    return not all(isinstance(each, int) and each not in (-1,) and each < 3 for each in axes)
+
+
+def last_of(value: Any) -> int | None:
+    """The last dimension of a recorded array."""
+    return value.shape[-1] if isinstance(value, Shape) and value.shape else None

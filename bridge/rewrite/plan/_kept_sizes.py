@@ -1,0 +1,232 @@
+"""The sizes of arrays as text of a constructor: expressions, and variables that it keeps."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bridge.rewrite.observe._records import Making
+from bridge.rewrite.syntax._source import Edit
+
+from ._flow import (
+    Choice,
+    Computed,
+    Facts,
+    Flow,
+    Given,
+    Item,
+    Kept,
+    Size,
+    Sum,
+    Update,
+    Written,
+    is_same,
+    parts_of,
+    variables_of,
+)
+from ._layers import field_order
+from ._plans import Slot
+from ._references import References
+from ._refusals import NotRewritableError
+
+
+class KeptSizes:
+    """What the flow of a method's arrays says, as text of its constructor.
+
+    Args:
+        method: the `Method`.
+
+    Attributes:
+        names: the variables that the constructor keeps, by the names beside which they are.
+    """
+
+    def __init__(self, method: Any) -> None:
+        self._method = method
+        self._source, self._plan = method.source, method.plan
+        self._candidates = method.sizes.candidates
+        self.names: dict[str, str] = {}
+
+    @functools.cached_property
+    def flow(self) -> Flow:
+        """Where the sizes of the method's arrays come from."""
+        method = self._method
+        return Flow(
+            method.node,
+            Facts(
+                method.taint.arguments,
+                {slot.node: slot for slot in method.slots},
+                method.source,
+                method.references,
+                method.taint.touches,
+                method.taint.names,
+                self._returned_by,
+                self._argument,
+                self._candidates.output_argument,
+                self._candidates.keeps_size,
+            ),
+        )
+
+    def given_to(self, slot: Slot, argument: int | str) -> str | None:
+        """The last dimension of what a slot is called with, None if it is not followed.
+
+        Args:
+            slot: the slot.
+            argument: of its call, by position or by name.
+        """
+        if self._method.is_setup:
+            return None
+        return self._text_of(self.flow.inputs.get(slot.node, {}).get(argument))
+
+    def number(self, node: ast.expr) -> str | None:
+        """What `x.shape[-1]`, or a number that is computed from it, is."""
+        return None if self._method.is_setup else self._text_of(self.flow.dimensions.get(node))
+
+    def updates(self, statement: ast.stmt, *, before: bool) -> list[str]:
+        """What the constructor does before or behind a statement, to keep sizes."""
+        found: list[str] = []
+        for each in self.flow.updates if self.names else ():
+            name = self.names.get(each.variable)
+            if name is None or each.statement is not statement or each.is_before is not before:
+                continue
+            text = self._text(each.size)
+            found.append(f"{name}.append({text})" if each.kind == "append" else f"{name} = {text}")
+        return found
+
+    def _text_of(self, size: Any) -> str | None:
+        if not isinstance(size, Size):
+            return None
+        needed, updates = self._needed(variables_of(size))
+        if needed & self.flow.broken:
+            return None
+        before = dict(self.names)
+        for variable in sorted(needed):
+            self.names.setdefault(variable, self._name_beside(variable))
+        try:
+            for update in updates:
+                self._text(update.size)
+            return self._text(size)
+        except NotRewritableError:
+            self.names = before
+            return None
+
+    def _needed(self, variables: set[str]) -> tuple[set[str], list[Update]]:
+        """The variables that some need, themselves included, and what sets all of them."""
+        needed = set(variables)
+        while True:
+            # What is taken out of a list is gone from it, whoever needs it.
+            updates = [
+                each
+                for each in self.flow.updates
+                if each.variable in needed
+                or any(
+                    isinstance(e, Item) and e.index is None and e.variable in needed
+                    for e in parts_of(each.size)
+                )
+            ]
+            more = needed | {u.variable for u in updates}
+            more |= set().union(set(), *(variables_of(each.size) for each in updates))
+            if more == needed:
+                return needed, updates
+            needed = more
+
+    def _name_beside(self, variable: str) -> str:
+        taken = {field.name for field in self._plan.fields}
+        taken |= self._method.taint.pure | self._method.taint.names
+        taken |= {*self._plan.sizes, *self.names.values()}
+        taken |= {each.name for each in self._method.sizes.running}
+        is_list = any(u.variable == variable and u.kind == "list" for u in self.flow.updates)
+        names = [f"{variable}_features", f"{variable}_size", f"{variable}_size_2"]
+        if variable.endswith("_in"):
+            names.insert(0, variable)
+        elif not is_list:
+            names.insert(0, "features_in")
+        return next(name for name in names if name not in taken)
+
+    def _text(self, size: Any) -> str:
+        """A size as the constructor computes it.
+
+        Raises:
+            NotRewritableError: it needs what only the call knows.
+        """
+        text = self._method.init_text
+        match size:
+            case Given(argument=name):
+                return self._last_given(name)
+            case Written(node=node, makings=makings):
+                return text(node, makings)
+            case Kept(variable=variable):
+                return self.names[variable]
+            case Item(variable=variable, index=index):
+                taken = ".pop()" if index is None else f"[{text(index, ())}]"
+                return f"{self.names[variable]}{taken}"
+            case Sum(parts=parts):
+                return " + ".join(map(self._text, parts))
+            case Computed(node=node, parts=parts):
+                edits = [self._source.edit(each, self._part(own)) for each, own in parts]
+                known = [e for e in ast.iter_child_nodes(node) if e not in dict(parts)]
+                edits += [edit for each in known for edit in self._known_edits(each)]
+                found = self._source.render(node, edits)
+                self._method.used |= self._method.names_of(found)
+                return found
+            case Choice(test=test, then=then, otherwise=otherwise):
+                return f"({self._text(then)} if {text(test, ())} else {self._text(otherwise)})"
+        return f"[{', '.join(map(self._text, size))}]"
+
+    def _part(self, size: Any) -> str:
+        text = self._text(size)
+        return text if text.isidentifier() else f"({text})"
+
+    def _known_edits(self, node: ast.AST) -> Iterator[Edit]:
+        """What changes in an expression that a constructor knows."""
+        yield from self._method.references.edits(node)
+        yield from self._method.init_edits(node, ())
+
+    def _last_given(self, name: str) -> str:
+        """The constructor argument for the last dimension of an argument of the call."""
+        owners = {(m.run, m.owner): m for slot in self._method.slots for m in slot.makings}
+        found = [(m, self._candidates.given_shapes(m).get(name)) for m in owners.values()]
+        if not found or not all(shape for _, shape in found):
+            raise NotRewritableError("needs-call", self._method.node, name=name)
+        makings: Sequence[Making] = [making for making, _ in found]
+        values = [shape[-1] for _, shape in found if shape]
+        return self._method.sizes.last_of_argument(name, makings, values)
+
+    def _returned_by(self, slot: Slot) -> tuple[Size, list[str]] | None:
+        """What the call of a class of the program returns, in its own words."""
+        method = self._method
+        classes = {method.program.records.base_of(making.cls) for making in slot.makings}
+        plan = method.program.plan_of(next(iter(classes))) if len(classes) == 1 else None
+        call = plan.methods.get("__call__") if plan is not None else None
+        if plan is None or call is None or plan is self._plan or plan.layer is not None:
+            return None
+        if plan.returns is None:
+            # A class may make itself.
+            plan.returns = ()
+            namespace = vars(sys.modules[plan.cls.__module__])
+            references = References(method.program, plan.source, namespace)
+            other = type(method)(method.program, plan, call, references, method.made_by)
+            plan.returns = tuple(other.kept.flow.returned)
+        found = plan.returns
+        is_one = bool(found) and all(is_same(each, found[0]) for each in found)
+        names = [each.arg for each in call.args.args[1:]]
+        return (found[0], names) if is_one and isinstance(found[0], Size) else None
+
+    def _argument(self, slot: Slot, field: str) -> ast.expr | None:
+        """What the constructor in a slot is given for a field; a constant that is its default."""
+        for keyword in slot.node.keywords:
+            if keyword.arg == field:
+                return keyword.value
+        program = self._method.program
+        cls = program.records.base_of(slot.makings[0].cls)
+        plan = program.plan_of(cls)
+        if cls is None or plan is None or any(k.arg is None for k in slot.node.keywords):
+            return None
+        given = dict(zip(field_order(cls), slot.node.args, strict=False))
+        if field in given or any(isinstance(each, ast.Starred) for each in slot.node.args):
+            return given.get(field)
+        own = next((each for each in plan.fields if each.name == field), None)
+        default = own.node.value if own is not None else None
+        return default if isinstance(default, ast.Constant) else None
