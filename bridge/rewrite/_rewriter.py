@@ -20,6 +20,7 @@ from .plan._references import References
 from .plan._refusals import NotRewritableError, Refusal, refused
 from .prove._blame import Blame
 from .prove._field_variation import FieldVariation
+from .prove._further_runs import run_further
 from .prove._parts import parts_of
 from .prove._proof import fault_in_place, prove
 from .prove._proven import Proof
@@ -73,6 +74,8 @@ class Rewriter:
         self.watch, self.varied, self.notes = runs.watch, runs.varied, runs.notes
         runs.run()
         self.program: Program = self._collected()
+        if run_further(self.program, self.entries, self.watch):
+            self.program = self._collected()
         self._is_fresh = True
         # What is compared by parts later was one model first.
         self.whole = self.whole or self.program
@@ -226,7 +229,7 @@ class Rewriter:
         if any(plan is None or plan.refusal is not None for plan in plans):
             return None
         blame = self._blame()
-        hidden = blame.hidden(len(self.entries))
+        hidden = blame.hidden()
         if hidden is not None:
             return hidden, refused("inside-linen")
         try:

@@ -69,13 +69,14 @@ class WhileLoop(nn.Module):
 
 
 class TryBlock(nn.Module):
-    """a module is made in a try or while block"""
+    """a module is made where an exception was caught"""
 
     @nn.compact
     def __call__(self, x):
         try:
             x = nn.Dense(4)(x)
-        finally:
+            raise ValueError
+        except ValueError:
             x = x + 1
         return x
 
@@ -102,16 +103,6 @@ class OwnTrain(nn.Module):
     @nn.compact
     def __call__(self, x):
         return nn.Dense(3)(x)
-
-
-class TrainField(nn.Module):
-    """NNX modules have a train of their own"""
-
-    train: bool = False
-
-    @nn.compact
-    def __call__(self, x):
-        return nn.Dropout(0.5, deterministic=not self.train)(nn.Dense(3)(x))
 
 
 class ReadsPath(nn.Module):

@@ -74,7 +74,7 @@ class InnerOfLeft(nn.Module):
 
 
 class InnerOfOther(nn.Module):
-    """a module is made in a try or while block"""
+    """a module is made where an exception was caught"""
 
     @nn.compact
     def __call__(self, x):
@@ -83,7 +83,8 @@ class InnerOfOther(nn.Module):
 
         try:
             x = dense(x)
-        finally:
+            raise ValueError
+        except ValueError:
             pass
         return x
 

@@ -63,4 +63,185 @@ class Model(nn.Module):
         [{"width": 8}, {"bound": False}],
     ),
 }
-PROGRAMS = {**ARRAYS}
+FIELDS = {
+    "fields named as NNX's methods": Program(
+        """
+class Block(nn.Module):
+    width: int
+    train: bool
+    sow: int = 3
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.BatchNorm(use_running_average=not self.train)(nn.Dense(self.width)(x))
+        return nn.Dropout(0.1, deterministic=not self.train)(x) * self.sow
+
+
+class Model(nn.Module):
+    width: int = 6
+    train: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        x = Block(self.width, train=self.train)(x)
+        return Block(self.width + 1, False)(x)
+""",
+        [{"width": 3}],
+    ),
+    "layers that no entry point makes": Program(
+        """
+class Pool(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return jnp.tanh(nn.Dense(x.shape[-1])(x))
+
+
+class Model(nn.Module):
+    width: int = 6
+    pool: bool = False
+    kind: str = "layer"
+
+    def setup(self):
+        self.body = nn.Dense(self.width)
+        if self.kind == "layer":
+            self.norm = nn.LayerNorm()
+        elif self.kind == "rms":
+            self.norm = nn.RMSNorm()
+        else:
+            self.norm = nn.Dense(self.width)
+        self.pooler = Pool() if self.pool else None
+
+    def __call__(self, x):
+        x = self.norm(self.body(x))
+        return self.pooler(x) if self.pool else x
+""",
+        [{"width": 3}, {"pool": True}, {"kind": "rms", "width": 9}, {"kind": "dense"}],
+    ),
+}
+BLOCKS = {
+    "layers under match": Program(
+        """
+class Model(nn.Module):
+    act: str = "relu"
+    norm: str = "layer"
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(4)(x)
+        match self.act:
+            case "relu":
+                x = nn.relu(x)
+            case "tanh" | "t":
+                x = jnp.tanh(x)
+            case _:
+                raise ValueError(self.act)
+        match self.norm:
+            case "layer":
+                x = nn.LayerNorm()(x)
+            case "none":
+                pass
+            case "rms":
+                x = nn.RMSNorm()(x)
+        return nn.Dense(3)(x)
+""",
+        [{"act": "t"}, {"norm": "none"}, {"norm": "rms"}],
+    ),
+    "layers in try": Program(
+        """
+class Model(nn.Module):
+    act: str = "relu"
+    width: str = "4"
+
+    @nn.compact
+    def __call__(self, x):
+        try:
+            act = getattr(nn, self.act)
+        except AttributeError:
+            act = jnp.tanh
+        try:
+            width = int(self.width)
+        except (TypeError, ValueError):  # Another width.
+            width = 7
+        x = act(nn.Dense(width)(x))
+        try:
+            x = nn.Dense(5)(x)
+        finally:
+            x = x + 1
+        return x
+""",
+        [{"act": "gelu"}, {"act": "nothing"}, {"width": "7"}, {"width": "wide"}],
+    ),
+}
+TIES = {
+    "weights that are tied by their path": Program(
+        """
+class Body(nn.Module):
+    vocab: int
+    width: int
+
+    def setup(self):
+        self.wte = nn.Embed(self.vocab, self.width)
+        self.mix = nn.Dense(self.width)
+
+    def __call__(self, ids):
+        return self.mix(self.wte(ids))
+
+
+class Model(nn.Module):
+    vocab: int = 7
+    width: int = 6
+    tie: bool = True
+
+    def setup(self):
+        self.body = Body(self.vocab, self.width)
+        self.head = nn.Dense(self.vocab, use_bias=False)
+
+    def __call__(self, ids):
+        h = self.body(ids)
+        if self.tie:
+            kernel = self.body.variables["params"]["wte"]["embedding"].T
+            return self.head.apply({"params": {"kernel": kernel}}, h)
+        return self.head(h)
+""",
+        [{"width": 3}, {"vocab": 9}, {"tie": False, "width": 5}],
+        inputs=[("tokens", 2, 5)],
+    ),
+    "the table of an embedding": Program(
+        """
+class Model(nn.Module):
+    vocab: int = 7
+    width: int = 6
+    head: bool = False
+
+    def setup(self):
+        self.wte = nn.Embed(self.vocab, self.width)
+        if self.head:
+            self.lm_head = nn.Dense(self.vocab)
+
+    def __call__(self, ids):
+        h = nn.tanh(self.wte(ids))
+        if self.head:
+            return self.lm_head(h)
+        return jnp.dot(h, self.variables["params"]["wte"]["embedding"].T)
+""",
+        [{"width": 3}, {"head": True}],
+        inputs=[("tokens", 2, 5)],
+    ),
+}
+INPUTS_KV = Program(
+    """
+class Model(nn.Module):
+    heads: int = 2
+
+    def setup(self):
+        self.cross = nn.MultiHeadDotProductAttention(num_heads=self.heads)
+        self.own = nn.SelfAttention(num_heads=self.heads)
+
+    def __call__(self, x, y, deterministic=True):
+        x = self.cross(inputs_q=x, inputs_kv=y, deterministic=deterministic)
+        return self.own(x, deterministic=deterministic)
+""",
+    [{"heads": 4}],
+    inputs=[(2, 5, 8), (2, 4, 6)],
+)
+PROGRAMS = {**ARRAYS, **FIELDS, **BLOCKS, **TIES}

@@ -16,11 +16,12 @@ from tests.rewrite import models_left_functions as functions
 from tests.rewrite import models_left_inner as inner
 from tests.rewrite import models_left_makers as makers
 from tests.rewrite import models_left_places as places
+from tests.rewrite import models_left_ties as ties
 from tests.rewrite import models_wrapped_lifts as lifts
 
 LEFT = [
     cls
-    for module in (models, others, arguments, functions, inner, makers, places)
+    for module in (models, others, arguments, functions, inner, makers, places, ties)
     for cls in vars(module).values()
     if (
         inspect.isclass(cls)
@@ -29,8 +30,7 @@ LEFT = [
         and cls.__doc__
         and cls.__doc__[0].islower()
     )
-    or cls
-    in (models.OwnTrain, models.TrainField, models.ReadsPath, models.FieldCls, models.Spectral)
+    or cls in (models.OwnTrain, models.ReadsPath, models.FieldCls, models.Spectral)
 ]
 INPUT = jax.ShapeDtypeStruct((2, 4, 3), "float32")
 

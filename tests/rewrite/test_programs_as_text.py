@@ -102,13 +102,13 @@ def _variables(node: Any) -> Iterator[tuple[str, nnx.Variable]]:
             yield from _variables(child)
 
 
-def check_same(found: Rewritten, fields: Mapping[str, Any]) -> None:
-    """Compares both models for some values of the fields."""
+def check_same(found: Rewritten, fields: Mapping[str, Any], name: str = "Model") -> None:
+    """Compares both models for some values of the fields, or classes that take the same inputs."""
     inputs = inputs_of(found.program)
     given = fields_of({**found.program.fields, **fields}, found.old)
-    linen = found.old.Model(**given)
+    linen = getattr(found.old, name)(**given)
     variables = linen.init(KEYS, *inputs)
-    model = found.new.Model(**given, **found.result.sizes[0], rngs=nnx.Rngs(0))
+    model = getattr(found.new, name)(**given, **found.result.sizes[0], rngs=nnx.Rngs(0))
     with_weights(model, variables)
     expected = linen.apply(variables, *inputs)
     jax.tree.map(np.testing.assert_array_equal, model(*inputs), expected)
@@ -121,6 +121,47 @@ def test_it_is_proven_and_does_what_linen_does_for_other_values(rewritten, name)
     assert found.result.is_proven
     for fields in ({}, *found.program.values):
         check_same(found, fields)
+
+
+@pytest.mark.filterwarnings("ignore:The inputs_kv arg:DeprecationWarning")
+def test_attention_is_given_its_inputs_by_name(rewritten):
+    found = rewritten(programs_structure.INPUTS_KV)
+    assert [each.level for each in found.result.classes] == ["proven"], str(found.result)
+    for fields in ({}, *found.program.values):
+        check_same(found, fields)
+
+
+PARTS = """
+class Part(nn.Module):
+    width: int = 6
+    head: int | None = None
+    norm: str = "none"
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(self.width)(x)
+        match self.norm:
+            case "layer":
+                x = nn.LayerNorm()(x)
+            case "rms":
+                x = nn.RMSNorm()(x)
+        if self.head is not None:
+            x = nn.Dense(self.head)(x)
+        return x
+
+
+class Model(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.tanh(Part()(x))
+"""
+
+
+def test_the_layers_of_a_part_that_no_entry_makes_are_made(rewritten):
+    found = rewritten(Program(PARTS))
+    assert {each.level for each in found.result.classes} == {"proven"}, str(found.result)
+    for fields in ({}, {"head": 3}, {"norm": "layer", "width": 5}, {"norm": "rms", "head": 2}):
+        check_same(found, fields, "Part")
 
 
 KINDS = """

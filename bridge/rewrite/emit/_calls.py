@@ -22,6 +22,7 @@ from ._lifted_calls import LiftedCalls
 from ._removals import Removals, inlined
 from ._slot_calls import call_edits, calls_of
 from ._states import States
+from ._tied import Applied, variable_edits
 
 _RAISE = 'raise NotImplementedError("this branch did not run when {} was rewritten")'
 
@@ -73,6 +74,8 @@ class Calls:
         states = States(self.method, self.dead)
         found += states.edits()
         self.notes += states.notes
+        found += variable_edits(self.method)
+        found += Applied(self.plan).edits(self.method)
         read = [*self._items.values()]
         found += Removals(self.method, self.kept, self.dead, self._insertions, read).edits()
         return found
@@ -206,10 +209,10 @@ class Calls:
                 name = layer.call[index]
                 yield Edit(begin, begin, f"{CALL_RENAMES.get(name, name)}=")
             for keyword in call.keywords:
-                if keyword.arg in CALL_RENAMES and keyword.arg in layer.call:
+                if keyword.arg in layer.call_renames:
                     begin = self.source.offset(keyword.lineno, keyword.col_offset)
                     end = begin + len(keyword.arg)
-                    yield Edit(begin, end, CALL_RENAMES[keyword.arg])
+                    yield Edit(begin, end, layer.call_renames[keyword.arg])
         names = {k.arg for k in call.keywords}
         if layer is not None:
             by_position = set(layer.call[: len(call.args)])

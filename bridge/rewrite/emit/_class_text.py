@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import itertools
 from typing import Any
 
 from flax import linen as nn
+from flax import nnx
 
 from bridge.rewrite.plan._class_checks import check_class
 from bridge.rewrite.plan._class_fields import field_nodes
@@ -15,7 +17,14 @@ from bridge.rewrite.plan._options import STACKS
 from bridge.rewrite.plan._plans import ClassPlan, Lines, Program, Written
 from bridge.rewrite.plan._references import References
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import Edit, bound_in, is_docstring, is_import
+from bridge.rewrite.syntax._source import (
+    Edit,
+    bound_in,
+    is_docstring,
+    is_import,
+    is_self,
+    span_of,
+)
 
 from ._calls import Calls
 from ._function_edits import decorated
@@ -90,7 +99,29 @@ class ClassText:
             body.insert(0, (0, "self.rngs = rngs.fork()"))
         if self._is_needed(setup_text, body):
             self._insert("\n\n".join([self._constructor(setup_text, body), *properties]))
-        return Written(self.source.render(plan.node, self.edits).rstrip(), tuple(self.notes))
+        text = self.source.render(plan.node, self.edits).rstrip()
+        return Written(self._with_free_names(text), tuple(self.notes))
+
+    def _with_free_names(self, text: str) -> str:
+        """The class with the attribute `train_` for a field `train`, which would hide a method."""
+        taken = {
+            field.name
+            for field in self.plan.fields
+            if hasattr(nnx.Module, field.name) and field.name not in self.plan.mode_fields
+        }
+        if not taken:
+            return text
+        data = text.encode()
+        starts = [0, *itertools.accumulate(len(line) + 1 for line in data.split(b"\n"))]
+        spans = [
+            span_of(each)
+            for each in ast.walk(ast.parse(text))
+            if is_self(each) and each.attr in taken  # pyright: ignore
+        ]
+        found = [starts[span.end_line - 1] + span.end_column for span in spans]
+        for end in sorted(found, reverse=True):
+            data = data[:end] + b"_" + data[end:]
+        return data.decode()
 
     def _of_layer(self, layer: Layer) -> str:
         """The text of a class that derives from a layer of Flax."""

@@ -21,6 +21,7 @@ from ._function_edits import function_edits
 from ._lines import wrapped
 from ._removals import transforms
 from ._slot_calls import item_calls
+from ._tied import Applied
 
 
 class Setup:
@@ -61,6 +62,7 @@ class Setup:
                 continue
             if slot.node in self.made:
                 edits.append(self.source.edit(slot.node, self.made[slot.node]))
+                edits += self._where_it_has_weights(slot)
                 edits += self._cache(slot)
                 edits += self._comment(slot)
                 if slot.modes:
@@ -93,6 +95,15 @@ class Setup:
             statement = self.source.statement_of(slot.node)
             begin, blank = self.source.start(statement), " " * statement.col_offset
             yield Edit(begin, begin, f"# Stays Linen: {slot.linen.reason}.\n{blank}")
+
+    def _where_it_has_weights(self, slot: Slot) -> Iterator[Edit]:
+        """The condition around a layer that may be applied to weights of others."""
+        test, statement = Applied(self.plan).test(slot), self.source.statement_of(slot.node)
+        if test == "":
+            yield self.source.lines_of(statement)
+        elif test is not None:
+            begin, blank = self.source.start(statement), " " * (statement.col_offset + 4)
+            yield Edit(begin, begin, f"if {test}:\n{blank}")
 
     def _cache(self, slot: Slot) -> Iterator[Edit]:
         """The decode cache, behind the statement that makes the layer."""

@@ -116,13 +116,11 @@ class Slice:
                 if any(each.function is node for s in self.method.slots for each in s.functions):
                     return self._block(node.body, depth)
                 return self._copied(node, depth)
-            case ast.Try() | ast.While() | ast.Match():
-                if any(
-                    self.source.statement_of(s.node) is node
-                    or node in self.source.ancestors(s.node)
-                    for s in self.method.slots
-                ):
-                    raise NotRewritableError("try-block", node)
+            case ast.Match():
+                return self._slots_of(node, depth) + self._match(node, depth)
+            case ast.Try():
+                return self._try(node, depth)
+            case ast.While():
                 return []
         return self._slots_of(node, depth) or self._copied(node, depth)
 
@@ -187,6 +185,47 @@ class Slice:
                 ]
             lines += [(depth, "else:"), *other]
         return lines
+
+    def _makes(self, node: ast.stmt) -> bool:
+        """Whether layers are made in a block, or by what is above it."""
+        return any(
+            self.source.statement_of(slot.node) is node or node in self.source.ancestors(slot.node)
+            for slot in self.method.slots
+        )
+
+    def _match(self, node: ast.Match, depth: int) -> Lines:
+        found: Lines = []
+        for case in node.cases:
+            text = self.source.stretch(
+                self.source.start(case.pattern), self.source.end(case.guard or case.pattern)
+            )
+            body = self._block(case.body, depth + 2)
+            found += [(depth + 1, f"case {text}:"), *(body or [(depth + 2, "pass")])]
+        while found and found[-1] == (depth + 2, "pass"):
+            # Nothing is behind the last cases.
+            del found[-2:]
+        if not found:
+            return []
+        if self.method.taint.touches(node.subject):
+            raise NotRewritableError("match-on-call", node)
+        return self._headed(f"match {self.method.init_text(node.subject, ())}:", node, found, depth)
+
+    def _try(self, node: ast.Try, depth: int) -> Lines:
+        lines = self.method.program.records.lines.get(self.source.file, set())
+        caught = any(each.lineno in lines for handler in node.handlers for each in handler.body)
+        if caught and any(map(self._makes, node.body)):
+            raise NotRewritableError("try-block", node)
+        body = self._block(node.body, depth + 1)
+        handlers: Lines = []
+        for each in node.handlers:
+            inner = self._block(each.body, depth + 1)
+            text = self.source.stretch(self.source.start(each), self.source.start(each.body[0]))
+            header = text.partition("\n")[0].partition("#")[0].rstrip()
+            handlers += [(depth, header), *(inner or [(depth + 1, "pass")])]
+        rest = self._block(node.orelse, depth) + self._block(node.finalbody, depth)
+        if all(text == "pass" for d, text in handlers if d > depth):
+            return [*((d - 1, text) for d, text in body), *rest]
+        return [(depth, "try:"), *(body or [(depth + 1, "pass")]), *handlers, *rest]
 
     def _copied(self, node: ast.stmt, depth: int) -> Lines:
         if not isinstance(

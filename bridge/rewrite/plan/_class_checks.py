@@ -17,17 +17,6 @@ from ._plans import ClassPlan, Slot
 from ._references import References
 from ._refusals import LayerNotRewritableError, NotRewritableError
 
-_TAKEN = (
-    "train",
-    "eval",
-    "sow",
-    "perturb",
-    "rngs",
-    "iter_modules",
-    "iter_children",
-    "set_attributes",
-    "set_mode",
-)
 # What layers of Linen have, and those of NNX have not.
 _OF_LINEN = ("apply", "init", "bind", "unbind", "variables", "scope")
 
@@ -44,12 +33,10 @@ def check_class(plan: ClassPlan, references: References) -> None:
         if name in ("train", "eval"):
             raise NotRewritableError("reserved-method", node, name=name)
     for field in plan.fields:
-        if field.name in ("cls", "self"):
+        if field.name in ("cls", "self", "rngs"):
             raise NotRewritableError("reserved-argument", field.node, name=field.name)
         if isinstance(plan.cls.__dataclass_fields__[field.name].default, nn.Module):  # pyright: ignore
             raise NotRewritableError("module-default", field.node)
-        if field.name in _TAKEN and field.name not in plan.mode_fields:
-            raise NotRewritableError("reserved-field", field.node, name=field.name)
     own = {n.arg for n in ast.walk(plan.node) if isinstance(n, ast.arg)}
     names = [n for n in ast.walk(plan.node) if isinstance(n, ast.Name)]
     own |= {n.id for n in names if isinstance(n.ctx, ast.Store)}
@@ -72,6 +59,10 @@ def check_class(plan: ClassPlan, references: References) -> None:
             lacking = {"scope", "path", "variables", "name", "parent"}
             lacking -= {f.name for f in plan.fields}
             if not is_self(node) or node.attr not in lacking:
+                continue
+            is_item = isinstance(plan.source.parents[node], ast.Subscript)
+            if ran and node.attr == "variables" and is_item:
+                # Read by their path, as tied weights are.
                 continue
             if not ran:
                 plan.note(node, f"self.{node.attr} is read in a branch that did not run")

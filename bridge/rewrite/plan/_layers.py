@@ -19,7 +19,7 @@ from bridge._train_eval import MODE_FIELDS
 from bridge.rewrite.observe._records import Instance, Shape
 
 # NNX's names of what calls take, by Linen's.
-CALL_RENAMES = {"rng": "rngs"}
+CALL_RENAMES = {"rng": "rngs", "inputs_kv": "inputs_k"}
 _MANY = 99
 
 
@@ -48,6 +48,7 @@ class Layer:
         rngs: whether the constructor takes `rngs`.
         carried: Linen fields of which the variables know better.
         has_parts: whether it is given other layers.
+        call_renames: NNX names of what its call takes by keyword, by Linen's.
     """
 
     def __init__(self, cls: type[Any], row: Row, native: type[Any]) -> None:
@@ -82,6 +83,11 @@ class Layer:
 
     def _calls(self) -> tuple[tuple[str, ...], int]:
         old, new = _arguments(self._cls.__call__), _arguments(self.native.__call__)
+        self.call_renames = {
+            name: other
+            for name, other in CALL_RENAMES.items()
+            if name in old and name not in new and other in new
+        }
         given = _positional(old)
         same = itertools.takewhile(
             lambda pair: pair[0] == pair[1] and pair[0] not in self.modes,

@@ -96,10 +96,6 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "NNX modules have a method {name} of their own",
         "Rename the method.",
     ),
-    "reserved-field": (
-        "NNX modules have a {name} of their own",
-        "Rename the field.",
-    ),
     "reserved-argument": (
         "NNX constructors take no argument {name}",
         "Rename the field.",
@@ -276,6 +272,22 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "self.{name} is handed on",
         "Call self.{name} in the method.",
     ),
+    "variables-read": (
+        "variables that are read in another way",
+        'Read one array: `self.layer.variables["params"]["kernel"]`.',
+    ),
+    "applied-arguments": (
+        "a layer that is applied has arguments of setup",
+        "Write its arguments with fields alone.",
+    ),
+    "applied-and-called": (
+        "a layer is called and applied to other weights",
+        "Make two layers.",
+    ),
+    "applied-on-call": (
+        "the call decides whether a layer has weights of its own",
+        "Decide it by a field.",
+    ),
     "merge-param": (
         "nn.merge_param in another form",
         "Give its three arguments, none of them with * or **.",
@@ -318,8 +330,12 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "a module is made in a while loop",
         "Write a `for` loop over a known number of turns.",
     ),
+    "match-on-call": (
+        "an argument of the call decides which layers there are, by match",
+        "Decide it by a field, or make the layers before.",
+    ),
     "try-block": (
-        "a module is made in a try or while block",
+        "a module is made where an exception was caught",
         "Make the module before the block.",
     ),
     "method-called-twice": (

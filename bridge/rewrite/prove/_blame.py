@@ -36,14 +36,10 @@ class Blame:
         self.program, self.root, self.files = program, root, files
         self.texts, self.left = texts, left
 
-    def hidden(self, entries: int) -> type | None:
-        """A rewritten class that the new model has nowhere.
-
-        Args:
-            entries: how many runs were of entry points.
-        """
+    def hidden(self) -> type | None:
+        """A rewritten class that the new model has nowhere."""
         seen: set[type] = set()
-        for run in range(entries):
+        for run in range(len(self.program.records.variables)):
             wrapped = Paths(self.program, run).wrapped()
             for (own, path), instance in self.program.records.instances.items():
                 if own == run and not any(path[:n] in wrapped for n in range(len(path) + 1)):

@@ -29,7 +29,7 @@ from bridge.rewrite.plan._function_plans import FunctionPlan
 from bridge.rewrite.plan._plans import ClassPlan, Program
 
 from ._build import Maker, importable
-from ._other_values import other_sizes, other_values, types_of
+from ._other_values import compared_words, other_sizes, other_values, types_of
 from ._parts import entry_of, first_calls
 from ._proof import NO_NUMBERS, Prover
 
@@ -69,6 +69,7 @@ class FieldVariation:
         self.watch, self.told = watch, told
         self.files, self.texts = files, texts
         self.limits: dict[type, list[str]] = {}
+        self._words = compared_words(source.tree for source in program.sources.values())
 
     @property
     def _plans(self) -> list[ClassPlan]:
@@ -148,13 +149,10 @@ class FieldVariation:
             yield True
 
     def _instances(self, plan: ClassPlan) -> list[Instance]:
-        """The instances in the program's own runs, the smallest first."""
+        """The instances in the program's own runs if there are any, the smallest first."""
         records = self.program.records
-        own = [
-            each
-            for each in records.instances.values()
-            if each.cls is plan.cls and each.run < self.program.entries
-        ]
+        every = [each for each in records.instances.values() if each.cls is plan.cls]
+        own = [each for each in every if each.run < self.program.entries] or every
 
         def size(instance: Instance) -> int:
             leaves = jax.tree.leaves(below(records.variables[instance.run], instance.path))
@@ -169,7 +167,7 @@ class FieldVariation:
             [(name, each) for each in others]
             for name, value in instance.fields.items()
             if name in names and not self._is_passed_on(instance, value)
-            for others in other_values(value, types.get(name))
+            for others in other_values(value, types.get(name), name, self._words)
         ]
         turns = [each for turn in itertools.zip_longest(*own) for each in turn if each is not None]
         return turns[: max(_MOST_VALUES, len(own))]
@@ -186,8 +184,9 @@ class FieldVariation:
     ) -> tuple[Entry, _OwnMaker] | None:
         """One instance and a call of it that both classes can do by themselves, and do alike."""
         for instance in instances:
-            calls = first_calls(instance) if instance.path else ()
-            own = [self.entries[instance.run]] if not instance.path else []
+            is_model = not instance.path and instance.run < self.program.entries
+            calls = () if is_model else first_calls(instance)
+            own = [self.entries[instance.run]] if is_model else []
             for entry in [*own, *(entry_of(instance, called) for called in calls)]:
                 if entry is not None:
                     maker = _OwnMaker(self.program, modules, instance)

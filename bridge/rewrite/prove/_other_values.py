@@ -2,43 +2,89 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import enum
+import types
 import typing
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from flax import linen as nn
 
+_NONE: Mapping[str, Collection[str]] = types.MappingProxyType({})
 # For a field that is None, by what its annotation names.
 _FOR_NONE = (("bool", True), ("int", 6), ("float", 0.5))
 
 
-def other_values(value: Any, annotation: Any = None) -> list[list[Any]]:
+Words = Mapping[str, Collection[str]]
+"""The strings that a program compares with what has a name, by that name."""
+
+
+def other_values(
+    value: Any, annotation: Any = None, name: str = "", words: Words = _NONE
+) -> list[list[Any]]:
     """Values of the same kind, each different; those of a configuration by its fields.
 
     Args:
         value: the field's value.
         annotation: its type, where it is known: it says what may stand in the place of None.
+        name: the field's name.
+        words: what strings may be.
     """
     if not dataclasses.is_dataclass(value) or isinstance(value, type | nn.Module):
-        return [list(_others(value, annotation))]
-    types = types_of(type(value))
+        return [list(_others(value, annotation, words.get(name, ())))]
+    known = types_of(type(value))
     return [
-        [dataclasses.replace(value, **{field.name: other}) for other in others]
-        for field in dataclasses.fields(value)
-        if field.init
-        for others in other_values(getattr(value, field.name), types.get(field.name))
+        [dataclasses.replace(value, **{own.name: other}) for other in others]
+        for own in dataclasses.fields(value)
+        if own.init
+        for others in other_values(getattr(value, own.name), known.get(own.name), own.name, words)
     ]
 
 
-def _others(value: Any, annotation: Any) -> Iterator[Any]:
+def compared_words(trees: Iterable[ast.AST]) -> dict[str, list[str]]:
+    """The strings that files compare with a name, as `self.norm == "layer"` and `match` do.
+
+    Args:
+        trees: the files.
+    """
+    found: dict[str, list[str]] = {}
+    for node in (node for tree in trees for node in ast.walk(tree)):
+        match node:
+            case ast.Compare():
+                names, values = [node.left, *node.comparators], [node]
+            case ast.Match():
+                names, values = [node.subject], [case.pattern for case in node.cases]
+            case ast.Subscript(value=ast.Dict() as table):
+                names, values = [node.slice], [each for each in table.keys if each is not None]
+            case _:
+                continue
+        words = [
+            each.value
+            for value in values
+            for each in ast.walk(value)
+            if isinstance(each, ast.Constant) and isinstance(each.value, str)
+        ]
+        for each in names:
+            own = getattr(each, "attr", getattr(each, "id", None))
+            if own is not None:
+                found[own] = list(dict.fromkeys([*found.get(own, ()), *words]))
+    return found
+
+
+def _others(value: Any, annotation: Any, words: Collection[str]) -> Iterator[Any]:
     allowed = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Literal:
         yield from (each for each in allowed if each != value)
     elif value is None:
         names = [getattr(each, "__name__", str(each)) for each in allowed]
         yield from (other for name, other in _FOR_NONE if name in names)
+        yield from words
+    elif isinstance(value, str) and words:
+        yield from (each for each in words if each != value)
+        # What no condition asks for.
+        yield f"not {value}"
     elif isinstance(value, enum.Enum):
         yield from (each for each in type(value) if each is not value)
     elif isinstance(value, bool):

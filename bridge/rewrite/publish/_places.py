@@ -181,7 +181,10 @@ class _Places:
         if call is None or not call.args:
             return False
         if node.attr == "apply":
-            return _is_variables(call.args[0])
+            around = (a for a in self.source.ancestors(node) if isinstance(a, ast.ClassDef))
+            bases = [ast.unparse(base).split(".")[-1] for each in around for base in each.bases]
+            # What a Linen module applies is a part of it.
+            return _is_variables(call.args[0]) and "Module" not in bases
         above = self.source.parents[call]
         return (
             node.attr == "init"

@@ -1,0 +1,177 @@
+"""Tied weights: variables that are read by their path, and layers that are applied to them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+from bridge.rewrite.observe._records import Making, Path
+from bridge.rewrite.plan._containers import attribute_of
+from bridge.rewrite.plan._method import Method
+from bridge.rewrite.plan._plans import ClassPlan, Slot
+from bridge.rewrite.plan._refusals import NotRewritableError
+from bridge.rewrite.syntax._source import Edit, is_self, names_in
+
+
+def variable_edits(method: Method) -> Iterator[Edit]:
+    """`self.body.variables["params"]["wte"]["embedding"]` is `self.body.wte.embedding[...]`.
+
+    Raises:
+        NotRewritableError: it is not one array that a rewritten class has.
+    """
+    source = method.source
+    lines = method.program.records.lines.get(source.file, set())
+    for node in ast.walk(method.node):
+        if not (isinstance(node, ast.Attribute) and node.attr == "variables"):
+            continue
+        names: list[str] = []
+        whole: ast.AST = node
+        while isinstance(around := source.parents[whole], ast.Subscript) and around.value is whole:
+            whole = around
+            names.append(str(getattr(around.slice, "value", "")))
+        ran = source.statement_of(node).lineno in lines
+        if whole is node or names[0] != "params" or not ran:
+            continue
+        attributes = _attributes(method, node.value, names[1:])
+        if attributes is None:
+            raise NotRewritableError("variables-read", node)
+        yield Edit(source.end(node.value), source.end(whole), f".{'.'.join(attributes)}[...]")
+
+
+def _attributes(method: Method, module: ast.expr, names: Sequence[str]) -> list[str] | None:
+    """The attributes that lead to a parameter, None if there are none."""
+    records = method.program.records
+    if isinstance(module, ast.Name) and module.id == "self":
+        places = [(i.run, i.path) for i in records.of_class(method.plan.cls)]
+    else:
+        slots = [slot for slot in method.plan.slots.values() if _holds(method, slot, module)]
+        places = [(m.run, m.path) for slot in slots for m in slot.makings if m.path]
+    found = [_below(method, run, path, names) for run, path in places]
+    return found[0] if names and found and all(each == found[0] for each in found) else None
+
+
+def _holds(method: Method, slot: Slot, module: ast.expr) -> bool:
+    if slot.kind != "module" or slot.lift is not None or slot.linen or slot.is_list:
+        return False
+    name = attribute_of(method.plan, slot) if slot.method.name == "setup" else None
+    return (name is not None and is_self(module, name)) or (
+        isinstance(module, ast.Name) and module.id == slot.variable
+    )
+
+
+def _below(method: Method, run: int, path: Path, names: Sequence[str]) -> list[str] | None:
+    program, found = method.program, list[str]()
+    for number, name in enumerate(names):
+        is_last = number == len(names) - 1
+        owner = program.records.instances.get((run, path))
+        if is_last and owner is not None and program.layer_of(owner.cls) is not None:
+            return [*found, name]
+        for plan in program.plans.values():
+            for slot in plan.slots.values():
+                if any(_is_it(making, run, path, name) for making in slot.makings):
+                    is_apart = slot.linen or slot.lift or slot.is_list or slot.outer
+                    if plan.refusal or is_apart or (is_last and slot.kind == "module"):
+                        return None
+                    found.append(slot.attribute)
+        if len(found) != number + 1:
+            return None
+        path = (*path, name)
+    return found
+
+
+def _is_it(making: Making, run: int, path: Path, name: str) -> bool:
+    if making.run != run:
+        return False
+    if making.kind == "module":
+        return making.path == (*path, name)
+    return making.kind == "param" and making.scope == path and making.name == name
+
+
+class Applied:
+    """The layers of a `setup` that are applied to weights of others: `self.head.apply(...)`.
+
+    They have weights of their own only where they are called as well.
+
+    Args:
+        plan: the class.
+    """
+
+    def __init__(self, plan: ClassPlan) -> None:
+        self.plan, self.source = plan, plan.source
+        self._nodes = [node for each in plan.methods.values() for node in ast.walk(each)]
+
+    def calls(self, slot: Slot) -> list[ast.Call]:
+        """The calls of `apply`."""
+        name = attribute_of(self.plan, slot) if slot.kind == "module" else None
+        if name is None or slot.method.name != "setup":
+            return []
+        return [
+            node
+            for node in self._nodes
+            if isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr == "apply"
+            and is_self(node.func.value, name)
+        ]
+
+    def edits(self, method: Method) -> Iterator[Edit]:
+        """The edits of a method: Linen's layer is a function of the weights."""
+        for slot in self.plan.slots.values():
+            for call in self.calls(slot):
+                if method.node not in self.source.ancestors(call):
+                    continue
+                if {name for a in slot.node.args for name in names_in(a)} - {"self"} or any(
+                    names_in(k.value) & _bound(slot.method) for k in slot.node.keywords
+                ):
+                    raise NotRewritableError("applied-arguments", call)
+                text = self.source.render(slot.node, list(method.field_edits(slot.node)))
+                yield self.source.edit(
+                    call.func.value,  # pyright: ignore
+                    f"{text[:-1].rstrip().rstrip(',')}, parent=None)",
+                )
+
+    def test(self, slot: Slot) -> str | None:
+        """When such a layer has weights of its own, `""` for never; None for any other layer.
+
+        Raises:
+            NotRewritableError: a constructor cannot know it.
+        """
+        applied = self.calls(slot)
+        if not applied:
+            return None
+        name = attribute_of(self.plan, slot)
+        called = [n for n in self._nodes if isinstance(n, ast.Call) and is_self(n.func, name)]
+        tests = [" and ".join(self._tests(call, applied)) for call in called]
+        if "" in tests:
+            raise NotRewritableError("applied-and-called", applied[0])
+        return " or ".join(f"({test})" if len(tests) > 1 else test for test in tests)
+
+    def _tests(self, call: ast.AST, applied: Sequence[ast.Call]) -> Iterator[str]:
+        """The conditions under which a call runs."""
+        before: ast.AST = call
+        for around in self.source.ancestors(call):
+            if isinstance(around, ast.If | ast.IfExp):
+                body = around.body if isinstance(around.body, list) else [around.body]
+                if before is not around.test:
+                    yield self._test(around.test, is_true=before in body)
+            block = [b for b in (getattr(around, "body", 0), getattr(around, "orelse", 0)) if b]
+            for statements in (each for each in block if isinstance(each, list) and before in each):
+                for each in statements[: statements.index(before)]:
+                    returns = isinstance(each, ast.If) and isinstance(each.body[-1], ast.Return)
+                    if returns and any(node in applied for node in ast.walk(each)):
+                        yield self._test(each.test, is_true=False)
+            before = around
+
+    def _test(self, node: ast.expr, *, is_true: bool) -> str:
+        if names_in(node) != {"self"}:
+            raise NotRewritableError("applied-on-call", node)
+        text = self.source.render(node)
+        return text if is_true else f"not {text}" if is_self(node) else f"not ({text})"
+
+
+def _bound(method: ast.FunctionDef) -> set[str]:
+    return {
+        node.id
+        for node in ast.walk(method)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
+    }
