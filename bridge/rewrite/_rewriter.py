@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
@@ -164,7 +165,7 @@ class Rewriter:
                 if made.refusal is not None:
                     reason = made.refusal.reason
                     plan.refuse(refused("function-left", slot.node.lineno, reason=reason))
-                elif made.source is not plan.source:
+                elif made.source is not plan.source and not isinstance(slot.node.func, ast.Name):
                     plan.refuse(refused("function-elsewhere", slot.node.lineno))
             for base in plan.bases:
                 if base.refusal is not None:

@@ -228,6 +228,108 @@ class Model(nn.Module):
         inputs=[("tokens", 2, 5)],
     ),
 }
+ELSEWHERE = {
+    "functions of another file that make layers": Program(
+        """
+from making_layers import block as wide_block
+from making_layers import default_init, dense as plain
+
+
+class Model(nn.Module):
+    width: int = 6
+
+    @nn.compact
+    def __call__(self, x):
+        x = wide_block(x, self.width)
+        x = nn.Dense(self.width + 1, kernel_init=default_init(0.5))(x)
+        return plain(3)(x)
+""",
+        [{"width": 3}, {"width": 9}],
+        files={
+            "making_layers.py": """
+def default_init(scale=1.0):
+    return nn.initializers.variance_scaling(scale, "fan_avg", "uniform")
+
+
+def dense(features, **kwargs):
+    return nn.Dense(features, kernel_init=default_init(), **kwargs)
+
+
+def block(x, features):
+    return nn.relu(nn.Dense(features)(x))
+"""
+        },
+    ),
+    "remat of flax.linen.partitioning": Program(
+        """
+from flax.linen import partitioning as nn_partitioning
+
+remat = nn_partitioning.remat
+
+
+class Block(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.relu(nn.Dense(self.width)(x))
+
+
+class Model(nn.Module):
+    width: int = 8
+    policy: str = "minimal"
+
+    @nn.compact
+    def __call__(self, x):
+        if self.policy == "minimal":
+            policy = jax.checkpoint_policies.checkpoint_dots_with_no_batch_dims
+        else:
+            policy = None
+        block = remat(Block, prevent_cse=True, policy=policy)
+        for i in range(2):
+            x = block(self.width, name=f"block_{i}")(x)
+        return x
+""",
+        [{"width": 3}, {"policy": "full"}],
+    ),
+}
+TABS = {
+    "tabs": Program(
+        """
+class Model(nn.Module):
+    \"\"\"A model.
+
+    Its lines begin with tabs.
+    \"\"\"
+
+    width: int = 5
+    flag: bool = True
+
+    def setup(self):
+        self.first = nn.Dense(self.width)
+        self.layers = [
+            nn.Dense(w)
+            for w in (3, 3)
+        ]
+        if self.flag:
+            self.norm = nn.LayerNorm()
+
+    def last(self, x):
+        if self.flag:
+            x = self.norm(x)
+        return x
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(4)(self.first(x))
+        x = nn.Dense(3)(x) if self.flag else nn.relu(nn.Dense(3, use_bias=False)(x))
+        for layer in self.layers:
+            x = layer(x)
+        return self.last(x)
+""".replace("    ", "\t"),
+        [{"width": 3}, {"flag": False}],
+    ),
+}
 INPUTS_KV = Program(
     """
 class Model(nn.Module):
@@ -235,7 +337,7 @@ class Model(nn.Module):
 
     def setup(self):
         self.cross = nn.MultiHeadDotProductAttention(num_heads=self.heads)
-        self.own = nn.SelfAttention(num_heads=self.heads)
+        self.own = nn.MultiHeadDotProductAttention(num_heads=self.heads)
 
     def __call__(self, x, y, deterministic=True):
         x = self.cross(inputs_q=x, inputs_kv=y, deterministic=deterministic)
@@ -244,4 +346,4 @@ class Model(nn.Module):
     [{"heads": 4}],
     inputs=[(2, 5, 8), (2, 4, 6)],
 )
-PROGRAMS = {**ARRAYS, **FIELDS, **BLOCKS, **TIES}
+PROGRAMS = {**TABS, **ELSEWHERE, **ARRAYS, **FIELDS, **BLOCKS, **TIES}

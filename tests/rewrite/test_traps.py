@@ -86,7 +86,7 @@ def test_the_program_is_proven(rewritten):
 
 
 def test_no_class_stays_linen(rewritten):
-    name, result = rewritten
+    _, result = rewritten
     levels = {each.name: each.level for each in result.classes}
     reviewed = {each for each, level in levels.items() if level == "needs review"}
     assert reviewed == set()

@@ -61,7 +61,7 @@ class ClassText:
         """
         plan = self.plan
         if (layer := layer_of(plan.layer)) is not None:
-            return Written(self._of_layer(layer))
+            return Written(self.source.as_indented(plan.node, self._of_layer(layer)))
         plans = method_plans(self.program, plan, self.references)
         self._class_decorators()
         body: Lines = []
@@ -100,6 +100,7 @@ class ClassText:
         if self._is_needed(setup_text, body):
             self._insert("\n\n".join([self._constructor(setup_text, body), *properties]))
         text = self.source.render(plan.node, self.edits).rstrip()
+        text = self.source.as_indented(plan.node, text)
         return Written(self._with_free_names(text), tuple(self.notes))
 
     def _with_free_names(self, text: str) -> str:

@@ -173,7 +173,7 @@ class NewFile:
         names = [
             a
             for a in statement.names  # pyright: ignore
-            if (a.asname or a.name).split(".")[0] in needed or a.name == "*"
+            if not needed.isdisjoint(self._new_names(a)) or a.name == "*"
         ]
         if not names:
             return []
@@ -191,6 +191,10 @@ class NewFile:
         for alias in names:
             value = self.namespace.get(alias.asname or alias.name)
             plan = self.program.plan_of(value) if isinstance(value, type) else None
+            if (made := self._function(value)) is not None:
+                text = alias_text(alias) if made.returns_layers else made.name_in_file
+                by_place.setdefault(f"{where}{SUFFIX}", []).append(text)
+                continue
             new = self.program.new_modules
             full = f"{absolute}.{alias.name}"
             if plan is not None and plan.refusal is None and absolute in new:
@@ -203,6 +207,29 @@ class NewFile:
             else:
                 by_place.setdefault(where, []).append(alias_text(alias))
         return [import_line(place, aliases) for place, aliases in by_place.items()]
+
+    def _function(self, value: Any) -> FunctionPlan | None:
+        """The plan of a function of another file that makes layers."""
+        code = getattr(value, "__code__", None)
+        plans = (p for p in self.program.plans.values() if isinstance(p, FunctionPlan))
+        return next(
+            (
+                plan
+                for plan in plans
+                if code is not None
+                and plan.refusal is None
+                and (plan.source.file, plan.function.lineno)
+                == (code.co_filename, code.co_firstlineno)
+            ),
+            None,
+        )
+
+    def _new_names(self, alias: ast.alias) -> set[str]:
+        """What an imported name is called in the new file."""
+        name = (alias.asname or alias.name).split(".")[0]
+        made = self._function(self.namespace.get(name))
+        is_class = made is not None and not made.returns_layers
+        return {made.name_in_file} if made is not None and is_class else {name}
 
     def _absolute(self, statement: ast.ImportFrom) -> str:
         if not statement.level:

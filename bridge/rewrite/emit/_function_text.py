@@ -78,7 +78,8 @@ class FunctionText:
             f"    def __call__({given}):",
             body,
         ]
-        return Written("\n".join(lines), tuple(calls.notes), tuple(constructed))
+        text = self.source.as_indented(self.node, "\n".join(lines))
+        return Written(text, tuple(calls.notes), tuple(constructed))
 
     @property
     def _unit(self) -> int:
@@ -137,4 +138,5 @@ class FunctionText:
         read = names_in(ast.parse(textwrap.dedent(body)))
         constructed = [name for name in plan.arguments if name in read]
         text = f"def {plan.name_in_file}({self._parameters(constructed)}):\n{body}"
+        text = self.source.as_indented(self.node, text)
         return Written(text, tuple(setup.notes), tuple(constructed))

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 from flax import linen as nn
+from flax.linen import partitioning
 
 from ._records import FunctionCall, Lifted, Records, Site
 from ._snapshots import path_of
@@ -16,6 +17,7 @@ from ._snapshots import path_of
 _MAKERS = {
     inspect.unwrap(getattr(nn, name)).__code__: name for name in ("remat", "scan", "vmap", "jit")
 }
+_MAKERS[inspect.unwrap(partitioning.remat).__code__] = "remat"
 # These are called with the module at once, and make no function before.
 _DIRECT = {
     inspect.unwrap(getattr(nn, name)).__code__: name for name in ("cond", "switch", "while_loop")

@@ -181,7 +181,11 @@ class Constructor:
         rest = [name for name in given if name not in (*plan.arguments, "name")]
         parts += [f"{name}={method.init_text(given[name], slot.makings)}" for name in rest]
         parts += [f"{name}={text}" for name, text in self._own_sizes(plan.sizes)]
-        text = f"{plan.name_in_file}({', '.join([*parts, 'rngs=rngs'])})"
+        name = plan.name_in_file
+        if plan.returns_layers and plan.source is not method.source:
+            # As it was imported.
+            name = method.source.render(slot.node.func)
+        text = f"{name}({', '.join([*parts, 'rngs=rngs'])})"
         is_alone = slot.method.name != "setup" and plan.returns_several
         return f"nnx.{plan.returns_several}({text})" if is_alone else text
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from flax import linen as nn
 from flax import nnx
+from flax.linen import partitioning
 
 from bridge.rewrite.syntax._source import Edit, Source, is_free
 
@@ -17,7 +18,16 @@ from ._layers import field_order, layer_of
 from ._plans import Program
 from ._refusals import NotRewritableError
 
-_LIFTED = (nn.remat, nn.checkpoint, nn.scan, nn.vmap, nn.jit, nn.map_variables, nn.remat_scan)
+_LIFTED = (
+    nn.remat,
+    partitioning.remat,
+    nn.checkpoint,
+    nn.scan,
+    nn.vmap,
+    nn.jit,
+    nn.map_variables,
+    nn.remat_scan,
+)
 _RENAMED = {
     "Module": "Module",
     "with_partitioning": "with_partitioning",

@@ -369,7 +369,7 @@ _TABLE: Mapping[str, tuple[str, str]] = {
     ),
     "function-elsewhere": (
         "a function makes a layer of it: it is in another file",
-        "Move the function into the file of the class.",
+        "Import the function by its name, or move it into the file of the class.",
     ),
     "function-in-function": (
         "a function inside of a function makes a layer",

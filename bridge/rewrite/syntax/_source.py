@@ -98,6 +98,35 @@ class Source:
         """A node's text, with stretches of it replaced."""
         return self.stretch(self.start(node), self.end(node), edits)
 
+    @functools.cached_property
+    def _lines_in_strings(self) -> frozenset[str]:
+        """The lines of strings that are several lines long, which begin as they are written."""
+        texts = [
+            self.render(node).split("\n")[1:]
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.Constant | ast.JoinedStr) and node.end_lineno != node.lineno
+        ]
+        return frozenset(line for lines in texts for line in lines)
+
+    def as_indented(self, node: ast.AST, text: str) -> str:
+        """New text with a tab for each space at the beginning of a line, if the old one has tabs.
+
+        A column of the file counts a tab as one, so that the new text has one space for it.
+
+        Args:
+            node: what the text is of.
+            text: the new text.
+        """
+        if b"\n\t" not in self.data[self.start(node) : self.end(node)]:
+            return text
+        found = []
+        for line in text.split("\n"):
+            rest = line.lstrip(" \t")
+            begin = line[: len(line) - len(rest)]
+            is_kept = line in self._lines_in_strings
+            found.append(line if is_kept else begin.replace(" ", "\t") + rest)
+        return "\n".join(found)
+
     def lines_of(self, node: ast.AST, *, comments: bool = False) -> Edit:
         """Takes away the whole lines of a statement, its decorators' too.
 
