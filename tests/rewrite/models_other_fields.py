@@ -145,6 +145,27 @@ class Given(nn.Module):
         return nn.Dense(8)(nn.Dense(size)(x @ w))
 
 
+class InSetup(nn.Module):
+    """A layer that a flag turns off, and a list of any length, made in `setup`."""
+
+    use: bool = True
+    width: int = 6
+    hidden: Sequence[int] = (5, 4)
+
+    def setup(self):
+        if self.use:
+            self.first = nn.Dense(self.width)
+        self.between = [nn.Dense(width) for width in self.hidden]
+        self.last = nn.Dense(8)
+
+    def __call__(self, x):
+        if self.use:
+            x = self.first(x)
+        for layer in self.between:
+            x = nn.relu(layer(x))
+        return self.last(x)
+
+
 class Flattening(nn.Module):
     """Heads that are put beside each other have the size of the input by chance."""
 
@@ -266,6 +287,7 @@ class Model(nn.Module):
         x = Growing()(x)
         x = Residual()(x)
         x = Given()(x)
+        x = InSetup()(x)
         x = Flattening()(x)
         return Rematerialized()(x)
 

@@ -41,6 +41,7 @@ PROVEN = {
     "Concatenating": [{"use": False}, {"use": False, "width": 9}, {"width": 3}],
     "Growing": [{"growth": 3}, {"depth": 3, "growth": 5}, {"depth": 0}],
     "Residual": [{"widths": ()}, {"widths": (9,)}, {"widths": (3, 3, 8, 2)}],
+    "InSetup": [{"use": False}, {"hidden": (), "width": 3}, {"use": False, "hidden": (7, 2, 9)}],
     "Flattening": [{"heads": 1}, {"heads": 3}],
     "Given": [{"out": None}, {"out": 3}, {"out": 16}],
 }

@@ -38,7 +38,7 @@ class Setup:
         method = self.method = given.method
         self.made, self.source, self.plan = given.made, method.source, method.plan
         self.slots = list(method.slots)
-        self.computed = given.computed
+        self.computed, self.chains = given.computed, given.chains
         self.properties = Properties(self.computed, method.references)
         self.notes: list[tuple[int, str]] = []
 
@@ -75,6 +75,9 @@ class Setup:
             edits += self.method.references.edits(statement)
             edits += self._wrapped(statement)
             edits += self._sizes(statement)
+        for whole in self._chained():
+            edits = [e for e in edits if e.start < whole.start or e.end > whole.end]
+            edits.append(whole)
         text = self._between(body[0], body[-1], edits)
         lines = text.split("\n")
         return "\n".join(wrapped(line, len(line) - len(line.lstrip())) for line in lines)
@@ -89,6 +92,28 @@ class Setup:
         end = self.source.offset((last.end_lineno or 0) + 1, 0)
         return self.source.stretch(begin, end, edits).rstrip("\n")
 
+    def _chained(self) -> Iterator[Edit]:
+        """Lists whose layers pass a size on, made in loops that keep it."""
+        for chain in self.chains:
+            comprehension: Any = self.source.parents[chain.made]
+            statement = self.source.statement_of(chain.made)
+            edits = [*self.method.references.edits(comprehension)]
+            (generator,) = comprehension.generators
+            target, values = (
+                self.source.render(each, edits) for each in (generator.target, generator.iter)
+            )
+            attribute = self.source.render(statement.targets[0])  # pyright: ignore
+            # A tab counts as one column.
+            deeper = " " * (statement.col_offset - self.method.node.col_offset)
+            lines = [
+                *chain.before,
+                f"{attribute} = nnx.List()",
+                f"for {target} in {values}:",
+                f"{deeper}{attribute}.append({self.made[chain.made]})",
+                *(f"{deeper}{line}" for line in chain.turn),
+            ]
+            yield self.source.edit(statement, f"\n{' ' * statement.col_offset}".join(lines))
+
     def _comment(self, slot: Slot) -> Iterator[Edit]:
         """Why a layer stays Linen, above the statement that makes it."""
         if slot.linen is not None:
@@ -98,7 +123,10 @@ class Setup:
 
     def _where_it_has_weights(self, slot: Slot) -> Iterator[Edit]:
         """The condition around a layer that may be applied to weights of others."""
-        test, statement = Applied(self.plan).test(slot), self.source.statement_of(slot.node)
+        test, statement = (
+            Applied(self.plan, self.method.lines).test(slot),
+            self.source.statement_of(slot.node),
+        )
         if test == "":
             yield self.source.lines_of(statement)
         elif test is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from bridge.rewrite.observe._records import Making, Path
 from bridge.rewrite.plan._containers import attribute_of
@@ -94,10 +94,11 @@ class Applied:
 
     Args:
         plan: the class.
+        lines: the lines of its file that ran.
     """
 
-    def __init__(self, plan: ClassPlan) -> None:
-        self.plan, self.source = plan, plan.source
+    def __init__(self, plan: ClassPlan, lines: Collection[int]) -> None:
+        self.plan, self.source, self._lines = plan, plan.source, lines
         self._nodes = [node for each in plan.methods.values() for node in ast.walk(each)]
 
     def calls(self, slot: Slot) -> list[ast.Call]:
@@ -112,7 +113,14 @@ class Applied:
             and isinstance(node.func, ast.Attribute)
             and node.func.attr == "apply"
             and is_self(node.func.value, name)
+            and self._is_known(node)
         ]
+
+    def _is_known(self, call: ast.Call) -> bool:
+        """Whether a call ran, or only fields decide about it; another one is to be reviewed."""
+        around = [x for x in self.source.ancestors(call) if isinstance(x, ast.If | ast.IfExp)]
+        is_of_fields = all(names_in(each.test) == {"self"} for each in around)
+        return is_of_fields or self.source.statement_of(call).lineno in self._lines
 
     def edits(self, method: Method) -> Iterator[Edit]:
         """The edits of a method: Linen's layer is a function of the weights."""

@@ -93,6 +93,17 @@ class Computed(Size):
 
 
 @dataclasses.dataclass(frozen=True)
+class Chained(Size):
+    """What the layers of a list pass on, each to the next; behind the last one, what is left.
+
+    Attributes:
+        made: the expression in `setup` that makes each of them.
+    """
+
+    made: ast.Call
+
+
+@dataclasses.dataclass(frozen=True)
 class Choice(Size):
     """One of two sizes, by a condition that a constructor knows."""
 
@@ -138,6 +149,9 @@ class Facts(NamedTuple):
         argument: (slot, field) -> the argument of its constructor, None if it is given none.
         output: slot -> the argument of its constructor that is its output size, if there is one.
         keeps: slot -> whether its output has the last dimension of what it is called with.
+        attributes: the layers that `setup` makes, by attribute.
+        lists: the layers that it makes in lists, by attribute.
+        is_apart: whether the layers are made elsewhere, where no variable follows a call.
     """
 
     arguments: Sequence[str]
@@ -150,6 +164,9 @@ class Facts(NamedTuple):
     argument: Callable[[Slot, str], ast.expr | None]
     output: Callable[[Slot], ast.expr | None]
     keeps: Callable[[Slot], bool]
+    attributes: Mapping[str, Slot]
+    lists: Mapping[str, Slot]
+    is_apart: bool
 
 
 class Flow:
@@ -165,6 +182,8 @@ class Flow:
         updates: what the constructor does beside the program, in order.
         broken: the lists that are used in a way that is not followed.
         returned: the sizes that the method returns.
+        chains: by what makes the layers of a list that are called one after the other, the size
+            that the first one is given, and the one that each passes on.
     """
 
     def __init__(self, method: ast.FunctionDef, facts: Facts) -> None:
@@ -175,6 +194,7 @@ class Flow:
         while True:
             before = set(self._kept), set(self._lost)
             self.returned: list[Size | None] = []
+            self.chains: dict[ast.Call, tuple[Size, Size]] = {}
             self.inputs: dict[ast.Call, dict[int | str, Known]] = {}
             self.dimensions: dict[ast.expr, Size] = {}
             self.updates: list[Update] = []
@@ -237,6 +257,7 @@ class Flow:
     def _assign(self, target: ast.expr, value: ast.expr, node: ast.stmt) -> None:
         if isinstance(target, ast.Name):
             is_list = isinstance(value, ast.List) and self._is_list(target.id)
+            is_list &= not self._facts.is_apart
             if is_list and isinstance(value, ast.List):
                 sizes = tuple(map(self._size, value.elts))
                 self._rebind(target.id, node)
@@ -312,11 +333,14 @@ class Flow:
         self._names = dict(ends[0])
         for name in set().union(*ends):
             if not _is_one(name, ends[0].get(name), ends):
-                self._merge(name, [each.get(name) for each in ends])
+                self._merge(name, [each.get(name) for each in ends], node.test)
         return True
 
     def _for(self, node: ast.For) -> None:
         self._size(node.iter)
+        if self._facts.is_apart:
+            self._chain(node)
+            return
         bound = bound_in_all(node.body) | bound_in(node.target)
         self._keep_before(node, bound)
         for name in bound:
@@ -345,14 +369,45 @@ class Flow:
         for name in bound_in(node.target):
             self._names[name] = None
 
+    def _chain(self, node: ast.For) -> None:
+        """A loop over a list of layers of `setup`, or another one, of which nothing is known."""
+        bound = bound_in_all(node.body) | bound_in(node.target)
+        before = dict(self._names)
+        slot = self._facts.lists.get(node.iter.attr) if is_self(node.iter) else None  # pyright: ignore
+        is_plain = isinstance(node.target, ast.Name) and not node.orelse
+        is_plain &= not any(isinstance(e, ast.Break | ast.Continue) for e in ast.walk(node))
+        self._names |= dict.fromkeys(bound_in(node.target), slot if is_plain else None)
+        known = set(self.inputs)
+        self._block(node.body)
+        after, self._names = self._names, dict(before)
+        inputs = self.inputs.get(slot.node, {}) if slot is not None else {}
+        changed = [n for n in bound if not _is_one(n, before.get(n), [after])]
+        for made in self.inputs.keys() - known:
+            self.inputs[made] = {}
+        self._names |= dict.fromkeys([*changed, *bound_in(node.target)])
+        changed = [n for n in changed if isinstance(before.get(n), Size)]
+        if slot is None or len(changed) != 1:
+            return
+        first, following = before.get(changed[0]), after.get(changed[0])
+        if isinstance(first, Size) and isinstance(following, Written):
+            self.chains[slot.node] = first, following
+            chained = Chained(slot.node)
+            self.inputs[slot.node] = {
+                place: chained if is_same(size, first) else None for place, size in inputs.items()
+            }
+            self._names[changed[0]] = chained
+
     def _lose(self, node: ast.For, name: str) -> None:
         self._lost.add((node, name))
         self._names[name] = None
 
-    def _merge(self, name: str, values: list[Known]) -> None:
+    def _merge(self, name: str, values: list[Known], test: ast.expr | None = None) -> None:
         """Says that a name has one of several sizes from here on."""
         is_size = all(isinstance(each, Size) for each in values)
-        if not is_size:
+        if is_size and self._facts.is_apart and test is not None and len(values) == 2:
+            self._names[name] = Choice(test, *values)
+            return
+        if not is_size or self._facts.is_apart:
             self._names[name] = None
             return
         self._kept.add(name)
@@ -400,7 +455,9 @@ class Flow:
         for other, value in list(self._names.items()):
             if other == name or not isinstance(value, Size) or _is_stable(value, {name}):
                 continue
-            if other in self._kept:
+            if self._facts.is_apart:
+                self._names[other] = None
+            elif other in self._kept:
                 self._set(Update(other, value, "set", node, is_before=True))
             else:
                 self._kept.add(other)
@@ -616,7 +673,7 @@ class Flow:
         if isinstance(function, ast.Name):
             found = self._names.get(function.id)
             return found if isinstance(found, Slot) else None
-        return None
+        return self._facts.attributes.get(function.attr) if is_self(function) else None  # pyright: ignore
 
     def _of_layer(self, slot: Slot, node: ast.Call) -> Size | None:
         given: dict[int | str, Known] = {}

@@ -6,12 +6,14 @@ import ast
 import functools
 import sys
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.rewrite.observe._records import Making
-from bridge.rewrite.syntax._source import Edit
+from bridge.rewrite.syntax._source import Edit, is_self, names_in
 
+from ._containers import attribute_of
 from ._flow import (
+    Chained,
     Choice,
     Computed,
     Facts,
@@ -33,6 +35,20 @@ from ._references import References
 from ._refusals import NotRewritableError
 
 
+class Chain(NamedTuple):
+    """A list of layers that is made in a loop, which keeps the size that each passes on.
+
+    Attributes:
+        made: what makes each layer.
+        before: what is set before the loop.
+        turn: what is set behind each layer.
+    """
+
+    made: ast.Call
+    before: tuple[str, ...]
+    turn: tuple[str, ...]
+
+
 class KeptSizes:
     """What the flow of a method's arrays says, as text of its constructor.
 
@@ -46,28 +62,74 @@ class KeptSizes:
     def __init__(self, method: Any) -> None:
         self._method = method
         self._source, self._plan = method.source, method.plan
-        self._candidates = method.sizes.candidates
+        self._candidates = self._of_call = method.sizes.candidates
         self.names: dict[str, str] = {}
+        self._chained: dict[ast.Call, str] = {}
 
     @functools.cached_property
     def flow(self) -> Flow:
-        """Where the sizes of the method's arrays come from."""
-        method = self._method
+        """Where the sizes of the method's arrays come from; of `setup`, those of the call."""
+        method, is_apart = self._method, self._method.is_setup
+        call = self._plan.methods.get("__call__")
+        if is_apart and call is not None:
+            method = type(method)(
+                method.program, self._plan, call, method.references, method.made_by
+            )
+            self._of_call = method.sizes.candidates
+        taint = method.taint
+
+        def touches(node: ast.AST) -> bool:
+            # `setup` has none of the names of the call.
+            return taint.touches(node) or (is_apart and bool(names_in(node) & taint.pure))
+
+        attributes, lists = self._made_by_setup()
         return Flow(
             method.node,
             Facts(
-                method.taint.arguments,
+                taint.arguments,
                 {slot.node: slot for slot in method.slots},
                 method.source,
                 method.references,
-                method.taint.touches,
-                method.taint.names,
+                touches,
+                taint.names,
                 self._returned_by,
                 self._argument,
                 self._candidates.output_argument,
                 self._candidates.keeps_size,
+                attributes,
+                lists,
+                is_apart,
             ),
         )
+
+    def _made_by_setup(self) -> tuple[dict[str, Slot], dict[str, Slot]]:
+        """The layers of `setup` by attribute, and those in lists that are written as such."""
+        attributes: dict[str, Slot] = {}
+        lists: dict[str, Slot] = {}
+        several: set[str] = set()
+        for slot in self._method.slots if self._method.is_setup else ():
+            name = attribute_of(self._plan, slot)
+            parent = self._source.parents[slot.node]
+            is_item = isinstance(parent, ast.ListComp) and parent.elt is slot.node
+            if is_item and len(parent.generators) == 1 and not parent.generators[0].ifs:
+                statement = self._source.parents[parent]
+                target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+                is_alone = self._source.parents[statement] is self._method.node
+                if target is not None and is_self(target) and is_alone:
+                    lists[target.attr] = slot  # pyright: ignore
+            elif name is not None and slot.kind == "module":
+                several |= {name} & attributes.keys()
+                attributes[name] = slot
+        return {n: slot for n, slot in attributes.items() if n not in several}, lists
+
+    def chains(self) -> list[Chain]:
+        """The lists of `setup` whose layers pass a size on."""
+        found = []
+        for made, name in self._chained.items():
+            first, following = map(self._text, self.flow.chains[made])
+            before = () if first == name else (f"{name} = {first}",)
+            found.append(Chain(made, before, (f"{name} = {following}",)))
+        return found
 
     def given_to(self, slot: Slot, argument: int | str) -> str | None:
         """The last dimension of what a slot is called with, None if it is not followed.
@@ -76,9 +138,13 @@ class KeptSizes:
             slot: the slot.
             argument: of its call, by position or by name.
         """
-        if self._method.is_setup:
+        size = self.flow.inputs.get(slot.node, {}).get(argument)
+        line = self._source.statement_of(slot.node).lineno
+        others = [e for e in parts_of(size) if isinstance(e, Chained) and e.made is not slot.node]
+        if any(self._source.statement_of(each.made).lineno >= line for each in others):
+            # A list that is made further down has no size yet.
             return None
-        return self._text_of(self.flow.inputs.get(slot.node, {}).get(argument))
+        return self._text_of(size)
 
     def number(self, node: ast.expr) -> str | None:
         """What `x.shape[-1]`, or a number that is computed from it, is."""
@@ -101,7 +167,7 @@ class KeptSizes:
         needed, updates = self._needed(variables_of(size))
         if needed & self.flow.broken:
             return None
-        before = dict(self.names)
+        before, chained = dict(self.names), dict(self._chained)
         for variable in sorted(needed):
             self.names.setdefault(variable, self._name_beside(variable))
         try:
@@ -109,7 +175,7 @@ class KeptSizes:
                 self._text(update.size)
             return self._text(size)
         except NotRewritableError:
-            self.names = before
+            self.names, self._chained = before, chained
             return None
 
     def _needed(self, variables: set[str]) -> tuple[set[str], list[Update]]:
@@ -135,13 +201,13 @@ class KeptSizes:
     def _name_beside(self, variable: str) -> str:
         taken = {field.name for field in self._plan.fields}
         taken |= self._method.taint.pure | self._method.taint.names
-        taken |= {*self._plan.sizes, *self.names.values()}
+        taken |= {*self._plan.sizes, *self.names.values(), *self._chained.values()}
         taken |= {each.name for each in self._method.sizes.running}
         is_list = any(u.variable == variable and u.kind == "list" for u in self.flow.updates)
         names = [f"{variable}_features", f"{variable}_size", f"{variable}_size_2"]
         if variable.endswith("_in"):
             names.insert(0, variable)
-        elif not is_list:
+        if not is_list and not (variable.endswith("_in") and not self._method.is_setup):
             names.insert(0, "features_in")
         return next(name for name in names if name not in taken)
 
@@ -171,9 +237,20 @@ class KeptSizes:
                 found = self._source.render(node, edits)
                 self._method.used |= self._method.names_of(found)
                 return found
+            case Chained(made=made):
+                first, following = self.flow.chains[made]
+                self._text(following)
+                known = self._chained.get(first.made) if isinstance(first, Chained) else None
+                if made not in self._chained:
+                    self._text(first)
+                    self._chained[made] = known or self._name_beside(f"{self._slot_name(made)}_in")
+                return self._chained[made]
             case Choice(test=test, then=then, otherwise=otherwise):
                 return f"({self._text(then)} if {text(test, ())} else {self._text(otherwise)})"
         return f"[{', '.join(map(self._text, size))}]"
+
+    def _slot_name(self, made: ast.Call) -> str:
+        return next(slot.attribute for slot in self._method.slots if slot.node is made)
 
     def _part(self, size: Any) -> str:
         text = self._text(size)
@@ -187,7 +264,7 @@ class KeptSizes:
     def _last_given(self, name: str) -> str:
         """The constructor argument for the last dimension of an argument of the call."""
         owners = {(m.run, m.owner): m for slot in self._method.slots for m in slot.makings}
-        found = [(m, self._candidates.given_shapes(m).get(name)) for m in owners.values()]
+        found = [(m, self._of_call.given_shapes(m).get(name)) for m in owners.values()]
         if not found or not all(shape for _, shape in found):
             raise NotRewritableError("needs-call", self._method.node, name=name)
         makings: Sequence[Making] = [making for making, _ in found]

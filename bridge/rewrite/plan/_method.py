@@ -94,6 +94,11 @@ class Method:
         self.used |= self.names_of(text)
         return text
 
+    @property
+    def lines(self) -> Collection[int]:
+        """The lines of the file that ran."""
+        return self.program.records.lines.get(self.source.file, frozenset())
+
     @functools.cached_property
     def kept(self) -> KeptSizes:
         """The sizes of arrays that the constructor keeps."""

@@ -13,6 +13,7 @@ from ._computed import Computed
 from ._constructors import made_text
 from ._containers import is_apart
 from ._function_plans import FunctionPlan
+from ._kept_sizes import Chain
 from ._method import Method
 from ._plans import ClassPlan, Lines, Program
 from ._references import References
@@ -42,9 +43,11 @@ class SetupPlan(MethodPlan):
 
     Attributes:
         computed: what of it computes with parameters.
+        chains: its lists of layers that pass a size on.
     """
 
     computed: Computed = dataclasses.field(kw_only=True)
+    chains: tuple[Chain, ...] = ()
 
 
 def method_plans(program: Program, plan: ClassPlan, references: References) -> list[MethodPlan]:
@@ -76,7 +79,7 @@ def _whole(method: Method) -> SetupPlan:
     computed = Computed(method.plan, method.node)
     own = (slot for slot in method.slots if slot.outer is None or is_apart(method.source, slot))
     made = {slot.node: made_text(method, slot) for slot in own}
-    return SetupPlan(method, made, computed=computed)
+    return SetupPlan(method, made, computed=computed, chains=tuple(method.kept.chains()))
 
 
 def _compact(method: Method) -> MethodPlan:
