@@ -266,6 +266,14 @@ def _items(value: Mapping[Any, Any]) -> tuple[Any, ...]:
     return *value, *value.values()
 
 
+def _referent(value: Any) -> tuple[Any, ...]:
+    """What a weak reference or a proxy refers to; nothing if that is gone."""
+    try:
+        return (value() if isinstance(value, weakref.ref) else value.__reduce_ex__.__self__,)
+    except ReferenceError:
+        return ()
+
+
 def _in_cell(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
@@ -298,6 +306,7 @@ _PARTS: dict[type, Callable[[Any], Iterable[Any]] | None] = {
         tuple(vars(value).items()),
     ),
     types.MethodType: lambda value: (value.__func__, value.__self__),
+    **dict.fromkeys((weakref.ref, *weakref.ProxyTypes), _referent),
     slice: lambda value: (value.start, value.stop, value.step),
     property: lambda value: (value.fget, value.fset, value.fdel),
     staticmethod: lambda value: (value.__func__,),

@@ -13,7 +13,6 @@ from flax import nnx
 from . import graphdefs
 from .graphdefs import is_object
 from .objects import PYTREE_NOTES, ObjectState, set_states
-from .self_references import has_methods, with_nodes, without_nodes
 
 
 def flatten(module: object) -> tuple[nnx.GraphDef[Any], list[Any]]:
@@ -21,14 +20,11 @@ def flatten(module: object) -> tuple[nnx.GraphDef[Any], list[Any]]:
 
     `nnx.split` would sort the leaves into a nested State, out of which they would have to be taken
     again.
-
-    Raises:
-      InvalidModuleError: a static attribute refers to a node of the module, and is no method.
     """
     indices = graphdefs.RefMap()
     graphdef, state = nnx.flatten(module, ref_index=indices, graph=True)
     _put_back_references(graphdef, indices)
-    return without_nodes(graphdef, indices), list(state.leaves)
+    return graphdef, list(state.leaves)
 
 
 class Built(NamedTuple):
@@ -49,8 +45,7 @@ class GraphDefBuilder:
     """Makes the modules of a GraphDef.
 
     `nnx.unflatten` makes the objects and the Variables. Static attributes are put in afterwards,
-    because it would give all modules the same lists, dicts and sets, and methods that are bound to
-    the module that the GraphDef was made of.
+    because it would give all modules the same lists, dicts and sets.
 
     Args:
       graphdef: a GraphDef in graph mode.
@@ -101,7 +96,7 @@ class GraphDefBuilder:
             return False
         if type(value) is ObjectState:
             self._states[owner] = value.initializing, value.is_setup
-        elif has_methods(value) or _copied(value) is not value:
+        elif _copied(value) is not value:
             self._own.append((owner, name, value))
             self.has_only_objects = False
         else:
@@ -139,7 +134,7 @@ class GraphDefBuilder:
             vars(nodes[number]).update(attributes)
         set_states(nodes, self._states)
         for number, name, value in self._own:
-            vars(nodes[number])[name] = _copied(with_nodes(value, nodes))
+            vars(nodes[number])[name] = _copied(value)
         return Built(module, variables, [nodes[number] for number in self._objects])
 
 

@@ -77,6 +77,11 @@ def items_of(container: object) -> Iterable[Any] | None:
     return None if found is None else found[0]
 
 
+def nodes_among(values: Iterable[object]) -> list[Any]:
+    """Those values that are NNX objects or Variables."""
+    return [x for x in values if _kind(type(x)) in (_OBJECT, _VARIABLE)]
+
+
 @functools.lru_cache(maxsize=4096)
 def _kind(node_type: type) -> object:
     """What a type's class hierarchy says of its objects; whether it is registered may change."""

@@ -20,10 +20,11 @@ from bridge._errors import InvalidModuleError
 from bridge._fingerprint import ByValue, Fingerprint, Look, told_by
 from bridge._flax import graphdefs
 from bridge._flax.flattening import GraphDefBuilder, flatten
+from bridge._flax.nodes import nodes_among
 from bridge._flax.objects import DATA_NOTE, ObjectState
-from bridge._flax.self_references import OwnMethod
 
 from .leaves import GraphDefLeaves
+from .structure import check_references
 
 # The path of a bare array in the module, and where it is among the constructor's arguments.
 Given: TypeAlias = tuple[tuple[Path, tuple[int, ...]], ...]
@@ -240,11 +241,16 @@ def split(
     """A module's GraphDef and its leaves (Variables and bare arrays) in order.
 
     The GraphDef is the one from before, if it holds the very same objects: it knows its slots.
+
+    Raises:
+      InvalidModuleError: a static attribute refers to a node of the module.
     """
     graphdef, leaves = flatten(module)
     static = StaticGraphDef(graphdef, tuple(map(_aval, leaves)), origin, given)
     key: list[Any] = [static.look.fingerprint, origin]
     is_bound = False
+    if nodes_among(static.look.objects):
+        check_references(graphdef, module)
     for held in static.look.objects:
         # Objects that hold the same now need not do so after a call; containers are the module's.
         if type(held) not in _CONTAINERS:
@@ -257,7 +263,7 @@ def split(
 
 _known: weakref.WeakValueDictionary[Any, StaticGraphDef] = weakref.WeakValueDictionary()
 _lock = threading.Lock()
-_CONTAINERS = frozenset({list, dict, set, frozenset, OwnMethod, ObjectState})
+_CONTAINERS = frozenset({list, dict, set, frozenset, ObjectState})
 
 
 def _aval(leaf: object) -> Any:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from flax import nnx
 
 from bridge._conversion.neutral import Path
+from bridge._errors import InvalidModuleError, listed
 from bridge._fingerprint import Look
 from bridge._flax.graphdefs import ArrayRefDef, NodeDef, NodeRef, Static, VariableDef, decoded
+from bridge._flax.nodes import nodes_among, nodes_below
 from bridge._flax.objects import PYTREE_NOTES
 from bridge._flax.tracers import trace_of
 from bridge._flax.variables import REQUIRED_METADATA
@@ -41,9 +44,42 @@ def structure(graphdef: nnx.GraphDef[Any]) -> dict[Path, Any]:
 
 def tracers(graphdef: nnx.GraphDef[Any]) -> dict[Path, list[Any]]:
     """The values of ongoing traces that a GraphDef holds, by the path of what holds them."""
-    by_path = {p: Look(at, made=True).objects for p, at in structure(graphdef).items()}
-    found = {p: [x for x in objects if trace_of(x) is not None] for p, objects in by_path.items()}
-    return {path: values for path, values in found.items() if values}
+    return _held(graphdef, lambda values: [x for x in values if trace_of(x) is not None])
+
+
+def check_references(graphdef: nnx.GraphDef[Any], module: object) -> None:
+    """Refuses static attributes, and metadata, that refer to a node of their own module.
+
+    A GraphDef takes them as they are, so a merged module would call the one that it was split from:
+    with its parameters, and without gradients.
+
+    Args:
+      graphdef: the module's GraphDef.
+      module: the module.
+
+    Raises:
+      InvalidModuleError: there are such attributes; it names them all.
+    """
+    below = nodes_below(module)
+    own = {id(node) for node in (*below.objects, *below.variables)}
+    if found := _held(graphdef, lambda values: [x for x in nodes_among(values) if id(x) in own]):
+        places = ["/".join(map(str, path)) for path in found]
+        raise InvalidModuleError(
+            f"{listed(places)} of an NNX module that is made again",
+            next(iter(found.values()))[0],
+            "what does not refer to the module itself",
+            "it would stay with the module that it was made in, as natively in nnx.jit: call the"
+            " method where it is needed (by its name, if it is chosen by a flag), or make it a"
+            " submodule",
+        )
+
+
+def _held(
+    graphdef: nnx.GraphDef[Any], wanted: Callable[[list[Any]], list[Any]]
+) -> dict[Path, list[Any]]:
+    """The objects of a kind that a GraphDef refers to, by the path of what holds them."""
+    held = {p: wanted(Look(at, made=True).objects) for p, at in structure(graphdef).items()}
+    return {path: values for path, values in held.items() if values}
 
 
 def differences(a: dict[Path, Any], b: dict[Path, Any]) -> list[Path]:

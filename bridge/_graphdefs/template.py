@@ -20,7 +20,6 @@ from bridge._conversion.held_module import HeldModule
 from bridge._fingerprint import Look, is_of_module
 from bridge._flax import graphdefs
 from bridge._flax.objects import ObjectState
-from bridge._flax.self_references import with_others
 
 from .static_graphdef import Origin, StaticGraphDef
 
@@ -80,7 +79,7 @@ def _with_others(graphdef: nnx.GraphDef[Any], other: Callable[[Any], Any]) -> nn
     """A GraphDef with other objects in its static attributes."""
     attributes: Any = graphdef.attributes
     static = [kind.value for _, kind in attributes if isinstance(kind, graphdefs.Static)]
-    values = iter(with_others(static, functools.partial(_changed, other)))
+    values = iter(_within(static, functools.partial(_changed, other)))
     new = [
         (name, graphdefs.Static(next(values)) if isinstance(kind, graphdefs.Static) else kind)
         for name, kind in attributes
@@ -98,14 +97,28 @@ def _changed(other: Callable[[Any], Any], value: object) -> Any:
     # A partial that has attributes of its own stays as it is.
     if type(value) is functools.partial and not vars(value):
         parts = value.func, value.args, value.keywords
-        func, args, keywords = new = with_others(parts, changed)
+        func, args, keywords = new = _within(parts, changed)
         return value if new is parts else functools.partial(func, *args, **keywords)
     if isinstance(value, nn.Module | HeldModule):
         names = [field.name for field in dataclasses.fields(value) if field.name != "parent"]
         fields = {name: getattr(value, name) for name in names}
-        new = with_others(fields, changed)
+        new = _within(fields, changed)
         return value if new is fields else dataclasses.replace(value, **new)
     return value
+
+
+def _within(value: Any, other: Callable[[Any], Any]) -> Any:
+    """A value with other objects in it, in tuples, lists and dicts too; itself if all stay."""
+    changed = other(value)
+    kind = type(value)
+    if changed is not value or kind not in (tuple, list, dict):
+        return changed
+    items = [*value, *value.values()] if kind is dict else value
+    others = [_within(item, other) for item in items]
+    if all(a is b for a, b in zip(others, items, strict=True)):
+        return value
+    half = len(value)
+    return dict(zip(others[:half], others[half:], strict=True)) if kind is dict else kind(others)
 
 
 def _is_plain_set(value: object) -> bool:

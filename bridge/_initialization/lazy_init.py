@@ -17,6 +17,7 @@ from bridge._flax.nodes import Nodes, nodes_below
 from bridge._flax.objects import set_initializing
 from bridge._flax.traces import is_unknown, partially_evaluate
 from bridge._flax.variables import leaf_value
+from bridge._graphdefs.structure import check_references
 
 from .adopted import adopt
 from .creating import CREATING
@@ -187,6 +188,7 @@ def _initialized_over(
 ) -> tuple[nnx.Module, Any]:
     """Initialises a copy of a module below axes of size 1."""
     graphdef, leaves = flatten(module)
+    check_references(graphdef, module)
     given = Arrays(list(map(leaf_value, leaves)))
     made: list[tuple[nnx.GraphDef[Any], Arrays]] = []
 
@@ -215,6 +217,7 @@ def _init_abstractly(
     leaves, tree = jax.tree.flatten((args, kwargs))
     abstract = {i: leaf for i, leaf in enumerate(leaves) if _is_abstract(leaf)}
     graphdef, variables = flatten(module)
+    check_references(graphdef, module)
     values = list(map(leaf_value, variables))
     method = _finder(module, fn)
 

@@ -9,6 +9,7 @@ is made with other arrays or functions in each call is then another one with the
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -16,9 +17,9 @@ from flax import nnx
 
 from bridge._conversion.linen_attributes import LinenHolder, is_linen_style
 from bridge._errors import InvalidModuleError
-from bridge._flax.nodes import nodes_below
+from bridge._fingerprint import Look
+from bridge._flax.nodes import nodes_among, nodes_below
 from bridge._flax.objects import attributes_of
-from bridge._flax.self_references import arrays_within, nodes_in
 from bridge._module_calls.calls import ModuleInCall
 
 from .attributes import NAMES, Otherwise, held_by, is_part, names_of
@@ -26,8 +27,9 @@ from .containers import items_within
 
 
 def is_of_call(value: object) -> bool:
-    """Whether a value that `setup` has made belongs to the call."""
-    return bool(nodes_in(value) or arrays_within(value))
+    """Whether a value that `setup` has made belongs to the call, as what one uses up does too."""
+    found = Look(value).objects
+    return bool(nodes_among(found)) or any(isinstance(x, jax.Array | Iterator) for x in found)
 
 
 def note_fields(record: ModuleInCall, submodule: nnx.Pytree, name: str) -> None:
@@ -79,7 +81,7 @@ def forget_around(module: nnx.Pytree, field: str) -> None:
 
 
 def _refers_to_call(record: ModuleInCall, value: object) -> bool:
-    nodes = nodes_in(value)
+    nodes = nodes_among(Look(value).objects)
     if not nodes:
         return False
     below = nodes_below(record.call.root.module)

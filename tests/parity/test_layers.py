@@ -14,7 +14,7 @@ from flax import nnx
 
 import bridge
 from bridge import parity
-from bridge._flax.self_references import nodes_in
+from bridge._fingerprint import Look
 from bridge.parity._recorder import trace
 from tests.parity.parity_models import WIDTH, NNXBlock, X, fill, randomised
 
@@ -512,7 +512,7 @@ class Kept(nnx.Module):
     def __call__(self, x):
         nodes = {id(module) for _, module in nnx.iter_modules(self)}
         own = [value for value in vars(self).values() if id(value) not in nodes]
-        self.found.append([x for value in own for x in nodes_in(value) if id(x) in nodes])
+        self.found.append([x for value in own for x in Look(value).objects if id(x) in nodes])
         return self.inner(x)
 
 
