@@ -95,6 +95,25 @@ class MergesWithStars(nn.Module):
         return nn.Dropout(0.5)(nn.Dense(3)(x), deterministic=found)
 
 
+class ReadsAMode(nn.Module):
+    """deterministic is a field and an argument of the call, and the field is read by itself"""
+
+    deterministic: bool | None = None
+
+    @nn.compact
+    def __call__(self, x, deterministic: bool | None = None):
+        known = self.deterministic if deterministic is None else deterministic
+        return nn.Dropout(0.5)(nn.Dense(3)(x), deterministic=known)
+
+
+class GivesAMode(nn.Module):
+    """only the call knows"""
+
+    @nn.compact
+    def __call__(self, x, deterministic: bool = True):
+        return ReadsAMode(deterministic)(x)
+
+
 class LayersOfKinds(nn.Module):
     """one expression makes layers of several kinds"""
 

@@ -346,4 +346,74 @@ class Model(nn.Module):
     [{"heads": 4}],
     inputs=[(2, 5, 8), (2, 4, 6)],
 )
-PROGRAMS = {**TABS, **ELSEWHERE, **ARRAYS, **FIELDS, **BLOCKS, **TIES}
+MODES = {
+    "a mode that a parent gives, or a call": Program(
+        """
+class Child(nn.Module):
+    rate: float = 0.1
+    deterministic: bool | None = None
+
+    @nn.compact
+    def __call__(self, x, deterministic: bool | None = None):
+        known = nn.merge_param("deterministic", self.deterministic, deterministic)
+        x = nn.Dropout(self.rate, deterministic=known)(nn.Dense(3)(x))
+        return nn.BatchNorm(known)(x)
+
+
+class Inner(nn.Module):
+    deterministic: bool | None = None
+    depth: int = 2
+
+    @nn.compact
+    def __call__(self, x, deterministic: bool | None = None):
+        deterministic = nn.merge_param("deterministic", self.deterministic, deterministic)
+        for _ in range(self.depth):
+            x = Child(deterministic=deterministic)(x)
+        return x
+
+
+class Model(nn.Module):
+    width: int = 4
+    deterministic: bool | None = None
+
+    @nn.compact
+    def __call__(self, x, deterministic: bool | None = True):
+        deterministic = nn.merge_param("deterministic", self.deterministic, deterministic)
+        x = Inner(depth=1)(nn.Dense(self.width)(x), deterministic)
+        return Inner(deterministic, depth=3)(x)
+""",
+        [{"width": 3}],
+    ),
+    "a mode that setup gives on": Program(
+        """
+class Child(nn.Module):
+    train: bool | None = None
+
+    @nn.compact
+    def __call__(self, x, train: bool | None = None):
+        train = nn.merge_param("train", self.train, train)
+        return nn.Dropout(0.5)(nn.Dense(3)(x), deterministic=not train)
+
+
+class Outer(nn.Module):
+    width: int = 4
+
+    def setup(self):
+        self.first = nn.Dense(self.width)
+        self.child = Child()
+
+    def __call__(self, x, train):
+        return self.child(self.first(x), train)
+
+
+class Model(nn.Module):
+    width: int = 4
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        return Child(train=train)(Outer(self.width)(x, train))
+""",
+        [{"width": 2}],
+    ),
+}
+PROGRAMS = {**TABS, **MODES, **ELSEWHERE, **ARRAYS, **FIELDS, **BLOCKS, **TIES}

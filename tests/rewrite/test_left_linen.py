@@ -45,6 +45,7 @@ def level(result, cls):
 
 SPECIAL = {
     others.NeverSeen: others.MakesNeverSeen,
+    others.ReadsAMode: others.GivesAMode,
     models.Hidden: models.HidesIt,
     functions.StacksField: functions.MakesField,
     makers.Uncalled: lambda: makers.Uncalled(nn.Dense(3)),

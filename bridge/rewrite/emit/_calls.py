@@ -7,6 +7,8 @@ import keyword
 from collections.abc import Iterator
 from typing import Any
 
+from flax import linen as nn
+
 from bridge.rewrite.plan._cells import carry_edits
 from bridge.rewrite.plan._function_plans import called_function
 from bridge.rewrite.plan._layers import CALL_RENAMES
@@ -14,7 +16,7 @@ from bridge.rewrite.plan._method_plans import MethodPlan
 from bridge.rewrite.plan._options import STACKS
 from bridge.rewrite.plan._plans import Slot
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import COMPREHENSIONS, Edit, bound_in
+from bridge.rewrite.syntax._source import COMPREHENSIONS, Edit, bound_in, is_self
 
 from ._dead import dead_blocks, in_place_of
 from ._function_edits import function_edits
@@ -251,7 +253,7 @@ class Calls:
         ]
         if self.method.node.name == "__call__":
             for field in self.plan.fields:
-                if field.name in self.plan.mode_fields:
+                if field.name in self.plan.mode_fields and not self._is_merged(field.name):
                     default = "" if field.default is None else f" = {field.default}"
                     texts.append(f"{field.name}: {field.annotation}{default}")
         if not texts:
@@ -269,6 +271,26 @@ class Calls:
         star = "" if given.kwonlyargs or given.vararg else "*, "
         end = max(ends)
         yield Edit(end, end, f", {star}{', '.join(texts)}")
+
+    def _is_merged(self, name: str) -> bool:
+        """Whether the call has an argument of a field's name, and takes whichever of them is given.
+
+        Raises:
+            NotRewritableError: it has such an argument, and reads the field by itself.
+        """
+        method = self.method
+        if name not in method.taint.arguments:
+            return False
+        for each in ast.walk(method.node):
+            if is_self(each, name):
+                call = self.source.parents[each]
+                call = self.source.parents[call] if isinstance(call, ast.keyword) else call
+                merges = isinstance(call, ast.Call) and (
+                    method.references.value_of(call.func) is nn.merge_param
+                )
+                if not merges:
+                    raise NotRewritableError("mode-twice", each, name=name)
+        return True
 
 
 def _counter(loop: Any) -> str | None:

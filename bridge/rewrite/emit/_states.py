@@ -14,7 +14,7 @@ from bridge.rewrite.observe._records import below
 from bridge.rewrite.plan._cells import is_cell
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import Edit, is_self, names_in
+from bridge.rewrite.syntax._source import Edit, bound_in, is_self, names_in
 from bridge.rewrite.syntax._taint import STATEFUL
 
 from ._dead import blocks_of
@@ -64,7 +64,17 @@ class States:
         if arguments.keys() != {"name", "a", "b"}:
             raise NotRewritableError("merge-param", node)
         field, given = (self.method.call_text(arguments[each]) for each in ("a", "b"))
-        yield self.source.edit(node, f"({given} if {given} is not None else {field})")
+        if field != given:
+            text = f"{given} if {given} is not None else {field}"
+            is_whole = isinstance(self.source.parents[node], ast.Assign | ast.keyword | ast.Return)
+            yield self.source.edit(node, text if is_whole else f"({text})")
+            return
+        # The field has become this argument of the call.
+        statement = self.source.parents[node]
+        if isinstance(statement, ast.Assign) and bound_in(statement) == {given}:
+            yield self.source.lines_of(statement)
+        else:
+            yield self.source.edit(node, given)
 
     def edits(self) -> Iterator[Edit]:
         """The edits.

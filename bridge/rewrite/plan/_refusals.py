@@ -436,6 +436,10 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "a mode is handed on to a method with ** arguments",
         "Make the mode an argument of that method.",
     ),
+    "mode-twice": (
+        "{name} is a field and an argument of the call, and the field is read by itself",
+        "Read nn.merge_param({name!r}, self.{name}, {name}) instead.",
+    ),
     # Parameters, variables and streams.
     "foreign-parameter": (
         "{name} of another package makes a parameter of it",
