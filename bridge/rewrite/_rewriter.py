@@ -220,7 +220,15 @@ class Rewriter:
         ]
         program.new_modules = {modules[file]: f"{modules[file]}{SUFFIX}" for file in files}
         self.files = [NewFile(program, program.sources[file], modules[file]) for file in files]
-        self.texts = {f.name: (str(f.path), f.text()) for f in self.files}
+        extra: dict[str, set[str]] = {f.module: set() for f in self.files}
+        is_complete = False
+        while not is_complete:
+            is_complete = True
+            self.texts = {f.name: (str(f.path), f.text(extra[f.module])) for f in self.files}
+            for file in self.files:
+                for module, names in file.read_elsewhere(self.texts[file.name][1]).items():
+                    is_complete &= names <= extra[module]
+                    extra[module] |= names
 
     def _proven(self) -> tuple[type, Refusal] | None:
         """What failed and why, None if nothing did."""

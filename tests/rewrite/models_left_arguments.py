@@ -8,7 +8,6 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
-from flax.linen import partitioning
 
 from tests.rewrite import models_elsewhere
 
@@ -69,14 +68,20 @@ class HandsOn(nn.Module):
         return x * scaled_by(self.param, x.shape[-1])
 
 
-class WithAxes(nn.Module):
-    """param_with_axes of another package makes a parameter of it"""
+# A function of another package, which declares a parameter of the module that it is given.
+ELSEWHERE: dict[str, Any] = {}
+TEXT = "def declared(module, start):\n    return module.param('scale', start, (3,))\n"
+exec(compile(TEXT, "elsewhere.py", "exec"), ELSEWHERE)
+
+
+class Declared(nn.Module):
+    """declared of another package makes a parameter of it"""
 
     start: Callable[..., Any] = nn.initializers.ones
 
     @nn.compact
     def __call__(self, x):
-        return x * partitioning.param_with_axes("scale", self.start, (3,), axes=("a",))
+        return x * ELSEWHERE["declared"](self, self.start)
 
 
 class AxisOfCall(nn.Module):

@@ -416,4 +416,118 @@ class Model(nn.Module):
         [{"width": 2}],
     ),
 }
-PROGRAMS = {**TABS, **MODES, **ELSEWHERE, **ARRAYS, **FIELDS, **BLOCKS, **TIES}
+AXES = {
+    "parameters with names of their axes": Program(
+        """
+from flax.linen import partitioning
+
+param_with_axes = partitioning.param_with_axes
+
+
+class Dense(nn.Module):
+    features: int
+    axes: tuple[str, ...] = ("embed", "mlp")
+    kernel_init: Callable = nn.initializers.lecun_normal()
+
+    @nn.compact
+    def __call__(self, x):
+        shape = (x.shape[-1], self.features)
+        kernel = param_with_axes("kernel", self.kernel_init, shape, jnp.float32, axes=self.axes)
+        return x @ jnp.asarray(kernel, jnp.float32)
+
+
+class Table(nn.Module):
+    width: int
+
+    def setup(self):
+        self.table = param_with_axes(
+            "table", nn.initializers.normal(), (5, self.width), jnp.float32, axes=("vocab", "embed")
+        )
+
+    def __call__(self, x):
+        return x @ self.table.T
+
+
+class Model(nn.Module):
+    width: int = 4
+    names: tuple[str, ...] = ("embed", "mlp")
+
+    @nn.compact
+    def __call__(self, x):
+        x = Dense(self.width, self.names, name="first")(x)
+        scale = partitioning.param_with_axes(
+            "scale", nn.initializers.ones, (self.width,), axes=("embed",)
+        )
+        x = partitioning.with_sharding_constraint(x * scale, ("batch", "embed"))
+        return Table(self.width)(Dense(self.width)(x))
+""",
+        [{"width": 3}, {"names": ("a", "b")}],
+    ),
+    "shapes that functions compute": Program(
+        """
+def as_tuple(x):
+    return tuple(x) if isinstance(x, (tuple, list)) else (x,)
+
+
+class General(nn.Module):
+    features: int | tuple[int, ...]
+
+    @nn.compact
+    def __call__(self, inputs):
+        features = as_tuple(self.features)
+        axis = tuple(each % inputs.ndim for each in (-1,))
+        inputs = jnp.asarray(inputs, jnp.float32)
+        shape = tuple([inputs.shape[each] for each in axis]) + features
+        flat = (np.prod([inputs.shape[each] for each in axis]), np.prod(features))
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), flat, jnp.float32)
+        own = tuple(range(len(axis)))
+        return jax.lax.dot_general(inputs, kernel.reshape(shape), ((axis, own), ((), ())))
+
+
+class Model(nn.Module):
+    heads: int = 2
+    dim: int = 3
+
+    @nn.compact
+    def __call__(self, x):
+        return General(5)(General((self.heads, self.dim))(x))
+""",
+        [{"heads": 4}, {"dim": 7, "heads": 1}],
+    ),
+}
+BY_MODULE = {
+    "functions of a module beside its classes": Program(
+        """
+import blocks_with_functions as blocks
+
+
+class Model(nn.Module):
+    width: int = 4
+
+    @nn.compact
+    def __call__(self, x):
+        x = blocks.Block(self.width)(x)
+        return blocks.scaled(x) + blocks.SHIFT
+""",
+        [{"width": 3}],
+        files={
+            "blocks_with_functions.py": """
+SHIFT = 2.0
+FACTOR = 3.0
+
+
+def scaled(x):
+    return FACTOR * x
+
+
+class Block(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.width)(x)
+"""
+        },
+    ),
+}
+PROGRAMS = {**TABS, **MODES, **AXES, **BY_MODULE, **ELSEWHERE, **ARRAYS, **FIELDS, **BLOCKS, **TIES}

@@ -117,7 +117,7 @@ def test_a_part_that_stays_linen_may_hold_what_a_constructor_computed():
     result = result_of(AroundInitializer)
     assert result.is_proven, str(result)
     assert level(result, AroundInitializer).level == "proven"
-    assert level(result, arguments.WithAxes).level == "left Linen"
+    assert level(result, arguments.Declared).level == "left Linen"
 
 
 def program_around(tmp_path, monkeypatch, text, name):
@@ -225,7 +225,7 @@ class AroundInitializer(nn.Module):
     def __call__(self, x):
         scale = jnp.sqrt(3.0)
         init = lambda key, shape: nn.initializers.ones(key, shape) / scale  # noqa: E731
-        return arguments.WithAxes(init)(nn.Dense(3)(x))
+        return arguments.Declared(init)(nn.Dense(3)(x))
 
 
 PROGRAMS = {

@@ -85,7 +85,8 @@ def rewritten(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def with_weights(model: Any, variables: Any) -> None:
     """Gives a model the weights of another one, whose layers are made in the same order."""
-    left: dict[Any, Any] = traverse_util.flatten_dict(variables)
+    arrays = {k: tree for k, tree in variables.items() if jax.tree.leaves(tree)}
+    left: dict[Any, Any] = traverse_util.flatten_dict(arrays)
     for name, variable in _variables(model):
         path = next(
             p for p, v in left.items() if name in (p[-1], f"{p[-1]}_") and v.shape == variable.shape

@@ -6,6 +6,7 @@ import ast
 import pathlib
 import symtable
 import sys
+import types
 from collections.abc import Iterable
 from typing import Any
 
@@ -55,6 +56,17 @@ class NewFile:
             extra: names that are needed besides the rewritten classes.
         """
         return self._assembled(self._needed(extra))
+
+    def read_elsewhere(self, text: str) -> dict[str, set[str]]:
+        """What a text reads of modules that have new files, by the names of the old ones."""
+        found: dict[str, set[str]] = {}
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+                value = self.namespace.get(node.value.id)
+                name = value.__name__ if isinstance(value, types.ModuleType) else ""
+                if name in self.program.new_modules:
+                    found.setdefault(name, set()).add(node.attr)
+        return found
 
     def pieces(self) -> dict[ast.stmt, str]:
         """The new text of each statement that rewritten classes are or need, imports apart."""
@@ -178,10 +190,17 @@ class NewFile:
         if not names:
             return []
         if isinstance(statement, ast.Import):
-            return [f"import {alias_text(a)}" for a in names]
+            return [f"import {self._new_module(a)}" for a in names]
         if not isinstance(statement, ast.ImportFrom):
             return []
         return self._import_from(statement, names)
+
+    def _new_module(self, alias: ast.alias) -> str:
+        """An imported module, the new one if there is one, by the name that it has here."""
+        name = alias.asname or alias.name
+        if alias.name in self.program.new_modules and "." not in name:
+            return f"{alias.name}{SUFFIX} as {name}"
+        return alias_text(alias)
 
     def _import_from(self, statement: ast.ImportFrom, names: list[ast.alias]) -> list[str]:
         dots = "." * statement.level

@@ -6,11 +6,11 @@ import ast
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
-from bridge.rewrite.plan._function_plans import functions_in
+from bridge.rewrite.plan._function_plans import called_function, functions_in
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._plans import Slot
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import Edit, bound_in, is_shadowed, names_in
+from bridge.rewrite.syntax._source import Edit, bound_in, is_self, is_shadowed, names_in
 
 from ._dead import blocks_of
 
@@ -48,6 +48,7 @@ class Removals:
             if bound_in(node) and self.method.moved(node.value):
                 candidates.add(node)
         candidates |= transforms(self.method)
+        candidates |= self._of_constructors()
         apart = functions_in(self.method.program, self.source, self.method.node)
         candidates |= apart
         while True:
@@ -75,12 +76,33 @@ class Removals:
             begin = self.source.start(statement)
             yield Edit(begin, begin, f"{text}\n{' ' * statement.col_offset}")
 
+    def _of_constructors(self) -> set[ast.stmt]:
+        """The assignments of names that constructors were given, and which change nothing else."""
+        program = self.method.program
+        slots = [s for s in self.method.slots if called_function(program, s) is None]
+        own = {each.arg for each in ast.walk(self.method.node.args) if isinstance(each, ast.arg)}
+        names = set().union(set(), *(names_in(slot.node) for slot in slots)) - own
+        before = -1
+        found: set[ast.stmt] = set()
+        while len(found) != before:
+            before = len(found)
+            for node in ast.walk(self.method.node):
+                if isinstance(node, ast.Assign) and bound_in(node) <= names and _is_plain(node):
+                    found.add(node)
+                    names |= names_in(node.value) - own
+        return found
+
     def _loads(self) -> set[str]:
         """The names that what is left of the body reads."""
         slots = {s.node for s in self.method.slots}
         skipped = self.removed | {s for block in self.dead for s in block}
         found: set[str] = set()
+        # A function that makes layers is replaced where it is called.
+        called = set().union(set(), *(names_in(slot.node.func) for slot in self.method.slots))
         for slot in self.method.slots:
+            if called_function(self.method.program, slot) is not None:
+                given = [*slot.node.args, *(k.value for k in slot.node.keywords)]
+                found |= set().union(set(), *map(names_in, given)) - called
             for text in slot.modes.values():
                 found |= names_in(ast.parse(text, mode="eval"))
             if slot.lift is not None:
@@ -133,6 +155,15 @@ class Removals:
                 behind += 1
             end = self.source.offset(behind, 0)
         return Edit(begin, end, "")
+
+
+def _is_plain(node: ast.Assign) -> bool:
+    """Whether a statement assigns to names alone, and calls no method of the module."""
+    targets = [each for target in node.targets for each in ast.walk(target)]
+    if any(isinstance(each, ast.Attribute | ast.Subscript) for each in targets):
+        return False
+    calls = [each.func for each in ast.walk(node.value) if isinstance(each, ast.Call)]
+    return not any(is_self(func) or "self" in names_in(func) for func in calls)
 
 
 def inlined(method: Method) -> dict[str, Slot]:

@@ -104,7 +104,8 @@ def _kept_value(value: Any) -> Any:
         return type(value)(map(_kept_value, value))
     if isinstance(value, nn.Module):
         return None
-    return value
+    # What `np.prod` makes of sizes is one.
+    return int(value) if isinstance(value, np.integer) else value
 
 
 def path_of(module: nn.Module) -> Path | None:

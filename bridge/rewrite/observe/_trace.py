@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 from flax import linen as nn
+from flax.linen import partitioning
 
 from ._function_calls import Transforms
 from ._layer_functions import Function, FunctionCalls
@@ -187,9 +188,12 @@ class Watch:
                 and caller.f_locals.get("self") is made
             ):
                 caller = caller.f_back
+        if caller is not None and caller.f_code is partitioning.param_with_axes.__code__:
+            # It calls `param` of the module that is being called.
+            caller = caller.f_back
         site = self._site(caller)
         if site is None:
-            # Flax's own layers call their `self`; `param_with_axes` finds the module by itself.
+            # Flax's own layers call their `self`; others may find the module by themselves.
             is_variable = kind in ("param", "variable")
             if caller is not None and is_variable and caller.f_locals.get("self") is not made:
                 self.records.foreign[type(made)] = caller.f_code.co_name

@@ -203,15 +203,31 @@ class Method:
 
     def _written_out(self, node: ast.expr, makings: Sequence[Making]) -> str | None:
         """`(1, self.length, in_features)` for the name of such a tuple, None for anything else."""
-        value = written_tuple(self.node, node, self.namespace, makings)
+        value = written_tuple(self.node, node, self.namespace, makings, self.taint)
         if value is None:
             return None
-        try:
-            text = self.init_text(value, makings)
-        except NotRewritableError:
-            # A part of it is known to the call alone.
-            return None
+        edits: list[Edit] = []
+        for number, part in enumerate(value.elts):
+            sizes = [_item(making.env.get(node.id), number) for making in makings]  # pyright: ignore
+            if isinstance(part, ast.Call) and self._is_of_call(part) and all(map(is_size, sizes)):
+                # What a function makes of sizes.
+                given = names_in(part) & {*self.taint.arguments}
+                hint = f"{given.pop()}_size" if len(given) == 1 else "size"
+                text = self.solve(makings, sizes, hint, self._loops(node), part)
+                edits.append(self.source.edit(part, text))
+                continue
+            try:
+                edits += list(self.init_edits(part, makings))
+            except NotRewritableError:
+                # A part of it is known to the call alone.
+                return None
+        text = self.source.render(value, edits)
         return text if text.startswith("(") else f"({text})"
+
+    def _is_of_call(self, node: ast.expr) -> bool:
+        """Whether a constructor that is told dimensions cannot compute an expression."""
+        touches = self.taint.touches
+        return touches(node) and not self.taint.dimensions.computes(node, touches)
 
     def as_size(self, node: ast.expr, makings: Sequence[Making]) -> str | None:
         """An expression for what is a size at each of these times, None for another value."""
@@ -351,3 +367,8 @@ class Method:
 
     def _loops(self, node: ast.AST) -> list[ast.AST]:
         return loops_around(self.source, node, self.node)
+
+
+def _item(value: Any, number: int) -> Any:
+    """An item of a tuple; None of anything else, as of one with others."""
+    return value[number] if isinstance(value, tuple) and number < len(value) else None

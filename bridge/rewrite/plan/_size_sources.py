@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from bridge.rewrite.observe._records import Making
 from bridge.rewrite.syntax._evaluate import UnknownValueError, evaluate
-from bridge.rewrite.syntax._source import binding
+from bridge.rewrite.syntax._source import binding, names_in
 from bridge.rewrite.syntax._taint import Taint
 
 
@@ -56,7 +56,11 @@ def _factors(node: ast.expr, taint: Taint) -> list[ast.expr]:
 
 
 def written_tuple(
-    function: ast.AST, node: ast.AST, namespace: Mapping[str, Any], makings: Sequence[Making]
+    function: ast.AST,
+    node: ast.AST,
+    namespace: Mapping[str, Any],
+    makings: Sequence[Making],
+    taint: Taint,
 ) -> ast.Tuple | None:
     """The tuple that a name stands for each time that it is read.
 
@@ -65,6 +69,7 @@ def written_tuple(
         node: the name.
         namespace: the names of the file.
         makings: every time that it was read.
+        taint: what depends on the call.
 
     Returns:
         None if it is no such name, or what the tuple is made of got another value since.
@@ -76,7 +81,10 @@ def written_tuple(
         try:
             now = evaluate(value, {**namespace, **making.env}, making.fields)
         except UnknownValueError:
-            return None
+            # The parts that need the call are told by their values.
+            read = [names_in(part) for part in value.elts if not taint.touches(part)]
+            known = set().union(*read) & taint.pure
+            return value if all(len(binding(function, name)) == 1 for name in known) else None
         if now != making.env.get(node.id):  # pyright: ignore
             return None
     return value

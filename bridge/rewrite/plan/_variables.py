@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 
+from flax.linen import partitioning
+
 from bridge.rewrite.observe._records import Making
 
 from ._method import Method
@@ -56,8 +58,10 @@ def _texts(method: Method, slot: Slot, skipped: int, *named: str) -> list[str]:
     for keyword in slot.node.keywords:
         if keyword.arg in ("name", "col"):
             continue
-        if keyword.arg == "unbox":
+        if keyword.arg in ("unbox", "module"):
             raise NotRewritableError("variable-boxed", slot.node)
+        if keyword.arg == "axes" and is_with_axes(method, slot.node):
+            continue
         text = method.init_text(keyword.value, slot.makings)
         texts.append(text if keyword.arg in named else f"{keyword.arg}={text}")
     return texts
@@ -68,7 +72,18 @@ def _param(method: Method, slot: Slot) -> str:
     called = (
         init if _is_simple(slot.node.args[1] if len(slot.node.args) > 1 else None) else f"({init})"
     )
-    return f"nnx.Param({called}({', '.join(['rngs.params()', *rest])}))"
+    made = f"{called}({', '.join(['rngs.params()', *rest])})"
+    axes = [k.value for k in slot.node.keywords if k.arg == "axes"]
+    if axes and is_with_axes(method, slot.node):
+        # These are logical names, and Linen asks for no mesh.
+        named = method.init_text(axes[0], slot.makings)
+        return f"nnx.Param({made}, out_sharding={named}, eager_sharding=False)"
+    return f"nnx.Param({made})"
+
+
+def is_with_axes(method: Method, node: ast.Call) -> bool:
+    """Whether a call is that of Flax's `param_with_axes`."""
+    return method.references.value_of(node.func) is partitioning.param_with_axes
 
 
 def _state(method: Method, slot: Slot) -> str:

@@ -9,10 +9,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from flax import nnx
+from flax.linen import partitioning
 
 from bridge import port, wrappers
 from bridge._conversion.collections import OUTPUTS
+from bridge._conversion.neutral import nest, walk
 from bridge.rewrite.observe._entries import Entry
 from bridge.rewrite.observe._records import Instance
 from bridge.rewrite.observe._steps import step
@@ -46,7 +49,7 @@ def pair(program: Program, maker: Maker, run: int, entry: Entry, inputs: Any) ->
     root = program.records.instances[(run, ())]
     model = made(maker, root)
     rules = rules_of(program, run, model)
-    variables = without_sown(random_variables(program.records.variables[run]))
+    variables = with_axes(without_sown(random_variables(program.records.variables[run])))
     if is_mixed(model):
         cut = program.records.steps.get(run)
         # NNX's attention has its cache by then, and takes single steps.
@@ -119,3 +122,18 @@ def is_mixed(model: Any) -> bool:
 def without_sown(variables: Mapping[str, Any]) -> dict[str, Any]:
     """Variables without what a call leaves in them."""
     return {k: v for k, v in variables.items() if k not in OUTPUTS}
+
+
+def with_axes(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Variables whose parameters have the names of their axes in boxes.
+
+    `param_with_axes` puts the names into a collection of their own, which is `params_axes`.
+    """
+    flat = dict(walk(variables))
+    for (collection, *path), leaf in walk(variables):
+        if isinstance(leaf, partitioning.AxisMetadata):
+            names: Any = leaf.names
+            place = (collection.removesuffix("_axes"), *path[:-1], path[-1].removesuffix("_axes"))
+            del flat[(collection, *path)]
+            flat[place] = nn.Partitioned(flat[place], tuple(names))
+    return nest(flat)
