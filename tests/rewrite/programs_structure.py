@@ -495,6 +495,72 @@ class Model(nn.Module):
         [{"heads": 4}, {"dim": 7, "heads": 1}],
     ),
 }
+PARTIALS = {
+    "partials with sizes of the input": Program(
+        """
+class Block(nn.Module):
+    size: int
+    bias: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.size, use_bias=self.bias)(x)
+
+
+class Inner(nn.Module):
+    factor: int = 2
+
+    @nn.compact
+    def __call__(self, x, train):
+        n, d = x.shape
+        wide = functools.partial(nn.Dense, features=self.factor * d)
+        norm = functools.partial(nn.BatchNorm, use_running_average=not train)
+        y = nn.relu(norm()(wide()(x)))
+        out = functools.partial(nn.Dense, d, use_bias=False)
+        return x + out(name="out")(y)
+
+
+class Model(nn.Module):
+    depth: int = 2
+    bias: bool = True
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        width = x.shape[-1]
+        block = functools.partial(Block, width, bias=self.bias)
+        for i in range(self.depth):
+            x = nn.tanh(x + block(name=f"block_{i}")(x))
+        half = functools.partial(Block, size=width // 2)
+        return half(name="half")(Inner(name="inner")(x, train))
+""",
+        [{"depth": 3, "bias": False}, {"depth": 0}],
+        inputs=[(2, 6)],
+    ),
+    "partials with sizes of what setup's method is given": Program(
+        """
+class Head(nn.Module):
+    classes: int
+
+    @nn.compact
+    def __call__(self, x):
+        dense = functools.partial(nn.Dense, x.shape[-1], kernel_init=nn.initializers.ones)
+        return nn.Dense(self.classes)(dense(name="q")(x) * dense(name="k")(x))
+
+
+class Model(nn.Module):
+    width: int = 4
+    classes: int = 3
+
+    def setup(self):
+        self.first = nn.Dense(self.width)
+        self.head = Head(self.classes)
+
+    def __call__(self, x):
+        return self.head(self.first(x))
+""",
+        [{"width": 7}, {"classes": 1, "width": 2}],
+    ),
+}
 BY_MODULE = {
     "functions of a module beside its classes": Program(
         """
@@ -530,4 +596,15 @@ class Block(nn.Module):
         },
     ),
 }
-PROGRAMS = {**TABS, **MODES, **AXES, **BY_MODULE, **ELSEWHERE, **ARRAYS, **FIELDS, **BLOCKS, **TIES}
+PROGRAMS = {
+    **PARTIALS,
+    **TABS,
+    **MODES,
+    **AXES,
+    **BY_MODULE,
+    **ELSEWHERE,
+    **ARRAYS,
+    **FIELDS,
+    **BLOCKS,
+    **TIES,
+}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from flax import linen as nn
 
 from bridge.rewrite.observe._records import Instance, Making, Shape
 from bridge.rewrite.syntax._evaluate import is_size
-from bridge.rewrite.syntax._source import names_in
+from bridge.rewrite.syntax._source import bound_in, names_in
 from bridge.rewrite.syntax._taint import Taint
 
 from ._function_plans import FunctionPlan
@@ -139,12 +140,15 @@ class Candidates:
         output = instance.calls[-1].output if instance and instance.calls else None
         shape = output.shape if isinstance(output, Shape) else ()
         last = shape[-1] if shape else None
-        nodes: list[tuple[str | None, ast.expr]] = [(k.arg, k.value) for k in slot.node.keywords]
+        bound = self._partial_behind(slot.node.func, making)
+        keywords = [*slot.node.keywords, *(bound.keywords if bound else ())]
+        given = [*(bound.args[1:] if bound else ()), *slot.node.args]
+        nodes: list[tuple[str | None, ast.expr]] = [(k.arg, k.value) for k in keywords]
         if isinstance(function := self.program.plan_of(making.cls), FunctionPlan):
-            nodes += list(zip(function.arguments, slot.node.args, strict=False))
+            nodes += list(zip(function.arguments, given, strict=False))
         elif making.cls is not None:
             names = [f.name for f in dataclasses.fields(making.cls) if f.init]  # pyright: ignore
-            nodes += list(zip(names, slot.node.args, strict=False))
+            nodes += list(zip(names, given, strict=False))
         for name, node in nodes:
             value: Any = making.made.get(name) if name else None
             if is_size(value) and (
@@ -157,6 +161,29 @@ class Candidates:
                 and (shape[-len(value) :] == tuple(value))
             ):
                 yield node, tuple(value)
+
+    def _partial_behind(self, function: ast.expr, making: Making) -> ast.Call | None:
+        """The expression of the method that made the partial which a name stands for."""
+        value = making.env.get(function.id) if isinstance(function, ast.Name) else None
+        if not isinstance(value, functools.partial):
+            return None
+        stored = [
+            each.id
+            for each in ast.walk(self.method)
+            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+        ]
+        for each in ast.walk(self.method):
+            if isinstance(each, ast.Assign) and bound_in(each) == {function.id}:  # pyright: ignore
+                call = each.value
+                is_one = all(stored.count(n) <= 1 for n in {function.id, *names_in(call)})  # pyright: ignore
+                if (
+                    is_one
+                    and isinstance(call, ast.Call)
+                    and len(call.args) == len(value.args) + 1
+                    and {each.arg for each in call.keywords} == set(value.keywords)
+                ):
+                    return call
+        return None
 
     def output_argument(self, slot: Slot) -> ast.expr | None:
         """The argument of a constructor that is the last dimension of what it computes."""

@@ -1,6 +1,7 @@
 """Finds expressions that need only the dimensions of arguments, as `x.shape[-1] // 4` does.
 
-A constructor that is told these dimensions can compute it as the program does.
+So does `partial(nn.Dense, x.shape[-1])`. A constructor that is told these
+dimensions can compute it as the program does.
 """
 
 from __future__ import annotations
@@ -8,10 +9,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Collection, Iterator
 
+from bridge._train_eval import MODE_FIELDS
+
 from ._evaluate import KNOWN_CALLS
 from ._source import shape_item
 
 _COMPUTING = (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.IfExp, ast.Compare)
+# Calls whose results keep dimensions for what they will make.
+_PARTIALS = ("partial", "functools.partial")
 # The name of an argument, and a dimension of it; counted from its end where it is negative.
 Dimension = tuple[str, int]
 
@@ -59,8 +64,10 @@ class Dimensions:
             touches: whether an expression depends on the call.
         """
         if isinstance(node, ast.Call):
+            is_partial = ast.unparse(node.func) in _PARTIALS
             is_plain = not any(isinstance(each, ast.Starred) for each in node.args)
-            if not is_plain or node.keywords or ast.unparse(node.func) not in KNOWN_CALLS:
+            is_known = ast.unparse(node.func) in KNOWN_CALLS and not node.keywords
+            if not is_plain or not (is_known or is_partial):
                 return False
         elif not isinstance(node, _COMPUTING):
             return False
@@ -107,5 +114,6 @@ def _parts(node: ast.AST) -> Iterator[ast.expr]:
     """The expressions of which one is made."""
     if isinstance(node, ast.Call):
         yield from node.args
+        yield from (each.value for each in node.keywords if each.arg not in MODE_FIELDS)
         return
     yield from (each for each in ast.iter_child_nodes(node) if isinstance(each, ast.expr))
