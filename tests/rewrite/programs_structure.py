@@ -561,6 +561,46 @@ class Model(nn.Module):
         [{"width": 7}, {"classes": 1, "width": 2}],
     ),
 }
+EINOPS = {
+    "axes put together by einops": Program(
+        """
+import einops
+from einops import rearrange
+
+
+class Attention(nn.Module):
+    dim: int
+    inner: int = 5
+
+    @nn.compact
+    def __call__(self, x):
+        x = rearrange(x, "b h w c -> b (h w) c")
+        q = nn.Dense(self.inner)(x)
+        k = nn.Dense(self.inner)(einops.rearrange(x, "b n c -> b n c"))
+        return nn.Dense(self.dim)(q * k)
+
+
+class Model(nn.Module):
+    dim: int = 6
+
+    def setup(self):
+        self.first = nn.Dense(self.dim)
+        self.attention = Attention(self.dim)
+        self.head = nn.Dense(3)
+
+    def __call__(self, x):
+        return self.head(self.attention(self.first(x)))
+""",
+        [{"dim": 4}],
+        inputs=[(2, 3, 2, 6)],
+        files={
+            "einops.py": """
+def rearrange(x, pattern):
+    return x.reshape(x.shape[0], -1, x.shape[-1])
+"""
+        },
+    ),
+}
 BY_MODULE = {
     "functions of a module beside its classes": Program(
         """
@@ -597,6 +637,7 @@ class Block(nn.Module):
     ),
 }
 PROGRAMS = {
+    **EINOPS,
     **PARTIALS,
     **TABS,
     **MODES,

@@ -596,6 +596,8 @@ class Flow:
             return self._of_shape(node.args[1])
         if value in _REDUCING and not _takes_last(node, node.args[1:]):
             return first
+        if str(getattr(value, "__module__", "")).partition(".")[0] == "einops":
+            return first if _keeps_last_axis(node) else None
         if value in (jnp.where, jnp.maximum, jnp.minimum):
             return next((each for each in sizes if each is not None), None)
         if _is_keeping(value) or self._is_activation(function):
@@ -857,6 +859,16 @@ def _takes_last(node: ast.Call, rest: Sequence[ast.expr]) -> bool:
     axes = found if isinstance(found, tuple | list) else (found,)
     # An axis from the front may be the last one of an array of few.
     return not all(isinstance(each, int) and each not in (-1,) and each < 3 for each in axes)
+
+
+def _keeps_last_axis(node: ast.Call) -> bool:
+    """Whether a call of einops, such as `rearrange(x, "b h w c -> b (h w) c")`, keeps it."""
+    pattern = node.args[1] if len(node.args) > 1 else None
+    text = pattern.value if isinstance(pattern, ast.Constant) else None
+    if not isinstance(text, str) or text.count("->") != 1:
+        return False
+    before, after = (side.split()[-1:] for side in text.split("->"))
+    return before == after and before != [] and before[0].isidentifier()
 
 
 def last_of(value: Any) -> int | None:
