@@ -165,7 +165,7 @@ class Rewriter:
                 if made.refusal is not None:
                     reason = made.refusal.reason
                     plan.refuse(refused("function-left", slot.node.lineno, reason=reason))
-                elif made.source is not plan.source and not isinstance(slot.node.func, ast.Name):
+                elif made.source is not plan.source and not _is_read_of_module(slot.node.func):
                     plan.refuse(refused("function-elsewhere", slot.node.lineno))
             for base in plan.bases:
                 if base.refusal is not None:
@@ -280,6 +280,13 @@ class Rewriter:
 
     def _blame(self) -> Blame:
         return Blame(self.program, self.tops[0], self.files, self.texts, self.left)
+
+
+def _is_read_of_module(node: ast.expr) -> bool:
+    """Whether a function is called by its name, or as `module.name`."""
+    return isinstance(node, ast.Name) or (
+        isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    )
 
 
 def _inherit(plan: ClassPlan, base: ClassPlan) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 from flax import linen as nn
 
+import tests.rewrite.models_elsewhere
 from tests.rewrite import models_elsewhere
 
 
@@ -37,7 +38,7 @@ class OfOtherFile(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        return models_elsewhere.head(x, 3)
+        return tests.rewrite.models_elsewhere.head(x, 3)
 
 
 class Borrows(nn.Module):
@@ -45,7 +46,7 @@ class Borrows(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        return models_elsewhere.borrowed(self, x)
+        return tests.rewrite.models_elsewhere.borrowed(self, x)
 
 
 class BorrowsOfClass(nn.Module):

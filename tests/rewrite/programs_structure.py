@@ -636,11 +636,70 @@ class Block(nn.Module):
         },
     ),
 }
+FLOWS = {
+    "arrays that are repeated along the last axis": Program(
+        """
+class Model(nn.Module):
+    width: int = 4
+
+    @nn.compact
+    def __call__(self, x):
+        mask = jnp.mean(x, -1, keepdims=True)
+        x = nn.Dense(self.width)(x)
+        x = x * mask
+        x = nn.Dense(self.width + 1)(x)
+        return nn.Dense(3)(mask * x)
+""",
+        [{"width": 3}],
+    ),
+    "functions of a module that make layers": Program(
+        """
+import functions_that_normalize as ops
+
+
+class Model(nn.Module):
+    width: int = 4
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        x = ops.normalized(nn.Dense(self.width)(x), train=train, momentum=0.8)
+        return ops.normalized(nn.Dense(3)(x), train)
+""",
+        [{"width": 3}],
+        files={
+            "functions_that_normalize.py": """
+class Norm(nn.Module):
+    use_running_average: bool | None = None
+    momentum: float = 0.9
+
+    @nn.compact
+    def __call__(self, x, use_running_average: bool | None = None):
+        use_running_average = nn.merge_param(
+            "use_running_average", self.use_running_average, use_running_average
+        )
+        shape = tuple(size for i, size in enumerate(x.shape) if i == x.ndim - 1)
+        mean = self.variable("batch_stats", "mean", jnp.zeros, shape)
+        if use_running_average:
+            own = mean.value
+        else:
+            own = jnp.mean(x, axis=0)
+            if not self.is_initializing():
+                mean.value = self.momentum * mean.value + (1 - self.momentum) * own
+        return (x - own) * self.param("scale", nn.initializers.ones, shape)
+
+
+def normalized(x, train, momentum=0.99):
+    return Norm(momentum=momentum, use_running_average=not train)(x)
+"""
+        },
+    ),
+}
 PROGRAMS = {
     **EINOPS,
     **PARTIALS,
     **TABS,
     **MODES,
+    **FLOWS,
     **AXES,
     **BY_MODULE,
     **ELSEWHERE,

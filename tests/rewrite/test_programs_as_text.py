@@ -197,6 +197,32 @@ def test_a_class_of_several_entries_is_varied_in_each(rewritten):
     assert any("width=" in note for note in found.notes), str(found)
 
 
+UNCHOSEN = """
+class Model(nn.Module):
+    width: int = 3
+    more: bool = False
+
+    def setup(self):
+        self.first = nn.Dense(self.width)
+        self.adapter = nn.Dense(2) if self.more else None
+
+    def __call__(self, x):
+        x = self.first(x)
+        if self.adapter is not None:
+            x = self.adapter(x, x)
+        return x
+"""
+
+
+def test_a_branch_of_an_expression_in_setup_that_cannot_run_raises(rewritten):
+    found = rewritten(Program(UNCHOSEN))
+    assert found.result.is_proven
+    assert [each.level for each in found.result.classes] == ["needs review"], str(found.result)
+    check_same(found, {"width": 5})
+    with pytest.raises(NotImplementedError, match="when Model was rewritten"):
+        found.new.Model(more=True, in_features=8, rngs=nnx.Rngs(0))
+
+
 STREAMS = """
 class Model(nn.Module):
     codes: int = 5

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 
@@ -51,11 +51,46 @@ def dead_blocks(method: Method) -> list[list[ast.stmt]]:
             outer = next((a for a in method.source.ancestors(node) if a in made), None)
             if outer is not None or isinstance(node.func, ast.Call):
                 continue
+            if _choice_of(method, node) is not None:
+                continue
             raise NotRewritableError("expression-not-run", node)
         block = _block_of(method, statement, lines)
         if block is not None and block not in found:
             found.append(block)
     return found
+
+
+class DeadChoice(NamedTuple):
+    """A conditional expression of `setup`, one of whose branches makes a layer and did not run.
+
+    Attributes:
+        node: the expression.
+        is_body: whether that branch is the first one.
+    """
+
+    node: ast.IfExp
+    is_body: bool
+
+
+def dead_choices(method: Method) -> list[DeadChoice]:
+    """Such expressions, each the whole value of an assignment."""
+    lines = method.program.records.lines.get(method.source.file, set())
+    made = {s.node for s in method.slots}
+    found: list[DeadChoice] = []
+    for node in ast.walk(method.node):
+        if isinstance(node, ast.Call) and node not in made and _makes(method, node):
+            choice = _choice_of(method, node)
+            if choice is not None and choice.node.lineno in lines and choice not in found:
+                found.append(choice)
+    return found
+
+
+def _choice_of(method: Method, node: ast.AST) -> DeadChoice | None:
+    choice = method.source.parents[node]
+    if not method.is_setup or not isinstance(choice, ast.IfExp) or node is choice.test:
+        return None
+    is_value = isinstance(method.source.parents[choice], ast.Assign)
+    return DeadChoice(choice, node is choice.body) if is_value else None
 
 
 def _makes(method: Method, node: ast.Call) -> bool:

@@ -16,12 +16,14 @@ from bridge.rewrite.syntax._source import Edit, bound_in, is_self
 
 from ._calls import Calls
 from ._computed import Properties
-from ._dead import dead_blocks, in_place_of
+from ._dead import dead_blocks, dead_choices, in_place_of
 from ._function_edits import function_edits
 from ._lines import wrapped
 from ._removals import transforms
 from ._slot_calls import item_calls
 from ._tied import Applied
+
+_RAISES = "a branch that did not run raises NotImplementedError"
 
 
 class Setup:
@@ -75,9 +77,10 @@ class Setup:
             edits += self.method.references.edits(statement)
             edits += self._wrapped(statement)
             edits += self._sizes(statement)
-        for whole in self._chained():
+        for whole in (*self._chained(), *self._unchosen()):
             edits = [e for e in edits if e.start < whole.start or e.end > whole.end]
             edits.append(whole)
+        edits += self._guards()
         text = self._between(body[0], body[-1], edits)
         lines = text.split("\n")
         return "\n".join(wrapped(line, len(line) - len(line.lstrip())) for line in lines)
@@ -118,7 +121,9 @@ class Setup:
         """Why a layer stays Linen, above the statement that makes it."""
         if slot.linen is not None:
             statement = self.source.statement_of(slot.node)
-            begin, blank = self.source.start(statement), " " * statement.col_offset
+            # Below the condition of a layer that may be applied to weights of others.
+            deeper = 4 if Applied(self.plan, self.method.lines).test(slot) else 0
+            begin, blank = self.source.start(statement), " " * (statement.col_offset + deeper)
             yield Edit(begin, begin, f"# Stays Linen: {slot.linen.reason}.\n{blank}")
 
     def _where_it_has_weights(self, slot: Slot) -> Iterator[Edit]:
@@ -166,13 +171,31 @@ class Setup:
 
     def _unmade(self) -> Iterator[Edit]:
         for block in dead_blocks(self.method):
-            text = (
-                f'raise NotImplementedError("this did not run when {self.plan.name} was rewritten")'
-            )
-            yield in_place_of(self.source, block, text)
-            self.notes.append(
-                (block[0].lineno, "a branch that did not run raises NotImplementedError")
-            )
+            yield in_place_of(self.source, block, self._raise)
+            self.notes.append((block[0].lineno, _RAISES))
+
+    def _unchosen(self) -> Iterator[Edit]:
+        """Conditional expressions without the branch that did not run."""
+        for choice in dead_choices(self.method):
+            kept = choice.node.orelse if choice.is_body else choice.node.body
+            yield Edit(self.source.start(choice.node), self.source.start(kept), "")
+            if self.source.end(kept) < self.source.end(choice.node):
+                yield Edit(self.source.end(kept), self.source.end(choice.node), "")
+
+    def _guards(self) -> Iterator[Edit]:
+        """What raises where such a branch would run."""
+        for choice in dead_choices(self.method):
+            statement = self.source.statement_of(choice.node)
+            blank = " " * statement.col_offset
+            test = self.source.render(choice.node.test)
+            test = test if choice.is_body else f"not ({test})"
+            begin = self.source.start(statement)
+            yield Edit(begin, begin, f"if {test}:\n{blank}    {self._raise}\n{blank}")
+            self.notes.append((statement.lineno, _RAISES))
+
+    @property
+    def _raise(self) -> str:
+        return f'raise NotImplementedError("this did not run when {self.plan.name} was rewritten")'
 
     def _wrapped(self, statement: ast.stmt) -> Iterator[Edit]:
         containers = held_attributes(self.method.program, self.plan, self.method.node)

@@ -69,13 +69,14 @@ class Watch:
 
     @contextlib.contextmanager
     def running(self, *, keeps: bool = True) -> Iterator[None]:
-        """One run; what it saw but the lines is forgotten if it fails.
+        """One run; what it saw is forgotten if it fails.
 
         Args:
             keeps: whether it is kept otherwise.
         """
         self._run += 1
         before = len(self.records.makings)
+        lines = {file: set(ran) for file, ran in self.records.lines.items()}
         previous = sys.gettrace()
         sys.settrace(self._tracer())
         try:
@@ -89,6 +90,9 @@ class Watch:
         except BaseException:
             sys.settrace(previous)
             self._forget(before)
+            # In place: whoever looks on while a model runs adds to these sets.
+            for file, ran in self.records.lines.items():
+                ran.intersection_update(lines.get(file, ()))
             raise
         finally:
             self._kept.clear()

@@ -35,11 +35,10 @@ def inside_of(root: type | None, files: tuple[str, ...] = ()) -> Callable[[str],
         module = sys.modules.get(root.__module__)
         file = getattr(module, "__file__", None)
         if file is not None:
+            # A package need not have an `__init__.py`.
             top = sys.modules.get(root.__module__.partition(".")[0])
-            top_file = getattr(top, "__file__", None)
-            is_package = top_file is not None and pathlib.Path(top_file).name == "__init__.py"
-            chosen = pathlib.Path(top_file if is_package and top_file else file)
-            places.append(chosen.resolve().parent)
+            folders = list(getattr(top, "__path__", ())) or [pathlib.Path(file).parent]
+            places += [pathlib.Path(folder).resolve() for folder in folders]
 
     def inside(file: str) -> bool:
         if file.startswith("<") or not file.endswith(".py"):

@@ -185,6 +185,8 @@ class Constructor:
         if plan.returns_layers and plan.source is not method.source:
             # As it was imported.
             name = method.source.render(slot.node.func)
+        elif isinstance(slot.node.func, ast.Attribute) and plan.source is not method.source:
+            name = f"{method.source.render(slot.node.func.value)}.{name}"
         text = f"{name}({', '.join([*parts, 'rngs=rngs'])})"
         is_alone = slot.method.name != "setup" and plan.returns_several
         return f"nnx.{plan.returns_several}({text})" if is_alone else text
@@ -292,15 +294,18 @@ class Constructor:
             hint = name
         makings, values = zip(*records, strict=True)
         argument = self._called_with(name, records)
-        if argument is not None and (text := self.method.kept.given_to(self.slot, argument)):
+        if argument is not None and (
+            text := self.method.kept.given_to(self.slot, argument, records)
+        ):
             return text
         return self.method.solve(makings, values, hint, self.slot.loops, self.node)
 
     def _called_with(self, name: str, records: Sequence[tuple[Making, Any]]) -> int | str | None:
         """The argument of the call whose last dimension a size is, None for another size."""
         plans = [self.program.plan_of(cls) for cls in self.classes]
-        call = plans[0].methods.get("__call__") if plans and plans[0] is not None else None
-        names = [each.arg for each in call.args.args[1:]] if call is not None else []
+        call = plans[0].call if plans and plans[0] is not None else None
+        given = call.args.args if call is not None else []
+        names = [each.arg for each in given if each.arg != "self"]
         own = name.removesuffix("_features")
         place = names.index(own) if own in names else 0
         if names and own not in names and name != "in_features":

@@ -152,6 +152,7 @@ class Facts(NamedTuple):
         attributes: the layers that `setup` makes, by attribute.
         lists: the layers that it makes in lists, by attribute.
         is_apart: whether the layers are made elsewhere, where no variable follows a call.
+        is_function: slot -> whether it is the call of a function that makes layers.
     """
 
     arguments: Sequence[str]
@@ -167,6 +168,7 @@ class Facts(NamedTuple):
     attributes: Mapping[str, Slot]
     lists: Mapping[str, Slot]
     is_apart: bool
+    is_function: Callable[[Slot], bool]
 
 
 class Flow:
@@ -178,6 +180,7 @@ class Flow:
 
     Attributes:
         inputs: by slot, the sizes that its first call is given: by position and by name.
+        called: by slot, its first call.
         dimensions: the sizes that expressions such as `x.shape[-1]` are.
         updates: what the constructor does beside the program, in order.
         broken: the lists that are used in a way that is not followed.
@@ -196,6 +199,7 @@ class Flow:
             self.returned: list[Size | None] = []
             self.chains: dict[ast.Call, tuple[Size, Size]] = {}
             self.inputs: dict[ast.Call, dict[int | str, Known]] = {}
+            self.called: dict[ast.Call, ast.Call] = {}
             self.dimensions: dict[ast.expr, Size] = {}
             self.updates: list[Update] = []
             self._names: dict[str, Known] = {each: Given(each) for each in facts.arguments}
@@ -575,6 +579,8 @@ class Flow:
         if slot is not None:
             return self._of_layer(slot, node)
         own = self._facts.slots.get(node)
+        if own is not None and own.kind == "module" and self._facts.is_function(own):
+            return self._of_layer(own, node)
         if own is not None and own.kind == "param":
             self._note_all(node)
             return self._of_shape(node.args[2]) if len(node.args) > 2 else None
@@ -685,7 +691,8 @@ class Flow:
             if keyword.arg is not None:
                 name = keyword.arg
                 given[name] = self._once(self._size(keyword.value), slot, name, node)
-        self.inputs.setdefault(slot.node, given)
+        if slot.node not in self.inputs:
+            self.inputs[slot.node], self.called[slot.node] = given, node
         summary = self._facts.returned(slot)
         if summary is not None:
             return self._of_caller(summary[0], summary[1], slot, given)

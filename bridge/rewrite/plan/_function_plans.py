@@ -43,6 +43,11 @@ class FunctionPlan(ClassPlan):
         return {self.function.name: self.function}
 
     @property
+    def call(self) -> ast.FunctionDef | None:
+        """The function itself, unless it returns its layers."""
+        return None if self.returns_layers else self.function
+
+    @property
     def taken_names(self) -> set[str]:
         """The names that an attribute must not have."""
         return {*self.arguments, *self.sizes}

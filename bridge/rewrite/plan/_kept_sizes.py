@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bridge.rewrite.observe._records import Making
+from bridge.rewrite.syntax._evaluate import UnknownValueError, evaluate
 from bridge.rewrite.syntax._source import Edit, is_self, names_in
 
 from ._containers import attribute_of
@@ -29,6 +30,7 @@ from ._flow import (
     parts_of,
     variables_of,
 )
+from ._function_plans import called_function
 from ._layers import field_order
 from ._plans import Slot
 from ._references import References
@@ -99,6 +101,7 @@ class KeptSizes:
                 attributes,
                 lists,
                 is_apart,
+                self._is_function,
             ),
         )
 
@@ -131,20 +134,61 @@ class KeptSizes:
             found.append(Chain(made, before, (f"{name} = {following}",)))
         return found
 
-    def given_to(self, slot: Slot, argument: int | str) -> str | None:
+    def given_to(
+        self, slot: Slot, argument: int | str, sizes: Sequence[tuple[Making, Any]]
+    ) -> str | None:
         """The last dimension of what a slot is called with, None if it is not followed.
 
         Args:
             slot: the slot.
             argument: of its call, by position or by name.
+            sizes: what it was, each time that the slot ran.
         """
         size = self.flow.inputs.get(slot.node, {}).get(argument)
+        if any(self._value(size, making) not in (None, value) for making, value in sizes):
+            # One of two arrays that are combined was repeated, for instance.
+            return None
         line = self._source.statement_of(slot.node).lineno
+        if not self._method.is_setup and self._changes(variables_of(size), slot.node):
+            return None
         others = [e for e in parts_of(size) if isinstance(e, Chained) and e.made is not slot.node]
         if any(self._source.statement_of(each.made).lineno >= line for each in others):
             # A list that is made further down has no size yet.
             return None
         return self._text_of(size)
+
+    def _value(self, size: Any, making: Making) -> Any:
+        """What a size was at one time; None where more than the time has to be known."""
+        match size:
+            case Given(argument=name):
+                shape = self._of_call.given_shapes(making).get(name)
+                return shape[-1] if shape else None
+            case Written(node=node):
+                return self._evaluated(node, making)
+            case Sum(parts=parts):
+                values = [self._value(each, making) for each in parts]
+                return None if None in values else sum(values)
+            case Choice(test=test, then=then, otherwise=otherwise):
+                chosen = self._evaluated(test, making)
+                if isinstance(chosen, bool):
+                    return self._value(then if chosen else otherwise, making)
+        return None
+
+    def _evaluated(self, node: ast.expr, making: Making) -> Any:
+        try:
+            return evaluate(node, {**self._method.namespace, **making.env}, making.fields)
+        except UnknownValueError:
+            return None
+
+    def _changes(self, variables: set[str], made: ast.Call) -> bool:
+        """Whether sizes change between where a layer is made and where it is called first."""
+        first = self._source.statement_of(made).lineno
+        call = self.flow.called.get(made)
+        last = call.lineno if call is not None else first
+        return any(
+            each.variable in variables and first < each.statement.lineno < last
+            for each in self.flow.updates
+        )
 
     def number(self, node: ast.expr) -> str | None:
         """What `x.shape[-1]`, or a number that is computed from it, is."""
@@ -276,7 +320,7 @@ class KeptSizes:
         method = self._method
         classes = {method.program.records.base_of(making.cls) for making in slot.makings}
         plan = method.program.plan_of(next(iter(classes))) if len(classes) == 1 else None
-        call = plan.methods.get("__call__") if plan is not None else None
+        call = plan.call if plan is not None else None
         if plan is None or call is None or plan is self._plan or plan.layer is not None:
             return None
         if plan.returns is None:
@@ -288,8 +332,12 @@ class KeptSizes:
             plan.returns = tuple(other.kept.flow.returned)
         found = plan.returns
         is_one = bool(found) and all(is_same(each, found[0]) for each in found)
-        names = [each.arg for each in call.args.args[1:]]
+        names = [each.arg for each in call.args.args if each.arg != "self"]
         return (found[0], names) if is_one and isinstance(found[0], Size) else None
+
+    def _is_function(self, slot: Slot) -> bool:
+        plan = called_function(self._method.program, slot)
+        return plan is not None and plan.call is not None
 
     def _argument(self, slot: Slot, field: str) -> ast.expr | None:
         """What the constructor in a slot is given for a field; a constant that is its default."""

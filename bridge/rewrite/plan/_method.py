@@ -247,10 +247,11 @@ class Method:
                 value = evaluate(node, {**self.namespace, **making.env}, making.fields)
             except UnknownValueError:
                 return None
-            if not is_size(value):
+            # A shape may be of no dimensions where a field says so.
+            if not is_size(value) and value != ():
                 return None
             values.append(tuple(value) if isinstance(value, list) else value)
-        if not values:
+        if not any(map(is_size, values)):
             return None
         hint = node.id if isinstance(node, ast.Name) else "size"
         if isinstance(values[0], tuple) and makings[0].is_cache:

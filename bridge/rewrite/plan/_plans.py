@@ -169,6 +169,11 @@ class ClassPlan:
         """The functions of the class's body."""
         return {each.name: each for each in self.node.body if isinstance(each, ast.FunctionDef)}
 
+    @property
+    def call(self) -> ast.FunctionDef | None:
+        """The function that calls of it run."""
+        return self.methods.get("__call__")
+
     def refuse(self, refusal: Refusal) -> None:
         """Keeps the class Linen; the first refusal stays."""
         if self.refusal is None:

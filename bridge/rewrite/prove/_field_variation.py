@@ -187,7 +187,7 @@ class FieldVariation:
             is_model = not instance.path and instance.run < self.program.entries
             calls = () if is_model else first_calls(instance)
             own = [self.entries[instance.run]] if is_model else []
-            for entry in [*own, *(entry_of(instance, called) for called in calls)]:
+            for entry in [*own, *(entry_of(self.program, instance, called) for called in calls)]:
                 if entry is not None:
                     maker = _OwnMaker(self.program, modules, instance)
                     if self._limits(entry, maker, {}) == []:

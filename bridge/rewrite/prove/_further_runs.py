@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bridge.rewrite.emit._dead import dead_blocks
+from bridge.rewrite.emit._dead import dead_blocks, dead_choices
 from bridge.rewrite.observe._entries import Entry, shaped
 from bridge.rewrite.observe._runs import run
 from bridge.rewrite.observe._trace import Watch
@@ -67,10 +67,10 @@ def _has_unmade(program: Program, plan: ClassPlan) -> bool:
         return True
     references = References(program, plan.source, vars(sys.modules[plan.cls.__module__]))
     try:
-        return any(
-            dead_blocks(Method(program, plan, node, references, made_text))
-            for node in plan.methods.values()
-        )
+        methods = [
+            Method(program, plan, node, references, made_text) for node in plan.methods.values()
+        ]
+        return any(dead_blocks(each) or dead_choices(each) for each in methods)
     except NotRewritableError:
         return True
 
@@ -82,7 +82,7 @@ def _entries(program: Program, plan: ClassPlan, entries: Sequence[Entry]) -> Ite
             if not instance.path:
                 yield shaped(entries[instance.run])
             else:
-                made = (entry_of(instance, called) for called in first_calls(instance))
+                made = (entry_of(program, instance, called) for called in first_calls(instance))
                 yield from (each for each in made if each is not None)
 
 

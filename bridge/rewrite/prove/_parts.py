@@ -73,7 +73,7 @@ def _outermost(
             continue
         if any(path[:n] in inside for n in range(len(path))):
             continue
-        made = [entry_of(instance, called) for called in first_calls(instance)]
+        made = [entry_of(program, instance, called) for called in first_calls(instance)]
         parts = [each for each in made if each is not None]
         if parts:
             inside.add(path)
@@ -94,8 +94,11 @@ def first_calls(instance: Instance) -> list[Called]:
     return list(found.values())
 
 
-def entry_of(instance: Instance, called: Called) -> Entry | None:
-    """An instance and a call of it, None if it cannot be made or called again."""
+def entry_of(program: Program, instance: Instance, called: Called) -> Entry | None:
+    """An instance and a call of it, None if it cannot be made or called again.
+
+    A mode that is a field or an argument of the call is told in the call, as both models take it.
+    """
     names = [field.name for field in dataclasses.fields(instance.cls) if field.init]  # pyright: ignore
     fields = {name: instance.fields[name] for name in names if name in instance.fields}
     try:
@@ -119,6 +122,10 @@ def entry_of(instance: Instance, called: Called) -> Entry | None:
         is_rest = method.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
         named |= value if is_rest else {name: value}
     kwargs = {name: _given(value) for name, value in named.items()}
+    plan = program.plan_of(instance.cls)
+    for mode in method.parameters.keys() & (plan.mode_fields if plan is not None else ()):
+        if fields.get(mode) is not None:
+            kwargs[mode], fields[mode] = fields[mode], None
     name = None if called.method == "__call__" else called.method
     return Entry(functools.partial(instance.cls, **fields), tuple(inputs), kwargs, name)
 
