@@ -197,6 +197,33 @@ def test_a_class_of_several_entries_is_varied_in_each(rewritten):
     assert any("width=" in note for note in found.notes), str(found)
 
 
+IN_BRANCHES = """
+class Model(nn.Module):
+    wide: bool = False
+    depth: int = 2
+
+    def setup(self):
+        if self.wide:
+            self.layers = [nn.Dense(8 + i) for i in range(self.depth)]
+        else:
+            self.layers = [nn.Dense(4) for _ in range(self.depth)]
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+"""
+
+
+@pytest.mark.parametrize("also", [(), ({"wide": True},)])
+def test_lists_of_layers_in_branches_of_setup_take_their_sizes(rewritten, also):
+    """Regression: an argument with their sizes was no iterator below a branch."""
+    found = rewritten(Program(IN_BRANCHES, also=also))
+    assert found.result.is_proven, str(found.result)
+    assert [each.level for each in found.result.classes] == ["proven for this configuration"]
+    check_same(found, {})
+
+
 UNCHOSEN = """
 class Model(nn.Module):
     width: int = 3

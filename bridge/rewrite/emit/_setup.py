@@ -262,9 +262,16 @@ class Setup:
         begin = self.source.start(statement)
         blank = " " * statement.col_offset
         sizes = self.method.sizes
-        for name, loop in sizes.iterators.items():
-            if self.source.statement_of(loop) is statement:
-                yield Edit(begin, begin, f"{name} = iter({name})\n{blank}")
+        inside = set(ast.walk(statement))
+        for name, own in (
+            (name, self.source.statement_of(loop))
+            for name, loops in sizes.iterators.items()
+            for loop in loops
+        ):
+            # In the branch of the loop: elsewhere there may be no sizes.
+            if own in inside:
+                place = self.source.start(own)
+                yield Edit(place, place, f"{name} = iter({name})\n{' ' * own.col_offset}")
         for running in sizes.running:
             if self.source.statement_of(running.outermost) is statement:
                 yield Edit(begin, begin, f"{running.name} = {running.first}\n{blank}")

@@ -80,8 +80,8 @@ class Slice:
             ):
                 seen.add(slot.attribute)
                 found.append((depth, f"self.{slot.attribute} = nnx.List()"))
-        for name, loop in self.method.sizes.iterators.items():
-            if self.source.statement_of(loop) is statement:
+        for name, loops in self.method.sizes.iterators.items():
+            if any(self.source.statement_of(loop) is statement for loop in loops):
                 found.append((depth, f"{name} = iter({name})"))
         for running in self.method.sizes.running:
             if self.source.statement_of(running.outermost) is statement:

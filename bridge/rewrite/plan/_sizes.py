@@ -54,7 +54,8 @@ class Sizes:
     def __init__(self, candidates: Candidates, plan: ClassPlan) -> None:
         self.candidates, self.plan = candidates, plan
         self.running: list[Running] = []
-        self.iterators: dict[str, ast.AST] = {}
+        # The loops that take the sizes of an argument, one in each branch.
+        self.iterators: dict[str, list[ast.AST]] = {}
         self._known: dict[Any, str] = {}
 
     def solve(
@@ -229,7 +230,8 @@ class Sizes:
         if all(len({repr(v) for v in each}) == 1 for each in grouped.values()):
             return self._add(hint, makings, values)
         name = self._add(hint, list(firsts.values()), [tuple(each) for each in grouped.values()])
-        self.iterators[name] = loops[0]
+        known = self.iterators.setdefault(name, [])
+        known += () if loops[0] in known else (loops[0],)
         return f"next({name})"
 
     def _combined(self, makings: Any, values: Any, names: set[str]) -> str | None:
