@@ -636,6 +636,34 @@ class Block(nn.Module):
         },
     ),
 }
+UNCALLED = {
+    "a layer of setup that a field turns off": Program(
+        """
+class Pool(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.tanh(nn.Dense(x.shape[-1])(x[:, 0]))
+
+
+class Model(nn.Module):
+    width: int = 4
+    add_pooling: bool = False
+
+    def setup(self):
+        self.body = nn.Dense(self.width)
+        self.pooler = Pool()
+
+    def __call__(self, x):
+        x = self.body(x)
+        pooled = self.pooler(x) if self.add_pooling else None
+        if not self.add_pooling:
+            return x
+        return x, pooled
+""",
+        [{"width": 3}, {"add_pooling": True}],
+        inputs=[(2, 3, 8)],
+    ),
+}
 FLOWS = {
     "arrays that are repeated along the last axis": Program(
         """
@@ -700,6 +728,7 @@ PROGRAMS = {
     **TABS,
     **MODES,
     **FLOWS,
+    **UNCALLED,
     **AXES,
     **BY_MODULE,
     **ELSEWHERE,

@@ -77,7 +77,7 @@ class Calls:
         found += states.edits()
         self.notes += states.notes
         found += variable_edits(self.method)
-        found += Applied(self.plan, self.method.lines).edits(self.method)
+        found += Applied(self.method).edits(self.method)
         read = [*self._items.values()]
         found += Removals(self.method, self.kept, self.dead, self._insertions, read).edits()
         return found

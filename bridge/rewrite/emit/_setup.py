@@ -122,14 +122,14 @@ class Setup:
         if slot.linen is not None:
             statement = self.source.statement_of(slot.node)
             # Below the condition of a layer that may be applied to weights of others.
-            deeper = 4 if Applied(self.plan, self.method.lines).test(slot) else 0
+            deeper = 4 if Applied(self.method).test(slot) else 0
             begin, blank = self.source.start(statement), " " * (statement.col_offset + deeper)
             yield Edit(begin, begin, f"# Stays Linen: {slot.linen.reason}.\n{blank}")
 
     def _where_it_has_weights(self, slot: Slot) -> Iterator[Edit]:
         """The condition around a layer that may be applied to weights of others."""
         test, statement = (
-            Applied(self.plan, self.method.lines).test(slot),
+            Applied(self.method).test(slot),
             self.source.statement_of(slot.node),
         )
         if test == "":

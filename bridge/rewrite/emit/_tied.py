@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from bridge.rewrite.observe._records import Making, Path
 from bridge.rewrite.plan._containers import attribute_of
 from bridge.rewrite.plan._method import Method
-from bridge.rewrite.plan._plans import ClassPlan, Slot
+from bridge.rewrite.plan._plans import Slot
 from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._source import Edit, is_self, names_in
 
@@ -90,16 +90,16 @@ def _is_it(making: Making, run: int, path: Path, name: str) -> bool:
 class Applied:
     """The layers of a `setup` that are applied to weights of others: `self.head.apply(...)`.
 
-    They have weights of their own only where they are called as well.
+    They have weights of their own only where they are called as well, as any layer of Linen's.
 
     Args:
-        plan: the class.
-        lines: the lines of its file that ran.
+        method: a method of the class.
     """
 
-    def __init__(self, plan: ClassPlan, lines: Collection[int]) -> None:
-        self.plan, self.source, self._lines = plan, plan.source, lines
-        self._nodes = [node for each in plan.methods.values() for node in ast.walk(each)]
+    def __init__(self, method: Method) -> None:
+        self.plan, self.source, self._lines = method.plan, method.source, method.lines
+        self._records = method.program.records
+        self._nodes = [node for each in self.plan.methods.values() for node in ast.walk(each)]
 
     def calls(self, slot: Slot) -> list[ast.Call]:
         """The calls of `apply`."""
@@ -139,20 +139,36 @@ class Applied:
                 )
 
     def test(self, slot: Slot) -> str | None:
-        """When such a layer has weights of its own, `""` for never; None for any other layer.
+        """When a layer has weights of its own, `""` for never; None for always.
 
         Raises:
             NotRewritableError: a constructor cannot know it.
         """
         applied = self.calls(slot)
-        if not applied:
+        if not applied and not self._is_uncalled(slot):
             return None
         name = attribute_of(self.plan, slot)
         called = [n for n in self._nodes if isinstance(n, ast.Call) and is_self(n.func, name)]
         tests = [" and ".join(self._tests(call, applied)) for call in called]
+        if "" in tests and not applied:
+            # It is called behind a `return`, for instance.
+            return None
         if "" in tests:
             raise NotRewritableError("applied-and-called", applied[0])
         return " or ".join(f"({test})" if len(tests) > 1 else test for test in tests)
+
+    def _is_uncalled(self, slot: Slot) -> bool:
+        """Whether a model that makes a layer in `setup` may do without calling it."""
+        name = attribute_of(self.plan, slot) if slot.kind == "module" else None
+        if name is None or slot.method.name != "setup":
+            return False
+        uses = [n for n in self._nodes if is_self(n, name) and isinstance(n.ctx, ast.Load)]  # pyright: ignore
+        parents = [self.source.parents[each] for each in uses]
+        called = [self._records.instances.get((m.run, m.path or ())) for m in slot.makings]
+        return all(
+            isinstance(parent, ast.Call) and parent.func is use
+            for use, parent in zip(uses, parents, strict=True)
+        ) and any(each is None or not each.calls for each in called)
 
     def _tests(self, call: ast.AST, applied: Sequence[ast.Call]) -> Iterator[str]:
         """The conditions under which a call runs."""
