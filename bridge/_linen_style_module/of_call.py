@@ -27,7 +27,7 @@ from .containers import items_within
 
 
 def is_of_call(value: object) -> bool:
-    """Whether a value that `setup` has made belongs to the call, as what one uses up does too."""
+    """Whether a value that `setup` has made belongs to the call; a call uses up an iterator."""
     found = Look(value).objects
     return bool(nodes_among(found)) or any(isinstance(x, jax.Array | Iterator) for x in found)
 

@@ -165,7 +165,7 @@ class Rewriter:
                 if made.refusal is not None:
                     reason = made.refusal.reason
                     plan.refuse(refused("function-left", slot.node.lineno, reason=reason))
-                elif made.source is not plan.source and not _is_read_of_module(slot.node.func):
+                elif made.source is not plan.source and not _is_plain_name(slot.node.func):
                     plan.refuse(refused("function-elsewhere", slot.node.lineno))
             for base in plan.bases:
                 if base.refusal is not None:
@@ -282,8 +282,8 @@ class Rewriter:
         return Blame(self.program, self.tops[0], self.files, self.texts, self.left)
 
 
-def _is_read_of_module(node: ast.expr) -> bool:
-    """Whether a function is called by its name, or as `module.name`."""
+def _is_plain_name(node: ast.expr) -> bool:
+    """Whether a function is called as `name` or as `module.name`."""
     return isinstance(node, ast.Name) or (
         isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
     )

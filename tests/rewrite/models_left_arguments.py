@@ -8,6 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.linen import partitioning
 
 import tests.rewrite.models_elsewhere
 from tests.rewrite import models_elsewhere
@@ -67,6 +68,15 @@ class HandsOn(nn.Module):
     @nn.compact
     def __call__(self, x):
         return x * scaled_by(self.param, x.shape[-1])
+
+
+class OfModule(nn.Module):
+    """a parameter of a module that is given as an argument"""
+
+    @nn.compact
+    def __call__(self, x):
+        init = nn.initializers.ones
+        return x * partitioning.param_with_axes("scale", init, (3,), axes=("a",), module=self)
 
 
 # A function of another package, which declares a parameter of the module that it is given.

@@ -197,6 +197,35 @@ def test_a_class_of_several_entries_is_varied_in_each(rewritten):
     assert any("width=" in note for note in found.notes), str(found)
 
 
+GIVEN_ON = """
+def scaled(x, size, act):
+    return act(nn.Dense(size)(x))
+
+
+class Model(nn.Module):
+    width: int = 4
+
+    @nn.compact
+    def __call__(self, x):
+        act = nn.tanh
+        width = self.width
+        shape = (width,)
+        x = act(nn.Dense(width)(x)) * self.param("scale", nn.initializers.ones, shape)
+        return scaled(x, width, act)
+"""
+
+
+def test_a_call_keeps_no_line_that_only_constructors_need(rewritten):
+    found = rewritten(Program(GIVEN_ON))
+    assert {each.level for each in found.result.classes} == {"proven"}, str(found.result)
+    (text,) = found.result.sources.values()
+    call = text[text.rindex("def __call__") :]
+    assert "act = nnx.tanh" in call
+    assert "width" not in call
+    assert "shape" not in call
+    check_same(found, {"width": 3})
+
+
 IN_BRANCHES = """
 class Model(nn.Module):
     wide: bool = False

@@ -18,7 +18,7 @@ from bridge.rewrite.plan._plans import Slot
 from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._source import COMPREHENSIONS, Edit, bound_in, is_self
 
-from ._dead import dead_blocks, in_place_of
+from ._dead import RAISES, dead_blocks, in_place_of
 from ._function_edits import function_edits
 from ._lifted_calls import LiftedCalls
 from ._removals import Removals, inlined
@@ -63,9 +63,7 @@ class Calls:
         for block in self.dead:
             text = _RAISE.format(self.plan.name)
             found.append(in_place_of(self.source, block, text))
-            self.notes.append(
-                (block[0].lineno, "a branch that did not run raises NotImplementedError")
-            )
+            self.notes.append((block[0].lineno, RAISES))
         for slot in self.method.slots:
             if slot.outer is None:
                 found += self._slot(slot)

@@ -21,6 +21,9 @@ from bridge.rewrite.syntax._source import (
     is_self,
 )
 
+RAISES = "a branch that did not run raises NotImplementedError"
+"""The note about such a block."""
+
 
 def dead_blocks(method: Method) -> list[list[ast.stmt]]:
     """The blocks of a method that make layers and did not run.

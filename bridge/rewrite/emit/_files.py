@@ -197,10 +197,9 @@ class NewFile:
 
     def _new_module(self, alias: ast.alias) -> str:
         """An imported module, the new one if there is one, by the name that it has here."""
-        name = alias.asname or alias.name
-        if alias.name in self.program.new_modules and "." not in name:
-            return f"{alias.name}{SUFFIX} as {name}"
-        return alias_text(alias)
+        name, new = alias.asname or alias.name, self.program.new_modules.get(alias.name)
+        # A dotted name binds that of its package.
+        return alias_text(alias) if new is None or "." in name else f"{new} as {name}"
 
     def _import_from(self, statement: ast.ImportFrom, names: list[ast.alias]) -> list[str]:
         dots = "." * statement.level

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
-from bridge.rewrite.plan._function_plans import called_function, functions_in
+from bridge.rewrite.plan._function_plans import bound, called_function, functions_in
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._plans import Slot
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import Edit, bound_in, is_self, is_shadowed, names_in
+from bridge.rewrite.syntax._source import Edit, bound_in, is_shadowed, names_in
 
 from ._dead import blocks_of
 
@@ -37,6 +37,9 @@ class Removals:
         self.method, self.source = method, method.source
         self.kept, self.dead, self.insertions, self.items = kept, dead, insertions, items
         self.removed: set[ast.stmt] = set()
+        plans = [(slot.node, called_function(method.program, slot)) for slot in method.slots]
+        # Functions that call the layers that they make: some of their arguments stay in the call.
+        self._functions = {node: p for node, p in plans if p is not None and p.call is not None}
 
     def edits(self) -> Iterator[Edit]:
         """The edits."""
@@ -78,31 +81,32 @@ class Removals:
 
     def _of_constructors(self) -> set[ast.stmt]:
         """The assignments of names that constructors were given, and which change nothing else."""
-        program = self.method.program
-        slots = [s for s in self.method.slots if called_function(program, s) is None]
         own = {each.arg for each in ast.walk(self.method.node.args) if isinstance(each, ast.arg)}
-        names = set().union(set(), *(names_in(slot.node) for slot in slots)) - own
-        before = -1
-        found: set[ast.stmt] = set()
-        while len(found) != before:
-            before = len(found)
-            for node in ast.walk(self.method.node):
-                if isinstance(node, ast.Assign) and bound_in(node) <= names and _is_plain(node):
-                    found.add(node)
-                    names |= names_in(node.value) - own
-        return found
+        made = [slot.node for slot in self.method.slots if slot.node not in self._functions]
+        given = [*made, *self._arguments(are_known=True)]
+        names = set().union(set(), *map(names_in, given)) - own
+        return _assignments(
+            self.method,
+            names,
+            lambda node: names_in(node.value) - own,
+            lambda node, names: bound_in(node) <= names and _is_plain(node),
+        )
+
+    def _arguments(self, *, are_known: bool) -> Iterator[ast.expr]:
+        """The arguments of such functions that their constructors take, or those that stay."""
+        for node, plan in self._functions.items():
+            yield from (v for n, v in bound(plan, node) if (n in plan.known) is are_known)
 
     def _loads(self) -> set[str]:
         """The names that what is left of the body reads."""
         slots = {s.node for s in self.method.slots}
         skipped = self.removed | {s for block in self.dead for s in block}
         found: set[str] = set()
-        # A function that makes layers is replaced where it is called.
-        called = set().union(set(), *(names_in(slot.node.func) for slot in self.method.slots))
+        for each in self._arguments(are_known=False):
+            found |= names_in(each)
+        # Their layers take their place, also where one is an argument of another.
+        found -= set().union(set(), *(names_in(node.func) for node in self._functions))
         for slot in self.method.slots:
-            if called_function(self.method.program, slot) is not None:
-                given = [*slot.node.args, *(k.value for k in slot.node.keywords)]
-                found |= set().union(set(), *map(names_in, given)) - called
             for text in slot.modes.values():
                 found |= names_in(ast.parse(text, mode="eval"))
             if slot.lift is not None:
@@ -163,7 +167,7 @@ def _is_plain(node: ast.Assign) -> bool:
     if any(isinstance(each, ast.Attribute | ast.Subscript) for each in targets):
         return False
     calls = [each.func for each in ast.walk(node.value) if isinstance(each, ast.Call)]
-    return not any(is_self(func) or "self" in names_in(func) for func in calls)
+    return not any("self" in names_in(func) for func in calls)
 
 
 def inlined(method: Method) -> dict[str, Slot]:
@@ -189,12 +193,34 @@ def transforms(method: Method) -> set[ast.stmt]:
     for slot in method.slots:
         if slot.lift is not None:
             names |= names_in(slot.node.func) & method.taint.pure
+    return _assignments(
+        method,
+        names,
+        lambda node: names_in(node.value) & method.taint.pure,
+        lambda node, names: bool(bound_in(node) & names),
+    )
+
+
+def _assignments(
+    method: Method,
+    names: set[str],
+    read: Callable[[ast.Assign], set[str]],
+    is_wanted: Callable[[ast.Assign, set[str]], bool],
+) -> set[ast.stmt]:
+    """The assignments that give names their values, directly or through other names.
+
+    Args:
+        method: the method.
+        names: the names; what the assignments read is added.
+        read: what counts of the names that an assignment reads.
+        is_wanted: whether an assignment counts, given the names that are known by then.
+    """
     found: set[ast.stmt] = set()
     before = -1
     while len(found) != before:
         before = len(found)
         for node in ast.walk(method.node):
-            if isinstance(node, ast.Assign) and bound_in(node) & names:
+            if isinstance(node, ast.Assign) and is_wanted(node, names):
                 found.add(node)
-                names |= names_in(node.value) & method.taint.pure
+                names |= read(node)
     return found

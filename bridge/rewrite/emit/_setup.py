@@ -16,14 +16,12 @@ from bridge.rewrite.syntax._source import Edit, bound_in, is_self
 
 from ._calls import Calls
 from ._computed import Properties
-from ._dead import dead_blocks, dead_choices, in_place_of
+from ._dead import RAISES, dead_blocks, dead_choices, in_place_of
 from ._function_edits import function_edits
 from ._lines import wrapped
 from ._removals import transforms
 from ._slot_calls import item_calls
 from ._tied import Applied
-
-_RAISES = "a branch that did not run raises NotImplementedError"
 
 
 class Setup:
@@ -43,6 +41,8 @@ class Setup:
         self.computed, self.chains = given.computed, given.chains
         self.properties = Properties(self.computed, method.references)
         self.notes: list[tuple[int, str]] = []
+        self._applied = Applied(method)
+        self._choices = dead_choices(method)
 
     def text(self) -> str:
         """The statements.
@@ -122,16 +122,13 @@ class Setup:
         if slot.linen is not None:
             statement = self.source.statement_of(slot.node)
             # Below the condition of a layer that may be applied to weights of others.
-            deeper = 4 if Applied(self.method).test(slot) else 0
+            deeper = 4 if self._applied.test(slot) else 0
             begin, blank = self.source.start(statement), " " * (statement.col_offset + deeper)
             yield Edit(begin, begin, f"# Stays Linen: {slot.linen.reason}.\n{blank}")
 
     def _where_it_has_weights(self, slot: Slot) -> Iterator[Edit]:
         """The condition around a layer that may be applied to weights of others."""
-        test, statement = (
-            Applied(self.method).test(slot),
-            self.source.statement_of(slot.node),
-        )
+        test, statement = self._applied.test(slot), self.source.statement_of(slot.node)
         if test == "":
             yield self.source.lines_of(statement)
         elif test is not None:
@@ -172,11 +169,11 @@ class Setup:
     def _unmade(self) -> Iterator[Edit]:
         for block in dead_blocks(self.method):
             yield in_place_of(self.source, block, self._raise)
-            self.notes.append((block[0].lineno, _RAISES))
+            self.notes.append((block[0].lineno, RAISES))
 
     def _unchosen(self) -> Iterator[Edit]:
         """Conditional expressions without the branch that did not run."""
-        for choice in dead_choices(self.method):
+        for choice in self._choices:
             kept = choice.node.orelse if choice.is_body else choice.node.body
             yield Edit(self.source.start(choice.node), self.source.start(kept), "")
             if self.source.end(kept) < self.source.end(choice.node):
@@ -184,14 +181,15 @@ class Setup:
 
     def _guards(self) -> Iterator[Edit]:
         """What raises where such a branch would run."""
-        for choice in dead_choices(self.method):
+        for choice in self._choices:
             statement = self.source.statement_of(choice.node)
             blank = " " * statement.col_offset
-            test = self.source.render(choice.node.test)
+            test = choice.node.test
+            test = self.source.render(test, list(self.method.references.edits(test)))
             test = test if choice.is_body else f"not ({test})"
             begin = self.source.start(statement)
             yield Edit(begin, begin, f"if {test}:\n{blank}    {self._raise}\n{blank}")
-            self.notes.append((statement.lineno, _RAISES))
+            self.notes.append((statement.lineno, RAISES))
 
     @property
     def _raise(self) -> str:

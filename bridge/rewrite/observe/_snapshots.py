@@ -104,7 +104,7 @@ def _kept_value(value: Any) -> Any:
         return type(value)(map(_kept_value, value))
     if isinstance(value, nn.Module):
         return None
-    # What `np.prod` makes of sizes is one.
+    # A size, if `np.prod` made it.
     return int(value) if isinstance(value, np.integer) else value
 
 

@@ -13,7 +13,7 @@ from flax import linen as nn
 
 from bridge.rewrite.observe._records import Instance, Making, Shape
 from bridge.rewrite.syntax._evaluate import is_size
-from bridge.rewrite.syntax._source import bound_in, names_in
+from bridge.rewrite.syntax._source import binding, names_in
 from bridge.rewrite.syntax._taint import Taint
 
 from ._function_plans import FunctionPlan
@@ -164,25 +164,18 @@ class Candidates:
 
     def _partial_behind(self, function: ast.expr, making: Making) -> ast.Call | None:
         """The expression of the method that made the partial which a name stands for."""
-        value = making.env.get(function.id) if isinstance(function, ast.Name) else None
-        if not isinstance(value, functools.partial):
+        if not isinstance(function, ast.Name):
             return None
-        stored = [
-            each.id
-            for each in ast.walk(self.method)
-            if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
-        ]
-        for each in ast.walk(self.method):
-            if isinstance(each, ast.Assign) and bound_in(each) == {function.id}:  # pyright: ignore
-                call = each.value
-                is_one = all(stored.count(n) <= 1 for n in {function.id, *names_in(call)})  # pyright: ignore
-                if (
-                    is_one
-                    and isinstance(call, ast.Call)
-                    and len(call.args) == len(value.args) + 1
-                    and {each.arg for each in call.keywords} == set(value.keywords)
-                ):
-                    return call
+        value, bound = making.env.get(function.id), binding(self.method, function.id)
+        if not isinstance(value, functools.partial) or len(bound) != 1:
+            return None
+        call = bound[0].value if isinstance(bound[0], ast.Assign) else None
+        if isinstance(call, ast.Call) and all(
+            len(binding(self.method, name)) <= 1 for name in names_in(call)
+        ):
+            names = {each.arg for each in call.keywords}
+            is_whole = len(call.args) == len(value.args) + 1 and names == set(value.keywords)
+            return call if is_whole else None
         return None
 
     def output_argument(self, slot: Slot) -> ast.expr | None:

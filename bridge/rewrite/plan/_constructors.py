@@ -303,9 +303,7 @@ class Constructor:
     def _called_with(self, name: str, records: Sequence[tuple[Making, Any]]) -> int | str | None:
         """The argument of the call whose last dimension a size is, None for another size."""
         plans = [self.program.plan_of(cls) for cls in self.classes]
-        call = plans[0].call if plans and plans[0] is not None else None
-        given = call.args.args if call is not None else []
-        names = [each.arg for each in given if each.arg != "self"]
+        names = plans[0].call_arguments if plans and plans[0] is not None else []
         own = name.removesuffix("_features")
         place = names.index(own) if own in names else 0
         if names and own not in names and name != "in_features":

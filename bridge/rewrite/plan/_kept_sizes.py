@@ -332,8 +332,7 @@ class KeptSizes:
             plan.returns = tuple(other.kept.flow.returned)
         found = plan.returns
         is_one = bool(found) and all(is_same(each, found[0]) for each in found)
-        names = [each.arg for each in call.args.args if each.arg != "self"]
-        return (found[0], names) if is_one and isinstance(found[0], Size) else None
+        return (found[0], plan.call_arguments) if is_one and isinstance(found[0], Size) else None
 
     def _is_function(self, slot: Slot) -> bool:
         plan = called_function(self._method.program, slot)

@@ -174,6 +174,12 @@ class ClassPlan:
         """The function that calls of it run."""
         return self.methods.get("__call__")
 
+    @property
+    def call_arguments(self) -> list[str]:
+        """The names of its arguments that may be given by position, without `self`."""
+        given = self.call.args.args if self.call is not None else []
+        return [each.arg for each in given if each.arg != "self"]
+
     def refuse(self, refusal: Refusal) -> None:
         """Keeps the class Linen; the first refusal stays."""
         if self.refusal is None:

@@ -465,6 +465,10 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "a variable that is not unboxed",
         "Leave `unbox` out.",
     ),
+    "variable-of-module": (
+        "a parameter of a module that is given as an argument",
+        "Declare the parameter in a method of that module, without `module`.",
+    ),
     "perturb-collection": (
         "perturb in another collection",
         "Leave the collection out.",

@@ -58,9 +58,11 @@ def _texts(method: Method, slot: Slot, skipped: int, *named: str) -> list[str]:
     for keyword in slot.node.keywords:
         if keyword.arg in ("name", "col"):
             continue
-        if keyword.arg in ("unbox", "module"):
+        if keyword.arg == "unbox":
             raise NotRewritableError("variable-boxed", slot.node)
-        if keyword.arg == "axes" and is_with_axes(method, slot.node):
+        if keyword.arg == "module":
+            raise NotRewritableError("variable-of-module", slot.node)
+        if keyword.arg == "axes" and _is_with_axes(method, slot.node):
             continue
         text = method.init_text(keyword.value, slot.makings)
         texts.append(text if keyword.arg in named else f"{keyword.arg}={text}")
@@ -74,14 +76,14 @@ def _param(method: Method, slot: Slot) -> str:
     )
     made = f"{called}({', '.join(['rngs.params()', *rest])})"
     axes = [k.value for k in slot.node.keywords if k.arg == "axes"]
-    if axes and is_with_axes(method, slot.node):
+    if axes and _is_with_axes(method, slot.node):
         # These are logical names, and Linen asks for no mesh.
         named = method.init_text(axes[0], slot.makings)
         return f"nnx.Param({made}, out_sharding={named}, eager_sharding=False)"
     return f"nnx.Param({made})"
 
 
-def is_with_axes(method: Method, node: ast.Call) -> bool:
+def _is_with_axes(method: Method, node: ast.Call) -> bool:
     """Whether a call is that of Flax's `param_with_axes`."""
     return method.references.value_of(node.func) is partitioning.param_with_axes
 

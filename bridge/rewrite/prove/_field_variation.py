@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from bridge._train_eval import MODE_FIELDS, MODE_NAMES
+from bridge._train_eval import MODE_NAMES
 from bridge.rewrite.emit._files import NewFile
 from bridge.rewrite.observe._entries import Entry, Varied, difference, shaped
 from bridge.rewrite.observe._records import Instance, below
@@ -241,18 +241,14 @@ class _OwnMaker(Maker):
 
     def make(self, root: Instance, rngs: nnx.Rngs) -> Any:
         made = super().make(root, rngs)
-        plan = self.program.plans[root.cls]
+        carried = self.program.plans[root.cls].carried
         # The model's call would tell the modes that the fields bring along.
         modes = {
             mode: root.fields[name].keywords[mode]
-            for name, own in plan.carried.items()
+            for name, own in carried.items()
             if isinstance(root.fields.get(name), functools.partial)
             for mode in own & root.fields[name].keywords.keys()
         }
-        for name in plan.mode_fields & {*MODE_NAMES}:
-            value = root.fields.get(name)
-            if isinstance(value, bool):
-                modes |= dict.fromkeys(MODE_FIELDS, value is (name in MODE_FIELDS))
         if modes:
             made.set_attributes(**modes, raise_if_not_found=False)
         return made

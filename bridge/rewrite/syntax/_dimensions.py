@@ -1,7 +1,7 @@
-"""Finds expressions that need only the dimensions of arguments, as `x.shape[-1] // 4` does.
+"""Finds expressions that need only the dimensions of arguments.
 
-So does `partial(nn.Dense, x.shape[-1])`. A constructor that is told these
-dimensions can compute it as the program does.
+Examples are `x.shape[-1] // 4` and `partial(nn.Dense, x.shape[-1])`. A constructor that is told
+these dimensions can compute them as the program does.
 """
 
 from __future__ import annotations
