@@ -44,8 +44,8 @@ class ShardingError(BridgeError, ValueError):
         *,
         is_own: bool = False,
     ):
-        self.problems = tuple(problems)
-        self.mesh = dict(mesh)
+        self.problems: tuple[tuple[str, str, str], ...] = tuple(problems)
+        self.mesh: dict[str, int] = dict(mesh)
         self.is_own = is_own
         whose = " that these Variables bring as their own, by mesh=" if is_own else ""
         remedy = (

@@ -36,13 +36,13 @@ class CheckpointError(BridgeError, ValueError):
         unreadable: Iterable[tuple[str, str]] = (),
         unsupported: Iterable[tuple[str, str]] = (),
     ):
-        self.path = str(path)
-        self.missing = tuple(missing)
-        self.mis_shaped = tuple(mis_shaped)
-        self.mis_typed = tuple(mis_typed)
-        self.unexpected = tuple(unexpected)
-        self.unreadable = tuple(unreadable)
-        self.unsupported = tuple(unsupported)
+        self.path: str = str(path)
+        self.missing: tuple[tuple[str, str], ...] = tuple(missing)
+        self.mis_shaped: tuple[tuple[str, str, str], ...] = tuple(mis_shaped)
+        self.mis_typed: tuple[tuple[str, str, str], ...] = tuple(mis_typed)
+        self.unexpected: tuple[str, ...] = tuple(unexpected)
+        self.unreadable: tuple[tuple[str, str], ...] = tuple(unreadable)
+        self.unsupported: tuple[tuple[str, str], ...] = tuple(unsupported)
         lines = misfits(self.missing, self.mis_shaped + self.mis_typed)
         lines += [f"{name}: not in the target" for name in self.unexpected]
         lines += [f"{name}: {reason}" for name, reason in by_reason(self.unreadable)]
@@ -68,7 +68,9 @@ class LayerRegistrationError(BridgeError, ValueError, TypeError):
     def __init__(
         self, linen_class: object, nnx_class: object, found: object, problem: str, remedy: str = ""
     ):
-        self.linen_class, self.nnx_class, self.found = linen_class, nnx_class, found
+        self.linen_class: object = linen_class
+        self.nnx_class: object = nnx_class
+        self.found: object = found
         pair = " and ".join(
             f"{cls.__module__}.{cls.__qualname__}" if isinstance(cls, type) else shown(cls)
             for cls in (linen_class, nnx_class)
@@ -97,7 +99,7 @@ class InvalidOptionsError(BridgeError, ValueError):
     """
 
     def __init__(self, problems: Iterable[str]):
-        self.problems = tuple(problems)
+        self.problems: tuple[str, ...] = tuple(problems)
         super().__init__(f"parity.check cannot follow its options:{bullets(self.problems)}")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -114,7 +116,7 @@ class PortError(BridgeError, ValueError):
 
     def __init__(self, where: str, problems: Iterable[str], remedy: str = ""):
         self.where = where
-        self.problems = tuple(problems)
+        self.problems: tuple[str, ...] = tuple(problems)
         self.remedy = remedy
         super().__init__(with_remedy(where, self.problems, remedy))
 

@@ -78,7 +78,7 @@ class MissingRngError(BridgeError, flax_errors.InvalidRngError):
     """
 
     def __init__(self, where: str, streams: Iterable[str], available: Iterable[str], remedy: str):
-        self.streams = tuple(streams)
+        self.streams: tuple[str, ...] = tuple(streams)
         super().__init__(
             f"{where} draws from the RNG streams {listed(self.streams)}, the streams that exist are"
             f" {listed(sorted(available))}; {remedy}",
@@ -116,7 +116,7 @@ class MissingInputsError(BridgeError, TypeError):
     """
 
     def __init__(self, where: str, modules: Iterable[tuple[str, str]]):
-        self.modules = tuple(modules)
+        self.modules: tuple[tuple[str, str], ...] = tuple(modules)
         lines = [f"{path or 'the module itself'}: ToNNX({name})" for path, name in self.modules]
         super().__init__(
             f"init of {where} was given no inputs, so only its constructor ran; these wrapped Linen"
@@ -134,7 +134,7 @@ class AbstractInputError(BridgeError, flax_errors.LazyInitError):
     """
 
     def __init__(self, paths: Iterable[str]):
-        self.paths = tuple(paths)
+        self.paths: tuple[str, ...] = tuple(paths)
         super().__init__(
             "these variables depend on the values of an input, of which only the shape was given:"
             f"{bullets(self.paths)}\nPass an array for that input",
@@ -167,9 +167,9 @@ class MismatchError(
         unknown: Iterable[str] = (),
         remedy: str = REMEDY,
     ):
-        self.missing = tuple(missing)
-        self.mis_shaped = tuple(mis_shaped)
-        self.unknown = tuple(unknown)
+        self.missing: tuple[tuple[str, str], ...] = tuple(missing)
+        self.mis_shaped: tuple[tuple[str, str, str], ...] = tuple(mis_shaped)
+        self.unknown: tuple[str, ...] = tuple(unknown)
         lines = misfits(self.missing, self.mis_shaped)
         lines += [f"{path}: not in the module" for path in self.unknown]
         if {path for path, _ in self.missing} & {f"params/{path}" for path in self.unknown}:

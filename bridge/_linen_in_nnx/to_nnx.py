@@ -86,13 +86,13 @@ class ToNNX(LinenHolder):
         where = name_of(self)
         streams, plain = owned(rngs, where)
         if streams is not None:
-            self.to_nnx__rngs = streams
+            self.to_nnx__rngs: nnx.Rngs | None = streams
         if plain:
             self.to_nnx__plain_keys = plain
         if (mutable := filters.checked(mutable, where)) is not False:
             self.to_nnx__mutable = mutable
         if eager_sharding is not None:
-            self.to_nnx__eager_sharding = eager_sharding
+            self.to_nnx__eager_sharding: bool | None = eager_sharding
         if variables:
             self._take_in(variables)
 
@@ -296,7 +296,7 @@ class ToNNX(LinenHolder):
             return
         if is_linen and name in field_names(self.to_nnx__module) and not nnx.has_data(value):
             updates: dict[str, Any] = {name: value}
-            self.to_nnx__module = self.to_nnx__module.clone(**updates)
+            self.to_nnx__module: nn.Module = self.to_nnx__module.clone(**updates)
             return
         if not is_marked and not nnx.is_data(value) and nnx.has_data(value):
             value = nnx.data(value)

@@ -53,6 +53,8 @@ def with_fields(cls: Any, *, kw_only: bool) -> None:
             # Else a method of Linen or NNX, such as `train`, would be the default of the field.
             setattr(cls, name, dataclasses.field())
     dataclasses.dataclass(repr=False, kw_only=kw_only)(cls)
+    # A dataclass that compares by value is not hashable, and NNX needs its nodes to be.
+    cls.__hash__ = object.__hash__
 
 
 def placed(module: LinenStyle, name: str | None, parent: object) -> Any:

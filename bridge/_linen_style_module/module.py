@@ -107,7 +107,6 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
             cls.bridge__has_own_init = True
         with_entries(cls)
         with_fields(cls, kw_only=kw_only)
-        cls.__hash__ = object.__hash__  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
         """Does nothing; a class that has its own may call it, as in Linen."""

@@ -32,7 +32,7 @@ class Scope(nnx.Pytree):
         self, rngs: nnx.Rngs, mutable: CollectionFilter | None, path: tuple[str, ...] = ()
     ):
         self.rngs = rngs
-        self.mutable = hashable_filter(mutable)
+        self.mutable: CollectionFilter | None = hashable_filter(mutable)
         self.path = path
 
     @property

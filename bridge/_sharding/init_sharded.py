@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar, overload
 
 import jax
 from flax import linen as nn
@@ -14,7 +14,29 @@ from bridge._errors import InvalidMeshError
 from .sharded_program import ShardedProgram
 from .specs import AxisRules, Mesh
 
+M = TypeVar("M", bound=nnx.Module)
 
+
+@overload
+def init_sharded(
+    build: nn.Module,
+    mesh: jax.sharding.Mesh,
+    *inputs: object,
+    rules: AxisRules | Mapping[str, Any] = None,
+    rngs: object = None,
+    method: object = None,
+    **kwargs: object,
+) -> Mapping[str, Any]: ...
+@overload
+def init_sharded(
+    build: M | Callable[..., M],
+    mesh: jax.sharding.Mesh,
+    *inputs: object,
+    rules: AxisRules | Mapping[str, Any] = None,
+    rngs: object = None,
+    method: object = None,
+    **kwargs: object,
+) -> M: ...
 def init_sharded(
     build: nn.Module | nnx.Module | Callable[..., nnx.Module],
     mesh: jax.sharding.Mesh,
@@ -74,6 +96,26 @@ def init_sharded(
     return ShardedProgram(build, mesh, inputs, kwargs, rules, rngs, method).run()
 
 
+@overload
+def abstract(
+    build: nn.Module,
+    mesh: Mesh,
+    *inputs: object,
+    rules: AxisRules | Mapping[str, Any] = None,
+    rngs: object = None,
+    method: object = None,
+    **kwargs: object,
+) -> Mapping[str, Any]: ...
+@overload
+def abstract(
+    build: M | Callable[..., M],
+    mesh: Mesh,
+    *inputs: object,
+    rules: AxisRules | Mapping[str, Any] = None,
+    rngs: object = None,
+    method: object = None,
+    **kwargs: object,
+) -> M: ...
 def abstract(
     build: nn.Module | nnx.Module | Callable[..., nnx.Module],
     mesh: Mesh,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import jax
 
@@ -24,11 +24,13 @@ from ._targets import Assignment, TargetTree, empty_wrappers, tree_of
 from ._training import with_optimizer
 from ._verify import Digests, check_has_digests, compare, own_digests
 
+T = TypeVar("T")
+
 
 @overload
 def restore(
     path: str | os.PathLike[str],
-    target: Any = None,
+    target: None = None,
     *,
     rngs: bool | None = None,
     allow_missing: bool = False,
@@ -37,11 +39,11 @@ def restore(
     layout: str | None = None,
     verify: bool = False,
     rules: Mapping[str, str] | None = None,
-) -> Any: ...
+) -> dict[str, Any]: ...
 @overload
 def restore(
     path: str | os.PathLike[str],
-    target: Any = None,
+    target: None = None,
     *,
     rngs: bool | None = None,
     extra: Mapping[str, Any],
@@ -51,7 +53,34 @@ def restore(
     layout: str | None = None,
     verify: bool = False,
     rules: Mapping[str, str] | None = None,
-) -> tuple[Any, dict[str, Any]]: ...
+) -> tuple[dict[str, Any], dict[str, Any]]: ...
+@overload
+def restore(
+    path: str | os.PathLike[str],
+    target: T,
+    *,
+    rngs: bool | None = None,
+    allow_missing: bool = False,
+    allow_unexpected: bool = False,
+    within: Key | Sequence[Key] = (),
+    layout: str | None = None,
+    verify: bool = False,
+    rules: Mapping[str, str] | None = None,
+) -> T: ...
+@overload
+def restore(
+    path: str | os.PathLike[str],
+    target: T,
+    *,
+    rngs: bool | None = None,
+    extra: Mapping[str, Any],
+    allow_missing: bool = False,
+    allow_unexpected: bool = False,
+    within: Key | Sequence[Key] = (),
+    layout: str | None = None,
+    verify: bool = False,
+    rules: Mapping[str, str] | None = None,
+) -> tuple[T, dict[str, Any]]: ...
 def restore(
     path: str | os.PathLike[str],
     target: Any = None,

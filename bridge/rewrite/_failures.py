@@ -17,7 +17,7 @@ class RewriteError(BridgeError, ValueError):
 
     def __init__(self, what: str, problems: Iterable[str], remedy: str) -> None:
         self.what = what
-        self.problems = tuple(problems)
+        self.problems: tuple[str, ...] = tuple(problems)
         self.remedy = remedy
         lines = "".join(f"\n  - {problem}" for problem in self.problems)
         super().__init__(f"{what}:{lines}\n{remedy}")
