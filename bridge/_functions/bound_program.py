@@ -69,14 +69,15 @@ class BoundProgram:
         Raises:
           TraceContextError: a Variable belongs to another trace.
         """
-        before = self.values()
+        before: dict[int, Any] = {}
         try:
             for index, value in changed.items():
+                before[index] = self._variables[index].get_raw_value()
                 self._variables[index].set_raw_value(value)
         except BaseException:
-            for index in changed:
-                if self._variables[index].get_raw_value() is not before[index]:
-                    self._variables[index].set_raw_value(before[index])
+            for index, value in before.items():
+                if self._variables[index].get_raw_value() is not value:
+                    self._variables[index].set_raw_value(value)
             raise
 
 
