@@ -64,16 +64,6 @@ class ComputedCollection(nn.Module):
         return x + self.variable(self.collection, "mean", jnp.zeros, (3,)).value
 
 
-class ComputedStream(nn.Module):
-    """a stream whose name is not written out"""
-
-    stream: str = "dropout"
-
-    @nn.compact
-    def __call__(self, x):
-        return x + jax.random.normal(self.make_rng(self.stream), x.shape)
-
-
 class ReadsVariable(nn.Module):
     """self.get_variable has no counterpart here"""
 

@@ -384,6 +384,41 @@ class Model(nn.Module):
 """,
         [{"width": 3}],
     ),
+    "a rate that a call decides": Program(
+        """
+class Drop(nn.Module):
+    rate: float | None = None
+    deterministic: bool | None = None
+
+    @nn.compact
+    def __call__(self, x, deterministic: bool | None = None, rate: float | None = None):
+        deterministic = nn.merge_param("deterministic", self.deterministic, deterministic)
+        if rate is None:
+            rate = self.rate
+        if deterministic:
+            return x * (1 - rate)
+        return x * rate
+
+
+class Block(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x, train: bool, rate: float = 0.1):
+        x = Drop(rate, deterministic=not train)(nn.Dense(self.width)(x))
+        return Drop(rate, deterministic=not train)(x, rate=2 * rate)
+
+
+class Model(nn.Module):
+    width: int = 4
+
+    @nn.compact
+    def __call__(self, x, train: bool = False, rate: float = 0.25):
+        x = Block(self.width)(x, train, rate)
+        return Drop(0.5, deterministic=not train)(nn.Dense(3)(x))
+""",
+        [{"width": 3}],
+    ),
     "a mode that setup gives on": Program(
         """
 class Child(nn.Module):

@@ -282,12 +282,14 @@ def test_a_branch_of_an_expression_in_setup_that_cannot_run_raises(rewritten):
 STREAMS = """
 class Model(nn.Module):
     codes: int = 5
+    stream: str = "noise"
 
     @nn.compact
     def __call__(self, x):
         x = nn.Dense(self.codes)(x)
         x = x + jax.random.gumbel(self.make_rng("gumbel"), x.shape)
-        return x + jax.random.normal(self.make_rng("noise"), x.shape)
+        x = x + jax.random.normal(self.make_rng("noise"), x.shape)
+        return x + jax.random.normal(self.make_rng(self.stream), x.shape)
 """
 
 
@@ -302,6 +304,9 @@ def test_a_stream_may_have_the_name_of_a_distribution(rewritten):
     (text,) = found.result.sources.values()
     assert 'self.rngs["gumbel"]()' in text
     assert "self.rngs.noise()" in text
+    new = found.new.Model(stream="other", in_features=8, rngs=nnx.Rngs(0, noise=1, other=2))
+    new(jnp.ones((2, 8)))
+    assert [int(stream.count[...]) for stream in (new.rngs.noise, new.rngs.other)] == [1, 1]
 
 
 REGISTERED = """

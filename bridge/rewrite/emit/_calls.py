@@ -23,7 +23,7 @@ from ._function_edits import function_edits
 from ._lifted_calls import LiftedCalls
 from ._removals import Removals, inlined
 from ._slot_calls import call_edits, calls_of
-from ._states import States
+from ._states import States, merged_field
 from ._tied import Applied, variable_edits
 
 _RAISE = 'raise NotImplementedError("this branch did not run when {} was rewritten")'
@@ -286,7 +286,7 @@ class Calls:
                 merges = isinstance(call, ast.Call) and (
                     method.references.value_of(call.func) is nn.merge_param
                 )
-                if not merges:
+                if not merges and merged_field(self.source.parents[call]) != name:
                     raise NotRewritableError("mode-twice", each, name=name)
         return True
 

@@ -236,7 +236,7 @@ class ClassText:
         text = "\n".join(" " * (2 * indent) + line for line in lines)
         made = as_text(body, 2 * indent, indent)
         parts = [part for part in (text, setup, made) if part]
-        if not parts and not plan.fields:
+        if not parts:
             parts = [" " * (2 * indent) + "pass"]
         return "\n".join([self.signature.text(self._indent), *parts])
 

@@ -85,6 +85,9 @@ class States:
         for node in self._nodes():
             if isinstance(node, ast.Attribute) and is_self(node):
                 yield from self._handed_on(node)
+            if isinstance(node, ast.If) and merged_field(node) in self.plan.mode_fields:
+                # The field has become this argument of the call.
+                yield self.source.lines_of(node)
             if not isinstance(node, ast.Call):
                 continue
             if self.method.references.value_of(node.func) is nn.merge_param:
@@ -119,11 +122,8 @@ class States:
             elif name == "perturb":
                 self._perturb(node)
             elif name == "make_rng":
-                stream = node.args[0] if node.args else None
-                if not (isinstance(stream, ast.Constant) and isinstance(stream.value, str)):
-                    raise NotRewritableError("stream-name", node)
                 self.notes.append((node.lineno, "keys are drawn from an NNX stream"))
-                yield self.source.edit(node, f"self.rngs{_stream(stream.value)}()")
+                yield self.source.edit(node, f"self.rngs{self._stream(node)}()")
             elif name in (
                 "param",
                 "variable",
@@ -140,6 +140,15 @@ class States:
                 "variables",
             ):
                 raise NotRewritableError("no-method", node, name=name)
+
+    def _stream(self, node: ast.Call) -> str:
+        """How a stream is read: `Rngs` has methods named as distributions, as `gumbel`."""
+        given = [*node.args, *(keyword.value for keyword in node.keywords)]
+        if not given:
+            return ".params"
+        name = given[0].value if isinstance(given[0], ast.Constant) else None
+        is_plain = isinstance(name, str) and name.isidentifier() and not hasattr(nnx.Rngs, name)
+        return f".{name}" if is_plain else f"[{self.method.call_text(given[0])}]"
 
     def _carry(self, node: ast.Call) -> Iterator[Edit]:
         """NNX's cells take the shape first, and streams in the place of the key."""
@@ -230,9 +239,18 @@ class States:
         yield self.source.edit(first, "nnx.Intermediate")
 
 
-def _stream(name: str) -> str:
-    """How a stream is read: `Rngs` has methods named as distributions, as `gumbel`."""
-    return f'["{name}"]' if hasattr(nnx.Rngs, name) or not name.isidentifier() else f".{name}"
+def merged_field(node: ast.AST) -> str | None:
+    """The field that a statement takes where the call gives nothing: `if a is None: a = self.a`."""
+    match node:
+        case ast.If(
+            test=ast.Compare(
+                left=ast.Name(id=name), ops=[ast.Is()], comparators=[ast.Constant(value=None)]
+            ),
+            body=[ast.Assign(targets=[ast.Name(id=target)], value=value)],
+            orelse=[],
+        ) if target == name and is_self(value, name):
+            return name
+    return None
 
 
 def _collection(node: ast.Call) -> Any:

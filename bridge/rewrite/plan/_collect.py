@@ -209,7 +209,7 @@ def _in_base(making: Any, plan: ClassPlan) -> bool:
 
 
 def _modes(program: Program) -> None:
-    """Which fields bring a mode: a bool that a call decides, or a partial with one."""
+    """Which fields bring a mode: a bool or a rate that a call decides, or a partial with one."""
     for plan in program.plans.values():
         own = [i for i in program.records.instances.values() if i.cls is plan.cls]
         for field in plan.fields:
@@ -233,7 +233,7 @@ def _modes(program: Program) -> None:
                     given = list(zip(order, slot.node.args, strict=False))
                     given += [(k.arg, k.value) for k in slot.node.keywords if k.arg in order]
                     for name, node in given:
-                        if not isinstance(making.made.get(name), bool):
+                        if not isinstance(making.made.get(name), bool | float):
                             continue
                         if taint.touches(node) and name not in child.mode_fields:
                             child.mode_fields.add(name)

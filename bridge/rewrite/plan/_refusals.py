@@ -477,10 +477,6 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "sow into another collection, or with its own reduction",
         "Sow into `intermediates`, without a reduction.",
     ),
-    "stream-name": (
-        "a stream whose name is not written out",
-        "Write the stream's name as a text.",
-    ),
     "computed-for-layer": (
         "a layer is given what setup computes",
         "Give the layer a field, or compute the value where the layer is called.",
