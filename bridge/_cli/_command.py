@@ -5,21 +5,20 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import functools
 import math
 import os
 import pathlib
 import re
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any, TextIO, TypeVar
 
 from bridge._errors import BridgeError, CheckpointError, PortError
 
-from ._input_errors import InputError, ProgramError, SeveralInputsError
-from ._options import error_in_options
 from ._places import user_place
-from ._stdout import for_document
+from ._result import Result as Result
 
 OK = 0
 FAILED = 1
@@ -28,9 +27,6 @@ UNUSABLE = 2
 """Wrong usage, or input that cannot be read."""
 MISSING_EXTRA = 3
 """An optional dependency is missing."""
-Idle = tuple[str, Sequence[str]]
-"""Why options have no effect, as in `("without --model", ["--input"])`."""
-_EXTRA_LIBRARIES = ("safetensors",)
 _Number = TypeVar("_Number", int, float)
 
 
@@ -40,8 +36,7 @@ def new_parser(
     summary: str,
     description: str,
     epilog: str,
-    run: Callable[[argparse.Namespace], int],
-    idle: Callable[[argparse.Namespace], Iterable[Idle]] = lambda arguments: (),
+    run: Callable[[argparse.Namespace], Result],
 ) -> argparse.ArgumentParser:
     """Adds a command to the subparsers of `python -m bridge`.
 
@@ -54,8 +49,7 @@ def new_parser(
         summary: its line in the list of commands.
         description: what it does, above its options.
         epilog: exit codes and examples, below them.
-        run: from the parsed arguments to the exit code.
-        idle: the options that these arguments leave without an effect.
+        run: from the parsed arguments to the result. `arguments.tell` shows what it is doing.
 
     Returns:
         The command's parser, which has the options that all commands have.
@@ -69,48 +63,48 @@ def new_parser(
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.add_argument("--traceback", action="store_true", help="show where an error was raised")
-
-    def guarded(arguments: argparse.Namespace) -> int:
-        problems = []
-        for why, options in idle(arguments):
-            given = [option for option in options if _is_given(parser, arguments, option)]
-            if given:
-                verb = "has" if len(given) == 1 else "have"
-                problems.append(f"{', '.join(given)} {verb} no effect {why}")
-        if problems:
-            complain(f"{parser.prog}: {'; '.join(problems)}")
-            return UNUSABLE
-        # Messages name those that there are.
-        arguments.options = options_of(parser)
-        try:
-            with for_document() if arguments.json else contextlib.nullcontext():
-                code = run(arguments)
-        except BrokenPipeError:
-            raise
-        except (BridgeError, OSError) as error:
-            if arguments.traceback:
-                traceback.print_exception(error)
-            else:
-                complain(f"{parser.prog}: {_text(error, options_of(parser))}")
-            if _lacks_rules(error):
-                return FAILED
-            return MISSING_EXTRA if _lacks_extra(error) else UNUSABLE
-        except SystemExit as error:
-            # A program that a command runs may call `sys.exit`; its code is not one of ours.
-            if arguments.traceback:
-                traceback.print_exception(error)
-            where = user_place(error) or "the program"
-            complain(f"{parser.prog}: {where} called sys.exit({error.code!r})")
-            return UNUSABLE
-        except Exception as error:
-            # Python would exit with 1, which says that a check failed.
-            traceback.print_exception(error)
-            complain(f"{parser.prog}: this error is not one that the command expects")
-            return UNUSABLE
-        return code
-
-    parser.set_defaults(run=guarded)
+    parser.set_defaults(run=functools.partial(_run, parser.prog, run))
     return parser
+
+
+def _run(
+    prog: str, command: Callable[[argparse.Namespace], Result], arguments: argparse.Namespace
+) -> int:
+    from . import _output
+
+    try:
+        with _output.working(prog, is_json=arguments.json) as arguments.tell:
+            result = command(arguments)
+    except (Exception, SystemExit) as error:
+        if arguments.traceback:
+            traceback.print_exception(error)
+        complain(f"{prog}: {_text(error)}")
+        return _code(error)
+    _output.write(result, as_json=arguments.json)
+    return OK if result.ok else FAILED
+
+
+def _text(error: BaseException) -> str:
+    """What was wrong, in a few lines."""
+    if isinstance(error, BridgeError):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        return f"{where}{error.strerror}"
+    place = user_place(error)
+    if isinstance(error, SystemExit):
+        # A program that a command runs may call `sys.exit`; its code is not one of ours.
+        return f"{place or 'the program'} called sys.exit({error.code!r})"
+    first, *_ = str(error).strip().splitlines() or ["no message"]
+    where = "" if place is None else f"{place}; "
+    return f"{type(error).__name__}: {first}\n({where}--traceback shows all of it)"
+
+
+def _code(error: BaseException) -> int:
+    if isinstance(error, PortError):
+        return FAILED
+    is_extra = isinstance(error, CheckpointError) and isinstance(error.__cause__, ImportError)
+    return MISSING_EXTRA if is_extra else UNUSABLE
 
 
 def complain(message: str) -> None:
@@ -129,15 +123,27 @@ def give_up(stream: TextIO) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def _is_given(parser: argparse.ArgumentParser, arguments: argparse.Namespace, option: str) -> bool:
-    """Whether an option has another value than by default."""
-    action = options_of(parser)[option]
-    return getattr(arguments, action.dest) != action.default
+def path(text: str) -> pathlib.Path:
+    """The path that an option is given, for a `type` of argparse; `~` is the home directory.
+
+    Raises:
+        ArgumentTypeError: it is empty, or leads to an object store.
+    """
+    if not text.strip() or "://" in text:
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a path of this machine")
+    return pathlib.Path(text).expanduser()
 
 
-def options_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.Action]:
-    """The options of a parser by name."""
-    return parser._option_string_actions  # noqa: SLF001 (argparse has no other way)
+def page(text: str) -> pathlib.Path:
+    """The path of a page that is written at the end of a command's work.
+
+    Raises:
+        ArgumentTypeError: as `path`, or there is no directory to write to.
+    """
+    found = path(text)
+    if not found.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no directory {found.parent}")
+    return found
 
 
 def add_within(parser: argparse.ArgumentParser, option: str = "--within", of: str = "") -> None:
@@ -151,20 +157,6 @@ def add_within(parser: argparse.ArgumentParser, option: str = "--within", of: st
     )
 
 
-def path(text: str) -> pathlib.Path:
-    """The path that an option is given, for a `type` of argparse; `~` is the home directory.
-
-    Raises:
-        ArgumentTypeError: it is empty, or leads to an object store.
-    """
-    if not text.strip() or "://" in text:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a path of this machine")
-    try:
-        return pathlib.Path(text).expanduser()
-    except RuntimeError as error:
-        raise argparse.ArgumentTypeError(f"{text}: {error}") from None
-
-
 def add_layout(parser: argparse.ArgumentParser, *options: str) -> None:
     """Adds the option that says whose paths a checkpoint has; its default name is `--layout`."""
     for option in options or ("--layout",):
@@ -176,30 +168,32 @@ def add_layout(parser: argparse.ArgumentParser, *options: str) -> None:
         )
 
 
-def add_input(parser: argparse.ArgumentParser) -> None:
-    """Adds the option for sample inputs of a model."""
+def add_call(parser: argparse.ArgumentParser) -> None:
+    """Adds the options for the inputs of a model's call."""
     parser.add_argument(
         "--input",
         action="append",
         dest="inputs",
+        type=_shape,
         metavar="SHAPE[:DTYPE]",
         help="a sample input of the model, such as 8,28,28,1 or 8,16:int32, float32 by default;"
         " once for each input, instead of those that TARGET gives",
     )
-
-
-def add_kwarg(parser: argparse.ArgumentParser) -> None:
-    """Adds the option for keyword arguments of a model's call."""
     parser.add_argument(
         "--kwarg",
         action="append",
         dest="kwargs",
-        type=kwarg,
+        type=named("NAME=VALUE, such as train=False", _literal),
         default=[],
         metavar="NAME=VALUE",
         help="a keyword argument of the model's call, such as train=False; a Python literal, or"
         " text; once for each",
     )
+
+
+def add_rules(parser: argparse.ArgumentParser, of: str) -> None:
+    """Adds the option for a file of rules; `of` says for which paths."""
+    parser.add_argument("--rules", metavar="FILE", type=path, help=f"a table of paths{of}")
 
 
 def add_filter(parser: argparse.ArgumentParser) -> None:
@@ -212,35 +206,6 @@ def add_filter(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _text(error: BridgeError | OSError, options: Collection[str]) -> str:
-    """An error's message with the options of the command line in the place of arguments."""
-    if isinstance(error, SeveralInputsError):
-        return "\n".join(_text(each, options) for each in error.errors)
-    if isinstance(error, PortError) and _lacks_rules(error):
-        remedy = (
-            "Name the places in a table for --rules; --suggest of convert and parity proposes one."
-        )
-        return str(PortError(error.where, error.problems, remedy))
-    # These two speak of the command line, or quote somebody's program.
-    if isinstance(error, BridgeError) and not isinstance(error, InputError | ProgramError):
-        return error_in_options(error, options)
-    if isinstance(error, OSError) and not isinstance(error, BridgeError) and error.strerror:
-        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-        return f"{where}{error.strerror}"
-    return str(error)
-
-
-def _lacks_rules(error: BaseException) -> bool:
-    """Whether values do not fit a model under the rules that there are."""
-    return isinstance(error, PortError) and "rules=" in error.remedy
-
-
-def _lacks_extra(error: BaseException) -> bool:
-    cause = error.__cause__
-    is_import = isinstance(error, CheckpointError) and isinstance(cause, ImportError)
-    return is_import and getattr(cause, "name", None) in _EXTRA_LIBRARIES
-
-
 def _expression(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
@@ -248,19 +213,43 @@ def _expression(text: str) -> re.Pattern[str]:
         raise argparse.ArgumentTypeError(f"{text} is not a regular expression: {error}") from None
 
 
-def kwarg(text: str) -> tuple[str, Any]:
-    """A keyword argument that an option is given, for a `type` of argparse.
+def _shape(text: str) -> Any:
+    """A sample input written as `8,28,28,1` or `8,16:int32`; `:float32` is a scalar."""
+    import jax
 
-    Raises:
-        ArgumentTypeError: not `NAME=VALUE`.
-    """
-    name, equals, value = text.partition("=")
-    if not equals or not name.isidentifier():
-        raise argparse.ArgumentTypeError(f"{text} is not NAME=VALUE, such as train=False")
+    shape, _, dtype = text.partition(":")
     try:
-        return name, ast.literal_eval(value)
+        sizes = [int(part) for part in shape.split(",") if part.strip()]
+        return jax.ShapeDtypeStruct(sizes, jax.numpy.dtype(dtype or "float32"))
+    except (TypeError, ValueError) as error:
+        raise argparse.ArgumentTypeError(
+            f"{text} is not a shape such as 8,28,28,1 or 8,16:int32: {error}"
+        ) from None
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
     except (ValueError, SyntaxError):
-        return name, value
+        return text
+
+
+def named(expected: str, read: Callable[[str], Any]) -> Callable[[str], tuple[str, Any]]:
+    """A `type` of argparse for NAME=VALUE.
+
+    Args:
+        expected: the form and an example, for the error.
+        read: a `type` for the value.
+    """
+
+    def read_named(text: str) -> tuple[str, Any]:
+        name, equals, value = text.partition("=")
+        with contextlib.suppress(argparse.ArgumentTypeError):
+            if equals and name.isidentifier():
+                return name, read(value)
+        raise argparse.ArgumentTypeError(f"{text} is not {expected}")
+
+    return read_named
 
 
 def number(
@@ -281,24 +270,6 @@ def number(
         raise argparse.ArgumentTypeError(f"{text} is not {expected}")
 
     return read
-
-
-def named(expected: str, read: Callable[[str], _Number]) -> Callable[[str], tuple[str, _Number]]:
-    """A `type` of argparse for NAME=NUMBER.
-
-    Args:
-        expected: the form and an example, for the error.
-        read: a `type` for the number.
-    """
-
-    def read_named(text: str) -> tuple[str, _Number]:
-        name, _, value = text.partition("=")
-        with contextlib.suppress(argparse.ArgumentTypeError):
-            if name:
-                return name, read(value)
-        raise argparse.ArgumentTypeError(f"{text} is not {expected}")
-
-    return read_named
 
 
 FROM_ZERO = number("a number from 0 on", lambda x: 0 <= x < math.inf)

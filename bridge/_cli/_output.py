@@ -1,110 +1,84 @@
-"""Writes results: in colour to a terminal, plain and never wrapped to a pipe."""
+"""Writes results: as wide as a terminal, in whole lines to a pipe, or as one JSON document."""
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TextIO
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from typing import Any
 
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
+from rich.text import Text
 
-from ._fit import fitted, lines_of
-from ._stdout import document_stream
+from ._result import Result
 
-BAR_WIDTH = 30
 VERSION = 1
 """That of every JSON document."""
-PATIENCE = 1.0
-"""Seconds before a progress display appears."""
 # Paths and shapes have brackets and colons, which rich would take for markup and emoji.
 _LITERAL: Any = {"highlight": False, "markup": False, "emoji": False}
+# As many columns as any line needs.
+_UNLIMITED = 100_000
 
 
-def show(*renderables: str | Table) -> None:
-    """Writes to stdout.
+def write(result: Result, *, as_json: bool) -> None:
+    """Writes what a command found to stdout.
 
-    A terminal gets its own width and colours. Anything else gets as many columns as the content
-    needs, so that a line of a table is one line for `grep` and `awk`, without control sequences or
-    blanks at its end.
+    A pipe gets as many columns as the content needs, so that a row of a table is one line for
+    `grep` and `awk`, without control sequences or blanks at its end.
     """
-    console = _console()
-    for renderable in renderables:
-        if not console.is_terminal:
-            lines = [renderable] if isinstance(renderable, str) else lines_of(renderable)
-            _write("".join(f"{line}\n" for line in lines), sys.stdout)
-        elif isinstance(renderable, str):
-            console.print(renderable, soft_wrap=True)
-        else:
-            console.print(fitted(renderable, console))
-
-
-def show_json(name: str, document: Mapping[str, Any]) -> None:
-    """Writes one JSON document to stdout, where nothing else is written; its name says its form."""
-    whole = {"schema": f"linen-nnx-bridge/{name}", "version": VERSION, **document}
-    _write(json.dumps(whole, indent=2, allow_nan=False) + "\n", document_stream())
-
-
-def show_suggestions(name: str, suggestions: Any, *, as_json: bool, lacking: str = "") -> None:
-    """Writes the rules of a `port.Suggestions`: as Python and TOML, or as one JSON document.
-
-    Args:
-        name: that of the command's own document.
-        suggestions: the rules.
-        as_json: whether to write JSON.
-        lacking: what would tell the order of calls in both models, which these rules do not take
-            into account; empty if they do.
-    """
+    console = Console(**_LITERAL)
     if as_json:
-        show_json(f"{name}-suggestions", json.loads(suggestions.to_json()))
+        head = {"schema": f"linen-nnx-bridge/{result.schema}", "version": VERSION}
+        text = json.dumps({**head, **result.document}, indent=2, allow_nan=False) + "\n"
+        sys.stdout.write(text)
+    elif console.is_terminal:
+        _print(console, result.shown)
     else:
-        lines = [str(suggestions)]
-        lines += [f"# the order of calls was not compared; {lacking}"] if lacking else []
-        if suggestions.rules:
-            lines += ["", "# for --rules:", suggestions.to_toml().rstrip()]
-        show(*lines)
+        plain = Console(file=io.StringIO(), width=_UNLIMITED, **_LITERAL)
+        with plain.capture() as capture:
+            _print(plain, result.shown)
+        sys.stdout.writelines(f"{line.rstrip()}\n" for line in capture.get().splitlines())
+    sys.stdout.flush()
 
 
-def _console(**options: Any) -> Console:
-    """A console that has neither colours nor bold where `NO_COLOR` is set."""
-    plain = {"color_system": None} if os.environ.get("NO_COLOR") else {}
-    return Console(**_LITERAL, **plain, **options)
+def page_of(shown: Iterable[Any]) -> str:
+    """What a terminal would show as one self-contained HTML page."""
+    console = Console(
+        file=io.StringIO(), width=_UNLIMITED, force_terminal=True, record=True, **_LITERAL
+    )
+    _print(console, shown)
+    return console.export_html()
 
 
-def new_table(*headings: str, right: tuple[str, ...] = ()) -> Table:
+def _print(console: Console, shown: Iterable[Any]) -> None:
+    for each in shown:
+        console.print(each, soft_wrap=isinstance(each, str))
+
+
+def new_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    right: Collection[str] = (),
+) -> Table:
     """A table without lines between its cells, which pipes well.
 
-    In a narrow terminal its cells are wrapped; numbers, which are on the right, stay whole.
+    In a narrow terminal its cells are folded, and none of them is cut.
+
+    Args:
+        headings: those of the columns.
+        rows: the cells.
+        right: the headings of columns of numbers.
     """
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for index, heading in enumerate(headings):
-        is_number = heading in right
-        table.add_column(
-            heading,
-            justify="right" if is_number else "left",
-            no_wrap=is_number or index == 0,
-            overflow="fold",
-        )
+    for heading in headings:
+        table.add_column(heading, justify="right" if heading in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*row)
     return table
-
-
-def bar(share: float) -> str:
-    """A share from 0 to 1 as a bar; full only if the share is 1, empty only if it is 0."""
-    cells = round(share * BAR_WIDTH)
-    if 0 < share < 1:
-        cells = min(max(cells, 1), BAR_WIDTH - 1)
-    full, empty = ("█", "░") if is_unicode() else ("#", ".")
-    return full * cells + empty * (BAR_WIDTH - cells)
-
-
-def is_unicode() -> bool:
-    """Whether stdout can show more than ASCII."""
-    return (getattr(sys.stdout, "encoding", None) or "ascii").lower().startswith("utf")
 
 
 def byte_text(count: int) -> str:
@@ -123,43 +97,37 @@ def short_shape(shape: Sequence[int] | None) -> str:
     return "" if shape is None else "x".join(map(str, shape)) or "scalar"
 
 
-def share_text(share: float) -> str:
-    """A share as a percentage that never rounds up to 100% or down to 0%."""
-    shown = f"{share:.1%}"
-    if share < 1 and shown == "100.0%":
-        return ">99.9%"
-    return "<0.1%" if share > 0 and shown == "0.0%" else shown
+@contextlib.contextmanager
+def working(what: str, *, is_json: bool) -> Iterator[Callable[[str], None]]:
+    """A block whose progress is shown on stderr, in a terminal alone; it yields what changes it.
+
+    Args:
+        what: what is shown at first.
+        is_json: whether all that is printed in the block goes to stderr, as stdout is kept for one
+            document.
+    """
+    with contextlib.ExitStack() as stack:
+        if is_json:
+            stack.enter_context(_stdout_to_stderr())
+        yield stack.enter_context(Console(stderr=True, **_LITERAL).status(what)).update
 
 
 @contextlib.contextmanager
-def working(what: str) -> Iterator[Progress]:
-    """A progress display on stderr, in a terminal alone, if the work takes a second or more.
+def _stdout_to_stderr() -> Iterator[None]:
+    """A block in which Python, C code and child processes write to stderr in place of stdout."""
+    with contextlib.ExitStack() as stack:
+        if _is_descriptor(sys.stdout, 1) and _is_descriptor(sys.stderr, 2):
+            sys.stdout.flush()
+            kept = os.dup(1)
+            stack.callback(os.close, kept)
+            stack.callback(os.dup2, kept, 1)
+            os.dup2(2, 1)
+        stack.enter_context(contextlib.redirect_stdout(sys.stderr))
+        yield
 
-    The caller adds tasks with a total where there is one; without any it turns. It is gone when the
-    work is done.
-    """
-    console = _console(stderr=True)
-    progress = Progress(console=console, transient=True)
-    progress.add_task(what, total=None)
-    if not console.is_terminal:
-        yield progress
-        return
-    starting = threading.Timer(PATIENCE, progress.start)
-    starting.start()
+
+def _is_descriptor(stream: Any, number: int) -> bool:
     try:
-        yield progress
-    finally:
-        starting.cancel()
-        starting.join()
-        progress.stop()
-
-
-def _write(text: str, stream: TextIO) -> None:
-    """To a stream of any encoding: a name that it cannot show is escaped."""
-    encoding = getattr(stream, "encoding", None) or "utf-8"
-    try:
-        stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
-        stream.flush()
-    except OSError as error:
-        error.filename = "stdout"
-        raise
+        return stream.fileno() == number
+    except (AttributeError, OSError, ValueError):
+        return False

@@ -14,15 +14,15 @@ Inputs may be arrays or `jax.ShapeDtypeStruct`s.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import dataclasses
-import functools
 import importlib
 import importlib.util
 import inspect
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -30,10 +30,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import nnx
 
-from bridge._errors import did_you_mean, shown
+from bridge import lazy_init
+from bridge._errors import shown
+from bridge._linen_in_nnx.linen_call import function_of
+from bridge._nnx_in_linen.bound_module import method_of
 from bridge._nnx_in_linen.constructor import takes_rngs
 
-from ._input_errors import InputError, ProgramError, first_line
+from ._input_errors import InputError
 
 # The types of what a dict may have besides the model.
 _FIELDS: dict[str, Any] = {
@@ -63,16 +66,32 @@ class Sample:
     method: str | None = None
     variables: Mapping[str, Any] | None = None
 
+    @property
+    def function(self) -> Callable[..., Any]:
+        """What is called, unbound for a Linen module."""
+        if isinstance(self.model, nn.Module):
+            return function_of(self.model, self.method)
+        return method_of(self.model, self.method)
+
 
 @contextlib.contextmanager
-def imported(target: str) -> Iterator[Callable[[], Any]]:
+def opened(
+    target: str, arguments: argparse.Namespace, *, is_one_of_two: bool = False
+) -> Iterator[Callable[[], Sample]]:
     """What a TARGET names, as a function that makes it.
 
     Inside of the block the modules beside the file (or in the current directory) can be imported,
     as for a script.
 
+    Args:
+        target: the TARGET.
+        arguments: those of the command. Its `--input` replaces the model's own inputs, and its
+            `--kwarg` is added to the model's own.
+        is_one_of_two: whether `--kwarg` may be meant for another model, if this one's call does
+            not take it.
+
     Raises:
-        InputError: there is no such file, module or name, or importing it raises.
+        InputError: there is no such file, module or name.
     """
     place, _, name = target.rpartition(":")
     if not place or not name:
@@ -82,29 +101,88 @@ def imported(target: str) -> Iterator[Callable[[], Any]]:
     before = list(sys.path)
     sys.path.insert(0, str(directory))
     try:
-        module = _module_of_file(place) if is_file else _module_of_name(place)
-        yield _maker(module, name, target)
+        found = _named(_module_of_file(place) if is_file else _module_of_name(place), name, target)
+
+        def make() -> Sample:
+            sample = _sample_of(_made(found), target)
+            kwargs = dict(arguments.kwargs)
+            if is_one_of_two:
+                kwargs = {k: v for k, v in kwargs.items() if _takes(sample.function, k)}
+            inputs = sample.inputs if arguments.inputs is None else tuple(arguments.inputs)
+            return dataclasses.replace(sample, inputs=inputs, kwargs={**sample.kwargs, **kwargs})
+
+        yield make
     finally:
         sys.path[:] = before
 
 
-def sample_of(
-    made: Any,
-    inputs: tuple[Any, ...] | None,
+def abstract(
     target: str,
-    kwargs: Mapping[str, Any] | None = None,
-) -> Sample:
-    """The documented forms of what a TARGET gives, as one.
+    arguments: argparse.Namespace,
+    inputs: tuple[Any, ...] = (),
+) -> tuple[Sample, Any]:
+    """The model of a TARGET without values, for commands that may name another one.
 
     Args:
-        made: what it gave.
-        inputs: inputs from the command line, which replace those that came with the model.
-        kwargs: keyword inputs from the command line, which are added to the model's.
-        target: the TARGET, for the error.
+        target: the TARGET.
+        arguments: as for `opened`.
+        inputs: inputs for a model that brings none.
 
-    Raises:
-        InputError: none of the forms.
+    Returns:
+        The sample, whose inputs are shapes; and what it has, also as shapes: the NNX module, or the
+        variables of a Linen model.
     """
+    samples: list[Sample] = []
+    is_one_of_two = getattr(arguments, "source_model", None) is not None
+    with opened(target, arguments, is_one_of_two=is_one_of_two) as make:
+
+        def run() -> Any:
+            sample = make()
+            sample = dataclasses.replace(sample, inputs=sample.inputs or inputs)
+            model, variables = initialised(sample, target)
+            shapes = jax.tree.map(_shape, sample.inputs)
+            samples.append(dataclasses.replace(sample, inputs=shapes))
+            return variables if isinstance(model, nn.Module) else model
+
+        made = nnx.eval_shape(run)
+    return samples[0], made
+
+
+def initialised(sample: Sample, target: str) -> tuple[Any, Any]:
+    """The model, with what its `ToNNX` lacked, and the variables of a Linen model."""
+    args, kwargs = jax.tree.map(_array, (sample.inputs, dict(sample.kwargs)))
+    model = sample.model
+    if isinstance(model, nn.Module):
+        _check_inputs(sample, args, target)
+        return model, model.init(jax.random.key(0), *args, method=sample.function, **kwargs)
+    if args or kwargs:
+        # One that was made outside of the trace cannot be written to.
+        model = nnx.clone(model, graph=True)
+        method: Any = method_of(model, sample.method) if sample.method else model
+        lazy_init(method, *args, **kwargs)
+    return model, None
+
+
+def applying(sample: Sample) -> Callable[..., Any]:
+    """A function that applies a Linen model to variables and inputs, for `port.suggest`."""
+
+    def apply(variables: Any, *inputs: Any) -> Any:
+        # Every stream that is not given is drawn from `params`.
+        rngs = {"params": jax.random.key(0)}
+        module: Any = sample.model
+        call = {"rngs": rngs, "mutable": True, "method": sample.function}
+        return module.apply(variables, *inputs, **call, **sample.kwargs)
+
+    return apply
+
+
+def no_inputs(target: str) -> InputError:
+    """The error for a model that has to be run, and comes without inputs."""
+    return InputError(target, "no inputs", "inputs for the model", "pass --input 1,28,28,1")
+
+
+def _sample_of(made: Any, target: str) -> Sample:
+    """The documented forms of what a TARGET gives, as one."""
     fields: dict[str, Any] = {"model": made}
     if isinstance(made, tuple) and made:
         fields = {"model": made[0], "inputs": made[1:]}
@@ -125,59 +203,20 @@ def sample_of(
                 "correct the dict",
             )
         fields["inputs"] = tuple(fields.get("inputs", ()))
-    sample = Sample(**fields)
-    if not isinstance(sample.model, nnx.Module | nn.Module):
+    if not isinstance(fields["model"], nnx.Module | nn.Module):
         raise InputError(
             target,
-            _described(sample.model),
+            shown(fields["model"]),
             "an NNX module, a Linen module, (module, *inputs) or a dict with the key 'model'",
             "return one of them",
         )
-    if inputs is not None:
-        sample = dataclasses.replace(sample, inputs=inputs)
-    return dataclasses.replace(sample, kwargs={**sample.kwargs, **(kwargs or {})})
-
-
-def _described(found: object) -> str:
-    """What was found, with its shape if it has one."""
-    shape = getattr(found, "shape", None)
-    return shown(found) + (f" and shape {shape}" if isinstance(shape, tuple) else "")
-
-
-def parse_inputs(texts: Sequence[str] | None) -> tuple[jax.ShapeDtypeStruct, ...] | None:
-    """The sample inputs of the command line, None if there are none.
-
-    Raises:
-        InputError: no such shape or dtype.
-    """
-    try:
-        return None if texts is None else tuple(map(parse_input, texts))
-    except ValueError as error:
-        raise InputError("--input", str(error), "8,28,28,1 or 8,16:int32", "give a shape") from None
-
-
-def parse_input(text: str) -> jax.ShapeDtypeStruct:
-    """A sample input written as `8,28,28,1` or `8,16:int32`; `:float32` is a scalar.
-
-    Raises:
-        ValueError: no such shape or dtype.
-    """
-    shape, _, dtype = text.partition(":")
-    parts = [part.strip() for part in shape.split(",") if part.strip()]
-    if not all(part.isdecimal() for part in parts):
-        raise ValueError(f"{shape!r}, which is no shape")
-    sizes = tuple(map(int, parts))
-    try:
-        return jax.ShapeDtypeStruct(sizes, jnp.dtype(dtype or "float32"))
-    except TypeError as error:
-        raise ValueError(f"{dtype!r}, which is no dtype") from error
+    return Sample(**fields)
 
 
 def _module_of_file(place: str) -> Any:
     path = pathlib.Path(place).expanduser().resolve()
     if not path.is_file():
-        remedy = f"check the path{_question(path.parent, path.stem)}"
-        raise InputError("TARGET", f"no file {place}", _FORM, remedy)
+        raise InputError("TARGET", f"no file {place}", _FORM, "check the path")
     name = path.stem
     there = sys.modules.get(name)
     if there is not None:
@@ -193,69 +232,37 @@ def _module_of_file(place: str) -> Any:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except BaseException as error:
+    except BaseException:
         del sys.modules[name]
-        if not isinstance(error, Exception):
-            raise
-        raise ProgramError.of(f"importing {place}", error) from error
+        raise
     return module
-
-
-def _question(directory: pathlib.Path, name: str) -> str:
-    """Which module beside it may be meant, empty if none is alike."""
-    files = directory.iterdir() if directory.is_dir() else ()
-    stems = {file.stem for file in files if file.suffix == ".py" or file.is_dir()}
-    question = did_you_mean(name, sorted(stems - {name}))
-    return f". {question}" if question else ""
 
 
 def _module_of_name(place: str) -> Any:
     try:
         return importlib.import_module(place)
-    except Exception as error:
-        missing = error.name if isinstance(error, ModuleNotFoundError) else None
-        if missing and f"{place}.".startswith(f"{missing}."):
-            found = f"no module {missing!r}"
-            remedy = "run from the directory that holds it, or give the file's path"
-            remedy += _question(pathlib.Path.cwd(), missing.rpartition(".")[2])
-            raise InputError("TARGET", found, _FORM, remedy) from error
-        raise ProgramError.of(f"importing {place}", error) from error
+    except ModuleNotFoundError as error:
+        if not f"{place}.".startswith(f"{error.name}."):
+            raise
+        remedy = "run from the directory that holds it, or give the file's path"
+        raise InputError("TARGET", f"no module {error.name!r}", _FORM, remedy) from error
 
 
-def is_nnx_class(target: str) -> bool:
-    """Whether a TARGET names a class of NNX; inside of the block of `imported`."""
-    place, _, name = target.rpartition(":")
-    module = _module_of_file(place) if place.endswith(".py") else _module_of_name(place)
-    found = functools.reduce(lambda made, part: getattr(made, part, None), name.split("."), module)
-    return isinstance(found, type) and issubclass(found, nnx.Module)
-
-
-def _maker(module: Any, name: str, target: str) -> Callable[[], Any]:
+def _named(module: Any, name: str, target: str) -> Any:
     found = module
     for part in name.split("."):
         if not hasattr(found, part):
             names = [n for n, v in vars(module).items() if callable(v) and n[0] != "_"]
-            question = did_you_mean(part, names)
-            remedy = f"it has {', '.join(names) or 'none'}" + (f". {question}" if question else "")
+            remedy = f"it has {', '.join(names) or 'none'}"
             raise InputError(target, f"no name {part!r}", f"a name of {module.__name__}", remedy)
         found = getattr(found, part)
+    return found
+
+
+def _made(found: Any) -> Any:
     if isinstance(found, nnx.Module | nn.Module) or not callable(found):
-        return lambda: found
-
-    def make() -> Any:
-        try:
-            return found(rngs=nnx.Rngs(0)) if _needs_rngs(found) else found()
-        except jax.errors.JAXTypeError as error:
-            raise InputError(
-                target,
-                f"{type(error).__name__}: {first_line(error)}",
-                "something that runs without the values of arrays, as under jax.eval_shape",
-                "pass --concrete to run it with real arrays",
-            ) from error
-        except Exception as error:
-            raise ProgramError.of(target, error) from error
-
-    return make
+        return found
+    return found(rngs=nnx.Rngs(0)) if _needs_rngs(found) else found()
 
 
 def _needs_rngs(function: Callable[..., Any]) -> bool:
@@ -263,3 +270,31 @@ def _needs_rngs(function: Callable[..., Any]) -> bool:
         return takes_rngs(function)
     parameter = inspect.signature(function).parameters.get("rngs")
     return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def _takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function takes a keyword argument."""
+    parameters = inspect.signature(function).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def _check_inputs(sample: Sample, args: Any, target: str) -> None:
+    try:
+        inspect.signature(sample.function).bind(sample.model, *args, **sample.kwargs)
+    except TypeError as error:
+        named = f" and {', '.join(sample.kwargs)}" if sample.kwargs else ""
+        raise InputError(
+            target,
+            f"{len(args)} sample inputs{named} ({error})",
+            f"those of {type(sample.model).__name__}, which makes its submodules when it sees them",
+            "return (module, *inputs), or pass --input 1,28,28,1, and --kwarg NAME=VALUE for what"
+            " has a name",
+        ) from error
+
+
+def _shape(value: Any) -> Any:
+    return jax.ShapeDtypeStruct(value.shape, value.dtype) if hasattr(value, "shape") else value
+
+
+def _array(value: Any) -> Any:
+    return jnp.zeros(value.shape, value.dtype) if isinstance(value, jax.ShapeDtypeStruct) else value

@@ -125,17 +125,11 @@ def test_versions_are_shown(capsys):
 @pytest.mark.parametrize(
     ("arguments", "meant"),
     [
-        (("inspct", "x"), "inspect"),
-        (("inspect", "x", "--filtr", "a"), "--filter"),
-        (("convert", "x", "y", "--to", "lnen"), "linen"),
-        (("inspect", "modle"), "model"),
-        (("report", "modells:make"), "models"),
-        (("report", "modells.py:make"), "models"),
-        (("report", "models:maker"), "make"),
-        (("report", "models:MAKE"), "make"),
+        (("inspect", "modle"), "Did you mean model?"),
+        (("report", "models:maker"), "it has make"),
     ],
 )
-def test_a_misspelled_word_is_answered_with_the_one_that_is_meant(
+def test_a_misspelled_word_is_answered_with_those_that_there_are(
     capsys, tmp_path, monkeypatch, arguments, meant
 ):
     monkeypatch.chdir(tmp_path)
@@ -146,32 +140,8 @@ def test_a_misspelled_word_is_answered_with_the_one_that_is_meant(
     outcome = run(capsys, *arguments)
 
     assert outcome.code == 2
-    assert f"Did you mean {meant}?" in outcome.err
+    assert meant in outcome.err
     monkeypatch.delitem(sys.modules, "models", raising=False)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ("report x --by modules", ["--by has no effect without --check"]),
-        (
-            "convert x y --to nnx --input 2 --kwarg a=1 --source-model z",
-            ["--input, --kwarg, --source-model have no effect without --model"],
-        ),
-        ("diff x y --kwarg a=1", ["--kwarg has no effect without --model"]),
-        ("parity x y --sections layers --steps 2 --no-layers", ["--steps has", "--no-layers has"]),
-        (
-            "rewrite x --by-hand f --overwrite --write-test",
-            ["--by-hand", "--overwrite", "--write-"],
-        ),
-        ("rewrite x --write --check", ["--check has no effect where something is written"]),
-    ],
-)
-def test_options_that_change_nothing_are_refused_all_at_once(capsys, arguments, told):
-    outcome = run(capsys, *arguments.split())
-    assert (outcome.code, outcome.out) == (2, "")
-    assert [text for text in told if text not in outcome.err] == []
-    assert len(outcome.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("command", [("inspect", "model"), ("diff", "model", "model")])
@@ -200,7 +170,7 @@ def test_a_page_is_refused_before_the_model_is_made_where_its_folder_is_missing(
     outcome = run(capsys, "report", "failing_model.py:make", "--html", "rports/page.html")
 
     assert outcome.code == 2
-    assert "--html: found no directory rports" in outcome.err
+    assert "--html: there is no directory rports" in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -210,13 +180,12 @@ def test_a_page_is_refused_before_the_model_is_made_where_its_folder_is_missing(
         (["inspect", "empty"], ["It is empty."]),
         (["inspect", "dangling"], ["It is a link to what is not there."]),
         (["inspect", "full"], ["'19'] and 8 more; give the path"]),
-        (["diff", "no", "nothing"], ["at {}/no. In", "at {}/nothing. In"]),
-        (["inspect", "model", "--layout", "nnx"], ["Leave out --layout, which"]),
-        (["inspect", "undigested", "--verify"], ["Read it without --verify."]),
-        (["convert", "model", "full", "--to", "nnx"], ["pass --overwrite"]),
-        (["convert", "model", "", "--to", "nnx"], ["found '', expected a path of this machine"]),
-        (["convert", "model", "gs://a/b", "--to", "nnx"], ["found 'gs://a/b', expected a path"]),
-        (["convert", "model", "--to", "nnx", "s3://a/b"], ["found 's3://a/b', expected a path"]),
+        (["diff", "no", "nothing"], ["at {}/no. In"]),
+        (["inspect", "model", "--layout", "nnx"], ["Leave out layout="]),
+        (["inspect", "undigested", "--verify"], ["Read it without verify=True."]),
+        (["convert", "model", "full"], ["Pass overwrite=True"]),
+        (["convert", "model", ""], ["found '', expected a path of this machine"]),
+        (["convert", "model", "gs://a/b"], ["found 'gs://a/b', expected a path"]),
     ],
 )
 def test_a_path_that_leads_to_nothing_of_use_is_told(

@@ -98,7 +98,7 @@ def test_diff_and_convert_take_numbers_in_a_file_as_keys_of_linen(capsys, place)
 
     ambiguous = run(capsys, "diff", "hf.msgpack", "nnx.msgpack", *rules)
     told = run(capsys, "diff", "hf.msgpack", "nnx.msgpack", *rules, "--b-layout", "nnx")
-    converted = run(capsys, "convert", "hf.msgpack", "out", "--to", "nnx", *rules)
+    converted = run(capsys, "convert", "hf.msgpack", "out", *rules)
     state = run(capsys, "inspect", "hf.msgpack", "--layout", "nnx", "--json").document
 
     assert ambiguous.code == 2
@@ -111,13 +111,13 @@ def test_diff_and_convert_take_numbers_in_a_file_as_keys_of_linen(capsys, place)
 
 def test_convert_says_what_it_leaves_out(capsys, place):
     (place / "state").write_bytes(serialization.to_bytes(train_state(layers())))
-    outcome = run(capsys, "convert", "state", "out", "--to", "nnx")
+    outcome = run(capsys, "convert", "state", "out")
     assert outcome.code == 0
     assert "left out, as it is no weight: opt_state, step" in outcome.out
-    again = run(capsys, "convert", "state", "x", "--to", "nnx", "--dry-run", "--json").document
+    again = run(capsys, "convert", "state", "x", "--dry-run", "--json").document
     assert again["left_out"] == ["opt_state", "step"]
     (place / "params").write_bytes(serialization.to_bytes(layers()))
-    assert "left out" not in run(capsys, "convert", "params", "o2", "--to", "nnx").out
+    assert "left out" not in run(capsys, "convert", "params", "o2").out
 
 
 @pytest.mark.parametrize("name", ["program.py", "weights.pkl", "notes.txt", "empty", "archive.zip"])
@@ -201,17 +201,17 @@ def test_a_damaged_index_is_told_by_inspect_too_and_its_reason_once(capsys, plac
     assert not reasons
 
 
-@pytest.mark.parametrize("form", ["npz", "safetensors"])
-def test_a_file_of_arrays_without_any_is_read(capsys, place, form):
-    """Regression: an empty npz was no checkpoint, also one that convert had written."""
+def test_a_file_of_arrays_without_any_is_read(capsys, place):
+    """Regression: an empty npz was no checkpoint."""
     np.savez(place / "empty.npz")
     safetensors.numpy.save_file({}, place / "empty.safetensors")
     checkpoint.save(place / "source", {"params": {}})
-    assert run(capsys, "convert", "source", "own", "--to", "linen", "--format", form).code == 0
-    for name in (f"empty.{form}", "own"):
+    assert run(capsys, "convert", "source", "own", "--format", "safetensors").code == 0
+    for name, form in (("empty.npz", "npz"), ("empty.safetensors", "safetensors"), ("own", None)):
         outcome = run(capsys, "inspect", name, "--json")
         assert outcome.code == 0, outcome.err
-        assert (outcome.document["layout"], outcome.document["format"]) == ("linen", form)
+        assert outcome.document["layout"] == "linen"
+        assert outcome.document["format"] == (form or "safetensors")
         assert outcome.document["leaves"] == []
 
 
@@ -265,7 +265,7 @@ def test_latest_is_the_newest_step(capsys, place):
     assert run(capsys, "diff", "manager/latest", "manager/10").code == 0
     assert run(capsys, "diff", "training/latest", "training/checkpoint_100").code == 0
     assert run(capsys, "diff", "manager/latest/default", "manager/10/default").code == 0
-    to_itself = ("convert", "manager/latest", "manager/10/default", "--to", "linen", "--overwrite")
+    to_itself = ("convert", "manager/latest", "manager/10/default", "--overwrite")
     assert "the checkpoint that is read" in run(capsys, *to_itself).err
     assert checkpoints.latest_checkpoint(place / "training").endswith("checkpoint_100")
     (place / "nothing").mkdir()
@@ -273,44 +273,33 @@ def test_latest_is_the_newest_step(capsys, place):
     assert (outcome.code, "there are no steps in" in outcome.err) == (2, True)
 
 
-@pytest.mark.parametrize("form", ["safetensors", "npz"])
-def test_arrays_by_name_go_out_and_come_in_bitwise(capsys, place, form):
+def test_arrays_by_name_go_out_and_come_in_bitwise(capsys, place):
     variables = {"params": layers(), "batch_stats": {"n": {"mean": np.arange(3, dtype=np.int32)}}}
     variables["params"]["half"] = jnp.linspace(0, 1, 4).astype(jnp.bfloat16)
     # NumPy's functions for contiguous arrays make vectors of scalars.
     variables["params"]["scale"] = jnp.float32(2)
     variables["params"]["swapped"] = jnp.arange(6.0).reshape(2, 3).T
     checkpoint.save(place / "source", variables)
-    arguments = ("--to", "linen", "--format", form)
+    arguments = ("--format", "safetensors")
     assert run(capsys, "convert", "source", "file", *arguments).code == 0
-    assert run(capsys, "inspect", "file", "--json").document["format"] == form
+    assert run(capsys, "inspect", "file", "--json").document["format"] == "safetensors"
     assert exact(jax.tree.map(np.asarray, checkpoint.restore(place / "file"))) == exact(
         jax.tree.map(np.asarray, variables)
     )
     # Another run replaces it, and nothing else.
     assert run(capsys, "convert", "source", "file", *arguments).code == 2
     assert run(capsys, "convert", "source", "file", *arguments, "--overwrite").code == 0
-    if form == "npz":
-        with np.load(place / "file") as arrays:
-            assert "params/Dense_0/kernel" in arrays.files
-    else:
-        from safetensors import safe_open
-
-        with safe_open(place / "file", framework="numpy") as file:
-            assert "params.Dense_0.kernel" in set(file.keys())
+    with safetensors.safe_open(place / "file", framework="numpy") as file:
+        assert "params.Dense_0.kernel" in set(file.keys())
 
 
-@pytest.mark.parametrize("form", ["msgpack", "safetensors", "npz"])
-def test_the_name_of_what_is_written_says_its_format(capsys, place, form):
-    """Regression: `convert source model.npz` made a directory of orbax of that name."""
+def test_the_name_of_what_is_written_says_its_format(capsys, place):
     checkpoint.save(place / "source", {"params": layers()})
-    outcome = run(capsys, "convert", "source", f"model.{form}", "--to", "linen")
-    assert f"written: model.{form} (layout linen, {form})" in outcome.out
-    assert (place / f"model.{form}").is_file()
-    assert run(capsys, "inspect", f"model.{form}", "--json").document["format"] == form
-    arguments = ("source", f"other.{form}", "--to", "linen", "--format", "orbax")
-    assert run(capsys, "convert", *arguments).code == 0
-    assert (place / f"other.{form}").is_dir()
+    outcome = run(capsys, "convert", "source", "model.safetensors")
+    assert "written: model.safetensors (layout linen, safetensors)" in outcome.out
+    assert (place / "model.safetensors").is_file()
+    assert run(capsys, "convert", "source", "o.safetensors", "--format", "orbax").code == 0
+    assert (place / "o.safetensors").is_dir()
 
 
 def write_data_set(path, form):
@@ -326,13 +315,13 @@ def write_data_set(path, form):
         path.write_bytes(msgpack.packb(packed))
 
 
-@pytest.mark.parametrize("form", ["msgpack", "safetensors", "npz"])
+@pytest.mark.parametrize("form", ["orbax", "safetensors"])
 @pytest.mark.parametrize("found", ["msgpack", "safetensors", "npz"])
 def test_convert_replaces_no_file_of_another_program(capsys, place, form, found):
     checkpoint.save(place / "source", {"params": layers()})
     write_data_set(place / "file", found)
     before = (place / "file").read_bytes()
-    arguments = ("source", "file", "--to", "linen", "--format", form, "--overwrite")
+    arguments = ("source", "file", "--format", form, "--overwrite")
     outcome = run(capsys, "convert", *arguments)
     assert outcome.code == 2
     assert "not a checkpoint" in outcome.err or "the bridge did not write" in outcome.err
@@ -342,11 +331,11 @@ def test_convert_replaces_no_file_of_another_program(capsys, place, form, found)
 
 def test_convert_replaces_a_file_by_one_of_the_same_format_only(capsys, place):
     checkpoint.save(place / "source", {"params": layers()})
-    arguments = ("source", "file", "--to", "linen", "--format")
-    assert run(capsys, "convert", *arguments, "npz").code == 0
+    arguments = ("source", "file", "--format")
+    assert run(capsys, "convert", *arguments, "safetensors").code == 0
     before = (place / "file").read_bytes()
-    outcome = run(capsys, "convert", *arguments, "msgpack", "--overwrite")
-    assert (outcome.code, "a checkpoint that is a npz file" in outcome.err) == (2, True)
+    outcome = run(capsys, "convert", *arguments, "orbax", "--overwrite")
+    assert (outcome.code, "a checkpoint that is a safetensors file" in outcome.err) == (2, True)
     assert (place / "file").read_bytes() == before
 
 
@@ -354,14 +343,14 @@ def test_convert_replaces_a_file_by_one_of_the_same_format_only(capsys, place):
     ("form", "params"),
     [
         ("safetensors", {"a.b": np.ones(2)}),
-        ("npz", {"w": jnp.ones(2, jnp.float8_e4m3fn)}),
+        ("safetensors", {"w": jnp.ones(2, jnp.float8_e4m3fn)}),
         # Orbax joins keys by dots, and wrote one leaf over the other.
         ("orbax", {"a.b": np.ones(2), "a": {"b": np.zeros(2)}}),
     ],
 )
 def test_what_a_format_cannot_hold_is_refused_and_nothing_is_written(capsys, place, form, params):
     checkpoint.save(place / "source", {"params": params})
-    outcome = run(capsys, "convert", "source", "file", "--to", "linen", "--format", form)
+    outcome = run(capsys, "convert", "source", "file", "--format", form)
     assert outcome.code == 2
     assert "cannot hold these leaves" in outcome.err
     assert not (place / "file").exists()
@@ -370,19 +359,8 @@ def test_what_a_format_cannot_hold_is_refused_and_nothing_is_written(capsys, pla
 def test_a_dot_in_a_name_that_no_other_leaf_has_too_goes_out_as_orbax(capsys, place):
     variables = {"params": {"a.b": np.ones(2), "a": {"c": np.zeros(2)}}}
     checkpoint.save(place / "source", variables)
-    assert run(capsys, "convert", "source", "out", "--to", "linen").code == 0
+    assert run(capsys, "convert", "source", "out").code == 0
     assert exact(checkpoint.restore(place / "out")) == exact(variables)
-
-
-def test_options_of_convert_may_stand_between_the_two_paths(capsys, place):
-    checkpoint.save(place / "source", {"params": layers()})
-    assert run(capsys, "convert", "source", "--to", "linen", "out", "--format", "npz").code == 0
-    assert (place / "out").is_file()
-    for extra in (("other",), ("--no-such-option",)):
-        outcome = run(capsys, "convert", "source", "--to", "linen", "new", *extra)
-        assert outcome.code == 2
-        assert "unrecognized arguments" in outcome.err
-        assert not (place / "new").exists()
 
 
 def test_a_missing_library_is_exit_code_three_with_the_command_that_installs_it(
@@ -390,30 +368,19 @@ def test_a_missing_library_is_exit_code_three_with_the_command_that_installs_it(
 ):
     checkpoint.save(place / "source", {"params": layers()})
     monkeypatch.setitem(sys.modules, "safetensors", None)
-    arguments = ("--to", "linen", "--format", "safetensors")
+    arguments = ("--format", "safetensors")
     outcome = run(capsys, "convert", "source", "file", *arguments)
     assert outcome.code == 3
     assert "pip install 'linen-nnx-bridge[safetensors]'" in outcome.err
 
 
-def test_inspect_filters_sums_up_and_counts_what_is_not_finite(capsys, place):
+def test_inspect_filters_and_sums_up(capsys, place):
     params = {"a": {"kernel": np.asarray([1.0, np.nan, np.inf, 3.0], np.float32)}}
     params["b"] = {"kernel": np.asarray([2, 4], np.int32), "bias": np.zeros(2, np.float32)}
     (place / "params").write_bytes(serialization.to_bytes({"params": params}))
-    document = run(capsys, "inspect", "params", "--stats", "--filter", "kernel$", "--json").document
+    document = run(capsys, "inspect", "params", "--filter", "kernel$", "--json").document
     assert [leaf["path"] for leaf in document["leaves"]] == ["a/kernel", "b/kernel"]
-    assert document["leaves"][0]["statistics"] == {
-        "min": 1.0,
-        "max": 3.0,
-        "mean": 2.0,
-        "std": 1.0,
-        "nan": 1,
-        "infinite": 1,
-    }
-    assert (document["total"]["nan"], document["total"]["infinite"]) == (1, 1)
-    text = run(capsys, "inspect", "params", "--summary").out
-    assert "kernel" not in text
-    assert "total" in text
+    assert document["total"] == {"leaves": 2, "elements": 6, "bytes": 24}
     assert run(capsys, "inspect", "params", "--filter", "(").code == 2
 
 
@@ -433,7 +400,7 @@ def test_diff_tells_relative_differences_and_nan_against_a_number(capsys, place)
 
 def test_suggestions_are_rules_that_convert_and_diff_take(capsys, place):
     (place / "params").write_bytes(serialization.to_bytes(layers()))
-    common = ("--to", "nnx", "--model", "port_models.py:make_nnx")
+    common = ("--model", "port_models.py:make_nnx")
     weak = run(capsys, "convert", "params", *common, "--suggest", "--json").document
     assert weak["ok"]
     assert [each["is_weak"] for each in weak["proposals"]] == [True]
@@ -450,7 +417,7 @@ def test_suggestions_are_rules_that_convert_and_diff_take(capsys, place):
     assert run(capsys, "diff", "out", "params", "--rules", "rules.toml").code == 0
     assert run(capsys, "diff", "out", "out", "--rules", "rules.toml").code == 2
     assert run(capsys, "convert", "params", *common).code == 2
-    assert run(capsys, "convert", "params", "--to", "nnx", "--suggest").code == 2
+    assert run(capsys, "convert", "params", "--suggest").code == 2
 
 
 CROSSED = """
@@ -479,7 +446,7 @@ def test_suggestions_compare_the_calls_of_both_models_in_either_direction(capsys
         place / "weights.npz",
         **{f"{prefix}{n}/{k}": np.zeros(s, np.float32) for n in (0, 1) for k, s in shapes.items()},
     )
-    given = ["weights.npz", "--to", to, "--layout", "linen" if to == "nnx" else "nnx"]
+    given = ["weights.npz", "--layout", "linen" if to == "nnx" else "nnx"]
     command = ["convert", *given, "--suggest", "--model", target]
 
     alone = run(capsys, *command)
@@ -518,12 +485,12 @@ def test_the_list_of_a_state_becomes_a_stack_of_linen(capsys, place, rules):
     with ocp.StandardCheckpointer() as saver:
         own = {str(n): {"Dense_0": layer} for n, layer in enumerate(one_by_one)}
         saver.save(place / "state", {"layers": own})
-    options = ["--to", "linen", "--model", "stacked.py:make"]
+    options = ["--model", "stacked.py:make"]
     if rules is not None:
         (place / "rules.toml").write_text(rules)
         options += ["--rules", "rules.toml"]
-    assert run(capsys, "convert", "state", "linen.npz", *options).code == 0
-    found = checkpoint.restore(place / "linen.npz")["params"]["layers"]["Dense_0"]
+    assert run(capsys, "convert", "state", "linen.safetensors", *options).code == 0
+    found = checkpoint.restore(place / "linen.safetensors")["params"]["layers"]["Dense_0"]
     expected = {k: np.stack([layer[k] for layer in one_by_one]) for k in ("kernel", "bias")}
     assert exact(jax.tree.map(np.asarray, found)) == exact(expected)
     sys.modules.pop("stacked", None)
@@ -544,15 +511,16 @@ def test_variables_that_lie_beside_an_optimizer_are_told_the_option_for_them(
             orbax.save(place / "deep", args=ocp.args.PyTreeSave(tree))
     else:
         (place / "deep").write_bytes(serialization.to_bytes(tree))
-    outcome = run(capsys, "convert", "deep", "out", "--to", "nnx", "--within", "/".join(around))
+    (place / "rules.toml").write_text(f"'{layer}' = 'fc'")
+    options = ("--rules", "rules.toml", "--within")
+    outcome = run(capsys, "convert", "deep", "out", *options, "/".join(around))
     assert outcome.code == 2
-    ema, model = ("/".join((*around, name)) for name in ("ema", "model"))
-    assert f"give --within {ema} or --within {model}\n" in outcome.err
-    assert "[collections]" not in outcome.err
+    assert "or --within KEYS if the variables lie deeper" in outcome.err
 
-    assert run(capsys, "convert", "deep", "out", "--to", "nnx", "--within", model).code == 0
-    found = checkpoint.restore("out", {"params": variables["params"]}, layout="nnx")
-    np.testing.assert_array_equal(found["params"][layer]["kernel"], np.ones((2, 3)))
+    model = "/".join((*around, "model"))
+    assert run(capsys, "convert", "deep", "out", *options, model).code == 0
+    found = checkpoint.restore("out", {"params": {"fc": variables["params"][layer]}}, layout="nnx")
+    np.testing.assert_array_equal(found["params"]["fc"]["kernel"], np.ones((2, 3)))
 
 
 def test_a_state_whose_layers_are_unknown_is_told_the_option_for_them(capsys, place):
@@ -566,9 +534,9 @@ def test_a_state_whose_layers_are_unknown_is_told_the_option_for_them(capsys, pl
         "        return nn.BatchNorm(use_running_average=not train)(x)\n"
     )
     model = ("--model", "norm_models.py:Norm", "--input", "1,3", "--kwarg", "train=False")
-    outcome = run(capsys, "convert", "norm.msgpack", "out", "--to", "linen", *model)
+    outcome = run(capsys, "convert", "norm.msgpack", "out", *model)
     assert outcome.code == 1
-    assert "--source-model tells the NNX model's layers" in outcome.out
+    assert "norms and gates of an NNX checkpoint need --source-model" in outcome.out
 
 
 def test_diff_against_a_model_sees_through_fused_gates(capsys, place):
@@ -577,7 +545,7 @@ def test_diff_against_a_model_sees_through_fused_gates(capsys, place):
     variables = cell.init(jax.random.key(0), carry, jnp.ones((1, 4)))
     checkpoint.save(place / "linen", variables)
     model = ("--model", "port_models.py:make_lstm")
-    assert run(capsys, "convert", "linen", "native", "--to", "nnx", *model).code == 0
+    assert run(capsys, "convert", "linen", "native", *model).code == 0
     outcome = run(capsys, "diff", "linen", "native", *model, "--json")
     assert (outcome.code, outcome.document["equal"]) == (0, 3)
     assert run(capsys, "diff", "linen", "native").code == 1
@@ -585,15 +553,13 @@ def test_diff_against_a_model_sees_through_fused_gates(capsys, place):
         "convert",
         "native",
         "back",
-        "--to",
-        "linen",
         "--model",
         "port_models.py:make_linen_lstm",
     )
     assert run(capsys, *back, "--source-model", "port_models.py:make_lstm").code == 0
     assert run(capsys, "diff", "linen", "back").code == 0
     wrong = run(capsys, *back, "--source-model", "port_models.py:make_linen_lstm", "--overwrite")
-    assert (wrong.code, "--source-model: found OptimizedLSTMCell" in wrong.err) == (2, True)
+    assert (wrong.code, "--source-model: found a Linen model" in wrong.err) == (2, True)
 
 
 def test_keyword_arguments_of_the_call_can_be_given(capsys, place):
@@ -622,47 +588,22 @@ def test_a_leaf_with_a_slash_in_its_name_is_not_the_leaf_of_that_path(capsys, pl
     assert (document["only_in_a"], document["only_in_b"]) == (["params/c/d"], ["params/c/d"])
 
 
-@pytest.mark.parametrize("form", ["safetensors", "npz", "bridge"])
+@pytest.mark.parametrize("form", ["safetensors", "bridge"])
 @pytest.mark.parametrize("name", ["fc1", "params"])
 def test_the_layout_survives_the_round_trip(capsys, place, form, name):
     """Regression: inspect called an NNX state in a file "linen", by the names of its leaves."""
-    state = nnx.State({name: nnx.State({"kernel": nnx.Param(np.ones((2, 2), np.float32))})})
-    checkpoint.save(place / "source", state)
-    for to in ("nnx", "linen"):
-        arguments = ("source", f"to_{to}", "--to", to, "--format", form)
-        assert run(capsys, "convert", *arguments).code == 0
-        found = run(capsys, "inspect", f"to_{to}", "--json").document
-        assert to == (found["written_by"] if form == "bridge" else found["layout"])
+    kernel = {"kernel": np.ones((2, 2), np.float32)}
+    checkpoint.save(place / "nnx", nnx.State({name: nnx.State(jax.tree.map(nnx.Param, kernel))}))
+    checkpoint.save(place / "linen", {"params": {name: kernel}})
+    for layout in ("nnx", "linen"):
+        assert run(capsys, "convert", layout, f"to_{layout}", "--format", form).code == 0
+        found = run(capsys, "inspect", f"to_{layout}", "--json").document
+        assert layout == (found["written_by"] if form == "bridge" else found["layout"])
     within = ("to_linen", "--within", "params")
     if form != "bridge":
         assert run(capsys, "inspect", *within, "--json").document["layout"] == "linen"
         assert run(capsys, "inspect", "to_nnx", "--layout", "linen").code == 0
         assert run(capsys, "diff", "to_nnx", "to_linen").code == 0
-
-
-@pytest.mark.parametrize("form", ["msgpack", "orbax"])
-@pytest.mark.parametrize("name", ["fc1", "params"])
-def test_a_format_without_a_place_for_the_layout_is_told(capsys, place, form, name):
-    state = nnx.State({name: nnx.State({"kernel": nnx.Param(np.ones((2, 2), np.float32))})})
-    checkpoint.save(place / "source", state)
-    outcome = run(capsys, "convert", "source", "out", "--to", "nnx", "--format", form)
-    taken = run(capsys, "inspect", "out", "--json").document["layout"]
-    assert (taken == "linen") == ("read as linen unless told: --layout nnx" in outcome.out)
-    assert taken == ("nnx" if (form, name) == ("orbax", "fc1") else "linen")
-    told = run(capsys, "inspect", "out", "--layout", "nnx", "--json").document
-    assert told["layout"] == "nnx"
-    again = ("source", "out", "--to", "nnx", "--format", form, "--overwrite", "--json")
-    document = run(capsys, "convert", *again).document
-    assert document["mistaken_for"] == (taken if taken == "linen" else None)
-
-
-@pytest.mark.parametrize("name", ["file", "allow_pickle"])
-def test_a_leaf_may_have_the_name_of_an_argument_of_numpy(capsys, place, name):
-    checkpoint.save(place / "source", nnx.State({name: nnx.Param(np.arange(2.0))}))
-    assert run(capsys, "convert", "source", "out.npz", "--to", "nnx").code == 0
-    with np.load(place / "out.npz") as arrays:
-        assert arrays.files == [name]
-        assert arrays[name].tolist() == [0, 1]
 
 
 def test_a_file_whose_mappings_are_too_deep_is_damaged_in_one_clear_sentence(capsys, place):
@@ -694,13 +635,13 @@ def test_a_checkpoint_without_leaves_has_none(capsys, place):
     compared = run(capsys, "diff", "empty", "full", "--json").document
     assert (compared["only_in_a"], compared["only_in_b"]) == ([], ["params/w"])
     # Regression: the error was about its collections.
-    outcome = run(capsys, "convert", "empty", "out.npz", "--to", "linen")
+    outcome = run(capsys, "convert", "empty", "out.safetensors")
     assert (outcome.code, outcome.err) == (0, "")
 
 
 def test_a_format_that_cannot_hold_a_leaf_is_told_for_the_file_that_was_named(capsys, place):
     np.savez("a.npz", **{"params/b.c/w": np.ones(2)})
-    outcome = run(capsys, "convert", "a.npz", "out.safetensors", "--to", "linen")
+    outcome = run(capsys, "convert", "a.npz", "out.safetensors")
     assert outcome.code == 2
     # Regression: the file was a temporary one beside it.
     assert outcome.err.splitlines()[0].endswith("out.safetensors:")

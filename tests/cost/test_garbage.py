@@ -1,5 +1,6 @@
 """No operation leaves garbage that only a collection finds: it would hold the arrays until then."""
 
+import argparse
 import functools
 import gc
 
@@ -10,7 +11,7 @@ from flax import nnx
 
 import bridge
 from benchmarks.models import stack
-from bridge._cli.report import _traced
+from bridge._cli.report import _report
 from tests.garbage_collection import earlier_objects_left_out
 
 CASE = stack(2)
@@ -62,7 +63,10 @@ OPERATIONS = {
     "eval_shape": lambda: jax.eval_shape(CASE.to_linen.apply, CASE.to_linen_variables, CASE.x),
     "nnx.jit": functools.partial(nnx.jit(call), CASE.to_nnx, CASE.x),
     "jit_partial": functools.partial(bridge.jit_partial(call, CASE.to_nnx), CASE.x),
-    "report": lambda: _traced.tree("tests._cli.mixed_models:make_mixed"),
+    "report": lambda: _report.tree(
+        "tests._cli.mixed_models:make_mixed",
+        argparse.Namespace(inputs=None, kwargs=[], concrete=False),
+    ),
 }
 
 

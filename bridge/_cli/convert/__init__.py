@@ -1,3 +1,108 @@
-"""`python -m bridge convert`: from one layout of checkpoints to the other."""
+"""`python -m bridge convert`: rewrites a checkpoint for the other library, or in another format."""
 
-from ._convert import add_command as add_command
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from bridge._cli import _command
+
+_DESCRIPTION = """\
+Reads a checkpoint of any layout and writes its weights to OUT.
+
+With --model OUT is for that model, of Linen or NNX, as bridge.port.plan does it: Flax's own layers
+are matched by rules of their own (fused gates, stacked layers), the rest by name, and every leaf
+has to have its place. With --rules alone, Linen's paths become NNX's or the other way round, as for
+bridge.checkpoint.restore; rules that reshape or split arrays need --model. Without either, the
+paths stay and the format changes.
+
+--rules FILE is TOML, or JSON if its name ends in .json:
+
+  "encoder/Dense_0" = "encoder.fc1"  # expression for a Linen path = NNX path
+  'block_(\\d+)' = 'blocks.\\1'
+
+A rule holds for the path that it matches and all below it, in both directions.
+
+RNG state is left out, and so is what is beside the model, such as an optimizer's state and step;
+the command names it. Metadata boxes are kept by --format bridge alone, but for arrays that a rule
+stacks, takes apart or lays out otherwise.
+
+--suggest prints the rules that --model needs instead, as Python and as TOML, with what speaks for
+each. With --input, or the inputs that a TARGET gives, the model is traced to see the order of its
+calls, and with --source-model the one that wrote CHECKPOINT too.
+
+--overwrite replaces a checkpoint and nothing else: OUT may not hold any other file, and not be a
+link, the current directory, CHECKPOINT, or a directory above one of these. A file has to be one of
+safetensors that the bridge wrote. The old one is there until the new one is complete.
+"""
+
+_EPILOG = """\
+exit codes:
+  0  OUT was written, or would be (--dry-run)
+  1  the checkpoint does not fit the model; nothing was written
+  2  wrong usage, or something cannot be read or written
+
+examples:
+  python -m bridge convert linen_checkpoint nnx_checkpoint --rules rules.toml --dry-run
+  python -m bridge convert linen_checkpoint nnx_checkpoint --model models.py:make_nnx
+  python -m bridge convert nnx_checkpoint model.safetensors \\
+      --model models.py:make_linen --input 1,28,28,1
+  python -m bridge convert linen_checkpoint --model models.py:make_nnx --suggest
+  python -m bridge convert nnx_checkpoint model.safetensors --input 1,28,28,1 \\
+      --model models.py:make_linen --source-model models.py:make_nnx
+  python -m bridge convert linen_checkpoint model.safetensors
+
+The JSON document is {"schema": "linen-nnx-bridge/convert", "version": 1, "written": bool,
+"layout": "linen" | "nnx" (whose paths OUT has), "left_out": [str], "ok": bool,
+"entries": [{"kind": str, "source": [str], "target": [str]}]}; with --model it has all that
+bridge.port.Plan.to_json gives.
+"""
+
+
+def add_command(commands: argparse._SubParsersAction[Any]) -> None:
+    """Adds the command `convert` to the subparsers of `python -m bridge`."""
+    parser = _command.new_parser(
+        commands,
+        "convert",
+        "rewrite a checkpoint for the other library, or in another format",
+        _DESCRIPTION,
+        _EPILOG,
+        _run,
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a directory or file")
+    parser.add_argument("out", metavar="OUT", type=_command.path, nargs="?", help="what is written")
+    _command.add_rules(parser, ", TOML or JSON")
+    parser.add_argument(
+        "--model",
+        metavar="TARGET",
+        help="the model that reads OUT, package.module:name or file.py:name; see report --help",
+    )
+    parser.add_argument(
+        "--suggest",
+        action="store_true",
+        help="print the rules that --model needs, with what speaks for each, and write nothing",
+    )
+    parser.add_argument(
+        "--source-model",
+        metavar="TARGET",
+        help="the model that wrote CHECKPOINT: an NNX one whose layers have to be known, as for"
+        " fused gates; a Linen one that --suggest traces beside --model",
+    )
+    _command.add_call(parser)
+    parser.add_argument(
+        "--format",
+        choices=("orbax", "safetensors", "bridge"),
+        help="orbax: what a program without the bridge writes itself; safetensors: arrays by name;"
+        " bridge: what programs of both libraries read (default: safetensors if OUT ends so, else"
+        " orbax)",
+    )
+    _command.add_within(parser)
+    _command.add_layout(parser)
+    parser.add_argument("--dry-run", action="store_true", help="show the plan and write nothing")
+    parser.add_argument("--overwrite", action="store_true", help="replace the checkpoint at OUT")
+
+
+def _run(arguments: argparse.Namespace) -> _command.Result:
+    from . import _convert, _suggest
+
+    return _suggest.suggested(arguments) if arguments.suggest else _convert.converted(arguments)

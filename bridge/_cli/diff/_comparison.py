@@ -9,10 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from bridge._cli._leaves import dtype_of, has_numbers, in_order, widened
+from bridge._cli._checkpoints import in_order
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Leaf, Path
 from bridge._randomness.typed_keys import is_key, to_bits
+
+# Kinds of dtype whose elements are no numbers: texts, dates and objects.
+_NO_NUMBERS = "OSUMm"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,16 +41,6 @@ class Difference:
     max_abs: float | None
     max_rel: float | None = None
     nan: tuple[int, int] = (0, 0)
-
-
-class _Distance(NamedTuple):
-    absolute: float | None
-    relative: float | None = None
-    nan: tuple[int, int] = (0, 0)
-
-    @property
-    def is_zero(self) -> bool:
-        return self.absolute in (None, 0.0) and not any(self.nan)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,18 +77,24 @@ def compare(
         ignore_dtype: whether the same values in another dtype are the same.
     """
     both = sorted(a.keys() & b.keys(), key=in_order)
-    pairs = [(path, _difference(path, a[path], b[path], rtol, atol)) for path in both]
-    changed = [
-        difference
-        for _, difference in pairs
-        if set(difference.what) - ({"dtype"} if ignore_dtype else set())
-    ]
+    pairs = [_difference(path, a[path], b[path], rtol, atol) for path in both]
+    ignored = {"dtype"} if ignore_dtype else set()
+    changed = tuple(pair for pair in pairs if {*pair.what} - ignored)
     return Differences(
         tuple(sorted(a.keys() - b.keys(), key=in_order)),
         tuple(sorted(b.keys() - a.keys(), key=in_order)),
-        tuple(changed),
+        changed,
         len(pairs) - len(changed),
     )
+
+
+class _Distance(NamedTuple):
+    """How far the elements of two arrays are from each other, as in `Difference`."""
+
+    is_same: bool
+    absolute: float | None = None
+    relative: float | None = None
+    nan: tuple[int, int] = (0, 0)
 
 
 def _difference(path: Path, a: Leaf, b: Leaf, rtol: float, atol: float) -> Difference:
@@ -114,62 +113,63 @@ def _difference(path: Path, a: Leaf, b: Leaf, rtol: float, atol: float) -> Diffe
         if any(np.shape(x) != np.shape(y) for x, y in pairs):
             what.append("shape")
         else:
-            compared = [_values(x, y, rtol, atol) for x, y in pairs]
-            distances = [distance for _, distance in compared]
-            if not all(same for same, _ in compared):
+            distances = [_distance(x, y, rtol, atol) for x, y in pairs]
+            if not all(distance.is_same for distance in distances):
                 what.append("values")
-        if any(dtype_of(x) != dtype_of(y) for x, y in pairs):
+        if any(_dtype_of(x) != _dtype_of(y) for x, y in pairs):
             what.append("dtype")
-    shapes = shape_of(a.value), shape_of(b.value)
-    dtypes = dtype_of(a.value), dtype_of(b.value)
-    max_abs, max_rel = (
-        max((each for each in own if each is not None), default=None)
-        for own in ([d.absolute for d in distances], [d.relative for d in distances])
+    return Difference(
+        path,
+        tuple(what),
+        (shape_of(a.value), shape_of(b.value)),
+        (_dtype_of(a.value), _dtype_of(b.value)),
+        max((d.absolute for d in distances if d.absolute is not None), default=None),
+        max((d.relative for d in distances if d.relative is not None), default=None),
+        (sum(d.nan[0] for d in distances), sum(d.nan[1] for d in distances)),
     )
-    nan = sum(d.nan[0] for d in distances), sum(d.nan[1] for d in distances)
-    return Difference(path, tuple(what), shapes, dtypes, max_abs, max_rel, nan)
 
 
-def _values(x: Any, y: Any, rtol: float, atol: float) -> tuple[bool, _Distance]:
-    """Whether two values of one shape are the same, and how far they are from each other."""
+def _distance(x: Any, y: Any, rtol: float, atol: float) -> _Distance:
+    """How far two values of one shape are from each other."""
     if isinstance(x, str) or isinstance(y, str):
-        return x == y, _Distance(None)
-    x, y = np.asarray(to_bits(x)), np.asarray(to_bits(y))
-    if x.size == 0:
-        return True, _Distance(0.0, 0.0)
-    if not (has_numbers(x) and has_numbers(y)):
-        return bool((x == y).all()), _Distance(None)
-    distance = _distance(x, y)
-    if not (rtol or atol):
-        return distance.is_zero, distance
-    wide_x, wide_y = widened(x), widened(y)
-    return bool(np.isclose(wide_x, wide_y, rtol=rtol, atol=atol, equal_nan=True).all()), distance
-
-
-def _distance(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> _Distance:
+        return _Distance(x == y)
+    x, y = np.asarray(to_bits(x)).ravel(), np.asarray(to_bits(y)).ravel()
+    if x.dtype.kind in _NO_NUMBERS or y.dtype.kind in _NO_NUMBERS:
+        return _Distance(bool((x == y).all()))
     if x.dtype.kind in "biu" and y.dtype.kind in "biu":
         # Large integers are not all floats, and unsigned ones wrap around.
         apart = x != y
-        pairs = [
-            (int(a), int(b)) for a, b in zip(x[apart].tolist(), y[apart].tolist(), strict=True)
-        ]
-        relative = (abs(a - b) / abs(b) if b else np.inf for a, b in pairs)
-        return _Distance(
-            float(max((abs(a - b) for a, b in pairs), default=0)), float(max(relative, default=0))
-        )
-    x, y = widened(x), widened(y)
-    nan_x, nan_y = np.isnan(x), np.isnan(y)
-    same = (x == y) | nan_x | nan_y
+        x, y = x[apart].astype(object), y[apart].astype(object)
+        distances = abs(x - y).astype(np.float64)
+    else:
+        x, y = _widened(x), _widened(y)
+        with np.errstate(invalid="ignore"):
+            distances = np.where(x == y, 0.0, np.abs(x - y))
+    nan_x, nan_y = (np.isnan(_widened(each)) for each in (x, y))
+    some = ~(nan_x | nan_y)
+    # NaN arises from infinities of opposite signs.
+    distances = np.where(np.isnan(distances), np.inf, distances)[some]
+    sizes = np.abs(_widened(y))[some]
     with np.errstate(invalid="ignore", divide="ignore"):
-        distances = np.where(same, 0.0, np.abs(x - y))
-        relative = np.where(same, 0.0, distances / np.abs(y))
-    if not (~nan_x & ~nan_y).any():
-        both = bool((nan_x & nan_y).all())
-        return _Distance(0.0 if both else None, 0.0 if both else None, _only(nan_x, nan_y))
-    # NaN arises from infinities of opposite signs, and from a number beside an infinity.
-    distances, relative = (np.where(np.isnan(d), np.inf, d) for d in (distances, relative))
-    return _Distance(float(distances.max()), float(relative.max()), _only(nan_x, nan_y))
+        relative = np.where(distances == 0, 0.0, distances / sizes)
+        # An infinity that is in both has no distance, and else no tolerance.
+        near = (distances == 0) | (np.isfinite(sizes) & (distances <= atol + rtol * sizes))
+    relative = np.where(np.isnan(relative), np.inf, relative)
+    nan = int((nan_x & ~nan_y).sum()), int((nan_y & ~nan_x).sum())
+    if not some.any():
+        zero = None if any(nan) else 0.0
+        return _Distance(not any(nan), zero, zero, nan)
+    is_same = bool(near.all()) and not any(nan)
+    return _Distance(is_same, float(distances.max()), float(relative.max()), nan)
 
 
-def _only(x: np.ndarray[Any, Any], y: np.ndarray[Any, Any]) -> tuple[int, int]:
-    return int((x & ~y).sum()), int((y & ~x).sum())
+def _dtype_of(value: Any) -> str | None:
+    """The dtype of a leaf's value as text; None if it is not one array."""
+    return str(value.dtype) if hasattr(value, "dtype") else None
+
+
+def _widened(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array of numbers in double precision, in which half ones can be added up and compared."""
+    # A damaged array may have signalling NaN, of which NumPy warns.
+    with np.errstate(invalid="ignore"):
+        return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)

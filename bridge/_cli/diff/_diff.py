@@ -1,163 +1,79 @@
-"""`python -m bridge diff`: how two checkpoints differ, whatever their layouts."""
+"""The differences of two checkpoints, as a JSON document and as a table."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bridge._cli import _command
+from flax import nnx
+
+from bridge._cli import _checkpoints, _conversion, _rules_file
+from bridge._cli._checkpoints import CheckpointContents, text_of
+from bridge._cli._input_errors import InputError
+from bridge._cli._output import new_table, short_shape
+from bridge._cli._result import Result
 from bridge._conversion.neutral import Leaf, Path
 
-_DESCRIPTION = """\
-Compares two checkpoints of any layouts and formats leaf by leaf: paths that only one of them has,
-shapes, dtypes, and the largest absolute and relative difference of values. Leaves are matched by
-collection and path; by path alone if one of the two is an NNX state, which has no collections. RNG
-state is left out unless --rngs is given. What lies beside the model, such as an optimizer's state,
-is named, and compared only with --extra.
-"""
+from . import _comparison
 
-_EPILOG = """\
-exit codes:
-  0  no difference
-  1  the checkpoints differ, or one does not fit --model
-  2  wrong usage, or one of them cannot be read
-
-examples:
-  python -m bridge diff before after
-  python -m bridge diff before after --atol 1e-6 --rtol 1e-5 --ignore-dtype
-  python -m bridge diff linen_checkpoint nnx_checkpoint --rules rules.toml
-  python -m bridge diff linen_checkpoint nnx_checkpoint --model models.py:make_nnx
-  python -m bridge diff before after --filter 'kernel$'
-  python -m bridge diff before after --extra
-  python -m bridge diff checkpoints/manager/100 checkpoints/manager/latest --within model
-  python -m bridge diff model.msgpack checkpoints/model --json > difference.json
-
-The JSON document is {"schema": "linen-nnx-bridge/diff", "version": 1, "same": bool,
-"a": {"checkpoint": str, "layout": str, "format": str, "extra": [str]}, "b": likewise,
-"extra_compared": bool, "equal": int,
-"only_in_a": [str], "only_in_b": [str], "changed": [{"path": str, "what": ["structure" | "shape" |
-"values" | "dtype"], "shapes": [[int] | null, [int] | null], "dtypes": [str | null, str | null],
-"max_abs_difference": number | "inf" | null, "max_relative_difference": likewise,
-"nan_in_one": [int, int]}]}; the last is how many elements are NaN in a alone, and in b alone.
-"""
+_HEADINGS = (
+    "difference",
+    "path",
+    "shape",
+    "dtype",
+    "max |a - b|",
+    "max |a - b| / |b|",
+    "NaN",
+)
 
 
-def add_command(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command `diff` to the subparsers of `python -m bridge`."""
-    parser = _command.new_parser(
-        commands,
-        "diff",
-        "compare two checkpoints of any layouts",
-        _DESCRIPTION,
-        _EPILOG,
-        _run,
-        _idle,
-    )
-    parser.add_argument("a", metavar="A", help="a checkpoint's directory or file")
-    parser.add_argument("b", metavar="B", help="another one's")
-    for name, meaning in (("--rtol", "relative to B"), ("--atol", "absolute")):
-        parser.add_argument(
-            name,
-            type=_command.FROM_ZERO,
-            default=0.0,
-            metavar="X",
-            help=f"how far values may differ, {meaning} (default: not at all)",
-        )
-    parser.add_argument(
-        "--ignore-dtype", action="store_true", help="the same values in another dtype are the same"
-    )
-    parser.add_argument(
-        "--rules",
-        metavar="FILE",
-        type=_command.path,
-        help="a table of paths as convert takes it, for the one of the two that is Linen's",
-    )
-    parser.add_argument(
-        "--model",
-        metavar="TARGET",
-        help="an NNX model: the one of the two that is Linen's is converted for it, as by convert",
-    )
-    _command.add_within(parser, of=", in both")
-    _command.add_within(parser, "--a-within", of=", in A alone")
-    _command.add_within(parser, "--b-within", of=", in B alone")
-    _command.add_layout(parser, "--a-layout", "--b-layout")
-    _command.add_input(parser)
-    _command.add_kwarg(parser)
-    _command.add_filter(parser)
-    parser.add_argument("--rngs", action="store_true", help="compare RNG state too")
-    parser.add_argument(
-        "--extra",
-        action="store_true",
-        help="compare the trees beside the model too, such as an optimizer's state and a step",
-    )
+def compared(arguments: argparse.Namespace) -> Result:
+    """Compares the leaves of two checkpoints.
 
-
-def _idle(arguments: argparse.Namespace) -> Iterator[_command.Idle]:
-    if arguments.model is None:
-        yield "without --model", ["--input", "--kwarg"]
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    from bridge._cli import _leaves, _output, _rules_file
-    from bridge._cli._input_errors import SeveralInputsError, check_filter
-    from bridge._errors import CheckpointError
-
-    from . import _comparison, _text
-    from ._text import document_path
-
+    Raises:
+        CheckpointError: one of them cannot be read.
+        InputError: there is no Linen checkpoint to convert, or no leaf is left by `--filter`.
+        PortError: the Linen checkpoint does not fit `--model`.
+    """
     rules = _rules_file.load(arguments.rules)
-    sides = (
-        (arguments.a, arguments.a_within or arguments.within, arguments.a_layout),
-        (arguments.b, arguments.b_within or arguments.within, arguments.b_layout),
+    contents = [
+        _checkpoints.read(arguments.a, arguments.a_within or arguments.within, arguments.a_layout),
+        _checkpoints.read(arguments.b, arguments.b_within or arguments.within, arguments.b_layout),
+    ]
+    layouts = [each.layout for each in contents]
+    if arguments.rules or arguments.model:
+        contents = _in_one_layout(contents, rules, arguments)
+    a, b = _by_one_path(contents, rngs=arguments.rngs)
+    kept = _checkpoints.filtered({**a, **b}, arguments.filter)
+    comparison = _comparison.compare(
+        {path: leaf for path, leaf in a.items() if path in kept},
+        {path: leaf for path, leaf in b.items() if path in kept},
+        rtol=arguments.rtol,
+        atol=arguments.atol,
+        ignore_dtype=arguments.ignore_dtype,
     )
-    contents, errors = [], []
-    with _output.working("comparing checkpoints") as progress:
-        task = progress.add_task("reading", total=2)
-        for side in sides:
-            try:
-                contents.append(_leaves.read(*side))
-            except CheckpointError as error:
-                errors.append(error)
-            progress.advance(task)
-        if errors:
-            raise errors[0] if len(errors) == 1 else SeveralInputsError(*errors)
-        layouts = [content.layout for content in contents]
-        if arguments.rules or arguments.model:
-            contents = _in_one_layout(contents, rules, arguments)
-        a, b = _named(contents, rngs=arguments.rngs)
-        if arguments.extra:
-            a |= _leaves.read_extra(*sides[0])
-            b |= _leaves.read_extra(*sides[1])
-        if (search := arguments.filter) is not None:
-            paths = list(map(document_path, {**a, **b}))
-            a, b = (
-                {path: leaf for path, leaf in side.items() if search.search(document_path(path))}
-                for side in (a, b)
-            )
-            check_filter(search, map(document_path, {**a, **b}), paths)
-        comparison = _comparison.compare(
-            a,
-            b,
-            rtol=arguments.rtol,
-            atol=arguments.atol,
-            ignore_dtype=arguments.ignore_dtype,
-        )
-    paths = arguments.a, arguments.b
-    document = _text.document_of(paths, layouts, comparison, has_extra=arguments.extra)
-    if arguments.json:
-        _output.show_json("diff", document)
-    else:
-        _output.show(*_text.renderables(document))
-    return _command.OK if comparison.is_same else _command.FAILED
+    sides = {
+        side: {
+            "checkpoint": path,
+            "layout": layout.layout,
+            "format": layout.format,
+            "extra": [*_checkpoints.beside(layout)],
+        }
+        for side, path, layout in zip("ab", (arguments.a, arguments.b), layouts, strict=True)
+    }
+    document = {"same": comparison.is_same, **sides, **_document(comparison)}
+    return Result("diff", document, _shown(document), comparison.is_same)
 
 
-def _in_one_layout(contents: Any, rules: Any, arguments: argparse.Namespace) -> list[Any]:
+def _in_one_layout(
+    contents: Sequence[CheckpointContents],
+    rules: Mapping[str, str] | None,
+    arguments: argparse.Namespace,
+) -> list[CheckpointContents]:
     """Both checkpoints with NNX paths: the Linen one is renamed, or converted for a model."""
-    from bridge._cli import _conversion_plan, _leaves
-    from bridge._cli._input_errors import InputError
-
-    linen = [n for n, content in enumerate(contents) if content.is_linen]
+    linen = [content for content in contents if content.is_linen]
     if len(linen) != 1:
         both, remedy = ("Linen's", "nnx") if linen else ("NNX's", "linen")
         raise InputError(
@@ -167,16 +83,16 @@ def _in_one_layout(contents: Any, rules: Any, arguments: argparse.Namespace) -> 
             "leave them out: paths are compared as they are; or, if a checkpoint is taken for what"
             f" it is not, give --a-layout {remedy} or --b-layout {remedy}",
         )
-    which = linen[0]
-    conversion = _conversion_plan.conversion_of(
-        contents[which], rules, arguments, to_nnx=True, other=contents[1 - which]
-    )
-    renamed = list(contents)
-    renamed[which] = _leaves.of_state(contents[which].layout, conversion.make())
-    return renamed
+    conversion = _conversion.conversion_of(linen[0], rules, arguments)
+    if not conversion.to_nnx:
+        raise InputError("--model", "a Linen model", "an NNX model", "name the other one")
+    state: nnx.State = conversion.make()
+    return [_checkpoints.of_state(c.layout, state) if c.is_linen else c for c in contents]
 
 
-def _named(contents: Any, *, rngs: bool) -> tuple[dict[Path, Leaf], dict[Path, Leaf]]:
+def _by_one_path(
+    contents: Sequence[CheckpointContents], *, rngs: bool
+) -> tuple[dict[Path, Leaf], dict[Path, Leaf]]:
     """The leaves of both checkpoints by one path, which means the same in both."""
     both = [content if rngs else content.without_rngs() for content in contents]
     if all(content.has_collections for content in both):
@@ -194,3 +110,74 @@ def _without_value(leaves: dict[Path, Leaf], others: dict[Path, Leaf]) -> dict[P
         is_inside = path not in others and shorter in others and shorter not in leaves
         own[shorter if is_inside else path] = leaf
     return own
+
+
+def _document(comparison: _comparison.Differences) -> dict[str, Any]:
+    return {
+        "equal": comparison.equal,
+        "only_in_a": list(map(text_of, comparison.only_a)),
+        "only_in_b": list(map(text_of, comparison.only_b)),
+        "changed": [
+            {
+                "path": text_of(difference.path),
+                "what": list(difference.what),
+                "shapes": [None if s is None else list(s) for s in difference.shapes],
+                "dtypes": list(difference.dtypes),
+                "max_abs_difference": _number(difference.max_abs),
+                "max_relative_difference": _number(difference.max_rel),
+                "nan_in_one": list(difference.nan),
+            }
+            for difference in comparison.changed
+        ],
+    }
+
+
+def _number(value: float | None) -> float | str | None:
+    # JSON has no infinity.
+    return "inf" if value is not None and math.isinf(value) else value
+
+
+def _shown(document: Mapping[str, Any]) -> Iterator[Any]:
+    for side in "ab":
+        entry = document[side]
+        yield f"{side}: {entry['checkpoint']} (layout {entry['layout']}, {entry['format']})"
+    rows = list(_rows(document))
+    if rows:
+        yield ""
+        # Without NaN, leave out its column.
+        count = len(_HEADINGS) if any(row[-1] for row in rows) else len(_HEADINGS) - 1
+        yield new_table(_HEADINGS[:count], [row[:count] for row in rows])
+        yield ""
+    equal = document["equal"]
+    are = "leaf is" if equal == 1 else "leaves are"
+    yield f"{equal:,} {are} the same, {len(rows):,} {'differs' if len(rows) == 1 else 'differ'}"
+    extra = {side: ", ".join(document[side]["extra"]) for side in "ab"}
+    if any(extra.values()):
+        both = "; ".join(f"{side} has {names or 'nothing'}" for side, names in extra.items())
+        yield f"beside the model, and not compared: {both}"
+
+
+def _rows(document: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
+    """A row for each leaf that is not the same."""
+    for side in "ab":
+        for path in document[f"only_in_{side}"]:
+            yield f"only in {side}", path, "", "", "", "", ""
+    for entry in document["changed"]:
+        counts = zip(entry["nan_in_one"], "ab", strict=True)
+        yield (
+            ", ".join(entry["what"]),
+            entry["path"],
+            _both(*map(short_shape, entry["shapes"])),
+            _both(*(dtype or "" for dtype in entry["dtypes"])),
+            _size(entry["max_abs_difference"]),
+            _size(entry["max_relative_difference"]),
+            ", ".join(f"{count:,} in {side} only" for count, side in counts if count),
+        )
+
+
+def _both(first: str, second: str) -> str:
+    return first if first == second else f"{first} -> {second}"
+
+
+def _size(value: float | str | None) -> str:
+    return value or "" if isinstance(value, str | None) else f"{value:.3g}"

@@ -1,180 +1,130 @@
-"""`python -m bridge parity`: whether two models do the same, and the first layer that does not."""
+"""The report of `bridge.parity.check` on two TARGETs."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+import json
 from typing import Any
 
-from bridge._cli import _command
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+from flax import nnx
 
-_DESCRIPTION = """\
-Compares two models with the same weights, as bridge.parity.check does: weights, outputs, the output
-of every layer, gradients, updated state and partition specs. It names the first layer that differs.
-
-A and B are TARGETs, as in report: package.module:name or path/to/file.py:name. Here they are made
-with values. A Linen model's variables are those under the key "variables" of the dict that TARGET
-returns, else what its init gives for --seed. With --port, B gets the values of A by bridge.port
-first, with --rules for what has another name. --suggest prints the rules that this needs instead,
-as convert does.
-
-Inputs are those that A gives, or --input: random numbers of that shape, 0 or 1 for integers.
-
-The models run as in evaluation, where a dropout that one of them lacks or another rate changes no
-number. Such differences of static fields are listed and do not fail the check, unless --sections
-names them: --sections outputs,layers,fields.
-"""
-
-_EPILOG = """\
-exit codes:
-  0  the models do the same
-  1  they differ, or the values of A do not fit B (--port, --suggest)
-  2  wrong usage, or a TARGET that gives no model or that fails
-
-examples:
-  python -m bridge parity models.py:make_linen models.py:make_nnx --input 2,4 --port
-  python -m bridge parity models.py:make_linen models.py:make_nnx --input 2,4 --suggest
-  python -m bridge parity models.py:make_linen models.py:make_nnx --input 2,4 --port --no-gradients
-  python -m bridge parity models.py:make_nnx models.py:make_nnx --input 2,4 --json > parity.json
-  python -m bridge parity models.py:make_nnx models.py:make_nnx --input 2,4 --train --rngs dropout=0
-  python -m bridge parity models.py:make_nnx models.py:make_nnx --input 2,4 \\
-      --sections outputs,layers,fields
-
-The JSON document is {"schema": "linen-nnx-bridge/parity", "version": 1, ...} with all that
-bridge.parity.Report.to_json gives.
-"""
+from bridge import parity, port
+from bridge._cli import _rules_file, _target
+from bridge._cli._input_errors import InputError
+from bridge._cli._result import Result
 
 _PORTED = """\
 --port has placed the values by rules, names and shapes, which may mislead. --suggest in its place
 compares the order of calls too, and prints other rules if that says otherwise."""
 
 
-def add_command(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command `parity` to the subparsers of `python -m bridge`."""
-    parser = _command.new_parser(
-        commands,
-        "parity",
-        "compare two models layer by layer",
-        _DESCRIPTION,
-        _EPILOG,
-        _run,
-        _idle,
-    )
-    parser.add_argument("a", metavar="A", help="the reference, package.module:name or file.py:name")
-    parser.add_argument("b", metavar="B", help="the model that is compared with it")
-    _command.add_input(parser)
-    _command.add_kwarg(parser)
-    for side in "ab":
-        parser.add_argument(
-            f"--{side}-kwarg",
-            action="append",
-            type=_command.kwarg,
-            default=[],
-            metavar="NAME=VALUE",
-            help=f"a keyword argument of {side.upper()} alone",
-        )
-    parser.add_argument("--method", metavar="NAME", help="what is called (default: __call__)")
-    parser.add_argument(
-        "--rules", metavar="FILE", type=_command.path, help="a table of paths as convert takes it"
-    )
-    parser.add_argument(
-        "--port", action="store_true", help="give B the values of A before they are compared"
-    )
-    parser.add_argument(
-        "--suggest",
-        action="store_true",
-        help="print the rules that --port needs, with what speaks for each, and compare nothing",
-    )
-    _add_what_is_compared(parser)
+def compared(arguments: argparse.Namespace) -> Result:
+    """Makes both models and compares them, or proposes the rules that `--port` needs.
 
-
-def _add_what_is_compared(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--train", action="store_true", help="run both models as in training")
-    parser.add_argument(
-        "--rngs",
-        action="append",
-        type=_command.named(
-            "NAME=SEED, such as dropout=0, with a whole number from 0 on", _command.COUNT
-        ),
-        default=[],
-        metavar="NAME=SEED",
-        help="the key of a stream of both models, such as dropout=0; once for each",
-    )
-    parser.add_argument(
-        "--sections",
-        metavar="NAMES",
-        type=_names,
-        help="what is compared, joined by commas: port plan, weights, outputs, layers, fields,"
-        " gradients, state, steps, partition specs (default: all of them, where fields do not"
-        " count and steps need --steps)",
-    )
-    parser.add_argument(
-        "--steps", type=_command.COUNT, default=0, metavar="N", help="optimizer steps too"
-    )
-    parser.add_argument(
-        "--tolerance",
-        action="append",
-        type=_command.named("DTYPE=RTOL, such as float32=1e-4", _command.FROM_ZERO),
-        default=[],
-        metavar="DTYPE=RTOL",
-        help="how far values of a dtype may differ, such as float32=1e-4; once for each",
-    )
-    parser.add_argument(
-        "--axis-size",
-        action="append",
-        type=_command.named(
-            "NAME=N, such as batch=8, with a whole number from 1 on",
-            _command.POSITIVE,
-        ),
-        default=[],
-        metavar="NAME=N",
-        help="the size of a named axis that the models reduce over; once for each",
-    )
-    parser.add_argument(
-        "--seed", type=_command.COUNT, default=0, metavar="N", help="of values and inputs"
-    )
-    for name, what in (
-        ("layers", "the outputs of layers"),
-        ("gradients", "gradients"),
-        ("dtypes", "another dtype as a difference"),
-        ("jit", "compilation"),
+    Raises:
+        InputError: a TARGET gives no model, or no inputs are known.
+        PortError: with `--port`, the values of A do not fit B.
+    """
+    rules = _rules_file.load(arguments.rules)
+    with (
+        _target.opened(arguments.a, arguments, is_one_of_two=True) as make_a,
+        _target.opened(arguments.b, arguments, is_one_of_two=True) as make_b,
     ):
-        parser.add_argument(
-            f"--no-{name}", dest=name, action="store_false", help=f"leave out {what}"
+        a, b = make_a(), make_b()
+        _check_kwargs(arguments, a, b)
+        inputs = _values(a.inputs or b.inputs)
+        if not inputs and not a.kwargs:
+            raise _target.no_inputs(arguments.a)
+        reference, other = _side(a, inputs), _side(b, inputs)
+        if arguments.suggest:
+            return Result.of_suggestions(
+                "parity", _suggested(a, reference, b, other, inputs, rules)
+            )
+        if arguments.port:
+            other = _ported(reference, other, rules)
+        report = parity.check(
+            reference,
+            other,
+            *inputs,
+            rules=rules,
+            method=a.method,
+            rngs={name: jax.random.key(seed) for name, seed in arguments.rngs} or None,
+            train=arguments.train,
+            gradients=arguments.gradients,
+            sections=arguments.sections or None,
+            options=parity.Options(
+                a_kwargs=a.kwargs,
+                b_kwargs=b.kwargs,
+                steps=arguments.steps,
+                tolerances=dict(arguments.tolerance),
+            ),
+        )
+    shown = [str(report)]
+    if arguments.port and not (report.ok or report.hints):
+        shown.append(_PORTED)
+    return Result("parity", json.loads(report.to_json()), shown, report.ok)
+
+
+def _check_kwargs(arguments: argparse.Namespace, a: _target.Sample, b: _target.Sample) -> None:
+    unknown = [name for name, _ in arguments.kwargs if name not in {**a.kwargs, **b.kwargs}]
+    if unknown:
+        raise InputError(
+            "--kwarg", ", ".join(unknown), "arguments that one of the models takes", "correct it"
         )
 
 
-def _idle(arguments: argparse.Namespace) -> Iterator[_command.Idle]:
-    if arguments.sections:
-        if "steps" not in arguments.sections:
-            yield "where --sections has no steps", ["--steps"]
-        for name in ("layers", "gradients"):
-            if name in arguments.sections:
-                yield f"where --sections has {name}", [f"--no-{name}"]
+def _side(sample: _target.Sample, inputs: Any) -> Any:
+    """A model as `parity.check` takes it."""
+    if not isinstance(sample.model, nn.Module):
+        return sample.model
+    if sample.variables is not None:
+        return sample.model, sample.variables
+    key = jax.random.key(0)
+    return sample.model, sample.model.init(key, *inputs, method=sample.function, **sample.kwargs)
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    import json
-
-    from bridge._cli import _output
-    from bridge._cli._options import report_in_options
-
-    from . import _compared
-
-    with _output.working(f"comparing {arguments.a} and {arguments.b}"):
-        report = _compared.compared(arguments)
-    if arguments.suggest:
-        _output.show_suggestions("parity", report, as_json=arguments.json)
-        return _command.OK if report.plan.ok else _command.FAILED
-    report = report_in_options(report, arguments.options)
-    if arguments.json:
-        _output.show_json("parity", json.loads(report.to_json()))
-    else:
-        _output.show(str(report))
-        if arguments.port and not (report.ok or report.hints):
-            _output.show(_PORTED)
-    return _command.OK if report.ok else _command.FAILED
+def _check_sides(a: Any, b: Any) -> None:
+    if isinstance(a, tuple) == isinstance(b, tuple):
+        raise InputError(
+            "--port",
+            "two models of one library",
+            "a Linen model and an NNX model",
+            "let TARGETs return models with the same values",
+        )
 
 
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(",") if name.strip())
+def _ported(a: Any, b: Any, rules: Any) -> Any:
+    """B with the values of A."""
+    _check_sides(a, b)
+    moved = port.plan(a[1], b, rules) if isinstance(a, tuple) else port.plan(a, b[1], rules)
+    made = moved.apply()
+    return made if isinstance(made, nnx.Module) else (b[0], made)
+
+
+def _suggested(
+    a: _target.Sample, reference: Any, b: _target.Sample, other: Any, inputs: Any, rules: Any
+) -> port.Suggestions:
+    """The rules with which `--port` moves the values of A into B."""
+    _check_sides(reference, other)
+    linen, native = (a, b) if isinstance(reference, tuple) else (b, a)
+    source, target = (side[1] if isinstance(side, tuple) else side for side in (reference, other))
+    call = _target.applying(linen)
+    return port.suggest(source, target, *inputs, linen=call, rules=rules, **native.kwargs)
+
+
+def _values(inputs: Any) -> tuple[Any, ...]:
+    """Inputs with values: random ones where only shapes are given."""
+    rng = np.random.default_rng(0)
+
+    def value(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        is_number = jnp.issubdtype(leaf.dtype, jnp.inexact)
+        drawn = rng.normal(size=leaf.shape) if is_number else rng.integers(0, 2, leaf.shape)
+        return jnp.asarray(drawn, leaf.dtype)
+
+    return tuple(jax.tree.map(value, tuple(inputs)))

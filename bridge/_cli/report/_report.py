@@ -1,134 +1,155 @@
-"""`python -m bridge report`: how far a model's migration to NNX has come."""
+"""The report on the model of a TARGET, in a terminal, a pipe or a page."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from bridge._cli import _command
+import jax
+from rich.text import Text
 
-_DESCRIPTION = """\
-Shows every module of a model, across each ToNNX and ToLinen in it (those of flax.nnx.bridge too):
-its class and where that is defined, whether it is Linen, NNX or wrapped, its parameters, and the
-NNX class that stands for a Linen layer of Flax's. Then the migrated share: how much of the model is
-written in NNX, wrapped in a ToLinen or not.
+from bridge._cli import _target
+from bridge._cli._input_errors import InputError
+from bridge._cli._output import byte_text, new_table, page_of
+from bridge._cli._result import Result
 
-TARGET is package.module:name or path/to/file.py:name. The name is a model, or a function or module
-class that is called without arguments (an argument rngs is passed) and gives
-  - an NNX module or a Linen module,
-  - (module, *inputs), with sample inputs, or
-  - {"model": module, "inputs": (...), "kwargs": {...}, "method": "name"}.
-A Linen module makes its submodules when it sees inputs, so it needs sample inputs; so does a ToNNX
-unless the function has called bridge.lazy_init. Everything runs under jax.eval_shape: no array is
-allocated and no forward pass computed.
-"""
+from ._document import document_of
+from ._nodes import Node
+from ._observed import observing
+from ._tree import module_tree
 
-_EPILOG = """\
-exit codes:
-  0  the report was made, and --check passed
-  1  --check failed
-  2  wrong usage, or TARGET gives no model
-
-examples:
-  python -m bridge report bridge._demo._models:MixedDigitsCNN --input 1,8,8,1
-  python -m bridge report bridge._demo._models:NnxOverLinenCNN --input 1,8,8,1 --html report.html
-  python -m bridge report bridge._demo._models:NnxDigitsCNN --check --min-migrated 0.6
-  python -m bridge report bridge._demo._models:MixedDigitsCNN --input 1,8,8,1 --json > report.json
-
-The JSON document is described in the docstring of bridge/_cli/_document.py.
-"""
-
-
-def add_command(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command `report` to the subparsers of `python -m bridge`."""
-    parser = _command.new_parser(
-        commands,
-        "report",
-        "show which modules of a model are Linen, NNX or wrapped, and the migrated share",
-        _DESCRIPTION,
-        _EPILOG,
-        _run,
-        _idle,
-    )
-    parser.add_argument("target", metavar="TARGET", help="package.module:name or file.py:name")
-    _command.add_input(parser)
-    _command.add_kwarg(parser)
-    parser.add_argument(
-        "--html",
-        metavar="FILE",
-        type=_command.path,
-        help="also write one self-contained page, in the place of an earlier one if it is there",
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="exit with 1 if the share is below --min-migrated",
-    )
-    parser.add_argument(
-        "--min-migrated",
-        type=_command.SHARE,
-        metavar="SHARE",
-        help="the share for --check, from 0 to 1",
-    )
-    parser.add_argument(
-        "--by",
-        choices=("parameters", "modules"),
-        default="parameters",
-        help="which of the two shares --check looks at (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--concrete",
-        action="store_true",
-        help="run TARGET with real arrays, for one that needs their values",
-    )
+_LABELS = {
+    "linen": "Linen",
+    "nnx": "NNX",
+    "wrapped-linen": "Linen in ToNNX",
+    "wrapped-nnx": "NNX in ToLinen",
+}
+_STYLES = {"linen": "yellow", "nnx": "green", "wrapped-linen": "magenta", "wrapped-nnx": "cyan"}
+_HEADINGS = (
+    "module",
+    "class",
+    "kind",
+    "own",
+    "parameters",
+    "bytes",
+    "source",
+    "NNX counterpart",
+)
+_NUMBERS = ("own", "parameters", "bytes")
 
 
-def _idle(arguments: argparse.Namespace) -> Iterator[_command.Idle]:
-    if not arguments.check:
-        yield "without --check", ["--by"]
+def reported(arguments: argparse.Namespace) -> Result:
+    """Makes the model, looks at it, and writes the page that `--html` asks for.
 
-
-def _run(arguments: argparse.Namespace) -> int:
-    from bridge._cli import _output, _target
-    from bridge._cli._input_errors import InputError, check_page
-
-    from . import _document, _html, _page, _text, _traced
-
-    if arguments.check != (arguments.min_migrated is not None):
-        raise InputError(
-            "--check",
-            "one without the other",
-            "--check and --min-migrated together",
-            "give both, as in --check --min-migrated 0.6",
-        )
-    if arguments.html is not None:
-        check_page(arguments.html, _page.MARK)
-    inputs = _target.parse_inputs(arguments.inputs)
-    with _output.working(f"tracing {arguments.target}"):
-        kwargs = dict(arguments.kwargs)
-        root = _traced.tree(arguments.target, inputs, kwargs, concrete=arguments.concrete)
-    document = _document.document_of(arguments.target, root)
-    if arguments.check:
+    Raises:
+        InputError: TARGET gives no model, or one whose share `--min-migrated` cannot be known.
+    """
+    root = tree(arguments.target, arguments)
+    document = document_of(arguments.target, root)
+    ok = True
+    if arguments.min_migrated is not None:
         if any(node.is_empty for _, node in root.walk()):
             raise InputError(
                 arguments.target,
                 document["notes"][0],
-                "a model whose parameters are all known, for --check",
+                "a model whose parameters are all known, for --min-migrated",
                 "the share would leave them out",
             )
-        share = document["migrated"][arguments.by]["share"]
-        document["check"] = {
-            "by": arguments.by,
-            "min_migrated": arguments.min_migrated,
-            "share": share,
-            "passed": share >= arguments.min_migrated,
-        }
+        share = document["migrated"]["parameters"]["share"]
+        ok = share >= arguments.min_migrated
+        document["check"] = {"min_migrated": arguments.min_migrated, "passed": ok}
     if arguments.html is not None:
-        arguments.html.write_text(_html.page(document), encoding="utf-8")
-    if arguments.json:
-        _output.show_json("report", document)
-    else:
-        _output.show(*_text.renderables(document))
-    passed = document["check"] is None or document["check"]["passed"]
-    return _command.OK if passed else _command.FAILED
+        page = page_of([Text(document["target"], "bold"), "", *_shown(document)])
+        arguments.html.write_text(page, encoding="utf-8")
+    return Result("report", document, _shown(document), ok)
+
+
+def tree(target: str, arguments: argparse.Namespace) -> Node:
+    """Makes the model of a TARGET and looks at it, without allocating anything.
+
+    Args:
+        target: the TARGET.
+        arguments: those of the command. With its `--concrete` the model is run with real arrays.
+
+    Raises:
+        InputError: TARGET gives no model, or one that only runs with real arrays.
+    """
+    with _target.opened(target, arguments) as make:
+        made: list[Node] = []
+
+        def run() -> None:
+            with observing() as observed:
+                model, variables = _target.initialised(make(), target)
+                # Inside the trace, because traced values must not leave it.
+                made.append(module_tree(model, observed, variables))
+
+        try:
+            run() if arguments.concrete else jax.eval_shape(run)
+        except jax.errors.JAXTypeError as error:
+            raise InputError(
+                target,
+                f"{type(error).__name__}: {str(error).splitlines()[0]}",
+                "something that runs without the values of arrays, as under jax.eval_shape",
+                "pass --concrete to run it with real arrays",
+            ) from error
+        return made[0]
+
+
+def _shown(document: Mapping[str, Any]) -> Iterator[Any]:
+    """The table of modules, the migrated shares and the notes."""
+    yield new_table(_HEADINGS, map(_row, document["modules"]), right=_NUMBERS)
+    yield ""
+    parameters, modules = document["migrated"]["parameters"], document["migrated"]["modules"]
+    size = f"{byte_text(parameters['native_bytes'])} of {byte_text(parameters['total_bytes'])}"
+    yield f"migrated to NNX  parameters  {_share(parameters)}, {size}"
+    yield f"                 modules     {_share(modules)}"
+    for note in document["notes"]:
+        yield f"note: {note}"
+    if (check := document["check"]) is not None:
+        yield (
+            f"check {'passed' if check['passed'] else 'FAILED'}:"
+            f" {_percentage(parameters['share'])} of the parameters are native NNX, at least"
+            f" {check['min_migrated']:.1%} wanted"
+        )
+
+
+def _row(module: Mapping[str, Any]) -> tuple[str | Text, ...]:
+    return (
+        "  " * module["depth"] + (module["name"] or "model"),
+        module["class"] or "?",
+        Text(_LABELS[module["kind"]], _STYLES[module["kind"]]),
+        f"{module['own']['parameters']:,}",
+        f"{module['total']['parameters']:,}",
+        byte_text(module["total"]["bytes"]),
+        _source_text(module["source"]),
+        _counterpart_text(module),
+    )
+
+
+def _source_text(source: Mapping[str, Any] | None) -> str:
+    """A class's place in the program, or what it is imported by."""
+    if source is None:
+        return "?"
+    return source["import_path"] if source["file"] is None else f"{source['file']}:{source['line']}"
+
+
+def _counterpart_text(module: Mapping[str, Any]) -> str:
+    """What stands for a Linen class in NNX."""
+    exists = module["counterpart"]["exists"]
+    if exists is None:
+        return "" if module["kind"] in ("nnx", "wrapped-nnx") else "to be written"
+    return module["counterpart"]["name"] if exists else "none"
+
+
+def _share(counts: Mapping[str, Any]) -> str:
+    share = _percentage(counts["share"])
+    return f"{share:>6}  {counts['native']:,} of {counts['total']:,}"
+
+
+def _percentage(share: float) -> str:
+    """A share as a percentage that never rounds up to 100% or down to 0%."""
+    text = f"{share:.1%}"
+    if share < 1 and text == "100.0%":
+        return ">99.9%"
+    return "<0.1%" if share > 0 and text == "0.0%" else text

@@ -79,7 +79,8 @@ class _NNXPart:
     def of(cls, module: nnx.Module) -> _NNXPart:
         # One walk for the whole tree, so that shared objects are visited once.
         items = dict(nnx.iter_graph(module, graph=True))
-        every = {path: item for path, item in items.items() if _is_module(item)}
+        # The model itself may be a container.
+        every = {path: item for path, item in items.items() if not path or _is_module(item)}
         wrappers = {path for path, item in every.items() if isinstance(item, LINEN_WRAPPERS)}
         modules = {path: item for path, item in every.items() if not _owner(path, wrappers)}
         own: dict[Path | None, list[Any]] = {}

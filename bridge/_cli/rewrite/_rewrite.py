@@ -1,161 +1,111 @@
-"""`python -m bridge rewrite`: Linen sources become NNX sources, and are proven the same."""
+"""Rewrites the model of a TARGET, writes the files that are asked for, and shows the result."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import difflib
+import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from bridge._cli import _command
+from flax import linen as nn
 
-_DESCRIPTION = """\
-Reads the source of a Linen model, runs the model once without computing anything, writes the same
-model in NNX, gives both the same random weights and compares them. What cannot be rewritten stays
-Linen inside bridge.ToNNX, with the reason. By default nothing is written: the diff, the level of
-each class and the proof are shown.
-
-TARGET is package.module:name or path/to/file.py:name, as in report. New files are put beside the
-old ones: models_nnx.py, and models_nnx.rules.toml for convert, parity and bridge.port. --in-place
-changes the old files instead, all of them or none. It refuses, with every reason, while a class of
-these files stays Linen or needs review, or the rest of the package makes one or calls its init or
-apply; --by-hand names the files where you change that yourself.
-"""
-
-_EPILOG = """\
-exit codes:
-  0  every class is rewritten, and the program is proven; with --check: and the files are there
-  1  a class stays Linen or needs review, or the program is not proven
-  2  wrong usage, or a model that cannot be run
-
-examples:
-  python -m bridge rewrite linen_models.py:make_net --input 2,4 --kwarg train=False
-  python -m bridge rewrite linen_models.py:make_net --input 2,4 --kwarg train=False --write
-  python -m bridge rewrite linen_models.py:make_net --input 2,4 --kwarg train=False \\
-      --in-place --by-hand linen_models.py
-  python -m bridge rewrite linen_models.py:make_net --model linen_models.py:make_wide --input 2,4
-
-The JSON document is {"schema": "linen-nnx-bridge/rewrite", "version": 1, ...} with all that
-bridge.rewrite.Rewrite.to_json gives.
-"""
+from bridge._cli import _target
+from bridge._cli._input_errors import InputError
+from bridge._cli._output import new_table
+from bridge._cli._result import Result
+from bridge.rewrite import Rewrite, rewrite
 
 
-def add_command(commands: argparse._SubParsersAction[Any]) -> None:
-    """Adds the command `rewrite` to the subparsers of `python -m bridge`."""
-    parser = _command.new_parser(
-        commands,
-        "rewrite",
-        "rewrite Linen sources as NNX sources",
-        _DESCRIPTION,
-        _EPILOG,
-        _run,
-        _idle,
-    )
-    parser.add_argument("target", metavar="TARGET", help="package.module:name or file.py:name")
-    parser.add_argument(
-        "--model",
-        action="append",
-        default=[],
-        metavar="TARGET",
-        help="another model that reaches other branches, with the same inputs; once for each",
-    )
-    _command.add_input(parser)
-    _command.add_kwarg(parser)
-    parser.add_argument("--method", metavar="NAME", help="what is called (default: __call__)")
-    parser.add_argument(
-        "--keep-names", action="store_true", help="keep automatic names such as Dense_0"
-    )
-    parser.add_argument(
-        "--only", action="append", metavar="CLASS", help="rewrite this class alone; repeatable"
-    )
-    parser.add_argument(
-        "--skip", action="append", default=[], metavar="CLASS", help="leave this class Linen"
-    )
-    writing = parser.add_mutually_exclusive_group()
-    writing.add_argument("--write", action="store_true", help="write the new files and the rules")
-    writing.add_argument(
-        "--in-place",
-        action="store_true",
-        help="put the new classes into the old files, if nothing else of the package uses them",
-    )
-    parser.add_argument(
-        "--by-hand",
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="with --in-place: a file that you change by hand; repeatable",
-    )
-    parser.add_argument(
-        "--write-test",
-        action="store_true",
-        help="write a test too, which compares the two models",
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace files that were not written by rewrite"
-    )
-    parser.add_argument(
-        "--check",
-        action="store_true",
-        help="only say whether --write would change anything",
-    )
-    parser.add_argument(
-        "--no-gradients", dest="gradients", action="store_false", help="do not compare gradients"
-    )
-    parser.add_argument(
-        "--fast",
-        action="store_true",
-        help="do not compare other values of the fields: every class is proven for these alone",
-    )
-    parser.add_argument("--no-diff", action="store_true", help="do not show the diff")
-    parser.add_argument(
-        "--html", type=_command.path, metavar="FILE", help="write the diff as a page, side by side"
-    )
+def rewritten(arguments: argparse.Namespace) -> Result:
+    """Rewrites a model.
 
-
-def _idle(arguments: argparse.Namespace) -> Iterator[_command.Idle]:
-    if not arguments.in_place:
-        yield "without --in-place", ["--by-hand"]
-    if not arguments.write:
-        yield "without --write", ["--overwrite"]
-    if arguments.write or arguments.in_place:
-        yield "where something is written", ["--check"]
-    else:
-        yield "without --write or --in-place", ["--write-test"]
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    import json
-
-    from bridge._cli import _output
-    from bridge._cli._input_errors import InputError, check_page
-    from bridge.rewrite.publish._result import PAGE_MARK
-
-    from . import _rewriting
-
-    if arguments.html is not None:
-        check_page(arguments.html, PAGE_MARK)
-    missing = [file for file in arguments.by_hand if not pathlib.Path(file).is_file()]
-    if missing:
-        found = f"no file {', '.join(missing)}"
-        raise InputError("--by-hand", found, "files that you change", "correct the paths")
-    with _output.working(f"rewriting {arguments.target}") as progress:
-        result = _rewriting.rewritten(arguments, progress)
-    if result is None:
-        _output.show(f"nothing to do: {arguments.target} is an NNX model")
-        return _command.OK
+    Raises:
+        InputError: a TARGET gives no Linen model, or no inputs are known.
+        RewriteError: it cannot be run, or a file is not written.
+    """
+    result = _result(arguments)
+    diff = "" if arguments.no_diff else _diff(result, arguments)
     written: tuple[str, ...] = ()
     if arguments.write:
         written = result.write(overwrite=arguments.overwrite, test=arguments.write_test)
-    diff = _rewriting.diff_of(result, arguments)
-    if arguments.in_place:
+    elif arguments.in_place:
         written = result.write(in_place=True, by_hand=arguments.by_hand, test=arguments.write_test)
     if arguments.html is not None:
         arguments.html.write_text(result.html(), encoding="utf-8")
     stale = result.pending() if arguments.check else ()
-    if arguments.json:
-        _output.show_json("rewrite", {**json.loads(result.to_json()), "written": [*written]})
-    else:
-        _rewriting.show(result, written, stale, diff)
-        if (arguments.write or arguments.in_place) and not written:
-            _output.show("nothing was written: the files are unchanged")
-    return _command.OK if result.ok and not stale else _command.FAILED
+    shown = [*_shown(result, diff, written, stale)]
+    if (arguments.write or arguments.in_place) and not written:
+        shown.append("nothing was written: the files are unchanged")
+    document = {**json.loads(result.to_json()), "written": [*written]}
+    return Result("rewrite", document, shown, result.ok and not stale)
+
+
+def _result(arguments: argparse.Namespace) -> Rewrite:
+    with contextlib.ExitStack() as stack:
+        (make, sample), *others = [
+            _entry(stack.enter_context(_target.opened(target, arguments)), target)
+            for target in (arguments.target, *arguments.model)
+        ]
+        return rewrite(
+            make,
+            *sample.inputs,
+            kwargs=dict(sample.kwargs),
+            method=sample.method,
+            also=[(make, *more.inputs, dict(more.kwargs)) for make, more in others],
+            keep_names=arguments.keep_names,
+            only=arguments.only,
+            skip=arguments.skip,
+            gradients=arguments.gradients,
+            fast=arguments.fast,
+            progress=arguments.tell,
+        )
+
+
+def _entry(
+    make: Callable[[], _target.Sample], target: str
+) -> tuple[Callable[[], Any], _target.Sample]:
+    """What makes the Linen model of a TARGET, and its call."""
+    sample = make()
+    if not isinstance(sample.model, nn.Module):
+        raise InputError(target, "an NNX model", "a Linen model", "it is NNX already")
+    if not sample.inputs and not sample.kwargs:
+        raise _target.no_inputs(target)
+    return lambda: make().model, sample
+
+
+def _diff(result: Rewrite, arguments: argparse.Namespace) -> str:
+    """The new text against the old files, or beside them."""
+    if not arguments.in_place:
+        return result.diff
+    lines: list[str] = []
+    for path, text in result.in_place(arguments.by_hand).items():
+        before = pathlib.Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+        lines += difflib.unified_diff(before, text.splitlines(keepends=True), path, path)
+    return "".join(lines)
+
+
+def _shown(
+    result: Rewrite, diff: str, written: Sequence[str], stale: Sequence[str]
+) -> Iterator[Any]:
+    """The diff, the classes and the proof."""
+    if diff:
+        yield diff.rstrip("\n")
+    rows = [
+        (
+            each.name,
+            each.level,
+            f"{pathlib.Path(each.file).name}:{each.line}",
+            "; ".join(each.notes),
+        )
+        for each in result.classes
+    ]
+    yield new_table(("class", "level", "where", "notes"), rows)
+    yield f"{result.native}; {result.verdict}"
+    yield from result.notes
+    yield from (f"to rewrite more: {each}" for each in result.remedies)
+    yield from (f"to change by hand: {place}" for place in result.places)
+    yield from (f"written: {path}" for path in written)
+    yield from (f"--write would write {path}" for path in stale)

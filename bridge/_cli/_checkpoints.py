@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -17,12 +17,13 @@ from bridge._conversion import linen_leaves
 from bridge._conversion.neutral import Address, Leaf, Neutral, Path, nest, place
 from bridge._errors import path_text
 from bridge.checkpoint import Layout, LeafLayout
-from bridge.checkpoint._arrays import as_stored
-from bridge.checkpoint._source import Source, read_from
+
+from ._input_errors import InputError
 
 # The collection that stands for none, as Linen's own names are identifiers.
 NO_COLLECTION = ""
 _NUMBER = re.compile(r"([0-9]+)")
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,12 +33,10 @@ class CheckpointContents:
     Attributes:
         layout: what `checkpoint.layout` says of it.
         leaves: its leaves; those of an NNX state are in `NO_COLLECTION`.
-        within: the keys that lead to them in a checkpoint that holds more.
     """
 
     layout: Layout
     leaves: Neutral
-    within: Sequence[str] = ()
 
     @property
     def has_collections(self) -> bool:
@@ -48,9 +47,7 @@ class CheckpointContents:
     def left_out(self) -> tuple[str, ...]:
         """What is no weight: RNG state, and trees beside the model, such as `opt_state`."""
         rngs = self.leaves.keys() - self.without_rngs().leaves.keys()
-        # A state by path does not show which entries lie beside the model.
-        extra = self.layout.extra if self.has_collections else ()
-        return *extra, *sorted(path_text(*address).lstrip("/") for address in rngs)
+        return *beside(self.layout), *sorted(path_text(*a).lstrip("/") for a in rngs)
 
     @property
     def is_linen(self) -> bool:
@@ -80,10 +77,14 @@ class CheckpointContents:
 
     def by_address(self) -> dict[Address, Leaf]:
         """The leaves by collection and path, keys as text."""
-        return {(c, _text(p)): leaf for (c, p), leaf in self.leaves.items() if not leaf.is_empty}
+        return {
+            (collection, tuple(map(str, path))): leaf
+            for (collection, path), leaf in self.leaves.items()
+            if not leaf.is_empty
+        }
 
 
-def read(path: str, within: Sequence[str] = (), given: str | None = None) -> CheckpointContents:
+def read(path: str, within: tuple[str, ...] = (), given: str | None = None) -> CheckpointContents:
     """Reads a checkpoint.
 
     Args:
@@ -97,7 +98,7 @@ def read(path: str, within: Sequence[str] = (), given: str | None = None) -> Che
     layout = checkpoint.layout(path, within=within, layout=given)
     if layout.layout != "nnx":
         variables = checkpoint.restore(path, within=within, layout=given)
-        return CheckpointContents(layout, linen_leaves.from_variables(variables), within)
+        return CheckpointContents(layout, linen_leaves.from_variables(variables))
     # Restoring takes a target where there are no collections; leaves are matched by path alone.
     like = {leaf.path: _abstract(leaf.dtype, leaf.shape or ()) for leaf in layout.leaves}
     target = {"params": nest(like)}
@@ -106,8 +107,16 @@ def read(path: str, within: Sequence[str] = (), given: str | None = None) -> Che
     )
     leaves = {p: leaf for (_, p), leaf in restored.items() if not leaf.is_empty}
     new = _without_value(leaves)
-    neutral = {(NO_COLLECTION, new[p]): leaf for p, leaf in leaves.items()}
-    return CheckpointContents(layout, neutral, within)
+    return CheckpointContents(layout, {(NO_COLLECTION, new[p]): v for p, v in leaves.items()})
+
+
+def of_state(layout: Layout, state: nnx.State) -> CheckpointContents:
+    """What a checkpoint of some layout holds once its paths are those of an NNX state."""
+    neutral = linen_leaves.from_variables(nnx_to_linen(state))
+    leaves = {address: leaf for address, leaf in neutral.items() if not leaf.is_empty}
+    return CheckpointContents(
+        dataclasses.replace(layout, layout="bridge", written_by="nnx"), leaves
+    )
 
 
 def listed(layout: Layout) -> list[LeafLayout]:
@@ -119,50 +128,33 @@ def listed(layout: Layout) -> list[LeafLayout]:
     return sorted(leaves, key=lambda leaf: in_order((leaf.collection or "", leaf.path)))
 
 
-def _without_value(paths: Collection[Path]) -> dict[Path, Path]:
-    """The paths of an NNX state; orbax writes each Variable of a State as a mapping."""
-    are_mappings = all(len(path) > 1 and path[-1] == "value" for path in paths)
-    return {path: path[:-1] if are_mappings else path for path in paths}
+def beside(layout: Layout) -> tuple[str, ...]:
+    """The trees beside the model; a state by path does not show which entries those are."""
+    return () if layout.layout == "nnx" else layout.extra
 
 
-def read_extra(path: str, within: Sequence[str] = (), given: str | None = None) -> dict[Path, Leaf]:
-    """The leaves of the trees beside a model, such as an optimizer's state, keys as text.
+def text_of(path: Path) -> str:
+    """A path as one text."""
+    return "/".join(map(str, path))
 
-    Args:
-        path: as for `read`.
-        within: as for `read`.
-        given: as for `read`.
 
-    Returns:
-        Leaves by their paths, which begin with the name of the tree; those of an NNX state by path
-        are none, as it does not show which entries lie beside the model.
+def filtered(leaves: Mapping[Path, _T], expression: re.Pattern[str] | None) -> dict[Path, _T]:
+    """The leaves in whose path the expression of `--filter` is found.
 
     Raises:
-        CheckpointError: it cannot be read.
+        InputError: none is left, though there are leaves.
     """
-
-    def read_all(source: Source) -> dict[Path, Leaf]:
-        found: dict[Path, Leaf] = {}
-        for name, item in source.extra.items() if source.layout != "nnx" else ():
-            values = item.read({s.location: None for s in item.stored.values() if s.is_read})
-            for record in item.records:
-                several = len(record.stored) > 1
-                for names, stored in record.stored.items():
-                    own = names if several else record.path
-                    leaf = Leaf(as_stored(stored, values.get(stored.location)))
-                    found[name, *_text(own)] = leaf
-        return found
-
-    return read_from(path, read_all, within=within, layout=given)
-
-
-def of_state(layout: Layout, state: nnx.State) -> CheckpointContents:
-    """What a checkpoint of some layout holds once its paths are those of an NNX state."""
-    neutral = linen_leaves.from_variables(nnx_to_linen(state))
-    leaves = {address: leaf for address, leaf in neutral.items() if not leaf.is_empty}
-    return CheckpointContents(
-        dataclasses.replace(layout, layout="bridge", written_by="nnx"), leaves
-    )
+    if expression is None:
+        return dict(leaves)
+    kept = {path: leaf for path, leaf in leaves.items() if expression.search(text_of(path))}
+    if leaves and not kept:
+        raise InputError(
+            f"no leaf matches --filter {expression.pattern!r}",
+            f"{len(leaves)} leaves such as {text_of(next(iter(leaves)))}",
+            "an expression that is found in the path of one of them",
+            "correct it, or leave it out to see all paths",
+        )
+    return kept
 
 
 def in_order(keys: Iterable[object]) -> list[list[str | int]]:
@@ -177,34 +169,11 @@ def in_order(keys: Iterable[object]) -> list[list[str | int]]:
     return [[int(p) if n % 2 else p for n, p in enumerate(pieces)] for pieces in split]
 
 
-def dtype_of(value: Any) -> str | None:
-    """The dtype of a leaf's value as text; None if it is not one array."""
-    return str(value.dtype) if hasattr(value, "dtype") else None
-
-
-def item_bytes(dtype: str | None) -> int | None:
-    """Bytes of one element; None for what has no fixed size, such as PRNG keys and strings."""
-    try:
-        return None if dtype is None else jax.numpy.dtype(dtype).itemsize
-    except TypeError:
-        return None
-
-
-def has_numbers(array: np.ndarray[Any, Any]) -> bool:
-    """Whether an array is one of numbers, and not of texts, dates or objects."""
-    return array.dtype.kind not in "OSUMm"
-
-
-def widened(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An array of numbers in double precision, in which half ones can be added up and compared."""
-    # A damaged array may have signalling NaN, of which NumPy warns.
-    with np.errstate(invalid="ignore"):
-        return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
+def _without_value(paths: Collection[Path]) -> dict[Path, Path]:
+    """The paths of an NNX state; orbax writes each Variable of a State as a mapping."""
+    are_mappings = all(len(path) > 1 and path[-1] == "value" for path in paths)
+    return {path: path[:-1] if are_mappings else path for path in paths}
 
 
 def _abstract(dtype: str | None, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, np.dtype("float32") if dtype is None else dtype)
-
-
-def _text(path: Path) -> Path:
-    return tuple(map(str, path))
