@@ -9,8 +9,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bridge._errors import CheckpointError
 
 from . import _single_files
@@ -66,9 +64,8 @@ def check_content(where: Path, path: Path) -> str | None:
     """Raises CheckpointError if there is anything but a checkpoint.
 
     A directory is one if a file in it has the form of the index that orbax writes, and every file
-    in it is one that this index calls for. A file is one if it is msgpack with arrays in the form
-    that `flax.serialization` gives them, or safetensors or npz that the bridge wrote: data sets are
-    npz files too.
+    in it is one that this index calls for. A file is one if it is one of safetensors that the
+    bridge wrote: data sets are such files too.
 
     Args:
       where: where it is.
@@ -144,22 +141,16 @@ def _check_tree(path: Path, files: Collection[str]) -> None:
 def _form_of_file(path: Path) -> str:
     try:
         form = _single_files.format_of(path)
-        content = _single_files.read(path, form) if form else None
+        is_own = form is not None and _single_files.is_own(path, form)
     except OSError:
         raise
     except Exception as error:
         raise _OtherThingsError("a file that is not a checkpoint") from error
-    if not form or not isinstance(content, dict) or not any(map(_has_array, content.values())):
+    if form is None:
         raise _OtherThingsError("a file that is not a checkpoint")
-    if not _single_files.is_own(path, form):
+    if not is_own:
         raise _OtherThingsError(f"a {form} file that the bridge did not write")
     return form
-
-
-def _has_array(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_array, value.values()))
-    return isinstance(value, np.ndarray | np.generic)
 
 
 def _files(root: Path) -> list[str]:

@@ -1,13 +1,12 @@
 """Checkpoints that are one file: msgpack of `flax.serialization`, safetensors, and npz.
 
 safetensors and npz hold arrays by name. A name is a path: its keys are joined by `/` if any name
-has one, else by dots. npz has no bfloat16; programs write its bytes as they are, and so does this.
-What these two say beside the arrays has the layout, which names alone do not tell.
+has one, else by dots. npz has no bfloat16; programs write its bytes as they are. All are read, and
+safetensors is written, with the layout beside the arrays, which names alone do not tell.
 """
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,23 +23,22 @@ from ._stored import parts
 
 FORMATS = ("msgpack", "safetensors", "npz")
 LAYOUTS = ("linen", "nnx")
-_SEPARATORS = {"safetensors": ".", "npz": "/"}
 # NumPy's name for the bytes of a dtype that it does not know.
 _BFLOAT16_BYTES = np.dtype("V2")
 _HEADER_LENGTH = 8
-# In the places that npz and safetensors have for remarks, which readers of arrays pass over.
+# In the place that safetensors has for remarks, which readers of arrays pass over.
 _WRITER = "linen-nnx-bridge"
 
 
 def format_of(path: Any) -> str | None:
     """Which of the formats a file has, by how it begins; None for any other file.
 
-    An archive without files is npz if its name or the bridge says so.
+    An archive without files is npz if its name says so.
     """
     with path.open("rb") as file:
         head = file.read(64)
     # Any archive without files begins alike.
-    is_empty = head[:4] == b"PK\x05\x06" and (path.suffix == ".npz" or _WRITER.encode() in head)
+    is_empty = head[:4] == b"PK\x05\x06" and path.suffix == ".npz"
     if head[:4] == b"PK\x03\x04" or is_empty:
         return "npz"
     if head[_HEADER_LENGTH : _HEADER_LENGTH + 1] == b"{" and head[6:8] == b"\0\0":
@@ -90,86 +88,59 @@ def _unpickled(path: Any, arrays: Any) -> dict[str, Any]:
 
 
 def is_own(path: Any, form: str) -> bool:
-    """Whether a file is one that `write` wrote, or for msgpack one that it could have written."""
-    if form == "msgpack":
-        return True
+    """Whether a file is one that `write` wrote."""
     return _remarks(path, form).get("writer") == _WRITER
 
 
 def noted_layout(path: Any, form: str) -> str | None:
     """The layout that `write` was told; None where no layout is noted."""
-    found = None if form == "msgpack" else _remarks(path, form).get("layout")
+    found = _remarks(path, form).get("layout")
     return found if found in LAYOUTS else None
 
 
 def _remarks(path: Any, form: str) -> Mapping[str, str]:
-    """What a file of safetensors or npz says beside its arrays."""
-    if form == "npz":
-        with zipfile.ZipFile(path) as archive:
-            # An earlier version wrote the first one alone.
-            texts = archive.comment.decode(errors="replace").split(" ")
-        return dict(zip(("writer", "layout"), texts, strict=False))
+    """What a file of safetensors says beside its arrays."""
+    if form != "safetensors":
+        return {}
     with _safetensors(path).safe_open(path, framework="numpy") as file:
         return file.metadata() or {}
 
 
-def write(path: Path, tree: Mapping[str, Any], form: str, layout: str, *, out: object) -> None:
-    """Writes nested dicts of arrays as one file; the inverse of `read`.
+def write(path: Path, tree: Mapping[str, Any], layout: str, *, out: object) -> None:
+    """Writes nested dicts of arrays as a file of safetensors; the inverse of `read`.
 
     Args:
       path: the file.
       tree: the arrays.
-      form: one of `FORMATS`.
-      layout: one of `LAYOUTS`, which is noted beside the arrays; msgpack has no place for it.
+      layout: one of `LAYOUTS`, which is noted beside the arrays.
       out: where the file will be, for messages.
 
     Raises:
       CheckpointError: the format cannot hold the tree, or its library is not installed.
     """
-    if form == "msgpack":
-        path.write_bytes(serialization.to_bytes(tree))
-        return
-    named = _named(out, tree, form)
-    if form == "npz":
-        # `np.savez` takes leaves called `file` and `allow_pickle` for arguments of its own.
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, array in named.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                    np.lib.format.write_array(file, array, allow_pickle=False)
-            archive.comment = f"{_WRITER} {layout}".encode()
-        return
-    _safetensors(out)
-    from safetensors.numpy import save_file
-
-    save_file(named, path, metadata={"writer": _WRITER, "layout": layout})
-
-
-def _named(out: object, tree: Mapping[str, Any], form: str) -> dict[str, Any]:
-    separator = _SEPARATORS[form]
     named: dict[str, Any] = {}
     problems: list[tuple[str, str]] = []
     for keys, value in parts(tree):
         texts = list(map(str, keys))
         name = "/".join(texts)
-        if any("/" in text or (separator == "." and "." in text) for text in texts):
-            problems.append((name, f"{form} joins keys by {separator!r}, and this one has it"))
-            continue
         # Not `np.ascontiguousarray`, which makes a vector of a scalar.
         array = np.asarray(value, order="C")
-        if array.dtype == jnp.bfloat16 and form == "npz":
-            array = array.view(_BFLOAT16_BYTES)
+        if any("/" in text or "." in text for text in texts):
+            problems.append((name, "safetensors joins keys by '.', and this one has it"))
         elif array.dtype.kind not in "biufc" and array.dtype != jnp.bfloat16:
-            problems.append((name, f"{form} cannot hold {array.dtype}"))
-            continue
-        named[separator.join(texts)] = array
+            problems.append((name, f"safetensors cannot hold {array.dtype}"))
+        named[".".join(texts)] = array
     if problems:
         raise CheckpointError(
-            f"the format {form} cannot hold these leaves, for",
+            "the format safetensors cannot hold these leaves, for",
             out,
             "Choose another format.",
             unsupported=problems,
         )
-    return named
+    _safetensors(out)
+    from safetensors.numpy import save_file
+
+    save_file(named, path, metadata={"writer": _WRITER, "layout": layout})
 
 
 def _nested(named: Mapping[str, Any]) -> dict[str, Any]:

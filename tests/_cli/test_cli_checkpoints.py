@@ -478,7 +478,12 @@ def project(tmp_path, made, monkeypatch):
         ("linen", "step", (), "it holds 'nnx'"),
         ("linen", "models.py", (), "not a checkpoint"),
         ("linen", "models.py", ("--format", "safetensors"), "not a checkpoint"),
-        ("linen", "x.msgpack", ("--format", "orbax"), "a checkpoint that is a msgpack file"),
+        (
+            "linen",
+            "x.msgpack",
+            ("--format", "orbax"),
+            "a msgpack file that the bridge did not write",
+        ),
         ("linen", "step/nnx", ("--format", "safetensors"), "a checkpoint directory"),
         ("linen", "linen", (), "the checkpoint that is read"),
         ("step/nnx", "step", (), "the checkpoint that is read"),

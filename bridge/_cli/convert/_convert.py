@@ -79,7 +79,7 @@ def _write(arguments: argparse.Namespace, tree: Any, form: str, layout: str) -> 
             checkpoint.save(new, tree)
         elif is_file:
             bare = nnx.to_pure_dict(tree) if isinstance(tree, nnx.State) else meta.unbox(tree)
-            _single_files.write(new, bare, form, layout, out=out)
+            _single_files.write(new, bare, layout, out=out)
         else:
             # Programs save the State itself, as Flax's guide on checkpoints does.
             bare = tree if isinstance(tree, nnx.State) else meta.unbox(tree)
