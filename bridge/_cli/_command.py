@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, TextIO, TypeVar
 
-from bridge._errors import BridgeError, CheckpointError, PortError
+from bridge._errors import BridgeError, PortError
 
 from ._places import user_place
 from ._result import Result as Result
@@ -103,7 +103,7 @@ def _text(error: BaseException) -> str:
 def _code(error: BaseException) -> int:
     if isinstance(error, PortError):
         return FAILED
-    is_extra = isinstance(error, CheckpointError) and isinstance(error.__cause__, ImportError)
+    is_extra = isinstance(error, BridgeError) and isinstance(error.__cause__, ImportError)
     return MISSING_EXTRA if is_extra else UNUSABLE
 
 

@@ -245,7 +245,8 @@ def _module_of_name(place: str) -> Any:
         if not f"{place}.".startswith(f"{error.name}."):
             raise
         remedy = "run from the directory that holds it, or give the file's path"
-        raise InputError("TARGET", f"no module {error.name!r}", _FORM, remedy) from error
+        # Not as the cause, which says that an extra is missing.
+        raise InputError("TARGET", f"no module {error.name!r}", _FORM, remedy) from None
 
 
 def _named(module: Any, name: str, target: str) -> Any:

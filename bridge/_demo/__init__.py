@@ -5,15 +5,14 @@ This file is the command line alone; everything that needs an extra or starts JA
 """
 
 import argparse
-import importlib.util
 import os
 import sys
 from typing import Any
 
 from bridge._cli import _command
+from bridge._errors import BridgeError
 
 _DEVICES = 8
-_EXTRA_MODULES = ("optax", "rich", "sklearn")
 
 _DESCRIPTION = """\
 Trains a Linen CNN with BatchNorm and Dropout on scikit-learn's handwritten digits, data-parallel
@@ -46,15 +45,13 @@ examples:
 
 def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
     """Adds the command `demo` to the subparsers of `python -m bridge`."""
-    parser = commands.add_parser(
+    parser = _command.new_parser(
+        commands,
         "demo",
-        help="migrate a network on handwritten digits from Linen to NNX, checking each step",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON document; progress goes to stderr"
+        "migrate a network on handwritten digits from Linen to NNX, checking each step",
+        _DESCRIPTION,
+        _EPILOG,
+        _run,
     )
     parser.add_argument(
         "--seed",
@@ -84,36 +81,29 @@ def add_command(commands: "argparse._SubParsersAction[Any]") -> None:
         metavar="SHARE",
         help="held-out accuracy that every trained model must reach (default: %(default)s)",
     )
-    parser.set_defaults(run=_run)
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    missing = [name for name in _EXTRA_MODULES if importlib.util.find_spec(name) is None]
-    if missing:
-        sys.stderr.write(
-            f"python -m bridge demo needs {', '.join(missing)}, not installed here: "
-            "pip install 'linen-nnx-bridge[demo]'\n"
-        )
-        return _command.MISSING_EXTRA
+def _run(arguments: argparse.Namespace) -> _command.Result:
+    try:
+        import sklearn as sklearn
+    except ImportError as error:
+        raise BridgeError(
+            "scikit-learn is not installed: pip install 'linen-nnx-bridge[demo]'"
+        ) from error
     _emulate_devices()
 
     from bridge._demo import _digits, _migration, _report, _steps
 
-    with _report.Display() as display:
-        report = _migration.migrate(
-            _digits.load(),
-            _steps.STEPS,
-            seed=arguments.seed,
-            epochs=arguments.epochs,
-            training_steps=arguments.steps,
-            floor=arguments.floor,
-            watcher=display,
-        )
-    if arguments.json:
-        sys.stdout.write(_report.as_json(report) + "\n")
-    else:
-        _report.print_table(report)
-    return 0 if report.held else 1
+    report = _migration.migrate(
+        _digits.load(),
+        _steps.STEPS,
+        seed=arguments.seed,
+        epochs=arguments.epochs,
+        training_steps=arguments.steps,
+        floor=arguments.floor,
+        tell=lambda line: print(line, file=sys.stderr),
+    )
+    return _report.result_of(report)
 
 
 def _emulate_devices() -> None:

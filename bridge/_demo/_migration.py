@@ -2,8 +2,8 @@
 
 import dataclasses
 import time
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -48,6 +48,21 @@ class StepResult:
         """Whether every check of this step held."""
         return not self.problems
 
+    @property
+    def difference(self) -> str:
+        """The largest difference as text."""
+        return "-" if self.max_abs_diff is None else f"{self.max_abs_diff:.1e}"
+
+    @property
+    def accuracies(self) -> str:
+        """The accuracy before and after training as text."""
+        return f"{self.accuracy_before:.1%} -> {self.accuracy_after:.1%}"
+
+    @property
+    def verdict(self) -> str:
+        """Whether every check of this step held, as text."""
+        return "held" if self.held else "FAILED"
+
 
 @dataclasses.dataclass(frozen=True)
 class MigrationReport:
@@ -70,26 +85,6 @@ class MigrationReport:
         return all(step.held for step in self.steps)
 
 
-class Watcher(Protocol):
-    """Who is told how far the migration is."""
-
-    def begin(self, training_steps: int) -> None:
-        """The migration will take so many training steps in all."""
-        ...
-
-    def enter(self, index: int, step: _steps.Step) -> None:
-        """A step of the migration begins."""
-        ...
-
-    def advance(self) -> None:
-        """One training step is done."""
-        ...
-
-    def leave(self, result: StepResult) -> None:
-        """A step of the migration is done."""
-        ...
-
-
 def migrate(
     digits: _digits.Digits,
     steps: Sequence[_steps.Step],
@@ -98,7 +93,7 @@ def migrate(
     epochs: int,
     training_steps: int,
     floor: float,
-    watcher: Watcher,
+    tell: Callable[[str], None],
 ) -> MigrationReport:
     """Trains the first step's model from scratch, then takes its weights through the other steps.
 
@@ -109,7 +104,7 @@ def migrate(
         epochs: how long the first model trains.
         training_steps: how many training steps each later model takes.
         floor: the held-out accuracy every trained model has to reach, in [0, 1].
-        watcher: is told of the progress.
+        tell: is called with each line about the progress.
 
     Returns:
         The report; a check that does not hold is in it, and does not stop the migration.
@@ -118,16 +113,16 @@ def migrate(
         ValueError: when the renamed weights do not fit a step's model.
     """
     started = time.perf_counter()
-    first_count = epochs * digits.steps_per_epoch
-    watcher.begin(first_count + training_steps * (len(steps) - 1))
     reached = _Reached({}, None)
     results: list[StepResult] = []
     for index, step in enumerate(steps):
-        watcher.enter(index, step)
-        count = training_steps if index else first_count
-        result, reached = _taken(digits, index, step, reached, seed + index, count, watcher)
+        tell(f"step {index} {step.name}: {step.change}")
+        for old, new in step.renames.items():
+            tell(f"  {old} -> {new}")
+        count = training_steps if index else epochs * digits.steps_per_epoch
+        result, reached = _taken(digits, index, step, reached, seed + index, count)
         result = dataclasses.replace(result, problems=problems_of(result, floor))
-        watcher.leave(result)
+        tell(f"  max |diff| {result.difference}, accuracy {result.accuracies}: {result.verdict}")
         results.append(result)
     return MigrationReport(
         devices=digits.mesh.size,
@@ -157,14 +152,13 @@ def _taken(
     before: _Reached,
     seed: int,
     count: int,
-    watcher: Watcher,
 ) -> tuple[StepResult, _Reached]:
     """Takes one step, with `count` training steps; which problems it has is not yet said."""
     started = time.perf_counter()
     trainee = step.build(_weights.renamed(before.weights, step.renames), seed, digits.mesh)
     weights_before = trainee.weights()
     logits_before = np.asarray(trainee.logits(digits.held_out_images))
-    trainee.fit(digits.batches(seed, count), watcher.advance)
+    trainee.fit(digits.batches(seed, count))
     weights = trainee.weights()
     logits_after = np.asarray(trainee.logits(digits.held_out_images))
     result = StepResult(

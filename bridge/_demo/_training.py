@@ -34,8 +34,8 @@ class Trainee(Protocol):
         """Returns evaluation-mode logits `(batch, 10)`."""
         ...
 
-    def fit(self, batches: Batches, advance: Callable[[], None]) -> None:
-        """Takes one training step per batch and calls `advance` after each."""
+    def fit(self, batches: Batches) -> None:
+        """Takes one training step per batch."""
         ...
 
 
@@ -85,15 +85,14 @@ class LinenTrainee:
         """Returns evaluation-mode logits `(batch, 10)`."""
         return self._logits(self._variables, images)
 
-    def fit(self, batches: Batches, advance: Callable[[], None]) -> None:
-        """Takes one training step per batch and calls `advance` after each."""
+    def fit(self, batches: Batches) -> None:
+        """Takes one training step per batch."""
         for images, labels in batches:
             self._dropout, key = jax.random.split(self._dropout)
             self._variables, self._opt_state = self._step(
                 self._variables, self._opt_state, images, labels, key
             )
             _finish(self._variables)
-            advance()
 
 
 class NnxTrainee:
@@ -117,13 +116,12 @@ class NnxTrainee:
         self._model.eval()
         return _nnx_logits(self._model, images)
 
-    def fit(self, batches: Batches, advance: Callable[[], None]) -> None:
-        """Takes one training step per batch and calls `advance` after each."""
+    def fit(self, batches: Batches) -> None:
+        """Takes one training step per batch."""
         self._model.train()
         for images, labels in batches:
             _nnx_step(self._model, self._optimizer, images, labels)
             _finish(nnx.state(self._model, nnx.Param))
-            advance()
 
 
 @nnx.jit

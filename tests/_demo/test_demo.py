@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from bridge import __main__
+from bridge._cli import _output
 from bridge._demo import _migration, _report, _weights
 from tests import processes
 
@@ -90,12 +91,11 @@ def test_a_wrong_weight_makes_the_demo_fail():
     assert "differ" in report["steps"][1]["problems"][0]
 
 
-@pytest.mark.parametrize("module", ["sklearn", "rich", "optax"])
-def test_a_missing_extra_exits_with_three_and_says_what_to_install(module, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, module, None)
+def test_a_missing_extra_exits_with_three_and_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
     assert __main__.main(["demo"]) == 3
     shown = capsys.readouterr()
-    assert module in shown.err
+    assert "scikit-learn" in shown.err
     assert "pip install 'linen-nnx-bridge[demo]'" in shown.err
     assert shown.out == ""
 
@@ -182,15 +182,16 @@ def test_an_untrained_first_model_may_be_below_the_floor():
 
 
 def test_a_difference_that_is_no_number_still_gives_valid_json():
-    document = json.loads(_report.as_json(report_of(one_step(max_abs_diff=float("nan")))))
+    result = _report.result_of(report_of(one_step(max_abs_diff=float("nan"))))
+    document = json.loads(json.dumps(result.document, allow_nan=False))
     assert document["steps"][0]["max_abs_diff"] is None
 
 
-def test_the_table_shows_the_step_its_difference_and_what_failed(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    _report.print_table(report_of(one_step(problems=["outputs differ"])))
+def test_the_table_shows_the_step_its_difference_and_what_failed(capsys):
+    result = _report.result_of(report_of(one_step(problems=["outputs differ"])))
+    _output.write(result, as_json=False)
     shown = capsys.readouterr().out
-    for expected in ("1 wrapped: all in ToNNX", "14,458", "1.0e-06", "FAILED", "outputs differ"):
+    for expected in ("1 wrapped  all in ToNNX", "14,458", "1.0e-06", "FAILED", "outputs differ"):
         assert expected in shown
     assert "Not every check held" in shown
 
