@@ -43,7 +43,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._nodes import Migrated, Node, Size
+from ._nodes import Node, Size
 from ._source import counterpart_of, import_path, is_part, source_of
 
 
@@ -54,21 +54,22 @@ def document_of(target: str, root: Node) -> dict[str, Any]:
         target: what the command line called the model.
         root: the model's node.
     """
-    migrated = Migrated.of(root)
+    # Containers (`nnx.List`, `nnx.Dict`) are no modules, and a wrapper and what it wraps are one.
+    are_native = [node.kind.is_native for node in root.walk()]
     return {
         "target": target,
         "migrated": {
             "parameters": {
-                "native": migrated.native.parameters,
-                "total": migrated.total.parameters,
-                "share": migrated.parameter_share,
-                "native_bytes": migrated.native.bytes,
-                "total_bytes": migrated.total.bytes,
+                "native": root.native.parameters,
+                "total": root.total.parameters,
+                "share": root.share,
+                "native_bytes": root.native.bytes,
+                "total_bytes": root.total.bytes,
             },
             "modules": {
-                "native": migrated.native_modules,
-                "total": migrated.modules,
-                "share": migrated.module_share,
+                "native": sum(are_native),
+                "total": len(are_native),
+                "share": sum(are_native) / len(are_native),
             },
         },
         "modules": _modules(root, (), 0),
@@ -79,8 +80,8 @@ def document_of(target: str, root: Node) -> dict[str, Any]:
 
 def notes_of(root: Node) -> list[str]:
     """What keeps the figures from being the whole truth."""
-    empty = ["/".join(node.path) or "the model" for _, node in root.walk() if node.is_empty]
-    unknown = [node for _, node in root.walk() if node.cls is None]
+    empty = ["/".join(node.path) or "the model" for node in root.walk() if node.is_empty]
+    unknown = [node for node in root.walk() if node.cls is None]
     notes = []
     if empty:
         notes.append(
@@ -110,7 +111,7 @@ def _modules(
         "kind": str(node.kind),
         "own": _size(node.own),
         "total": _size(node.total),
-        "migrated": Migrated.of(node).parameter_share,
+        "migrated": node.share,
         "source": None if node.cls is None else source_of(node.cls)._asdict(),
         "counterpart": {
             "exists": counterpart if counterpart is None else bool(counterpart),

@@ -1,4 +1,4 @@
-"""The report's model: a tree of modules with their sizes, and how much of it is migrated."""
+"""The report's model: a tree of modules with their sizes, and how much of it is native NNX."""
 
 from __future__ import annotations
 
@@ -59,44 +59,20 @@ class Node:
         """Its parameters, those of its submodules included."""
         return sum((child.total for child in self.children), self.own)
 
-    def walk(self, depth: int = 0) -> Iterator[tuple[int, Node]]:
-        """(depth, module) of this module and all below it, each before its submodules."""
-        yield depth, self
-        for child in self.children:
-            yield from child.walk(depth + 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Migrated:
-    """How much of a model is native NNX.
-
-    Attributes:
-        native: parameters that NNX modules own, and their bytes.
-        total: all parameters.
-        native_modules: how many modules are NNX.
-        modules: how many modules there are; containers (`nnx.List`, `nnx.Dict`) are none, and a
-            wrapper and what it wraps are one.
-    """
-
-    native: Size
-    total: Size
-    native_modules: int
-    modules: int
-
-    @classmethod
-    def of(cls, root: Node) -> Migrated:
-        """The counts of a tree."""
-        nodes = [node for _, node in root.walk()]
-        native = [node for node in nodes if node.kind.is_native]
-        return cls(sum((node.own for node in native), Size()), root.total, len(native), len(nodes))
+    @property
+    def native(self) -> Size:
+        """The part of `total` that NNX modules own."""
+        own = self.own if self.kind.is_native else Size()
+        return sum((child.native for child in self.children), own)
 
     @property
-    def parameter_share(self) -> float:
-        """From 0 to 1; 1 without any parameters, as none is left to migrate."""
+    def share(self) -> float:
+        """How much of `total` is `native`; 1 without any parameters, as none is left to migrate."""
         total = self.total.parameters
         return self.native.parameters / total if total else 1.0
 
-    @property
-    def module_share(self) -> float:
-        """From 0 to 1."""
-        return self.native_modules / self.modules
+    def walk(self) -> Iterator[Node]:
+        """This module and all below it, each before its submodules."""
+        yield self
+        for child in self.children:
+            yield from child.walk()

@@ -49,7 +49,7 @@ def reported(arguments: argparse.Namespace) -> Result:
     document = document_of(arguments.target, root)
     ok = True
     if arguments.min_migrated is not None:
-        if any(node.is_empty for _, node in root.walk()):
+        if any(node.is_empty for node in root.walk()):
             raise InputError(
                 arguments.target,
                 document["notes"][0],
