@@ -131,7 +131,8 @@ def path(text: str) -> pathlib.Path:
     """
     if not text.strip() or "://" in text:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected a path of this machine")
-    return pathlib.Path(text).expanduser()
+    # Unlike `Path.expanduser`, this leaves a home directory that is not known as it is.
+    return pathlib.Path(os.path.expanduser(text))
 
 
 def page(text: str) -> pathlib.Path:

@@ -115,7 +115,7 @@ def source_of(
     """
     if to_nnx:
         return to_variables(_with_collections(contents))
-    if getattr(arguments, "source_model", None) is not None:
+    if arguments.source_model is not None:
         # With its classes, so that fused gates are known.
         _, written_by = _target.abstract(arguments.source_model, arguments, inputs)
         if not isinstance(written_by, nnx.Module):
@@ -192,8 +192,8 @@ def _with_collections(contents: CheckpointContents) -> Neutral:
             "CHECKPOINT",
             "an NNX state by path, which does not tell the collections of its leaves",
             "Linen variables, or a Linen model for which they are converted",
-            "give --model, --layout linen if they are parameters, or --within KEYS if the variables"
-            " lie deeper",
+            "give a Linen --model, --layout linen if they are parameters, or --within KEYS if the"
+            " variables lie deeper",
         )
     return dict(contents.without_rngs().leaves)
 

@@ -121,7 +121,7 @@ def abstract(
     arguments: argparse.Namespace,
     inputs: tuple[Any, ...] = (),
 ) -> tuple[Sample, Any]:
-    """The model of a TARGET without values, for commands that may name another one.
+    """The model of a TARGET without values, for commands that may name a `--source-model` too.
 
     Args:
         target: the TARGET.
@@ -133,7 +133,7 @@ def abstract(
         variables of a Linen model.
     """
     samples: list[Sample] = []
-    is_one_of_two = getattr(arguments, "source_model", None) is not None
+    is_one_of_two = arguments.source_model is not None
     with opened(target, arguments, is_one_of_two=is_one_of_two) as make:
 
         def run() -> Any:

@@ -398,7 +398,7 @@ def test_rules_alone_do_not_tell_the_collections_of_a_state(capsys, made, tmp_pa
     arguments = ("convert", made / "nnx", tmp_path / "out", "--rules", made / "rules.toml")
     outcome = run(capsys, *arguments)
     assert outcome.code == 2
-    assert "give --model" in outcome.err
+    assert "give a Linen --model" in outcome.err
 
 
 def test_the_bridge_format_keeps_boxes(capsys, tmp_path):

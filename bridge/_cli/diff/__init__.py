@@ -72,6 +72,8 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         metavar="TARGET",
         help="the NNX model that the one of the two that is Linen's is converted for",
     )
+    # As for `convert`, whose conversion is made for `--model`.
+    parser.set_defaults(source_model=None)
     _command.add_within(parser, of=", in both")
     _command.add_within(parser, "--a-within", of=", in A alone")
     _command.add_within(parser, "--b-within", of=", in B alone")
