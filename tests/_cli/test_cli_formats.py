@@ -93,7 +93,7 @@ def test_diff_and_convert_take_numbers_in_a_file_as_keys_of_linen(capsys, place)
     (place / "hf.msgpack").write_bytes(serialization.to_bytes({"h": {"0": block, "1": block}}))
     state = nnx.State({"blocks": nnx.State({n: nnx.State(block) for n in (0, 1)})})
     (place / "nnx.msgpack").write_bytes(serialization.to_bytes(nnx.to_pure_dict(state)))
-    (place / "rules.toml").write_text(r"""'h/(\d+)' = 'blocks.\1'""")
+    (place / "rules.toml").write_text("[rules]\n" + r"'h/(\d+)' = 'blocks.\1'")
     rules = ("--rules", "rules.toml")
 
     ambiguous = run(capsys, "diff", "hf.msgpack", "nnx.msgpack", *rules)
@@ -487,7 +487,7 @@ def test_the_list_of_a_state_becomes_a_stack_of_linen(capsys, place, rules):
         saver.save(place / "state", {"layers": own})
     options = ["--model", "stacked.py:make"]
     if rules is not None:
-        (place / "rules.toml").write_text(rules)
+        (place / "rules.toml").write_text(f"[rules]\n{rules}")
         options += ["--rules", "rules.toml"]
     assert run(capsys, "convert", "state", "linen.safetensors", *options).code == 0
     found = checkpoint.restore(place / "linen.safetensors")["params"]["layers"]["Dense_0"]
@@ -511,7 +511,7 @@ def test_variables_that_lie_beside_an_optimizer_are_told_the_option_for_them(
             orbax.save(place / "deep", args=ocp.args.PyTreeSave(tree))
     else:
         (place / "deep").write_bytes(serialization.to_bytes(tree))
-    (place / "rules.toml").write_text(f"'{layer}' = 'fc'")
+    (place / "rules.toml").write_text(f"[rules]\n'{layer}' = 'fc'")
     options = ("--rules", "rules.toml", "--within")
     outcome = run(capsys, "convert", "deep", "out", *options, "/".join(around))
     assert outcome.code == 2

@@ -43,7 +43,7 @@ def workspace(tmp_path_factory):
         step = {"model": variables, "step": np.int32(100)}
         orbax.save(place / "checkpoints" / "manager" / "100", args=ocp.args.PyTreeSave(step))
         orbax.save(place / "linen_checkpoint", args=ocp.args.PyTreeSave(variables))
-    (place / "rules.toml").write_text(r"""'layers_(\d+)' = 'layers.\1'""")
+    (place / "rules.toml").write_text("[rules]\n" + r"'layers_(\d+)' = 'layers.\1'")
     (place / "models.py").write_text(
         "import jax.numpy as jnp\n"
         "from flax import linen as nn, nnx\n"

@@ -16,8 +16,9 @@ has to have its place. With --rules alone, Linen's paths become NNX's or the oth
 bridge.checkpoint.restore; rules that reshape or split arrays need --model. Without either, the
 paths stay and the format changes.
 
---rules FILE is TOML, or JSON if its name ends in .json:
+--rules FILE is TOML:
 
+  [rules]
   "encoder/Dense_0" = "encoder.fc1"  # expression for a Linen path = NNX path
   'block_(\\d+)' = 'blocks.\\1'
 
@@ -71,7 +72,7 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     )
     parser.add_argument("checkpoint", metavar="CHECKPOINT", help="a directory or file")
     parser.add_argument("out", metavar="OUT", type=_command.path, nargs="?", help="what is written")
-    _command.add_rules(parser, ", TOML or JSON")
+    _command.add_rules(parser, ", TOML")
     parser.add_argument(
         "--model",
         metavar="TARGET",
