@@ -700,6 +700,69 @@ class Model(nn.Module):
     ),
 }
 FLOWS = {
+    "shortcuts with a projection where the sizes differ": Program(
+        """
+class Block(nn.Module):
+    width: int
+    out: int | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        y = nn.Dense(self.width)(x)
+        y = nn.Dense(self.out or y.shape[-1])(nn.relu(y))
+        if x.shape != y.shape:
+            x = nn.Dense(y.shape[-1])(x)
+        return nn.LayerNorm()(x + y)
+
+
+class Model(nn.Module):
+    width: int = 4
+    out: int | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(Block(self.width, self.out)(x))
+""",
+        [{"width": 8}, {"out": 8}, {"width": 6, "out": 5}],
+    ),
+    "sizes that a match chooses": Program(
+        """
+class Model(nn.Module):
+    kind: str = "wide"
+    width: int = 8
+    out: int = 5
+
+    @nn.compact
+    def __call__(self, x):
+        match self.kind:
+            case "norm":
+                x = nn.LayerNorm()(x)
+            case "wide" if self.width > 1:
+                x = nn.Dense(max(self.width, x.shape[-1] // 2))(x)
+            case name:
+                x = nn.Dense(len(name))(x)
+        scale = self.param("scale", nn.initializers.ones, (1, x.shape[-1]))
+        return nn.Dense(self.out)(x * scale)
+""",
+        [{"kind": "norm"}, {"kind": "other"}, {"width": 1}, {"width": 3}, {"width": 9}],
+    ),
+    "sums and comparisons of sizes that a field chooses": Program(
+        """
+class Model(nn.Module):
+    width: int = 4
+    flag: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        h = nn.Dense(self.width if self.flag else 2 * self.width)(x)
+        x = jnp.concatenate([x, h], axis=-1)
+        y = nn.Dense(x.shape[-1] if self.flag else self.width)(x)
+        if y.shape != x.shape:
+            x = nn.Dense(y.shape[-1] * 2)(x)
+        return nn.Dense(max(3, x.shape[-1] // 2))(x)
+""",
+        [{"flag": False}, {"width": 7}, {"width": 12, "flag": False}],
+    ),
     "arrays that are repeated along the last axis": Program(
         """
 class Model(nn.Module):

@@ -33,6 +33,7 @@ _KEEPING: tuple[Any, ...] = (
     *(jax.lax.stop_gradient, jax.lax.with_sharding_constraint),
 )
 _REDUCING = (jnp.mean, jnp.sum, jnp.max, jnp.min, jnp.prod, jnp.var, jnp.std)
+_OPERATORS = (ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context)
 _COMPUTING = (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.IfExp, ast.Compare)
 _REDUCING_METHODS = frozenset({"mean", "sum", "max", "min", "prod", "var", "std"})
 _KEEPING_METHODS = frozenset({"astype", "copy", "clip"})
@@ -55,6 +56,7 @@ class Written(Size):
 
     node: ast.expr
     makings: tuple[Making, ...] = dataclasses.field(compare=False)
+    source: Source = dataclasses.field(compare=False)
 
     @property
     def text(self) -> str:
@@ -90,6 +92,7 @@ class Computed(Size):
 
     node: ast.expr
     parts: tuple[tuple[ast.expr, Size], ...]
+    source: Source = dataclasses.field(compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,6 +185,7 @@ class Flow:
         inputs: by slot, the sizes that its first call is given: by position and by name.
         called: by slot, its first call.
         dimensions: the sizes that expressions such as `x.shape[-1]` are.
+        shapes: the last sizes of expressions such as `x.shape`.
         updates: what the constructor does beside the program, in order.
         broken: the lists that are used in a way that is not followed.
         returned: the sizes that the method returns.
@@ -201,6 +205,7 @@ class Flow:
             self.inputs: dict[ast.Call, dict[int | str, Known]] = {}
             self.called: dict[ast.Call, ast.Call] = {}
             self.dimensions: dict[ast.expr, Size] = {}
+            self.shapes: dict[ast.expr, Size] = {}
             self.updates: list[Update] = []
             self._names: dict[str, Known] = {each: Given(each) for each in facts.arguments}
             self._numbers: set[str] = set()
@@ -218,7 +223,7 @@ class Flow:
             self._taken = []
             number = len(self.updates)
             is_followed = self._statement(statement)
-            if not isinstance(statement, ast.If | ast.For | ast.With):
+            if not isinstance(statement, ast.If | ast.For | ast.With | ast.Match):
                 kept = [e for u in self.updates[number:] for e in parts_of(u.size) if _is_taken(e)]
                 # What is taken out of a list by an expression that is not understood.
                 if len(kept) != len(self._taken):
@@ -241,7 +246,11 @@ class Flow:
             case ast.Expr():
                 self._expression(node.value, node)
             case ast.If():
-                return self._if(node)
+                self._size(node.test)
+                is_known = self._is_told(node.test)
+                return self._branches(node, [node.body, node.orelse], is_known, node.test)
+            case ast.Match():
+                return self._match(node)
             case ast.For():
                 self._for(node)
             case ast.With():
@@ -310,16 +319,40 @@ class Flow:
             return
         self._size(node)
 
-    def _if(self, node: ast.If) -> bool:
-        self._size(node.test)
-        is_known = not self._facts.touches(node.test)
+    def _match(self, node: ast.Match) -> bool:
+        self._size(node.subject)
+        known = [node.subject, *(case.guard for case in node.cases if case.guard is not None)]
+        for case in node.cases:
+            self._forget(bound_in(case.pattern), node)
+        blocks = [case.body for case in node.cases]
+        last = node.cases[-1]
+        is_whole = isinstance(last.pattern, ast.MatchAs) and last.pattern.pattern is None
+        if not is_whole or last.guard is not None:
+            blocks.append([])
+        return self._branches(node, blocks, not any(map(self._facts.touches, known)))
+
+    def _branches(
+        self,
+        node: ast.stmt,
+        blocks: Sequence[list[ast.stmt]],
+        is_known: bool,
+        test: ast.expr | None = None,
+    ) -> bool:
+        """Follows a statement that runs one of several blocks.
+
+        Args:
+            node: the statement.
+            blocks: what may run, an empty one if nothing may.
+            is_known: whether a constructor knows which one runs.
+            test: the condition of the first of two.
+        """
         before = dict(self._names)
         # Inside of the branches a size still is what it is known by.
-        self._keep_before(node, bound_in_all(node.body) | bound_in_all(node.orelse))
+        self._keep_before(node, set().union(*map(bound_in_all, blocks)))
         before = {k: v if before.get(k) is None else before[k] for k, v in self._names.items()}
         ends: list[dict[str, Known]] = []
         number = len(self.updates)
-        for block in (node.body, node.orelse):
+        for block in blocks:
             self._names = dict(before)
             if self._block(block):
                 self._end(block, before)
@@ -337,7 +370,7 @@ class Flow:
         self._names = dict(ends[0])
         for name in set().union(*ends):
             if not _is_one(name, ends[0].get(name), ends):
-                self._merge(name, [each.get(name) for each in ends], node.test)
+                self._merge(name, [each.get(name) for each in ends], test)
         return True
 
     def _for(self, node: ast.For) -> None:
@@ -541,9 +574,11 @@ class Flow:
                 self._note(each)
 
     def _note(self, node: ast.expr) -> None:
-        number = self._number(node)
+        number, last = self._number(node), self._shape_of(node)
         if number is not None:
             self.dimensions[node] = number
+        if last is not None:
+            self.shapes[node] = last
 
     def _number(self, node: ast.expr) -> Size | None:
         """What `x.shape[-1]`, a name of it, or a number computed from it is; else None."""
@@ -565,7 +600,20 @@ class Flow:
             if number is None or _takes_out(number):
                 return None
             inside.append((part, number))
-        return Computed(node, tuple(inside))
+        return Computed(node, tuple(inside), self._facts.source)
+
+    def _is_told(self, test: ast.expr) -> bool:
+        """Whether a constructor knows a condition: one on sizes that are followed, too."""
+        if not self._facts.touches(test) or test in self.dimensions or test in self.shapes:
+            return True
+        match test:
+            case ast.Compare():
+                return all(map(self._is_told, (test.left, *test.comparators)))
+            case ast.BoolOp():
+                return all(map(self._is_told, test.values))
+            case ast.UnaryOp():
+                return self._is_told(test.operand)
+        return False
 
     def _shape_of(self, node: ast.expr) -> Size | None:
         """The last item of `x.shape`, None for another expression."""
@@ -655,7 +703,7 @@ class Flow:
         """A number that a constructor can compute; None for one that is left open, such as -1."""
         if self._facts.touches(node):
             return self._number(node)
-        return None if _number(node) == -1 else Written(node, ())
+        return None if _number(node) == -1 else Written(node, (), self._facts.source)
 
     def _concatenated(self, node: ast.Call) -> Size | None:
         axis = next((k.value for k in node.keywords if k.arg in ("axis", "dimension")), None)
@@ -699,7 +747,11 @@ class Flow:
         output = self._facts.output(slot)
         if output is not None:
             noted = self.dimensions.get(output)
-            return noted if noted is not None else Written(output, tuple(slot.makings))
+            return (
+                noted
+                if noted is not None
+                else Written(output, tuple(slot.makings), self._facts.source)
+            )
         first = given.get(0)
         if isinstance(first, Size) and self._facts.keeps(slot):
             return first
@@ -716,23 +768,61 @@ class Flow:
             slot: where it is made.
             given: the sizes that it is called with.
         """
-        if isinstance(size, Sum):
-            parts = [self._of_caller(each, names, slot, given) for each in size.parts]
-            return None if None in parts else Sum(tuple(parts))
-        if isinstance(size, Given):
-            found = given.get(size.argument) or given.get(names.index(size.argument))
-            return found if isinstance(found, Size) else None
-        if not isinstance(size, Written):
+        match size:
+            case Sum(parts=inside):
+                parts = [self._of_caller(each, names, slot, given) for each in inside]
+                return None if None in parts else Sum(tuple(parts))
+            case Given(argument=argument):
+                found = given.get(argument) or given.get(names.index(argument))
+                return found if isinstance(found, Size) else None
+            case Written(node=ast.Constant()):
+                return size
+            case Written(node=node, source=source):
+                return (
+                    self._of_field(node, slot)
+                    if is_self(node)
+                    else self._in_words_of_caller(Computed(node, (), source), names, slot, given)
+                )
+            case Computed():
+                return self._in_words_of_caller(size, names, slot, given)
+        return None
+
+    def _of_field(self, node: Any, slot: Slot) -> Size | None:
+        """What a field is in the words of who makes the class."""
+        given = self._facts.argument(slot, node.attr)
+        if given is None:
             return None
-        if isinstance(size.node, ast.Constant):
-            return size
-        if not is_self(size.node):
-            return None
-        node = self._facts.argument(slot, size.node.attr)  # pyright: ignore
-        if node is None:
-            return None
-        noted = self.dimensions.get(node)
-        return noted if noted is not None else Written(node, tuple(slot.makings))
+        noted = self.dimensions.get(given)
+        return (
+            noted if noted is not None else Written(given, tuple(slot.makings), self._facts.source)
+        )
+
+    def _in_words_of_caller(
+        self, size: Computed, names: Sequence[str], slot: Slot, given: Mapping[int | str, Known]
+    ) -> Size | None:
+        """An expression of a class with what its fields and sizes are for who makes it."""
+        own = dict(size.parts)
+        found: list[tuple[ast.expr, Size]] = []
+        stack: list[ast.AST] = [size.node]
+        while stack:
+            node = stack.pop()
+            part: Size | None = None
+            if node in own:
+                part = self._of_caller(own[node], names, slot, given)  # pyright: ignore
+            elif is_self(node):
+                part = self._of_field(node, slot)
+            elif isinstance(node, ast.Name) and node.id in KNOWN_CALLS:
+                continue
+            elif isinstance(node, ast.Name) and (value := _only_value(size.source, node)):
+                local = Computed(value, (), size.source)
+                part = self._in_words_of_caller(local, names, slot, given)
+            elif isinstance(node, (*_COMPUTING, *_OPERATORS, ast.Call, ast.Constant)):
+                stack += ast.iter_child_nodes(node)
+                continue
+            if part is None:
+                return None
+            found.append((node, part))  # pyright: ignore
+        return Computed(size.node, tuple(found), size.source)
 
     def _once(self, size: Known, slot: Slot, argument: int | str, node: ast.Call) -> Known:
         """A size that takes an item out of a list, in a variable of its own."""
@@ -781,6 +871,21 @@ def bound_in_all(statements: Sequence[ast.stmt]) -> set[str]:
         if isinstance(each, ast.stmt)
         for name in bound_in(each)
     }
+
+
+def _only_value(source: Source, name: ast.Name) -> ast.expr | None:
+    """What a local variable is set to, if that happens once and outside of loops."""
+    method = next((a for a in source.ancestors(name) if isinstance(a, ast.FunctionDef)), None)
+    found = [
+        each
+        for each in (ast.walk(method) if method is not None else ())
+        if isinstance(each, ast.stmt | ast.arg)
+        and name.id in {*bound_in(each), getattr(each, "arg", "")}
+    ]
+    is_one = len(found) == 1 and method is not None and found[0] in method.body
+    own = found[0] if is_one else None
+    is_plain = isinstance(own, ast.Assign) and isinstance(own.targets[0], ast.Name)
+    return own.value if is_plain and isinstance(own, ast.Assign) else None
 
 
 def _is_taken(size: Any) -> bool:

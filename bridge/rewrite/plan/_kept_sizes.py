@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from bridge.rewrite.observe._records import Making
 from bridge.rewrite.syntax._evaluate import UnknownValueError, evaluate
-from bridge.rewrite.syntax._source import Edit, is_self, names_in
+from bridge.rewrite.syntax._source import Edit, is_self, names_in, operand
 
 from ._containers import attribute_of
 from ._flow import (
@@ -35,6 +35,9 @@ from ._layers import field_order
 from ._plans import Slot
 from ._references import References
 from ._refusals import NotRewritableError
+
+# What is weaker than `+` is in parentheses in it; a product is not.
+_SUM = ast.Compare
 
 
 class Chain(NamedTuple):
@@ -194,6 +197,10 @@ class KeptSizes:
         """What `x.shape[-1]`, or a number that is computed from it, is."""
         return None if self._method.is_setup else self._text_of(self.flow.dimensions.get(node))
 
+    def last_of(self, node: ast.expr) -> str | None:
+        """The last dimension of `x.shape`, where it is followed."""
+        return None if self._method.is_setup else self._text_of(self.flow.shapes.get(node))
+
     def updates(self, statement: ast.stmt, *, before: bool) -> list[str]:
         """What the constructor does before or behind a statement, to keep sizes."""
         found: list[str] = []
@@ -273,12 +280,16 @@ class KeptSizes:
                 taken = ".pop()" if index is None else f"[{text(index, ())}]"
                 return f"{self.names[variable]}{taken}"
             case Sum(parts=parts):
-                return " + ".join(map(self._text, parts))
-            case Computed(node=node, parts=parts):
-                edits = [self._source.edit(each, self._part(own)) for each, own in parts]
-                known = [e for e in ast.iter_child_nodes(node) if e not in dict(parts)]
-                edits += [edit for each in known for edit in self._known_edits(each)]
-                found = self._source.render(node, edits)
+                return " + ".join(operand(self._text(each), _SUM) for each in parts)
+            case Computed(node=node, parts=parts, source=source):
+                texts = [(e, operand(self._text(own), type(source.parents[e]))) for e, own in parts]
+                edits = [source.edit(each, own) for each, own in texts]
+                if source is self._source:
+                    known = [e for e in ast.iter_child_nodes(node) if e not in dict(parts)]
+                    edits += [edit for each in known for edit in self._known_edits(each)]
+                found = source.render(node, edits)
+                if any(own == "None" for _, own in texts):
+                    found = _without_none(found)
                 self._method.used |= self._method.names_of(found)
                 return found
             case Chained(made=made):
@@ -290,15 +301,12 @@ class KeptSizes:
                     self._chained[made] = known or self._name_beside(f"{self._slot_name(made)}_in")
                 return self._chained[made]
             case Choice(test=test, then=then, otherwise=otherwise):
-                return f"({self._text(then)} if {text(test, ())} else {self._text(otherwise)})"
+                chosen, asked = (operand(t, ast.IfExp) for t in (self._text(then), text(test, ())))
+                return f"{chosen} if {asked} else {self._text(otherwise)}"
         return f"[{', '.join(map(self._text, size))}]"
 
     def _slot_name(self, made: ast.Call) -> str:
         return next(slot.attribute for slot in self._method.slots if slot.node is made)
-
-    def _part(self, size: Any) -> str:
-        text = self._text(size)
-        return text if text.isidentifier() else f"({text})"
 
     def _known_edits(self, node: ast.AST) -> Iterator[Edit]:
         """What changes in an expression that a constructor knows."""
@@ -354,3 +362,29 @@ class KeptSizes:
         own = next((each for each in plan.fields if each.name == field), None)
         default = own.node.value if own is not None else None
         return default if isinstance(default, ast.Constant) else None
+
+
+def _without_none(text: str) -> str:
+    """An expression in which a field that was left None has been put: `None or n` is `n`."""
+    return ast.unparse(_Folding().visit(ast.parse(text, mode="eval")))
+
+
+class _Folding(ast.NodeTransformer):
+    def visit_BoolOp(self, node: ast.BoolOp) -> ast.expr:
+        self.generic_visit(node)
+        if isinstance(node.op, ast.Or):
+            node.values = [e for e in node.values[:-1] if not _is_none(e)] + node.values[-1:]
+        return node if len(node.values) > 1 else node.values[0]
+
+    def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
+        self.generic_visit(node)
+        test = node.test
+        if not isinstance(test, ast.Compare) or not _is_none(test.left):
+            return node
+        if len(test.ops) > 1 or not _is_none(test.comparators[0]):
+            return node
+        return node.body if isinstance(test.ops[0], ast.Is) else node.orelse
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None

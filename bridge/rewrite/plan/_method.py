@@ -17,6 +17,7 @@ from bridge.rewrite.syntax._source import (
     is_self,
     loops_around,
     names_in,
+    operand,
 )
 
 from ._candidates import Candidates
@@ -234,8 +235,7 @@ class Method:
         if isinstance(node, ast.Tuple | ast.List):
             return None
         if text := self.kept.number(node):
-            is_part = isinstance(self.source.parents[node], ast.BinOp)
-            return f"({text})" if is_part and not text.isidentifier() else text
+            return operand(text, type(self.source.parents[node]))
         dimension = self.taint.dimensions.of(node)
         if dimension is not None:
             text = self._given_size(dimension, node, makings)
@@ -258,8 +258,7 @@ class Method:
             hint = CACHE
         loops = self._loops(node)
         text = self.solve(makings, values, hint, loops, node)
-        is_part = isinstance(self.source.parents[node], ast.BinOp | ast.Attribute | ast.Subscript)
-        return f"({text})" if is_part and not text.isidentifier() else text
+        return operand(text, type(self.source.parents[node]))
 
     def _as_dtype(self, node: ast.AST, makings: Sequence[Making]) -> str | None:
         found = same_dtype(node, [({**self.namespace, **m.env}, m.fields) for m in makings])

@@ -8,6 +8,7 @@ from typing import Any
 
 from bridge.rewrite.observe._records import Making
 from bridge.rewrite.syntax._evaluate import UnknownValueError, evaluate
+from bridge.rewrite.syntax._source import operand
 
 from ._method import Method
 
@@ -24,6 +25,9 @@ def predicate(method: Method, test: ast.expr, records: Sequence[Making]) -> str 
         The expression, None if none was found or the condition always went one way.
     """
     spaces = [({**method.namespace, **r.env}, r.fields) for r in records]
+    followed = _followed(method, test, spaces)
+    if followed is not None:
+        return followed
     try:
         outcomes = [bool(evaluate(test, *space)) for space in spaces]
     except UnknownValueError:
@@ -46,6 +50,24 @@ def predicate(method: Method, test: ast.expr, records: Sequence[Making]) -> str 
     return None
 
 
+def _followed(method: Method, test: ast.expr, spaces: Any) -> str | None:
+    """A comparison of two shapes that only ever differ in their last dimension."""
+    if not isinstance(test, ast.Compare) or len(test.comparators) != 1:
+        return None
+    sides = (test.left, test.comparators[0])
+    texts = [method.kept.last_of(side) for side in sides]
+    if not isinstance(test.ops[0], ast.Eq | ast.NotEq) or None in texts:
+        return None
+    try:
+        shapes = [[evaluate(side, *space) for side in sides] for space in spaces]
+    except UnknownValueError:
+        return None
+    if any(one[:-1] != other[:-1] for one, other in shapes):
+        return None
+    one, other = (operand(str(text), ast.Compare) for text in texts)
+    return f"{one} {'==' if isinstance(test.ops[0], ast.Eq) else '!='} {other}"
+
+
 def _last_dimensions(test: ast.expr, spaces: Any) -> tuple[list[int], list[int]] | None:
     """The last dimensions of two shapes that are compared."""
     if not (
@@ -65,7 +87,8 @@ def _last_dimensions(test: ast.expr, spaces: Any) -> tuple[list[int], list[int]]
 
 
 def _comparison(method: Method, test: ast.expr, records: Any, last: Any) -> str:
-    one, other = (method.solve(records, values, "features", (), test) for values in last)
+    texts = (method.solve(records, values, "features", (), test) for values in last)
+    one, other = (operand(text, ast.Compare) for text in texts)
     return f"{one} != {other}"
 
 

@@ -229,6 +229,10 @@ def bound_in(node: ast.AST) -> set[str]:
         elif isinstance(each, ast.FunctionDef | ast.ClassDef):
             found.add(each.name)
             continue
+        elif isinstance(each, ast.MatchAs | ast.MatchStar) and each.name is not None:
+            found.add(each.name)
+        elif isinstance(each, ast.MatchMapping) and each.rest is not None:
+            found.add(each.rest)
         elif isinstance(each, ast.Import | ast.ImportFrom):
             found |= {(alias.asname or alias.name).split(".")[0] for alias in each.names}
         elif isinstance(
@@ -237,6 +241,27 @@ def bound_in(node: ast.AST) -> set[str]:
             continue
         stack.extend(ast.iter_child_nodes(each))
     return found
+
+
+_WEAK = (ast.IfExp, ast.Lambda, ast.BoolOp, ast.Compare, ast.NamedExpr)
+_STRONG = (ast.BinOp, ast.UnaryOp, ast.Attribute, ast.Subscript)
+
+
+def operand(text: str, parent: type[ast.AST]) -> str:
+    """A text that becomes a part of an expression, in parentheses if it would fall apart there.
+
+    Args:
+        text: an expression.
+        parent: the kind of expression around it; a call, for one, takes any text as it is.
+    """
+    if not issubclass(parent, (*_WEAK, *_STRONG)):
+        return text
+    own = ast.parse(text.strip(), mode="eval").body
+    is_not = isinstance(own, ast.UnaryOp) and isinstance(own.op, ast.Not)
+    splits = isinstance(own, _WEAK) or is_not
+    if issubclass(parent, _STRONG):
+        splits |= isinstance(own, ast.BinOp | ast.UnaryOp)
+    return f"({text})" if splits else text
 
 
 def is_import(statement: ast.stmt) -> bool:
