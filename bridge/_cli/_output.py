@@ -109,7 +109,9 @@ def working(what: str, *, is_json: bool) -> Iterator[Callable[[str], None]]:
     with contextlib.ExitStack() as stack:
         if is_json:
             stack.enter_context(_stdout_to_stderr())
-        yield stack.enter_context(Console(stderr=True, **_LITERAL).status(what)).update
+        # As Text: a spinner takes a string for markup, whatever its console does.
+        status = stack.enter_context(Console(stderr=True, **_LITERAL).status(Text(what)))
+        yield lambda text: status.update(Text(text))
 
 
 @contextlib.contextmanager

@@ -93,9 +93,10 @@ def test_what_a_command_does_is_shown_on_stderr_only_in_a_terminal(monkeypatch):
         monkeypatch.setattr(stream, "isatty", lambda value=is_terminal: value)
         monkeypatch.setattr(sys, "stderr", stream)
         monkeypatch.setenv("TERM", "xterm")
-        with _output.working("reading", is_json=False):
-            pass
-        shown[is_terminal] = "reading" in stream.getvalue()
+        with _output.working("reading", is_json=False) as tell:
+            # No markup.
+            tell("[/]")
+        shown[is_terminal] = "[/]" in stream.getvalue()
     assert shown == {False: False, True: True}
 
 
