@@ -17,8 +17,6 @@ from bridge.rewrite.plan._refusals import Refusal
 
 from ._writing import changed_files, shown_path, write_files, write_in_place
 
-PAGE_MARK = "<!-- written by bridge.rewrite -->"
-"""What pages begin with."""
 Level: TypeAlias = Literal["proven", "proven for this configuration", "needs review", "left Linen"]
 LEVELS: tuple[Level, ...] = (
     "proven",
@@ -149,7 +147,7 @@ class Rewrite:
 
     def html(self) -> str:
         """A page with the old and the new files side by side."""
-        tables = [PAGE_MARK]
+        tables: list[str] = []
         for path, text in self.sources.items():
             old = self.old_sources[path]
             before = pathlib.Path(old).read_text(encoding="utf-8").splitlines()
