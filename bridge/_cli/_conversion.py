@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from flax import nnx
 
 import registry
 from bridge import checkpoint, linen_to_nnx, port
+from bridge._conversion.arrays import shape_of
 from bridge._conversion.linen_leaves import to_variables
 from bridge._conversion.neutral import Address, Leaf, Neutral, Path, nest
 from bridge._conversion.nnx_leaves import address_of
 from bridge._errors import path_text
 from bridge.checkpoint import _renaming
-from bridge.checkpoint._restacking import value_of
+from bridge.checkpoint._restacking import check_dtypes
 
 from . import _target
 from ._checkpoints import CheckpointContents, in_order
@@ -148,19 +148,19 @@ def _by_rules(contents: CheckpointContents, rules: Mapping[str, str]) -> Convers
     """The conversion into the other layout, as `checkpoint.restore(rules=)` reads rules."""
     neutral, to_nnx = _with_collections(contents), contents.is_linen
     shapes = {
-        ((collection,), path): list(map(np.shape, jax.tree.leaves(leaf.value)))
-        for (collection, path), leaf in neutral.items()
+        ((collection,), path): shape_of(leaf.value) for (collection, path), leaf in neutral.items()
     }
     made = _renaming.placements(shapes, None, rules, to_nnx=to_nnx)
     moved: Neutral = {}
     moves: list[tuple[Sequence[Address], Address]] = []
     for (collection, *path), own in made.items():
-        sources = [(origin.path[0], origin.path[1:]) for origin in own.origins]
+        sources = [(source[0], source[1:]) for source in own.paths]
         leaves = [neutral[source] for source in sources]
         # The fields of a box, such as the names of axes, are those of the leaf as it was.
         leaf = leaves[0]
-        if not own.is_whole:
-            leaf = Leaf(value_of(own, [each.value for each in leaves], to_nnx=to_nnx))
+        if own.shape is not None:
+            check_dtypes((collection, *path), [str(each.value.dtype) for each in leaves])
+            leaf = Leaf(own.array([each.value for each in leaves], to_nnx=to_nnx))
         target = collection, tuple(path)
         moved[target] = leaf
         moves.append((list(dict.fromkeys(sources)), target))

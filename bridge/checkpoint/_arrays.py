@@ -14,7 +14,7 @@ from jax.core import Tracer
 from bridge._errors import CheckpointError
 from bridge._randomness.typed_keys import from_bits, is_key
 
-from ._failures import quiet_orbax, reason, reported, silence_late_reads
+from ._failures import quiet_orbax, reason, silence_late_reads
 from ._stored import PYTHON_TYPES, Stored, key_of
 
 WantedArrays = Mapping[tuple[Any, ...], Any]
@@ -26,7 +26,7 @@ _REMEDY = "The files are damaged or incomplete; restore an earlier checkpoint."
 
 
 def read(directory: Any, tree: Any, wanted: WantedArrays) -> dict[tuple[Any, ...], Any]:
-    """The arrays at some places of an orbax tree.
+    """The arrays at some places of an orbax tree, which is opened even if there are none.
 
     Args:
       directory: the tree's directory.
@@ -40,7 +40,7 @@ def read(directory: Any, tree: Any, wanted: WantedArrays) -> dict[tuple[Any, ...
     Raises:
       CheckpointError: arrays cannot be read; it names them.
     """
-    if not wanted:
+    if not tree:
         return {}
     _check_shardings(directory, wanted)
     try:
@@ -49,28 +49,13 @@ def read(directory: Any, tree: Any, wanted: WantedArrays) -> dict[tuple[Any, ...
         # Orbax reports the first array that fails, and not always which one.
         tried = {location: why for location, _, why in each(directory, tree, list(wanted))}
         failed = {location: why for location, why in tried.items() if why}
-        failed = failed or dict.fromkeys(wanted, reason(error))
+        failed = failed or dict.fromkeys(wanted or [(directory,)], reason(error))
         raise CheckpointError(
             "arrays cannot be read from",
             directory,
             f"{_REMEDY} Nothing was changed in memory.",
             unreadable=[("/".join(map(str, where)), why) for where, why in failed.items()],
         ) from error
-
-
-def check(directory: Any, tree: Any) -> None:
-    """Opens an orbax tree as `read` does, without reading an array.
-
-    Args:
-      directory: the tree's directory.
-      tree: as for `read`.
-
-    Raises:
-      CheckpointError: no array could be read.
-    """
-    if tree:
-        with reported("arrays cannot be read from", directory, _REMEDY):
-            _read(directory, tree, {})
 
 
 def _check_shardings(directory: Any, wanted: WantedArrays) -> None:

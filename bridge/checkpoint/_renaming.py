@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
-from bridge._conversion.arrays import shape_of
+import jax
+
 from bridge._conversion.neutral import Path
-from bridge._rules.pieces import LeafShape, Piece, covers, pieces_of, target_shapes
+from bridge._rules.pieces import (
+    LeafShape,
+    Piece,
+    assembled,
+    covers,
+    pieces_of,
+    target_shapes,
+)
 from bridge._rules.rules import (
     NUMBER,
     UNCHANGED,
@@ -23,33 +30,65 @@ from bridge._rules.rules import (
     read_forward,
 )
 
-from ._restacking import LeafOrigin, Made, restacked
-from ._source import Source
-from ._targets import TargetTree
-
 # A collection, if there are collections, and the path below it.
 ItemPath: TypeAlias = tuple[Path, Path]
-# The shapes of the arrays in each leaf; most have one.
-Shapes: TypeAlias = Mapping[ItemPath, Iterable[tuple[int, ...]]]
+# The shape of the array in each leaf, None for a leaf of several arrays or none.
+Shapes: TypeAlias = Mapping[ItemPath, LeafShape]
+
+_WHOLE = Piece(None, None)
+
+
+class Made(NamedTuple):
+    """What a leaf under its new path is made of.
+
+    Attributes:
+        paths: the leaves that it is made of.
+        pieces: for each of them, which part of it becomes which part of the new leaf.
+        shape: the new shape; None for one leaf as it is, which may be no array.
+    """
+
+    paths: Sequence[Path]
+    pieces: Sequence[Piece] = (_WHOLE,)
+    shape: LeafShape = None
+
+    def array(self, arrays: Iterable[jax.Array], *, to_nnx: bool) -> jax.Array:
+        """The new leaf's array.
+
+        Args:
+            arrays: those of `paths`.
+            to_nnx: whether these are Linen's.
+        """
+        shape = self.shape or ()
+        pairs = zip(self.pieces, arrays, strict=True)
+        return assembled([piece.moved(array, shape, to_nnx=to_nnx) for piece, array in pairs])
 
 
 class _Move(NamedTuple):
-    """One part of a leaf on its way.
+    """A leaf, or a part of it, on its way.
 
     Attributes:
+        path: the leaf.
         target: where it goes.
-        origin: what it is of the source, and what of the target.
         route: the rule that says so, None without one.
+        cut: which of the layers that are stacked in the leaf this is.
+        entry: which of the layers that are stacked in the target it becomes.
     """
 
+    path: Path
     target: ItemPath
-    origin: LeafOrigin
     route: Route | None = None
+    cut: Layer | None = None
+    entry: Layer | None = None
 
     @property
     def form(self) -> Form:
         """How the arrays differ."""
         return UNCHANGED if self.route is None else self.route.rule.form
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the leaf becomes the target as it is."""
+        return self.form == UNCHANGED and self.cut is None and self.entry is None
 
 
 def unmatched(patterns: Iterable[str]) -> RulesError:
@@ -59,35 +98,6 @@ def unmatched(patterns: Iterable[str]) -> RulesError:
         "entries that match something",
         "python -m bridge inspect shows the paths",
     )
-
-
-def for_target(source: Source, target: TargetTree | None, table: Mapping[str, str]) -> Source:
-    """A checkpoint whose model's paths are those of a target of the other side.
-
-    Raises:
-        RulesError: a rule cannot be followed, both sides are of one library, two leaves get one
-            path, or layers that are to be stacked are not all there.
-    """
-    if target is None:
-        raise RulesError("no target", "one of the other library", "give it, or leave rules out")
-    is_linen = source.layout == "linen" or source.written_by == "linen"
-    to_other = target.side == "nnx"
-    if is_linen != to_other:
-        kind = "Linen" if is_linen else "NNX"
-        raise RulesError(
-            f"a checkpoint and a target that are both of {kind}",
-            "a table from the paths of the one to those of the other",
-            "leave rules out",
-        )
-    first = 0 if source.layout == "nnx" else 1
-    shapes = {
-        (record.path[:first], record.path[first:]): [s.shape for s in record.stored.values()]
-        for record in source.variables.records
-    }
-    wanted = {path: shape_of(leaf.value) for path, leaf in target.leaves.items()}
-    placed = placements(shapes, wanted, table, to_nnx=to_other)
-    variables = restacked(source, source.variables, placed, to_nnx=to_other)
-    return dataclasses.replace(source, variables=variables)
 
 
 def placements(
@@ -133,7 +143,7 @@ def placements(
 
 def origins(
     shapes: Shapes,
-    wanted: Mapping[Path, tuple[int, ...] | None] | None,
+    wanted: Mapping[Path, LeafShape] | None,
     rules: list[OneWay],
     *,
     to_nnx: bool,
@@ -142,54 +152,43 @@ def origins(
     """What each leaf under the new names is made of.
 
     Args:
-        shapes: the shapes of the arrays in every leaf.
+        shapes: the shape of every leaf.
         wanted: the shape of each leaf of the target by its path as text, None if it is no array;
             None without a target, where the shapes of the leaves have to tell those of the result.
         rules: one direction of a table.
         to_nnx: which direction.
         all_used: whether each rule has to match something.
 
-    Returns:
-        By new path, the leaves or the entries of stacked leaves that it is made of.
-
     Raises:
         RulesError: a rule matches nothing, two leaves get one path, entries or parts are missing,
-            arrays cannot be reshaped or split as a rule says, or only a target would tell how.
+            arrays cannot be stacked, reshaped or split as a rule says, or only a target would tell
+            how.
     """
     if wanted is None:
         _check_told(rules, to_nnx)
     unused = {rule.route.linen for rule in rules}
     found: dict[ItemPath, list[_Move]] = {}
     problems: list[str] = []
-    for key, own in shapes.items():
-        moves = _moves(key, own, rules, unused)
+    for key, shape in shapes.items():
+        moves = _moves(key, shape, rules, unused)
         for move in moves:
             found.setdefault(move.target, []).append(move)
-        problems += _left_out(key, moves, own)
-    if all_used:
-        _check_used(unused)
-    pieces, derived = _pieces(found, shapes, wanted, problems, to_nnx)
+        problems += _left_out(key, moves, shape)
+    if all_used and unused:
+        raise unmatched(unused)
+    pieces, new_shapes = _pieces(found, shapes, wanted, problems, to_nnx)
     made: dict[ItemPath, Made] = {}
     for target, moves in found.items():
-        by_entry = {move.origin.entry: move.origin for move in moves}
-        first = moves[0].origin.entry
-        shape = (derived if wanted is None else wanted).get(_text_path(target))
-        if moves[0].form != UNCHANGED:
-            own = [pieces[move] for move in moves if move in pieces]
-            regions = [piece.nnx_region if to_nnx else piece.linen_region for piece in own]
-            if len(own) == len(moves) and shape is not None and covers(shape, regions):
-                origins = [m.origin._replace(piece=p) for m, p in zip(moves, own, strict=True)]
-                made[target] = Made(origins, shape)
-            elif len(own) == len(moves):
-                problems.append(_collision(target, moves))
-        elif first is None and len(moves) == 1:
-            made[target] = Made([moves[0].origin])
+        own = [pieces[move] for move in moves if move in pieces]
+        if len(own) < len(moves):
+            # What is wrong with the others is among the problems.
+            continue
+        regions = [piece.nnx_region if to_nnx else piece.linen_region for piece in own]
+        shape = new_shapes.get(target)
+        if covers(shape or (), regions):
+            made[target] = Made([move.path for move in moves], own, shape)
         else:
-            whole = [first._replace(number=i) for i in range(len(moves))] if first else []
-            if by_entry.keys() == set(whole):
-                made[target] = Made([by_entry[entry] for entry in whole])
-            else:
-                problems.append(_collision(target, moves))
+            problems.append(_collision(target, moves))
     if problems:
         raise RulesError("; ".join(problems), "one place for every leaf", "correct the table")
     return made
@@ -198,59 +197,66 @@ def origins(
 def _pieces(
     found: Mapping[ItemPath, list[_Move]],
     shapes: Shapes,
-    wanted: Mapping[Path, tuple[int, ...] | None] | None,
+    wanted: Mapping[Path, LeafShape] | None,
     problems: list[str],
     to_nnx: bool,
-) -> tuple[dict[_Move, Piece], dict[Path, LeafShape]]:
-    """The pieces of the leaves that rules reshape, transpose, split or join; and their new shapes.
+) -> tuple[dict[_Move, Piece], dict[ItemPath, LeafShape]]:
+    """The piece of every move, and the shapes of the leaves that are made of pieces.
 
-    The shapes are those that no target tells.
+    A rule that only stacks leaves or takes them apart tells the shapes by itself, and so does one
+    that has no target. A leaf that the target has in another shape is no problem of the rules.
     """
-    arrays = {(*a, *b): own[0] for (a, b), each in shapes.items() if len(own := [*each]) == 1}
-    groups: dict[Any, list[_Move]] = {}
-    for move in (move for moves in found.values() for move in moves):
-        if move.route is not None and move.form != UNCHANGED:
-            is_split = move.form.fused == ("linen" if to_nnx else "nnx")
-            fused = move.origin.path if is_split else move.target
-            key = move.route.rule, fused, move.origin.cut, move.origin.entry
-            groups.setdefault(key, []).append(move)
+    sources = {(*prefix, *path): shape for (prefix, path), shape in shapes.items()}
     pieces: dict[_Move, Piece] = {}
-    derived: dict[Path, LeafShape] = {}
-    for (rule, *_), moves in groups.items():
+    groups: dict[object, list[_Move]] = {}
+    for move in (move for moves in found.values() for move in moves):
+        if move.route is None or move.is_plain:
+            pieces[move] = _WHOLE
+            continue
+        # The parts of a fused leaf belong together.
+        is_split = move.form.fused == ("linen" if to_nnx else "nnx")
+        whole = move.path if is_split else move.target if move.form.fused else (move[:2])
+        groups.setdefault((move.route.rule, whole, move.cut, move.entry), []).append(move)
+    new_shapes: dict[ItemPath, LeafShape] = {}
+    for moves in groups.values():
         moves.sort(key=lambda move: move.route.part if move.route else 0)
         texts = ", ".join("/".join(map(str, move.target[1])) for move in moves)
-        sources = [arrays.get(move.origin.path) for move in moves]
-        if wanted is None:
-            told = target_shapes(sources, moves[0].origin.cut, rule.form, to_nnx=to_nnx)
-            counts = [len({move.origin.entry for move in found[move.target]}) for move in moves]
-            derived |= {
-                _text_path(move.target): _stacked(shape, move.origin.entry, count)
-                for move, shape, count in zip(moves, told or (), counts, strict=False)
-            }
-        known = derived if wanted is None else wanted
-        targets = [known.get(_text_path(move.target)) for move in moves]
-        layers = moves[0].origin.cut, moves[0].origin.entry
-        if len(moves) != len(rule.routes):
+        given = [sources[move.path] for move in moves]
+        form, cut, entry = moves[0].form, moves[0].cut, moves[0].entry
+        if wanted is None or form == UNCHANGED:
+            told = target_shapes(given, cut, form, to_nnx=to_nnx) or [None] * len(moves)
+            targets = [
+                _stacked(shape, entry, found[move.target])
+                for move, shape in zip(moves, told, strict=True)
+            ]
+        else:
+            targets = [wanted.get(_text_path(move.target)) for move in moves]
+        for move, shape in zip(moves, targets, strict=True):
+            new_shapes.setdefault(move.target, shape)
+        targets = [new_shapes[move.target] for move in moves]
+        rule = moves[0].route.rule if moves[0].route else None
+        if rule is not None and form != UNCHANGED and len(moves) != len(rule.routes):
             count = f"{len(moves)} leaves for the {len(rule.routes)} parts"
             problems.append(f"{count} of the rule for {rule.linen!r}: {texts}")
             continue
         own = (
-            pieces_of(sources, targets, layers, rule.form)
+            pieces_of(given, targets, (cut, entry), form)
             if to_nnx
-            else pieces_of(targets, sources, (layers[1], layers[0]), rule.form)
+            else pieces_of(targets, given, (entry, cut), form)
         )
         if isinstance(own, str):
             problems.append(f"{texts}, where {own}")
         else:
             pieces |= zip(moves, own, strict=True)
-    return pieces, derived
+    return pieces, new_shapes
 
 
-def _stacked(shape: LeafShape, entry: Layer | None, count: int) -> LeafShape:
-    """The shape of leaves of which one entry has a shape."""
+def _stacked(shape: LeafShape, entry: Layer | None, moves: Sequence[_Move]) -> LeafShape:
+    """The shape of a leaf of which one entry has a shape, and to which these leaves go."""
     if shape is None or entry is None:
         return shape
     axis = entry.axis % (len(shape) + 1)
+    count = 1 + max(move.entry.number for move in moves if move.entry is not None)
     return (*shape[:axis], count, *shape[axis:])
 
 
@@ -275,12 +281,10 @@ def _text_path(target: ItemPath) -> Path:
     return tuple(map(str, (*target[0], *target[1])))
 
 
-def _moves(
-    key: ItemPath, shapes: Iterable[tuple[int, ...]], rules: list[OneWay], unused: set[str]
-) -> list[_Move]:
+def _moves(key: ItemPath, shape: LeafShape, rules: list[OneWay], unused: set[str]) -> list[_Move]:
     """Where a leaf goes: to one place, or to as many as it has entries."""
     prefix, path = key
-    moves = [_Move(key, LeafOrigin((*prefix, *path)))]
+    moves = [_Move((*prefix, *path), key)]
     # The longest hit comes last.
     for length in range(1, len(path) + 1):
         text = "/".join(map(str, path[:length]))
@@ -293,16 +297,12 @@ def _moves(
         (first, landing), rest = landings[0], path[length:]
         if landing.number is None:
             landings = [each for each in landings if each[0].rule is first.rule]
-        moves = [move for each in landings for move in _of_landing(key, *each, rest, shapes)]
+        moves = [move for each in landings for move in _of_landing(key, *each, rest, shape)]
     return moves
 
 
 def _of_landing(
-    key: ItemPath,
-    route: Route,
-    landing: Landing,
-    rest: Path,
-    shapes: Iterable[tuple[int, ...]],
+    key: ItemPath, route: Route, landing: Landing, rest: Path, shape: LeafShape
 ) -> list[_Move]:
     prefix, path = key
     if landing.axis is None:
@@ -310,7 +310,10 @@ def _of_landing(
     elif landing.number is not None:
         numbers = [landing.number]
     else:
-        numbers = [*range(_total(shapes, landing.axis))]
+        numbers = [*range(_total(shape, landing.axis))]
+    if landing.entry is not None and shape is not None and not route.rule.form.is_reshaped:
+        rank = len(shape) + (landing.axis is None)
+        numbers = numbers if -rank <= landing.entry.axis < rank else []
     moves: list[_Move] = []
     for number in numbers:
         text = landing.template
@@ -321,45 +324,37 @@ def _of_landing(
             text = text.replace(NUMBER, str(number))
             cut = Layer(landing.axis, number)
         new = (*(text.split("/") if text else ()), *rest)
-        origin = LeafOrigin((*prefix, *path), cut, landing.entry)
-        moves.append(_Move((prefix, new), origin, route))
+        moves.append(_Move((*prefix, *path), (prefix, new), route, cut, landing.entry))
     return moves
 
 
-def _total(shapes: Iterable[tuple[int, ...]], axis: int) -> int:
+def _total(shape: LeafShape, axis: int) -> int:
     """How many entries are stacked on an axis; none if there is no such axis."""
-    sizes = {shape[axis] if -len(shape) <= axis < len(shape) else 0 for shape in shapes}
-    return sizes.pop() if len(sizes) == 1 else 0
+    return shape[axis] if shape is not None and -len(shape) <= axis < len(shape) else 0
 
 
-def _left_out(key: ItemPath, moves: list[_Move], shapes: Iterable[tuple[int, ...]]) -> list[str]:
+def _left_out(key: ItemPath, moves: list[_Move], shape: LeafShape) -> list[str]:
     """What is wrong with the entries that are taken of one leaf."""
     text = "/".join(map(str, key[1]))
     if not moves:
-        return [f"{text}, which has no axis of stacked layers, under a rule for them"]
-    cuts = [move.origin.cut for move in moves]
+        found = "it is not one array" if shape is None else f"its shape is {shape}"
+        return [f"{text}, which has no axis of stacked layers that a rule asks for: {found}"]
+    cuts = [move.cut for move in moves]
     if cuts[0] is None:
         return []
     taken = {cut.number for cut in cuts if cut is not None}
-    lacking = sorted({*range(_total(shapes, cuts[0].axis))} ^ taken)
+    lacking = sorted({*range(_total(shape, cuts[0].axis))} ^ taken)
     return [f"{text}, whose layers {lacking} have no place or do not exist"] if lacking else []
 
 
 def _collision(target: ItemPath, moves: list[_Move]) -> str:
     text = "/".join(map(str, target[1]))
-    sources = ", ".join("/".join(map(str, move.origin.path)) for move in moves)
-    entries = [move.origin.entry for move in moves]
-    if None in entries:
+    numbers = sorted(move.entry.number for move in moves if move.entry is not None)
+    if len(numbers) < len(moves):
+        sources = ", ".join("/".join(map(str, move.path)) for move in moves)
         return f"one new path for several leaves: {text} for {sources}"
-    numbers = sorted(entry.number for entry in entries if entry is not None)
-    wanted = set(range(max(len(numbers), max(numbers) + 1)))
-    lacking = sorted(wanted.difference(numbers))
+    lacking = sorted({*range(max(len(numbers), max(numbers) + 1))}.difference(numbers))
     return f"the layers {numbers} of {text}, each once and on one axis; missing are {lacking}"
-
-
-def _check_used(unused: set[str]) -> None:
-    if unused:
-        raise unmatched(unused)
 
 
 def nnx_keys(path: Path) -> Path:

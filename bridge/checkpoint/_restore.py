@@ -16,8 +16,7 @@ from ._arrays import as_like, as_stored
 from ._failures import agreed, reported
 from ._json import MalformedError, NotCarriedError
 from ._match import Allowed, Match, error_of, match
-from ._renaming import for_target
-from ._restacking import batches
+from ._restacking import batches, for_target
 from ._source import Item, Source, read_from
 from ._stored import Stored, is_rng, tree_text
 from ._targets import Assignment, TargetTree, empty_wrappers, tree_of
@@ -208,7 +207,7 @@ def _values(
     values: dict[Stored, Any] = {}
     for batch in batches(likes):
         wanted = {stored.location: likes[stored] for stored in batch if stored.is_read}
-        read = dict(item.read(wanted))
+        read = dict(item.read(wanted)) if wanted else {}
         if digests is not None:
             digests += own_digests(batch, read)
         for stored in batch:
@@ -233,7 +232,8 @@ def _variables(source: Source, rngs: bool, digests: Digests | None) -> Any:
         )
     records = [record for record in source.variables.records if rngs or not is_rng(record.path)]
     stored = {names: s for record in records for names, s in record.stored.items()}
-    read = source.variables.read({s.location: None for s in stored.values() if s.is_read})
+    wanted = {s.location: None for s in stored.values() if s.is_read}
+    read = source.variables.read(wanted) if wanted else {}
     if digests is not None:
         digests += own_digests(stored.values(), read)
     values = {names: as_stored(s, read.get(s.location)) for names, s in stored.items()}

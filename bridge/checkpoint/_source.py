@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax
@@ -18,7 +19,6 @@ from bridge._errors import CheckpointError, CheckpointNotFoundError, did_you_mea
 from . import _arrays, _notes, _single_files
 from ._failures import reason, reported, silence_late_reads
 from ._files import VARIABLES, Found, find
-from ._params_alone import is_params_alone
 from ._stored import Names, Record, Stored, describe, key_of, names_of, parts
 
 _T = TypeVar("_T")
@@ -27,6 +27,8 @@ _T = TypeVar("_T")
 _TRIES = 10
 # The fields of a Linen TrainState that hold no variables.
 _NOT_VARIABLES = frozenset({"opt_state", "step"})
+# A class name and a number, as in Linen's automatic names.
+_AUTOMATIC = re.compile(r"_*[A-Z]\w*_\d+")
 
 # Location -> the leaf whose place the value takes; values by location.
 Reader = Callable[[Mapping[tuple[Any, ...], Any]], Mapping[tuple[Any, ...], Any]]
@@ -42,13 +44,11 @@ class Item:
       records: its leaves.
       read: reads arrays by location, all of them or none.
       each: reads arrays by location, those that can be read.
-      check: raises CheckpointError if no array can be read.
     """
 
     records: Sequence[Record]
     read: Reader
     each: Tries = lambda locations: ()
-    check: Callable[[], None] = lambda: None
 
     @property
     def stored(self) -> dict[Names, Stored]:
@@ -185,7 +185,6 @@ def _bridge_source(path: Any) -> Source:
             records,
             functools.partial(_arrays.read, *tree),
             functools.partial(_arrays.each, *tree),
-            functools.partial(_arrays.check, *tree),
         )
     variables = items.pop(VARIABLES)
     return Source(path, "orbax", "bridge", variables, items, notes.written_by, notes.is_intact)
@@ -220,7 +219,7 @@ def _foreign_source(found: Found, within: Names, given: str | None) -> Source:
     else:
         given = given or noted
     is_alone = by_keys == "nnx" and (
-        given == "linen" or (given is None and is_params_alone(main, found.format, within))
+        given == "linen" or (given is None and _are_params_alone(main, found.format, within))
     )
     layout = given or by_keys
     if is_alone:
@@ -239,6 +238,35 @@ def _foreign_source(found: Found, within: Names, given: str | None) -> Source:
     }
     model = Item(_records(main), read)
     return Source(found.path, found.format, layout, model, extra, is_params_alone=is_alone)
+
+
+def _are_params_alone(leaves: Collection[Names], form: str, within: Names) -> bool:
+    """Whether leaves are the parameters alone, as `to_bytes(state.params)` writes them.
+
+    An NNX state has what parameters do not: the key `value` of each Variable, statistics and
+    streams. A tree that holds more than a model has `params` further down. Without any such sign, a
+    single file or a tree called `params` is taken for parameters. A directory of orbax is only if
+    Linen made its names, and no key is a number, as those of a list are. In a file numbers are no
+    sign: models of Hugging Face have them (`h/0/attn`).
+
+    Args:
+      leaves: the names of every leaf below the tree.
+      form: the format of the checkpoint.
+      within: the keys that lead to the tree.
+    """
+    keys = {key for names in leaves for key in names}
+    last = {names[-1] for names in leaves if names}
+    is_other = (
+        last <= {"value"}
+        or bool(last & {"mean", "var"})
+        or any("params" in names[1:-1] for names in leaves)
+        or any((*names[:-1], "count") in leaves for names in leaves if names[-1:] == ("key",))
+    )
+    if is_other or not keys or () in leaves:
+        return False
+    if form != "orbax" or within[-1:] == ("params",):
+        return True
+    return any(map(_AUTOMATIC.fullmatch, keys)) and not any(key.isdecimal() for key in keys)
 
 
 def _nothing_within(path: Any, named: Iterable[Names], within: Names) -> CheckpointNotFoundError:

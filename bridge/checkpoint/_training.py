@@ -21,7 +21,7 @@ from bridge._errors import CheckpointError
 from bridge._rules.rules import OneWay, read_backward, read_forward
 
 from ._renaming import ItemPath, origins
-from ._restacking import restacked
+from ._restacking import restacked, shape_in
 from ._source import Item, Source
 from ._stored import PYTHON_TYPES, Stored, is_rng, tree_text
 from ._targets import TargetTree, tree_of
@@ -132,7 +132,7 @@ def with_optimizer(
         asked = {path[0] for path in places}
         parameters = _parameters(source)
         shapes = {
-            _split(record.path, parameters): [s.shape for s in record.stored.values()]
+            _split(record.path, parameters): shape_in(record)
             for record in item.records
             if record.stored and record.path[0] in asked
         }

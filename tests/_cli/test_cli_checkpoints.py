@@ -663,9 +663,9 @@ TABLE = {
 
 
 def renamed(paths, table, *, to_nnx=True):
-    shapes = {((), path): [(2, 3)] for path in paths}
+    shapes = {((), path): (2, 3) for path in paths}
     made = _renaming.placements(shapes, None, table, to_nnx=to_nnx)
-    return {made[new].origins[0].path: tuple(map(str, new)) for new in made}
+    return {made[new].paths[0]: tuple(map(str, new)) for new in made}
 
 
 def test_the_longest_path_that_a_rule_matches_is_renamed():

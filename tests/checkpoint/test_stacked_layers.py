@@ -216,7 +216,7 @@ def test_what_is_not_a_whole_stack_is_refused(tmp_path):
     checkpoint.save(tmp_path / "layers", {"params": layers})
     target = nnx.State({"blocks": {"w": nnx.Param(jnp.zeros((3, 2)))}})
     for rules, text in (
-        (port.layers_scanned_in_nnx("layers", "blocks"), r"float64\[1\] and float64\[2\]"),
+        (port.layers_scanned_in_nnx("layers", "blocks"), r"blocks/w, where \(2,\) is not \(1,\)"),
         ({r"layers_([02])": r"blocks[\1]"}, r"the layers \[0, 2\] of blocks/s.*missing are \[1\]"),
         ({r"layers_(\d)": r"blocks.*.x\1"}, "layers_1/s, which has no axis of stacked layers"),
     ):

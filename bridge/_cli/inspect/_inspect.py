@@ -63,7 +63,7 @@ def inspected(arguments: argparse.Namespace) -> Result:
 def _check_arrays(source: Source) -> None:
     """Raises CheckpointError if the arrays of a checkpoint of the bridge cannot be opened."""
     for item in (source.variables, *source.extra.values()):
-        item.check()
+        item.read({})
 
 
 def _verify(path: str) -> tuple[int | None, tuple[tuple[str, str], ...]]:
