@@ -25,11 +25,10 @@ class LayerCall:
       path: where the layer is in the model, as text.
       method: the method's name.
       nth: which call of that method it is, from 0.
-      module: the layer's class.
+      layer: the layer's class.
       inputs: arrays by the name of the argument and where they are in it.
       outputs: arrays by where they are in the output.
       is_leaf: whether it called no other layer.
-      layer: the class itself.
       fields: the layer's static fields, in the form that `_fields` compares.
       drops: whether dropout was on.
     """
@@ -37,13 +36,17 @@ class LayerCall:
     path: tuple[str, ...]
     method: str
     nth: int
-    module: str
+    layer: type[Any]
     inputs: Mapping[str, Any]
     outputs: Mapping[str, Any]
     is_leaf: bool
-    layer: type[Any] = object
-    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    drops: bool = False
+    fields: Mapping[str, Any]
+    drops: bool
+
+    @property
+    def module(self) -> str:
+        """The name of the layer's class."""
+        return self.layer.__name__
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Set
+import dataclasses
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -12,14 +14,17 @@ import optax
 
 from bridge._errors import ConversionError, InvalidRngsError, ParityError, bullets, shown
 
-from ._assembly import Assembly
+from . import _sections, _training
+from ._captured import Trace
+from ._divergence import Divergence, Layers
+from ._dropout import evaluating, remedy
 from ._layouts import layouts_of
-from ._model_kinds import model_of
-from ._models import EVALUATION, TRAINING_MODES, UPDATING, Model, Request
+from ._models import EVALUATION, TRAINING_MODES, UPDATING, Model, Observing, Request, model_of
 from ._numbers import table_of
 from ._options import Options, chosen_sections
 from ._programs import ModelProgram, Wanted
-from ._report import Report
+from ._recorder import trace
+from ._report import SECTIONS, Report, Section
 from ._sections import Sides, has_state
 from ._training import projection
 
@@ -113,24 +118,104 @@ def check(
 
     def requests(modes: Mapping[str, Any]) -> tuple[Request, Request]:
         axes = dict(options.axis_sizes)
-        first, second = (Request(inputs, given, method, rngs, modes, axes) for given in own)
+        first, second = (Request(inputs, kwargs, method, rngs, modes, axes) for kwargs in own)
         return first, second
 
-    evaluating = requests(modes)
-    is_told = any(m.names_mode(r) for m, r in zip(models, evaluating, strict=True))
+    given = requests(modes)
+    is_told = any(m.names_mode(r) for m, r in zip(models, given, strict=True))
     updating = requests(modes if train or is_told else UPDATING)
     is_observed = bool(chosen & {"layers", "fields"})
-    layouts = layouts_of(*models, rules)
+    loss = options.loss or projection
     first, second = (
-        ModelProgram(
-            model, request, update, options.loss or projection, _wanted(chosen, model, is_observed)
-        )
-        for model, request, update in zip(models, evaluating, updating, strict=True)
+        ModelProgram(model, request, update, loss, _wanted(chosen, model, is_observed))
+        for model, request, update in zip(models, given, updating, strict=True)
     )
-    sides = Sides(models, (first, second), layouts, table_of(options.tolerances), options.dtypes)
-    assembly = Assembly(sides, evaluating, chosen, train, sections is not None)
-    assembly.run(jit=options.jit, is_observed=is_observed)
-    return assembly.report(options.steps, options.optimizer or optax.sgd(1e-2, momentum=0.9))
+    layouts, table = layouts_of(*models, rules), table_of(options.tolerances)
+    sides = Sides(models, (first, second), layouts, table, options.dtypes)
+    traces = _run(sides, given, jit=options.jit, is_observed=is_observed)
+    layers = Layers(traces, layouts, table, dtypes=options.dtypes) if traces else None
+    outputs = [t.output for t in traces] or [p.first().output for p in sides.programs]
+    optimizer = options.optimizer or optax.sgd(1e-2, momentum=0.9)
+    makers: Mapping[str, Callable[[], Section]] = {
+        "port plan": lambda: _sections.port_plan(layouts),
+        "weights": lambda: _sections.weights(sides),
+        "outputs": lambda: _sections.outputs(sides, *outputs),
+        "layers": lambda: _sections.layers(layers, traces),
+        "fields": lambda: _sections.fields(layers, is_advisory=sections is None),
+        "gradients": lambda: _training.gradients(sides),
+        "state": lambda: _sections.state(sides),
+        "steps": lambda: _training.steps(sides, options.steps, optimizer),
+        "partition specs": lambda: _sections.partition_specs(sides),
+    }
+    made = [
+        makers[name]()
+        for name in SECTIONS
+        if name in chosen and (name != "port plan" or layouts.plan is not None)
+    ]
+    report = Report(
+        models[0].name,
+        models[1].name,
+        tuple(made),
+        layers and layers.first,
+        layers and layers.inexact,
+    )
+    return dataclasses.replace(report, hints=tuple(_hints(report, sides, given, layers, train)))
+
+
+def _run(sides: Sides, requests: Sequence[Request], *, jit: bool, is_observed: bool) -> list[Trace]:
+    """Runs both models; what is compiled is compiled while layers are observed."""
+    traces: list[Trace] = []
+    with ThreadPoolExecutor(2) as pool:
+        for program in sides.programs:
+            if jit and program.is_wanted:
+                program.start(pool)
+        if is_observed:
+            traces = [_traced(*side) for side in zip(sides.models, requests, strict=True)]
+        for program in sides.programs:
+            program.first()
+    return traces
+
+
+def _traced(model: Model, request: Request) -> Trace:
+    def run(observing: Observing) -> Any:
+        return model.run(model.values, dataclasses.replace(request, observing=observing))[0]
+
+    return trace(run, model.modes_of(request))
+
+
+def _hints(
+    report: Report,
+    sides: Sides,
+    requests: Sequence[Request],
+    layers: Layers | None,
+    is_training: bool,
+) -> Iterator[str]:
+    if not report.ok and is_training:
+        yield from _training_hints(report.first_divergence, requests)
+    if layers is None:
+        return
+    if not report.ok and not is_training:
+        both = zip("ab", layers.dropping, sides.models, requests, strict=True)
+        for side, places, model, request in both:
+            if places:
+                how = remedy(model.function(request.method))
+                yield f"dropout is on in {side}, at {_sections.listed_places(places)}: {how}"
+    if layers.nan_from and any(c.verdict == "nan" for s in report.sections for c in s.compared):
+        yield f"NaN arises in both models in {layers.nan_from}, whose inputs have none"
+
+
+def _training_hints(first: Divergence | None, requests: Sequence[Request]) -> Iterator[str]:
+    for side, request in zip("ab", requests, strict=True):
+        for name, value in evaluating(request.kwargs).items():
+            yield (
+                f"{side} does not run as in training, as it is given {name}={value}: leave it"
+                f" out, or give kwargs={{{name!r}: {not value}}}"
+            )
+    if first and all(first.drops) and first.inputs_agree and not first.fields:
+        yield (
+            f"the masks of {first.place} differ: Linen and native NNX draw other keys; compare"
+            " them without train=True, or with a rate of 0"
+        )
 
 
 def _check_given(inputs: Any, kwargs: Mapping[str, Any], axis_sizes: Mapping[str, int]) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from ._captured import LayerCall, Trace
 from ._dropout import rate_of
 from ._fields import FieldDifference, field_differences
-from ._layouts import LayerPath, Layouts
+from ._layouts import Layouts
 from ._numbers import Compared, Tolerance, compare, has_nan, worst
 from ._pairs import paired
 
@@ -58,15 +58,21 @@ class Divergence:
         return self.inputs is None or self.inputs.ok
 
 
-@dataclasses.dataclass(frozen=True)
 class Layers:
     """The layers of two models side by side.
+
+    A call ends after those inside of it. So the first one whose inputs agree and whose output
+    differs is the innermost: a layer at fault, or the one around it if all layers in it agree.
+
+    Args:
+      traces: what the reference did, and what the other model did.
+      layouts: how their paths correspond.
+      table: tolerances by dtype name.
+      dtypes: whether another dtype is a difference.
 
     Attributes:
       compared: the worst output of every call that both models make, in execution order.
       first: the first call whose output differs though its inputs agree.
-      inexact: the first call whose output agrees but is not bitwise equal though its inputs are;
-        if there are any whose fields differ too, the first of those.
       nan_from: the first call with a NaN in both outputs and none in its inputs, empty if there is
         none.
       fields: which static fields differ, by the place of every layer that both models have, and of
@@ -76,81 +82,46 @@ class Layers:
       not_comparable: how many calls get and return arrays of other shapes.
     """
 
-    compared: tuple[Compared, ...]
-    first: Divergence | None
-    inexact: Divergence | None
-    nan_from: str
-    fields: Mapping[str, tuple[FieldDifference, ...]]
-    only: tuple[tuple[str, ...], tuple[str, ...]]
-    dropping: tuple[tuple[str, ...], tuple[str, ...]]
-    not_comparable: int
-
-
-def compare_layers(
-    a: Trace, b: Trace, layouts: Layouts, table: Mapping[str, Tolerance], *, dtypes: bool
-) -> Layers:
-    """Compares what the layers of two models returned.
-
-    A call ends after those inside of it. So the first one whose inputs agree and whose output
-    differs is the innermost: a layer at fault, or the one around it if all layers in it agree.
-
-    Args:
-      a: what the reference did.
-      b: what the other model did.
-      layouts: how their paths correspond.
-      table: tolerances by dtype name.
-      dtypes: whether another dtype is a difference.
-    """
-    found = paired(a, b, layouts)
-    several = _several([x for x, _ in found.pairs])
-    search = _Search(table, dtypes, several, layouts.reshaped)
-    for x, y in found.pairs:
-        search.add(x, y)
-    dropping = tuple(
-        tuple(dict.fromkeys(_text(call) for call in trace.calls if call.drops)) for trace in (a, b)
-    )
-    both = ({x.path for x, _ in found.pairs}, {y.path for _, y in found.pairs})
-    lacking = found.only_a, found.only_b
-    only = tuple(map(tuple, map(_only, lacking, both)))
-    fields = {**search.fields, **_dropouts_only(*lacking)}
-    first, inexact = search.first, search.inexact_with_fields or search.inexact
-    return Layers(
-        tuple(search.compared),
-        first and dataclasses.replace(first, before=search.before),
-        inexact,
-        search.nan_from,
-        fields,
-        (only[0], only[1]),
-        (dropping[0], dropping[1]),
-        search.not_comparable,
-    )
-
-
-class _Search:
-    """The comparison of calls one after the other, and what is the first of its kind."""
-
     def __init__(
         self,
+        traces: Sequence[Trace],
+        layouts: Layouts,
         table: Mapping[str, Tolerance],
+        *,
         dtypes: bool,
-        several: Set[Any],
-        reshaped: Set[LayerPath],
     ):
-        self._table = table
-        self._reshaped = reshaped
-        self._dtypes = dtypes
-        self._several = several
-        self._after = ""
         self.compared: list[Compared] = []
         self.first: Divergence | None = None
-        self.inexact: Divergence | None = None
-        self.inexact_with_fields: Divergence | None = None
-        self.before = ""
         self.nan_from = ""
         self.fields: dict[str, tuple[FieldDifference, ...]] = {}
         self.not_comparable = 0
+        self._inexact: list[Divergence] = []
+        self._after = self._before = ""
+        self._table, self._dtypes, self._reshaped = table, dtypes, layouts.reshaped
+        found = paired(traces[0], traces[1], layouts)
+        self._several = _several([x for x, _ in found.pairs])
+        for x, y in found.pairs:
+            self._add(x, y)
+        self.first = self.first and dataclasses.replace(self.first, before=self._before)
+        self.fields |= _dropouts_only(found.only_a, found.only_b)
+        self.dropping = [
+            list(dict.fromkeys(_text(call) for call in t.calls if call.drops)) for t in traces
+        ]
+        self.only = [
+            list(_only(found.only_a, {x.path for x, _ in found.pairs})),
+            list(_only(found.only_b, {y.path for _, y in found.pairs})),
+        ]
 
-    def add(self, x: LayerCall, y: LayerCall) -> None:
+    @property
+    def inexact(self) -> Divergence | None:
+        """The first call whose output agrees but is not bitwise equal though its inputs are.
+
+        If there are any whose fields differ too, the first of those: it explains more.
+        """
+        first = self._inexact[0] if self._inexact else None
+        return next((found for found in self._inexact if found.fields), first)
+
+    def _add(self, x: LayerCall, y: LayerCall) -> None:
         """Compares two calls that are counterparts."""
         place = _place(x, y, (x.path, x.method) in self._several)
         fields = self._fields_of(x, y)
@@ -178,9 +149,7 @@ class _Search:
         elif output.ok and self.first is None:
             self._after = place
         if output.verdict == "close" and (inputs is None or inputs.verdict == "bitwise"):
-            self.inexact = self.inexact or found
-            if fields:
-                self.inexact_with_fields = self.inexact_with_fields or found
+            self._inexact.append(found)
         if not self.nan_from and _has_nan(x.outputs, y.outputs) and not _has_nan(x.inputs):
             self.nan_from = place
         self.compared.append(output)
@@ -188,8 +157,8 @@ class _Search:
     def _note_inputs(self, place: str, inputs: Compared | None) -> None:
         """Remembers the first call whose inputs differ, which tells where a fault lies."""
         differ = inputs is not None and not inputs.ok
-        if differ and not self.before and not self._is_settled():
-            self.before = place
+        if differ and not self._before and not self._is_settled():
+            self._before = place
 
     def _is_settled(self) -> bool:
         return self.first is not None and self.first.inputs_agree

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from flax import linen as nn
@@ -47,19 +46,15 @@ def rate_of(fields: Mapping[str, Any]) -> tuple[str, float]:
     return "", 0.0
 
 
-def remedy(module: Any, function: Any) -> str:
+def remedy(function: Any) -> str:
     """How dropout is turned off in a model.
 
     Args:
-      module: the model's Linen or NNX module.
-      function: the function of it that is called, without its `self` bound.
+      function: the function of it that is called.
     """
-    ways = []
     parameters = inspect.signature(function).parameters if callable(function) else {}
-    ways += [f"kwargs={{{n!r}: {off}}}" for n, off in _SWITCHES.items() if n in parameters]
-    ways += [f"{where} = {off} in the model" for where, off in _switched_on(module)]
-    if not ways:
-        ways = ["pass deterministic=None to the layer, so that the check can choose"]
+    ways = [f"kwargs={{{n!r}: {off}}}" for n, off in _SWITCHES.items() if n in parameters]
+    ways.append("deterministic=True in the model or its config, or None, so that the check chooses")
     return (
         f"turn it off with {' or '.join(ways)}; a module and its wrapper, which draw the same keys,"
         " can also be compared with it: train=True, rngs={'dropout': key}"
@@ -70,27 +65,3 @@ def evaluating(arguments: Mapping[str, Any]) -> dict[str, bool]:
     """Those of a call's arguments that say that it is no training."""
     off = {**_SWITCHES, "use_running_average": True}
     return {name: value for name, value in off.items() if arguments.get(name) is value}
-
-
-def _switched_on(module: Any) -> Iterable[tuple[str, bool]]:
-    """The fields of the model, and of the configs that it holds, that turn dropout on."""
-    own = _attributes(module)
-    for name, off in _SWITCHES.items():
-        if own.get(name) is (not off):
-            yield name, off
-    for name, value in own.items():
-        if not isinstance(value, nn.Module | nnx.Pytree | type):
-            for inner, off in _SWITCHES.items():
-                held = value.get(inner) if isinstance(value, Mapping) else _held(value, inner)
-                if held is (not off):
-                    yield f"{name}.{inner}", off
-
-
-def _held(value: Any, name: str) -> Any:
-    return getattr(value, name, None) if hasattr(value, "__dict__") else None
-
-
-def _attributes(module: Any) -> dict[str, Any]:
-    if isinstance(module, nn.Module):
-        return {f.name: getattr(module, f.name, None) for f in dataclasses.fields(module)}
-    return dict(vars(module))

@@ -88,7 +88,7 @@ def field_differences(
 
 
 def _same(name: str, x: Any, y: Any, same_dtypes: bool) -> bool:
-    if x == y:
+    if x == y or (name in _NAMES_IN_ANY_CASE and _folded(x) == _folded(y)):
         return True
     if x is None or y is None:
         if name in _DERIVED or (same_dtypes and "dtype" in name):
@@ -99,10 +99,16 @@ def _same(name: str, x: Any, y: Any, same_dtypes: bool) -> bool:
         # A `DenseGeneral` whose features are several axes, and a `Linear`.
         return True
     if isinstance(x, tuple) and not isinstance(y, tuple):
-        return len(x) > 0 and all(item == y for item in x)
+        return len(x) > 0 and all(_same(name, item, y, same_dtypes) for item in x)
     if isinstance(y, tuple) and not isinstance(x, tuple):
-        return len(y) > 0 and all(item == x for item in y)
+        return _same(name, y, x, same_dtypes)
     return False
+
+
+def _folded(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_folded, value))
+    return value.casefold() if isinstance(value, str) else value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,32 +116,10 @@ class _Function:
     name: str
 
 
-class _Name:
-    """A name that means the same in any case, shown as it was given."""
-
-    def __init__(self, text: str):
-        self._text = text
-
-    def __eq__(self, other: object) -> bool:
-        is_text = isinstance(other, str | _Name)
-        return is_text and str(other).casefold() == self._text.casefold()
-
-    def __hash__(self) -> int:
-        return hash(self._text.casefold())
-
-    def __str__(self) -> str:
-        return self._text
-
-    def __repr__(self) -> str:
-        return repr(self._text)
-
-
 def _plain(name: str, value: Any) -> Any:
     """A value in a form that compares, `_SKIP` for what does not."""
     if isinstance(value, enum.Enum):
-        return _Name(value.name)
-    if isinstance(value, str) and name in _NAMES_IN_ANY_CASE:
-        return _Name(value)
+        return value.name
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple | list):

@@ -10,18 +10,38 @@ from __future__ import annotations
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Callable, Mapping
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
+import jax
+from flax import errors as flax_errors
+from flax import linen as nn
 from flax import nnx
 
 import registry
-from bridge._conversion import nnx_leaves
-from bridge._conversion.neutral import Address, Leaf, Neutral
-from bridge._errors import UnboundAxisError
+from bridge import _train_eval
+from bridge._conversion import linen_leaves, nnx_leaves
+from bridge._conversion.collections import STATIC
+from bridge._conversion.neutral import Address, Leaf, Neutral, nest, walk
+from bridge._errors import (
+    BridgeError,
+    ConversionError,
+    InvalidModuleError,
+    MissingRngError,
+    UnboundAxisError,
+)
+from bridge._flax.linen_modules import InterceptorContext, overridden
+from bridge._flax.objects import CAPTURES
+from bridge._linen_in_nnx.linen_call import function_of
+from bridge._linen_in_nnx.to_nnx import ToNNX
+from bridge._nnx_in_linen.bound_module import method_of
+from bridge._nnx_in_linen.to_linen import ToLinen
 from bridge._train_eval import MODE_FIELDS, TRAINING
 
 from ._arrays_apart import under_axes
+from ._dropout import remedy
 
 EVALUATION = dict.fromkeys(MODE_FIELDS, True)
 TRAINING_MODES = dict.fromkeys(MODE_FIELDS, False)
@@ -29,6 +49,8 @@ TRAINING_MODES = dict.fromkeys(MODE_FIELDS, False)
 # true in training is set besides.
 UPDATING = {**EVALUATION, "use_running_average": False, **dict.fromkeys(TRAINING, True)}
 
+# How Flax's error names the stream that has no key.
+_STREAM = re.compile(r'"([^"]+)"')
 # The note on an error of a model: this, and the model's side.
 RAISED_BY = "raised by"
 
@@ -74,7 +96,7 @@ class Model(abc.ABC):
     Attributes:
       name: what it is called in the report.
       side: `a` or `b`.
-      is_linen: whether Linen's names are its paths: a Linen module, or a wrapped one.
+      is_linen: whether it is a Linen module or a wrapped one: paths and calls are Linen's.
       module: the Linen or NNX module that the caller gave.
       values: the leaves that the model was given with.
     """
@@ -119,23 +141,230 @@ class Model(abc.ABC):
         """`run` where all axes are bound."""
 
     @abc.abstractmethod
-    def modes_of(self, request: Request) -> Mapping[str, Any]:
-        """The modes that are set on Linen modules in a call."""
-
-    @abc.abstractmethod
     def function(self, method: Callable[..., Any] | str | None) -> Any:
-        """The function that a call calls, unbound or bound, for its parameters."""
+        """The function that a call calls, for its parameters; a Linen one with its `self`."""
 
     @abc.abstractmethod
     def native_variables(self) -> Any:
         """The variables as the other parts of the package take them: Linen's, or the module."""
 
-    @abc.abstractmethod
     def names_mode(self, request: Request) -> bool:
         """Whether an argument tells a Linen module if this is training; then nothing else does.
 
         In NNX an argument wins over the attributes by itself.
         """
+        if not self.is_linen:
+            return False
+        parameters = list(inspect.signature(self.function(request.method)).parameters)
+        names = parameters[1 : 1 + len(request.inputs)]
+        return not UPDATING.keys().isdisjoint({*names, *request.kwargs})
+
+    def modes_of(self, request: Request) -> Mapping[str, Any]:
+        """The modes that are set on Linen modules in a call: none, if an argument tells them."""
+        return {} if self.names_mode(request) else request.modes
+
+
+class LinenModel(Model):
+    """A Linen module and its variables."""
+
+    def __init__(self, module: nn.Module, variables: Mapping[str, Any]):
+        self.module = module
+        self.name = _linen_name(module)
+        self.is_linen = not isinstance(module, ToLinen)
+        self.values = linen_leaves.from_variables(variables)
+        self._static = {c: tree for c, tree in variables.items() if c == STATIC}
+
+    def native_variables(self) -> Any:
+        """Linen variables, or the NNX state if it is a wrapped one."""
+        if self.is_linen:
+            return linen_leaves.to_variables(self.values)
+        return nnx.State(nest(nnx_leaves.to_leaves(self.values)))
+
+    def function(self, method: Callable[..., Any] | str | None) -> Any:
+        """The unbound method; that of the NNX class, if this is a wrapped one."""
+        if self.is_linen:
+            return function_of(self.module, method)
+        if callable(method):
+            return method
+        return getattr(self.module.nnx_class, method or "__call__", None)
+
+    def _naming_the_layer(
+        self, function: Any, args: Any, kwargs: Any, context: InterceptorContext
+    ) -> Any:
+        """Flax's error names neither the model nor the path, and the stream only in its text."""
+        try:
+            return function(*args, **kwargs)
+        except flax_errors.InvalidRngError as error:
+            if isinstance(error, BridgeError):
+                raise
+            named = _STREAM.search(str(error))
+            stream = named[1] if named else "params"
+            place = "/".join(context.module.path) or "the model itself"
+            where = f"{self.name}, layer {place} ({type(context.module).__name__}),"
+            how = f"give it: rngs={{{stream!r}: key}}"
+            if stream == "dropout":
+                how = f"dropout is on in it, {remedy(self.function(None))}"
+            raise MissingRngError(where, [stream], [], how) from error
+
+    def _run(self, values: Neutral, request: Request) -> tuple[Any, Neutral]:
+        """`apply` with every collection mutable that holds state."""
+        module, kwargs = self.module, dict(request.kwargs)
+        function = function_of(module, request.method if self.is_linen else None)
+        if not self.is_linen and request.method is not None:
+            kwargs["nnx_method"] = request.method
+        modes = self.modes_of(request)
+        state = {a[0] for a in values if not is_of(a, nnx.Param, nnx.Intermediate)}
+        call = _train_eval.filled(module, module, function, request.inputs, kwargs, modes)
+        naming = nn.intercept_methods(self._naming_the_layer)
+        with _train_eval.applied(call.modes), _quiet(modes), naming:
+            output, updates = module.clone(**call.fields).apply(
+                {**linen_leaves.to_variables(values), **self._static},
+                *call.args,
+                rngs=request.rngs,
+                method=function,
+                mutable=sorted(state),
+                **call.kwargs,
+            )
+        return output, {**values, **linen_leaves.from_variables(updates)}
+
+
+class NnxModel(Model):
+    """An NNX module, which may be a wrapped Linen module."""
+
+    def __init__(self, module: nnx.Module):
+        self.module = module
+        self.is_linen = isinstance(module, ToNNX)
+        inner = module.to_nnx__module if isinstance(module, ToNNX) else None
+        self.name = f"ToNNX({type(inner).__name__})" if inner else type(module).__name__
+        self._graphdef, state = nnx.split(module, graph=True)
+        self.values = nnx_leaves.from_leaves(walk(state))
+
+    def native_variables(self) -> Any:
+        """The module, or Linen variables if it is a wrapped one."""
+        if isinstance(self.module, ToNNX):
+            return self.module.linen_variables()
+        return nnx.merge(self._graphdef, self._state(self.values))
+
+    def function(self, method: Callable[..., Any] | str | None) -> Any:
+        """The bound method; that of the Linen class, if this is a wrapped one."""
+        if isinstance(self.module, ToNNX):
+            return function_of(self.module.to_nnx__module, method)
+        return method_of(self.module, method)
+
+    def _run(self, values: Neutral, request: Request) -> tuple[Any, Neutral]:
+        """A call of a module made for it; what it sows goes nowhere, as in Linen."""
+        module = nnx.merge(self._graphdef, self._state(values))
+        kwargs = dict(request.kwargs)
+        modes: dict[str, Any] = {}
+        if self.names_mode(request):
+            # The collections that `train()` makes mutable.
+            kwargs.setdefault("mutable", "existing")
+        else:
+            modes = {name: request.modes[name] for name in _train_eval.MODE_FIELDS}
+            module.set_attributes(**modes, raise_if_not_found=False, graph=True)
+            for _, node in nnx.iter_graph(module, graph=True):
+                if isinstance(node, ToNNX):
+                    # Including the value for arguments named `train`.
+                    node.to_nnx__modes = tuple(sorted(request.modes.items()))
+        if request.rngs is not None:
+            nnx.reseed(module, graph=True, **_streams(request.rngs))
+            if isinstance(module, ToNNX):
+                kwargs.setdefault("rngs", dict(request.rngs))
+        is_wrapped = isinstance(module, ToNNX) and request.method is not None
+        if is_wrapped:
+            kwargs["method"] = request.method
+        method = None if is_wrapped else request.method
+
+        _drop_sown(module)
+        with _quiet(request.modes if modes else {}), request.observing(module):
+            output = method_of(module, method)(*request.inputs, **kwargs)
+        state = nnx.state(module, graph=True)
+        return output, {**values, **nnx_leaves.from_leaves(walk(state))}
+
+    def _state(self, values: Neutral) -> nnx.State[Any, Any]:
+        known = {address: leaf for address, leaf in values.items() if address in self.values}
+        return nnx.State(nest(nnx_leaves.to_leaves(known)))
+
+
+def model_of(given: Any, argument: str) -> Model:
+    """The model that an argument of `check` stands for.
+
+    Raises:
+      InvalidModuleError: it is neither `(Linen module, variables)` nor an NNX module.
+      ConversionError: the variables are no Linen variables.
+    """
+    model = _model_of(given, argument)
+    model.side = argument
+    return model
+
+
+def _model_of(given: Any, argument: str) -> Model:
+    if isinstance(given, nnx.Module):
+        return NnxModel(given)
+    expected = "(linen_module, variables) or an NNX module"
+    where = f"parity.check, argument {argument},"
+    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[0], nn.Module):
+        module, variables = given
+        if not isinstance(variables, Mapping):
+            raise ConversionError(
+                f"{where} expected the Linen module's variables, that is {{collection: {{name:"
+                f" array}}}}, found {type(variables).__name__}"
+            )
+        return LinenModel(module.clone(parent=None) if module.scope else module, variables)
+    if isinstance(given, nn.Module) or (
+        isinstance(given, tuple) and given and isinstance(given[0], nn.Module)
+    ):
+        remedy = "give its variables with it: (module, module.init(key, *inputs))"
+    elif isinstance(given, type) and issubclass(given, nn.Module | nnx.Module):
+        remedy = f"make an instance of it: {given.__name__}(…)"
+    else:
+        remedy = "give a Linen module with its variables in a tuple, or an NNX module instance"
+    raise InvalidModuleError(where, given, expected, remedy)
+
+
+def _drop_sown(module: nnx.Module) -> None:
+    """Lets what a module sows go nowhere, as `nnx.capture` does where it captures nothing.
+
+    `nnx.capture` gives containers the attribute too, and an attribute of an `nnx.Dict` is an item.
+    """
+    below: Any
+    for _, below in nnx.iter_modules(module, graph=True):
+        if not isinstance(below, nnx.List | nnx.Dict):
+            setattr(below, CAPTURES, nnx.data(()))
+
+
+@contextlib.contextmanager
+def _quiet(modes: Mapping[str, Any]) -> Iterator[None]:
+    """With the modes of `UPDATING`, nothing is dropped, though `train` may say so to a Dropout."""
+    with contextlib.ExitStack() as stack:
+        if modes.keys() == UPDATING.keys():
+            stack.enter_context(nn.intercept_methods(_not_dropping))
+        yield
+
+
+def _not_dropping(function: Any, args: Any, kwargs: Any, context: InterceptorContext) -> Any:
+    """Fills `deterministic` even where the model's author ties it to `train`."""
+    module = context.module
+    is_tied = isinstance(vars(module).get("deterministic"), bool)
+    with overridden(module, {"deterministic": True} if is_tied else {}):
+        return function(*args, **kwargs)
+
+
+def _linen_name(module: nn.Module) -> str:
+    if isinstance(module, ToLinen):
+        cls = module.nnx_class
+        cls = getattr(cls, "module_type", getattr(cls, "func", cls))
+        return f"ToLinen({getattr(cls, '__name__', type(module).__name__)})"
+    return type(module).__name__
+
+
+def _streams(rngs: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: jax.random.wrap_key_data(key)
+        if jax.numpy.issubdtype(key.dtype, jax.numpy.uint32)
+        else key
+        for name, key in rngs.items()
+    }
 
 
 def is_of(address: Address, *kinds: type[nnx.Variable[Any]]) -> bool:

@@ -100,11 +100,6 @@ class ModelProgram:
         """Whether it runs for more values than those that the model was given with."""
         return self._wanted.after
 
-    @property
-    def is_compiled(self) -> bool:
-        """Whether JAX could trace the model."""
-        return self._build is not None
-
     def start(self, pool: ThreadPoolExecutor) -> None:
         """Traces the model, which raises what the model raises, and begins to compile it."""
         try:

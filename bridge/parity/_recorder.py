@@ -37,7 +37,6 @@ from ._captured import LayerCall, Trace, arrays, frame_arguments, linen_argument
 from ._dropout import is_dropping
 from ._fields import fields_of
 from ._models import Observing
-from ._profiling import hooked
 
 # Static, so that it goes where a module's definition goes: through split and merge, into the copies
 # that transforms call.
@@ -45,10 +44,7 @@ _MARK = OBSERVED_PLACE
 
 
 def trace(
-    run: Callable[[Observing], Any],
-    modes: Mapping[str, Any] = MappingProxyType({}),
-    *,
-    is_traceable: bool = False,
+    run: Callable[[Observing], Any], modes: Mapping[str, Any] = MappingProxyType({})
 ) -> Trace:
     """Runs a model and returns what its layers did.
 
@@ -56,74 +52,47 @@ def trace(
     of its own with ordinary values; `vmap` and `remat` still trace, and their values come out by
     callbacks.
 
-    A model that fails is not run again, with one exception: a model of which it is known that JAX
-    can trace it fails only because it runs eagerly. It is observed as it runs compiled, and the
-    note says so.
-
     Args:
       run: calls the model. It gets a function for the NNX module that it makes, if it makes one,
         which says that this is where paths begin, and gives the context of the call.
       modes: those that are set on Linen modules.
-      is_traceable: whether the model was traced before.
     """
-    recorder = Recorder(modes, is_eager=True)
+    recorder = Recorder(modes)
     try:
         with jax.disable_jit(), recorder.recording():
             output = run(recorder.observing)
     except Exception as error:
-        if not is_traceable:
-            error.add_note(
-                "raised while parity.check ran the model eagerly to observe its layers"
-                f"{recorder.position()}; if it runs only under jit, leave them out with"
-                " parity.Options(layers=False)"
-            )
-            raise
-        reason = (str(error).strip() or "no message").splitlines()[0]
-        recorder = Recorder(modes, is_eager=False)
-        with recorder.recording():
-            output = run(recorder.observing)
-        recorder.note(
-            f"run a second time, compiled, as the eager run raised {type(error).__name__}:"
-            f" {reason[:200]}; order may vary"
+        error.add_note(
+            "raised while parity.check ran the model eagerly to observe its layers"
+            f"{recorder.position()}; if it runs only under jit, leave them out with"
+            " parity.Options(layers=False)"
         )
+        raise
     return recorder.trace(output)
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Run:
-    """Identity of one run, without what its recorder holds.
-
-    Attributes:
-      is_eager: whether the run is eager.
-    """
-
-    is_eager: bool
 
 
 class _Place:
     """A path on an NNX module.
 
     All of one run are equal, or modules that are alike would no longer be, and `jax.tree.map` over
-    two layers would fail. Where JAX looks for a trace that it made before they are not, or the
-    second layer would take the first one's trace, and its path. An eager run traces for
-    `jax.checkpoint` only.
+    two layers would fail. Where `jax.checkpoint` looks for a trace that it made before they are
+    not, or the second layer would take the first one's trace, and its path.
 
     It does not refer to the recorder, which holds the modules: a ToLinen makes static attributes
     that refer to its module's nodes anew, by pickling them, at every call.
     """
 
-    def __init__(self, path: Path, run: _Run):
+    def __init__(self, path: Path, run: object):
         self.path = path
         self._run = run
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Place) or other._run is not self._run:
             return False
-        is_lookup = not self._run.is_eager or _is_in_checkpoint(sys._getframe(1))
-        return self.path == other.path if is_lookup else True
+        return self.path == other.path if _is_in_checkpoint(sys._getframe(1)) else True
 
     def __hash__(self) -> int:
-        return hash((id(self._run), () if self._run.is_eager else self.path))
+        return id(self._run)
 
 
 @dataclasses.dataclass(eq=False)
@@ -134,21 +103,15 @@ class _Open:
       frame: the NNX call's frame, None for a Linen call.
       key: the module's path and the method.
       base: what the paths of Linen modules called from here are relative to.
-      module: the class's name, None if the call is not recorded.
-      layer: the class.
-      fields: the module's static fields.
-      drops: whether dropout is on.
+      call: what is known of it, without outputs; None if the call is not recorded.
+      is_leaf: whether it has called no other layer.
     """
 
     frame: FrameType | None
     key: tuple[Path, str]
     base: Path
-    module: str | None
-    inputs: dict[str, Any]
+    call: LayerCall | None = None
     is_leaf: bool = True
-    layer: type[Any] = object
-    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    drops: bool = False
 
 
 class Recorder:
@@ -156,13 +119,12 @@ class Recorder:
 
     Args:
       modes: those that are set on Linen modules.
-      is_eager: whether the run is eager.
     """
 
-    def __init__(self, modes: Mapping[str, Any], *, is_eager: bool):
-        self._run = _Run(is_eager)
+    def __init__(self, modes: Mapping[str, Any]):
+        # The identity of the run, without what its recorder holds.
+        self._run = object()
         self._modes = modes
-        self._notes: list[str] = []
         self._deepest: tuple[str, ...] = ()
         self._open: list[_Open] = []
         self._marked: list[nnx.Module] = []
@@ -171,10 +133,6 @@ class Recorder:
         self._no_layers: dict[int, CodeType] = {}
         self._previous: Any = None
         self._problem = ""
-
-    def note(self, text: str) -> None:
-        """Adds what the report says about the observation."""
-        self._notes.append(text)
 
     def position(self) -> str:
         """The last layer that was called, for the error of a run that raised."""
@@ -189,10 +147,8 @@ class Recorder:
             calls.append(dataclasses.replace(call, nth=counts[key]))
             counts[key] += 1
         self._calls = []
-        notes = [*self._notes]
-        if self._problem:
-            notes.append(f"not all layers could be observed: {self._problem}")
-        return Trace(tuple(calls), "; ".join(notes), output)
+        note = f"not all layers could be observed: {self._problem}" if self._problem else ""
+        return Trace(tuple(calls), note, output)
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -214,7 +170,7 @@ class Recorder:
 
     def _watching_nnx(self, on: bool) -> AbstractContextManager[None]:
         """Whether NNX calls are observed; it slows Python down, so not where Linen's are."""
-        return hooked(self._hook() if on else self._previous)
+        return _profiled(self._hook() if on else self._previous)
 
     def _on_linen_call(
         self, function: Any, args: Any, kwargs: Any, context: InterceptorContext
@@ -228,9 +184,8 @@ class Recorder:
         key = (*base, *module.path), method
         if self._is_open(key):
             return function(*args, **kwargs)
-        name = None if isinstance(module, ToLinen) else type(module).__name__
-        entry = _Open(None, key, base, name, {})
-        if name:
+        entry = _Open(None, key, base)
+        if not isinstance(module, ToLinen):
             with self._told():
                 named = linen_arguments(getattr(type(module), method), (module, *args), kwargs)
                 self._describe(entry, module, named)
@@ -292,22 +247,22 @@ class Recorder:
         key = place.path, name
         if self._is_open(key):
             return
-        entry = _Open(frame, key, place.path, None, {})
+        entry = _Open(frame, key, place.path)
         if not isinstance(module, ToNNX):
-            entry.module = type(module).__name__
             self._describe(entry, module, frame_arguments(frame))
         self._open.append(entry)
 
     def _describe(self, entry: _Open, module: Any, arguments: Mapping[str, Any]) -> None:
-        self._deepest = tuple(map(str, entry.key[0]))
-        entry.layer = type(module)
-        entry.fields = fields_of(module)
-        entry.drops = is_dropping(module, arguments, self._modes)
-        entry.inputs = arrays(arguments)
+        path, method = entry.key
+        self._deepest = tuple(map(str, path))
+        fields, drops = fields_of(module), is_dropping(module, arguments, self._modes)
+        entry.call = LayerCall(
+            self._deepest, method, 0, type(module), arrays(arguments), {}, False, fields, drops
+        )
 
     def _is_open(self, key: tuple[Path, str]) -> bool:
         """Whether this is a method that calls the one it overrides."""
-        return bool(self._open) and self._open[-1].module is not None and self._open[-1].key == key
+        return bool(self._open) and self._open[-1].call is not None and self._open[-1].key == key
 
     def mark(self, root: nnx.Module) -> None:
         """Gives a module that was made for this run, and all below it, their paths."""
@@ -318,16 +273,17 @@ class Recorder:
                 self._marked.append(module)
 
     def _close(self, entry: _Open, output: Any) -> None:
-        if entry.module is None:
+        if entry.call is None:
             return
         for outer in self._open:
             if outer is not entry:
                 outer.is_leaf = False
         outputs = arrays(output)
-        values = [*entry.inputs.values(), *outputs.values()]
-        keep = functools.partial(
-            self._keep, entry, tuple(entry.inputs), tuple(outputs), entry.is_leaf
+        values = [*entry.call.inputs.values(), *outputs.values()]
+        call = dataclasses.replace(
+            entry.call, inputs=dict.fromkeys(entry.call.inputs), is_leaf=entry.is_leaf
         )
+        keep = functools.partial(self._keep, call, tuple(outputs))
         if not any(isinstance(value, Tracer) for value in values):
             keep(*values)
         elif is_looking_for_constants():
@@ -343,26 +299,10 @@ class Recorder:
         else:
             jax.debug.callback(keep, *values)
 
-    def _keep(
-        self, entry: _Open, inputs: tuple[str, ...], outputs: tuple[str, ...], is_leaf: bool,
-        *values: Any,
-    ) -> None:  # fmt: skip
-        path, method = entry.key
-        count = len(inputs)
-        self._calls.append(
-            LayerCall(
-                tuple(map(str, path)),
-                method,
-                0,
-                str(entry.module),
-                dict(zip(inputs, values[:count], strict=True)),
-                dict(zip(outputs, values[count:], strict=True)),
-                is_leaf,
-                entry.layer,
-                entry.fields,
-                entry.drops,
-            )
-        )
+    def _keep(self, call: LayerCall, outputs: tuple[str, ...], *values: Any) -> None:
+        given = dict(zip(call.inputs, values, strict=False))
+        returned = dict(zip(outputs, values[len(given) :], strict=True))
+        self._calls.append(dataclasses.replace(call, inputs=given, outputs=returned))
 
 
 _NOTHING = jax.ShapeDtypeStruct((), np.bool_)
@@ -385,3 +325,26 @@ def _is_in_checkpoint(frame: FrameType | None) -> bool:
 def _is_container(module: Any) -> bool:
     """Whether this is an `nnx.List` or `nnx.Dict`: an attribute would be an item of it."""
     return isinstance(module, MutableMapping | MutableSequence)
+
+
+@contextmanager
+def _profiled(hook: Any) -> Iterator[None]:
+    """A block in which a profiling hook is called, in this thread.
+
+    Args:
+      hook: a function as `sys.setprofile` takes it, or what `sys.getprofile` gave.
+    """
+    before = sys.getprofile()
+    _set_profile(hook)
+    try:
+        yield
+    finally:
+        _set_profile(before)
+
+
+def _set_profile(hook: Any) -> None:
+    if hook is None or callable(hook):
+        sys.setprofile(hook)
+    else:
+        # A profiler in C, such as cProfile's, stands there for itself.
+        hook.enable()

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._divergence import Divergence
-from ._long_text import folded, limited
 from ._numbers import Compared, worst
 
 # Only a text needs it.
@@ -33,8 +32,7 @@ _WIDTH = 100
 # Layers, gradients and steps downstream of a fault all differ, so a few of them are enough.
 _MOST = {"weights": 12, "outputs": 8, "state": 12, "fields": 12, "partition specs": 12}
 _MOST_DOWNSTREAM = 4
-_WITH_BLOCKS = ("weights", "gradients")
-_MOST_RUNS = 6
+_MOST_LINES = 180
 _REST = "print(report.text(whole=True)) shows all, and --json on the command line"
 
 
@@ -122,7 +120,7 @@ class Report:
             text of more than 180 lines is cut.
         """
         text = _as_text(self, whole)
-        return text if whole else limited(text, _REST)
+        return text if whole else _limited(text)
 
     def to_json(self, indent: int | None = None) -> str:
         """The report as a JSON document.
@@ -139,6 +137,13 @@ class Report:
         for entry, section in zip(document["sections"], self.sections, strict=True):
             entry["ok"] = section.ok
         return json.dumps(document, indent=indent, allow_nan=False)
+
+
+def _limited(text: str) -> str:
+    """A text as it is, or its beginning and where the rest is."""
+    lines = text.splitlines()
+    left = len(lines) - _MOST_LINES
+    return text if left <= 0 else "\n".join([*lines[:-left], f"... {left} more lines; {_REST}"])
 
 
 def _plain(value: Any) -> Any:
@@ -168,8 +173,6 @@ def _as_text(report: Report, whole: bool) -> str:
             if left > 0:
                 _line(console, f"… and {left} more in {section.name}")
     for section in report.sections:
-        for line in _blocks(section):
-            _line(console, line)
         if section.note:
             _line(console, f"{section.name}: {section.note}")
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
@@ -196,19 +199,6 @@ def _is_nan(section: Section) -> bool:
     return (
         not section.ok and not section.failed and all(c.verdict == "nan" for c in section.differing)
     )
-
-
-def _blocks(section: Section) -> Iterator[str]:
-    """The values of repeated blocks, in one line for those of which the same is to be said."""
-    if section.name not in _WITH_BLOCKS:
-        return
-    runs = folded((c.place.split(" -> ")[0], c.verdict) for c in section.compared)
-    repeated = [run for run in runs if run.first]
-    if any(run.blocks > 2 for run in repeated):
-        for run in repeated[:_MOST_RUNS]:
-            yield f"{section.name}: {run}"
-        if len(repeated) > _MOST_RUNS:
-            yield f"{section.name}: … and {len(repeated) - _MOST_RUNS} more runs of blocks"
 
 
 def _summary(report: Report) -> Table:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from flax import nnx
+from flax.core import meta
+from flax.linen import spmd
 
 import registry
-from bridge._conversion.neutral import Neutral
+from bridge._conversion import linen_leaves
+from bridge._conversion.neutral import Address, Leaf, Neutral
 
+from ._captured import Trace
+from ._divergence import Layers
 from ._layouts import AddressedValues, Layouts, as_text, by_text
 from ._models import Model, is_of
 from ._numbers import Compared, Tolerance, compare, lacking, same_bits
 from ._programs import ModelProgram
 from ._report import Section
-from ._specs import spec_of
 
+_MOST_PLACES = 8
 NOT_COMPARED = (nnx.RngState, nnx.Intermediate, nnx.Perturbation)
 
 
@@ -96,6 +101,14 @@ class Sides:
                 )
 
 
+def port_plan(layouts: Layouts) -> Section:
+    """What `port.plan` says of two models with other paths."""
+    problems = [*map(str, layouts.plan.problems), *filter(None, [layouts.problem])]
+    if layouts.problem:
+        problems.append("values, gradients and state are not compared")
+    return Section("port plan", note="; ".join(problems), failed=bool(problems))
+
+
 def weights(sides: Sides) -> Section:
     """The values that the models were given with: parameters and state."""
     a, b = (values_of(model.values, *NOT_COMPARED) for model in sides.models)
@@ -105,6 +118,37 @@ def weights(sides: Sides) -> Section:
 def outputs(sides: Sides, a: Any, b: Any) -> Section:
     """What a call returns."""
     return Section("outputs", tuple(sides.leaves("output", a, b, nan_agrees=False)))
+
+
+def layers(found: Layers | None, traces: Sequence[Trace]) -> Section:
+    """What every layer returns."""
+    if found is None:
+        return Section("layers")
+    notes = [f"{side}: {t.note}" for side, t in zip("ab", traces, strict=True) if t.note]
+    for side, places in zip("ab", found.only, strict=True):
+        if places:
+            notes.append(f"calls without a counterpart, only in {side}: {listed_places(places)}")
+    if found.not_comparable:
+        notes.append(f"calls not compared, of other shapes in and out: {found.not_comparable}")
+    return Section("layers", tuple(found.compared), "; ".join(notes))
+
+
+def fields(found: Layers | None, *, is_advisory: bool) -> Section:
+    """The static fields of the layers."""
+    compared = []
+    for place, differences in (found.fields if found else {}).items():
+        compared += [
+            Compared(f"{place}: {d.name}", "differs", values=(d.a, d.b)) for d in differences
+        ] or [Compared(place, "bitwise")]
+    note = "initialisers and functions without a name are not compared" if compared else ""
+    return Section("fields", tuple(compared), note, is_advisory=is_advisory)
+
+
+def listed_places(places: Iterable[str]) -> str:
+    """The first few places, and how many there are besides."""
+    places = list(places)
+    left = len(places) - _MOST_PLACES
+    return ", ".join(places[:_MOST_PLACES]) + (f" and {left} more" if left > 0 else "")
 
 
 def has_state(model: Model) -> bool:
@@ -148,23 +192,63 @@ def partition_specs(sides: Sides) -> Section:
     """The partition spec of every parameter, if either model has any."""
     active = registry.current()
     a, b = (
-        {as_text(x): spec_of(x, leaf, active) for x, leaf in model.values.items()}
+        {as_text(x): _spec_of(x, leaf, active) for x, leaf in model.values.items()}
         for model in sides.models
     )
     compared, left_out = [], 0
-    if not any(spec.is_given for spec in (*a.values(), *b.values())):
+    if not any(spec.names for spec in (*a.values(), *b.values())):
         return Section("partition specs", note="neither model has any")
     for address, spec in b.items():
         of_sources = [a[x] for x in sides.layouts.sources.get(address, ()) if x in a]
-        if of_sources and (of_sources[0].ndim != spec.ndim or len(set(of_sources)) > 1):
+        if of_sources and (
+            of_sources[0].ndim != spec.ndim or len({own.names for own in of_sources}) > 1
+        ):
             left_out += 1
         elif of_sources:
-            same = bool(of_sources[0].readings & spec.readings)
+            same = not {of_sources[0].names, of_sources[0].mapped}.isdisjoint(
+                {spec.names, spec.mapped}
+            )
             texts = str(of_sources[0]), str(spec)
             verdict = "bitwise" if same else "differs"
             compared.append(Compared(sides.layouts.place(address), verdict, values=texts))
     note = f"{left_out} values with another layout are not compared" if left_out else ""
     return Section("partition specs", tuple(compared), note)
+
+
+class _Spec(NamedTuple):
+    """A partition spec in its shortest form.
+
+    Attributes:
+      names: of the axes, empty without an annotation.
+      mapped: the same under the rules that the annotation holds.
+      ndim: of the value.
+    """
+
+    names: tuple[Any, ...]
+    mapped: tuple[Any, ...]
+    ndim: int | None
+
+    def __str__(self) -> str:
+        return str(jax.sharding.PartitionSpec(*self.names)) if self.names else "none"
+
+
+def _spec_of(address: Address, leaf: Leaf, active: registry.Registry) -> _Spec:
+    """What a leaf's metadata says, logical names as they are."""
+    box = linen_leaves.from_leaf(address[0], leaf, active) if leaf.box is not None else None
+    names: Any = ()
+    if isinstance(box, meta.AxisMetadata) and hasattr(box, "get_partition_spec"):
+        names = box.get_partition_spec()  # type: ignore[attr-defined]
+    rules = leaf.fields.get("sharding_rules") or leaf.fields.get("rules")
+    mapped: Any = spmd.logical_to_mesh_axes(tuple(names), rules) if rules and names else names
+    return _Spec(_shortest(names), _shortest(mapped or ()), getattr(leaf.value, "ndim", None))
+
+
+def _shortest(names: Iterable[Any]) -> tuple[Any, ...]:
+    spec = [n[0] if isinstance(n, tuple | list) and len(n) == 1 else n for n in names]
+    spec = [tuple(n) if isinstance(n, list) else n for n in spec]
+    while spec and spec[-1] is None:
+        spec.pop()
+    return tuple(spec)
 
 
 def values_of(values: Neutral, *without: type[nnx.Variable[Any]]) -> AddressedValues:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,35 +22,15 @@ _FLOOR = 0.1
 _SEED = 20240229
 
 
-def gradients(sides: Sides, order: Mapping[tuple[str, ...], int]) -> Section:
-    """The gradients of the loss by parameter.
-
-    Args:
-      sides: the models.
-      order: when `a`'s layers were called, by path; if forward passes agree, it tells where
-        differences begin.
-    """
+def gradients(sides: Sides) -> Section:
+    """The gradients of the loss by parameter."""
     a, b = (program.first().gradients for program in sides.programs)
-    floor = _FLOOR * max(map(magnitude, jax.tree.leaves(list(a.values()))), default=0.0)
-    compared = tuple(sides.compare(a, b, floor, nan_agrees=False))
-    notes = [_beginning(compared, sides, order), *(p.note for p in sides.programs)]
-    return Section("gradients", compared, "; ".join(filter(None, notes)))
+    compared = tuple(sides.compare(a, b, _floor(a), nan_agrees=False))
+    return Section("gradients", compared, "; ".join(p.note for p in sides.programs if p.note))
 
 
-def _beginning(
-    compared: Iterable[Compared], sides: Sides, order: Mapping[tuple[str, ...], int]
-) -> str:
-    """Where a fault of the gradients alone shows first, as they come from the output."""
-    called = {
-        sides.layouts.place(address): max(order.get(path[:-1], -1) for _, path in sources)
-        for address, sources in sides.layouts.sources.items()
-        if sources
-    }
-    differing = [c.place for c in compared if not c.ok and called.get(c.place, -1) >= 0]
-    if not differing:
-        return ""
-    latest = max(differing, key=lambda place: called[place])
-    return f"from the output backwards, the first to differ is that of {latest}"
+def _floor(values: AddressedValues) -> float:
+    return _FLOOR * max(map(magnitude, jax.tree.leaves(list(values.values()))), default=0.0)
 
 
 def steps(sides: Sides, count: int, optimizer: optax.GradientTransformation) -> Section:
@@ -58,8 +38,7 @@ def steps(sides: Sides, count: int, optimizer: optax.GradientTransformation) -> 
     runs = [training(program, optimizer) for program in sides.programs]
     compared: tuple[Compared, ...] = ()
     for step, (a, b) in enumerate(zip(*runs, strict=True), 1):
-        floor = _FLOOR * max(map(magnitude, jax.tree.leaves(list(a.values()))), default=0.0)
-        compared = tuple(sides.compare(a, b, floor, nan_agrees=False))
+        compared = tuple(sides.compare(a, b, _floor(a), nan_agrees=False))
         if not all(c.ok for c in compared):
             return Section("steps", compared, f"step {step} of {count} is the first to differ")
         if step == count:

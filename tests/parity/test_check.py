@@ -16,8 +16,7 @@ from flax import nnx
 import bridge
 from bridge import parity
 from bridge.parity import _training
-from bridge.parity._model_kinds import model_of
-from bridge.parity._models import TRAINING_MODES, Request
+from bridge.parity._models import TRAINING_MODES, Request, model_of
 from bridge.parity._programs import ModelProgram, Wanted
 from tests.parity.parity_models import (
     WIDTH,

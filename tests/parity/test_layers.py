@@ -310,35 +310,6 @@ def test_layers_of_one_definition_under_jit_keep_their_own_paths():
         assert names(traced(model, X)) == expected
 
 
-def test_a_model_that_runs_only_compiled_is_observed_compiled_and_the_note_says_so():
-    class Compiled(nnx.Module):
-        def __init__(self):
-            self.blocks = nnx.List([nnx.Linear(WIDTH, WIDTH, rngs=nnx.Rngs(0)) for _ in range(2)])
-
-        def __call__(self, x):
-            @nnx.jit
-            def run(layer, x):
-                if not isinstance(x, jax.core.Tracer):
-                    raise NotImplementedError("not without jit")
-                return layer(x)
-
-            return run(self.blocks[1], run(self.blocks[0], x))
-
-    model = Compiled()
-
-    def run(observing):
-        with observing(model):
-            model(X)
-
-    found = trace(run, is_traceable=True)
-
-    assert names(found) == [("blocks/0", 0), ("blocks/1", 0), ("", 0)]
-    assert "run a second time, compiled, as the eager run raised NotImplementedError" in found.note
-    np.testing.assert_allclose(
-        found.calls[1].outputs[""], model.blocks[1](model.blocks[0](X)), rtol=1e-6
-    )
-
-
 def test_a_method_that_calls_the_one_it_overrides_is_one_call():
     class Scaled(nnx.Linear):
         def __call__(self, x):
