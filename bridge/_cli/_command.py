@@ -219,13 +219,11 @@ def _shape(text: str) -> Any:
     import jax
 
     shape, _, dtype = text.partition(":")
+    sizes = [COUNT(part) for part in shape.split(",") if part.strip()]
     try:
-        sizes = [int(part) for part in shape.split(",") if part.strip()]
         return jax.ShapeDtypeStruct(sizes, jax.numpy.dtype(dtype or "float32"))
-    except (TypeError, ValueError) as error:
-        raise argparse.ArgumentTypeError(
-            f"{text} is not a shape such as 8,28,28,1 or 8,16:int32: {error}"
-        ) from None
+    except TypeError as error:
+        raise argparse.ArgumentTypeError(f"{dtype} is not a dtype: {error}") from None
 
 
 def _literal(text: str) -> Any:
