@@ -150,6 +150,29 @@ class ComputedForLayer(nn.Module):
         return self.dense(x)
 
 
+class ComputedForParameter(nn.Module):
+    """a parameter is initialised with a variable that setup computes from parameters"""
+
+    def setup(self):
+        half = self.param("scale", nn.initializers.ones, (3,)) / 2
+        self.shift = self.param("shift", lambda key, value: value, half)
+
+    def __call__(self, x):
+        return x + self.shift
+
+
+class ComputedAgain(nn.Module):
+    """setup reads self.scale before it sets it again"""
+
+    def setup(self):
+        self.scale = self.param("scale", nn.initializers.ones, (3,))
+        self.half = self.scale / 2
+        self.scale = 2 * self.scale
+
+    def __call__(self, x):
+        return x * self.scale + self.half
+
+
 class ComputedInBlock(nn.Module):
     """setup computes with parameters in a block"""
 

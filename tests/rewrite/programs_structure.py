@@ -62,6 +62,88 @@ class Model(nn.Module):
 """,
         [{"width": 8}, {"bound": False}],
     ),
+    "parameters that are initialised with others": Program(
+        """
+def gain_init(key, both):
+    a, b = both
+    return jnp.log(1 + a * a + b * b)
+
+
+class Model(nn.Module):
+    width: int = 6
+
+    def setup(self):
+        self.a = self.param("a", nn.initializers.normal(), (self.width,))
+        self.b = self.param("b", nn.initializers.normal(), self.a.shape)
+        self.gain = self.param("gain", gain_init, (self.a, self.b))
+
+    def __call__(self, x):
+        return x[..., :1] * self.gain + self.a - self.b
+""",
+        [{"width": 4}],
+    ),
+    "attributes of parameters that are set again": Program(
+        """
+class Model(nn.Module):
+    width: int = 6
+
+    def setup(self):
+        self.c = self.param("c", nn.initializers.normal(), (self.width, 2))
+        # A complex number.
+        self.c = self.c[..., 0] + 1j * self.c[..., 1]
+        self.turned = self.c * 1j
+
+    def __call__(self, x):
+        return x[..., :1] * self.c.real + self.turned.real
+""",
+        [{"width": 4}],
+    ),
+}
+LISTS = {
+    "named layers of a list that grows": Program(
+        """
+class Block(nn.Module):
+    width: int
+
+    def setup(self):
+        self.inner = [nn.Dense(2, name="0"), nn.Dense(self.width, name="1")]
+
+    def __call__(self, x):
+        for layer in self.inner:
+            x = nn.relu(layer(x))
+        return x
+
+
+class Model(nn.Module):
+    widths: Sequence[int] = (4, 8)
+
+    def setup(self):
+        blocks = [Block(self.widths[0], name="0")]
+        for i, width in enumerate(self.widths[1:]):
+            blocks.append(Block(width, name=str(i + 1)))
+        self.blocks = blocks
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+""",
+        [{"widths": (3, 5, 4)}, {"widths": (6,)}],
+    ),
+    "shapes with the items of a field": Program(
+        """
+class Model(nn.Module):
+    grid: Sequence[int] = (2, 2)
+    width: int = 5
+
+    @nn.compact
+    def __call__(self, x):
+        shape = self.grid
+        x = x[:, : self.grid[0] * self.grid[1]].reshape((x.shape[0], *shape))
+        return nn.Dense(self.width)(x)
+""",
+        [{"width": 2}, {"grid": (2, 4)}, {"grid": (1, 3)}],
+    ),
 }
 FIELDS = {
     "fields named as NNX's methods": Program(
@@ -291,6 +373,48 @@ class Model(nn.Module):
         return x
 """,
         [{"width": 3}, {"policy": "full"}],
+    ),
+    "remat in one of two branches of setup": Program(
+        """
+from flax.linen import partitioning as nn_partitioning
+
+remat = nn_partitioning.remat
+
+
+class Block(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x, mask, double, more=False):
+        x = nn.relu(nn.Dense(self.width)(x))
+        if more:
+            x = x + 1
+        return 2 * x if double else x
+
+
+class Model(nn.Module):
+    width: int = 8
+    depth: int = 2
+    remat: bool = False
+
+    def setup(self):
+        if self.remat:
+            LightBlock = remat(Block, static_argnums=(2, 3))
+            self.layers = [LightBlock(self.width, name=str(i)) for i in range(self.depth)]
+        else:
+            self.layers = [Block(self.width, name=str(i)) for i in range(self.depth)]
+        if self.remat:
+            self.last = nn.remat(Block, static_argnums=(3, 4))(4)
+        else:
+            self.last = Block(5)
+        self.norm = nn.LayerNorm()
+
+    def __call__(self, x, mask=None, double=True, more=False):
+        for i, layer in enumerate(self.layers):
+            x = layer(x, mask, double, more)
+        return self.norm(self.last(x, None, double, more))
+""",
+        [{"width": 3}, {"depth": 3}, {"remat": True}, {"width": 3, "depth": 1, "remat": True}],
     ),
 }
 TABS = {
@@ -831,6 +955,7 @@ PROGRAMS = {
     **BY_MODULE,
     **ELSEWHERE,
     **ARRAYS,
+    **LISTS,
     **FIELDS,
     **BLOCKS,
     **TIES,

@@ -249,8 +249,9 @@ def test_lists_of_layers_in_branches_of_setup_take_their_sizes(rewritten, also):
     """Regression: an argument with their sizes was no iterator below a branch."""
     found = rewritten(Program(IN_BRANCHES, also=also))
     assert found.result.is_proven, str(found.result)
-    assert [each.level for each in found.result.classes] == ["proven for this configuration"]
-    check_same(found, {})
+    assert [each.level for each in found.result.classes] == ["proven"], str(found.result)
+    for fields in ({}, {"depth": 3}, {"wide": True}, {"wide": True, "depth": 3}):
+        check_same(found, fields)
 
 
 UNCHOSEN = """

@@ -164,6 +164,45 @@ def test_what_is_inside_of_a_wrapped_layer_has_linens_names_and_is_not_native():
     assert result.native_share == pytest.approx(1 / 3)
 
 
+class Halved(nn.Module):
+    more: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        if self.more:
+            x = nn.relu(nn.Dense(3)(x))
+        return nn.Dense(3)(x) / 2
+
+
+class HoldsHalved(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return Halved()(x)
+
+
+class HoldsHolder(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.relu(HoldsHalved()(x))
+
+
+class HoldsBoth(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return Halved()(HoldsHalved()(x))
+
+
+@pytest.mark.parametrize(
+    ("cls", "level", "share"), [(HoldsHolder, "left Linen", 0), (HoldsBoth, "proven", 0.5)]
+)
+def test_what_only_a_wrapped_class_holds_is_not_native(cls, level, share):
+    """Regression: a class that was run by itself, with another field, counted as rewritten."""
+    result = result_of(cls, skip=["HoldsHalved"])
+    levels = {each.name: each.level for each in result.classes}
+    assert levels["Halved"] == level, str(result)
+    assert result.native_share == pytest.approx(share)
+
+
 @pytest.mark.parametrize(
     ("text", "id"),
     [

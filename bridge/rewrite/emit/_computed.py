@@ -115,7 +115,7 @@ class Properties:
         kept = self._needed(name)
         setting = [each for each in kept if name in set_attributes(each)]
         last = self._last(name, setting)
-        lines = self._lines(self.setup.body, kept, last, 0)
+        lines = self._lines(self.setup.body, kept, last, 0, name)
         if last is None:
             if name in self._local:
                 raise NotRewritableError("computed-name", setting[0])
@@ -165,23 +165,24 @@ class Properties:
         kept: set[ast.stmt],
         last: ast.Assign | None,
         depth: int,
+        name: str,
     ) -> Lines:
         found: Lines = []
         for each in block:
             if each in kept:
                 found += [(depth, line) for line in self.source.comments_above(each)]
-                text = self.source.render(each, [*self._edits(each, last)])
+                text = self.source.render(each, [*self._edits(each, last, name)])
                 found.append((depth, f"\0{each.col_offset}\0{text}"))
             elif isinstance(each, ast.If):
-                body = self._lines(each.body, kept, last, depth + 1)
-                other = self._lines(each.orelse, kept, last, depth + 1)
+                body = self._lines(each.body, kept, last, depth + 1, name)
+                other = self._lines(each.orelse, kept, last, depth + 1, name)
                 if body or other:
-                    test = self.source.render(each.test, [*self._edits(each.test, last)])
+                    test = self.source.render(each.test, [*self._edits(each.test, last, name)])
                     found += [(depth, f"if {test}:"), *(body or [(depth + 1, "pass")])]
                     found += [(depth, "else:"), *other] if other else []
         return found
 
-    def _edits(self, node: ast.AST, last: ast.Assign | None) -> Iterator[Edit]:
+    def _edits(self, node: ast.AST, last: ast.Assign | None, name: str) -> Iterator[Edit]:
         yield from self.references.edits(node)
         for each in ast.walk(node):
             slot = self.computed.slots.get(each) if isinstance(each, ast.Call) else None
@@ -189,7 +190,7 @@ class Properties:
                 yield self.source.edit(each, f"self.{slot.attribute}[...]")
             elif not isinstance(each, ast.Attribute) or not is_self(each):
                 continue
-            elif isinstance(each.ctx, ast.Store):
+            elif isinstance(each.ctx, ast.Store) or each.attr == name:
                 yield self.source.edit(each, each.attr)
             elif each.attr in self.computed.stored:
                 yield Edit(self.source.end(each), self.source.end(each), "[...]")

@@ -16,7 +16,7 @@ from bridge.rewrite.syntax._source import Edit, bound_in, is_self
 
 from ._calls import Calls
 from ._computed import Properties
-from ._dead import RAISES, dead_blocks, dead_choices, in_place_of
+from ._dead import RAISES, blocks_of, dead_blocks, dead_choices, in_place_of
 from ._function_edits import function_edits
 from ._lines import wrapped
 from ._removals import transforms
@@ -80,7 +80,7 @@ class Setup:
         for whole in (*self._chained(), *self._unchosen()):
             edits = [e for e in edits if e.start < whole.start or e.end > whole.end]
             edits.append(whole)
-        edits += self._guards()
+        edits += [*self._before_chains(), *self._guards()]
         text = self._between(body[0], body[-1], edits)
         lines = text.split("\n")
         return "\n".join(wrapped(line, len(line) - len(line.lstrip())) for line in lines)
@@ -98,24 +98,34 @@ class Setup:
     def _chained(self) -> Iterator[Edit]:
         """Lists whose layers pass a size on, made in loops that keep it."""
         for chain in self.chains:
-            comprehension: Any = self.source.parents[chain.made]
-            statement = self.source.statement_of(chain.made)
-            edits = [*self.method.references.edits(comprehension)]
-            (generator,) = comprehension.generators
-            target, values = (
-                self.source.render(each, edits) for each in (generator.target, generator.iter)
-            )
-            attribute = self.source.render(statement.targets[0])  # pyright: ignore
-            # A tab counts as one column.
-            deeper = " " * (statement.col_offset - self.method.node.col_offset)
-            lines = [
-                *chain.before,
-                f"{attribute} = nnx.List()",
-                f"for {target} in {values}:",
-                f"{deeper}{attribute}.append({self.made[chain.made]})",
-                *(f"{deeper}{line}" for line in chain.turn),
-            ]
-            yield self.source.edit(statement, f"\n{' ' * statement.col_offset}".join(lines))
+            for made, turn in chain.turns.items():
+                comprehension: Any = self.source.parents[made]
+                statement = self.source.statement_of(made)
+                edits = [*self.method.references.edits(comprehension)]
+                (generator,) = comprehension.generators
+                target, values = (
+                    self.source.render(each, edits) for each in (generator.target, generator.iter)
+                )
+                attribute = self.source.render(statement.targets[0])  # pyright: ignore
+                # A tab counts as one column.
+                node = self.method.node
+                deeper = " " * (node.body[0].col_offset - node.col_offset)
+                lines = [
+                    *(chain.before if chain.statement is statement else ()),
+                    f"{attribute} = nnx.List()",
+                    f"for {target} in {values}:",
+                    f"{deeper}{attribute}.append({self.made[made]})",
+                    f"{deeper}{turn}",
+                ]
+                yield self.source.edit(statement, f"\n{' ' * statement.col_offset}".join(lines))
+
+    def _before_chains(self) -> Iterator[Edit]:
+        """The sizes that lists in branches begin with."""
+        for chain in self.chains:
+            if any(chain.statement is self.source.statement_of(made) for made in chain.turns):
+                continue
+            begin, blank = self.source.start(chain.statement), " " * chain.statement.col_offset
+            yield from (Edit(begin, begin, f"{line}\n{blank}") for line in chain.before)
 
     def _comment(self, slot: Slot) -> Iterator[Edit]:
         """Why a layer stays Linen, above the statement that makes it."""
@@ -159,7 +169,8 @@ class Setup:
                 loads.add(node.id)
             stack.extend(ast.iter_child_nodes(node))
         for node in gone:
-            if not bound_in(node) & loads and self.source.parents[node] is self.method.node:
+            block = next(b for b in blocks_of(self.source.parents[node]) if node in b)
+            if not bound_in(node) & loads and not gone.issuperset(block):
                 yield self.source.lines_of(node)
 
     def _check_modes(self, slot: Slot) -> None:
@@ -287,7 +298,10 @@ class Setup:
             calls: what its calls become.
         """
         found: list[Edit] = []
-        by_name = {attribute_of(self.plan, slot): slot for slot in self.slots if slot.outer is None}
+        own = [s for s in self.slots if s.outer is None and not self.computed.makes(s)]
+        # Of two branches, the one with lifted transforms tells when they are there.
+        own.sort(key=lambda slot: slot.lift is not None)
+        by_name = {attribute_of(self.plan, slot): slot for slot in own}
         for slot, call in item_calls(self.slots, method):
             found += calls.transformed(slot, call, self.source.render(call.func))
         for node in ast.walk(method.node):

@@ -10,7 +10,7 @@ from bridge.rewrite.plan._function_plans import FunctionPlan, bound
 from bridge.rewrite.plan._lifted_functions import calls_inside
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._plans import ClassPlan, Slot
-from bridge.rewrite.syntax._source import Edit, Source, is_self, is_shadowed
+from bridge.rewrite.syntax._source import Edit, Source, is_self, is_shadowed, items_of
 
 
 def calls_of(plan: ClassPlan, slot: Slot) -> Iterator[ast.Call]:
@@ -36,7 +36,7 @@ def item_calls(slots: Sequence[Slot], method: Method) -> Iterator[tuple[Slot, as
     holders: dict[str, Slot] = {}
     for node in ast.walk(method.node):
         if isinstance(node, ast.For | ast.comprehension):
-            for each, values in _pairs(node.target, node.iter):
+            for each, values in items_of(node.target, node.iter):
                 if isinstance(each, ast.Name) and is_self(values):
                     slot = lists.get(values.attr)  # pyright: ignore
                     if slot is not None:
@@ -63,18 +63,6 @@ def _list_of(method: Method, slot: Slot) -> str | None:
     ):
         return statement.targets[0].attr  # pyright: ignore
     return None
-
-
-def _pairs(target: ast.expr, values: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """What a loop binds to the items of what."""
-    if isinstance(values, ast.Call) and isinstance(values.func, ast.Name):
-        parts = target.elts if isinstance(target, ast.Tuple) else []
-        if values.func.id == "enumerate" and len(parts) == 2:
-            yield parts[1], values.args[0]
-        elif values.func.id == "zip":
-            yield from zip(parts, values.args, strict=False)
-    else:
-        yield target, values
 
 
 def call_edits(source: Source, node: ast.Call, plan: FunctionPlan) -> Iterator[Edit]:

@@ -17,7 +17,8 @@ from ._snapshots import path_of
 _MAKERS = {
     inspect.unwrap(getattr(nn, name)).__code__: name for name in ("remat", "scan", "vmap", "jit")
 }
-_MAKERS[inspect.unwrap(partitioning.remat).__code__] = "remat"
+_PARTITIONING = inspect.unwrap(partitioning.remat).__code__
+_MAKERS[_PARTITIONING] = "remat"
 # These are called with the module at once, and make no function before.
 _DIRECT = {
     inspect.unwrap(getattr(nn, name)).__code__: name for name in ("cond", "switch", "while_loop")
@@ -75,6 +76,9 @@ class Transforms:
             if event != "return" or arg is None:
                 return local
             target: Any = options.pop("target", None)
+            if frame.f_code is _PARTITIONING:
+                # It does not count the module itself.
+                options["static_argnums"] = tuple(n + 1 for n in options["static_argnums"])
             lifted = Lifted(kind, target, options, site)
             # A partial of a class becomes one of the class that the transform makes.
             made = arg.func if isinstance(arg, functools.partial) else arg

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from bridge.rewrite.syntax._source import bound_in, is_self
+from bridge.rewrite.syntax._source import bound_in, is_self, names_in
 
 from ._plans import ClassPlan, Slot
 from ._refusals import NotRewritableError
@@ -38,6 +38,7 @@ class Computed:
             and isinstance(statement := self.source.statement_of(slot.node), ast.Assign)
         }
         self.slots = {slot.node: slot for slot in slots if not is_stored(plan, slot)}
+        self._kept = {slot.node for slot in slots} - self.slots.keys()
         self.attributes: dict[str, None] = {}
         self._names: set[str] = set()
         self.statements: list[ast.stmt] = []
@@ -73,19 +74,39 @@ class Computed:
                 around = self.source.parents[around]
             if around is not self.setup:
                 raise NotRewritableError("computed-in-block", each)
+        for name in self.attributes:
+            self._check_reads(name)
+
+    def _check_reads(self, name: str) -> None:
+        """Refuses to read an attribute before the same block sets it again."""
+        setting = [each for each in self.statements if name in set_attributes(each)]
+        blocks = [self.source.parents[each] for each in setting]
+        again = [each for n, each in enumerate(setting) if blocks[n] in blocks[:n]]
+        for each in ast.walk(self.setup) if again else ():
+            is_between = is_self(each, name) and each.lineno < again[-1].lineno  # pyright: ignore
+            if is_between and self.source.statement_of(each) not in setting:
+                raise NotRewritableError("computed-again", each, name=name)
 
     def _reads(self, value: ast.AST | None) -> bool:
         """Whether an expression reads a parameter, or what is computed from one."""
         if value is None or (is_self(value) and value.attr in self.stored):  # pyright: ignore
             # A second name of a parameter.
             return False
-        for each in ast.walk(value):
+        stack: list[ast.AST] = [value]
+        while stack:
+            each = stack.pop()
+            if each in self._kept:
+                # What a parameter is initialised with; the constructor makes it.
+                if names_in(each) & self._names:
+                    raise NotRewritableError("computed-for-parameter", each)
+                continue
             if each in self.slots:
                 return True
             if isinstance(each, ast.Name) and each.id in self._names:
                 return True
             if is_self(each) and each.attr in {*self.stored, *self.attributes}:  # pyright: ignore
                 return True
+            stack += ast.iter_child_nodes(each)
         return False
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from bridge.rewrite.syntax._source import Source, bound_in, is_self
+from bridge.rewrite.syntax._source import Source, bound_in, grown_name, is_self
 from bridge.rewrite.syntax._taint import SAME_ITEMS
 
 from ._function_plans import called_function
@@ -27,6 +27,34 @@ def attribute_of(plan: ClassPlan, slot: Slot) -> str | None:
     if isinstance(parent, ast.Assign) and is_self(parent.targets[0]):
         return parent.targets[0].attr  # pyright: ignore
     return None
+
+
+def container_of(plan: ClassPlan, slot: Slot) -> str | None:
+    """The attribute that is a container of what a slot of `setup` makes, with other things."""
+    statement = plan.source.statement_of(slot.node)
+    target = statement.targets[0] if isinstance(statement, ast.Assign) else None
+    if target is not None and is_self(target):
+        return None if attribute_of(plan, slot) else target.attr  # pyright: ignore
+    name = target.id if isinstance(target, ast.Name) else grown_name(statement)
+    if name is None or slot.variable is not None:
+        return None
+    for node in ast.walk(slot.method):
+        if isinstance(node, ast.Assign) and is_self(node.targets[0]):
+            value = same_items(node.value)
+            if isinstance(value, ast.Name) and value.id == name:
+                return node.targets[0].attr  # pyright: ignore
+    return None
+
+
+def same_items(value: ast.expr) -> ast.expr:
+    """What `tuple(items)` has the items of."""
+    while (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Name)
+        and (value.func.id in SAME_ITEMS and value.args)
+    ):
+        value = value.args[0]
+    return value
 
 
 def is_apart(source: Source, slot: Slot) -> bool:
@@ -53,13 +81,7 @@ def held_attributes(program: Program, plan: ClassPlan, setup: ast.FunctionDef) -
         for target in node.targets:
             if not is_self(target):
                 continue
-            value = node.value
-            while (
-                isinstance(value, ast.Call)
-                and isinstance(value.func, ast.Name)
-                and (value.func.id in SAME_ITEMS and value.args)
-            ):
-                value = value.args[0]
+            value = same_items(node.value)
             kind = _several(program, slots, value)
             if not kind and isinstance(value, ast.GeneratorExp):
                 kind = "List"

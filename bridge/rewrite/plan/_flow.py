@@ -19,7 +19,7 @@ from flax import linen as nn
 
 from bridge.rewrite.observe._records import Making, Shape
 from bridge.rewrite.syntax._evaluate import KNOWN_CALLS
-from bridge.rewrite.syntax._source import Source, bound_in, is_self, names_in
+from bridge.rewrite.syntax._source import Source, bound_in, is_self, items_of, names_in
 
 from ._plans import Slot
 from ._references import References
@@ -65,6 +65,13 @@ class Written(Size):
 
 
 @dataclasses.dataclass(frozen=True)
+class Last(Size):
+    """The last item of a sequence of the program, as in `x.reshape((len(x), *self.shape))`."""
+
+    sequence: ast.expr
+
+
+@dataclasses.dataclass(frozen=True)
 class Kept(Size):
     """A variable that the constructor keeps beside an array of the program."""
 
@@ -100,7 +107,7 @@ class Chained(Size):
     """What the layers of a list pass on, each to the next; behind the last one, what is left.
 
     Attributes:
-        made: the expression in `setup` that makes each of them.
+        made: the expression in `setup` that makes each of them; of several branches, the first.
     """
 
     made: ast.Call
@@ -115,8 +122,33 @@ class Choice(Size):
     otherwise: Any
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Made:
+    """What a name is that is called as a layer.
+
+    Attributes:
+        slots: the expressions that make it, of which one ran.
+        test: the condition for the first of two.
+    """
+
+    slots: tuple[Slot, ...]
+    test: ast.expr | None = None
+
+
 # What is known of a name: a size, a layer that is called later, that it is a list, or nothing.
-Known: TypeAlias = "Size | Slot | type[list[Any]] | None"
+Known: TypeAlias = "Size | Made | type[list[Any]] | None"
+
+
+class Following(NamedTuple):
+    """What the layers of a list pass on.
+
+    Attributes:
+        first: the size that the first layer is given.
+        passed: by what makes the layers, the size that each passes on.
+    """
+
+    first: Size
+    passed: Mapping[ast.Call, Size]
 
 
 class Update(NamedTuple):
@@ -168,8 +200,8 @@ class Facts(NamedTuple):
     argument: Callable[[Slot, str], ast.expr | None]
     output: Callable[[Slot], ast.expr | None]
     keeps: Callable[[Slot], bool]
-    attributes: Mapping[str, Slot]
-    lists: Mapping[str, Slot]
+    attributes: Mapping[str, Made]
+    lists: Mapping[str, Made]
     is_apart: bool
     is_function: Callable[[Slot], bool]
 
@@ -189,8 +221,8 @@ class Flow:
         updates: what the constructor does beside the program, in order.
         broken: the lists that are used in a way that is not followed.
         returned: the sizes that the method returns.
-        chains: by what makes the layers of a list that are called one after the other, the size
-            that the first one is given, and the one that each passes on.
+        chains: by what makes the layers of a list that are called one after the other, what they
+            pass on.
     """
 
     def __init__(self, method: ast.FunctionDef, facts: Facts) -> None:
@@ -201,7 +233,7 @@ class Flow:
         while True:
             before = set(self._kept), set(self._lost)
             self.returned: list[Size | None] = []
-            self.chains: dict[ast.Call, tuple[Size, Size]] = {}
+            self.chains: dict[ast.Call, Following] = {}
             self.inputs: dict[ast.Call, dict[int | str, Known]] = {}
             self.called: dict[ast.Call, ast.Call] = {}
             self.dimensions: dict[ast.expr, Size] = {}
@@ -410,28 +442,38 @@ class Flow:
         """A loop over a list of layers of `setup`, or another one, of which nothing is known."""
         bound = bound_in_all(node.body) | bound_in(node.target)
         before = dict(self._names)
-        slot = self._facts.lists.get(node.iter.attr) if is_self(node.iter) else None  # pyright: ignore
-        is_plain = isinstance(node.target, ast.Name) and not node.orelse
+        item, values = next(items_of(node.target, node.iter), (None, None))
+        attribute = values.attr if isinstance(values, ast.Attribute) and is_self(values) else ""
+        made = self._facts.lists.get(attribute)
+        is_plain = isinstance(item, ast.Name) and not node.orelse
         is_plain &= not any(isinstance(e, ast.Break | ast.Continue) for e in ast.walk(node))
-        self._names |= dict.fromkeys(bound_in(node.target), slot if is_plain else None)
-        known = set(self.inputs)
-        self._block(node.body)
-        after, self._names = self._names, dict(before)
-        inputs = self.inputs.get(slot.node, {}) if slot is not None else {}
-        changed = [n for n in bound if not _is_one(n, before.get(n), [after])]
-        for made in self.inputs.keys() - known:
-            self.inputs[made] = {}
-        self._names |= dict.fromkeys([*changed, *bound_in(node.target)])
+        slots = made.slots if made is not None and is_plain else ()
+        known, inputs = set(self.inputs), []
+        ends: list[dict[str, Known]] = []
+        for slot in slots or (None,):
+            self._names = before | dict.fromkeys(bound_in(node.target))
+            if slot is not None and isinstance(item, ast.Name):
+                self._names[item.id] = Made((slot,))
+            self._block(node.body)
+            ends.append(self._names)
+            inputs.append(self.inputs.get(slot.node, {}) if slot is not None else {})
+        changed = [n for n in bound if not _is_one(n, before.get(n), ends)]
+        for each in self.inputs.keys() - known:
+            self.inputs[each] = {}
+        self._names = before | dict.fromkeys([*changed, *bound_in(node.target)])
         changed = [n for n in changed if isinstance(before.get(n), Size)]
-        if slot is None or len(changed) != 1:
+        if not slots or len(changed) != 1:
             return
-        first, following = before.get(changed[0]), after.get(changed[0])
-        if isinstance(first, Size) and isinstance(following, Written):
-            self.chains[slot.node] = first, following
-            chained = Chained(slot.node)
-            self.inputs[slot.node] = {
-                place: chained if is_same(size, first) else None for place, size in inputs.items()
-            }
+        first, passed = before.get(changed[0]), [each.get(changed[0]) for each in ends]
+        if isinstance(first, Size) and all(isinstance(each, Written) for each in passed):
+            chained = Chained(slots[0].node)
+            followed = {slot.node: each for slot, each in zip(slots, passed, strict=True)}
+            self.chains[chained.made] = Following(first, followed)  # pyright: ignore
+            for slot, given in zip(slots, inputs, strict=True):
+                self.inputs[slot.node] = {
+                    place: chained if is_same(size, first) else None
+                    for place, size in given.items()
+                }
             self._names[changed[0]] = chained
 
     def _lose(self, node: ast.For, name: str) -> None:
@@ -524,7 +566,7 @@ class Flow:
         slot = self._facts.slots.get(node) if isinstance(node, ast.Call) else None
         if slot is not None and slot.kind == "module":
             self._note_all(node)
-            return slot
+            return Made((slot,))
         return self._size(node)
 
     def _size(self, node: ast.expr) -> Size | None:
@@ -544,12 +586,8 @@ class Flow:
                 return self._size(node.operand)
             case ast.IfExp():
                 self._size(node.test)
-                then, otherwise = self._size(node.body), self._size(node.orelse)
-                if then is None or otherwise is None or is_same(then, otherwise):
-                    return then if otherwise is not None else None
-                if self._facts.touches(node.test):
-                    return None
-                return Choice(node.test, then, otherwise)
+                sizes = self._size(node.body), self._size(node.orelse)
+                return self._one_of(sizes, None if self._facts.touches(node.test) else node.test)
             case ast.Subscript(value=ast.Name(id=name)) if self._names.get(name) is list:
                 is_known = not self._facts.touches(node.slice) and not isinstance(
                     node.slice, ast.Slice
@@ -623,9 +661,10 @@ class Flow:
         return None
 
     def _call(self, node: ast.Call) -> Size | None:
-        slot = self._slot_of(node.func)
-        if slot is not None:
-            return self._of_layer(slot, node)
+        made = self._made(node.func)
+        if made is not None:
+            sizes = [self._of_layer(slot, node) for slot in made.slots]
+            return self._one_of(sizes, made.test)
         own = self._facts.slots.get(node)
         if own is not None and own.kind == "module" and self._facts.is_function(own):
             return self._of_layer(own, node)
@@ -701,6 +740,8 @@ class Flow:
 
     def _told(self, node: ast.expr) -> Size | None:
         """A number that a constructor can compute; None for one that is left open, such as -1."""
+        if isinstance(node, ast.Starred):
+            return None if self._facts.touches(node) else Last(node.value)
         if self._facts.touches(node):
             return self._number(node)
         return None if _number(node) == -1 else Written(node, (), self._facts.source)
@@ -720,15 +761,24 @@ class Flow:
             return Sum(tuple(sizes))
         return sizes[0] if _is_front(axis) else None
 
-    def _slot_of(self, function: ast.expr) -> Slot | None:
+    def _one_of(self, sizes: Sequence[Size | None], test: ast.expr | None) -> Size | None:
+        """One of the sizes, the first one where a condition holds."""
+        first = sizes[0]
+        if first is None or all(is_same(each, first) for each in sizes):
+            return first
+        is_known = test is not None and len(sizes) == 2 and None not in sizes
+        return Choice(test, *sizes) if is_known and test is not None else None
+
+    def _made(self, function: ast.expr) -> Made | None:
+        """What is called, if it is a layer."""
         if isinstance(function, ast.Call):
             slot = self._facts.slots.get(function)
             if slot is not None and slot.kind == "module":
                 self._note_all(function)
-                return slot
+                return Made((slot,))
         if isinstance(function, ast.Name):
             found = self._names.get(function.id)
-            return found if isinstance(found, Slot) else None
+            return found if isinstance(found, Made) else None
         return self._facts.attributes.get(function.attr) if is_self(function) else None  # pyright: ignore
 
     def _of_layer(self, slot: Slot, node: ast.Call) -> Size | None:
@@ -929,7 +979,7 @@ def _is_one(name: str, value: Known, ends: Sequence[Mapping[str, Known]]) -> boo
 def _is_stable(size: Any, bound: set[str]) -> bool:
     """Whether a size means the same when names get other values."""
     for each in parts_of(size):
-        nodes = [n for n in (getattr(each, "node", None), getattr(each, "index", None)) if n]
+        nodes = [getattr(each, name, None) for name in ("node", "index", "sequence")]
         nodes += [each.test] if isinstance(each, Choice) else []
         if any(names_in(node) & bound for node in nodes if isinstance(node, ast.AST)):
             return False

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bridge.rewrite.observe._records import Making
 from bridge.rewrite.syntax._evaluate import UnknownValueError, evaluate
 from bridge.rewrite.syntax._source import Edit, is_self, names_in, operand
 
-from ._containers import attribute_of
+from ._containers import attribute_of, container_of
 from ._flow import (
     Chained,
     Choice,
@@ -22,6 +23,8 @@ from ._flow import (
     Given,
     Item,
     Kept,
+    Last,
+    Made,
     Size,
     Sum,
     Update,
@@ -44,14 +47,14 @@ class Chain(NamedTuple):
     """A list of layers that is made in a loop, which keeps the size that each passes on.
 
     Attributes:
-        made: what makes each layer.
-        before: what is set before the loop.
-        turn: what is set behind each layer.
+        statement: the statement of `setup` that it is in, or its branches.
+        before: what is set before that.
+        turns: what is set behind each layer, by what makes it.
     """
 
-    made: ast.Call
+    statement: ast.stmt
     before: tuple[str, ...]
-    turn: tuple[str, ...]
+    turns: Mapping[ast.Call, str]
 
 
 class KeptSizes:
@@ -108,34 +111,71 @@ class KeptSizes:
             ),
         )
 
-    def _made_by_setup(self) -> tuple[dict[str, Slot], dict[str, Slot]]:
-        """The layers of `setup` by attribute, and those in lists that are written as such."""
-        attributes: dict[str, Slot] = {}
-        lists: dict[str, Slot] = {}
-        several: set[str] = set()
+    def _made_by_setup(self) -> tuple[dict[str, Made], dict[str, Made]]:
+        """The layers of `setup` by attribute, and those in lists that comprehensions make."""
+        attributes: dict[str, list[Slot]] = {}
+        lists: dict[str, list[Slot]] = {}
+        others: set[str] = set()
         for slot in self._method.slots if self._method.is_setup else ():
             name = attribute_of(self._plan, slot)
-            parent = self._source.parents[slot.node]
-            is_item = isinstance(parent, ast.ListComp) and parent.elt is slot.node
-            if is_item and len(parent.generators) == 1 and not parent.generators[0].ifs:
-                statement = self._source.parents[parent]
-                target = statement.targets[0] if isinstance(statement, ast.Assign) else None
-                is_alone = self._source.parents[statement] is self._method.node
-                if target is not None and is_self(target) and is_alone:
-                    lists[target.attr] = slot  # pyright: ignore
-            elif name is not None and slot.kind == "module":
-                several |= {name} & attributes.keys()
-                attributes[name] = slot
-        return {n: slot for n, slot in attributes.items() if n not in several}, lists
+            if slot.kind == "module" and name is not None:
+                attributes.setdefault(name, []).append(slot)
+            elif (name := container_of(self._plan, slot)) is not None:
+                lists.setdefault(name, []).append(slot)
+                others |= set() if self._is_one_loop(slot) else {name}
+        made = {name: self._one_of(slots) for name, slots in attributes.items()}
+        return made, {n: self._one_of(slots) for n, slots in lists.items() if n not in others}
+
+    def _is_one_loop(self, slot: Slot) -> bool:
+        """Whether a slot makes all of a list: `self.layers = [nn.Dense(n) for n in sizes]`."""
+        around = self._source.parents[slot.node]
+        if not isinstance(around, ast.ListComp) or around.elt is not slot.node:
+            return False
+        statement = self._source.parents[around]
+        is_simple = len(around.generators) == 1 and not around.generators[0].ifs
+        blocks = itertools.takewhile(
+            lambda each: each is not self._method.node, self._source.ancestors(statement)
+        )
+        return (
+            is_simple
+            and isinstance(statement, ast.Assign)
+            and is_self(statement.targets[0])
+            and all(isinstance(each, ast.If) for each in blocks)
+        )
+
+    def _one_of(self, slots: Sequence[Slot]) -> Made:
+        """What branches make of which one runs."""
+        ways = [[*self._source.ancestors(slot.node)] for slot in slots]
+        choices = [e for e in ways[0] if isinstance(e, ast.If | ast.IfExp) and e in ways[-1]]
+        if len(slots) != 2 or not choices:
+            return Made(tuple(slots))
+        (choice,) = choices[:1]
+        body = choice.body if isinstance(choice.body, list) else [choice.body]
+        first = [slot for slot, way in zip(slots, ways, strict=True) if {slot.node, *way} & {*body}]
+        if len(first) != 1:
+            return Made(tuple(slots))
+        rest = [slot for slot in slots if slot is not first[0]]
+        return Made((*first, *rest), choice.test)
 
     def chains(self) -> list[Chain]:
         """The lists of `setup` whose layers pass a size on."""
         found = []
-        for made, name in self._chained.items():
-            first, following = map(self._text, self.flow.chains[made])
-            before = () if first == name else (f"{name} = {first}",)
-            found.append(Chain(made, before, (f"{name} = {following}",)))
+        for group, name in self._chained.items():
+            first, passed = self.flow.chains[group]
+            text = self._text(first)
+            top = min(map(self._top, passed), key=lambda each: each.lineno)
+            turns = {made: f"{name} = {self._text(each)}" for made, each in passed.items()}
+            found.append(Chain(top, () if text == name else (f"{name} = {text}",), turns))
         return found
+
+    def _top(self, made: ast.Call) -> ast.stmt:
+        """The statement of the method that an expression is in."""
+        inside: ast.AST = made
+        for each in self._source.ancestors(made):
+            if each is self._method.node:
+                break
+            inside = each
+        return inside  # pyright: ignore
 
     def given_to(
         self, slot: Slot, argument: int | str, sizes: Sequence[tuple[Making, Any]]
@@ -154,8 +194,10 @@ class KeptSizes:
         line = self._source.statement_of(slot.node).lineno
         if not self._method.is_setup and self._changes(variables_of(size), slot.node):
             return None
-        others = [e for e in parts_of(size) if isinstance(e, Chained) and e.made is not slot.node]
-        if any(self._source.statement_of(each.made).lineno >= line for each in others):
+        chained = [e.made for e in parts_of(size) if isinstance(e, Chained)]
+        lists = [self.flow.chains[made].passed for made in chained]
+        others = [each for own in lists if slot.node not in own for each in own]
+        if any(self._source.statement_of(each).lineno >= line for each in others):
             # A list that is made further down has no size yet.
             return None
         return self._text_of(size)
@@ -168,6 +210,9 @@ class KeptSizes:
                 return shape[-1] if shape else None
             case Written(node=node):
                 return self._evaluated(node, making)
+            case Last(sequence=node):
+                found = self._evaluated(node, making)
+                return found[-1] if isinstance(found, tuple | list) and found else None
             case Sum(parts=parts):
                 values = [self._value(each, making) for each in parts]
                 return None if None in values else sum(values)
@@ -274,6 +319,8 @@ class KeptSizes:
                 return self._last_given(name)
             case Written(node=node, makings=makings):
                 return text(node, makings)
+            case Last(sequence=node):
+                return f"{operand(text(node, ()), ast.Subscript)}[-1]"
             case Kept(variable=variable):
                 return self.names[variable]
             case Item(variable=variable, index=index):
@@ -293,8 +340,9 @@ class KeptSizes:
                 self._method.used |= self._method.names_of(found)
                 return found
             case Chained(made=made):
-                first, following = self.flow.chains[made]
-                self._text(following)
+                first, passed = self.flow.chains[made]
+                for each in passed.values():
+                    self._text(each)
                 known = self._chained.get(first.made) if isinstance(first, Chained) else None
                 if made not in self._chained:
                     self._text(first)

@@ -9,6 +9,7 @@ from bridge.rewrite.observe._records import Lifted
 from bridge.rewrite.syntax._source import is_self, names_in
 
 from ._axes import Axes, axis_texts
+from ._containers import attribute_of, container_of
 from ._method import Method
 from ._options import PASSED, STACKS, check_options
 from ._plans import Slot
@@ -35,7 +36,8 @@ class Lift:
         kinds = {tuple(each.kind for each in chain) for chain in chains}
         if kinds - {tuple(each.kind for each in longest), ()}:
             raise NotRewritableError("transform-varies", slot.node)
-        self.is_always = () not in kinds
+        self._is_beside_plain = self._has_plain_sibling()
+        self.is_always = () not in kinds and not self._is_beside_plain
         self.chain: Sequence[Lifted] = longest
         if not self.is_always and any(each.kind in STACKS for each in longest):
             raise NotRewritableError("transform-sometimes", slot.node)
@@ -46,6 +48,19 @@ class Lift:
             raise NotRewritableError("transform-of-linen", slot.node)
         self.cls = self._field(longest[-1]) or self._name(longest[-1].target)
         self.test = None if self.is_always else self._test()
+
+    def _has_plain_sibling(self) -> bool:
+        """Whether another branch puts layers without transforms into the same attribute."""
+        plan, records = self.method.plan, self.method.program.records
+        if not self.method.is_setup:
+            return False
+
+        def target(slot: Slot) -> str | None:
+            return attribute_of(plan, slot) or container_of(plan, slot)
+
+        own = target(self.slot)
+        others = [each for each in self.method.slots if own is not None and target(each) == own]
+        return not all(records.chain(making.cls) for each in others for making in each.makings)
 
     def axes(self, lifted: Lifted) -> Axes:
         """The axes of one of the transforms.
@@ -105,7 +120,9 @@ class Lift:
     def _test(self) -> str:
         """The condition under which the transforms are there."""
         source = self.method.source
-        before: ast.AST | None = self._call(self.chain[0])
+        # Of two branches that fill one attribute, the one of the layers.
+        made = self.slot.node if self._is_beside_plain else None
+        before: ast.AST | None = made or self._call(self.chain[0])
         if before is None:
             raise NotRewritableError("transform-condition", self.slot.node)
         for each in source.ancestors(before):

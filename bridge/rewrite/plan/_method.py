@@ -21,6 +21,7 @@ from bridge.rewrite.syntax._source import (
 )
 
 from ._candidates import Candidates
+from ._computed import Computed
 from ._function_plans import taint_of
 from ._kept_sizes import KeptSizes
 from ._plans import CACHE, ClassPlan, Program, Slot
@@ -101,6 +102,11 @@ class Method:
         return self.program.records.lines.get(self.source.file, frozenset())
 
     @functools.cached_property
+    def _parameters(self) -> Collection[str]:
+        """The attributes that `setup` makes parameters, where another one is initialised."""
+        return Computed(self.plan, self.node).stored if self.is_setup else ()
+
+    @functools.cached_property
     def kept(self) -> KeptSizes:
         """The sizes of arrays that the constructor keeps."""
         return KeptSizes(self)
@@ -151,6 +157,9 @@ class Method:
             kept = [k.value for k in node.keywords if k not in self.moved(node)]
             for child in (node.func, *node.args, *kept):
                 yield from self.init_edits(child, makings)
+            return
+        if is_self(node) and node.attr in self._parameters:  # pyright: ignore
+            yield Edit(self.source.end(node), self.source.end(node), "[...]")
             return
         if isinstance(node, ast.expr) and self.taint.touches(node):
             if self.taint.dimensions.computes(node, self.taint.touches):

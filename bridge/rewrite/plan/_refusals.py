@@ -481,6 +481,14 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "a layer is given what setup computes",
         "Give the layer a field, or compute the value where the layer is called.",
     ),
+    "computed-for-parameter": (
+        "a parameter is initialised with a variable that setup computes from parameters",
+        "Keep what is computed in an attribute.",
+    ),
+    "computed-again": (
+        "setup reads self.{name} before it sets it again",
+        "Give what is computed first a name of its own.",
+    ),
     "computed-in-block": (
         "setup computes with parameters in a block",
         "Compute the value outside of loops, or in the method that uses it.",

@@ -283,10 +283,30 @@ def _target(plan: ClassPlan, slot: Slot) -> str:
 
 def is_stored(plan: ClassPlan, slot: Slot) -> bool:
     """Whether `setup` keeps what a slot makes in an attribute, by itself or in a container."""
+    statement = _storing(plan, slot)
+    return statement is not None and not any(
+        each is not statement and _computes_again(plan, each, ast.unparse(statement.targets[0]))
+        for each in ast.walk(slot.method)
+        if isinstance(each, ast.Assign)
+    )
+
+
+def _storing(plan: ClassPlan, slot: Slot) -> ast.Assign | None:
+    """The statement that puts what a slot makes into an attribute as it is."""
     around = plan.source.parents[slot.node]
     while isinstance(around, (ast.IfExp, ast.List, ast.Tuple, ast.Dict, *COMPREHENSIONS)):
         around = plan.source.parents[around]
-    return isinstance(around, ast.Assign) and is_self(around.targets[0])
+    return around if isinstance(around, ast.Assign) and is_self(around.targets[0]) else None
+
+
+def _computes_again(plan: ClassPlan, statement: ast.Assign, target: str) -> bool:
+    """Whether a statement sets an attribute to what it computes, as in `self.a = 2 * self.a`."""
+    if ast.unparse(statement.targets[0]) != target:
+        return False
+    own = [slot for node, slot in plan.slots.items() if node in ast.walk(statement.value)]
+    return any(_storing(plan, slot) is None for slot in own if slot.kind == "param") or any(
+        is_self(each) and ast.unparse(each) == target for each in ast.walk(statement.value)
+    )
 
 
 def _is_set(node: ast.AST) -> bool:

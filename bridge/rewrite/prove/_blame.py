@@ -38,12 +38,22 @@ class Blame:
 
     def hidden(self) -> type | None:
         """A rewritten class that the new model has nowhere."""
-        seen: set[type] = set()
-        for run in range(len(self.program.records.variables)):
+        records, seen = self.program.records, set[type]()
+        tops = {root.cls for root in self.program.roots}
+        for run in range(len(records.variables)):
+            if getattr(records.instances.get((run, ())), "cls", None) not in tops:
+                # A part that was run by itself is not the model.
+                continue
             wrapped = Paths(self.program, run).wrapped()
-            for (own, path), instance in self.program.records.instances.items():
+            for (own, path), instance in records.instances.items():
                 if own == run and not any(path[:n] in wrapped for n in range(len(path) + 1)):
                     seen |= {base for base in instance.cls.__mro__ if base in self.program.plans}
+        # A class makes those below it first.
+        for plan in reversed(self.program.plans.values()):
+            slots = plan.slots.values() if plan.cls in seen and plan.refusal is None else ()
+            # Some are made and not called.
+            made = (m for slot in slots if not slot.is_wrapped for m in slot.makings)
+            seen |= {base for m in made for base in (records.base_of(m.cls) or object).__mro__}
         found = self.program.plans.items()
         return next((cls for cls, p in found if p.refusal is None and cls not in seen), None)
 

@@ -29,9 +29,9 @@ def native_share(program: Program, plans: Mapping[type, ClassPlan]) -> float:
     wrapped = {each.path for each in makings if each.site in linen and each.path is not None}
 
     def is_native(path: Path) -> bool:
+        if any(path[:length] in wrapped for length in range(len(path) + 1)):
+            return False
         for length in reversed(range(len(path) + 1)):
-            if path[:length] in wrapped:
-                return False
             instance = program.records.instances.get((0, path[:length]))
             plan = plans.get(instance.cls) if instance is not None else None
             if plan is not None:

@@ -15,7 +15,7 @@ from bridge.port._rule_text import rules_of as compressed
 from bridge.rewrite.observe._records import Making, Path
 from bridge.rewrite.observe._snapshots import path_of
 from bridge.rewrite.plan._computed import Computed
-from bridge.rewrite.plan._containers import attribute_of, held_attributes
+from bridge.rewrite.plan._containers import attribute_of, container_of, held_attributes
 from bridge.rewrite.plan._function_plans import FunctionPlan
 from bridge.rewrite.plan._layers import field_order
 from bridge.rewrite.plan._plans import ClassPlan, Program, Slot
@@ -75,9 +75,10 @@ class Paths:
         counts: dict[tuple[Path, str], int] = {}
         for making in self.makings:
             if id(making) in self.slots and making.owner is not None:
-                slot = self.slots[id(making)][1]
-                if slot.is_list:
-                    key = (making.owner, slot.attribute)
+                plan, slot = self.slots[id(making)]
+                held = container_of(plan, slot) if slot.method.name == "setup" else None
+                if slot.is_list or held is not None:
+                    key = (making.owner, held or slot.attribute)
                     self.numbers[id(making)] = counts.get(key, 0)
                     counts[key] = counts.get(key, 0) + 1
 
@@ -205,19 +206,19 @@ class Paths:
         return f"{base}.{field.replace('.', '_') if outer.is_wrapped else field}"
 
     def _in_setup(self, plan: ClassPlan, slot: Slot, making: Making, name: str) -> str:
+        if Computed(plan, slot.method).makes(slot):
+            return slot.attribute
         attribute = attribute_of(plan, slot)
         if name_node(slot) is not None and slot.kind == "module" and attribute is not None:
             return attribute
         if slot.kind != "module" and attribute is not None:
             return attribute
-        if Computed(plan, slot.method).makes(slot):
-            return slot.attribute
         containers = held_attributes(self.program, plan, slot.method)
-        if name_node(slot) is not None and containers.get(slot.attribute) == "List":
+        held = container_of(plan, slot)
+        if name_node(slot) is not None and held is not None and containers.get(held) == "List":
             # The program named what is in the list, each for itself.
-            place = self.numbers[id(making)] if slot.is_list else _place_in_list(plan, slot)
-            if place is not None:
-                return f"{slot.attribute}.{place}"
+            place = _place_in_list(plan, slot)
+            return f"{held}.{self.numbers[id(making)] if place is None else place}"
         for each in containers:
             if name.startswith(f"{each}_"):
                 rest = name[len(each) + 1 :]

@@ -315,6 +315,18 @@ def is_shadowed(source: Source, node: ast.AST, name: str) -> bool:
     return False
 
 
+def items_of(target: ast.expr, values: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """The names that a loop binds, each with the list whose items they are."""
+    if isinstance(values, ast.Call) and isinstance(values.func, ast.Name):
+        parts = target.elts if isinstance(target, ast.Tuple) else []
+        if values.func.id == "enumerate" and len(parts) == 2:
+            yield parts[1], values.args[0]
+        elif values.func.id == "zip":
+            yield from zip(parts, values.args, strict=False)
+    else:
+        yield target, values
+
+
 def is_self(node: ast.AST, name: str | None = None) -> bool:
     """Whether an expression is `self.name`."""
     return (
