@@ -48,7 +48,7 @@ def reported(what: str, path: object, remedy: str = "") -> Iterator[None]:
         text = reason(error)
         failure = CheckpointError(what, path, f"{text.rstrip('.')}. {remedy}".rstrip())
         # The reason says everything about a full disk; a traceback through orbax adds nothing.
-        raise failure from (None if is_of_system(error) else error)
+        raise failure from (error if _code(error) is None else None)
 
 
 @contextlib.contextmanager
@@ -101,11 +101,6 @@ def reason(error: BaseException, arrays: Sequence[str] = ()) -> str:
         # Orbax gives each array a directory.
         line = re.sub(rf'(?<=["/]){re.escape(name)}(?=/)', "…", line)
     return line[:200]
-
-
-def is_of_system(error: BaseException) -> bool:
-    """Whether the operating system refused something."""
-    return _code(error) is not None
 
 
 def _code(error: BaseException) -> int | None:

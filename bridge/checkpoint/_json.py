@@ -7,15 +7,13 @@ and functions are not carried at all.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 import sys
 import types
-import typing
 import urllib.parse
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any
 
 import jax
 from flax import nnx
@@ -245,47 +243,6 @@ def _form_of(form: Any) -> Any:
 
 def _is_lost(form: Any) -> bool:
     return isinstance(form, dict) and form.keys() == {"not carried"}
-
-
-def checked(kind: Any, content: Any) -> Any:
-    """JSON as a type has it.
-
-    Args:
-      kind: a dataclass, which has a mapping of its fields, or the type of a field.
-      content: what a file has in its place.
-
-    Raises:
-      MalformedError: it is not of this type.
-    """
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any or (content is None and type(None) in arguments):
-        return content
-    if origin is types.UnionType:
-        return checked(arguments[0], content)
-    if origin is Literal and isinstance(content, str) and content in arguments:
-        return content
-    if origin is list and isinstance(content, list):
-        return [checked(arguments[0], item) for item in content]
-    if origin is tuple and isinstance(content, list) and len(content) == len(arguments):
-        return tuple(map(checked, arguments, content))
-    if origin is dict and isinstance(content, dict):
-        return {key: checked(arguments[1], value) for key, value in content.items()}
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and isinstance(content, dict):
-        types_of, needed = _fields(kind)
-        if not needed <= content.keys() <= types_of.keys():
-            found = sorted(content.keys() ^ needed)
-            raise MalformedError(f"{_short(found)} are missing, or unknown")
-        return kind(**{name: checked(types_of[name], value) for name, value in content.items()})
-    if type(content) is kind:
-        return content
-    raise MalformedError(f"{_short(content)} where {getattr(kind, '__name__', kind)} is expected")
-
-
-@functools.cache
-def _fields(kind: Any) -> tuple[Mapping[str, Any], frozenset[str]]:
-    """The types of a dataclass's fields, and the names of those that need a value."""
-    needed = [f.name for f in dataclasses.fields(kind) if f.default is dataclasses.MISSING]
-    return typing.get_type_hints(kind), frozenset(needed)
 
 
 def _short(content: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 import numpy as np
@@ -17,6 +17,9 @@ from bridge._randomness.typed_keys import is_key, to_bits
 from ._source import Item, Source
 from ._stored import PYTHON_TYPES, Names, Stored, is_rng, parts, tree_text
 from ._targets import TargetTree
+
+# For each leaf of a target, the array of the checkpoint for each part of its value.
+Taken: TypeAlias = dict[Path, list[tuple[Stored, Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,27 +39,45 @@ class Allowed:
 
 
 @dataclasses.dataclass(frozen=True)
-class Match:
-    """What is taken out of one tree of a checkpoint, and what does not fit.
+class Misfits:
+    """Everything that does not fit, of all trees.
 
     Attributes:
-      taken: for each leaf of the target, the array for each part of its value.
       missing: (path, expected).
       mis_shaped: (path, expected, found).
       mis_typed: (path, expected, found).
       unexpected: paths.
     """
 
-    taken: dict[Path, list[tuple[Stored, Any]]]
-    missing: list[tuple[str, str]]
-    mis_shaped: list[tuple[str, str, str]]
-    mis_typed: list[tuple[str, str, str]]
-    unexpected: list[str]
+    missing: list[tuple[str, str]] = dataclasses.field(default_factory=list)
+    mis_shaped: list[tuple[str, str, str]] = dataclasses.field(default_factory=list)
+    mis_typed: list[tuple[str, str, str]] = dataclasses.field(default_factory=list)
+    unexpected: list[str] = dataclasses.field(default_factory=list)
+
+    def raise_if_any(self, path: Any, remedies: str) -> None:
+        """Raises CheckpointError with every problem of the checkpoint at a path."""
+        if not any(vars(self).values()):
+            return
+        hints = [remedies] if remedies else []
+        if self.missing:
+            hints.append(
+                "allow_missing=True keeps what the target has where the checkpoint has none."
+            )
+        if self.unexpected:
+            hints.append("allow_unexpected=True ignores what the target does not have.")
+        hints.append("Nothing was changed.")
+        found = "the target does not fit the checkpoint"
+        raise CheckpointError(found, path, " ".join(hints), **vars(self))
 
 
 def match(
-    source: Source, item: Item, target: TargetTree, allowed: Allowed, label: str = ""
-) -> Match:
+    source: Source,
+    item: Item,
+    target: TargetTree,
+    allowed: Allowed,
+    misfits: Misfits,
+    label: str = "",
+) -> Taken:
     """Compares a tree of a checkpoint with a target.
 
     Args:
@@ -64,10 +85,14 @@ def match(
       item: the tree.
       target: what is restored into.
       allowed: what may differ.
+      misfits: gets what does not fit.
       label: what the paths in messages begin with.
+
+    Returns:
+      What is taken out of the tree.
     """
     stored = item.stored
-    found = Match({}, [], [], [], [])
+    taken: Taken = {}
     seen: set[Names] = set()
     is_by_path = source.layout == "nnx" or source.is_params_alone
     nnx_paths = target.nnx_paths() if is_by_path and target.side != "pytree" else {}
@@ -85,42 +110,23 @@ def match(
         if where is None:
             is_optional = allowed.allow_missing or (is_stream and allowed.rngs is None)
             if not is_optional or any(isinstance(x, jax.ShapeDtypeStruct) for _, x in below):
-                found.missing.append((text, shape_text(leaf.value)))
+                misfits.missing.append((text, shape_text(leaf.value)))
             continue
-        found.taken[path] = []
+        taken[path] = []
         for names, (keys, like) in zip(where, below, strict=True):
             problem = _problem(stored[names], like)
             entry = "/".join([text, *map(str, keys)]), *_texts(like, stored[names])
             if problem is None:
-                found.taken[path].append((stored[names], like))
+                taken[path].append((stored[names], like))
             else:
-                (found.mis_shaped if problem == "shape" else found.mis_typed).append(entry)
+                (misfits.mis_shaped if problem == "shape" else misfits.mis_typed).append(entry)
     for record in item.records:
         is_stream = _is_stream(source, record.path, stored)
         if is_stream and allowed.rngs is not True:
             continue
         if record.stored and not seen.issuperset(record.stored) and not allowed.allow_unexpected:
-            found.unexpected.append(label + tree_text(record.path))
-    return found
-
-
-def error_of(source: Source, matches: list[Match], remedies: str) -> CheckpointError | None:
-    """The error that holds every problem, None if all fits."""
-    problems = {
-        field: [entry for found in matches for entry in getattr(found, field)]
-        for field in ("missing", "mis_shaped", "mis_typed", "unexpected")
-    }
-    if not any(problems.values()):
-        return None
-    hints = [remedies] if remedies else []
-    if problems["missing"]:
-        hints.append("allow_missing=True keeps what the target has where the checkpoint has none.")
-    if problems["unexpected"]:
-        hints.append("allow_unexpected=True ignores what the target does not have.")
-    hints.append("Nothing was changed.")
-    return CheckpointError(
-        "the target does not fit the checkpoint", source.path, " ".join(hints), **problems
-    )
+            misfits.unexpected.append(label + tree_text(record.path))
+    return taken
 
 
 def _locate(

@@ -1,4 +1,4 @@
-"""The JSON beside a checkpoint's arrays: a dataclass, and what a file has in its place.
+"""The JSON beside a checkpoint's arrays, written and read.
 
 A file is not trusted: what `write` does not write is refused.
 """
@@ -10,8 +10,8 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
 
 import jax
 
@@ -29,26 +29,21 @@ _DIGEST = re.compile(r"[0-9a-f]{16}")
 _SHOWN = 10
 
 
-@dataclasses.dataclass(frozen=True)
-class _Document:
-    version: int
-    written_by: Literal["linen", "nnx"]
-    items: dict[str, list[Any]]
-    digest: str | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class _Leaf:
-    """A `Record`; `leaves` has the kind, shape, dtype and content of each of its arrays."""
-
-    path: Any
-    form: Any
-    leaves: list[tuple[str, list[int], str, Any]]
-    names: list[list[str]]
-    digests: list[str | None] | None = None
-    box: str | None = None
-    fields: dict[str, Any] | None = None
-    left_out: list[str] | None = None
+# What stands for a leaf, a `Record`: `leaves` has the kind, shape, dtype and content of each of its
+# arrays. The last four may be missing.
+_LEAF = {
+    "path": object,
+    "form": object,
+    "leaves": list,
+    "names": list,
+    "digests": list,
+    "box": str,
+    "fields": dict,
+    "left_out": list,
+}
+_OPTIONAL = {"digests", "box", "fields", "left_out"}
+# What an entry of another form than these two raises where it is read.
+_MALFORMED = (MalformedError, NotCarriedError, ValueError, TypeError, RecursionError)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,20 +75,18 @@ def write(
     for item, records in items.items():
         made[item] = []
         for record in records:
-            leaf = _Leaf(
-                _json.encode(record.path),
-                record.form,
-                [(s.kind, list(s.shape), s.dtype, s.content) for s in record.stored.values()],
-                list(map(list, record.stored)),
-            )
+            leaf = {
+                "path": _json.encode(record.path),
+                "form": record.form,
+                "leaves": [[s.kind, s.shape, s.dtype, s.content] for s in record.stored.values()],
+                "names": list(record.stored),
+            }
             own = [(digests or {}).get((item, *names)) for names in record.stored]
             if any(own):
-                leaf = dataclasses.replace(leaf, digests=own)
+                leaf["digests"] = own
             if record.box is not None:
-                box, fields, left_out = record.box, dict(record.fields), list(record.left_out)
-                leaf = dataclasses.replace(leaf, box=box, fields=fields, left_out=left_out)
-            # The form of None is None.
-            made[item].append({k: v for k, v in vars(leaf).items() if v is not None or k == "form"})
+                leaf |= {"box": record.box, "fields": record.fields, "left_out": record.left_out}
+            made[item].append(leaf)
     document = {"version": FORMAT_VERSION, "written_by": written_by, "items": made}
     return document if digests is None else {**document, "digest": _digest(document)}
 
@@ -116,19 +109,24 @@ def read(path: Any) -> Notes:
                 path,
                 "Upgrade the package.",
             )
-        document = _json.checked(_Document, content)
-        written_by, own = document.written_by, content.pop("digest", None)
+        types = {"version": int, "written_by": str, "items": dict, "digest": str}
+        _check_fields(content, types, {"digest"})
+        written_by, own = content["written_by"], content.pop("digest", None)
         is_intact = None if own is None else own == _digest(content)
-        if VARIABLES not in document.items:
+        if type(version) is not int or written_by not in ("linen", "nnx"):
+            raise MalformedError("its version or its side is none")
+        if VARIABLES not in content["items"]:
             raise MalformedError(f"there is no tree {VARIABLES!r}")
-        for name, leaves in document.items.items():
+        for name, leaves in content["items"].items():
             # Each is the name of a directory in the checkpoint's.
             if name == NOTES or not name.isidentifier():
                 raise MalformedError(f"a tree cannot be called {name!r:.40}")
+            if not isinstance(leaves, list):
+                raise MalformedError(f"the tree {name} has no leaves")
             items[name] = _records(leaves, name, problems)
     except CheckpointError:
         raise
-    except (MalformedError, ValueError, RecursionError) as error:
+    except _MALFORMED as error:
         problems.append((NOTES, str(error).partition("\n")[0]))
     if problems:
         rest = len(problems) - _SHOWN
@@ -149,10 +147,10 @@ def _records(leaves: list[Any], item: str, problems: list[tuple[str, str]]) -> l
     paths: set[Any] = set()
     for index, content in enumerate(leaves):
         try:
-            record = _record(_json.checked(_Leaf, content), in_collection=item == VARIABLES)
+            record = _record(content, in_collection=item == VARIABLES)
             if record.path in paths or not taken.isdisjoint(record.stored):
                 raise MalformedError("there is another leaf with its path")
-        except (MalformedError, NotCarriedError, ValueError, TypeError, RecursionError) as error:
+        except _MALFORMED as error:
             problems.append((f"{NOTES}, leaf {index} of {item}", str(error)))
         else:
             paths.add(record.path)
@@ -164,16 +162,28 @@ def _records(leaves: list[Any], item: str, problems: list[tuple[str, str]]) -> l
     return made
 
 
-def _record(leaf: _Leaf, *, in_collection: bool) -> Record:
-    path = _json.decode(leaf.path)
+def _check_fields(content: Any, types: Mapping[str, type], optional: Set[str]) -> None:
+    """Raises MalformedError for a mapping of other fields than these, or of other types."""
+    if not isinstance(content, dict):
+        raise MalformedError(f"{content!r:.40} where a mapping is expected")
+    if others := (types.keys() - optional - content.keys()) | (content.keys() - types.keys()):
+        raise MalformedError(f"{sorted(others)!r:.60} are missing, or unknown")
+    for name, value in content.items():
+        if not isinstance(value, types[name]) and not (value is None and name in optional):
+            raise MalformedError(f"its {name} is {value!r:.40}")
+
+
+def _record(leaf: Any, *, in_collection: bool) -> Record:
+    _check_fields(leaf, _LEAF, _OPTIONAL)
+    path = _json.decode(leaf["path"])
     if not isinstance(path, tuple) or not all(map(_is_key, path)):
         raise MalformedError("its path is none")
     if in_collection and not (path and isinstance(path[0], str)):
         raise MalformedError("its path has no collection")
-    names = list(map(tuple, leaf.names))
-    digests = leaf.digests or [None] * len(names)
-    counts = {len(leaf.leaves), len(set(names)), len(names), len(digests)}
-    if len(counts) > 1 or _json.count_in(leaf.form) not in (None, *counts):
+    names = list(map(tuple, leaf["names"]))
+    digests = leaf.get("digests") or [None] * len(names)
+    counts = {len(leaf["leaves"]), len(set(names)), len(names), len(digests)}
+    if len(counts) > 1 or _json.count_in(leaf["form"]) not in (None, *counts):
         raise MalformedError("it has not as many names and digests as leaves")
     own = names_of(path)
     # Arrays are read by name, and orbax would follow some of them out of the checkpoint.
@@ -181,20 +191,25 @@ def _record(leaf: _Leaf, *, in_collection: bool) -> Record:
         raise MalformedError("a name is not below its path, or none that this package gives")
     stored = {
         n: _stored(*entry, names=n, digest=digest)
-        for n, entry, digest in zip(names, leaf.leaves, digests, strict=True)
+        for n, entry, digest in zip(names, leaf["leaves"], digests, strict=True)
     }
-    if leaf.box is None and leaf.fields is None and leaf.left_out is None:
-        return Record(path, stored, leaf.form)
-    if leaf.box is None or leaf.fields is None or leaf.left_out is None or "value" in leaf.fields:
+    box, fields, left_out = (leaf.get(name) for name in ("box", "fields", "left_out"))
+    if box is None and fields is None and left_out is None:
+        return Record(path, stored, leaf["form"])
+    if box is None or fields is None or left_out is None or "value" in fields:
         raise MalformedError("its box is none")
-    return Record(path, stored, leaf.form, leaf.box, leaf.fields, tuple(leaf.left_out))
+    if not all(isinstance(name, str) for name in left_out):
+        raise MalformedError("the fields that were left out have no names")
+    return Record(path, stored, leaf["form"], box, fields, tuple(left_out))
 
 
 def _stored(
     kind: str, shape: list[int], dtype: str, content: Any, *, names: Names, digest: str | None
 ) -> Stored:
-    if not all(0 <= n < 2**63 for n in shape):
+    if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 2**63 for n in shape):
         raise MalformedError(f"a shape is {shape!r:.40}")
+    if not isinstance(dtype, str):
+        raise MalformedError(f"a dtype is {dtype!r:.40}")
     if digest is not None and not _DIGEST.fullmatch(digest):
         raise MalformedError(f"a digest is {digest!r:.40}")
     if kind in PYTHON_TYPES:

@@ -15,7 +15,7 @@ from bridge._errors import CheckpointError, did_you_mean, listed
 from ._arrays import as_like, as_stored
 from ._failures import agreed, reported
 from ._json import MalformedError, NotCarriedError
-from ._match import Allowed, Match, error_of, match
+from ._match import Allowed, Misfits, Taken, match
 from ._restacking import batches, for_target
 from ._source import Item, Source, read_from
 from ._stored import Stored, is_rng, tree_text
@@ -161,22 +161,24 @@ def restore(
         whole = with_optimizer(source, main, targets, rules)
         source = for_target(whole, main, rules) if rules else whole
         items = {name: source.extra.get(name, Item((), lambda wanted: {})) for name in targets}
-        matches = {
-            name: _absent(source, name)
-            if name not in source.extra and own.leaves and not allow_missing
-            else match(source, items[name], own, allowed, f"{name}: ")
-            for name, own in targets.items()
-        }
-        wholes = [] if main is None else [match(source, source.variables, main, allowed)]
-        error = error_of(source, [*wholes, *matches.values()], _remedy(source, target, targets))
-        if error is not None:
-            raise error
-        values = {n: _values(items[n], matches[n], own, digests) for n, own in targets.items()}
+        misfits = Misfits()
+        variables = source.variables
+        own = {} if main is None else match(source, variables, main, allowed, misfits)
+        taken: dict[str, Taken] = {}
+        for name, tree in targets.items():
+            if name not in source.extra and tree.leaves and not allow_missing:
+                # One line for all of its leaves.
+                beside = listed(source.extra)
+                expected = f"a tree beside the model, where the checkpoint has {beside}"
+                misfits.missing.append((name, expected))
+            else:
+                taken[name] = match(source, items[name], tree, allowed, misfits, f"{name}: ")
+        misfits.raise_if_any(source.path, _remedy(source, target, targets))
+        values = {n: _values(items[n], taken[n], tree, digests) for n, tree in targets.items()}
         if main is None:
             model, assignments = _variables(source, rngs is not False, digests), []
         else:
-            own = _values(source.variables, wholes[0], main, digests)
-            model, assignments = main.filled(own)
+            model, assignments = main.filled(_values(variables, own, main, digests))
         extras: dict[str, Any] = {}
         for name in targets:
             extras[name], own_assignments = targets[name].filled(values[name])
@@ -193,17 +195,11 @@ def restore(
     return model if extra is None else (model, extras)
 
 
-def _absent(source: Source, name: str) -> Match:
-    """A tree beside the model that the checkpoint does not have, in one line for all its leaves."""
-    expected = f"a tree beside the model, where the checkpoint has {listed(source.extra)}"
-    return Match({}, [(name, expected)], [], [], [])
-
-
 def _values(
-    item: Item, found: Match, target: TargetTree, digests: Digests | None
+    item: Item, taken: Taken, target: TargetTree, digests: Digests | None
 ) -> dict[Any, Any]:
     """Values of the target's leaves by path, each with the containers of the target's."""
-    likes = {stored: like for entries in found.taken.values() for stored, like in entries}
+    likes = {stored: like for entries in taken.values() for stored, like in entries}
     values: dict[Stored, Any] = {}
     for batch in batches(likes):
         wanted = {stored.location: likes[stored] for stored in batch if stored.is_read}
@@ -217,7 +213,7 @@ def _values(
             jax.tree.structure(target.leaves[path].value),
             [values[stored] for stored, _ in entries],
         )
-        for path, entries in found.taken.items()
+        for path, entries in taken.items()
     }
 
 

@@ -26,6 +26,9 @@ LAYOUTS = ("linen", "nnx")
 # NumPy's name for the bytes of a dtype that it does not know.
 _BFLOAT16_BYTES = np.dtype("V2")
 _HEADER_LENGTH = 8
+# How msgpack of a mapping begins, as a state dict is one. Pickles begin as an empty mapping does.
+_EMPTY_MAPPING = b"\x80"
+_MAPPINGS = {bytes([first]) for first in (*range(0x81, 0x90), 0xDE, 0xDF)}
 # In the place that safetensors has for remarks, which readers of arrays pass over.
 _WRITER = "linen-nnx-bridge"
 
@@ -43,7 +46,7 @@ def format_of(path: Any) -> str | None:
         return "npz"
     if head[_HEADER_LENGTH : _HEADER_LENGTH + 1] == b"{" and head[6:8] == b"\0\0":
         return "safetensors"
-    return "msgpack" if _begins_as_state(head) else None
+    return "msgpack" if head == _EMPTY_MAPPING or head[:1] in _MAPPINGS else None
 
 
 def read(path: Any, form: str) -> Any:
@@ -162,19 +165,3 @@ def _safetensors(path: Any) -> Any:
             "pip install 'linen-nnx-bridge[safetensors]'",
         ) from error
     return safetensors
-
-
-def _begins_as_state(head: bytes) -> bool:
-    """Whether bytes begin as msgpack of a mapping from texts, as a state dict is."""
-    if not head:
-        return False
-    if head[0] == 0x80:
-        return len(head) == 1
-    if 0x81 <= head[0] <= 0x8F:
-        key = head[1:2]
-    elif head[0] in (0xDE, 0xDF):
-        key = head[3:4] if head[0] == 0xDE else head[5:6]
-    else:
-        return False
-    # A file that ends here was cut off.
-    return not key or 0xA0 <= key[0] <= 0xBF or key[0] in (0xD9, 0xDA, 0xDB)
