@@ -17,7 +17,7 @@ from bridge._errors import ConversionError, InvalidRngsError, ParityError, bulle
 from . import _sections, _training
 from ._captured import Trace
 from ._divergence import Divergence, Layers
-from ._dropout import evaluating, remedy
+from ._dropout import evaluating
 from ._layouts import layouts_of
 from ._models import EVALUATION, TRAINING_MODES, UPDATING, Model, Observing, Request, model_of
 from ._numbers import table_of
@@ -159,7 +159,9 @@ def check(
         layers and layers.first,
         layers and layers.inexact,
     )
-    return dataclasses.replace(report, hints=tuple(_hints(report, sides, given, layers, train)))
+    return dataclasses.replace(
+        report, hints=tuple(_hints(report, given, layers, is_training=train))
+    )
 
 
 def _run(sides: Sides, requests: Sequence[Request], *, jit: bool, is_observed: bool) -> list[Trace]:
@@ -184,23 +186,12 @@ def _traced(model: Model, request: Request) -> Trace:
 
 
 def _hints(
-    report: Report,
-    sides: Sides,
-    requests: Sequence[Request],
-    layers: Layers | None,
-    is_training: bool,
+    report: Report, requests: Sequence[Request], layers: Layers | None, *, is_training: bool
 ) -> Iterator[str]:
     if not report.ok and is_training:
         yield from _training_hints(report.first_divergence, requests)
-    if layers is None:
-        return
-    if not report.ok and not is_training:
-        both = zip("ab", layers.dropping, sides.models, requests, strict=True)
-        for side, places, model, request in both:
-            if places:
-                how = remedy(model.function(request.method))
-                yield f"dropout is on in {side}, at {_sections.listed_places(places)}: {how}"
-    if layers.nan_from and any(c.verdict == "nan" for s in report.sections for c in s.compared):
+    has_nan = any(c.verdict == "nan" for s in report.sections for c in s.compared)
+    if layers is not None and layers.nan_from and has_nan:
         yield f"NaN arises in both models in {layers.nan_from}, whose inputs have none"
 
 

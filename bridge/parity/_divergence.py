@@ -78,7 +78,6 @@ class Layers:
       fields: which static fields differ, by the place of every layer that both models have, and of
         every layer with a dropout rate that one model lacks.
       only: the places of the calls without a counterpart, of `a` and of `b`.
-      dropping: the places of the layers whose dropout is on, of `a` and of `b`.
       not_comparable: how many calls get and return arrays of other shapes.
     """
 
@@ -104,9 +103,6 @@ class Layers:
             self._add(x, y)
         self.first = self.first and dataclasses.replace(self.first, before=self._before)
         self.fields |= _dropouts_only(found.only_a, found.only_b)
-        self.dropping = [
-            list(dict.fromkeys(_text(call) for call in t.calls if call.drops)) for t in traces
-        ]
         self.only = [
             list(_only(found.only_a, {x.path for x, _ in found.pairs})),
             list(_only(found.only_b, {y.path for _, y in found.pairs})),

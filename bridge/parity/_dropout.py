@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,21 +43,6 @@ def rate_of(fields: Mapping[str, Any]) -> tuple[str, float]:
         if isinstance(rate, int | float) and rate > 0:
             return name, rate
     return "", 0.0
-
-
-def remedy(function: Any) -> str:
-    """How dropout is turned off in a model.
-
-    Args:
-      function: the function of it that is called.
-    """
-    parameters = inspect.signature(function).parameters if callable(function) else {}
-    ways = [f"kwargs={{{n!r}: {off}}}" for n, off in _SWITCHES.items() if n in parameters]
-    ways.append("deterministic=True in the model or its config, or None, so that the check chooses")
-    return (
-        f"turn it off with {' or '.join(ways)}; a module and its wrapper, which draw the same keys,"
-        " can also be compared with it: train=True, rngs={'dropout': key}"
-    )
 
 
 def evaluating(arguments: Mapping[str, Any]) -> dict[str, bool]:

@@ -41,7 +41,6 @@ from bridge._nnx_in_linen.to_linen import ToLinen
 from bridge._train_eval import MODE_FIELDS, TRAINING
 
 from ._arrays_apart import under_axes
-from ._dropout import remedy
 
 EVALUATION = dict.fromkeys(MODE_FIELDS, True)
 TRAINING_MODES = dict.fromkeys(MODE_FIELDS, False)
@@ -51,9 +50,6 @@ UPDATING = {**EVALUATION, "use_running_average": False, **dict.fromkeys(TRAINING
 
 # How Flax's error names the stream that has no key.
 _STREAM = re.compile(r'"([^"]+)"')
-# The note on an error of a model: this, and the model's side.
-RAISED_BY = "raised by"
-
 Observing: TypeAlias = Callable[[nnx.Module], contextlib.AbstractContextManager[None]]
 
 
@@ -96,16 +92,21 @@ class Model(abc.ABC):
     Attributes:
       name: what it is called in the report.
       side: `a` or `b`.
-      is_linen: whether it is a Linen module or a wrapped one: paths and calls are Linen's.
+      linen: the Linen module whose paths and calls are the model's, None for an NNX model.
       module: the Linen or NNX module that the caller gave.
       values: the leaves that the model was given with.
     """
 
     name: str
     side: str
-    is_linen: bool
+    linen: nn.Module | None
     module: Any
     values: Neutral
+
+    @property
+    def is_linen(self) -> bool:
+        """Whether it is a Linen module, or a wrapped one."""
+        return self.linen is not None
 
     def run(self, values: Neutral, request: Request) -> tuple[Any, Neutral]:
         """The output of a call, and the values after it.
@@ -132,17 +133,13 @@ class Model(abc.ABC):
         return output, dict(after)
 
     def _note(self, error: Exception) -> None:
-        note = f"{RAISED_BY} {self.side} = {self.name}"
+        note = f"raised by {self.side} = {self.name}"
         if note not in getattr(error, "__notes__", ()):
             error.add_note(note)
 
     @abc.abstractmethod
     def _run(self, values: Neutral, request: Request) -> tuple[Any, Neutral]:
         """`run` where all axes are bound."""
-
-    @abc.abstractmethod
-    def function(self, method: Callable[..., Any] | str | None) -> Any:
-        """The function that a call calls, for its parameters; a Linen one with its `self`."""
 
     @abc.abstractmethod
     def native_variables(self) -> Any:
@@ -153,9 +150,10 @@ class Model(abc.ABC):
 
         In NNX an argument wins over the attributes by itself.
         """
-        if not self.is_linen:
+        if self.linen is None:
             return False
-        parameters = list(inspect.signature(self.function(request.method)).parameters)
+        function = function_of(self.linen, request.method)
+        parameters = list(inspect.signature(function).parameters)
         names = parameters[1 : 1 + len(request.inputs)]
         return not UPDATING.keys().isdisjoint({*names, *request.kwargs})
 
@@ -170,7 +168,7 @@ class LinenModel(Model):
     def __init__(self, module: nn.Module, variables: Mapping[str, Any]):
         self.module = module
         self.name = _linen_name(module)
-        self.is_linen = not isinstance(module, ToLinen)
+        self.linen = None if isinstance(module, ToLinen) else module
         self.values = linen_leaves.from_variables(variables)
         self._static = {c: tree for c, tree in variables.items() if c == STATIC}
 
@@ -179,14 +177,6 @@ class LinenModel(Model):
         if self.is_linen:
             return linen_leaves.to_variables(self.values)
         return nnx.State(nest(nnx_leaves.to_leaves(self.values)))
-
-    def function(self, method: Callable[..., Any] | str | None) -> Any:
-        """The unbound method; that of the NNX class, if this is a wrapped one."""
-        if self.is_linen:
-            return function_of(self.module, method)
-        if callable(method):
-            return method
-        return getattr(self.module.nnx_class, method or "__call__", None)
 
     def _naming_the_layer(
         self, function: Any, args: Any, kwargs: Any, context: InterceptorContext
@@ -201,9 +191,14 @@ class LinenModel(Model):
             stream = named[1] if named else "params"
             place = "/".join(context.module.path) or "the model itself"
             where = f"{self.name}, layer {place} ({type(context.module).__name__}),"
-            how = f"give it: rngs={{{stream!r}: key}}"
+            given = f"rngs={{{stream!r}: key}}"
+            how = f"give it: {given}"
             if stream == "dropout":
-                how = f"dropout is on in it, {remedy(self.function(None))}"
+                how = (
+                    "dropout is on in it, turn it off: deterministic=True in kwargs, the model or"
+                    " its config, or None, so that the check chooses; a module and its wrapper,"
+                    f" which draw the same keys, can also be compared with it: train=True, {given}"
+                )
             raise MissingRngError(where, [stream], [], how) from error
 
     def _run(self, values: Neutral, request: Request) -> tuple[Any, Neutral]:
@@ -233,8 +228,7 @@ class NnxModel(Model):
 
     def __init__(self, module: nnx.Module):
         self.module = module
-        self.is_linen = isinstance(module, ToNNX)
-        inner = module.to_nnx__module if isinstance(module, ToNNX) else None
+        self.linen = inner = module.to_nnx__module if isinstance(module, ToNNX) else None
         self.name = f"ToNNX({type(inner).__name__})" if inner else type(module).__name__
         self._graphdef, state = nnx.split(module, graph=True)
         self.values = nnx_leaves.from_leaves(walk(state))
@@ -244,12 +238,6 @@ class NnxModel(Model):
         if isinstance(self.module, ToNNX):
             return self.module.linen_variables()
         return nnx.merge(self._graphdef, self._state(self.values))
-
-    def function(self, method: Callable[..., Any] | str | None) -> Any:
-        """The bound method; that of the Linen class, if this is a wrapped one."""
-        if isinstance(self.module, ToNNX):
-            return function_of(self.module.to_nnx__module, method)
-        return method_of(self.module, method)
 
     def _run(self, values: Neutral, request: Request) -> tuple[Any, Neutral]:
         """A call of a module made for it; what it sows goes nowhere, as in Linen."""

@@ -83,7 +83,7 @@ class Report:
         agree; None if there is none, or if layers were not compared.
       first_inexact: the first layer whose output agrees within tolerance and is not bitwise equal,
         though its inputs are. If static fields differ in some of these, the first of those.
-      hints: what else explains the verdict: dropout that is on, where NaN comes from.
+      hints: what else explains the verdict: what turns training off, where NaN comes from.
     """
 
     a: str

@@ -127,7 +127,7 @@ def layers(found: Layers | None, traces: Sequence[Trace]) -> Section:
     notes = [f"{side}: {t.note}" for side, t in zip("ab", traces, strict=True) if t.note]
     for side, places in zip("ab", found.only, strict=True):
         if places:
-            notes.append(f"calls without a counterpart, only in {side}: {listed_places(places)}")
+            notes.append(f"calls without a counterpart, only in {side}: {_listed(places)}")
     if found.not_comparable:
         notes.append(f"calls not compared, of other shapes in and out: {found.not_comparable}")
     return Section("layers", tuple(found.compared), "; ".join(notes))
@@ -144,7 +144,7 @@ def fields(found: Layers | None, *, is_advisory: bool) -> Section:
     return Section("fields", tuple(compared), note, is_advisory=is_advisory)
 
 
-def listed_places(places: Iterable[str]) -> str:
+def _listed(places: Iterable[str]) -> str:
     """The first few places, and how many there are besides."""
     places = list(places)
     left = len(places) - _MOST_PLACES

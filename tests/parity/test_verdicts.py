@@ -2,7 +2,6 @@
 
 import dataclasses
 import pickle
-import re
 
 import jax
 import jax.numpy as jnp
@@ -232,7 +231,9 @@ def test_dropout_that_needs_a_key_is_named_with_how_to_turn_it_off():
 
     text = str(raised.value)
     assert "Dropping, layer drop (Dropout), draws from the RNG streams 'dropout'" in text
-    assert "dropout is on in it, turn it off with deterministic=True in the model or its" in text
+    assert (
+        "dropout is on in it, turn it off: deterministic=True in kwargs, the model or its" in text
+    )
 
 
 class Noisy(nn.Module):
@@ -258,15 +259,13 @@ def test_a_stream_of_the_model_s_own_that_has_no_key_is_named():
     assert "Noisy, layer the model itself (Noisy), draws from" in str(raised.value)
 
 
-def test_dropout_that_makes_outputs_differ_is_named_with_how_to_turn_it_off():
+def test_dropout_that_makes_outputs_differ_is_named():
     linen, native = dropping()
 
     report = parity.check(linen, native, X, rngs={"dropout": jax.random.key(0)}, sections=FORWARD)
 
     assert report.first_divergence.drops == (True, True)
-    text = re.sub(r"\s+", " ", str(report))
-    for side in "ab":
-        assert f"dropout is on in {side}, at drop: turn it off with deterministic=" in text
+    assert "dropout is on in a and b" in str(report)
     off = dataclasses.replace(linen[0].config, deterministic=True)
     native.config = off
     assert parity.check((Dropping(off), linen[1]), native, X, sections=FORWARD).ok
