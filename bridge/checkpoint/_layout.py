@@ -84,7 +84,7 @@ def layout(
     """
     source = read_from(path, lambda source: source, within=within, layout=layout)
     leaves = []
-    for record in source.variables.records:
+    for record in source.variables:
         has_collection = source.layout != "nnx"
         single = next(iter(record.stored.values())) if record.form == 0 else None
         leaves.append(

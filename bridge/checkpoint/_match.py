@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -14,8 +14,8 @@ from bridge._conversion.neutral import Leaf, Path
 from bridge._errors import CheckpointError
 from bridge._randomness.typed_keys import is_key, to_bits
 
-from ._source import Item, Source
-from ._stored import PYTHON_TYPES, Names, Stored, is_rng, parts, tree_text
+from ._source import Source
+from ._stored import PYTHON_TYPES, Names, Record, Stored, is_rng, parts, stored_in, tree_text
 from ._targets import TargetTree
 
 # For each leaf of a target, the array of the checkpoint for each part of its value.
@@ -72,7 +72,7 @@ class Misfits:
 
 def match(
     source: Source,
-    item: Item,
+    records: Sequence[Record],
     target: TargetTree,
     allowed: Allowed,
     misfits: Misfits,
@@ -82,7 +82,7 @@ def match(
 
     Args:
       source: the checkpoint.
-      item: the tree.
+      records: the leaves of the tree.
       target: what is restored into.
       allowed: what may differ.
       misfits: gets what does not fit.
@@ -91,7 +91,7 @@ def match(
     Returns:
       What is taken out of the tree.
     """
-    stored = item.stored
+    stored = stored_in(records)
     taken: Taken = {}
     seen: set[Names] = set()
     is_by_path = source.layout == "nnx" or source.is_params_alone
@@ -120,7 +120,7 @@ def match(
                 taken[path].append((stored[names], like))
             else:
                 (misfits.mis_shaped if problem == "shape" else misfits.mis_typed).append(entry)
-    for record in item.records:
+    for record in records:
         is_stream = _is_stream(source, record.path, stored)
         if is_stream and allowed.rngs is not True:
             continue

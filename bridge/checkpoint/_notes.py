@@ -147,7 +147,7 @@ def _records(leaves: list[Any], item: str, problems: list[tuple[str, str]]) -> l
     paths: set[Any] = set()
     for index, content in enumerate(leaves):
         try:
-            record = _record(content, in_collection=item == VARIABLES)
+            record = _record(content, item)
             if record.path in paths or not taken.isdisjoint(record.stored):
                 raise MalformedError("there is another leaf with its path")
         except _MALFORMED as error:
@@ -173,12 +173,12 @@ def _check_fields(content: Any, types: Mapping[str, type], optional: Set[str]) -
             raise MalformedError(f"its {name} is {value!r:.40}")
 
 
-def _record(leaf: Any, *, in_collection: bool) -> Record:
+def _record(leaf: Any, item: str) -> Record:
     _check_fields(leaf, _LEAF, _OPTIONAL)
     path = _json.decode(leaf["path"])
     if not isinstance(path, tuple) or not all(map(_is_key, path)):
         raise MalformedError("its path is none")
-    if in_collection and not (path and isinstance(path[0], str)):
+    if item == VARIABLES and not (path and isinstance(path[0], str)):
         raise MalformedError("its path has no collection")
     names = list(map(tuple, leaf["names"]))
     digests = leaf.get("digests") or [None] * len(names)
@@ -190,7 +190,7 @@ def _record(leaf: Any, *, in_collection: bool) -> Record:
     if not all(n[: len(own)] == own and all(map(_NAME.fullmatch, n)) for n in names):
         raise MalformedError("a name is not below its path, or none that this package gives")
     stored = {
-        n: _stored(*entry, names=n, digest=digest)
+        n: _stored(*entry, location=n, digest=_digest_of(digest), tree=item)
         for n, entry, digest in zip(names, leaf["leaves"], digests, strict=True)
     }
     box, fields, left_out = (leaf.get(name) for name in ("box", "fields", "left_out"))
@@ -203,15 +203,17 @@ def _record(leaf: Any, *, in_collection: bool) -> Record:
     return Record(path, stored, leaf["form"], box, fields, tuple(left_out))
 
 
-def _stored(
-    kind: str, shape: list[int], dtype: str, content: Any, *, names: Names, digest: str | None
-) -> Stored:
+def _digest_of(digest: Any) -> str | None:
+    if digest is not None and not _DIGEST.fullmatch(digest):
+        raise MalformedError(f"a digest is {digest!r:.40}")
+    return digest
+
+
+def _stored(kind: str, shape: list[int], dtype: str, content: Any, **beside: Any) -> Stored:
     if not isinstance(shape, list) or not all(type(n) is int and 0 <= n < 2**63 for n in shape):
         raise MalformedError(f"a shape is {shape!r:.40}")
     if not isinstance(dtype, str):
         raise MalformedError(f"a dtype is {dtype!r:.40}")
-    if digest is not None and not _DIGEST.fullmatch(digest):
-        raise MalformedError(f"a digest is {digest!r:.40}")
     if kind in PYTHON_TYPES:
         if shape or dtype != kind:
             raise MalformedError(f"a Python {kind} has a shape or a dtype")
@@ -226,7 +228,7 @@ def _stored(
             raise MalformedError(f"there is no PRNG {content!r:.40}")
     elif content is not None or jax.numpy.dtype(dtype).hasobject:
         raise MalformedError(f"an array of dtype {dtype:.40} has content beside its file")
-    return Stored(kind, tuple(shape), dtype, content, names, digest)
+    return Stored(kind, tuple(shape), dtype, content, **beside)
 
 
 @functools.lru_cache(maxsize=64)

@@ -8,8 +8,8 @@ pieces.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -23,28 +23,12 @@ from bridge._rules.rules import RulesError
 
 from ._arrays import sharding_of
 from ._renaming import Made, placements
-from ._source import Item, Source
-from ._stored import Record, Stored
+from ._source import Source
+from ._stored import Recipe, Record, Stored
 from ._targets import TargetTree
-
-Location: TypeAlias = tuple[Any, ...]
 
 # How many bytes are made of other arrays at once.
 _BATCH = 2**28
-
-
-class _Recipe(NamedTuple):
-    """How one array is made of arrays of the checkpoint.
-
-    Attributes:
-        arrays: those that it is made of.
-        made: what becomes of each of them.
-        to_nnx: whether they are Linen's.
-    """
-
-    arrays: tuple[Stored, ...]
-    made: Made
-    to_nnx: bool
 
 
 def for_target(source: Source, target: TargetTree | None, table: Mapping[str, str]) -> Source:
@@ -67,8 +51,7 @@ def for_target(source: Source, target: TargetTree | None, table: Mapping[str, st
         )
     first = 0 if source.layout == "nnx" else 1
     shapes = {
-        (record.path[:first], record.path[first:]): shape_in(record)
-        for record in source.variables.records
+        (record.path[:first], record.path[first:]): shape_in(record) for record in source.variables
     }
     wanted = {path: shape_of(leaf.value) for path, leaf in target.leaves.items()}
     placed = placements(shapes, wanted, table, to_nnx=to_other)
@@ -82,21 +65,22 @@ def shape_in(record: Record) -> LeafShape:
     return shapes[0] if len(shapes) == 1 else None
 
 
-def restacked(source: Source, item: Item, made: Mapping[Path, Made], *, to_nnx: bool) -> Item:
-    """A tree of a checkpoint whose leaves are at other paths.
+def restacked(
+    source: Source, records: Sequence[Record], made: Mapping[Path, Made], *, to_nnx: bool
+) -> list[Record]:
+    """The leaves of a tree at other paths.
 
     Args:
         source: the checkpoint.
-        item: the tree.
+        records: the leaves.
         made: what the leaf at each new path is made of.
         to_nnx: whether the checkpoint's leaves are Linen's.
 
     Raises:
         RulesError: one leaf is to be made of arrays of several dtypes.
     """
-    by_path = {record.path: record for record in item.records}
-    records: list[Record] = []
-    recipes: dict[Location, _Recipe] = {}
+    by_path = {record.path: record for record in records}
+    found: list[Record] = []
     for path, each in made.items():
         first = by_path[each.paths[0]]
         length, own = len(source.names(first.path)), source.names(path)
@@ -105,13 +89,15 @@ def restacked(source: Source, item: Item, made: Mapping[Path, Made], *, to_nnx: 
             ((names, array),) = stored.items()
             arrays = tuple(next(iter(by_path[p].stored.values())) for p in each.paths)
             check_dtypes(path, [array.dtype for array in arrays])
-            location = ("restacked", *names)
-            recipes[location] = _Recipe(arrays, each, to_nnx)
             stored[names] = dataclasses.replace(
-                array, shape=each.shape, location=location, digest=None, origins=arrays
+                array,
+                shape=each.shape,
+                location=("restacked", *names),
+                digest=None,
+                recipe=Recipe(arrays, each, to_nnx),
             )
-        records.append(dataclasses.replace(first, path=path, stored=stored))
-    return dataclasses.replace(item, records=records, read=_reader(item.read, recipes))
+        found.append(dataclasses.replace(first, path=path, stored=stored))
+    return found
 
 
 def check_dtypes(path: Path, dtypes: Iterable[str]) -> None:
@@ -127,9 +113,9 @@ def batches(arrays: Iterable[Stored]) -> list[list[Stored]]:
 
     What is made of other arrays takes as much memory again while these are held.
     """
-    by_origin: dict[Location | None, list[Stored]] = {None: []}
+    by_origin: dict[Stored | None, list[Stored]] = {None: []}
     for array in arrays:
-        origin = array.origins[0].location if array.origins else None
+        origin = array.recipe.origins[0] if array.recipe else None
         by_origin.setdefault(origin, []).append(array)
     found, size = [by_origin.pop(None)], _BATCH
     for group in by_origin.values():
@@ -141,30 +127,29 @@ def batches(arrays: Iterable[Stored]) -> list[list[Stored]]:
     return found
 
 
-def _reader(
-    read: Callable[[Mapping[Location, Any]], Mapping[Location, Any]],
-    recipes: Mapping[Location, _Recipe],
-) -> Callable[[Mapping[Location, Any]], Mapping[Location, Any]]:
-    """Reads arrays that are made of others too; these others are among the values as well."""
+def read(source: Source, wanted: Mapping[Stored, Any]) -> dict[Stored, Any]:
+    """Arrays, also such as are made of others; these others are among the values as well.
 
-    def read_and_make(wanted: Mapping[Location, Any]) -> Mapping[Location, Any]:
-        needed = {location: like for location, like in wanted.items() if location not in recipes}
-        for location in wanted.keys() & recipes.keys():
-            recipe = recipes[location]
-            for stored, piece in zip(recipe.arrays, recipe.made.pieces, strict=True):
-                sharding = _of_origin(wanted[location], recipe, stored, piece)
-                needed[stored.location] = _abstract(stored, sharding)
-        values = dict(read(needed))
-        for location in wanted.keys() & recipes.keys():
-            recipe = recipes[location]
-            parts = [values[stored.location] for stored in recipe.arrays]
-            made = recipe.made.array(parts, to_nnx=recipe.to_nnx)
-            sharding = sharding_of(wanted[location])
-            is_placed = isinstance(made, jax.Array) and sharding is not None
-            values[location] = jax.device_put(made, sharding) if is_placed else made
-        return values
-
-    return read_and_make
+    Args:
+        source: the checkpoint.
+        wanted: with each array the leaf whose place it takes.
+    """
+    needed: dict[Stored, Any] = {}
+    for stored, like in wanted.items():
+        if stored.recipe is None:
+            needed[stored] = like
+            continue
+        for origin, piece in zip(stored.recipe.origins, stored.recipe.made.pieces, strict=True):
+            needed[origin] = _abstract(origin, _of_origin(like, stored.recipe, origin, piece))
+    values = source.read(needed)
+    for stored, like in wanted.items():
+        if stored.recipe is not None:
+            origins, made, to_nnx = stored.recipe
+            value = made.array([values[origin] for origin in origins], to_nnx=to_nnx)
+            sharding = sharding_of(like)
+            is_placed = isinstance(value, jax.Array) and sharding is not None
+            values[stored] = jax.device_put(value, sharding) if is_placed else value
+    return values
 
 
 def _abstract(stored: Stored, sharding: Sharding | None) -> Any:
@@ -173,7 +158,7 @@ def _abstract(stored: Stored, sharding: Sharding | None) -> Any:
     return jax.ShapeDtypeStruct(stored.shape, jnp.dtype(stored.dtype), sharding=sharding)
 
 
-def _of_origin(like: Any, recipe: _Recipe, stored: Stored, piece: Piece) -> Sharding | None:
+def _of_origin(like: Any, recipe: Recipe, stored: Stored, piece: Piece) -> Sharding | None:
     """Where an array is read to: its axes that the result has keep the mesh axes of the result."""
     sharding = None if is_key(like) else sharding_of(like)
     if not isinstance(sharding, NamedSharding):

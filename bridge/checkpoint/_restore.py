@@ -12,13 +12,14 @@ from bridge._conversion import linen_leaves
 from bridge._conversion.neutral import Key, Neutral
 from bridge._errors import CheckpointError, did_you_mean, listed
 
+from . import _restacking
 from ._arrays import as_like, as_stored
 from ._failures import agreed, reported
 from ._json import MalformedError, NotCarriedError
 from ._match import Allowed, Misfits, Taken, match
 from ._restacking import batches, for_target
-from ._source import Item, Source, read_from
-from ._stored import Stored, is_rng, tree_text
+from ._source import Source, read_from
+from ._stored import Stored, is_rng, stored_in, tree_text
 from ._targets import Assignment, TargetTree, empty_wrappers, tree_of
 from ._training import with_optimizer
 from ._verify import Digests, check_has_digests, compare, own_digests
@@ -160,10 +161,8 @@ def restore(
             check_has_digests(source)
         whole = with_optimizer(source, main, targets, rules)
         source = for_target(whole, main, rules) if rules else whole
-        items = {name: source.extra.get(name, Item((), lambda wanted: {})) for name in targets}
         misfits = Misfits()
-        variables = source.variables
-        own = {} if main is None else match(source, variables, main, allowed, misfits)
+        own = {} if main is None else match(source, source.variables, main, allowed, misfits)
         taken: dict[str, Taken] = {}
         for name, tree in targets.items():
             if name not in source.extra and tree.leaves and not allow_missing:
@@ -172,13 +171,15 @@ def restore(
                 expected = f"a tree beside the model, where the checkpoint has {beside}"
                 misfits.missing.append((name, expected))
             else:
-                taken[name] = match(source, items[name], tree, allowed, misfits, f"{name}: ")
+                taken[name] = match(
+                    source, source.extra.get(name, ()), tree, allowed, misfits, f"{name}: "
+                )
         misfits.raise_if_any(source.path, _remedy(source, target, targets))
-        values = {n: _values(items[n], taken[n], tree, digests) for n, tree in targets.items()}
+        values = {n: _values(source, taken[n], tree, digests) for n, tree in targets.items()}
         if main is None:
             model, assignments = _variables(source, rngs is not False, digests), []
         else:
-            model, assignments = main.filled(_values(variables, own, main, digests))
+            model, assignments = main.filled(_values(source, own, main, digests))
         extras: dict[str, Any] = {}
         for name in targets:
             extras[name], own_assignments = targets[name].filled(values[name])
@@ -196,18 +197,17 @@ def restore(
 
 
 def _values(
-    item: Item, taken: Taken, target: TargetTree, digests: Digests | None
+    source: Source, taken: Taken, target: TargetTree, digests: Digests | None
 ) -> dict[Any, Any]:
     """Values of the target's leaves by path, each with the containers of the target's."""
     likes = {stored: like for entries in taken.values() for stored, like in entries}
     values: dict[Stored, Any] = {}
     for batch in batches(likes):
-        wanted = {stored.location: likes[stored] for stored in batch if stored.is_read}
-        read = dict(item.read(wanted)) if wanted else {}
+        read = _restacking.read(source, {s: likes[s] for s in batch if s.is_read})
         if digests is not None:
-            digests += own_digests(batch, read)
+            digests += own_digests(read)
         for stored in batch:
-            values[stored] = as_like(stored, read.pop(stored.location, None), likes[stored])
+            values[stored] = as_like(stored, read.pop(stored, None), likes[stored])
     return {
         path: jax.tree.unflatten(
             jax.tree.structure(target.leaves[path].value),
@@ -226,13 +226,12 @@ def _variables(source: Source, rngs: bool, digests: Digests | None) -> Any:
             "Give a target: the model, its state, or Linen variables; abstract ones will do. If it"
             " holds a Linen model's parameters, give layout='linen'.",
         )
-    records = [record for record in source.variables.records if rngs or not is_rng(record.path)]
-    stored = {names: s for record in records for names, s in record.stored.items()}
-    wanted = {s.location: None for s in stored.values() if s.is_read}
-    read = source.variables.read(wanted) if wanted else {}
+    records = [record for record in source.variables if rngs or not is_rng(record.path)]
+    stored = stored_in(records)
+    read = source.read({s: None for s in stored.values() if s.is_read})
     if digests is not None:
-        digests += own_digests(stored.values(), read)
-    values = {names: as_stored(s, read.get(s.location)) for names, s in stored.items()}
+        digests += own_digests(read)
+    values = {names: as_stored(s, read.get(s)) for names, s in stored.items()}
     neutral: Neutral = {}
     unsupported: list[tuple[str, str]] = []
     for record in records:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -19,7 +18,17 @@ from bridge._errors import CheckpointError, CheckpointNotFoundError, did_you_mea
 from . import _arrays, _notes, _single_files
 from ._failures import reason, reported, silence_late_reads
 from ._files import VARIABLES, Found, find
-from ._stored import Names, Record, Stored, describe, key_of, names_of, parts
+from ._stored import (
+    Location,
+    Names,
+    Record,
+    Stored,
+    describe,
+    key_of,
+    names_of,
+    parts,
+    stored_in,
+)
 
 _T = TypeVar("_T")
 
@@ -30,31 +39,6 @@ _NOT_VARIABLES = frozenset({"opt_state", "step"})
 # A class name and a number, as in Linen's automatic names.
 _AUTOMATIC = re.compile(r"_*[A-Z]\w*_\d+")
 
-# Location -> the leaf whose place the value takes; values by location.
-Reader = Callable[[Mapping[tuple[Any, ...], Any]], Mapping[tuple[Any, ...], Any]]
-# Locations; what can be read, and why the rest cannot: see `_arrays.each`.
-Tries = Callable[[Sequence[tuple[Any, ...]]], Iterable[tuple[tuple[Any, ...], Any, str | None]]]
-
-
-@dataclasses.dataclass(frozen=True)
-class Item:
-    """One tree of a checkpoint.
-
-    Attributes:
-      records: its leaves.
-      read: reads arrays by location, all of them or none.
-      each: reads arrays by location, those that can be read.
-    """
-
-    records: Sequence[Record]
-    read: Reader
-    each: Tries = lambda locations: ()
-
-    @property
-    def stored(self) -> dict[Names, Stored]:
-        """Every array and scalar by its names."""
-        return {names: stored for record in self.records for names, stored in record.stored.items()}
-
 
 @dataclasses.dataclass(frozen=True)
 class Source:
@@ -64,8 +48,11 @@ class Source:
       path: where it is.
       format: `orbax`, `msgpack`, `safetensors` or `npz`.
       layout: `bridge`, `linen` or `nnx`.
-      variables: the model's tree.
-      extra: the other trees by name.
+      variables: the leaves of the model.
+      extra: the leaves of the other trees by name.
+      trees: by name, the directory of each orbax tree, and nested dicts and lists with a `Stored`
+        for each array in it.
+      loaded: the arrays of a single file by location.
       written_by: the side that a checkpoint of the bridge was saved from.
       is_intact: whether what it says of its leaves has the digest that was stored; None if none
         was.
@@ -76,8 +63,10 @@ class Source:
     path: Any
     format: str
     layout: str
-    variables: Item
-    extra: Mapping[str, Item]
+    variables: Sequence[Record]
+    extra: Mapping[str, Sequence[Record]]
+    trees: Mapping[str, tuple[Any, Any]]
+    loaded: Mapping[Location, Any] = dataclasses.field(default_factory=dict)
     written_by: str | None = None
     is_intact: bool | None = None
     is_params_alone: bool = False
@@ -87,6 +76,25 @@ class Source:
         if self.layout == "bridge":
             return names_of(path)
         return tuple(map(str, path))
+
+    def read(self, wanted: Mapping[Stored, Any]) -> dict[Stored, Any]:
+        """Arrays of the checkpoint, all of them or none.
+
+        Args:
+          wanted: with each array the leaf whose place it takes, None if there is none.
+        """
+        if not self.trees:
+            return {stored: self.loaded[stored.location] for stored in wanted}
+        likes: dict[str, dict[Location, Any]] = {}
+        for stored, like in wanted.items():
+            likes.setdefault(stored.tree, {})[stored.location] = like
+        values = {name: _arrays.read(*self.trees[name], own) for name, own in likes.items()}
+        return {stored: values[stored.tree][stored.location] for stored in wanted}
+
+    def check_arrays(self) -> None:
+        """Raises CheckpointError if the arrays of a tree cannot be opened."""
+        for tree in self.trees.values():
+            _arrays.read(*tree, {})
 
 
 def read_from(
@@ -176,26 +184,20 @@ def _open(found: Found, within: Key | Sequence[Key], layout: str | None) -> Sour
 
 def _bridge_source(path: Any) -> Source:
     notes = _notes.read(path)
-    items: dict[str, Item] = {}
+    trees: dict[str, tuple[Any, Any]] = {}
     for name, records in notes.items.items():
-        item = Item(records, lambda wanted: {})
-        arrays = {names: stored for names, stored in item.stored.items() if stored.is_read}
-        tree = path / name, nest(arrays)
-        items[name] = Item(
-            records,
-            functools.partial(_arrays.read, *tree),
-            functools.partial(_arrays.each, *tree),
-        )
-    variables = items.pop(VARIABLES)
-    return Source(path, "orbax", "bridge", variables, items, notes.written_by, notes.is_intact)
+        arrays = {names: s for names, s in stored_in(records).items() if s.is_read}
+        trees[name] = path / name, nest(arrays)
+    extra = {name: records for name, records in notes.items.items() if name != VARIABLES}
+    variables, written_by = notes.items[VARIABLES], notes.written_by
+    return Source(path, "orbax", "bridge", variables, extra, trees, {}, written_by, notes.is_intact)
 
 
 def _foreign_source(found: Found, within: Names, given: str | None) -> Source:
     if found.format in _single_files.FORMATS:
         content = _single_files.read(found.path, found.format)
-        values = dict(parts(content))
+        trees, values = {}, dict(parts(content))
         entries = {p: _located(describe(value), p) for p, value in values.items()}
-        read: Reader = functools.partial(_from_memory, values)
         noted = _single_files.noted_layout(found.path, found.format)
     else:
         silence_late_reads()
@@ -207,7 +209,7 @@ def _foreign_source(found: Found, within: Names, given: str | None) -> Source:
         )
         leaves = jax.tree.leaves(tree, is_leaf=lambda leaf: isinstance(leaf, Stored))
         entries = {stored.location: stored for stored in leaves}
-        read, noted = functools.partial(_arrays.read, found.path, tree), None
+        trees, values, noted = {"": (found.path, tree)}, {}, None
     named = {tuple(map(str, location)): stored for location, stored in entries.items()}
     main = {n[len(within) :]: s for n, s in named.items() if n[: len(within)] == within}
     if within and not main:
@@ -233,11 +235,19 @@ def _foreign_source(found: Found, within: Names, given: str | None) -> Source:
         tops_of_model = set(within[:1])
     tops = {names[0] for names in named if names} - tops_of_model
     extra = {
-        top: Item(_records({n[1:]: s for n, s in named.items() if n[0] == top}), read)
-        for top in sorted(tops)
+        top: _records({n[1:]: s for n, s in named.items() if n[0] == top}) for top in sorted(tops)
     }
-    model = Item(_records(main), read)
-    return Source(found.path, found.format, layout, model, extra, is_params_alone=is_alone)
+    model = _records(main)
+    return Source(
+        found.path,
+        found.format,
+        layout,
+        model,
+        extra,
+        trees,
+        values,
+        is_params_alone=is_alone,
+    )
 
 
 def _are_params_alone(leaves: Collection[Names], form: str, within: Names) -> bool:
@@ -312,9 +322,3 @@ def _described(leaf: Any) -> Stored:
         kind = {"i": "int", "f": "float", "b": "bool"}[dtype.kind]
         return Stored(kind, (), kind)
     return Stored("jax" if leaf.sharding else "numpy", tuple(leaf.shape), str(dtype))
-
-
-def _from_memory(
-    values: Mapping[tuple[Any, ...], Any], wanted: Mapping[tuple[Any, ...], Any]
-) -> dict[tuple[Any, ...], Any]:
-    return {location: values[location] for location in wanted}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import Any, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -22,8 +22,10 @@ from bridge._randomness.typed_keys import implementation, is_key, to_bits
 
 from . import _json
 from ._json import NotCarriedError
+from ._renaming import Made
 
 Names: TypeAlias = tuple[str, ...]
+Location: TypeAlias = tuple[Any, ...]
 
 PYTHON_TYPES: Mapping[str, type] = {"int": int, "float": float, "bool": bool, "str": str}
 
@@ -39,16 +41,18 @@ class Stored:
       content: a Python scalar itself, None if it is among the arrays; the implementation of keys.
       location: its keys in the tree of arrays.
       digest: the digest of its array, None if the checkpoint has none.
-      origins: the arrays in the checkpoint that it is made of, if it is none of them itself.
+      tree: the name of that tree.
+      recipe: how it is made of arrays of the checkpoint, None if it is one of them.
     """
 
     kind: str
     shape: tuple[int, ...]
     dtype: str
     content: Any = None
-    location: tuple[Any, ...] = ()
+    location: Location = ()
     digest: str | None = None
-    origins: tuple[Stored, ...] = ()
+    tree: str = ""
+    recipe: Recipe | None = dataclasses.field(default=None, compare=False)
 
     @property
     def is_python(self) -> bool:
@@ -68,6 +72,20 @@ class Stored:
         # Keys have words of their own; no PRNG has more than four.
         width = 16 if self.kind == "key" else jax.numpy.dtype(self.dtype).itemsize
         return math.prod(self.shape) * width
+
+
+class Recipe(NamedTuple):
+    """How one array is made of others.
+
+    Attributes:
+      origins: the others.
+      made: what becomes of each of them.
+      to_nnx: whether they are Linen's.
+    """
+
+    origins: tuple[Stored, ...]
+    made: Made
+    to_nnx: bool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,6 +171,11 @@ def writable(value: Any) -> Any:
             ) from None
     is_local = isinstance(value, jax.Array) and value.is_fully_addressable
     return np.asarray(value) if is_local and jax.process_count() > 1 else value
+
+
+def stored_in(records: Sequence[Record]) -> dict[Names, Stored]:
+    """Every array and scalar of a tree by its names."""
+    return {names: stored for record in records for names, stored in record.stored.items()}
 
 
 def names_of(path: Path) -> Names:

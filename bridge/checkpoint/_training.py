@@ -22,8 +22,8 @@ from bridge._rules.rules import OneWay, read_backward, read_forward
 
 from ._renaming import ItemPath, origins
 from ._restacking import restacked, shape_in
-from ._source import Item, Source
-from ._stored import PYTHON_TYPES, Stored, is_rng, tree_text
+from ._source import Source
+from ._stored import PYTHON_TYPES, Record, Stored, is_rng, tree_text
 from ._targets import TargetTree, tree_of
 
 OPT_STATE, STEP = "opt_state", "step"
@@ -108,10 +108,10 @@ def with_optimizer(
       RulesError: a rule cannot be followed.
     """
     start = 1 if source.layout == "bridge" else 0
-    of_nnx = {n: [r.path[start:] for r in item.records] for n, item in source.extra.items()}
+    of_nnx = {n: [r.path[start:] for r in own] for n, own in source.extra.items()}
     of_nnx = {name: paths for name, paths in of_nnx.items() if _is_optimizer(paths)}
     of_linen = {
-        name: [(name, *record.path) for record in source.extra[name].records]
+        name: [(name, *record.path) for record in source.extra[name]]
         for name in (OPT_STATE, STEP)
         if name in source.extra.keys() - of_nnx.keys()
     }
@@ -123,17 +123,17 @@ def with_optimizer(
         is_nnx = target.side == "nnx" and _is_optimizer(path[1:] for path in target.leaves)
         if is_nnx and name not in of_nnx and OPT_STATE in of_linen:
             places = {_text(path[1:]): path for path in target.leaves}
-            item = _merged(source, of_linen)
+            records = _merged(source, of_linen)
         elif name in (OPT_STATE, STEP) and name not in extra and len(of_nnx) == 1:
             places = {_text((name, *path)): path for path in target.leaves}
-            item = _merged(source, of_nnx)
+            records = _merged(source, of_nnx)
         else:
             continue
         asked = {path[0] for path in places}
         parameters = _parameters(source)
         shapes = {
             _split(record.path, parameters): shape_in(record)
-            for record in item.records
+            for record in records
             if record.stored and record.path[0] in asked
         }
         wanted = {text: shape_of(target.leaves[path].value) for text, path in places.items()}
@@ -142,7 +142,7 @@ def with_optimizer(
             places.get((*prefix, *path), (*prefix, *path)): own
             for (prefix, path), own in found.items()
         }
-        extra[name] = restacked(source, item, made, to_nnx=is_nnx)
+        extra[name] = restacked(source, records, made, to_nnx=is_nnx)
     return dataclasses.replace(source, extra=extra)
 
 
@@ -157,7 +157,7 @@ def _text(path: Path) -> Path:
     return texts[:-1] if texts[-1:] == ("value",) else texts
 
 
-def _merged(source: Source, trees: Mapping[str, Sequence[Path]]) -> Item:
+def _merged(source: Source, trees: Mapping[str, Sequence[Path]]) -> list[Record]:
     """Trees of a checkpoint as one.
 
     Args:
@@ -166,28 +166,19 @@ def _merged(source: Source, trees: Mapping[str, Sequence[Path]]) -> Item:
     """
     records = []
     for name, paths in trees.items():
-        for record, path in zip(source.extra[name].records, map(_text, paths), strict=True):
+        for record, path in zip(source.extra[name], map(_text, paths), strict=True):
             length = len(source.names(record.path))
             stored = {
-                (*source.names(path), *names[length:]): _as_number(path, own, (name, *own.location))
+                (*source.names(path), *names[length:]): _as_number(path, own)
                 for names, own in record.stored.items()
             }
             records.append(dataclasses.replace(record, path=path, stored=stored))
 
-    def read(wanted: Mapping[tuple[Any, ...], Any]) -> dict[tuple[Any, ...], Any]:
-        found = {}
-        for name in trees:
-            own = {place[1:]: like for place, like in wanted.items() if place[0] == name}
-            values = source.extra[name].read(own)
-            found |= {(name, *place): value for place, value in values.items()}
-        return found
-
-    return Item(records, read)
+    return records
 
 
-def _as_number(path: Path, stored: Stored, location: tuple[Any, ...]) -> Stored:
+def _as_number(path: Path, stored: Stored) -> Stored:
     """The step as a number: Linen counts in signed integers, NNX in unsigned ones."""
-    stored = dataclasses.replace(stored, location=location)
     if path != (STEP,) or stored.shape or stored.kind in PYTHON_TYPES:
         return stored
     return dataclasses.replace(stored, kind="int", dtype="int")
@@ -196,7 +187,7 @@ def _as_number(path: Path, stored: Stored, location: tuple[Any, ...]) -> Stored:
 def _parameters(source: Source) -> set[Path]:
     """The paths of the model's leaves as text."""
     first = 0 if source.layout == "nnx" else 1
-    return {_text(record.path[first:]) for record in source.variables.records}
+    return {_text(record.path[first:]) for record in source.variables}
 
 
 def _split(path: Path, parameters: Collection[Path]) -> ItemPath:

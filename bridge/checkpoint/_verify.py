@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from bridge._errors import CheckpointError
 
-from . import _digests
+from . import _arrays, _digests
 from ._failures import reported
 from ._files import VARIABLES
-from ._source import Item, Source, read_from
-from ._stored import Stored
+from ._source import Source, read_from
+from ._stored import Location, Record, Stored, stored_in
 
 # Arrays, and the part of this process in the digest of each.
 Digests: TypeAlias = list[tuple[Stored, int]]
@@ -55,10 +55,10 @@ def _verified(source: Source) -> int:
     check_has_digests(source)
     problems: list[tuple[str, str]] = []
     count = 0
-    for name, item in {VARIABLES: source.variables, **source.extra}.items():
+    for name, records in {VARIABLES: source.variables, **source.extra}.items():
         label = "" if name == VARIABLES else f"{name}: "
-        for batch in _batches(item):
-            for location, value, reason in item.each(list(batch)):
+        for batch in _batches(records):
+            for location, value, reason in _arrays.each(*source.trees[name], list(batch)):
                 count += 1
                 found = None if reason else _digests.text_of_whole(value)
                 if found != batch[location].digest:
@@ -71,9 +71,8 @@ def _verified(source: Source) -> int:
 
 def check_has_digests(source: Source) -> None:
     """Raises CheckpointError if a checkpoint has no digests, or says what it did not say."""
-    stored = [
-        s for item in (source.variables, *source.extra.values()) for s in item.stored.values()
-    ]
+    trees = (source.variables, *source.extra.values())
+    stored = [s for records in trees for s in stored_in(records).values()]
     if source.is_intact is None or any(s.is_read and s.digest is None for s in stored):
         raise CheckpointError(
             "there are no digests in the checkpoint at",
@@ -85,14 +84,9 @@ def check_has_digests(source: Source) -> None:
         raise _damaged(source.path, [("the list of leaves", "it is not the one that was saved")])
 
 
-def own_digests(stored: Iterable[Stored], values: Mapping[tuple[Any, ...], Any]) -> Digests:
-    """This process's part in the digests of arrays that were read, by location."""
-    arrays = {array.location: array for entry in stored for array in entry.origins or (entry,)}
-    return [
-        (array, _digests.own_part(values[location]))
-        for location, array in arrays.items()
-        if location in values
-    ]
+def own_digests(values: Mapping[Stored, Any]) -> Digests:
+    """This process's part in the digests of arrays that were read."""
+    return [(s, _digests.own_part(value)) for s, value in values.items() if s.recipe is None]
 
 
 def compare(path: Any, digests: Digests) -> None:
@@ -116,11 +110,11 @@ def _damaged(path: Any, problems: list[tuple[str, str]]) -> CheckpointError:
     )
 
 
-def _batches(item: Item) -> Iterator[dict[tuple[Any, ...], Stored]]:
+def _batches(records: Sequence[Record]) -> Iterator[dict[Location, Stored]]:
     """The arrays of a tree by location, as many as are read at once."""
-    batch: dict[tuple[Any, ...], Stored] = {}
+    batch: dict[Location, Stored] = {}
     size = 0
-    for stored in item.stored.values():
+    for stored in stored_in(records).values():
         if not stored.is_read:
             continue
         if batch and size + stored.nbytes > _BATCH:

@@ -35,7 +35,7 @@ def inspected(arguments: argparse.Namespace) -> Result:
         verified, damaged = _verify(path)
     elif layout.layout == "bridge":
         # Nothing in the list of leaves shows that the arrays cannot be opened.
-        read_from(path, _check_arrays)
+        read_from(path, Source.check_arrays)
     every = {
         tuple(filter(None, (leaf.collection, *leaf.path))): _leaf(leaf)
         for leaf in _checkpoints.listed(layout)
@@ -58,12 +58,6 @@ def inspected(arguments: argparse.Namespace) -> Result:
         "damaged": [{"path": path, "reason": reason} for path, reason in damaged],
     }
     return Result("checkpoint", document, _shown(document), not damaged)
-
-
-def _check_arrays(source: Source) -> None:
-    """Raises CheckpointError if the arrays of a checkpoint of the bridge cannot be opened."""
-    for item in (source.variables, *source.extra.values()):
-        item.read({})
 
 
 def _verify(path: str) -> tuple[int | None, tuple[tuple[str, str], ...]]:
