@@ -37,11 +37,11 @@ from .attributes import (
     set_priority,
 )
 from .calling import made_by_setup
-from .construction import UNSET, ModuleMeta, placed, with_fields
+from .construction import ModuleMeta, with_fields
 from .containers import mapped
 from .declaring import Declaring
 from .methods import with_entries
-from .running import Running, cloned
+from .running import Running
 
 # Quicker than `super()`.
 _get = object.__getattribute__
@@ -128,22 +128,6 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
           value: an `AttrPriority`; the smallest one decides.
         """
         set_priority(self, name, value)
-
-    @uncounted
-    def copy(
-        self, *, parent: Module | None = UNSET, name: str | None = None, **updates: object
-    ) -> Self:
-        """A clone that is a submodule of the module being called, as if it was constructed there.
-
-        Args:
-          parent: as for the constructor.
-          name: as for the constructor.
-          **updates: other values for fields.
-
-        Returns:
-          The clone, without variables.
-        """
-        return placed(cloned(self, None, **updates), name, parent)
 
     def __getattribute__(self, name: str) -> Any:
         # No `__getattr__`, which Python does not ask where the class has the name: a default, or a

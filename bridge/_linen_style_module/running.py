@@ -16,12 +16,9 @@ from flax.core import FrozenDict
 import registry
 from bridge._conversion.arrays import is_taken, taken
 from bridge._conversion.collections import OUTPUTS
-from bridge._conversion.linen_attributes import LinenHolder
 from bridge._errors import (
     ImmutableCollectionError,
     InvalidMethodError,
-    InvalidModuleError,
-    InvalidRngsError,
 )
 from bridge._flax import filters
 from bridge._flax.linen_modules import is_call
@@ -110,27 +107,6 @@ class Running(LinenStyle):
         )
 
     @uncounted
-    def lazy_init(
-        self, rngs: Rngs | int, *args: object, method: str | None = None, **kwargs: object
-    ) -> Any:
-        """`init` from sample inputs of which some are `jax.ShapeDtypeStruct`s, as Linen's.
-
-        Args:
-          rngs: as for `init`.
-          *args: the method's arguments.
-          method: the method's name; None is `__call__`.
-          **kwargs: the method's keyword arguments.
-
-        Returns:
-          The variables by collection; the module stays as it is, unlike with `bridge.lazy_init`.
-
-        Raises:
-          InvalidRngsError: `rngs` are no keys.
-          AbstractInputError: a variable depends on the values of an input that is a shape.
-        """
-        return linen_variables(_initialized(self, rngs, args, kwargs, method))
-
-    @uncounted
     def apply(
         self,
         variables: Mapping[str, Any],
@@ -173,7 +149,7 @@ class Running(LinenStyle):
     def bind(
         self,
         variables: Mapping[str, Any],
-        *args: object,
+        *,
         rngs: Rngs | int = None,
         mutable: CollectionFilter = True,
     ) -> Self:
@@ -181,7 +157,6 @@ class Running(LinenStyle):
 
         Args:
           variables: as `init` returns them.
-          *args: none.
           rngs: where keys come from, as for `init`.
           mutable: the collections that calls may update.
 
@@ -193,8 +168,6 @@ class Running(LinenStyle):
           InvalidRngsError: `rngs` are no keys.
         """
         where = f"{type(self).__name__}.bind"
-        if args:
-            raise InvalidRngsError(args, where)
         clone = cloned(self)
         install(clone, variables)
         if rngs is not None:
@@ -225,46 +198,16 @@ class Running(LinenStyle):
           The table.
         """
         own = {n: kwargs.pop(n) for n in list(kwargs) if n in _OF_TABLE}
-        made = _initialized(self, rngs, args, kwargs, method)
+        made = cloned(self)
+        made.bridge__rngs = as_rngs(rngs, f"{type(self).__name__}.tabulate")
+        lazy_init(getattr(made, method) if method else made, *args, **kwargs)
         # Which runs the method on what it is given.
         args, kwargs = jax.tree.map(_as_array, (args, kwargs))
         return nnx.tabulate(made, *args, method=method or "__call__", **own, **kwargs)
 
     @uncounted
-    def module_paths(
-        self, rngs: Rngs | int, *args: object, method: str | None = None, **kwargs: object
-    ) -> dict[str, Any]:
-        """The modules of this one by path, without variables; those below Linen modules are not.
-
-        Args:
-          rngs: as for `init`.
-          *args: the method's arguments, or `jax.ShapeDtypeStruct`s.
-          method: the method's name; None is `__call__`.
-          **kwargs: the method's keyword arguments.
-
-        Returns:
-          Copies of `bridge.Module`s and Linen modules by path, such as `encoder/Dense_0`.
-        """
-        found: dict[str, Any] = {}
-        made = _initialized(self, rngs, args, kwargs, method)
-        for path, node in nnx.iter_graph(made, graph=True):
-            name = "/".join(map(str, path))
-            if is_lazy(node):
-                found[name] = cloned(node)
-            elif isinstance(node, LinenHolder):
-                found[name] = node.to_nnx__module.clone()
-        return dict(sorted(found.items()))
-
-    @uncounted
     def clone(self, **updates: object) -> Self:
-        """A module with the same fields, but for those given here, and without variables.
-
-        Raises:
-          InvalidModuleError: `nn.init` or `nn.apply` asks for it, which take Linen modules.
-        """
-        if "_deep_clone" in updates:
-            remedy = "call module.init(rngs, …, method=function), or module.apply"
-            raise InvalidModuleError("nn.init or nn.apply", self, "a Linen module", remedy)
+        """A module with the same fields, but for those given here, and without variables."""
         return cloned(self, None, **updates)
 
 
@@ -371,20 +314,6 @@ def _check_fixed(
         raise ImmutableCollectionError(
             type(module).__name__, collection, "with apply(…, {mutable})"
         )
-
-
-def _initialized(
-    module: LinenStyle,
-    rngs: Rngs | int,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    method: str | None,
-) -> Any:
-    """A clone that has the variables which a method creates."""
-    clone = cloned(module)
-    clone.bridge__rngs = as_rngs(rngs, f"{type(module).__name__}.lazy_init")
-    lazy_init(clone if method in (None, "__call__") else getattr(clone, method), *args, **kwargs)
-    return clone
 
 
 def _set_up_all(record: ModuleInCall) -> None:

@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 from flax.core import DenyList
 
-from bridge._errors import InvalidModuleError, InvalidRngsError, MissingRngError
+from bridge._errors import InvalidRngsError, MissingRngError
 from bridge._randomness.streams import is_one_key
 from bridge._types import CollectionFilter
 
@@ -34,18 +34,6 @@ class Scope(nnx.Pytree):
         self.rngs = rngs
         self.mutable: CollectionFilter | None = hashable_filter(mutable)
         self.path = path
-
-    @property
-    def parent(self) -> Self:
-        """None of Linen's scopes, which `nn.share_scope` asks for.
-
-        Raises:
-          InvalidModuleError: whenever it is read.
-        """
-        remedy = "bridge.ToNNX wraps a Linen module that shares its scope"
-        raise InvalidModuleError(
-            "nn.share_scope", type(self), "the scopes of Linen modules", remedy
-        )
 
     def copy(self) -> Self:
         """Another scope with the same streams."""

@@ -511,14 +511,6 @@ def test_setup_runs_once():
     assert runs == [1] * 3
 
 
-def test_lazy_init_of_a_module_takes_shapes_as_linens():
-    x = jax.ShapeDtypeStruct(X.shape, X.dtype)
-    variables = methods(bridge)().lazy_init(0, x, method="encode")
-    assert shapes(variables) == shapes(methods(nn)().lazy_init(KEY, x))
-    values = methods(bridge)().init(0, X)
-    assert jax.tree.all(jax.tree.map(np.array_equal, variables, values))
-
-
 @pytest.mark.parametrize("base", BASES)
 def test_a_parameter_is_checked_against_what_its_initializer_makes_now(base):
     width = [3]
@@ -704,24 +696,6 @@ def test_keyword_fields_and_post_init_are_linens():
             kind(2, 5)
 
 
-def test_a_copy_is_a_submodule_of_its_own():
-    def make(b):
-        class Model(b.Module):
-            inner: Any
-
-            @b.compact
-            def __call__(self, x):
-                x = self.inner.copy(name="named")(self.inner(x))
-                return self.inner.copy(parent=None).bind({"params": {"w": X}})(x)
-
-        return Model(sub(b)())
-
-    variables = make(nn).init(KEY, X)
-    assert shapes(make(bridge).init(0, X)) == shapes(variables)
-    y = make(nn).apply(variables, X)
-    assert np.array_equal(make(bridge).apply(variables, X), y)
-
-
 def test_unbind_is_the_inverse_of_bind():
     variables = with_layers_of_flax(nn).init(KEY, X)
     module, found = with_layers_of_flax(bridge).bind(variables).unbind()
@@ -734,15 +708,9 @@ def test_unbind_is_the_inverse_of_bind():
 
 
 @pytest.mark.parametrize("x", [X, jax.ShapeDtypeStruct(X.shape, X.dtype)])
-def test_a_table_and_the_paths_need_no_variables(x):
+def test_a_table_needs_no_variables(x):
     model = with_layers_of_flax(bridge)
     assert "rest_0" in model.tabulate(KEY, x, depth=1)
-    paths = model.module_paths(KEY, x)
-    expected = with_layers_of_flax(nn).module_paths(KEY, X)
-    # What is inside of a Linen module is that module's.
-    assert set(expected) - set(paths) == {"rest_0/Dense_0"}
-    kinds = {path: type(module).__name__ for path, module in paths.items()}
-    assert kinds == {path: type(expected[path]).__name__ for path in paths}
     with pytest.raises(bridge.NotInitializedError):
         model(X)
 
@@ -820,19 +788,6 @@ def test_a_bridge_module_in_a_linen_one_says_what_to_write(where):
     assert np.array_equal(Outer(kept).apply({}, X) if where == "field" else kept(X), X * X)
 
 
-def test_a_shared_scope_says_what_to_use():
-    class Model(bridge.Module):
-        def setup(self):
-            self.inner = sub(bridge)()
-            nn.share_scope(self, self.inner)
-
-        def __call__(self, x):
-            return self.inner(x)
-
-    with pytest.raises(bridge.InvalidModuleError, match=r"nn\.share_scope .*bridge\.ToNNX"):
-        Model().init(0, X)
-
-
 @pytest.mark.parametrize("x", [X, jax.ShapeDtypeStruct(X.shape, X.dtype)])
 def test_what_setup_leaves_out_is_none(x):
     class Model(bridge.Module):
@@ -851,9 +806,3 @@ def test_a_repr_shows_what_is_the_models():
     shown = repr(sub(bridge)().bind({"params": {"w": jnp.ones((1, 3))}}))
     assert "w=" in shown
     assert "bridge__" not in shown
-
-
-@pytest.mark.parametrize("transform", [nn.init, nn.apply])
-def test_a_function_of_linen_modules_says_what_to_call(transform):
-    with pytest.raises(bridge.InvalidModuleError, match="method=function"):
-        transform(lambda module, x: module(x), sub(bridge)())({}, X)
