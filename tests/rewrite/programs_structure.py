@@ -100,6 +100,39 @@ class Model(nn.Module):
     ),
 }
 LISTS = {
+    "layers of lists that pass sizes on, called beside others": Program(
+        """
+class Block(nn.Module):
+    width: int
+
+    def setup(self):
+        self.inner = nn.Dense(self.width)
+
+    def __call__(self, x):
+        return nn.relu(self.inner(x))
+
+
+class Model(nn.Module):
+    growth: int = 3
+    depth: int = 2
+    heads: Sequence[int] = (4, 5)
+
+    def setup(self):
+        self.dense = [Block(self.growth) for _ in range(self.depth)]
+        self.body = [nn.Dense(n) for n in self.heads]
+        self.gates = [nn.Dense(1) for _ in self.heads]
+        self.out = nn.Dense(2)
+
+    def __call__(self, x):
+        for block in self.dense:
+            x = jnp.concatenate([x, block(x)], axis=-1)
+        for i, (layer, gate) in enumerate(zip(self.body, self.gates)):
+            x = layer(x)
+            x = x * nn.sigmoid(gate(x)) + i
+        return self.out(x)
+""",
+        [{"depth": 3, "growth": 2}, {"heads": (3, 7, 2)}],
+    ),
     "named layers of a list that grows": Program(
         """
 class Block(nn.Module):
@@ -824,6 +857,50 @@ class Model(nn.Module):
     ),
 }
 FLOWS = {
+    "sizes that classes with setup compute of a config": Program(
+        """
+class Config:
+    def __init__(self, hidden, inner):
+        self.hidden, self.inner = hidden, inner
+
+
+class Embeddings(nn.Module):
+    config: Config
+
+    def setup(self):
+        self.table = nn.Dense(self.config.hidden)
+        self.norm = nn.LayerNorm()
+
+    def __call__(self, x):
+        return self.norm(self.table(x))
+
+
+class Encoder(nn.Module):
+    settings: Config
+    factor: int = 2
+
+    def setup(self):
+        self.up = nn.Dense(self.settings.inner)
+        self.out = nn.Dense(self.settings.hidden * self.factor)
+
+    def __call__(self, x):
+        return self.out(nn.relu(self.up(x)))
+
+
+class Model(nn.Module):
+    config: Config
+
+    def setup(self):
+        self.embeddings = Embeddings(self.config)
+        self.encoder = Encoder(self.config)
+        self.head = nn.Dense(3)
+
+    def __call__(self, x):
+        return self.head(self.encoder(self.embeddings(x)))
+""",
+        [{"config": Of("Config(4, 7)")}, {"config": Of("Config(5, 5)")}],
+        fields={"config": Of("Config(6, 10)")},
+    ),
     "shortcuts with a projection where the sizes differ": Program(
         """
 class Block(nn.Module):

@@ -115,7 +115,7 @@ class Setup:
                     f"{attribute} = nnx.List()",
                     f"for {target} in {values}:",
                     f"{deeper}{attribute}.append({self.made[made]})",
-                    f"{deeper}{turn}",
+                    *([f"{deeper}{turn}"] if turn else []),
                 ]
                 yield self.source.edit(statement, f"\n{' ' * statement.col_offset}".join(lines))
 

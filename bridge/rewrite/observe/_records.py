@@ -189,6 +189,11 @@ class Instance:
     calls: list[Called] = dataclasses.field(default_factory=list)
     lifted: type | None = None
 
+    @property
+    def uses(self) -> list[Called]:
+        """The calls that the program made; Flax calls `setup` before the first one."""
+        return [each for each in self.calls if each.method != "setup"]
+
 
 @dataclasses.dataclass
 class Records:

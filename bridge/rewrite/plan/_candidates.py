@@ -125,9 +125,10 @@ class Candidates:
     def first_call(self, making: Making, *, ended: bool = False) -> int:
         """When a module was called first, or that call ended; when it was made if it never was."""
         instance = self._instance(making, last=ended)
-        if instance is None or not instance.calls:
+        uses = instance.uses if instance is not None else []
+        if not uses:
             return making.order
-        return instance.calls[0].ended if ended else instance.calls[0].began
+        return uses[0].ended if ended else uses[0].began
 
     def _slot(self, making: Making) -> Slot | None:
         node = self.plan.source.call_at(making.site.span)
@@ -195,7 +196,7 @@ class Candidates:
         found: list[bool] = []
         for making in slot.makings:
             instance = self._instance(making, last=False)
-            call = instance.calls[0] if instance and instance.calls else None
+            call = next(iter(instance.uses if instance else ()), None)
             given = next((x for x in call.args if isinstance(x, Shape)), None) if call else None
             if call is None or given is None or not isinstance(call.output, Shape):
                 return False
@@ -252,11 +253,10 @@ def call_shapes(
     if isinstance(plan, FunctionPlan):
         given = instance.calls[0].kwargs
         return [(n, given[n].shape) for n in plan.arguments if isinstance(given.get(n), Shape)]
-    calls = [c for c in instance.calls if c.method != "setup"]
     calls = (
-        [c for c in calls if c.method == method.name]
-        or [c for c in calls if c.method in functions]
-        or calls
+        [c for c in instance.uses if c.method == method.name]
+        or [c for c in instance.uses if c.method in functions]
+        or instance.uses
     )
     if not calls:
         return []

@@ -310,7 +310,7 @@ class Constructor:
             return None
         for making, value in records:
             instance = self.program.records.instances.get((making.run, making.path or ()))
-            call = instance.calls[0] if instance is not None and instance.calls else None
+            call = next(iter(instance.uses if instance is not None else ()), None)
             if call is None:
                 return None
             by_place = len(call.args) > place

@@ -33,6 +33,7 @@ _KEEPING: tuple[Any, ...] = (
     *(jax.lax.stop_gradient, jax.lax.with_sharding_constraint),
 )
 _REDUCING = (jnp.mean, jnp.sum, jnp.max, jnp.min, jnp.prod, jnp.var, jnp.std)
+_READING = (ast.Attribute, ast.Subscript)
 _OPERATORS = (ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context)
 _COMPUTING = (ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.IfExp, ast.Compare)
 _REDUCING_METHODS = frozenset({"mean", "sum", "max", "min", "prod", "var", "std"})
@@ -441,40 +442,48 @@ class Flow:
     def _chain(self, node: ast.For) -> None:
         """A loop over a list of layers of `setup`, or another one, of which nothing is known."""
         bound = bound_in_all(node.body) | bound_in(node.target)
-        before = dict(self._names)
-        item, values = next(items_of(node.target, node.iter), (None, None))
-        attribute = values.attr if isinstance(values, ast.Attribute) and is_self(values) else ""
-        made = self._facts.lists.get(attribute)
-        is_plain = isinstance(item, ast.Name) and not node.orelse
-        is_plain &= not any(isinstance(e, ast.Break | ast.Continue) for e in ast.walk(node))
-        slots = made.slots if made is not None and is_plain else ()
-        known, inputs = set(self.inputs), []
-        ends: list[dict[str, Known]] = []
-        for slot in slots or (None,):
-            self._names = before | dict.fromkeys(bound_in(node.target))
-            if slot is not None and isinstance(item, ast.Name):
-                self._names[item.id] = Made((slot,))
-            self._block(node.body)
-            ends.append(self._names)
-            inputs.append(self.inputs.get(slot.node, {}) if slot is not None else {})
+        before = {**self._names, **dict.fromkeys(bound_in(node.target))}
+        layers: dict[str, Made] = {}
+        for item, values in items_of(node.target, node.iter):
+            attribute = values.attr if isinstance(values, ast.Attribute) and is_self(values) else ""
+            made = self._facts.lists.get(attribute)
+            if isinstance(item, ast.Name) and made is not None:
+                layers[item.id] = made
+        is_broken = any(isinstance(e, ast.Break | ast.Continue) for e in ast.walk(node))
+        if is_broken or node.orelse:
+            layers.clear()
+        # The first list passes a size on; what is called beside it has the sizes of the same turn.
+        main = next(iter(layers), "")
+        before |= layers
+        turns = [{main: Made((slot,))} for slot in layers[main].slots] if layers else [{}]
+        known = set(self.inputs)
+        ends = [self._turn(node, {**before, **turn}) for turn in turns]
         changed = [n for n in bound if not _is_one(n, before.get(n), ends)]
-        for each in self.inputs.keys() - known:
-            self.inputs[each] = {}
-        self._names = before | dict.fromkeys([*changed, *bound_in(node.target)])
+        after = before | dict.fromkeys([*changed, *bound_in(node.target)])
         changed = [n for n in changed if isinstance(before.get(n), Size)]
-        if not slots or len(changed) != 1:
-            return
-        first, passed = before.get(changed[0]), [each.get(changed[0]) for each in ends]
-        if isinstance(first, Size) and all(isinstance(each, Written) for each in passed):
-            chained = Chained(slots[0].node)
-            followed = {slot.node: each for slot, each in zip(slots, passed, strict=True)}
-            self.chains[chained.made] = Following(first, followed)  # pyright: ignore
-            for slot, given in zip(slots, inputs, strict=True):
-                self.inputs[slot.node] = {
-                    place: chained if is_same(size, first) else None
-                    for place, size in given.items()
-                }
-            self._names[changed[0]] = chained
+        followed = {slot.node for turn in turns for made in turn.values() for slot in made.slots}
+        if followed and len(changed) == 1:
+            (name,) = changed
+            chained = Chained(layers[main].slots[0].node)
+            for each in self.inputs.keys() - known:
+                del self.inputs[each]
+            ends = [self._turn(node, {**before, name: chained, **turn}) for turn in turns]
+            made = [slot.node for slot in layers[main].slots]
+            passed = {n: e.get(name) for n, e in zip(made, ends, strict=True)}
+            first = before[name]
+            if isinstance(first, Size) and all(isinstance(e, Size) for e in passed.values()):
+                self.chains[chained.made] = Following(first, passed)  # pyright: ignore
+                after[name] = chained
+        for each in self.inputs.keys() - known:
+            if each not in followed or len(changed) > 1 or (changed and after[changed[0]] is None):
+                self.inputs[each] = {}
+        self._names = after
+
+    def _turn(self, node: ast.For, names: Mapping[str, Known]) -> dict[str, Known]:
+        """What the names are after a turn of a loop, given what they are before it."""
+        self._names = dict(names)
+        self._block(node.body)
+        return self._names
 
     def _lose(self, node: ast.For, name: str) -> None:
         self._lost.add((node, name))
@@ -866,7 +875,7 @@ class Flow:
             elif isinstance(node, ast.Name) and (value := _only_value(size.source, node)):
                 local = Computed(value, (), size.source)
                 part = self._in_words_of_caller(local, names, slot, given)
-            elif isinstance(node, (*_COMPUTING, *_OPERATORS, ast.Call, ast.Constant)):
+            elif isinstance(node, (*_COMPUTING, *_OPERATORS, *_READING, ast.Call, ast.Constant)):
                 stack += ast.iter_child_nodes(node)
                 continue
             if part is None:

@@ -49,7 +49,7 @@ class Chain(NamedTuple):
     Attributes:
         statement: the statement of `setup` that it is in, or its branches.
         before: what is set before that.
-        turns: what is set behind each layer, by what makes it.
+        turns: what is set behind each layer, by what makes it; empty if nothing is.
     """
 
     statement: ast.stmt
@@ -164,7 +164,9 @@ class KeptSizes:
             first, passed = self.flow.chains[group]
             text = self._text(first)
             top = min(map(self._top, passed), key=lambda each: each.lineno)
-            turns = {made: f"{name} = {self._text(each)}" for made, each in passed.items()}
+            # Some keep the size.
+            texts = {made: self._text(each) for made, each in passed.items()}
+            turns = {m: "" if text == name else f"{name} = {text}" for m, text in texts.items()}
             found.append(Chain(top, () if text == name else (f"{name} = {text}",), turns))
         return found
 
@@ -341,12 +343,12 @@ class KeptSizes:
                 return found
             case Chained(made=made):
                 first, passed = self.flow.chains[made]
-                for each in passed.values():
-                    self._text(each)
                 known = self._chained.get(first.made) if isinstance(first, Chained) else None
                 if made not in self._chained:
                     self._text(first)
                     self._chained[made] = known or self._name_beside(f"{self._slot_name(made)}_in")
+                    for each in passed.values():
+                        self._text(each)
                 return self._chained[made]
             case Choice(test=test, then=then, otherwise=otherwise):
                 chosen, asked = (operand(t, ast.IfExp) for t in (self._text(then), text(test, ())))
@@ -384,7 +386,8 @@ class KeptSizes:
             plan.returns = ()
             namespace = vars(sys.modules[plan.cls.__module__])
             references = References(method.program, plan.source, namespace)
-            other = type(method)(method.program, plan, call, references, method.made_by)
+            made_in = plan.methods.get("setup", call)
+            other = type(method)(method.program, plan, made_in, references, method.made_by)
             plan.returns = tuple(other.kept.flow.returned)
         found = plan.returns
         is_one = bool(found) and all(is_same(each, found[0]) for each in found)

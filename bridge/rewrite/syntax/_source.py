@@ -320,9 +320,10 @@ def items_of(target: ast.expr, values: ast.expr) -> Iterator[tuple[ast.expr, ast
     if isinstance(values, ast.Call) and isinstance(values.func, ast.Name):
         parts = target.elts if isinstance(target, ast.Tuple) else []
         if values.func.id == "enumerate" and len(parts) == 2:
-            yield parts[1], values.args[0]
+            yield from items_of(parts[1], values.args[0])
         elif values.func.id == "zip":
-            yield from zip(parts, values.args, strict=False)
+            for part, each in zip(parts, values.args, strict=False):
+                yield from items_of(part, each)
     else:
         yield target, values
 
