@@ -294,6 +294,10 @@ def reused(before: nnx.Pytree, fresh: Any) -> Any:
     """
     if is_lazy(before) and is_lazy(fresh):
         names = [field.name for field in dataclasses.fields(fresh) if field.init]
+        for name in {*MODE_FIELDS} & {*names}:
+            if held_by(fresh, name) is None:
+                # What train() and eval() have set answers where the model leaves it open.
+                vars(fresh)[name] = held_by(before, name)
         # A class that is made in a call is another one in the next.
         if type(before) is type(fresh) and all(_is_same(before, fresh, name) for name in names):
             return before
@@ -314,10 +318,6 @@ def reused(before: nnx.Pytree, fresh: Any) -> Any:
 def _is_same(before: LinenStyle, fresh: LinenStyle, name: str) -> bool:
     """Whether a field is as it was; a module in it is taken over from the earlier call."""
     old, new = held_by(before, name), held_by(fresh, name)
-    if new is None and name in MODE_FIELDS:
-        # What train() and eval() have set answers where the model leaves it open.
-        vars(fresh)[name] = old
-        return True
     if not _is_equal(old, new):
         return _is_same_part(before, fresh, name)
     return all(_is_same_part(before, fresh, part) for part in refs(new))

@@ -2,6 +2,7 @@
 
 import functools
 import threading
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -149,6 +150,28 @@ def test_a_mode_answers_where_the_model_leaves_it_open():
     assert np.array_equal(model(X), X)
     model.train()
     assert not np.array_equal(model(X), X)
+
+
+def test_modes_reach_a_submodule_that_has_other_fields_in_each_call():
+    class Block(bridge.Module):
+        function: Any
+        deterministic: bool | None = None
+
+        @bridge.compact
+        def __call__(self, x):
+            return self.function(x) * (2 if self.deterministic else 1)
+
+    class Model(bridge.Module):
+        @bridge.compact
+        def __call__(self, x):
+            # Another function in each call.
+            return Block(lambda x: x + 1)(x)
+
+    model = bridge.lazy_init(Model(rngs=0), X)
+    model.eval()
+    assert np.array_equal(model(X), (X + 1) * 2)
+    model.train()
+    assert np.array_equal(model(X), X + 1)
 
 
 def test_other_fields_at_a_later_call_use_the_same_variables():
