@@ -210,7 +210,7 @@ class _Judge:
         if not anchors:
             return []
         ours = {self._orders.around(node, anchors): node for node, _ in pairs}
-        theirs = {self._orders.around_linen(scope, anchors): scope for _, scope in pairs}
+        theirs = {self._orders.around(scope, anchors): scope for _, scope in pairs}
         if len(ours) < len(pairs) or ours.keys() != theirs.keys():
             return []
         new = [(node, theirs[place]) for place, node in ours.items()]

@@ -165,7 +165,7 @@ class Entries:
         return self._directed(kind, [address], [], "GRUCell", note)
 
     def _ambiguous(self, found: Ambiguous) -> Entry:
-        one = tuple("/".join(map(str, scope.path)) for scope in found.candidates)
+        one = tuple(scope.text for scope in found.candidates)
         other = (nnx_text(found.nnx.path),)
         source, target = (one, other) if self._to_nnx else (other, one)
         return Entry("ambiguous", source, target, note=found.note)

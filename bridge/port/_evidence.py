@@ -8,7 +8,7 @@ from typing import TypeAlias
 from bridge._layers.table import LEAF_NAMES
 
 from ._correspondence import PLAIN, Context, Evidence
-from ._likeness import linen_path_text, pairs_by_name, pairs_by_numbers, share_of_shapes
+from ._likeness import pairs_by_name, pairs_by_numbers, share_of_shapes
 from ._names import likeness
 from ._numbers import families
 from ._orders import CALLS, Orders, Pairs
@@ -196,7 +196,7 @@ class ByEvidence:
 
     def _by_numbers(self, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Proposals:
         ours = families(nnx_text(node.path) for node in nodes)
-        theirs = families(map(linen_path_text, scopes))
+        theirs = families(scope.text for scope in scopes)
         if len(nodes) != len(scopes) or len(ours) != 1 or len(theirs) != 1:
             return []
         pairs = pairs_by_numbers(nodes, scopes)

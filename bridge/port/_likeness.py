@@ -48,7 +48,7 @@ def _families(items: Sequence[Any], text_of: Callable[[Any], str]) -> dict[str, 
 def pairs_by_numbers(nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Pairs:
     """The pairs of two sequences of names, in the order of their numbers."""
     ours = {nnx_text(node.path): node for node in nodes}
-    theirs = {linen_path_text(scope): scope for scope in scopes}
+    theirs = {scope.text: scope for scope in scopes}
     (one,), (other,) = families(ours).values(), families(theirs).values()
     return [(ours[a], theirs[b]) for a, b in zip(one, other, strict=True)]
 
@@ -57,8 +57,3 @@ def share_of_shapes(ours: Counter[Any], theirs: Counter[Any]) -> float:
     """How many of the leaves of two modules have the same shape, from 0 to 1."""
     either = sum((ours | theirs).values())
     return sum((ours & theirs).values()) / either if either else 0.0
-
-
-def linen_path_text(scope: LinenNode) -> str:
-    """A scope's path as rules write it."""
-    return "/".join(map(str, scope.path))

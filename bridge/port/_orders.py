@@ -39,8 +39,8 @@ class Orders(NamedTuple):
 
         Calls that use no results of each other could be in any order, so theirs tells nothing.
         """
-        before = self._nnx_before([node for node, _ in pairs])
-        if before != self._linen_before([scope for _, scope in pairs]):
+        before = self._before([node for node, _ in pairs])
+        if before != self._before([scope for _, scope in pairs]):
             return [False] * len(pairs)
         places = _places(before)
         return [places.count(place) == 1 for place in places]
@@ -51,8 +51,8 @@ class Orders(NamedTuple):
             return None
         if self.in_order(nodes, scopes) is None:
             return None
-        ours = dict(zip(_places(self._nnx_before(nodes)), nodes, strict=True))
-        theirs = dict(zip(_places(self._linen_before(scopes)), scopes, strict=True))
+        ours = dict(zip(_places(self._before(nodes)), nodes, strict=True))
+        theirs = dict(zip(_places(self._before(scopes)), scopes, strict=True))
         if len(ours) < len(nodes) or ours.keys() != theirs.keys():
             return None
         pairs = [(ours[place], theirs[place]) for place in sorted(ours, reverse=True)]
@@ -60,35 +60,41 @@ class Orders(NamedTuple):
 
     def contradicts(self, pairs: Sequence[tuple[NNXNode, LinenNode]]) -> bool:
         """Whether one model needs a result of one pair for another, and the other the reverse."""
-        before = self._nnx_before([node for node, _ in pairs])
-        others = self._linen_before([scope for _, scope in pairs])
+        before = self._before([node for node, _ in pairs])
+        others = self._before([scope for _, scope in pairs])
         every = range(len(pairs))
         return any(before[a][b] and others[b][a] for a in every for b in every)
 
     def in_order(self, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Pairs | None:
         """The pairs in the order of both models; None if that is not known of all."""
-        ours = [(self.nnx_rank(node), n) for n, node in enumerate(nodes)]
-        theirs = [(self.linen_rank(scope), n) for n, scope in enumerate(scopes)]
+        ours = [(self.rank(node), n) for n, node in enumerate(nodes)]
+        theirs = [(self.rank(scope), n) for n, scope in enumerate(scopes)]
         ranks = [rank for rank, _ in (*ours, *theirs)]
         if len(ours) != len(theirs) or None in ranks:
             return None
         one, other = (sorted((rank or 0, n) for rank, n in each) for each in (ours, theirs))
         return [(nodes[a], scopes[b]) for (_, a), (_, b) in zip(one, other, strict=True)]
 
-    def _nnx_before(self, nodes: Sequence[NNXNode]) -> list[list[bool]]:
-        return _matrix([_bits(self.nnx, _paths(node)) for node in nodes])
+    def _of(self, item: NNXNode | LinenNode) -> Order:
+        return self.nnx if isinstance(item, NNXNode) else self.linen
 
-    def _linen_before(self, scopes: Sequence[LinenNode]) -> list[list[bool]]:
-        return _matrix([_bits(self.linen, _addresses(scope)) for scope in scopes])
+    def _bits(self, item: NNXNode | LinenNode) -> tuple[int, int]:
+        """(the ranks of an item's leaves, those of what their first uses need), as bits."""
+        order, used, needed = self._of(item), 0, 0
+        for key in _keys(item):
+            if key in order.ranks:
+                used |= bit_of(order.ranks[key])
+                needed |= order.after.get(key, 0)
+        return used, needed
 
-    def nnx_rank(self, node: NNXNode) -> int | None:
+    def _before(self, items: Sequence[NNXNode] | Sequence[LinenNode]) -> list[list[bool]]:
+        """Of each module and each other one, whether it precedes it."""
+        bits = [self._bits(item) for item in items]
+        return [[_precedes(a, b) for b in bits] for a in bits]
+
+    def rank(self, item: NNXNode | LinenNode) -> int | None:
         """The rank of the leaf of a module that is used first."""
-        ranks = [self.nnx.ranks.get(path) for path in _paths(node)]
-        return min((rank for rank in ranks if rank is not None), default=None)
-
-    def linen_rank(self, scope: LinenNode) -> int | None:
-        """As `nnx_rank`, of a scope."""
-        ranks = [self.linen.ranks.get(address) for address in _addresses(scope)]
+        ranks = [self._of(item).ranks.get(key) for key in _keys(item)]
         return min((rank for rank in ranks if rank is not None), default=None)
 
     def axes(self, node: NNXNode, scope: LinenNode) -> Iterator[tuple[int, str]]:
@@ -109,22 +115,13 @@ class Orders(NamedTuple):
 
     def runs_backwards(self, item: NNXNode | LinenNode) -> bool | None:
         """Whether a scan takes the last layer of stacked leaves first; None if none is seen."""
-        is_nnx = isinstance(item, NNXNode)
-        axes, keys = (
-            (self.nnx.axes, _paths(item)) if is_nnx else (self.linen.axes, _addresses(item))
-        )
-        found = {key in axes.backwards for key in keys if key in axes.layers}
+        axes = self._of(item).axes
+        found = {key in axes.backwards for key in _keys(item) if key in axes.layers}
         return found.pop() if len(found) == 1 else None
 
     def calls(self, items: Sequence[NNXNode] | Sequence[LinenNode]) -> list[int] | None:
         """The place of each item in a chain of calls; None if they are no chain."""
-        bits = [
-            _bits(self.nnx, _paths(item))
-            if isinstance(item, NNXNode)
-            else _bits(self.linen, _addresses(item))
-            for item in items
-        ]
-        places = [sum(column) for column in zip(*_matrix(bits), strict=True)]
+        places = [sum(column) for column in zip(*self._before(items), strict=True)]
         return places if sorted(places) == [*range(len(items))] else None
 
     def layer_numbers(
@@ -140,15 +137,16 @@ class Orders(NamedTuple):
             return None
         return [len(places) - 1 - place if is_backwards else place for place in places]
 
-    def around(self, node: NNXNode, anchors: Sequence[tuple[Path, Address]]) -> Surroundings:
-        """The pairs of leaves whose results an NNX module needs, and those that need its own."""
-        return _around(self.nnx, _paths(node), [path for path, _ in anchors])
-
-    def around_linen(
-        self, scope: LinenNode, anchors: Sequence[tuple[Path, Address]]
+    def around(
+        self, item: NNXNode | LinenNode, anchors: Sequence[tuple[Path, Address]]
     ) -> Surroundings:
-        """As `around`, of a Linen scope."""
-        return _around(self.linen, _addresses(scope), [address for _, address in anchors])
+        """The pairs of leaves whose results a module needs, and those that need its own."""
+        order, (used, needed) = self._of(item), self._bits(item)
+        own = [pair[0] if isinstance(item, NNXNode) else pair[1] for pair in anchors]
+        ranks = [order.ranks.get(anchor) for anchor in own]
+        before = [n for n, rank in enumerate(ranks) if rank is not None and needed & bit_of(rank)]
+        after = [n for n, anchor in enumerate(own) if order.after.get(anchor, 0) & used]
+        return frozenset(before), frozenset(after)
 
     def is_transposed(self, node: NNXNode, scope: LinenNode) -> bool | None:
         """Whether the models sum over different axes of a leaf; None if no trace tells it."""
@@ -160,51 +158,32 @@ class Orders(NamedTuple):
     def is_cut_otherwise(self, node: NNXNode, scope: LinenNode) -> bool:
         """Whether the models take a product of a leaf apart at indices that exclude each other."""
         ours = self.nnx.axes.cuts.get(node.path, frozenset())
-        found = [self.linen.axes.cuts.get(address, frozenset()) for address in _addresses(scope)]
+        found = [self.linen.axes.cuts.get(address, frozenset()) for address in _keys(scope)]
         return any(not (ours <= theirs or theirs <= ours) for theirs in found)
 
     def uses(self, leaf: NNXNode | LinenNode) -> tuple[str, ...] | None:
         """What a model does along each axis of a leaf; None if no trace shows a product of it."""
-        is_nnx = isinstance(leaf, NNXNode)
-        axes = self.nnx.axes if is_nnx else self.linen.axes
-        keys = [leaf.path] if is_nnx else _addresses(leaf)
-        key = next((key for key in keys if key in axes.summed), None)
+        axes = self._of(leaf).axes
+        key = next((key for key in _keys(leaf) if key in axes.summed), None)
         if key is None:
             return None
-        value = leaf.value if is_nnx else leaf.leaves[key[0]].value
+        value = leaf.value if isinstance(leaf, NNXNode) else leaf.leaves[key[0]].value
         found = ["sum" if n in axes.summed[key] else "" for n in range(len(shape_of(value) or ()))]
         if (layers := axes.layers.get(key)) is not None:
             found[layers] = "layers"
         return tuple(found)
 
-
-def product_of(orders: Orders, leaf: NNXNode | LinenNode) -> tuple[int, ...]:
-    """The axes into which a model takes a product of a leaf apart, none if no trace shows it."""
-    if isinstance(leaf, NNXNode):
-        return orders.nnx.axes.products.get(leaf.path, ())
-    found = (orders.linen.axes.products.get(address) for address in _addresses(leaf))
-    return next(filter(None, found), ())
+    def products(self, leaf: NNXNode | LinenNode) -> tuple[int, ...]:
+        """The axes into which a model takes a product of a leaf apart; none without a trace."""
+        found = (self._of(leaf).axes.products.get(key) for key in _keys(leaf))
+        return next(filter(None, found), ())
 
 
-def _around(order: Order, own: Sequence[Any], anchors: Sequence[Any]) -> Surroundings:
-    used, needed = _bits(order, own)
-    ranks = [order.ranks.get(anchor) for anchor in anchors]
-    before = [n for n, rank in enumerate(ranks) if rank is not None and needed & bit_of(rank)]
-    after = [n for n, anchor in enumerate(anchors) if order.after.get(anchor, 0) & used]
-    return frozenset(before), frozenset(after)
-
-
-def _paths(node: NNXNode) -> list[Path]:
-    return [each.path for each in node.walk() if each.is_leaf]
-
-
-def _addresses(scope: LinenNode) -> list[Address]:
-    return [(collection, each.path) for each in scope.walk() for collection in each.leaves]
-
-
-def _matrix(bits: Sequence[tuple[int, int]]) -> list[list[bool]]:
-    """Of each module and each other one, whether it precedes it."""
-    return [[_precedes(a, b) for b in bits] for a in bits]
+def _keys(item: NNXNode | LinenNode) -> list[Any]:
+    """The NNX paths or Linen addresses of the leaves of a module, or of a leaf."""
+    if isinstance(item, NNXNode):
+        return [each.path for each in item.walk() if each.is_leaf]
+    return [(collection, each.path) for each in item.walk() for collection in each.leaves]
 
 
 def _places(before: Sequence[Sequence[bool]]) -> list[tuple[int, int]]:
@@ -213,15 +192,5 @@ def _places(before: Sequence[Sequence[bool]]) -> list[tuple[int, int]]:
 
 
 def _precedes(one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether a module uses a result of another's, and not the reverse, from their `_bits`."""
+    """Whether a module uses a result of another's, and not the reverse, from their bits."""
     return bool(other[1] & one[0]) and not one[1] & other[0]
-
-
-def _bits(order: Order, keys: Sequence[Any]) -> tuple[int, int]:
-    """(the ranks of leaves, those of what their first uses need), as bits."""
-    used, needed = 0, 0
-    for key in keys:
-        if key in order.ranks:
-            used |= bit_of(order.ranks[key])
-            needed |= order.after.get(key, 0)
-    return used, needed

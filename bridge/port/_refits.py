@@ -16,9 +16,9 @@ from bridge._rules.rules import UNCHANGED, Form
 
 from ._correspondence import PLAIN, Context, Correspondence, Evidence, Settled
 from ._evidence import ANY_ORDER, CONSTRUCTIONS
-from ._likeness import linen_path_text, pairs_by_name
+from ._likeness import pairs_by_name
 from ._names import likeness, words_of
-from ._orders import CALLS, Orders, product_of
+from ._orders import CALLS, Orders
 from ._rule_text import braced, nnx_rule
 from ._sequences import counts_constructions
 from ._stacks import (
@@ -73,7 +73,7 @@ class Refit(NamedTuple):
         """The two sides as a rule writes them; None if their names are in several places."""
         axis = f"@{self.form.axis}" if self.form.axis != -1 else ""
         times = f"{self.form.times}x " if self.form.times > 1 else ""
-        linen = braced([linen_path_text(scope) for scope in self.linen], "/", axis, times)
+        linen = braced([scope.text for scope in self.linen], "/", axis, times)
         nnx = braced([nnx_rule(node, self.context) for node in self.nnx], ".", axis, times)
         words = " transpose" * (self.form.axes is not None) + " reshape" * self.form.is_reshaped
         return (linen, nnx + words) if linen is not None and nnx is not None else None
@@ -308,8 +308,8 @@ class _Left:
             taken = {id(each) for pair in named for each in pair}
             nodes = [node for node in nodes if id(node) not in taken]
             scopes = [scope for scope in scopes if id(scope) not in taken]
-        ranks = {scope: self._orders.linen_rank(scope) for scope in scopes}
-        own_ranks = {node: self._orders.nnx_rank(node) for node in nodes}
+        ranks = {scope: self._orders.rank(scope) for scope in scopes}
+        own_ranks = {node: self._orders.rank(node) for node in nodes}
         if None in (*ranks.values(), *own_ranks.values()):
             return
         scopes = sorted(scopes, key=lambda scope: ranks[scope] or 0)
@@ -409,7 +409,7 @@ def _times(
     whole, parts = (theirs[0], ours) if len(nodes) > len(scopes) else (ours[0], theirs)
     found: list[int] = []
     for name, leaf in whole.items():
-        sizes = product_of(orders, leaf)
+        sizes = orders.products(leaf)
         size, total = _elements(leaf, context), math.prod(sizes)
         if not sizes or not size or not total or size % total:
             continue

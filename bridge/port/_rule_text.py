@@ -26,7 +26,7 @@ class Paths(NamedTuple):
 
 def paths_of(pairing: Pairing) -> tuple[str, str]:
     """The two paths of a pairing as a rule writes them."""
-    return "/".join(map(str, pairing.linen.path)), nnx_rule(pairing.nnx, pairing.context)
+    return pairing.linen.text, nnx_rule(pairing.nnx, pairing.context)
 
 
 def rules_of(

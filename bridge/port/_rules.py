@@ -36,7 +36,7 @@ def pairs_of(
     """The pairs that a table makes between two trees, and what is wrong with the table."""
     problems: list[Problem] = []
     pairs: list[Pair] = []
-    scopes = {"/".join(map(str, scope.path)): scope for scope in linen.walk() if scope.path}
+    scopes = {scope.text: scope for scope in linen.walk() if scope.path}
     taken: set[Target] = set()
     for key, value in rules.items():
         try:
@@ -144,4 +144,4 @@ def _named(node: NNXNode, context: Context, segment: Segment) -> list[tuple[NNXN
 
 
 def _text(scope: LinenNode) -> str:
-    return "/".join(map(str, scope.path)) or linen_text(("", ()))
+    return scope.text or linen_text(("", ()))

@@ -24,7 +24,7 @@ def numbered_pairs(
         if len(nodes) != len(scopes) or any(len(candidates[n]) != len(scopes) for n in nodes):
             continue
         ours = sequence([nnx_text(node.path) for node in nodes])
-        theirs = sequence(["/".join(map(str, scope.path)) for scope in scopes])
+        theirs = sequence([scope.text for scope in scopes])
         if ours is None or theirs is None or _steps(ours) != _steps(theirs):
             continue
         if counts_constructions(scopes):

@@ -83,7 +83,7 @@ def _leaves_of_lists(place: Place) -> Iterator[LeafStack]:
 
 def _stacked_leaves(place: Place) -> Iterator[LeafStack]:
     scopes = [s for s in place.linen.walk() if s.leaves and place.settled.is_free(s, PLAIN)]
-    by_text = {"/".join(map(str, scope.path)): scope for scope in scopes}
+    by_text = {scope.text: scope for scope in scopes}
     for texts in families(by_text).values():
         own = [by_text[text] for text in texts]
         if len(own) < 2 or sequence(texts) is None or counts_constructions(own):
@@ -179,7 +179,7 @@ def _stacked_modules(
 
 def numbered_scopes(scopes: Iterable[LinenNode]) -> Iterator[list[LinenNode]]:
     """Scopes whose names count up, and may be the layers of a stack in that order."""
-    by_text = {"/".join(map(str, scope.path)): scope for scope in scopes}
+    by_text = {scope.text: scope for scope in scopes}
     for own in families(by_text).values():
         numbers = sequence(own)
         if len(own) > 1 and numbers == [

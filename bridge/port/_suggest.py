@@ -16,7 +16,6 @@ from . import _order
 from ._correspondence import Context, Correspondence, Evidence, Pairing
 from ._disputes import HOW, STACKED, disputes
 from ._evidence import ByEvidence
-from ._likeness import linen_path_text
 from ._match import correspondence
 from ._orders import Orders
 from ._plan import Plan, plan, sides_of
@@ -215,7 +214,7 @@ def _matched(
 
 def _as_proposals(found: list[Refit], scopes: LinenNode) -> tuple[Proposal, ...]:
     """What puts arrays together that are laid out otherwise, as rules."""
-    every = [linen_path_text(scope) for scope in scopes.walk()]
+    every = [scope.text for scope in scopes.walk()]
     texts = [(each.texts, each.evidence) for each in found]
     known = [pair for pair, _ in texts if pair is not None]
     groups: dict[Evidence, list[tuple[str, str]]] = {}
@@ -246,7 +245,7 @@ def _proposals(
     found: Correspondence, undecided: list[Pairing], scopes: LinenNode
 ) -> tuple[Proposal, ...]:
     """The pairings as rules, those that are disputed or that `plan` makes by itself first."""
-    every = ["/".join(map(str, scope.path)) for scope in scopes.walk()]
+    every = [scope.text for scope in scopes.walk()]
     known = [paths_of(pairing) for pairing in (*found.pairings, *undecided)]
     doubted = {id(pairing.nnx) for pairing in undecided}
     needed = [each for each in _needed(found.pairings) if id(each.nnx) not in doubted]

@@ -51,6 +51,11 @@ class LinenNode:
     names: AutomaticNames = dataclasses.field(default_factory=AutomaticNames)
 
     @property
+    def text(self) -> str:
+        """The path as rules write it."""
+        return "/".join(map(str, self.path))
+
+    @property
     def is_automatic(self) -> bool:
         """Whether Linen made the name, of a class and a number."""
         return bool(self.path) and str(self.path[-1]) in self.names
