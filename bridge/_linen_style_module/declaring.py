@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,10 +12,12 @@ from flax import nnx
 from flax.core import meta
 
 import registry
+from bridge._bounded_cache import BoundedCache
 from bridge._conversion import linen_leaves
 from bridge._conversion.collections import OUTPUTS
 from bridge._conversion.inner_boxes import boxed
 from bridge._errors import DeclarationError, MismatchError, NotInitializedError, path_text
+from bridge._fingerprint import fingerprint
 from bridge._flax.objects import CAPTURES, is_initializing
 from bridge._flax.tabulate import uncounted
 from bridge._flax.variables import raw_value
@@ -305,10 +306,8 @@ def _created(record: ModuleInCall, collection: str, name: str, value: object) ->
     return made
 
 
-# Weak keys: the cache must not keep initializers alive.
-_known_shapes: weakref.WeakKeyDictionary[Any, dict[Any, list[tuple[int, ...]]]] = (
-    weakref.WeakKeyDictionary()
-)
+# By fingerprint, as `normal()` in a method is another function in each call.
+_known_shapes: BoundedCache[list[tuple[int, ...]]] = BoundedCache(maxsize=1024)
 
 
 def _shapes_of_param(
@@ -326,15 +325,7 @@ def _shapes_of_param(
 
     if getattr(init_fn, "__module__", None) not in _OF_JAX:
         return traced()
-    try:
-        known = _known_shapes.setdefault(init_fn, {})
-        key = args, tuple(sorted(kwargs.items()))
-        if key not in known:
-            known[key] = traced()
-        return known[key]
-    except TypeError:
-        # An argument cannot be hashed, such as a shape in a list.
-        return traced()
+    return _known_shapes.get(fingerprint((init_fn, args, dict(kwargs))), traced)
 
 
 _OF_JAX = {each.__module__ for each in (jax.nn.initializers.zeros, jax.nn.initializers.normal())}

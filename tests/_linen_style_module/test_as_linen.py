@@ -530,6 +530,23 @@ def test_a_parameter_is_checked_against_what_its_initializer_makes_now(base):
         Model().apply(variables, X)
 
 
+def test_an_initializer_of_jax_is_traced_once_though_each_call_makes_another(monkeypatch):
+    class Model(bridge.Module):
+        @bridge.compact
+        def __call__(self, x, width=3):
+            return x * jnp.asarray(self.param("w", nn.initializers.normal(0.25), [1, width]))
+
+    model = Model().bind(Model().init(0, X))
+    model(X)
+    traces = []
+    eval_shape = jax.eval_shape
+    monkeypatch.setattr(jax, "eval_shape", lambda *args: traces.append(1) or eval_shape(*args))
+    model(X)
+    assert not traces
+    with pytest.raises(bridge.MismatchError):
+        model(X, width=4)
+
+
 @struct.dataclass
 class Pair:
     a: Any
