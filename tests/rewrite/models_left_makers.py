@@ -38,11 +38,6 @@ def sized(x, size):
     return nn.Dense(size)(x)
 
 
-def doubled(x, size):
-    size = 2 * size
-    return nn.Dense(size)(x)
-
-
 def as_wide(x):
     return nn.Dense(x.shape[-1])
 
@@ -93,14 +88,6 @@ class ChangedOptions(nn.Module):
         x = nn.Dense(4, **options)(x)
         options["use_bias"] = True
         return nn.Dense(3, **options)(x)
-
-
-class ByDoubled(nn.Module):
-    """a function that sets its arguments anew makes layers"""
-
-    @nn.compact
-    def __call__(self, x):
-        return doubled(x, 3)
 
 
 class ByArrays(nn.Module):

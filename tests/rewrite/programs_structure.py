@@ -1021,7 +1021,45 @@ def normalized(x, train, momentum=0.99):
         },
     ),
 }
+FUNCTIONS = {
+    "a function that sets its arguments anew": Program(
+        """
+def torso(x, width, depth, act=None, scale=1.0):
+    \"\"\"Layers.\"\"\"
+    # Wider.
+    width *= 2
+    if act is None:
+        act = nn.tanh
+    for _ in range(depth):
+        x = act(nn.Dense(width)(x))
+        width = width + 1
+    scale = scale * 3
+    return x.mean() * scale / width
+
+
+def attend(q, kv=None, heads=1, features=None):
+    if kv is None:
+        kv = q
+    features = features or q.shape[-1]
+    q = nn.Dense(features * heads)(q)
+    return nn.Dense(2)(q + nn.Dense(features * heads)(kv))
+
+
+class Model(nn.Module):
+    width: int = 4
+    depth: int = 2
+    features: int | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        y = torso(x, self.width, self.depth, scale=0.5)
+        return y + attend(x, heads=2, features=self.features)
+""",
+        [{"width": 3}, {"depth": 0}, {"depth": 3, "width": 5}, {"features": 6}],
+    ),
+}
 PROGRAMS = {
+    **FUNCTIONS,
     **EINOPS,
     **PARTIALS,
     **TABS,

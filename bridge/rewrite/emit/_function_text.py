@@ -40,12 +40,12 @@ class FunctionText:
             NotRewritableError: the function stays Linen.
         """
         (given,) = method_plans(self.program, self.plan, self.references)
-        if self.plan.known & self._rebound():
-            raise NotRewritableError("function-sets-arguments", self.node)
         return self._function(given) if isinstance(given, SetupPlan) else self._class(given)
 
-    def _rebound(self) -> set[str]:
-        return set().union(set(), *(bound_in(each) for each in self.node.body))
+    @property
+    def _set_anew(self) -> set[str]:
+        """The arguments that the constructor knows, and that the function sets anew."""
+        return self.plan.known & set().union(*map(bound_in, self.node.body))
 
     def _class(self, method: MethodPlan) -> Written:
         """A class, if the function calls its layers."""
@@ -56,14 +56,14 @@ class FunctionText:
         edits += [
             self.source.edit(each, f"self.{each.id}")
             for each in self._loads(edits)
-            if each.id in self.plan.known
+            if each.id in self.plan.known - self._set_anew
         ]
         plan = self.plan
         used = {*stored, *method.method.used}
         constructed = [name for name in plan.arguments if name in plan.known and name in used]
         if not plan.modules.isdisjoint(constructed):
             raise NotRewritableError("function-given-module", self.node)
-        body = self._body(edits)
+        body = self._body(edits, [name for name in stored if name in self._set_anew])
         made = [f"        self.{name} = {name}" for name in stored if name in plan.known]
         text = as_text(method.lines, 8, self._unit)
         given = ", ".join(
@@ -85,9 +85,17 @@ class FunctionText:
     def _unit(self) -> int:
         return self.node.body[0].col_offset
 
-    def _body(self, edits: list[Edit]) -> str:
+    def _body(self, edits: list[Edit], set_anew: Iterable[str]) -> str:
+        """The function's body, which begins with the first values of what it sets anew."""
         first = self.node.body[0]
         begin = self.source.offset(first.lineno - len(self.source.comments_above(first)), 0)
+        lines = "".join(f"{' ' * self._unit}{name} = self.{name}\n" for name in set_anew)
+        if lines:
+            is_text = ast.get_docstring(self.node, clean=False) is not None
+            second = self.node.body[is_text]
+            above = second.lineno - len(self.source.comments_above(second))
+            place = self.source.offset(above, 0)
+            edits = [*edits, Edit(place, place, lines)]
         text = self.source.stretch(begin, self.source.end(self.node), edits)
         return indented(f"\n{text}", 0, 8 - self._unit)[1:].rstrip()
 
@@ -96,7 +104,8 @@ class FunctionText:
         gone = [(e.start, e.end) for e in edits if e.end > e.start]
         for statement in self.node.body:
             for each in ast.walk(statement):
-                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load):
+                grown = isinstance(self.source.parents.get(each), ast.AugAssign)
+                if isinstance(each, ast.Name) and (isinstance(each.ctx, ast.Load) or grown):
                     begin = self.source.start(each)
                     if not any(start <= begin < end for start, end in gone):
                         yield each

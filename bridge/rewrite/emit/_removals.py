@@ -56,7 +56,11 @@ class Removals:
         candidates |= apart
         while True:
             loads = self._loads()
-            gone = {each for each in candidates - self.removed if not bound_in(each) & loads}
+            gone = {
+                each
+                for each in candidates - self.removed
+                if not (bound_in(each) & loads and self._is_read(each, candidates))
+            }
             if not gone:
                 break
             self.removed |= gone
@@ -70,7 +74,7 @@ class Removals:
                     isinstance(each, ast.Name)
                     and each.id == variable
                     and isinstance(each.ctx, ast.Load)
-                    and not is_shadowed(self.source, each, variable)
+                    and not is_shadowed(self.source, each, variable, self.method.node)
                 ):
                     yield self.source.edit(each, f"{slot.holder}.{slot.attribute}")
             self.removed.add(self.source.statement_of(slot.node))
@@ -97,10 +101,16 @@ class Removals:
         for node, plan in self._functions.items():
             yield from (v for n, v in bound(plan, node) if (n in plan.known) is are_known)
 
-    def _loads(self) -> set[str]:
-        """The names that what is left of the body reads."""
+    def _is_read(self, node: ast.stmt, candidates: Collection[ast.stmt]) -> bool:
+        """Whether more reads a name than what sets it: `width = 2 * width` reads it for itself."""
+        names = bound_in(node)
+        alike = {each for each in candidates if bound_in(each) <= names}
+        return bool(names & self._loads(alike))
+
+    def _loads(self, without: Collection[ast.stmt] = ()) -> set[str]:
+        """The names that what is left of the body reads, besides some statements."""
         slots = {s.node for s in self.method.slots}
-        skipped = self.removed | {s for block in self.dead for s in block}
+        skipped = {*self.removed, *without, *(s for block in self.dead for s in block)}
         found: set[str] = set()
         for each in self._arguments(are_known=False):
             found |= names_in(each)
@@ -119,8 +129,9 @@ class Removals:
             node = stack.pop()
             if node in skipped or node in slots or node in made:
                 continue
-            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-                found |= {node.id} if not is_shadowed(self.source, node, node.id) else set()
+            is_read = isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
+            if is_read and not is_shadowed(self.source, node, node.id, self.method.node):
+                found.add(node.id)
             stack.extend(ast.iter_child_nodes(node))
         return found
 

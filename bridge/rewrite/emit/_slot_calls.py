@@ -24,7 +24,7 @@ def calls_of(plan: ClassPlan, slot: Slot) -> Iterator[ast.Call]:
                 isinstance(each, ast.Call)
                 and isinstance(each.func, ast.Name)
                 and each.func.id == slot.variable
-                and not is_shadowed(plan.source, each, slot.variable)
+                and not is_shadowed(plan.source, each, slot.variable, slot.method)
             ):
                 yield each
     yield from calls_inside(slot)

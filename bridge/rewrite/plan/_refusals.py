@@ -399,10 +399,6 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "a function passes on what only the call knows",
         "Name the argument in the function's signature.",
     ),
-    "function-sets-arguments": (
-        "a function that sets its arguments anew makes layers",
-        "Give the new values other names.",
-    ),
     "function-given-module": (
         "a function that is given the module does more with it than make layers",
         "Give the function what it reads of the module.",

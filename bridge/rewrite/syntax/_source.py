@@ -305,9 +305,11 @@ def shape_item(node: ast.expr) -> tuple[str, int] | None:
     return None
 
 
-def is_shadowed(source: Source, node: ast.AST, name: str) -> bool:
+def is_shadowed(source: Source, node: ast.AST, name: str, method: ast.AST) -> bool:
     """Whether a function inside of a method has an argument of this name."""
     for each in source.ancestors(node):
+        if each is method:
+            return False
         if isinstance(each, ast.FunctionDef | ast.Lambda):
             given = [*each.args.posonlyargs, *each.args.args, *each.args.kwonlyargs]
             if any(argument.arg == name for argument in given):
