@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 from flax import nnx
 
@@ -220,6 +221,16 @@ class NeedsValue(nn.Module):
     @nn.compact
     def __call__(self, x, scale=0.5):
         return nn.Dense(3, kernel_init=nn.initializers.constant(scale))(x)
+
+
+class NeedsRoot(nn.Module):
+    """a constructor needs bound, which only the call knows"""
+
+    @nn.compact
+    def __call__(self, x):
+        x = jnp.sort(x)
+        bound = 1 / np.sqrt(x.shape[-1])
+        return nn.Dense(3, bias_init=nn.initializers.uniform(bound))(x)
 
 
 class OwnLayer(nn.Sequential):

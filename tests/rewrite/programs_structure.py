@@ -541,6 +541,55 @@ class Model(nn.Module):
 """,
         [{"width": 3}],
     ),
+    "partials with a rate that a call decides": Program(
+        """
+class Drop(nn.Module):
+    axes: tuple[int, ...] = ()
+    rate: float | None = None
+
+    @nn.compact
+    def __call__(self, x, train: bool, rate: float | None = None):
+        if rate is None:
+            rate = self.rate
+        return x * rate if train else x * (1 - rate) + len(self.axes)
+
+
+class Block(nn.Module):
+    width: int
+    flip: bool
+    unread: float = 0.5
+
+    @nn.compact
+    def __call__(self, x, train: bool = False, unread: float = 0.25):
+        x = nn.Dense(self.width)(x) * unread
+        return jnp.flip(x, -1) if self.flip else x
+
+
+class Model(nn.Module):
+    width: int = 4
+    depth: int = 3
+    flip: bool = True
+
+    @nn.compact
+    def __call__(self, x, train: bool = False, rate: float = 0.125):
+        drop = functools.partial(Drop, rate=rate)
+        block = functools.partial(
+            Block,
+            unread=rate,
+            flip=self.flip,
+        )
+        layers = [block(self.width)]
+        n = self.width
+        for _ in range(self.depth - 1):
+            layers.append(block(n * 2))
+            n *= 2
+        last = block(n)
+        for layer in layers:
+            x = layer(drop(axes=(1,))(x, train), train)
+        return functools.partial(Drop, (0, 1), rate=2 * rate)()(last(x, train), train)
+""",
+        [{"width": 3, "depth": 2}, {"flip": False}, {"depth": 1}],
+    ),
     "a rate that a call decides": Program(
         """
 class Drop(nn.Module):
@@ -1058,7 +1107,34 @@ class Model(nn.Module):
         [{"width": 3}, {"depth": 0}, {"depth": 3, "width": 5}, {"features": 6}],
     ),
 }
+HELD = {
+    "layers in a list over which others are made": Program(
+        """
+class Model(nn.Module):
+    width: int = 4
+    depth: int = 3
+
+    @nn.compact
+    def __call__(self, x):
+        layers = [nn.Dense(self.width)]
+        n = self.width
+        for _ in range(self.depth - 1):
+            layers.append(nn.Dense(n * 2))
+            n *= 2
+        for layer in layers:
+            wide = 0
+            if x.shape[-1] > 9:
+                wide = 1
+            if wide:
+                x = 2 * x
+            x = nn.Dropout(0.1)(layer(x), deterministic=True)
+        return x
+""",
+        [{"width": 3, "depth": 2}, {"depth": 1}],
+    ),
+}
 PROGRAMS = {
+    **HELD,
     **FUNCTIONS,
     **EINOPS,
     **PARTIALS,

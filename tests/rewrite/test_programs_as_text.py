@@ -136,6 +136,36 @@ def test_attention_is_given_its_inputs_by_name(rewritten):
         check_same(found, fields, rtol=1e-5)
 
 
+CHOICE = """
+class Encoder(nn.Module):
+    norm: nn.Module | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(nn.Dense(x.shape[-1])(x))
+        return x if self.norm is None else self.norm(x)
+
+
+class Model(nn.Module):
+    width: int = 4
+    norm: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        norm = nn.LayerNorm() if self.norm else None
+        return Encoder(norm=norm)(nn.Dense(self.width)(x))
+"""
+
+
+def test_a_module_is_given_another_one_or_none(rewritten):
+    found = rewritten(Program(CHOICE, []))
+    assert found.result.is_proven
+    assert {e.name: e.level for e in found.result.classes}["Model"] == "proven", str(found.result)
+    for norm in (True, False):
+        new = found.new.Model(norm=norm, **found.result.sizes[0], rngs=nnx.Rngs(0))
+        assert (new.encoder.norm is None) is not norm
+
+
 PARTS = """
 class Part(nn.Module):
     width: int = 6

@@ -251,7 +251,8 @@ class Calls:
         ]
         if self.method.node.name == "__call__":
             for field in self.plan.fields:
-                if field.name in self.plan.mode_fields and not self._is_merged(field.name):
+                is_mode = field.name in self.plan.mode_fields and self.plan.reads(field.name)
+                if is_mode and not self._is_merged(field.name):
                     default = "" if field.default is None else f" = {field.default}"
                     texts.append(f"{field.name}: {field.annotation}{default}")
         if not texts:

@@ -10,7 +10,7 @@ from bridge.rewrite.plan._function_plans import bound, called_function, function
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._plans import Slot
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import Edit, bound_in, is_shadowed, names_in
+from bridge.rewrite.syntax._source import Edit, bound_in, is_shadowed, names_in, set_in
 
 from ._dead import blocks_of
 
@@ -59,7 +59,7 @@ class Removals:
             gone = {
                 each
                 for each in candidates - self.removed
-                if not (bound_in(each) & loads and self._is_read(each, candidates))
+                if not (set_in(each) & loads and self._is_read(each, candidates))
             }
             if not gone:
                 break
@@ -103,8 +103,8 @@ class Removals:
 
     def _is_read(self, node: ast.stmt, candidates: Collection[ast.stmt]) -> bool:
         """Whether more reads a name than what sets it: `width = 2 * width` reads it for itself."""
-        names = bound_in(node)
-        alike = {each for each in candidates if bound_in(each) <= names}
+        names = set_in(node)
+        alike = {each for each in candidates if set_in(each) <= names}
         return bool(names & self._loads(alike))
 
     def _loads(self, without: Collection[ast.stmt] = ()) -> set[str]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from bridge.rewrite.syntax._source import (
     COMPREHENSIONS,
-    bound_in,
-    grown_name,
+    Edit,
     is_growth,
     is_self,
     names_in,
+    set_in,
 )
 
 from ._caches import cache_lines
@@ -122,7 +122,8 @@ class Slice:
                 return self._try(node, depth)
             case ast.While():
                 return []
-        return self._slots_of(node, depth) or self._copied(node, depth)
+        made = self._slots_of(node, depth)
+        return [*made, *self._held(node, depth)] if made else self._copied(node, depth)
 
     def _slots_of(self, node: ast.stmt, depth: int) -> Lines:
         """What a statement itself makes, or the header of a block."""
@@ -164,13 +165,14 @@ class Slice:
         return found
 
     def _if(self, node: ast.If, depth: int) -> Lines:
-        test = self.conditions.text(node)
-        inner = depth if test is None else depth + 1
+        inner = depth + 1
         body, other = self._block(node.body, inner), self._block(node.orelse, inner)
-        if test is None:
-            return body + other
         if not body and not other:
+            # Nothing needs the condition, which may need sizes that the constructor lacks.
             return []
+        test = self.conditions.text(node)
+        if test is None:
+            return [(each - 1, text) for each, text in [*body, *other]]
         if not body:
             return [(depth, f"if not ({test}):"), *other]
         lines = self._headed(_header_line("if", test, node.col_offset), node, body, depth)
@@ -238,8 +240,7 @@ class Slice:
             | ast.ImportFrom,
         ) and not (isinstance(node, ast.Expr) and is_growth(node.value)):
             return []
-        grown = grown_name(node)
-        bound = bound_in(node) | ({grown} if grown is not None else set())
+        bound = set_in(node)
         if not bound & self.method.used:
             return []
         if bound & self.method.taint.names or self._is_argument(node):
@@ -249,6 +250,43 @@ class Slice:
         column = node.col_offset
         comments = [(depth, line) for line in self.source.comments_above(node)]
         return [*comments, (depth, f"\0{column}\0{text}")]
+
+    def _held(self, node: ast.stmt, depth: int) -> Lines:
+        """A statement that makes layers, for what the constructor reads of the names that it sets.
+
+        `norm = nn.LayerNorm() if self.norm else None` is there as
+        `norm = self.layer_norm if self.norm else None`.
+        """
+        slots = [s for s in self.method.slots if s.outer is None and self._is_in(s, node)]
+        bound = set_in(node)
+        is_other = not isinstance(node, ast.Assign | ast.Expr) or any(s.variable for s in slots)
+        if is_other or not bound & self.method.used or bound & self.method.taint.names:
+            return []
+        names: dict[ast.AST, str] = {}
+        for slot in slots:
+            is_simple = slot.is_list and self._is_simple_list(slot)
+            if not is_simple and any(isinstance(e, COMPREHENSIONS) for e in self._contexts(slot)):
+                return []
+            is_item = slot.is_list and not is_simple
+            name = f"self.{slot.attribute}{'[-1]' if is_item else ''}"
+            names[slot.loops[0] if is_simple else slot.node] = name
+        edits = list(self._held_edits(node, names))
+        self.kept.add(node)
+        return [(depth, f"\0{node.col_offset}\0{self.source.render(node, edits)}")]
+
+    def _is_in(self, slot: Slot, node: ast.stmt) -> bool:
+        return self.source.statement_of(slot.node) is node
+
+    def _held_edits(self, node: ast.AST, names: Mapping[ast.AST, str]) -> Iterator[Edit]:
+        if node in names:
+            yield self.source.edit(node, names[node])
+        elif names.keys().isdisjoint(ast.walk(node)):
+            yield from self.method.references.edits(node)
+            yield from self.method.init_edits(node, self._env_makings())
+            self.method.used |= names_in(node) & self.method.taint.pure
+        else:
+            for each in ast.iter_child_nodes(node):
+                yield from self._held_edits(each, names)
 
     def _is_argument(self, node: ast.stmt) -> bool:
         """Whether a statement is `size = self.size`, which the constructor has as an argument."""

@@ -20,7 +20,8 @@ from bridge.rewrite.syntax._source import Source, is_free, is_self, source_of
 from ._class_fields import fields_of
 from ._function_plans import FunctionPlan, find_known, function_plan, taint_of
 from ._layers import layer_base
-from ._plans import ClassPlan, Program
+from ._plans import ClassPlan, Program, Slot
+from ._references import References
 from ._refusals import NotRewritableError, refused
 from ._slots import find_slots
 
@@ -231,15 +232,32 @@ def _modes(program: Program) -> None:
                         continue
                     order = [field.name for field in child.fields if not field.is_named]
                     given = list(zip(order, slot.node.args, strict=False))
-                    given += [(k.arg, k.value) for k in slot.node.keywords if k.arg in order]
+                    given += [(str(k.arg), k.value) for k in slot.node.keywords if k.arg in order]
+                    brought = [k for k in _of_partials(program, plan, slot) if k.arg in order]
+                    given += [(str(k.arg), k.value) for k in brought]
                     for name, node in given:
                         if not isinstance(making.made.get(name), bool | float):
                             continue
                         if taint.touches(node) and name not in child.mode_fields:
                             child.mode_fields.add(name)
                             changed = True
+                    plan.moved.update(k for k in brought if k.arg in child.mode_fields)
     for plan in program.plans.values():
         _check_modes(plan)
+
+
+def _of_partials(program: Program, plan: ClassPlan, slot: Slot) -> list[ast.keyword]:
+    """What the partial that a slot calls is given by name, where the method makes it."""
+    called: Any = slot.node.func
+    values = [
+        each.value
+        for each in ast.walk(slot.method)
+        if isinstance(each, ast.Assign) and isinstance(called, ast.Name)
+        if any(isinstance(t, ast.Name) and t.id == called.id for t in each.targets)
+    ]
+    references = References(program, plan.source, vars(sys.modules[plan.cls.__module__]))
+    calls = [each for each in (called, *values) if isinstance(each, ast.Call) and each.args]
+    return [k for call in calls if references.is_partial(call) for k in call.keywords]
 
 
 def _check_modes(plan: ClassPlan) -> None:

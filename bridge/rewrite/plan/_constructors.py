@@ -141,19 +141,23 @@ class Constructor:
         names = list(dict.fromkeys(name for plan in plans for name in plan.sizes))
         parts = []
         modes = set().union(*(plan.mode_fields for plan in plans))
+        read = {name for name in modes if any(plan.reads(name) for plan in plans)}
+        brought = self.method.modes_of(self.node.func)
+        self.slot.modes |= {name: text for name, text in brought.items() if name in read}
         order = [field.name for field in plans[0].fields if not field.is_named]
         given = self._positional(next(iter(self.classes)), order)
         for name, node in given:
-            if name in modes:
+            if name in read:
                 self.slot.modes[name] = self.method.call_text(node)
-            else:
+            elif name not in modes:
                 parts.append(("", self.method.init_text(node, self.slot.makings)))
                 self._carry(plans, name, node)
         for keyword in self.node.keywords:
             if keyword.arg in _IGNORED:
                 continue
             if keyword.arg in modes:
-                self.slot.modes[str(keyword.arg)] = self.method.call_text(keyword.value)
+                if keyword.arg in read:
+                    self.slot.modes[str(keyword.arg)] = self.method.call_text(keyword.value)
                 continue
             text = self.method.init_text(keyword.value, self.slot.makings)
             parts.append((f"{keyword.arg}=" if keyword.arg else "**", text))

@@ -188,7 +188,7 @@ def taint_of(plan: ClassPlan, method: ast.FunctionDef) -> Taint:
     """What depends on a call in one method."""
     known = {*plan.known, plan.rest or ""} if isinstance(plan, FunctionPlan) else ()
     nodes = (slot.node for slot in plan.slots.values() if slot.method is method)
-    return Taint(method, nodes, plan.mode_fields, known)
+    return Taint(method, nodes, plan.mode_fields, known, plan.moved)
 
 
 def called_function(program: Program, slot: Slot) -> FunctionPlan | None:

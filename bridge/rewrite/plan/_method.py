@@ -257,7 +257,8 @@ class Method:
             except UnknownValueError:
                 return None
             # A shape may be of no dimensions where a field says so.
-            if not is_size(value) and value != ():
+            is_scalar = isinstance(value, tuple) and not value
+            if not (is_size(value) or is_scalar):
                 return None
             values.append(tuple(value) if isinstance(value, list) else value)
         if not any(map(is_size, values)):
@@ -301,7 +302,8 @@ class Method:
         return [
             k
             for k in node.keywords
-            if k.arg in MODE_FIELDS and (self.taint.touches(k.value) or is_fixed(k.value))
+            if k in self.plan.moved
+            or (k.arg in MODE_FIELDS and (self.taint.touches(k.value) or is_fixed(k.value)))
         ]
 
     def _without(self, node: ast.Call, keywords: list[ast.keyword]) -> Iterator[Edit]:
@@ -311,24 +313,31 @@ class Method:
             if index:
                 yield Edit(self.source.end(parts[index - 1]), self.source.end(keyword), "")
 
-    def modes_of(self, node: ast.AST) -> dict[str, str]:
-        """The modes that a partial would have brought to what it makes, as the call has them."""
+    def modes_of(self, node: ast.AST, inside: Collection[ast.AST] = ()) -> dict[str, str]:
+        """The modes that a partial would have brought to what it makes, as the call has them.
+
+        Args:
+            node: the partial.
+            inside: the assignments that it is the value of: `block = nn.remat(block)` names itself.
+        """
         if is_self(node) and node.attr in self.plan.carried:  # pyright: ignore
             return {mode: mode for mode in self.plan.carried[node.attr]}  # pyright: ignore
         if isinstance(node, ast.Name):
             for each in ast.walk(self.node):
-                if isinstance(each, ast.Assign) and any(
-                    isinstance(t, ast.Name) and t.id == node.id for t in each.targets
+                if (
+                    isinstance(each, ast.Assign)
+                    and each not in inside
+                    and any(isinstance(t, ast.Name) and t.id == node.id for t in each.targets)
                 ):
-                    found = self.modes_of(each.value)
+                    found = self.modes_of(each.value, {*inside, each})
                     if found:
                         return found
         if isinstance(node, ast.Call):
             own = {str(k.arg): self.call_text(k.value) for k in self.moved(node)}
-            inner = self.modes_of(node.args[0]) if node.args else {}
+            inner = self.modes_of(node.args[0], inside) if node.args else {}
             return {**inner, **own}
         if isinstance(node, ast.IfExp):
-            return {**self.modes_of(node.body), **self.modes_of(node.orelse)}
+            return {**self.modes_of(node.body, inside), **self.modes_of(node.orelse, inside)}
         return {}
 
     def call_text(self, node: ast.AST) -> str:

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from bridge.rewrite.observe._records import FunctionCall, Instance, Lifted, Making, Path, Records
-from bridge.rewrite.syntax._source import Source
+from bridge.rewrite.syntax._source import Source, is_self
 
 from ._layers import Layer, layer_of
 from ._refusals import Refusal
@@ -135,6 +135,7 @@ class ClassPlan:
         seen: sizes that only were seen to be equal.
         carried: mode arguments by the field that brings them in.
         mode_fields: fields that become arguments of the call.
+        moved: what its partials are given that such fields are of.
         bases: the classes of the package that it derives from.
         layer: the layer of Flax that it derives from, None for another class.
         wraps: whether something in it stays Linen.
@@ -153,6 +154,7 @@ class ClassPlan:
     seen: list[str] = dataclasses.field(default_factory=list)
     carried: dict[str, set[str]] = dataclasses.field(default_factory=dict)
     mode_fields: set[str] = dataclasses.field(default_factory=set)
+    moved: set[ast.keyword] = dataclasses.field(default_factory=set)
     bases: list[ClassPlan] = dataclasses.field(default_factory=list)
     layer: type | None = None
     wraps: bool = False
@@ -179,6 +181,11 @@ class ClassPlan:
         """The names of its arguments that may be given by position, without `self`."""
         given = self.call.args.args if self.call is not None else []
         return [each.arg for each in given if each.arg != "self"]
+
+    def reads(self, field: str) -> bool:
+        """Whether a method of it reads a field."""
+        nodes = (each for plan in (self, *self.bases) for each in ast.walk(plan.node))
+        return any(is_self(each, field) for each in nodes)
 
     def refuse(self, refusal: Refusal) -> None:
         """Keeps the class Linen; the first refusal stays."""

@@ -264,6 +264,12 @@ def operand(text: str, parent: type[ast.AST]) -> str:
     return f"({text})" if splits else text
 
 
+def set_in(node: ast.AST) -> set[str]:
+    """The names that a statement binds, or the list or dict that it grows."""
+    grown = grown_name(node)
+    return bound_in(node) | ({grown} if grown is not None else set())
+
+
 def is_import(statement: ast.stmt) -> bool:
     """Whether a statement imports, or tries to."""
     if isinstance(statement, ast.Try):

@@ -32,6 +32,7 @@ class Taint:
         slots: expressions in it that make modules.
         mode_fields: fields that become arguments of the call.
         known: arguments that a constructor knows.
+        moved: what partials are given that moves to the calls of what they make, as modes do.
 
     Attributes:
         names: those that depend on an argument of the call.
@@ -47,9 +48,11 @@ class Taint:
         slots: Iterable[ast.AST],
         mode_fields: Iterable[str] = (),
         known: Iterable[str] = (),
+        moved: Iterable[ast.keyword] = (),
     ) -> None:
         self.slots = set(slots)
         self.mode_fields = set(mode_fields)
+        self.moved = set(moved)
         given = method.args
         arguments = [*given.posonlyargs, *given.args, *given.kwonlyargs]
         self.arguments = [each.arg for each in arguments if each.arg != "self"]
@@ -72,7 +75,7 @@ class Taint:
 
     def touches(self, node: ast.AST) -> bool:
         """Whether an expression depends on an argument of the call."""
-        inside = list(_walk(node))
+        inside = list(self._walk(node))
         own = {
             name
             for each in inside
@@ -92,6 +95,16 @@ class Taint:
                 return True
         return False
 
+    def _walk(self, node: ast.AST) -> Iterator[ast.AST]:
+        """A tree without what constructors and partials are given that moves to the calls."""
+        yield node
+        for child in ast.iter_child_nodes(node):
+            if not (isinstance(child, ast.keyword) and self._moves(child)):
+                yield from self._walk(child)
+
+    def _moves(self, given: ast.keyword) -> bool:
+        return given.arg in MODE_FIELDS or given in self.moved
+
 
 def _inner_arguments(method: ast.FunctionDef, slots: set[ast.AST]) -> Iterator[str]:
     """What functions inside are given, where they make layers."""
@@ -101,14 +114,6 @@ def _inner_arguments(method: ast.FunctionDef, slots: set[ast.AST]) -> Iterator[s
         if any(inner in slots for inner in ast.walk(each)):
             own = [*each.args.posonlyargs, *each.args.args, *each.args.kwonlyargs]
             yield from (a.arg for a in own if a.arg != "self")
-
-
-def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    """A tree without the modes that constructors and partials are given: they move to the calls."""
-    yield node
-    for child in ast.iter_child_nodes(node):
-        if not (isinstance(child, ast.keyword) and child.arg in MODE_FIELDS):
-            yield from _walk(child)
 
 
 def _bindings(method: ast.FunctionDef) -> Iterator[tuple[ast.AST, set[str]]]:
