@@ -10,7 +10,7 @@ from bridge._conversion.neutral import Address, Path
 
 from ._correspondence import PLAIN, Context, Correspondence, Evidence, PairedStack, Pairing
 from ._evidence import DIFFERS, against_names
-from ._orders import CALLS, Orders, Pairs
+from ._orders import CALLS, TRANSPOSED, Orders, Pairs
 from ._structure import (
     automatic_class,
     linen_shapes,
@@ -29,9 +29,6 @@ HOW = {
     "by number and calls": "numbers in the same order, which is that of the calls",
     "by structure": "the only ones of their structure",
 }
-_TRANSPOSED = "the same shape; the models use different axes, so one has the transpose"
-_CUT = "the same shape; only one of the models has a share of each part in each head"
-_BACKWARDS = "the same shape; only one of the models scans the layers backwards"
 STACKED = "stacked leaves, which fit one axis only"
 _Decided: TypeAlias = list[tuple[NNXNode, LinenNode, Evidence]]
 
@@ -85,16 +82,20 @@ def _used_otherwise(found: Correspondence, orders: Orders) -> Iterator[Pairing]:
         node, scope = leaves[piece.nnx], found.linen.at(piece.linen[1])
         if scope is None or shape_of(node.value) != shape_of(found.linen_values[piece.linen]):
             continue
-        ways = {orders.runs_backwards(node), orders.runs_backwards(scope)}
-        if orders.is_transposed(node, scope):
-            evidence = Evidence(_TRANSPOSED, is_weak=True, is_disputed=True)
+        if text := _other_use(node, scope, orders):
+            evidence = Evidence(f"the same shape; {text}", is_weak=True, is_disputed=True)
             yield Pairing(scope, node, PLAIN, "by name", evidence)
-        elif ways == {False, True}:
-            evidence = Evidence(_BACKWARDS, is_weak=True, is_disputed=True)
-            yield Pairing(scope, node, PLAIN, "by name", evidence)
-        elif orders.is_cut_otherwise(node, scope):
-            evidence = Evidence(_CUT, is_weak=True, is_disputed=True)
-            yield Pairing(scope, node, PLAIN, "by name", evidence)
+
+
+def _other_use(node: NNXNode, scope: LinenNode, orders: Orders) -> str | None:
+    """What two models do otherwise with two leaves of one shape, if traces show it."""
+    if orders.is_transposed(node, scope):
+        return TRANSPOSED
+    if {orders.runs_backwards(node), orders.runs_backwards(scope)} == {False, True}:
+        return "only one of the models scans the layers backwards"
+    if orders.is_cut_otherwise(node, scope):
+        return "only one of the models has a share of each part in each head"
+    return None
 
 
 def _judged_layers(stack: PairedStack, orders: Orders) -> Disputes:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from bridge._layers.table import LEAF_NAMES
 
 from ._correspondence import PLAIN, Context, Evidence
-from ._likeness import pairs_by_name, pairs_by_numbers, share_of_shapes
+from ._likeness import pairs_by_name
 from ._names import likeness
 from ._numbers import families
 from ._orders import CALLS, Orders, Pairs
@@ -195,11 +196,13 @@ class ByEvidence:
         return self._by_numbers(nodes, scopes)
 
     def _by_numbers(self, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Proposals:
-        ours = families(nnx_text(node.path) for node in nodes)
-        theirs = families(scope.text for scope in scopes)
-        if len(nodes) != len(scopes) or len(ours) != 1 or len(theirs) != 1:
+        ours = {nnx_text(node.path): node for node in nodes}
+        theirs = {scope.text: scope for scope in scopes}
+        own, others = families(ours), families(theirs)
+        if len(nodes) != len(scopes) or len(own) != 1 or len(others) != 1:
             return []
-        pairs = pairs_by_numbers(nodes, scopes)
+        (one,), (other,) = own.values(), others.values()
+        pairs = [(ours[a], theirs[b]) for a, b in zip(one, other, strict=True)]
         is_weak = counts_constructions(scopes)
         text = "numbers in the same order"
         if is_weak:
@@ -233,7 +236,7 @@ class ByEvidence:
             node: [
                 scope
                 for scope in scopes
-                if share_of_shapes(ours[id(node)], theirs[id(scope)]) >= _ENOUGH
+                if _share(ours[id(node)], theirs[id(scope)]) >= _ENOUGH
                 and types_agree(node, scope, place.classes)
             ]
             for node in nodes
@@ -256,6 +259,12 @@ class ByEvidence:
 def against_names(text: str) -> Evidence:
     """Evidence that decides, although names say otherwise."""
     return Evidence(f"{text}, although names say otherwise", is_disputed=True)
+
+
+def _share(ours: Counter[Any], theirs: Counter[Any]) -> float:
+    """How many of the leaves of two modules have the same shape, from 0 to 1."""
+    either = sum((ours | theirs).values())
+    return sum((ours & theirs).values()) / either if either else 0.0
 
 
 def _are_told_apart(node: NNXNode, scope: LinenNode) -> bool:

@@ -1,8 +1,7 @@
-"""Pairs modules by their names and numbers, and counts the shapes that they share."""
+"""Pairs modules by their names and numbers."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,17 +42,3 @@ def _families(items: Sequence[Any], text_of: Callable[[Any], str]) -> dict[str, 
     """Items by the words of their names, in the order of their numbers."""
     by_text = {text_of(item): item for item in items}
     return {own[0]: [by_text[text] for text in own] for own in families(by_text).values()}
-
-
-def pairs_by_numbers(nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Pairs:
-    """The pairs of two sequences of names, in the order of their numbers."""
-    ours = {nnx_text(node.path): node for node in nodes}
-    theirs = {scope.text: scope for scope in scopes}
-    (one,), (other,) = families(ours).values(), families(theirs).values()
-    return [(ours[a], theirs[b]) for a, b in zip(one, other, strict=True)]
-
-
-def share_of_shapes(ours: Counter[Any], theirs: Counter[Any]) -> float:
-    """How many of the leaves of two modules have the same shape, from 0 to 1."""
-    either = sum((ours | theirs).values())
-    return sum((ours & theirs).values()) / either if either else 0.0

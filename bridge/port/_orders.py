@@ -13,6 +13,7 @@ from ._trees import LinenNode, NNXNode
 from ._uses import bit_of
 
 CALLS = "the order of calls in both models"
+TRANSPOSED = "the models use different axes, so one has the transpose"
 
 Pairs: TypeAlias = list[tuple[NNXNode, LinenNode]]
 

@@ -18,7 +18,7 @@ from ._correspondence import PLAIN, Context, Correspondence, Evidence, Settled
 from ._evidence import ANY_ORDER, CONSTRUCTIONS
 from ._likeness import pairs_by_name
 from ._names import likeness, words_of
-from ._orders import CALLS, Orders
+from ._orders import CALLS, TRANSPOSED, Orders
 from ._rule_text import braced, nnx_rule
 from ._sequences import counts_constructions
 from ._stacks import (
@@ -100,15 +100,14 @@ def _transposed(found: Correspondence, orders: Orders) -> Iterator[Refit]:
             holder, around = found.nnx.at(node.path[:-1]), scope.parent
             # A rule for the kernel alone would leave the bias without one.
             if holder and around and node.path[:-1] and around.path:
-                own, theirs = [*_nnx_leaves(holder).values()], [*_linen_leaves(around).values()]
+                own, theirs = [*_leaves(holder).values()], [*_leaves(around).values()]
                 is_layer = {*holder.children.values()} == {*own}
                 is_layer &= {*around.children.values()} == {*theirs}
                 if is_layer and _form([around], [holder], PLAIN, orders) == Form(()):
                     node, scope = holder, around
             told[scope, node] = None
-    text = "the models use different axes, so one has the transpose"
     for scope, node in told:
-        yield Refit((scope,), (node,), Form(()), Evidence(text))
+        yield Refit((scope,), (node,), Form(()), Evidence(TRANSPOSED))
 
 
 class _Left:
@@ -136,14 +135,14 @@ class _Left:
             for scope in _holders(found.linen)
             if id(scope) not in inside
             if not linen.intersection(
-                (c, s.path) for s in _linen_leaves(scope).values() for c in s.leaves
+                (c, s.path) for s in _leaves(scope).values() for c in s.leaves
             )
         ]
         self._nodes = [
             node
             for node in _holders(found.nnx)
             if id(node) not in inside
-            if not nnx.intersection(leaf.path for leaf in _nnx_leaves(node).values())
+            if not nnx.intersection(leaf.path for leaf in _leaves(node).values())
         ]
 
     def of_stacks(self) -> Iterator[Refit]:
@@ -243,13 +242,8 @@ class _Left:
         scopes = [scope] if isinstance(scope, LinenNode) else scope
         if self._size(node) != sum(map(self._size, scopes)):
             return None
-        ours = [leaf for holder in _holders(node) for leaf in _nnx_leaves(holder).values()]
-        theirs = [
-            leaf
-            for each in scopes
-            for holder in _holders(each)
-            for leaf in _linen_leaves(holder).values()
-        ]
+        ours = [*_leaves_below(node)]
+        theirs = [leaf for each in scopes for leaf in _leaves_below(each)]
         if None in map(_shape, (*ours, *theirs)):
             return None
         own = [*map(_shape, ours if stacked is node else theirs)]
@@ -261,9 +255,8 @@ class _Left:
     def _size(self, item: NNXNode | LinenNode) -> int:
         """How many elements the weights below a module or a scope have."""
         if item not in self._sizes:
-            leaves_of = _nnx_leaves if isinstance(item, NNXNode) else _linen_leaves
-            leaves = [leaf for each in _holders(item) for leaf in leaves_of(each).values()]
-            self._sizes[item] = sum(math.prod(_shape(leaf) or ()) for leaf in leaves)
+            shapes = map(_shape, _leaves_below(item))
+            self._sizes[item] = sum(math.prod(shape or ()) for shape in shapes)
         return self._sizes[item]
 
     def __iter__(self) -> Iterator[Refit]:
@@ -380,7 +373,7 @@ def _form(
     fused = None if len(scopes) == len(nodes) else "linen" if len(nodes) > 1 else "nnx"
     if fused and len({each.path[:-1] for each in (nodes if fused == "linen" else scopes)}) > 1:
         return None
-    ours, theirs = list(map(_nnx_leaves, nodes)), list(map(_linen_leaves, scopes))
+    ours, theirs = list(map(_leaves, nodes)), list(map(_leaves, scopes))
     names = ours[0].keys()
     if any(each.keys() != names for each in (*ours, *theirs)):
         return None
@@ -405,7 +398,7 @@ def _times(
     scopes: Sequence[LinenNode], nodes: Sequence[NNXNode], context: Context, orders: Orders
 ) -> list[int]:
     """How often parts may lie in what one side has as one, as its use shows; else once."""
-    theirs, ours = list(map(_linen_leaves, scopes)), list(map(_nnx_leaves, nodes))
+    theirs, ours = list(map(_leaves, scopes)), list(map(_leaves, nodes))
     whole, parts = (theirs[0], ours) if len(nodes) > len(scopes) else (ours[0], theirs)
     found: list[int] = []
     for name, leaf in whole.items():
@@ -437,29 +430,31 @@ def _around(path: Path, paired: Container[Path]) -> Path:
 def _holders(root: Any) -> Iterator[Any]:
     """The nodes with leaves of their own, below a root or itself its leaves."""
     for node in root.walk():
-        leaves = _nnx_leaves(node) if isinstance(node, NNXNode) else _linen_leaves(node)
+        leaves = _leaves(node)
         if "" not in leaves and leaves:
             # No rule can name the model itself.
             yield from [node] if node.path else leaves.values()
 
 
-def _nnx_leaves(node: NNXNode) -> dict[str, NNXNode]:
-    """The weights directly below a module, or a leaf itself."""
+def _leaves_below(root: Any) -> Iterator[Any]:
+    """The weights below a module or a scope."""
+    return (leaf for holder in _holders(root) for leaf in _leaves(holder).values())
+
+
+def _leaves(node: Any) -> dict[str, Any]:
+    """The weights directly below a module or a scope, or a leaf itself."""
     if node.is_leaf:
         return {"": node}
+    if isinstance(node, LinenNode):
+        return {
+            name: each for name, each in node.children.items() if each.leaves.keys() - {"cache"}
+        }
     return {
         str(key): child
         for key, child in node.children.items()
         if child.is_leaf and child.is_variable
         if not is_adapter(child) and not is_computed(key, node) and child.collection != "cache"
     }
-
-
-def _linen_leaves(scope: LinenNode) -> dict[str, LinenNode]:
-    """As `_nnx_leaves`, of a scope."""
-    if scope.leaves:
-        return {"": scope}
-    return {name: each for name, each in scope.children.items() if each.leaves.keys() - {"cache"}}
 
 
 def _shape(leaf: NNXNode | LinenNode) -> LeafShape:

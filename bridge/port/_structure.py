@@ -117,11 +117,7 @@ def only_pairs(
 
 def has_open_leaf(node: NNXNode | LinenNode, settled: Settled, context: Context) -> bool:
     """Whether a leaf at or below a node still needs a counterpart; without, no module does."""
-    return any(
-        settled.is_free(each, context)
-        for each in node.walk()
-        if (each.is_leaf if isinstance(each, NNXNode) else each.leaves)
-    )
+    return any(settled.is_free(each, context) for each in node.walk() if each.is_leaf)
 
 
 def open_modules(

@@ -51,6 +51,10 @@ class LinenNode:
     names: AutomaticNames = dataclasses.field(default_factory=AutomaticNames)
 
     @property
+    def is_leaf(self) -> bool:
+        return bool(self.leaves)
+
+    @property
     def text(self) -> str:
         """The path as rules write it."""
         return "/".join(map(str, self.path))
