@@ -79,6 +79,7 @@ from ._linen_style_module.module import Module as Module
 from ._module_calls.calls import current_context as current_context
 from ._module_calls.calls import current_module as current_module
 from ._module_calls.scope import Scope as Scope
+from ._nnx_in_linen.implemented_by import implemented_by as implemented_by
 from ._nnx_in_linen.module_views import nnx_modules_as_linen as nnx_modules_as_linen
 from ._nnx_in_linen.to_linen import ToLinen as ToLinen
 from ._nnx_in_linen.to_linen import to_linen as to_linen
@@ -136,6 +137,7 @@ __all__ = [
     "current_context",
     "current_module",
     "functional",
+    "implemented_by",
     "init_sharded",
     "initializers",
     "interop",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -33,6 +33,24 @@ class Comparison:
     @property
     def fits(self) -> bool:
         return not self.missing and not self.mis_shaped
+
+    def moved(self, address_of: Callable[[Address], Address]) -> Comparison:
+        """The same with other addresses.
+
+        Args:
+          address_of: gives the new address of an old one.
+        """
+
+        def moved(addresses: Iterable[Address]) -> tuple[Address, ...]:
+            return tuple(map(address_of, addresses))
+
+        return Comparison(
+            moved(self.missing),
+            moved(self.mis_shaped),
+            moved(self.unknown),
+            {address_of(a): leaf for a, leaf in self.expected.items()},
+            {address_of(a): leaf for a, leaf in self.found.items()},
+        )
 
     def error(self, where: str) -> MismatchError:
         """The error that lists every problem, the unknown paths too."""

@@ -37,6 +37,7 @@ from bridge._types import Variable
 
 from .arguments import frozen
 from .constructor import Constructor
+from .linen_paths import LinenPaths
 from .matched_variables import MatchedVariables
 from .module_views import SHOWN
 
@@ -60,6 +61,8 @@ class WrapperScope:
         self.linen = linen
         self.rngs: Mapping[str, Any] = linen.scope.rngs if linen.scope is not None else {}
         self._is_extended = is_extended
+        # Most have none, and each leaf of each call would be asked for.
+        self._paths = LinenPaths.of(linen.paths) if linen.paths else None
         self.constructor = Constructor(
             linen.nnx_class,
             frozen(linen.args),
@@ -87,6 +90,8 @@ class WrapperScope:
     def read(self) -> tuple[dict[Address, Any], StaticGraphDef | None]:
         """The leaves of the variables, and the definition: None if a checkpoint has a stand-in."""
         leaves = by_address(self.linen.variables)
+        if self._paths is not None:
+            leaves = self._paths.by_nnx(leaves)
         place = self._graphdef_address
         stored = leaves.get(place)
         is_graphdef = isinstance(stored, nnx.GraphDef)
@@ -105,7 +110,11 @@ class WrapperScope:
     def check(self, compared: Comparison) -> None:
         """Raises MismatchError for parameters that are missing, or of another shape."""
         if compared.missing or (compared.mis_shaped and self.linen.strict is not False):
-            raise compared.error(self.where)
+            raise compared.moved(self._in_linen).error(self.where)
+
+    def _in_linen(self, address: Address) -> Address:
+        """Where the variables have a leaf of the module."""
+        return address if self._paths is None else self._paths.to_linen(address)
 
     def stream_names(self, leaves: Mapping[Address, Any]) -> tuple[str, ...]:
         """The RNG streams that a constructor gets which is only traced."""
@@ -144,7 +153,7 @@ class WrapperScope:
 
     def remove(self, addresses: Iterable[Address]) -> None:
         """Removes leaves from mutable collections, and the mappings that held nothing else."""
-        for collection, path in addresses:
+        for collection, path in map(self._in_linen, addresses):
             remove_variable(self.linen, collection, (str(path[0]), *path[1:]))
 
     def write(self, leaves: Mapping[Address, Any], found: Mapping[Address, Any]) -> list[Address]:
@@ -164,10 +173,11 @@ class WrapperScope:
         by_collection: dict[str, dict[Path, Any]] = {}
         left: list[Address] = []
         for address, leaf in leaves.items():
-            collection, path = address
+            collection = address[0]
             if not is_mutable(collection):
                 left += () if address in found else (address,)
                 continue
+            path = address[1] if self._paths is None else self._in_linen(address)[1]
             own = spelled(path, linen.string_keys)
             if (collection, own[:1]) == self._graphdef_address:
                 raise ReservedNameError(
@@ -212,6 +222,7 @@ class WrapperScope:
             return
         # What has a reserved name is an interceptor's: `variables` does not tell whose they are.
         reserved = linen.scope.name_reserved
+        unknown = map(self._in_linen, unknown)
         unknown = [a for a in unknown if not a[1] or not reserved(a[1][0], a[0])]
         paths = tuple(path_text(*address) for address in unknown)
         if not paths or linen.strict is False:
