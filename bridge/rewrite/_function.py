@@ -11,6 +11,7 @@ from flax import linen as nn
 
 from bridge._errors import did_you_mean, listed, shown
 from bridge._linen_in_nnx.linen_call import function_of
+from bridge._nnx_in_linen.implemented_by import is_implemented
 
 from ._failures import RewriteError, said
 from ._rewriter import Rewriter
@@ -39,6 +40,7 @@ def rewrite(
     skip: Iterable[str] = (),
     gradients: bool = True,
     fast: bool = False,
+    as_linen: bool = False,
     progress: Callable[[str], None] | None = None,
 ) -> Rewrite:
     """Rewrites a Linen model's sources as NNX sources, and proves that the two do the same.
@@ -66,6 +68,8 @@ def rewrite(
         program.
       fast: whether other values of the fields are left out: every class is then at most "proven
         for this configuration".
+      as_linen: whether the old files keep Linen classes of the same names, which run the new ones:
+        the rest of the program stays as it is. `write` writes both.
       progress: is told what goes on.
 
     Returns:
@@ -100,7 +104,26 @@ def rewrite(
     rewriter.trace()
     _check_names(rewriter)
     rewriter.run()
-    return _result(rewriter)
+    result = _result(rewriter)
+    return _with_linen_classes(result, rewriter) if as_linen else result
+
+
+def _with_linen_classes(result: Rewrite, rewriter: Rewriter) -> Rewrite:
+    made = rewriter.as_linen()
+    if made is None:
+        note = "no Linen class runs an NNX class, as the program as a whole is not proven"
+        return dataclasses.replace(result, notes=(*result.notes, note), as_linen=True)
+    notes = [f"{name} stays Linen: {why}" for name, why in made.left.items()]
+    if made.exported:
+        notes.insert(0, f"Linen classes that run NNX classes: {', '.join(made.exported)}")
+    return dataclasses.replace(
+        result,
+        notes=(*result.notes, *notes),
+        find_places=None,
+        as_linen=True,
+        exported=made.exported,
+        make_linen_texts=made.texts,
+    )
 
 
 def _check_names(rewriter: Rewriter) -> None:
@@ -123,6 +146,18 @@ def _check_names(rewriter: Rewriter) -> None:
 
 
 def _entry(make: Any, inputs: Any, kwargs: Any, method: str | None) -> Entry:
+    entry = _checked(make, inputs, kwargs, method)
+    cls = type(entry.make())
+    if is_implemented(cls):
+        raise RewriteError(
+            f"{cls.__name__} runs an NNX class already",
+            ["it is decorated with bridge.implemented_by"],
+            "Use the NNX class in the place of the Linen class to finish the move.",
+        )
+    return entry
+
+
+def _checked(make: Any, inputs: Any, kwargs: Any, method: str | None) -> Entry:
     if isinstance(make, nn.Module):
         model = make
         function_of(model, method)

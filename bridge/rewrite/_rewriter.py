@@ -25,6 +25,7 @@ from .prove._further_runs import run_further
 from .prove._parts import parts_of
 from .prove._proof import fault_in_place, prove
 from .prove._proven import Proof
+from .publish._as_linen import AsLinen
 from .publish._in_place import InPlace
 from .syntax._source import condition_lines
 
@@ -268,6 +269,12 @@ class Rewriter:
         else:
             variation.leave_out()
         self.limits = variation.limits
+
+    def as_linen(self) -> AsLinen | None:
+        """The old files with Linen classes that run NNX classes, None if nothing is proven."""
+        if self.proof is None or not self.proof.ok:
+            return None
+        return AsLinen(self.program, self.entries, self.varied, self.files, self.texts, self.told)
 
     def in_place(self) -> InPlace:
         """The old files with NNX classes in them."""

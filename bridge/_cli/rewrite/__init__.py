@@ -31,6 +31,8 @@ examples:
   python -m bridge rewrite linen_models.py:make_net --input 2,4 --kwarg train=False --write
   python -m bridge rewrite linen_models.py:make_net --input 2,4 --kwarg train=False \\
       --in-place --by-hand linen_models.py
+  python -m bridge rewrite linen_models.py:make_net --input 2,4 --kwarg train=False \\
+      --as-linen --write
   python -m bridge rewrite linen_models.py:make_net --model linen_models.py:make_wide --input 2,4
 
 The JSON document is {"schema": "linen-nnx-bridge/rewrite", "version": 1, ...} with all that
@@ -77,6 +79,11 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         "--check",
         action="store_true",
         help="only say whether --write would change anything",
+    )
+    parser.add_argument(
+        "--as-linen",
+        action="store_true",
+        help="keep Linen classes of the same names in the old files, which run the new ones",
     )
     parser.add_argument(
         "--by-hand",

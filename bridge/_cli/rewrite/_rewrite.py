@@ -26,6 +26,8 @@ def rewritten(arguments: argparse.Namespace) -> Result:
         InputError: a TARGET gives no Linen model, or no inputs are known.
         RewriteError: it cannot be run, or a file is not written.
     """
+    if arguments.as_linen and arguments.in_place:
+        raise InputError("--in-place", "--as-linen too", "one of the two", "use --write")
     result = _result(arguments)
     diff = "" if arguments.no_diff else _diff(result, arguments)
     written: tuple[str, ...] = ()
@@ -60,6 +62,7 @@ def _result(arguments: argparse.Namespace) -> Rewrite:
             skip=arguments.skip,
             gradients=arguments.gradients,
             fast=arguments.fast,
+            as_linen=arguments.as_linen,
             progress=arguments.tell,
         )
 

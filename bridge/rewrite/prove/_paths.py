@@ -84,8 +84,16 @@ class Paths:
 
     def rules(self) -> dict[str, str]:
         """NNX paths by Linen paths, where they differ by more than their parent's."""
-        known: dict[Path, str] = {(): ""}
+        return self._followed()[1]
+
+    def places(self) -> dict[Path, str]:
+        """The NNX paths of all modules, parameters and variables by their Linen paths."""
+        return self._followed()[0]
+
+    def _followed(self) -> tuple[dict[Path, str], dict[str, str]]:
+        """`places` and `rules`."""
         found: dict[str, str] = {}
+        known: dict[Path, str] = {(): ""}
         kept: set[Path] = set()
         entries = [(self._path(m), m) for m in self.makings]
         entries = [(path, m) for path, m in entries if path]
@@ -101,7 +109,7 @@ class Paths:
             default = ".".join([*([parent] if parent else []), path[-1]])
             if own != default and not self._is_named_alike(path, own, parent):
                 found["/".join(path)] = own
-        return found
+        return known, found
 
     def _depth(self, path: Path) -> int:
         """How many modules are around a path; what functions make is in theirs besides."""

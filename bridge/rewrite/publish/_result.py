@@ -15,7 +15,7 @@ from bridge import parity
 from bridge.rewrite._failures import RewriteError
 from bridge.rewrite.plan._refusals import Refusal
 
-from ._writing import changed_files, shown_path, write_files, write_in_place
+from ._writing import changed_files, is_changed, shown_path, write_files, write_in_place
 
 Level: TypeAlias = Literal["proven", "proven for this configuration", "needs review", "left Linen"]
 LEVELS: tuple[Level, ...] = (
@@ -71,6 +71,9 @@ class Rewrite:
         make_in_place: gives what `in_place` does.
         parts: the classes that were proven by themselves, because the model's own stays Linen.
         native_share: the share of the parameters that are in native NNX layers, from 0 to 1.
+        as_linen: whether the old files keep Linen classes, which run the new ones.
+        exported: the names of these classes.
+        make_linen_texts: gives the old files with them.
     """
 
     classes: tuple[ClassResult, ...]
@@ -89,6 +92,11 @@ class Rewrite:
     )
     parts: tuple[str, ...] = ()
     native_share: float = 0.0
+    as_linen: bool = False
+    exported: tuple[str, ...] = ()
+    make_linen_texts: Callable[[], Mapping[str, str]] | None = dataclasses.field(
+        default=None, repr=False
+    )
 
     @functools.cached_property
     def places(self) -> tuple[str, ...]:
@@ -137,6 +145,10 @@ class Rewrite:
             lines += difflib.unified_diff(
                 before, text.splitlines(keepends=True), shown_path(old), shown_path(path)
             )
+        for path, text in self.linen_texts.items():
+            before = pathlib.Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+            shown = shown_path(path)
+            lines += difflib.unified_diff(before, text.splitlines(keepends=True), shown, shown)
         return "".join(lines)
 
     @property
@@ -182,6 +194,10 @@ class Rewrite:
             RewriteError: there are such files, or the test cannot be written; or something stands
                 in the way of writing in place.
         """
+        if self.as_linen:
+            texts = self.linen_texts
+            files = {path: text for path, text in self._files(test=test).items() if texts}
+            return write_in_place(texts, files)
         if not in_place:
             return write_files(self._files(test=test), overwrite=overwrite)
         if test:
@@ -193,6 +209,15 @@ class Rewrite:
         texts = self.in_place(by_hand)
         main = pathlib.Path(next(iter(reversed(list(texts)))))
         return write_in_place(texts, {str(main.with_suffix(".rules.toml")): self.rules_text})
+
+    @property
+    def linen_texts(self) -> Mapping[str, str]:
+        """The old files by path, with Linen classes that run the new ones.
+
+        Raises:
+            RewriteError: a file was changed since it was read.
+        """
+        return {} if self.make_linen_texts is None else self.make_linen_texts()
 
     def in_place(self, by_hand: Iterable[str] = ()) -> Mapping[str, str]:
         """The old files with the new classes in the place of the old ones.
@@ -218,7 +243,10 @@ class Rewrite:
 
     def pending(self) -> tuple[str, ...]:
         """The files that `write` would make or change."""
-        return tuple(map(str, changed_files(self._files())))
+        linen = [p for p, text in self.linen_texts.items() if is_changed(p, text)]
+        if self.as_linen and not linen:
+            return ()
+        return (*linen, *map(str, changed_files(self._files())))
 
     def _files(self, *, test: bool = False) -> dict[str, str]:
         files = dict(self.sources)

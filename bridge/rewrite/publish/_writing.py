@@ -56,9 +56,14 @@ def write_in_place(texts: Mapping[str, str], files: Mapping[str, str]) -> tuple[
     own = changed_files(files)
     _check(own)
     wanted = {pathlib.Path(path): text for path, text in texts.items()}
-    changed = {p: text for p, text in wanted.items() if p.read_bytes() != text.encode()} | own
+    changed = {p: text for p, text in wanted.items() if is_changed(p, text)} | own
     _replace(changed)
     return tuple(map(str, changed))
+
+
+def is_changed(path: pathlib.Path | str, text: str) -> bool:
+    """Whether a file has another text."""
+    return pathlib.Path(path).read_bytes() != text.encode()
 
 
 def _check(changed: Mapping[pathlib.Path, str]) -> None:
@@ -104,13 +109,13 @@ def _replace(changed: Mapping[pathlib.Path, str]) -> None:
             os.chmod(name, path.stat().st_mode if path.exists() else 0o666 & ~umask)
         try:
             for path, name in list(temporary.items()):
-                content = path.read_bytes() if path.exists() else None
+                before[path] = path.read_bytes() if path.exists() else None
                 os.replace(name, path)
-                before[path] = content
                 del temporary[path]
-        except OSError:
+        except BaseException:
+            # Also where the user interrupts it.
             for path, content in before.items():
-                path.unlink() if content is None else path.write_bytes(content)
+                path.unlink(missing_ok=True) if content is None else path.write_bytes(content)
             raise
     finally:
         for name in temporary.values():

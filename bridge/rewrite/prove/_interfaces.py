@@ -1,0 +1,176 @@
+"""Finds how a Linen class runs its NNX class: where its variables and its sizes are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from flax import linen as nn
+from flax.core import meta
+
+from bridge._conversion.collections import OUTPUTS
+from bridge._conversion.neutral import walk
+from bridge.port._rule_text import rules_of as compressed
+from bridge.rewrite.emit._linen_class import Interface, UnfitError, declared_methods
+from bridge.rewrite.observe._records import Instance, Path, Shape, below
+from bridge.rewrite.plan._plans import ClassPlan, Program
+
+from ._parts import first_calls
+from ._paths import Paths
+
+
+class Interfaces:
+    """The interfaces of the rewritten classes.
+
+    Args:
+        program: everything.
+        models: the NNX model of each run.
+    """
+
+    def __init__(self, program: Program, models: Mapping[int, Any]) -> None:
+        self.program = program
+        self._places = {run: Paths(program, run, model).places() for run, model in models.items()}
+
+    def of(self, plan: ClassPlan) -> Interface:
+        """The interface of a class.
+
+        Raises:
+            UnfitError: its variables or sizes are not found.
+        """
+        instances = [
+            each
+            for each in self.program.records.instances.values()
+            if each.cls is plan.cls and each.run in self._places
+        ]
+        called = [each for each in instances if first_calls(each)]
+        if not called:
+            raise UnfitError("no call of it was seen")
+        module = f"{self.program.new_modules[plan.cls.__module__]}:{plan.name}"
+        sizes: dict[str, tuple[str, str]] = {}
+        stored: dict[str, str] = {}
+        for name, size in plan.sizes.items():
+            values = [(each, size.values.get((each.run, each.path))) for each in called]
+            own, of_variables = self._of_call(name, values), self._of_variables(values)
+            if own is None:
+                raise UnfitError(f"no argument of its call tells {name}")
+            sizes[name] = own
+            if of_variables is not None and len(declared_methods(plan)) > 1:
+                stored[name] = of_variables
+        boxes = {
+            type(leaf)
+            for each in called
+            for _, leaf in walk(self._below(each))
+            if isinstance(leaf, meta.AxisMetadata)
+        }
+        return Interface(
+            module, self._paths(called), sizes, stored, nn.LogicallyPartitioned in boxes
+        )
+
+    def _below(self, instance: Instance) -> dict[str, Any]:
+        variables = self.program.records.variables[instance.run]
+        return {c: t for c, t in below(variables, instance.path).items() if c not in OUTPUTS}
+
+    def _paths(self, instances: Sequence[Instance]) -> dict[str, str]:
+        """The rules for paths below a class."""
+        pairs: dict[str, str] = {}
+        leaves: set[str] = set()
+        for instance in instances:
+            places, top = self._places[instance.run], instance.path
+            own = places.get(top, "")
+            prefix = f"{own}." if own else ""
+            leaves |= {
+                "/".join(path[:n])
+                for _, *path in (p for p, _ in walk(self._below(instance)))
+                for n in range(1, len(path) + 1)
+            }
+            for path, place in places.items():
+                if path[: len(top)] != top or path == top or not place.startswith(prefix):
+                    continue
+                linen = "/".join(path[len(top) :])
+                nnx = place[len(prefix) :]
+                default = _default(places, path)
+                if linen not in leaves or (place == default and linen not in pairs):
+                    continue
+                if pairs.setdefault(linen, nnx) != nnx:
+                    raise UnfitError(f"{linen} is at several NNX paths")
+        return compressed(pairs.items(), pairs.items(), leaves)
+
+    def _of_call(self, name: str, values: Sequence[tuple[Instance, Any]]) -> tuple[str, str] | None:
+        """The argument and the expression that tell a size in every call."""
+        left: list[tuple[str, str]] | None = None
+        for instance, value in values:
+            known = [*_dimensions(instance, first_calls(instance)[0]), *_fields(instance)]
+            own = [(a, t) for a, t, found in known if found == value]
+            left = own if left is None else [each for each in left if each in own]
+        first = name.removesuffix("_features")
+        distinct = {repr(value) for _, value in values}
+        if not left and len(distinct) == 1 and len(values) > 1:
+            # Not even other sizes change it.
+            return "", distinct.pop()
+        if not left and all(isinstance(value, tuple) and value for _, value in values):
+            return self._of_list(name, values)
+        return min(left or (), key=lambda each: each[0] != first, default=None)
+
+    def _of_list(self, name: str, values: Sequence[tuple[Instance, Any]]) -> tuple[str, str] | None:
+        """The same for layers one after the other, whose output sizes are a field."""
+        first = self._of_call(name, [(each, value[0]) for each, value in values])
+        for field in values[0][0].fields if first is not None else ():
+            sizes = [instance.fields.get(field) for instance, _ in values]
+            if first is not None and all(
+                isinstance(own, tuple | list) and tuple(own[:-1]) == value[1:]
+                for own, (_, value) in zip(sizes, values, strict=True)
+            ):
+                arguments = ", ".join(dict.fromkeys(filter(None, ("self", first[0]))))
+                return arguments, f"({first[1]}, *self.{field}[:-1])"
+        return None
+
+    def _of_variables(self, values: Sequence[tuple[Instance, Any]]) -> str | None:
+        """The expression of variables that tells a size in every instance."""
+        left: list[str] | None = None
+        for instance, value in values:
+            stacks = self.program.records.stacks_above(instance.run, instance.path)
+            variables = self.program.records.variables[instance.run]
+            inner = below(variables, instance.path, stacks)
+            own = [text for text, found in _axes(inner) if found == value]
+            left = own if left is None else [each for each in left if each in own]
+        return left[0] if left else None
+
+
+def _default(places: Mapping[Path, str], path: Path) -> str:
+    """Where a path is if only what is above it has another place."""
+    above = next(path[:n] for n in range(len(path) - 1, -1, -1) if path[:n] in places)
+    return ".".join(filter(None, (places[above], *path[len(above) :])))
+
+
+def _dimensions(instance: Instance, call: Any) -> Iterator[tuple[str, str, Any]]:
+    """Arguments of a call, and what expressions of their shapes are."""
+    function = getattr(instance.cls, call.method)
+    bound = inspect.signature(function).bind(None, *call.args, **call.kwargs)
+    for name, value in list(bound.arguments.items())[1:]:
+        if not isinstance(value, Shape):
+            continue
+        for axis in range(-1, -value.ndim - 1, -1):
+            yield name, f"{name}.shape[{axis}]", value.shape[axis]
+        for axis in range(value.ndim):
+            yield name, f"{name}.shape[{axis}]", value.shape[axis]
+        for axis in range(1, value.ndim):
+            yield name, f"{name}.shape[{axis}:]", value.shape[axis:]
+
+
+def _fields(instance: Instance) -> Iterator[tuple[str, str, Any]]:
+    """Fields of a module, and their values."""
+    for name, value in instance.fields.items():
+        if type(value) is int:
+            yield "self", f"self.{name}", value
+
+
+def _axes(variables: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Expressions for the axes of parameters."""
+    found: list[tuple[Path, Any]] = [
+        (path, leaf) for path, leaf in walk(meta.unbox(variables)) if path[0] == "params"
+    ]
+    for path, leaf in sorted(found, key=lambda each: (len(each[0]), each[0])):
+        place = "".join(f'["{name}"]' for name in path)
+        for axis, size in enumerate(leaf.shape):
+            yield f"variables{place}.shape[{axis}]", size

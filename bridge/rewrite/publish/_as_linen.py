@@ -1,0 +1,215 @@
+"""The old files with Linen classes that run the new NNX classes, for programs that stay Linen."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pathlib
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from flax import nnx
+
+from bridge.rewrite._failures import RewriteError, said
+from bridge.rewrite.emit._files import NewFile
+from bridge.rewrite.emit._linen_class import UnfitError, linen_class_text
+from bridge.rewrite.observe._entries import Entry, Varied
+from bridge.rewrite.plan._function_plans import FunctionPlan
+from bridge.rewrite.plan._plans import ClassPlan, Program
+from bridge.rewrite.prove._build import Maker, importable
+from bridge.rewrite.prove._draws import streams
+from bridge.rewrite.prove._interfaces import Interfaces
+from bridge.rewrite.prove._linen_check import fault
+from bridge.rewrite.prove._pairing import made
+from bridge.rewrite.prove._parts import entry_of, first_calls
+from bridge.rewrite.syntax._source import Edit, Source, bound_in, is_import
+
+from ._writing import shown_path
+
+
+class AsLinen:
+    """What `write` writes with `as_linen=True`, besides the new files.
+
+    Args:
+        program: everything, proven.
+        entries: how the models are made and called.
+        varied: runs with other fields, or other sizes.
+        files: the new files.
+        texts: file and text by the new module's name.
+        told: is given a line about what goes on.
+
+    Attributes:
+        exported: the classes that run NNX classes.
+        left: why other classes stay as they are, by name.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        entries: Sequence[Entry],
+        varied: Sequence[Varied],
+        files: Sequence[NewFile],
+        texts: Mapping[str, tuple[str, str]],
+        told: Callable[[str], None],
+    ) -> None:
+        self.program, self.entries, self.varied = program, entries, varied
+        self.files, self._texts, self._told = files, texts, told
+        self.left: dict[str, str] = {}
+        self._pieces: dict[type, str] = {}
+        self._find()
+
+    @property
+    def exported(self) -> tuple[str, ...]:
+        """Their names."""
+        return tuple(cls.__name__ for cls in self._pieces)
+
+    def texts(self) -> dict[str, str]:
+        """The new texts of the old files by path.
+
+        Raises:
+            RewriteError: a file was changed since it was read.
+        """
+        changed = [
+            shown_path(f.source.file) for f in self.files if _read(f.source.file) != f.source.data
+        ]
+        if changed:
+            raise RewriteError(
+                "the files were changed since they were read", changed, "Run the rewriter again."
+            )
+        return {
+            f.source.file: self._text(f)
+            for f in self.files
+            if any(plan.cls in self._pieces for plan in f.plans)
+        }
+
+    def _find(self) -> None:
+        with importable(self._texts):
+            modules = {f.module: importlib.import_module(f.name) for f in self.files}
+            maker = Maker(self.program, modules)
+            runs = [*range(self.program.entries), *(each.run for each in self.varied)]
+            models: dict[int, Any] = {}
+            for run in runs:
+                root = self.program.records.instances[(run, ())]
+                try:
+                    models[run] = made(maker, root)
+                except Exception:
+                    # The proof has told that.
+                    continue
+            interfaces = Interfaces(self.program, models)
+        for plan in self._candidates():
+            try:
+                self._pieces[plan.cls] = linen_class_text(plan, interfaces.of(plan))
+            except UnfitError as error:
+                self.left[plan.name] = str(error)
+        while (failed := self._failed()) is not None:
+            cls, why = failed
+            del self._pieces[cls]
+            self.left[cls.__name__] = why
+
+    def _candidates(self) -> Iterable[ClassPlan]:
+        by_file = {f.source: f for f in self.files}
+        rewritten = {p.cls for p in self.program.plans.values() if p.refusal is None}
+        for plan in self.program.plans.values():
+            if plan.refusal is not None or isinstance(plan, FunctionPlan):
+                continue
+            file = by_file[plan.source]
+            derived = [
+                each.__name__
+                for each in plan.cls.__subclasses__()
+                if each not in rewritten and _is_global(each)
+            ]
+            if plan.layer is not None:
+                self.left[plan.name] = f"it derives from {plan.layer.__name__} of Flax"
+            elif plan.node not in file.source.tree.body:
+                self.left[plan.name] = "it is not at the top of its file"
+            elif derived:
+                self.left[plan.name] = f"{derived[0]} derives from it"
+            elif self.program.notes_of(plan):
+                self.left[plan.name] = "it needs review"
+            else:
+                yield plan
+
+    def _failed(self) -> tuple[type, str] | None:
+        """A class that differs, and how; None if all are proven."""
+        if not self._pieces:
+            return None
+        self._told("proving the Linen classes that run NNX classes")
+        own = {f.module: (f.source.file, self._text(f)) for f in self.files}
+        keys = streams(self.program)
+        with importable({**own, **self._texts}), nnx.use_eager_sharding(False):
+            try:
+                modules = {f.module: importlib.import_module(f.module) for f in self.files}
+            except Exception as error:
+                first = next(iter(self._pieces))
+                return first, f"the new text raised {said(error)}"
+            classes = {
+                plan.cls: getattr(modules[plan.cls.__module__], plan.name)
+                for plan in self.program.plans.values()
+                if not isinstance(plan, FunctionPlan)
+                and plan.cls.__module__ in modules
+                and hasattr(modules[plan.cls.__module__], plan.name)
+            }
+            for cls in self._pieces:
+                for entry in self._entries_of(cls):
+                    why = fault(entry, classes, keys)
+                    if why is not None:
+                        return cls, why
+            for entry in self.entries:
+                why = fault(entry, classes, keys)
+                if why is not None:
+                    return next(iter(self._pieces)), f"the whole program differs: {why}"
+        return None
+
+    def _entries_of(self, cls: type) -> Iterable[Entry]:
+        """Calls of a class by itself."""
+        records = self.program.records
+        seen: set[str] = set()
+        roots = [*zip(range(self.program.entries), self.entries, strict=True)]
+        roots += [(each.run, each.entry) for each in self.varied]
+        for run, entry in roots:
+            if records.instances[(run, ())].cls is cls:
+                yield entry
+                seen.add("")
+        for instance in records.instances.values():
+            if instance.cls is not cls or not instance.path:
+                continue
+            for called in first_calls(instance):
+                key = repr((instance.fields, called.method, called.args, called.kwargs))
+                entry = None if key in seen else entry_of(self.program, instance, called)
+                seen.add(key)
+                if entry is not None:
+                    yield entry
+
+    def _text(self, file: NewFile) -> str:
+        """An old file with the new Linen classes in it."""
+        source = file.source
+        edits = [
+            Edit(source.start(plan.node), source.end(plan.node), self._pieces[plan.cls])
+            for plan in file.plans
+            if plan.cls in self._pieces
+        ]
+        imports = [node for node in source.tree.body if is_import(node)]
+        if edits and not any("bridge" in bound_in(node) for node in imports):
+            edits.append(_import_of_bridge(source, imports))
+        return source.stretch(0, len(source.data), edits)
+
+
+def _is_global(cls: type) -> bool:
+    """Whether a program can name a class: not one that a lifted transform has made."""
+    return getattr(sys.modules.get(cls.__module__), cls.__name__, None) is cls
+
+
+def _import_of_bridge(source: Source, imports: Sequence[ast.stmt]) -> Edit:
+    """`import bridge` behind the last import of Flax."""
+    flax = [n for n in imports if ast.unparse(n).startswith(("from flax", "import flax"))]
+    last = (flax or imports)[-1]
+    place = source.offset((last.end_lineno or last.lineno) + 1, 0)
+    return Edit(place, place, "import bridge\n")
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        return pathlib.Path(path).read_bytes()
+    except OSError:
+        return None
