@@ -6,8 +6,6 @@ import ast
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from flax import linen as nn
-
 from bridge.rewrite.plan._function_plans import functions_in
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._refusals import NotRewritableError
@@ -97,8 +95,7 @@ def _choice_of(method: Method, node: ast.AST) -> DeadChoice | None:
 
 
 def _makes(method: Method, node: ast.Call) -> bool:
-    value = method.references.value_of(node.func)
-    if isinstance(value, type) and issubclass(value, nn.Module):
+    if method.references.makes_layer(node.func):
         return True
     lines = method.program.records.lines.get(method.source.file, set())
     return (isinstance(node.func, ast.Call) and node.lineno not in lines) or (

@@ -35,6 +35,7 @@ class Conditions:
         ]
         body = node.body if isinstance(node, ast.If) else []
         needed = any(bound_in(s) & self.method.used for s in body)
+        needed |= self.method.kept.has_updates(node)
         if not slots and not needed:
             return (
                 "True"

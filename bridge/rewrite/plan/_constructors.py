@@ -201,6 +201,11 @@ class Constructor:
             own = functools.partial(self._own_size, name=name)
             if any(own(making) is not None for making in self.slot.makings):
                 yield name, self.size(name, own)
+            elif (place := self._place(name)) is not None and (
+                # No run needed it, as a loop without turns does not.
+                text := self.method.kept.given_to(self.slot, place, [])
+            ):
+                yield name, text
 
     def _own_size(self, making: Making, name: str) -> Any:
         plan = self.program.plan_of(self.program.records.base_of(making.cls))
@@ -304,14 +309,21 @@ class Constructor:
             return text
         return self.method.solve(makings, values, hint, self.slot.loops, self.node)
 
-    def _called_with(self, name: str, records: Sequence[tuple[Making, Any]]) -> int | str | None:
-        """The argument of the call whose last dimension a size is, None for another size."""
+    def _place(self, name: str) -> int | None:
+        """The place of the argument that a size has its name of, None for another size."""
         plans = [self.program.plan_of(cls) for cls in self.classes]
         names = plans[0].call_arguments if plans and plans[0] is not None else []
         own = name.removesuffix("_features")
-        place = names.index(own) if own in names else 0
-        if names and own not in names and name != "in_features":
+        if own in names:
+            return names.index(own)
+        return 0 if not names or name == "in_features" else None
+
+    def _called_with(self, name: str, records: Sequence[tuple[Making, Any]]) -> int | str | None:
+        """The argument of the call whose last dimension a size is, None for another size."""
+        place = self._place(name)
+        if place is None:
             return None
+        own = name.removesuffix("_features")
         for making, value in records:
             instance = self.program.records.instances.get((making.run, making.path or ()))
             call = next(iter(instance.uses if instance is not None else ()), None)

@@ -19,7 +19,7 @@ from flax import linen as nn
 
 from bridge.rewrite.observe._records import Making, Shape
 from bridge.rewrite.syntax._evaluate import KNOWN_CALLS
-from bridge.rewrite.syntax._source import Source, bound_in, is_self, items_of, names_in
+from bridge.rewrite.syntax._source import Source, bound_in, is_self, items_of
 
 from ._plans import Slot
 from ._references import References
@@ -85,6 +85,13 @@ class Item(Size):
 
     variable: str
     index: ast.expr | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Total(Size):
+    """All items of a list of sizes together."""
+
+    variable: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,6 +196,7 @@ class Facts(NamedTuple):
         lists: the layers that it makes in lists, by attribute.
         is_apart: whether the layers are made elsewhere, where no variable follows a call.
         is_function: slot -> whether it is the call of a function that makes layers.
+        lines: the lines of the file that ran.
     """
 
     arguments: Sequence[str]
@@ -205,6 +213,7 @@ class Facts(NamedTuple):
     lists: Mapping[str, Made]
     is_apart: bool
     is_function: Callable[[Slot], bool]
+    lines: Collection[int]
 
 
 class Flow:
@@ -265,7 +274,16 @@ class Flow:
                 return False
         return True
 
+    def _is_dead(self, node: ast.stmt) -> bool:
+        """Whether a statement never ran and makes layers: the new program raises there."""
+        if node.lineno in self._facts.lines:
+            return False
+        made = (e for e in ast.walk(node) if isinstance(e, ast.Call) and e not in self._facts.slots)
+        return any(self._facts.references.makes_layer(each.func) for each in made)
+
     def _statement(self, node: ast.stmt) -> bool:
+        if self._is_dead(node):
+            return False
         match node:
             case ast.Assign():
                 for target in node.targets:
@@ -379,10 +397,16 @@ class Flow:
             is_known: whether a constructor knows which one runs.
             test: the condition of the first of two.
         """
-        before = dict(self._names)
-        # Inside of the branches a size still is what it is known by.
+        known = dict(self._names)
         self._keep_before(node, set().union(*map(bound_in_all, blocks)))
-        before = {k: v if before.get(k) is None else before[k] for k, v in self._names.items()}
+        # Inside of the branches a size still is what it is known by, but by a variable set here.
+        changed = {name for name, value in self._names.items() if value is not known.get(name)}
+        before = {
+            name: value
+            if known.get(name) is None or variables_of(known[name]) & changed
+            else known[name]
+            for name, value in self._names.items()
+        }
         ends: list[dict[str, Known]] = []
         number = len(self.updates)
         for block in blocks:
@@ -502,8 +526,13 @@ class Flow:
         self._names[name] = Kept(name)
 
     def _keep_before(self, node: ast.stmt, bound: set[str]) -> None:
-        """Sets the variables of what a branch or loop sets, before it."""
-        for name in sorted(bound & self._kept):
+        """Sets the variables of what a block sets, or what is written with it, before the block."""
+        written = {
+            name
+            for name, value in self._names.items()
+            if isinstance(value, Size) and not _is_stable(value, bound)
+        }
+        for name in sorted((bound | written) & self._kept):
             value = self._names.get(name)
             if isinstance(value, Size) and value != Kept(name):
                 self._set(Update(name, value, "set", node, is_before=True))
@@ -531,7 +560,8 @@ class Flow:
         self._rebind(name, node)
         self._numbers.discard(name)
         is_other = any(isinstance(e, Kept) and e.variable != name for e in parts_of(value))
-        if any(isinstance(e, Item) for e in parts_of(value)) or (is_other and name in self._kept):
+        of_list = any(isinstance(each, Item | Total) for each in parts_of(value))
+        if of_list or (is_other and name in self._kept):
             # The list, or the other variable, is another one later.
             self._kept.add(name)
             self._set(Update(name, value, "set", node, is_before=False))
@@ -760,6 +790,8 @@ class Flow:
         if axis is None and len(node.args) > 1:
             axis = node.args[1]
         parts = node.args[0] if node.args else None
+        if isinstance(parts, ast.Name) and self._names.get(parts.id) is list:
+            return Total(parts.id) if axis is not None and _is_last(axis) else None
         if not isinstance(parts, ast.List | ast.Tuple):
             self._children(node)
             return None
@@ -913,12 +945,12 @@ def parts_of(size: Any) -> Iterator[Any]:
 
 def variables_of(size: Any) -> set[str]:
     """The names of the program beside which a size needs variables."""
-    return {e.variable for e in parts_of(size) if isinstance(e, Kept | Item)}
+    return {e.variable for e in parts_of(size) if isinstance(e, Kept | Item | Total)}
 
 
 def has_several_origins(size: Any) -> bool:
     """Whether no single expression of the program gives a size."""
-    return any(isinstance(each, Kept | Item | Choice) for each in parts_of(size))
+    return any(isinstance(each, Kept | Item | Total | Choice) for each in parts_of(size))
 
 
 def bound_in_all(statements: Sequence[ast.stmt]) -> set[str]:
@@ -990,9 +1022,19 @@ def _is_stable(size: Any, bound: set[str]) -> bool:
     for each in parts_of(size):
         nodes = [getattr(each, name, None) for name in ("node", "index", "sequence")]
         nodes += [each.test] if isinstance(each, Choice) else []
-        if any(names_in(node) & bound for node in nodes if isinstance(node, ast.AST)):
+        # Sizes stand in the place of these.
+        parts = {part for part, _ in each.parts} if isinstance(each, Computed) else set()
+        if any(_names_outside(node, parts) & bound for node in nodes if node is not None):
             return False
     return True
+
+
+def _names_outside(node: ast.AST, parts: set[ast.expr]) -> set[str]:
+    """The names in an expression, but for those in parts of it."""
+    if node in parts:
+        return set()
+    own = {node.id} if isinstance(node, ast.Name) else set[str]()
+    return own.union(*(_names_outside(each, parts) for each in ast.iter_child_nodes(node)))
 
 
 def _is_keeping(value: Any) -> bool:

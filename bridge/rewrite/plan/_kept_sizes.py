@@ -27,6 +27,7 @@ from ._flow import (
     Made,
     Size,
     Sum,
+    Total,
     Update,
     Written,
     is_same,
@@ -108,6 +109,7 @@ class KeptSizes:
                 lists,
                 is_apart,
                 self._is_function,
+                method.program.records.lines.get(method.source.file, ()),
             ),
         )
 
@@ -248,6 +250,12 @@ class KeptSizes:
         """The last dimension of `x.shape`, where it is followed."""
         return None if self._method.is_setup else self._text_of(self.flow.shapes.get(node))
 
+    def has_updates(self, node: ast.AST) -> bool:
+        """Whether the constructor sets a variable of its own inside of a statement."""
+        inside = set(ast.walk(node))
+        updates = self.flow.updates if self.names else ()
+        return any(e.variable in self.names and e.statement in inside for e in updates)
+
     def updates(self, statement: ast.stmt, *, before: bool) -> list[str]:
         """What the constructor does before or behind a statement, to keep sizes."""
         found: list[str] = []
@@ -328,6 +336,8 @@ class KeptSizes:
             case Item(variable=variable, index=index):
                 taken = ".pop()" if index is None else f"[{text(index, ())}]"
                 return f"{self.names[variable]}{taken}"
+            case Total(variable=variable):
+                return f"sum({self.names[variable]})"
             case Sum(parts=parts):
                 return " + ".join(operand(self._text(each), _SUM) for each in parts)
             case Computed(node=node, parts=parts, source=source):

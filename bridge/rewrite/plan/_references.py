@@ -12,7 +12,7 @@ from flax import linen as nn
 from flax import nnx
 from flax.linen import partitioning
 
-from bridge.rewrite.syntax._source import Edit, Source, is_free
+from bridge.rewrite.syntax._source import FUNCTIONS, Edit, Source, bound_in, is_free
 
 from ._layers import field_order, layer_of
 from ._plans import Program
@@ -142,6 +142,20 @@ class References:
             value = self.value_of(node)
             return callable(value) and not isinstance(value, type)
         return isinstance(node, ast.Lambda)
+
+    def makes_layer(self, function: ast.expr) -> bool:
+        """Whether what is called is a class of layers, or a local partial of one."""
+        own = next((a for a in self.source.ancestors(function) if isinstance(a, FUNCTIONS)), None)
+        named = [function]
+        if isinstance(function, ast.Name) and own is not None:
+            bound = [each for each in ast.walk(own) if isinstance(each, ast.Assign)]
+            values = [each.value for each in bound if function.id in bound_in(each.targets[0])]
+            partials = [
+                e for e in values if isinstance(e, ast.Call) and self.is_partial(e) and e.args
+            ]
+            named += [each.args[0] for each in partials]
+        classes = [self.value_of(each) for each in named]
+        return any(isinstance(each, type) and issubclass(each, nn.Module) for each in classes)
 
     def is_partial(self, node: ast.Call) -> bool:
         """Whether a call makes a `functools.partial`."""

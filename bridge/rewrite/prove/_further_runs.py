@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 import sys
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from bridge.rewrite.emit._dead import dead_blocks, dead_choices
 from bridge.rewrite.observe._entries import Entry, shaped
@@ -18,17 +19,20 @@ from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._plans import ClassPlan, Program
 from bridge.rewrite.plan._references import References
 from bridge.rewrite.plan._refusals import NotRewritableError
+from bridge.rewrite.syntax._source import is_self
 
 from ._other_values import compared_words, other_values, types_of
 from ._parts import entry_of, first_calls
 
-_MOST_RUNS = 20
+_MOST_RUNS = 30
 # By which a branch uses the weights of other layers.
 _OF_WEIGHTS = ("apply", "variables")
 
 
 def run_further(program: Program, entries: Sequence[Entry], watch: Watch) -> bool:
-    """Runs each class that has such layers by itself, with one field changed at a time.
+    """Runs each class that has such layers by itself, with other fields.
+
+    One field is changed at a time, and then those together that conditions around a layer read.
 
     Args:
         program: everything.
@@ -46,10 +50,19 @@ def run_further(program: Program, entries: Sequence[Entry], watch: Watch) -> boo
         entry = next(_entries(program, plan, entries), None)
         if entry is None or not _has_unmade(program, plan):
             continue
-        for changed in _changed(plan, entry, words):
-            # Where Linen refuses a value there is nothing to see.
-            with contextlib.suppress(Exception):
-                run(watch, changed, *entry.called)
+        unmade = dict.fromkeys(_unmade(program, plan))
+        values = _values(plan, entry.make(), words)
+        # The first other value of each field, then the second of each.
+        single = [[{name: each} for each in others] for name, others in values.items()]
+        turns = (each for turn in itertools.zip_longest(*single) for each in turn if each)
+        for fields in itertools.islice(turns, _MOST_RUNS):
+            _run(watch, entry, fields)
+        for each in unmade:
+            own = {name: values[name] for name in sorted(each.fields) if name in values}
+            for fields in itertools.islice(_together(own), _MOST_RUNS):
+                if each.line in program.records.lines.get(plan.source.file, set()):
+                    break
+                _run(watch, entry, fields)
     return len(watch.records.variables) > before
 
 
@@ -65,14 +78,65 @@ def _has_unmade(program: Program, plan: ClassPlan) -> bool:
     read = (n for n in ast.walk(plan.node) if isinstance(n, ast.Attribute))
     if any(n.attr in _OF_WEIGHTS and n.lineno not in lines for n in read):
         return True
-    references = References(program, plan.source, vars(sys.modules[plan.cls.__module__]))
     try:
-        methods = [
-            Method(program, plan, node, references, made_text) for node in plan.methods.values()
-        ]
+        methods = _methods(program, plan)
         return any(dead_blocks(each) or dead_choices(each) for each in methods)
     except NotRewritableError:
         return True
+
+
+def _methods(program: Program, plan: ClassPlan) -> list[Method]:
+    references = References(program, plan.source, vars(sys.modules[plan.cls.__module__]))
+    return [Method(program, plan, node, references, made_text) for node in plan.methods.values()]
+
+
+class _Unmade(NamedTuple):
+    """A layer or parameter that no run made.
+
+    Attributes:
+        line: that of its statement; None if that ran, and chose another layer or none.
+        fields: what the conditions around it read.
+    """
+
+    line: int | None
+    fields: frozenset[str]
+
+
+def _unmade(program: Program, plan: ClassPlan) -> Iterator[_Unmade]:
+    lines = program.records.lines.get(plan.source.file, set())
+    for method in _methods(program, plan):
+        for node in ast.walk(method.node):
+            if not isinstance(node, ast.Call) or node in plan.slots:
+                continue
+            is_state = is_self(node.func) and node.func.attr in ("param", "variable")  # pyright: ignore
+            if not is_state and not method.references.makes_layer(node.func):
+                continue
+            asked: list[ast.expr] = []
+            for each in plan.source.ancestors(node):
+                if isinstance(each, ast.If | ast.IfExp):
+                    asked.append(each.test)
+                elif isinstance(each, ast.Match):
+                    asked += [each.subject, *(c.guard for c in each.cases if c.guard)]
+            read = [e for test in asked for e in ast.walk(test) if is_self(e)]
+            line = plan.source.statement_of(node).lineno
+            yield _Unmade(
+                None if line in lines else line,
+                frozenset(each.attr for each in read),  # pyright: ignore
+            )
+
+
+def _run(watch: Watch, entry: Entry, fields: Mapping[str, Any]) -> None:
+    # Where Linen refuses a value there is nothing to see.
+    with contextlib.suppress(Exception):
+        run(watch, entry.make().clone(**fields), *entry.called)
+
+
+def _together(values: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Several fields with other values, the fewest changes first."""
+    for number in range(2, len(values) + 1):
+        for names in itertools.combinations(values, number):
+            for each in itertools.product(*(values[name] for name in names)):
+                yield dict(zip(names, each, strict=True))
 
 
 def _entries(program: Program, plan: ClassPlan, entries: Sequence[Entry]) -> Iterator[Entry]:
@@ -86,18 +150,13 @@ def _entries(program: Program, plan: ClassPlan, entries: Sequence[Entry]) -> Ite
                 yield from (each for each in made if each is not None)
 
 
-def _changed(plan: ClassPlan, entry: Entry, words: Any) -> Iterator[Any]:
-    model = entry.make()
+def _values(plan: ClassPlan, model: Any, words: Any) -> dict[str, list[Any]]:
+    """Other values of each field."""
     types = types_of(plan.cls)
-    names = [field.name for field in plan.fields]
-    found = [
-        (name, each)
-        for name in names
-        for others in other_values(getattr(model, name, None), types.get(name), name, words)
-        for each in others
-    ]
-    for name, value in found[:_MOST_RUNS]:
-        try:
-            yield model.clone(**{name: value})
-        except Exception:
-            continue
+    found = {
+        field.name: other_values(
+            getattr(model, field.name, None), types.get(field.name), field.name, words
+        )
+        for field in plan.fields
+    }
+    return {name: [each for others in own for each in others] for name, own in found.items()}

@@ -12,13 +12,13 @@ from typing import Any
 
 from flax import linen as nn
 
-_NONE: Mapping[str, Collection[str]] = types.MappingProxyType({})
+_NONE: Mapping[str, Collection[str | int]] = types.MappingProxyType({})
 # For a field that is None, by what its annotation names.
-_FOR_NONE = (("bool", True), ("int", 6), ("float", 0.5))
+_FOR_NONE = (("bool", True), ("int", 6), ("int", 5), ("float", 0.5))
 
 
-Words = Mapping[str, Collection[str]]
-"""The strings that a program compares with what has a name, by that name."""
+Words = Mapping[str, Collection[str | int]]
+"""The texts and integers that a program compares with what has a name, by that name."""
 
 
 def other_values(
@@ -30,7 +30,7 @@ def other_values(
         value: the field's value.
         annotation: its type, where it is known: it says what may stand in the place of None.
         name: the field's name.
-        words: what strings may be.
+        words: what the program compares with fields.
     """
     if not dataclasses.is_dataclass(value) or isinstance(value, type | nn.Module):
         return [list(_others(value, annotation, words.get(name, ())))]
@@ -43,13 +43,13 @@ def other_values(
     ]
 
 
-def compared_words(trees: Iterable[ast.AST]) -> dict[str, list[str]]:
-    """The strings that files compare with a name, as `self.norm == "layer"` and `match` do.
+def compared_words(trees: Iterable[ast.AST]) -> dict[str, list[str | int]]:
+    """What files compare with a name, as `self.norm == "layer"`, `self.depth > 1` and `match` do.
 
     Args:
         trees: the files.
     """
-    found: dict[str, list[str]] = {}
+    found: dict[str, list[str | int]] = {}
     for node in (node for tree in trees for node in ast.walk(tree)):
         match node:
             case ast.Compare():
@@ -60,12 +60,13 @@ def compared_words(trees: Iterable[ast.AST]) -> dict[str, list[str]]:
                 names, values = [node.slice], [each for each in table.keys if each is not None]
             case _:
                 continue
-        words = [
+        constants = [
             each.value
             for value in values
             for each in ast.walk(value)
-            if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            if isinstance(each, ast.Constant)
         ]
+        words = [each for each in constants if isinstance(each, str) or type(each) is int]
         for each in names:
             own = getattr(each, "attr", getattr(each, "id", None))
             if own is not None:
@@ -73,7 +74,9 @@ def compared_words(trees: Iterable[ast.AST]) -> dict[str, list[str]]:
     return found
 
 
-def _others(value: Any, annotation: Any, words: Collection[str]) -> Iterator[Any]:
+def _others(value: Any, annotation: Any, compared: Collection[str | int]) -> Iterator[Any]:
+    words = [each for each in compared if isinstance(each, str)]
+    numbers = [each for each in compared if isinstance(each, int)]
     allowed = typing.get_args(annotation)
     if typing.get_origin(annotation) is typing.Literal:
         yield from (each for each in allowed if each != value)
@@ -95,6 +98,10 @@ def _others(value: Any, annotation: Any, words: Collection[str]) -> Iterator[Any
             yield value * 2
         if value > 1:
             yield value - 1
+        # On the other side of what a condition asks for.
+        known = (value, value + 1, value * 2, value - 1)
+        edges = (own + step for own in numbers for step in (0, 1, -1))
+        yield from (each for each in dict.fromkeys(edges) if each not in known and each >= 0)
     elif isinstance(value, float):
         yield value / 2 if value else 0.25
     elif type(value) in (list, tuple) and all(type(each) is int for each in value):
