@@ -133,7 +133,7 @@ class Implementation:
         module, _, name = self._nnx_class.partition(":")
         return getattr(importlib.import_module(module), name)
 
-    def run(self, linen: Any, method: str, bound: inspect.BoundArguments) -> Any:
+    def run(self, linen: nn.Module, method: str, bound: inspect.BoundArguments) -> Any:
         """Calls a method of the NNX module in the scope of a Linen module.
 
         Args:
@@ -197,7 +197,7 @@ def is_implemented(cls: type) -> bool:
     return hasattr(cls, _ATTRIBUTE)
 
 
-def as_nnx(value: Any) -> Any:
+def as_nnx(value: object) -> Any:
     """A field of a Linen module as the NNX module takes it: Linen classes in it are NNX classes."""
     if isinstance(value, nn.Module):
         remedy = "give a class, or a function that makes it"
@@ -222,7 +222,7 @@ def as_nnx(value: Any) -> Any:
     return given
 
 
-def _partitioned(variable: Any) -> Any:
+def _partitioned(variable: nnx.Variable[Any]) -> Any:
     """A Variable as Linen's own initialisers box it."""
     names = variable.get_metadata().get("out_sharding")
     if names is None:
@@ -231,7 +231,7 @@ def _partitioned(variable: Any) -> Any:
     return made(variable.get_value(), tuple(names))
 
 
-def _logical(variable: Any) -> Any:
+def _logical(variable: nnx.Variable[Any]) -> Any:
     boxed: Any = _partitioned(variable)
     is_boxed = type(boxed) is nn.Partitioned
     return nn.LogicallyPartitioned(boxed.value, boxed.names) if is_boxed else boxed
@@ -249,7 +249,7 @@ def _running(name: str, declared: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def _fields(linen: Any) -> dict[str, Any]:
+def _fields(linen: nn.Module) -> dict[str, Any]:
     return {
         name: getattr(linen, name)
         for name, field in linen.__dataclass_fields__.items()
