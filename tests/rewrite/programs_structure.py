@@ -1133,6 +1133,31 @@ class Model(nn.Module):
         [{"width": 3, "depth": 2}, {"depth": 1}],
     ),
 }
+RATES = {
+    "dropout with a rate that a call decides": Program(
+        """
+def dropped(x, rate, train):
+    return nn.Dropout(rate, (1,))(nn.Dense(5)(x), not train)
+
+
+class Model(nn.Module):
+    width: int = 6
+    rate: float = 0.5
+    depth: int = 2
+
+    @nn.compact
+    def __call__(self, x, rate=None, train=False):
+        if rate is None:
+            rate = self.rate
+        for i in range(self.depth):
+            x = nn.Dense(self.width)(x)
+            own = rate / (i + 1)
+            x = nn.Dropout(rate=own, broadcast_dims=(0,))(x, deterministic=not train)
+        return dropped(x, rate, train)
+""",
+        [{"width": 3}, {"depth": 3}, {"rate": 0.0}],
+    ),
+}
 PROGRAMS = {
     **HELD,
     **FUNCTIONS,
@@ -1150,4 +1175,5 @@ PROGRAMS = {
     **FIELDS,
     **BLOCKS,
     **TIES,
+    **RATES,
 }

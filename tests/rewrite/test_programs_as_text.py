@@ -426,3 +426,19 @@ def test_what_only_linen_has_is_to_be_reviewed_where_it_did_not_run(rewritten):
     (found,) = rewritten(Program(TIED)).result.classes
     assert found.level == "needs review"
     assert "self.decoder.apply is read in a branch that did not run" in found.notes[0]
+
+
+def test_the_rate_of_dropout_may_be_an_argument_of_a_call(rewritten):
+    (program,) = programs_structure.RATES.values()
+    found = rewritten(program)
+    (x,) = inputs_of(program)
+    linen, keys = found.old.Model(), {**KEYS, "dropout": jax.random.key(3)}
+    variables = linen.init(keys, x)
+    model = found.new.Model(**found.result.sizes[0], rngs=nnx.Rngs(0))
+    with_weights(model, variables)
+    for rate in (0.0, 1.0):
+        expected = linen.apply(variables, x, rate=rate, train=True, rngs=keys)
+        np.testing.assert_array_equal(model(x, rate=rate, train=True), expected)
+    drawn = [np.asarray(model(x, rate=0.3, train=True) == 0) for _ in range(8)]
+    assert np.any(drawn)
+    assert len({mask.tobytes() for mask in drawn}) > 1

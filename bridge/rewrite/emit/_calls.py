@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from bridge.rewrite.plan._cells import carry_edits
 from bridge.rewrite.plan._function_plans import called_function
-from bridge.rewrite.plan._layers import CALL_RENAMES
+from bridge.rewrite.plan._layers import CALL_RENAMES, field_order
 from bridge.rewrite.plan._method_plans import MethodPlan
 from bridge.rewrite.plan._options import STACKS
 from bridge.rewrite.plan._plans import Slot
@@ -67,6 +67,8 @@ class Calls:
         for slot in self.method.slots:
             if slot.outer is None:
                 found += self._slot(slot)
+        for slot in self.method.own_slots:
+            found += self._made_here(slot)
         found += self._headers
         found += function_edits(self.method)
         found += self._signature()
@@ -103,6 +105,15 @@ class Calls:
         around = self.source.parents[slot.node]
         if slot.kind == "variable" and isinstance(around, ast.Attribute) and around.attr == "value":
             yield Edit(self.source.end(slot.node), self.source.end(around), "[...]")
+
+    def _made_here(self, slot: Slot) -> Iterator[Edit]:
+        """A layer that the call makes, which draws from `self.rngs`."""
+        (cls,) = {making.cls for making in slot.makings if making.cls is not None}
+        for name, each in list(zip(field_order(cls), slot.node.args, strict=False))[1:]:
+            yield Edit(self.source.start(each), self.source.start(each), f"{name}=")
+        slot.modes["rngs"] = "self.rngs"
+        for call in calls_of(self.plan, slot):
+            yield from self.adapted(slot, call)
 
     def _lifted(self, slot: Slot, call: ast.Call) -> Iterator[Edit]:
         """A call of a layer under lifted transforms."""
@@ -213,7 +224,7 @@ class Calls:
                     begin = self.source.offset(keyword.lineno, keyword.col_offset)
                     end = begin + len(keyword.arg)
                     yield Edit(begin, end, layer.call_renames[keyword.arg])
-        names = {k.arg for k in call.keywords}
+        names = {CALL_RENAMES.get(str(k.arg), k.arg) for k in call.keywords}
         if layer is not None:
             by_position = set(layer.call[: len(call.args)])
             names |= by_position

@@ -31,7 +31,7 @@ def dead_blocks(method: Method) -> list[list[ast.stmt]]:
     """
     found: list[list[ast.stmt]] = []
     lines = method.program.records.lines.get(method.source.file, set())
-    made = {s.node for s in method.slots}
+    made = {s.node for s in (*method.slots, *method.own_slots)}
     apart = functions_in(method.program, method.source, method.node)
     for node in ast.walk(method.node):
         if (

@@ -65,6 +65,8 @@ class FunctionText:
             raise NotRewritableError("function-given-module", self.node)
         body = self._body(edits, [name for name in stored if name in self._set_anew])
         made = [f"        self.{name} = {name}" for name in stored if name in plan.known]
+        if any("self.rngs" in edit.text for edit in edits):
+            made.append("        self.rngs = rngs.fork()")
         text = as_text(method.lines, 8, self._unit)
         given = ", ".join(
             ["self", *(self._argument(n) for n in plan.arguments if n not in plan.known)]

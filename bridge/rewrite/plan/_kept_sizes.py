@@ -96,7 +96,7 @@ class KeptSizes:
             method.node,
             Facts(
                 taint.arguments,
-                {slot.node: slot for slot in method.slots},
+                {slot.node: slot for slot in (*method.slots, *method.own_slots)},
                 method.source,
                 method.references,
                 touches,

@@ -43,7 +43,8 @@ class Method:
 
     Attributes:
         taint: which names depend on the call's arguments.
-        slots: what is made in it.
+        slots: what it leaves to the constructor to make.
+        own_slots: what each of its calls makes.
         sizes: how their sizes are told.
         used: local names that the constructor needs.
     """
@@ -59,7 +60,9 @@ class Method:
         self.program, self.plan, self.node, self.references = program, plan, node, references
         self.source, self.made_by = plan.source, made
         self.namespace: Mapping[str, Any] = references.namespace
-        self.slots = [slot for slot in plan.slots.values() if slot.method is node]
+        slots = [slot for slot in plan.slots.values() if slot.method is node]
+        self.slots = [slot for slot in slots if not slot.in_call]
+        self.own_slots = [slot for slot in slots if slot.in_call]
         self.is_setup = node.name == "setup"
         self.taint = taint_of(plan, node)
         self.sizes = Sizes(Candidates(program, plan, node, self.taint), plan)

@@ -7,15 +7,19 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from flax import linen as nn
+
+from bridge._train_eval import MODE_FIELDS
+
 from ._body import Slice
 from ._class_checks import check_class
 from ._computed import Computed
 from ._constructors import made_text
 from ._containers import is_apart
-from ._function_plans import FunctionPlan
+from ._function_plans import FunctionPlan, taint_of
 from ._kept_sizes import Chain
 from ._method import Method
-from ._plans import ClassPlan, Lines, Program
+from ._plans import ClassPlan, Lines, Program, Slot
 from ._references import References
 from ._slots import name_slots
 
@@ -61,6 +65,8 @@ def method_plans(program: Program, plan: ClassPlan, references: References) -> l
     Raises:
         NotRewritableError: something cannot be rewritten.
     """
+    for slot in plan.slots.values():
+        slot.in_call = _is_of_call(plan, slot, references)
     name_slots(program, plan)
     if isinstance(plan, FunctionPlan):
         method = Method(program, plan, plan.function, references, made_text)
@@ -72,6 +78,17 @@ def method_plans(program: Program, plan: ClassPlan, references: References) -> l
     found = [_whole(each) if each.is_setup else _compact(each) for each in methods]
     plan.wraps = _wraps(program, plan)
     return found
+
+
+def _is_of_call(plan: ClassPlan, slot: Slot, references: References) -> bool:
+    """Whether a layer is `nn.Dropout(rate)(x)`, with a rate that the call decides."""
+    around = plan.source.parents[slot.node]
+    is_called = isinstance(around, ast.Call) and around.func is slot.node
+    if references.value_of(slot.node.func) is not nn.Dropout or not is_called or slot.functions:
+        return False
+    taint = taint_of(plan, slot.method)
+    given = [each.value for each in slot.node.keywords if each.arg not in MODE_FIELDS]
+    return any(map(taint.touches, [*slot.node.args, *given]))
 
 
 def _whole(method: Method) -> SetupPlan:

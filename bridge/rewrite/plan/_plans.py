@@ -65,6 +65,7 @@ class Slot:
         functions: the functions under lifted transforms that are given it, or that it is made in,
             the outermost first.
         holder: the name of the module there.
+        in_call: whether each call makes it, as it has no state, and the call decides its arguments.
     """
 
     node: ast.Call
@@ -82,6 +83,7 @@ class Slot:
     cache: Any = None
     functions: list[FunctionLift] = dataclasses.field(default_factory=list)
     holder: str = "self"
+    in_call: bool = False
 
     @property
     def is_wrapped(self) -> bool:

@@ -227,7 +227,9 @@ def name_slots(program: Program, plan: ClassPlan) -> None:
         if making.kind in ("sow", "perturb") and making.owner_cls is plan.cls and making.name
     }
     slots = [
-        slot for slot in plan.slots.values() if slot.method.name != "setup" and slot.outer is None
+        slot
+        for slot in plan.slots.values()
+        if slot.method.name != "setup" and slot.outer is None and not slot.in_call
     ]
     for slot in plan.slots.values():
         if slot.method.name == "setup":
