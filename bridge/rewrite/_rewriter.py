@@ -214,14 +214,18 @@ class Rewriter:
 
     def _assemble(self, modules: dict[str, str]) -> None:
         program = self.program
-        files = [
-            file
-            for file in modules
-            if any(p.refusal is None and p.source.file == file for p in program.plans.values())
-        ]
+        rewritten = [plan for plan in program.plans.values() if plan.refusal is None]
+        files = [f for f in modules if any(plan.source.file == f for plan in rewritten)]
+        makers = {
+            each for p in rewritten for each in p.makers.values() if each.source is not p.source
+        }
+        modules = modules | {each.source.file: each.module for each in makers}
+        files = list(dict.fromkeys([*files, *sorted(each.source.file for each in makers)]))
         program.new_modules = {modules[file]: f"{modules[file]}{SUFFIX}" for file in files}
         self.files = [NewFile(program, program.sources[file], modules[file]) for file in files]
         extra: dict[str, set[str]] = {f.module: set() for f in self.files}
+        for each in makers:
+            extra[each.module].add(each.function.name)
         is_complete = False
         while not is_complete:
             is_complete = True

@@ -1158,6 +1158,105 @@ class Model(nn.Module):
         [{"width": 3}, {"depth": 3}, {"rate": 0.0}],
     ),
 }
+MAKERS = {
+    "norms from a function that takes the mode": Program(
+        """
+def norm_of(train, kind="batch", dtype=jnp.float32):
+    if kind == "batch":
+        made = functools.partial(nn.BatchNorm, use_running_average=not train, dtype=dtype)
+    elif kind == "group":
+        made = functools.partial(nn.GroupNorm, num_groups=2, dtype=dtype)
+    else:
+        raise ValueError(kind)
+    return made
+
+
+class Block(nn.Module):
+    width: int
+    norm: Any
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.relu(self.norm()(nn.Dense(self.width)(x)))
+        return self.norm(name="last")(x)
+
+
+class Model(nn.Module):
+    width: int = 6
+    kind: str = "batch"
+    depth: int = 2
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        norm = norm_of(train, self.kind, dtype=self.dtype)
+        x = Block(self.width, norm)(norm(name="first")(x))
+        for i in range(self.depth):
+            x = norm(name=f"norm_{i}")(x)
+        return nn.Dense(2)(x)
+""",
+        [{"width": 4}, {"kind": "group"}, {"kind": "group", "width": 8, "depth": 1}],
+        also=[{"kind": "group"}],
+    ),
+    "norms from a function of another file": Program(
+        """
+import making_norms as norms
+from making_norms import only_batch
+
+
+class Block(nn.Module):
+    width: int
+    kind: str = "batch"
+
+    @nn.compact
+    def __call__(self, x, train):
+        norm = norms.norm_of(self.kind, train=train)
+        x = nn.relu(norm()(nn.Dense(self.width)(x)))
+        return norm(name="last")(x)
+
+
+class Model(nn.Module):
+    width: int = 6
+    kind: str = "batch"
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        norm = only_batch(train and self.width > 1)
+        x = norm()(Block(self.width, self.kind)(x, train))
+        return norm()(Block(self.width)(x, train=train))
+""",
+        [{"width": 4}, {"kind": "layer", "width": 3}],
+        files={
+            "making_norms.py": """
+EPSILON = 1e-3
+
+
+def only_batch(train):
+    return functools.partial(nn.BatchNorm, use_running_average=not train)
+
+
+def norm_of(kind, train):
+    if kind == "batch":
+        return functools.partial(nn.BatchNorm, use_running_average=not train, epsilon=EPSILON)
+    return functools.partial(nn.LayerNorm, epsilon=EPSILON)
+"""
+        },
+    ),
+    "norms of which one takes a mode": Program(
+        """
+class Model(nn.Module):
+    width: int = 6
+    batch: bool = True
+
+    @nn.compact
+    def __call__(self, x, train=False):
+        plain = functools.partial(nn.BatchNorm, use_running_average=not train)
+        last = plain if self.batch else nn.LayerNorm
+        return last()(nn.Dense(self.width)(x))
+""",
+        [{"width": 4}, {"batch": False, "width": 3}],
+    ),
+}
 PROGRAMS = {
     **HELD,
     **FUNCTIONS,
@@ -1176,4 +1275,5 @@ PROGRAMS = {
     **BLOCKS,
     **TIES,
     **RATES,
+    **MAKERS,
 }

@@ -119,12 +119,15 @@ class Calls:
         """A call of a layer under lifted transforms."""
         if slot.lift is None:
             return
-        layer = self.source.render(call.func)
+        yield from self.transformed(slot, call, self._callee(slot, call))
+
+    def _callee(self, slot: Slot, call: ast.Call) -> str:
+        """The layer that a call calls, as the call has it."""
         if call.func is slot.node:
-            layer = self._items[slot.node] if slot.is_list else f"{slot.holder}.{slot.attribute}"
-        elif isinstance(call.func, ast.Name) and call.func.id in inlined(self.method):
-            layer = f"self.{slot.attribute}"
-        yield from self.transformed(slot, call, layer)
+            return self._items[slot.node] if slot.is_list else f"{slot.holder}.{slot.attribute}"
+        if isinstance(call.func, ast.Name) and call.func.id in inlined(self.method):
+            return f"self.{slot.attribute}"
+        return self.source.render(call.func)
 
     def transformed(self, slot: Slot, call: ast.Call, layer: str) -> Iterator[Edit]:
         """A call through NNX's transforms.
@@ -229,6 +232,12 @@ class Calls:
             by_position = set(layer.call[: len(call.args)])
             names |= by_position
         added = [f"{name}={text}" for name, text in slot.modes.items() if name not in names]
+        if added and slot.takers:
+            callee = self._callee(slot, call)
+            if callee.startswith("next("):
+                raise NotRewritableError("mode-call", call)
+            own = ", ".join(f'"{k}": {text}' for k, text in slot.modes.items() if k not in names)
+            added = [f"**({{{own}}} if isinstance({callee}, {slot.takers}) else {{}})"]
         if added:
             last = max(
                 [*call.args, *(k.value for k in call.keywords)], key=self.source.end, default=None

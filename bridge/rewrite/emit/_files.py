@@ -214,6 +214,11 @@ class NewFile:
                 by_place.setdefault(f"{where}{SUFFIX}", []).append(text)
                 continue
             new = self.program.new_modules
+            maker = self.program.makers.get(getattr(value, "__code__", None))  # pyright: ignore
+            if maker is not None and maker.module in new:
+                place = f"{where}{SUFFIX}" if absolute == maker.module else new[maker.module]
+                by_place.setdefault(place, []).append(alias_text(alias))
+                continue
             full = f"{absolute}.{alias.name}"
             if plan is not None and plan.refusal is None and absolute in new:
                 by_place.setdefault(f"{where}{SUFFIX}", []).append(alias_text(alias))

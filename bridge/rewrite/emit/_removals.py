@@ -48,7 +48,8 @@ class Removals:
         for node in ast.walk(self.method.node):
             if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
                 continue
-            if bound_in(node) and self.method.moved(node.value):
+            is_maker = node.value in self.method.plan.makers
+            if bound_in(node) and (is_maker or self.method.moved(node.value)):
                 candidates.add(node)
         candidates |= transforms(self.method)
         candidates |= self._of_constructors()

@@ -20,6 +20,7 @@ from bridge.rewrite.syntax._source import Source, is_free, is_self, source_of
 from ._class_fields import fields_of
 from ._function_plans import FunctionPlan, find_known, function_plan, taint_of
 from ._layers import layer_base
+from ._makers import find_makers, is_mixed
 from ._plans import ClassPlan, Program, Slot
 from ._references import References
 from ._refusals import NotRewritableError, refused
@@ -87,6 +88,7 @@ def collect(records: Records, inside: Callable[[str], bool]) -> Program:
             plan.refuse(error.refusal)
         except Exception as error:
             plan.refuse(refused("rewriter-failed", error=said(error)))
+    find_makers(program, inside)
     find_known(program)
     _modes(program)
     program.plans = _ordered(program)
@@ -236,6 +238,10 @@ def _modes(program: Program) -> None:
                     brought = [k for k in _of_partials(program, plan, slot) if k.arg in order]
                     given += [(str(k.arg), k.value) for k in brought]
                     for name, node in given:
+                        modes = child.carried.get(name, set())
+                        if name not in child.mixed and is_mixed(plan, slot.method, node, modes):
+                            child.mixed.add(name)
+                            changed = True
                         if not isinstance(making.made.get(name), bool | float):
                             continue
                         if taint.touches(node) and name not in child.mode_fields:

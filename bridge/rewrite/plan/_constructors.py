@@ -20,6 +20,7 @@ from ._flow import last_of
 from ._function_plans import FunctionPlan, bound, called_function
 from ._layers import Layer, field_order, has_next, ordered, seen
 from ._lift import Lift
+from ._makers import is_mixed
 from ._method import Method
 from ._plans import CACHE, ClassPlan, Slot
 from ._refusals import LayerNotRewritableError, NotRewritableError, Refusal
@@ -243,7 +244,7 @@ class Constructor:
             raise LayerNotRewritableError(
                 "lacks-argument", self.node, layer=layer.name, name=layer.needed[0]
             )
-        self._check_fields(layer)
+        self._check_fields(layers)
         if layer.name == "MultiHeadAttention":
             self.slot.cache = cache_of(self.method, self.slot)
         if layer.name == "Sequential":
@@ -360,15 +361,22 @@ class Constructor:
             raise LayerNotRewritableError("no-argument", self.node, layer=layer.name, name=name)
         given[layer.renames.get(name, name)] = self.method.init_text(node, self.slot.makings)
 
-    def _check_fields(self, layer: Layer) -> None:
-        check_layer(layer, self.slot, self._bound())
+    def _check_fields(self, layers: Sequence[Layer]) -> None:
+        check_layer(layers[0], self.slot, self._bound())
         modes = self.method.modes_of(self.node.func)
         field = self.node.func.attr if isinstance(self.node.func, ast.Attribute) else ""
-        for mode in layer.modes:
+        brought = set[str]()
+        for mode in dict.fromkeys(mode for layer in layers for mode in layer.modes):
             if mode in modes:
                 self.slot.modes.setdefault(mode, modes[mode])
+                brought.add(mode)
             elif field in self.plan.carried and mode in self.plan.carried[field]:
                 self.slot.modes.setdefault(mode, mode)
+                brought.add(mode)
+        takers = sorted({layer.name for layer in layers if brought.issubset(layer.modes)})
+        is_one = all(brought.issubset(layer.modes) for layer in layers)
+        if not is_one or is_mixed(self.plan, self.slot.method, self.node.func, brought):
+            self.slot.takers = " | ".join(f"nnx.{name}" for name in takers)
 
     def _callee(self) -> str:
         if self.slot.lift is not None:

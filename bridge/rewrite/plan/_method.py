@@ -24,6 +24,7 @@ from ._candidates import Candidates
 from ._computed import Computed
 from ._function_plans import taint_of
 from ._kept_sizes import KeptSizes
+from ._makers import modes_in_call, without_mode
 from ._plans import CACHE, ClassPlan, Program, Slot
 from ._references import References
 from ._refusals import NotRewritableError
@@ -154,6 +155,15 @@ class Method:
         slot = self.plan.slots.get(node) if isinstance(node, ast.Call) else None
         if slot is not None and slot.kind == "module" and slot.outer is not None:
             yield self.source.edit(node, self.made_by(self, slot))
+            return
+        maker = self.plan.makers.get(node) if isinstance(node, ast.Call) else None
+        if maker is not None:
+            texts = without_mode(maker, node)  # pyright: ignore
+            for child in ast.iter_child_nodes(node):
+                if child in texts:
+                    yield self.source.edit(child, texts[child])
+                else:
+                    yield from self.init_edits(child, makings)
             return
         if isinstance(node, ast.Call) and self.moved(node):
             yield from self._without(node, self.moved(node))
@@ -336,6 +346,8 @@ class Method:
                     if found:
                         return found
         if isinstance(node, ast.Call):
+            if (maker := self.plan.makers.get(node)) is not None:
+                return modes_in_call(maker, node, self.call_text)
             own = {str(k.arg): self.call_text(k.value) for k in self.moved(node)}
             inner = self.modes_of(node.args[0], inside) if node.args else {}
             return {**inner, **own}

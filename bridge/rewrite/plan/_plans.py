@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import types
+from collections.abc import Mapping
 from typing import Any
 
 from bridge.rewrite.observe._records import FunctionCall, Instance, Lifted, Making, Path, Records
@@ -65,6 +67,7 @@ class Slot:
         functions: the functions under lifted transforms that are given it, or that it is made in,
             the outermost first.
         holder: the name of the module there.
+        takers: the classes that take the modes, where it may be of another one; `""` if all do.
         in_call: whether each call makes it, as it has no state, and the call decides its arguments.
     """
 
@@ -83,6 +86,7 @@ class Slot:
     cache: Any = None
     functions: list[FunctionLift] = dataclasses.field(default_factory=list)
     holder: str = "self"
+    takers: str = ""
     in_call: bool = False
 
     @property
@@ -106,6 +110,27 @@ class FunctionLift:
     node: ast.expr
     function: ast.FunctionDef | ast.Lambda | None
     calls: list[FunctionCall]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Maker:
+    """A function of the program that returns partials of layers, and takes their mode.
+
+    Attributes:
+        function: its source.
+        source: the file.
+        module: the name of the module.
+        given: its arguments that nothing but a mode depends on.
+        modes: the modes in its partials, by name.
+        is_mixed: whether it may return something else that takes no mode.
+    """
+
+    function: ast.FunctionDef
+    source: Source
+    module: str
+    given: frozenset[str]
+    modes: Mapping[str, ast.expr]
+    is_mixed: bool
 
 
 @dataclasses.dataclass
@@ -137,7 +162,9 @@ class ClassPlan:
         seen: sizes that only were seen to be equal.
         carried: mode arguments by the field that brings them in.
         mode_fields: fields that become arguments of the call.
-        moved: what its partials are given that such fields are of.
+        mixed: of the fields that bring a mode, those that may bring a layer that takes none.
+        moved: what its partials and the calls of makers are given that such modes are of.
+        makers: the calls of makers in it.
         bases: the classes of the package that it derives from.
         layer: the layer of Flax that it derives from, None for another class.
         wraps: whether something in it stays Linen.
@@ -156,7 +183,9 @@ class ClassPlan:
     seen: list[str] = dataclasses.field(default_factory=list)
     carried: dict[str, set[str]] = dataclasses.field(default_factory=dict)
     mode_fields: set[str] = dataclasses.field(default_factory=set)
-    moved: set[ast.keyword] = dataclasses.field(default_factory=set)
+    mixed: set[str] = dataclasses.field(default_factory=set)
+    moved: set[ast.AST] = dataclasses.field(default_factory=set)
+    makers: dict[ast.Call, Maker] = dataclasses.field(default_factory=dict)
     bases: list[ClassPlan] = dataclasses.field(default_factory=list)
     layer: type | None = None
     wraps: bool = False
@@ -241,6 +270,7 @@ class Program:
         written: what is written, by class.
         new_modules: the names of new modules by those of old ones.
         unreadable: classes of the package whose source cannot be used: file and refusal.
+        makers: the functions that classes call, by their code; None for one that is no maker.
     """
 
     records: Records
@@ -251,6 +281,7 @@ class Program:
     written: dict[type, Written] = dataclasses.field(default_factory=dict)
     new_modules: dict[str, str] = dataclasses.field(default_factory=dict)
     unreadable: dict[type, tuple[str, Refusal]] = dataclasses.field(default_factory=dict)
+    makers: dict[types.CodeType, Maker | None] = dataclasses.field(default_factory=dict)
 
     @property
     def roots(self) -> list[Instance]:

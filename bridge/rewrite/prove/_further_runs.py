@@ -42,7 +42,9 @@ def run_further(program: Program, entries: Sequence[Entry], watch: Watch) -> boo
     Returns:
         Whether something ran.
     """
-    words = compared_words(source.tree for source in program.sources.values())
+    # A maker of another file may know layers that stay Linen.
+    sources = {plan.source for plan in program.plans.values()}
+    words = compared_words(source.tree for source in program.sources.values() if source in sources)
     before = len(watch.records.variables)
     for plan in program.plans.values():
         if plan.refusal is not None or isinstance(plan, FunctionPlan):

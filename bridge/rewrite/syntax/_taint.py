@@ -32,7 +32,8 @@ class Taint:
         slots: expressions in it that make modules.
         mode_fields: fields that become arguments of the call.
         known: arguments that a constructor knows.
-        moved: what partials are given that moves to the calls of what they make, as modes do.
+        moved: what partials and makers are given that moves to the calls of what they make, as
+            modes do.
 
     Attributes:
         names: those that depend on an argument of the call.
@@ -48,7 +49,7 @@ class Taint:
         slots: Iterable[ast.AST],
         mode_fields: Iterable[str] = (),
         known: Iterable[str] = (),
-        moved: Iterable[ast.keyword] = (),
+        moved: Iterable[ast.AST] = (),
     ) -> None:
         self.slots = set(slots)
         self.mode_fields = set(mode_fields)
@@ -99,11 +100,9 @@ class Taint:
         """A tree without what constructors and partials are given that moves to the calls."""
         yield node
         for child in ast.iter_child_nodes(node):
-            if not (isinstance(child, ast.keyword) and self._moves(child)):
+            is_mode = isinstance(child, ast.keyword) and child.arg in MODE_FIELDS
+            if not is_mode and child not in self.moved:
                 yield from self._walk(child)
-
-    def _moves(self, given: ast.keyword) -> bool:
-        return given.arg in MODE_FIELDS or given in self.moved
 
 
 def _inner_arguments(method: ast.FunctionDef, slots: set[ast.AST]) -> Iterator[str]:

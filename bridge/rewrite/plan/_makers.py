@@ -1,0 +1,207 @@
+"""Functions that return layers' classes or partials of them, and take a mode for what they make.
+
+`get_norm(kind, train)` returns `functools.partial(nn.BatchNorm, use_running_average=not train)`.
+A constructor calls it with any mode, as each call of the layer says the mode.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import pathlib
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from bridge._train_eval import MODE_FIELDS
+from bridge.rewrite.syntax._source import is_self, names_in, source_of
+
+from ._layers import layer_of
+from ._plans import ClassPlan, Maker, Program
+from ._references import References
+
+
+def find_makers(program: Program, inside: Callable[[str], bool]) -> None:
+    """Finds the makers that the classes call, and what depends on a mode alone in these calls.
+
+    Args:
+        program: everything.
+        inside: whether a file belongs to the program.
+    """
+    for plan in program.plans.values():
+        references = References(program, plan.source, vars(sys.modules[plan.cls.__module__]))
+        for name, method in plan.methods.items():
+            for node in ast.walk(method) if name != "setup" else ():
+                function = references.value_of(node.func) if isinstance(node, ast.Call) else None
+                if not inspect.isfunction(function) or not inside(function.__code__.co_filename):
+                    continue
+                if function.__code__ not in program.makers:
+                    program.makers[function.__code__] = _maker(program, function)
+                maker = program.makers[function.__code__]
+                given = _bound(maker, node) if maker is not None else None  # pyright: ignore
+                if maker is not None and given is not None:
+                    plan.makers[node] = maker  # pyright: ignore
+                    plan.moved |= {given[each] for each in maker.given if each in given}
+
+
+def _maker(program: Program, function: Any) -> Maker | None:
+    module = sys.modules.get(function.__module__)
+    file = function.__code__.co_filename
+    source = source_of(file, pathlib.Path(file).stat().st_mtime)
+    node = next(
+        (
+            each
+            for each in source.tree.body
+            if isinstance(each, ast.FunctionDef) and each.name == function.__name__
+        ),
+        None,
+    )
+    if module is None or node is None or getattr(module, node.name, None) is not function:
+        return None
+    references = References(program, source, vars(module))
+    partials = [
+        each
+        for each in ast.walk(node)
+        if isinstance(each, ast.Call) and each.args and references.is_partial(each)
+    ]
+    modes = [(each, k) for each in partials for k in each.keywords if k.arg in MODE_FIELDS]
+    given = {each.arg for each in (*node.args.args, *node.args.kwonlyargs)}
+    texts = {(k.arg, ast.unparse(k.value)) for _, k in modes}
+    names = set[str]().union(*(names_in(k.value) for _, k in modes))
+    inner = {id(each) for _, k in modes for each in ast.walk(k.value)}
+    read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and id(n) not in inner}
+    if not names or len(texts) != len({name for name, _ in texts}) or not names <= given - read:
+        # It takes no mode, or does more with it.
+        return None
+    layers = {call: layer_of(references.value_of(call.args[0])) for call, _ in modes}
+    returned = [n.value for n in ast.walk(node) if isinstance(n, ast.Return) and n.value]
+    makes = {each for value in returned for each in origins(node, value)}
+    takers = {layer.name for layer in layers.values() if layer is not None}
+    if not takers:
+        return None
+    program.sources[file] = source
+    return Maker(
+        node,
+        source,
+        module.__name__,
+        frozenset(names),
+        {str(k.arg): k.value for _, k in modes},
+        is_mixed=not makes <= {call for call, layer in layers.items() if layer is not None},
+    )
+
+
+def origins(
+    function: ast.AST, node: ast.expr, inside: Collection[ast.AST] = ()
+) -> Iterator[ast.expr]:
+    """The expressions whose value another one may have, in a function.
+
+    Args:
+        function: where the expression is.
+        node: the expression.
+        inside: the assignments that were followed.
+    """
+    if isinstance(node, ast.IfExp):
+        yield from origins(function, node.body, inside)
+        yield from origins(function, node.orelse, inside)
+        return
+    assigned = [
+        each
+        for each in ast.walk(function)
+        if isinstance(node, ast.Name) and isinstance(each, ast.Assign) and each not in inside
+        if any(isinstance(t, ast.Name) and t.id == node.id for t in each.targets)
+    ]
+    for each in assigned:
+        yield from origins(function, each.value, {*inside, each})
+    if not assigned:
+        yield node
+
+
+def _bound(maker: Maker, node: ast.Call) -> dict[str, ast.AST] | None:
+    """The arguments of a call by name, each as a node of the call; None if it has a star."""
+    if any(isinstance(each, ast.Starred) for each in node.args):
+        return None
+    if any(each.arg is None for each in node.keywords):
+        return None
+    names = [each.arg for each in maker.function.args.args]
+    found: dict[str, ast.AST] = dict(zip(names, node.args, strict=False))
+    return found | {str(each.arg): each for each in node.keywords}
+
+
+def without_mode(maker: Maker, node: ast.Call) -> Mapping[ast.AST, str]:
+    """The text of each argument of a call that only the mode depends on, for a constructor."""
+    given = _bound(maker, node) or {}
+    moved = {given[name]: name for name in maker.given if name in given}
+    last = [each for each in node.args if each not in moved]
+    behind = node.args.index(last[-1]) if last else -1
+    return {
+        each: "False" if each in node.args[:behind] else f"{name}=False"
+        for each, name in moved.items()
+    }
+
+
+def modes_in_call(
+    maker: Maker, node: ast.Call, text_of: Callable[[ast.AST], str]
+) -> dict[str, str]:
+    """The modes of what a maker makes, by name, as the call that calls the maker has them.
+
+    Args:
+        maker: the maker.
+        node: its call.
+        text_of: an expression as the call has it.
+    """
+    given = _bound(maker, node) or {}
+    arguments = maker.function.args
+    defaults = dict(
+        zip([a.arg for a in arguments.args][::-1], arguments.defaults[::-1], strict=False)
+    )
+    defaults |= {
+        a.arg: d for a, d in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if d
+    }
+
+    def text(name: str) -> str:
+        value: Any = given.get(name)
+        value = value.value if isinstance(value, ast.keyword) else value
+        if value is None:
+            return maker.source.render(defaults[name])
+        is_simple = isinstance(value, ast.Name | ast.Constant | ast.Attribute)
+        return text_of(value) if is_simple else f"({text_of(value)})"
+
+    return {
+        mode: maker.source.render(
+            value,
+            [
+                maker.source.edit(each, text(each.id))
+                for each in ast.walk(value)
+                if isinstance(each, ast.Name) and each.id in maker.given
+            ],
+        )
+        for mode, value in maker.modes.items()
+    }
+
+
+def is_mixed(plan: ClassPlan, method: ast.AST, node: ast.expr, modes: Collection[str]) -> bool:
+    """Whether what an expression makes may take no mode, where some of it takes one.
+
+    Args:
+        plan: the class.
+        method: where the expression is.
+        node: the expression.
+        modes: the names of these modes.
+    """
+    found = list(origins(method, node))
+    takes = [_takes(plan, each, modes) for each in found]
+    return any(each is not False for each in takes) and not all(takes)
+
+
+def _takes(plan: ClassPlan, node: ast.expr, modes: Collection[str]) -> bool | None:
+    """Whether what an expression makes takes a mode; None if some of it does."""
+    if is_self(node) and node.attr in plan.carried:  # pyright: ignore
+        return None if node.attr in plan.mixed else True  # pyright: ignore
+    if isinstance(node, ast.Call):
+        maker = plan.makers.get(node)
+        if maker is not None:
+            return None if maker.is_mixed else True
+        return any(k.arg in modes for k in node.keywords) or any(
+            _takes(plan, each, modes) is not False for each in node.args[:1]
+        )
+    return False
