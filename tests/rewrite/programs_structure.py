@@ -1257,6 +1257,47 @@ class Model(nn.Module):
         [{"width": 4}, {"batch": False, "width": 3}],
     ),
 }
+SCANS = {
+    "remat in a scan that a flag chooses": Program(
+        """
+class Block(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x, shift):
+        return x + nn.Dense(self.width)(x) * shift, None
+
+
+class Model(nn.Module):
+    width: int = 8
+    depth: int = 3
+    remat: str = "none"
+    scan: bool = True
+
+    @nn.compact
+    def __call__(self, x, shift=2.0):
+        block = Block
+        if self.remat != "none":
+            policy = getattr(jax.checkpoint_policies, self.remat)
+            block = nn.remat(block, prevent_cse=not self.scan, static_argnums=(2,), policy=policy)
+        if self.scan:
+            stacked = nn.scan(
+                block,
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                in_axes=nn.broadcast,
+                length=self.depth,
+            )
+            x, _ = stacked(self.width, name="layers")(x, shift)
+        else:
+            for i in range(self.depth):
+                x, _ = block(self.width, name=f"layer_{i}")(x, shift)
+        return nn.Dense(3)(x)
+""",
+        [{"depth": 2}, {"remat": "dots_saveable"}, {"scan": False, "remat": "dots_saveable"}],
+        also=[{"remat": "everything_saveable"}, {"scan": False}],
+    ),
+}
 PROGRAMS = {
     **HELD,
     **FUNCTIONS,
@@ -1276,4 +1317,5 @@ PROGRAMS = {
     **TIES,
     **RATES,
     **MAKERS,
+    **SCANS,
 }

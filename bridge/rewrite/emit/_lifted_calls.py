@@ -56,7 +56,10 @@ class LiftedCalls:
             kind = self.chain[0].kind
             raise NotRewritableError("transform-call", call, kind=kind)
         for each in reversed(inner):
+            plain, test = function, self.lift.inner_tests.get(each.kind)
             function = self._plain(each, function)
+            if test is not None:
+                function = f"({function} if {test} else {plain})"
         return self._stacked(self.chain[0], function if inner else None, call, layer)
 
     def _one(self, call: ast.Call, layer: str) -> str:

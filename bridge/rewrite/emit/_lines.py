@@ -51,7 +51,8 @@ def wrapped(line: str, column: int) -> str:
         value = ast.get_source_segment(text, keyword.value) or ""
         parts.append(f"{keyword.arg}={value}" if keyword.arg else f"**{value}")
     data = text.encode()
-    head = data[: call.func.end_col_offset].decode()
+    # What is called may have parentheses of its own.
+    head = data[: data.index(b"(", call.func.end_col_offset)].decode()
     tail = data[call.end_col_offset :].decode()
     blank = " " * column
     joined = ", ".join(parts)

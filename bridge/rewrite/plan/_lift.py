@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from bridge.rewrite.observe._records import Lifted
 from bridge.rewrite.syntax._source import is_self, names_in
@@ -34,7 +34,8 @@ class Lift:
         chains = [records.chain(making.cls) for making in slot.makings]
         longest = max(chains, key=len)
         kinds = {tuple(each.kind for each in chain) for chain in chains}
-        if kinds - {tuple(each.kind for each in longest), ()}:
+        self.sometimes = _left_out(tuple(each.kind for each in longest), kinds - {()})
+        if self.sometimes is None or (self.sometimes and () in kinds):
             raise NotRewritableError("transform-varies", slot.node)
         self._is_beside_plain = self._has_plain_sibling()
         self.is_always = () not in kinds and not self._is_beside_plain
@@ -47,7 +48,10 @@ class Lift:
         if plan is not None and plan.wraps:
             raise NotRewritableError("transform-of-linen", slot.node)
         self.cls = self._field(longest[-1]) or self._name(longest[-1].target)
-        self.test = None if self.is_always else self._test()
+        self.test = None if self.is_always else self._test(self.chain[0])
+        self.inner_tests = {
+            each.kind: self._test(each) for each in longest if each.kind in self.sometimes
+        }
 
     def _has_plain_sibling(self) -> bool:
         """Whether another branch puts layers without transforms into the same attribute."""
@@ -117,12 +121,12 @@ class Lift:
         call = self._call(lifted)
         return next((k.value for k in call.keywords if k.arg == name), None) if call else None
 
-    def _test(self) -> str:
-        """The condition under which the transforms are there."""
+    def _test(self, lifted: Lifted) -> str:
+        """The condition under which one of the transforms is there."""
         source = self.method.source
         # Of two branches that fill one attribute, the one of the layers.
         made = self.slot.node if self._is_beside_plain else None
-        before: ast.AST | None = made or self._call(self.chain[0])
+        before: ast.AST | None = made or self._call(lifted)
         if before is None:
             raise NotRewritableError("transform-condition", self.slot.node)
         for each in source.ancestors(before):
@@ -156,6 +160,16 @@ class Lift:
             for keyword in call.keywords if call is not None else ():
                 if keyword.arg in PASSED[each.kind] or keyword.arg == "variable_axes":
                     found |= names_in(keyword.value)
-        if self.test is not None:
-            found |= names_in(ast.parse(self.test, mode="eval"))
+        for test in (self.test, *self.inner_tests.values()):
+            if test is not None:
+                found |= names_in(ast.parse(test, mode="eval"))
         return found
+
+
+def _left_out(longest: tuple[str, ...], others: Set[tuple[str, ...]]) -> frozenset[str] | None:
+    """The transforms that are not always there; None unless all others are, in the same order."""
+    for kind in ("remat", "jit"):
+        shorter = tuple(each for each in longest if each != kind)
+        if shorter != longest and others <= {longest, shorter}:
+            return frozenset({kind}) if shorter in others else frozenset()
+    return frozenset() if others <= {longest} else None
