@@ -1298,6 +1298,53 @@ class Model(nn.Module):
         also=[{"remat": "everything_saveable"}, {"scan": False}],
     ),
 }
+METHODS = {
+    "methods that return a layer at each of their calls": Program(
+        """
+class Scale(nn.Module):
+    shift: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        x = x * self.param("scale", nn.initializers.normal(), (x.shape[-1],))
+        return x + 1 if self.shift else x
+
+
+class Model(nn.Module):
+    width: int = 6
+    norm: str = "pre"
+    depth: int = 1
+
+    @nn.nowrap
+    def scaled(self, name):
+        \"\"\"A norm.\"\"\"
+        return Scale(name=name, shift=self.norm == "pre")
+
+    def dense(self, width: int, name: str | None = None, plain: bool = False):
+        # With a bias of ones.
+        return nn.Dense(
+            name=name,
+            features=width,
+            use_bias=False if plain else self.width > 2,
+            bias_init=nn.initializers.ones,
+        )
+
+    @nn.compact
+    def __call__(self, x):
+        if self.norm == "pre":
+            x = self.scaled(name="norm")(x)
+        x = nn.tanh(self.dense(self.width, name="first")(x))
+        for i in range(self.depth):
+            x = self.dense(self.width + i)(x)
+        if self.norm == "post":
+            x = self.scaled(name="norm")(x)
+        x = self.scaled("last_norm")(x)
+        last = self.dense(3, "last", plain=True)
+        return last(x)
+""",
+        [{"width": 2}, {"norm": "post"}, {"norm": "none", "width": 9, "depth": 3}],
+    ),
+}
 PROGRAMS = {
     **HELD,
     **FUNCTIONS,
@@ -1318,4 +1365,5 @@ PROGRAMS = {
     **RATES,
     **MAKERS,
     **SCANS,
+    **METHODS,
 }

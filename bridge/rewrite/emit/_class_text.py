@@ -91,6 +91,8 @@ class ClassText:
             self.edits += own
             self._decorators(method.node)
             self._annotations(method.node)
+        for each in plan.maker_methods:
+            self._delete(each)
         self._check_lifts(through)
         if plan.wraps and self.is_decorated:
             # A wrapper makes its variables when it is first called, which no transform may see.

@@ -97,6 +97,8 @@ def _choice_of(method: Method, node: ast.AST) -> DeadChoice | None:
 def _makes(method: Method, node: ast.Call) -> bool:
     if method.references.makes_layer(node.func):
         return True
+    if any(is_self(node.func, each.name) for each in method.plan.maker_methods):
+        return True
     lines = method.program.records.lines.get(method.source.file, set())
     return (isinstance(node.func, ast.Call) and node.lineno not in lines) or (
         is_self(node.func, "param") or is_self(node.func, "variable")

@@ -62,6 +62,8 @@ class Making:
         name: where `kind` is no module, the name that was given.
         place: where it is in the result of the function that made it.
         scope: where `kind` is no module, the path of the module whose method was called.
+        through: the call of the method of the same module that the expression is in.
+        made_at: the expression, where `site` is the call of the method that returns it.
     """
 
     kind: str
@@ -78,6 +80,8 @@ class Making:
     owner_cls: type | None = None
     place: tuple[str, ...] | None = None
     scope: Path | None = None
+    through: Site | None = None
+    made_at: Site | None = None
 
     @property
     def is_cache(self) -> bool:

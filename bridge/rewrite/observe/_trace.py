@@ -204,6 +204,7 @@ class Watch:
             return
         owner, env = owner_of(caller, self._is_users)
         call = self._calls.around(caller) if owner is None else None
+        outer = self._caller(caller, owner) if kind == "module" else None
         name = frame.f_locals.get("name") if kind != "module" else None
         making = Making(
             kind,
@@ -212,15 +213,29 @@ class Watch:
             site,
             None,
             {} if owner is None else fields_of(owner),
-            env,
+            env if outer is None else {**snapshot(outer), **env},
             made if kind == "module" else _arguments(frame),
             name=name,
+            through=self._site(outer),
         )
         self._order += 1
         self._kept.append((making, owner, made))
         if call is not None:
             self._calls.made(making, made if kind == "module" else None, call)
         self.records.makings.append(making)
+
+    def _caller(self, frame: Any, owner: nn.Module | None) -> Any:
+        """The method of a module that has called another one of it, by the frame of the latter."""
+        if (
+            owner is None
+            or frame.f_code.co_name == "__call__"
+            or frame.f_locals.get("self") is not owner
+        ):
+            return None
+        frame = frame.f_back
+        while frame is not None and not self._is_users(frame.f_code.co_filename):
+            frame = frame.f_back
+        return frame if frame is not None and frame.f_locals.get("self") is owner else None
 
     def _method(self, following: Any, args: Any, kwargs: Any, context: Any) -> Any:
         began = self._count()

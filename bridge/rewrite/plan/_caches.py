@@ -56,7 +56,7 @@ def cache_of(method: Method, slot: Slot) -> Cache | None:
         return None
     if slot.outer is not None or slot.lift is not None:
         raise NotRewritableError("cache-inside", slot.node)
-    node = next((k.value for k in slot.node.keywords if k.arg == "decode"), None)
+    node = next((k.value for k in slot.constructor.keywords if k.arg == "decode"), None)
     if node is None:
         raise NotRewritableError("cache-partial", slot.node)
     found = [_shape(method, making) for making in makings]

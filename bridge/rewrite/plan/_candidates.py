@@ -141,9 +141,10 @@ class Candidates:
         output = instance.calls[-1].output if instance and instance.calls else None
         shape = output.shape if isinstance(output, Shape) else ()
         last = shape[-1] if shape else None
-        bound = self._partial_behind(slot.node.func, making)
-        keywords = [*slot.node.keywords, *(bound.keywords if bound else ())]
-        given = [*(bound.args[1:] if bound else ()), *slot.node.args]
+        node = slot.constructor
+        bound = self._partial_behind(node.func, making)
+        keywords = [*node.keywords, *(bound.keywords if bound else ())]
+        given = [*(bound.args[1:] if bound else ()), *node.args]
         nodes: list[tuple[str | None, ast.expr]] = [(k.arg, k.value) for k in keywords]
         if isinstance(function := self.program.plan_of(making.cls), FunctionPlan):
             nodes += list(zip(function.arguments, given, strict=False))

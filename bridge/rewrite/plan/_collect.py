@@ -20,9 +20,10 @@ from bridge.rewrite.syntax._source import Source, is_free, is_self, source_of
 from ._class_fields import fields_of
 from ._function_plans import FunctionPlan, find_known, function_plan, taint_of
 from ._layers import layer_base
+from ._maker_methods import follow_methods
 from ._makers import find_makers, is_mixed
 from ._plans import ClassPlan, Program, Slot
-from ._references import References
+from ._references import references_of
 from ._refusals import NotRewritableError, refused
 from ._slots import find_slots
 
@@ -82,6 +83,7 @@ def collect(records: Records, inside: Callable[[str], bool]) -> Program:
         if not isinstance(plan, FunctionPlan):
             plan.fields = list(fields_of(plan))
         try:
+            follow_methods(program, plan, references_of(program, plan))
             find_slots(program, plan)
             _check_lifted(program, plan)
         except NotRewritableError as error:
@@ -233,8 +235,9 @@ def _modes(program: Program) -> None:
                     if child is None or child.layer is not None:
                         continue
                     order = [field.name for field in child.fields if not field.is_named]
-                    given = list(zip(order, slot.node.args, strict=False))
-                    given += [(str(k.arg), k.value) for k in slot.node.keywords if k.arg in order]
+                    made = slot.constructor
+                    given = list(zip(order, made.args, strict=False))
+                    given += [(str(k.arg), k.value) for k in made.keywords if k.arg in order]
                     brought = [k for k in _of_partials(program, plan, slot) if k.arg in order]
                     given += [(str(k.arg), k.value) for k in brought]
                     for name, node in given:
@@ -261,7 +264,7 @@ def _of_partials(program: Program, plan: ClassPlan, slot: Slot) -> list[ast.keyw
         if isinstance(each, ast.Assign) and isinstance(called, ast.Name)
         if any(isinstance(t, ast.Name) and t.id == called.id for t in each.targets)
     ]
-    references = References(program, plan.source, vars(sys.modules[plan.cls.__module__]))
+    references = references_of(program, plan)
     calls = [each for each in (called, *values) if isinstance(each, ast.Call) and each.args]
     return [k for call in calls if references.is_partial(call) for k in call.keywords]
 

@@ -66,7 +66,7 @@ class Constructor:
 
     def __init__(self, method: Method, slot: Slot) -> None:
         self.method, self.slot = method, slot
-        self.node = slot.node
+        self.node = slot.constructor
         self.program, self.plan = method.program, method.plan
         classes = {making.cls for making in slot.makings}
         records = method.program.records
@@ -308,7 +308,7 @@ class Constructor:
             text := self.method.kept.given_to(self.slot, argument, records)
         ):
             return text
-        return self.method.solve(makings, values, hint, self.slot.loops, self.node)
+        return self.method.solve(makings, values, hint, self.slot.loops, self.slot.node)
 
     def _place(self, name: str) -> int | None:
         """The place of the argument that a size has its name of, None for another size."""

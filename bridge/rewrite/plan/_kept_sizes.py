@@ -409,16 +409,16 @@ class KeptSizes:
 
     def _argument(self, slot: Slot, field: str) -> ast.expr | None:
         """What the constructor in a slot is given for a field; a constant that is its default."""
-        for keyword in slot.node.keywords:
+        for keyword in slot.constructor.keywords:
             if keyword.arg == field:
                 return keyword.value
         program = self._method.program
         cls = program.records.base_of(slot.makings[0].cls)
         plan = program.plan_of(cls)
-        if cls is None or plan is None or any(k.arg is None for k in slot.node.keywords):
+        if cls is None or plan is None or any(k.arg is None for k in slot.constructor.keywords):
             return None
-        given = dict(zip(field_order(cls), slot.node.args, strict=False))
-        if field in given or any(isinstance(each, ast.Starred) for each in slot.node.args):
+        given = dict(zip(field_order(cls), slot.constructor.args, strict=False))
+        if field in given or any(isinstance(each, ast.Starred) for each in slot.constructor.args):
             return given.get(field)
         own = next((each for each in plan.fields if each.name == field), None)
         default = own.node.value if own is not None else None

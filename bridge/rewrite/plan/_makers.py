@@ -18,7 +18,7 @@ from bridge.rewrite.syntax._source import is_self, names_in, source_of
 
 from ._layers import layer_of
 from ._plans import ClassPlan, Maker, Program
-from ._references import References
+from ._references import References, references_of
 
 
 def find_makers(program: Program, inside: Callable[[str], bool]) -> None:
@@ -29,7 +29,7 @@ def find_makers(program: Program, inside: Callable[[str], bool]) -> None:
         inside: whether a file belongs to the program.
     """
     for plan in program.plans.values():
-        references = References(program, plan.source, vars(sys.modules[plan.cls.__module__]))
+        references = references_of(program, plan)
         for name, method in plan.methods.items():
             for node in ast.walk(method) if name != "setup" else ():
                 function = references.value_of(node.func) if isinstance(node, ast.Call) else None

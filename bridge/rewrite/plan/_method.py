@@ -373,6 +373,7 @@ class Method:
             without: names of arguments that are left out, besides the name of what it makes.
         """
         slot = self.plan.slots[node]
+        node = slot.constructor
         linen = []
         for each in ast.walk(node):
             if isinstance(each, ast.Name | ast.Attribute) and isinstance(each.ctx, ast.Load):

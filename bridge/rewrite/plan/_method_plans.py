@@ -72,7 +72,8 @@ def method_plans(program: Program, plan: ClassPlan, references: References) -> l
         method = Method(program, plan, plan.function, references, made_text)
         return [_whole(method) if plan.returns_layers else _compact(method)]
     check_class(plan, references)
-    methods = [Method(program, plan, node, references, made_text) for node in plan.methods.values()]
+    nodes = [each for each in plan.methods.values() if each not in plan.maker_methods]
+    methods = [Method(program, plan, node, references, made_text) for node in nodes]
     # What `setup` makes is there before anything that a compact method makes.
     methods.sort(key=lambda method: not method.is_setup)
     found = [_whole(each) if each.is_setup else _compact(each) for each in methods]

@@ -68,6 +68,7 @@ class Slot:
             the outermost first.
         holder: the name of the module there.
         takers: the classes that take the modes, where it may be of another one; `""` if all do.
+        resolved: what makes it, where `node` is the call of a method that returns it.
         in_call: whether each call makes it, as it has no state, and the call decides its arguments.
     """
 
@@ -87,7 +88,13 @@ class Slot:
     functions: list[FunctionLift] = dataclasses.field(default_factory=list)
     holder: str = "self"
     takers: str = ""
+    resolved: ast.Call | None = None
     in_call: bool = False
+
+    @property
+    def constructor(self) -> ast.Call:
+        """The expression whose arguments are those of the constructor."""
+        return self.resolved or self.node
 
     @property
     def is_wrapped(self) -> bool:
@@ -165,6 +172,8 @@ class ClassPlan:
         mixed: of the fields that bring a mode, those that may bring a layer that takes none.
         moved: what its partials and the calls of makers are given that such modes are of.
         makers: the calls of makers in it.
+        maker_methods: its methods that only return a layer, and are called at several places.
+        constructors: what the calls of such methods stand for.
         bases: the classes of the package that it derives from.
         layer: the layer of Flax that it derives from, None for another class.
         wraps: whether something in it stays Linen.
@@ -186,6 +195,8 @@ class ClassPlan:
     mixed: set[str] = dataclasses.field(default_factory=set)
     moved: set[ast.AST] = dataclasses.field(default_factory=set)
     makers: dict[ast.Call, Maker] = dataclasses.field(default_factory=dict)
+    maker_methods: set[ast.FunctionDef] = dataclasses.field(default_factory=set)
+    constructors: dict[ast.Call, ast.Call] = dataclasses.field(default_factory=dict)
     bases: list[ClassPlan] = dataclasses.field(default_factory=list)
     layer: type | None = None
     wraps: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import sys
 import types
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,7 +16,7 @@ from flax.linen import partitioning
 from bridge.rewrite.syntax._source import FUNCTIONS, Edit, Source, bound_in, is_free
 
 from ._layers import field_order, layer_of
-from ._plans import Program
+from ._plans import ClassPlan, Program
 from ._refusals import NotRewritableError
 
 _LIFTED = (
@@ -185,3 +186,8 @@ class References:
                 begin = self.source.offset(keyword.lineno, keyword.col_offset)
                 yield Edit(begin, begin + len(str(keyword.arg)), str(new))
             yield from self.edits(keyword.value)
+
+
+def references_of(program: Program, plan: ClassPlan) -> References:
+    """The names of the file that a class is in."""
+    return References(program, plan.source, vars(sys.modules[plan.cls.__module__]))

@@ -77,6 +77,7 @@ def find_slots(program: Program, plan: ClassPlan) -> None:
             raise NotRewritableError("inner-function", node)
         if node not in plan.slots:
             plan.slots[node] = Slot(node, making.kind, [], method)
+            plan.slots[node].resolved = plan.constructors.get(node)
             if around[0] in lifted:
                 plan.slots[node].holder = first_argument(around[0])
         plan.slots[node].makings.append(making)
@@ -326,7 +327,7 @@ def _explicit(slot: Slot) -> str | None:
 def name_node(slot: Slot) -> ast.expr | None:
     """The expression of the name that the program gave."""
     if slot.kind == "module":
-        return next((k.value for k in slot.node.keywords if k.arg == "name"), None)
+        return next((k.value for k in slot.constructor.keywords if k.arg == "name"), None)
     position = 0 if slot.kind == "param" else 1
     if len(slot.node.args) > position:
         return slot.node.args[position]

@@ -51,7 +51,7 @@ def kept_layer(method: Method, slot: Slot, refusal: Refusal, layer: Layer | None
     """One of Flax's layers in a wrapper; modes that only the call knows move to its calls."""
     modes = {
         each.arg: each.value
-        for each in slot.node.keywords
+        for each in slot.constructor.keywords
         if layer is not None and each.arg in layer.modes and method.taint.touches(each)
     }
     slot.modes = {str(name): method.call_text(node) for name, node in modes.items()}
