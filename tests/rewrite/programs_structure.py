@@ -342,6 +342,71 @@ class Model(nn.Module):
         [{"width": 3}, {"head": True}],
         inputs=[("tokens", 2, 5)],
     ),
+    "a head whose weights are tied where its caller says so": Program(
+        """
+@dataclasses.dataclass(frozen=True)
+class Config:
+    vocab: int = 7
+    width: int = 6
+    tie: bool = True
+    more: bool = True
+
+
+class Head(nn.Module):
+    config: Config
+
+    def setup(self):
+        self.transform = nn.Dense(self.config.width)
+        self.decoder = nn.Dense(self.config.vocab, use_bias=False)
+        self.bias = self.param("bias", nn.initializers.ones, (self.config.vocab,))
+
+    def __call__(self, h, shared=None):
+        h = self.transform(h)
+        if shared is not None:
+            h = self.decoder.apply({"params": {"kernel": shared.T}}, h)
+        else:
+            h = self.decoder(h)
+        return h + self.bias
+
+
+class Heads(nn.Module):
+    config: Config
+
+    def setup(self):
+        self.predictions = Head(self.config)
+
+    def __call__(self, h, shared=None):
+        return self.predictions(h, shared=shared)
+
+
+class Body(nn.Module):
+    config: Config
+
+    def setup(self):
+        self.wte = nn.Embed(self.config.vocab, self.config.width)
+
+    def __call__(self, ids):
+        return self.wte(ids)
+
+
+class Model(nn.Module):
+    config: Config = Config()
+
+    def setup(self):
+        self.body = Body(self.config)
+        self.head = Heads(self.config)
+
+    def __call__(self, ids):
+        h = nn.tanh(self.body(ids))
+        if self.config.tie:
+            shared = self.body.variables["params"]["wte"]["embedding"]
+        else:
+            shared = None
+        return self.head(h, shared=shared)
+""",
+        [{"config": Of("Config(width=3)")}, {"config": Of("Config(vocab=9, tie=False)")}],
+        inputs=[("tokens", 2, 5)],
+    ),
 }
 ELSEWHERE = {
     "functions of another file that make layers": Program(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from typing import Any
 
-from bridge.rewrite.observe._records import Making, Path
+from bridge.rewrite.observe._records import Instance, Making, Path
 from bridge.rewrite.plan._containers import attribute_of
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._plans import Slot
 from bridge.rewrite.plan._refusals import NotRewritableError
-from bridge.rewrite.syntax._source import Edit, is_self, names_in
+from bridge.rewrite.syntax._evaluate import UnknownValueError, evaluate
+from bridge.rewrite.syntax._source import Edit, is_self, names_in, set_in
 
 
 def variable_edits(method: Method) -> Iterator[Edit]:
@@ -97,6 +99,7 @@ class Applied:
     """
 
     def __init__(self, method: Method) -> None:
+        self._method = method
         self.plan, self.source, self._lines = method.plan, method.source, method.lines
         self._records = method.program.records
         self._nodes = [node for each in self.plan.methods.values() for node in ast.walk(each)]
@@ -188,9 +191,90 @@ class Applied:
 
     def _test(self, node: ast.expr, *, is_true: bool) -> str:
         if names_in(node) != {"self"}:
-            raise NotRewritableError("applied-on-call", node)
+            text = self._of_fields(node)
+            if text is None:
+                raise NotRewritableError("applied-on-call", node)
+            return text if is_true else _negated(text)
         text = self.source.render(node)
-        return text if is_true else f"not {text}" if is_self(node) else f"not ({text})"
+        return text if is_true else _negated(text)
+
+    def _of_fields(self, node: ast.expr) -> str | None:
+        """A condition on an argument of the call as one on fields, None if there is none.
+
+        A caller decides by fields that this class has as well whether it gives the argument: it
+        sets a name to None or to another value, or has such a choice in its call.
+        """
+        names = names_in(node) & {*self._method.taint.arguments, *self.plan.call_arguments}
+        argument = names.pop() if len(names) == 1 else None
+        instances = self._records.of_class(self.plan.cls)
+        spaces = [space for each in instances for space in self._given(each)]
+        tests = {
+            text
+            for plan in self._method.program.plans.values()
+            for method in plan.methods.values()
+            for test in _choices(method, argument)
+            for text in (plan.source.render(test), _negated(plan.source.render(test)))
+            if names_in(test) == {"self"}
+        }
+        found = [text for text in tests if spaces and _is_alike(text, node, spaces)]
+        return found[0] if len(found) == 1 else None
+
+    def _given(self, instance: Instance) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+        """What each call of a module was given, by name, and its fields."""
+        call = self.plan.call
+        if call is None:
+            return
+        names = [each.arg for each in call.args.args]
+        defaults = dict(zip(names[::-1], call.args.defaults[::-1], strict=False))
+        defaults |= {
+            a.arg: d for a, d in zip(call.args.kwonlyargs, call.args.kw_defaults, strict=True) if d
+        }
+        known = {n: d.value for n, d in defaults.items() if isinstance(d, ast.Constant)}
+        for each in instance.uses:
+            if each.method == "__call__":
+                given = dict(zip(names[1:], each.args, strict=False))
+                yield {**known, **given, **each.kwargs}, instance.fields
+
+
+def _choices(method: ast.FunctionDef, name: str | None) -> Iterator[ast.expr]:
+    """The conditions under which a method has None or another value for a name."""
+    for node in ast.walk(method):
+        if isinstance(node, ast.If) and node.orelse:
+            ends = [
+                [s.value for s in block if isinstance(s, ast.Assign) and name in set_in(s)]
+                for block in (node.body, node.orelse)
+            ]
+            if all(ends) and any(_is_none(values[-1]) for values in ends):
+                yield node.test
+        if isinstance(node, ast.keyword | ast.Assign) and isinstance(node.value, ast.IfExp):
+            own = node.arg == name if isinstance(node, ast.keyword) else name in set_in(node)
+            if own and (_is_none(node.value.body) or _is_none(node.value.orelse)):
+                yield node.value.test
+
+
+def _negated(text: str) -> str:
+    node = ast.parse(text, mode="eval").body
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return ast.unparse(node.operand)
+    return f"not {text}" if isinstance(node, ast.Name | ast.Attribute) else f"not ({text})"
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _is_alike(
+    text: str, node: ast.expr, spaces: Sequence[tuple[dict[str, Any], dict[str, Any]]]
+) -> bool:
+    """Whether a condition on fields was what another one was, in every call."""
+    test = ast.parse(text, mode="eval").body
+    try:
+        return all(
+            bool(evaluate(test, {}, fields)) is bool(evaluate(node, given, fields))
+            for given, fields in spaces
+        )
+    except UnknownValueError:
+        return False
 
 
 def _bound(method: ast.FunctionDef) -> set[str]:
