@@ -93,15 +93,7 @@ def opened(
     Raises:
         InputError: there is no such file, module or name.
     """
-    place, _, name = target.rpartition(":")
-    if not place or not name:
-        raise InputError("TARGET", repr(target), _FORM, "put the name behind a colon")
-    is_file = place.endswith(".py")
-    directory = pathlib.Path(place).expanduser().resolve().parent if is_file else pathlib.Path.cwd()
-    before = list(sys.path)
-    sys.path.insert(0, str(directory))
-    try:
-        found = _named(_module_of_file(place) if is_file else _module_of_name(place), name, target)
+    with opened_name(target) as found:
 
         def make() -> Sample:
             sample = _sample_of(_made(found), target)
@@ -112,6 +104,24 @@ def opened(
             return dataclasses.replace(sample, inputs=inputs, kwargs={**sample.kwargs, **kwargs})
 
         yield make
+
+
+@contextlib.contextmanager
+def opened_name(target: str) -> Iterator[Any]:
+    """What a TARGET names, as it is; see `opened`.
+
+    Raises:
+        InputError: there is no such file, module or name.
+    """
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise InputError("TARGET", repr(target), _FORM, "put the name behind a colon")
+    is_file = place.endswith(".py")
+    directory = pathlib.Path(place).expanduser().resolve().parent if is_file else pathlib.Path.cwd()
+    before = list(sys.path)
+    sys.path.insert(0, str(directory))
+    try:
+        yield _named(_module_of_file(place) if is_file else _module_of_name(place), name, target)
     finally:
         sys.path[:] = before
 

@@ -9,12 +9,23 @@ from typing import Any as _Any
 
 from ._failures import RewriteError as RewriteError
 from ._function import rewrite as rewrite
+from .publish._functions import FunctionResult as FunctionResult
+from .publish._functions import Training as Training
 from .publish._result import LEVELS as LEVELS
 from .publish._result import ClassResult as ClassResult
 from .publish._result import Level as Level
 from .publish._result import Rewrite as Rewrite
 
-__all__ = ["LEVELS", "ClassResult", "Level", "Rewrite", "RewriteError", "rewrite"]
+__all__ = [
+    "LEVELS",
+    "ClassResult",
+    "FunctionResult",
+    "Level",
+    "Rewrite",
+    "RewriteError",
+    "Training",
+    "rewrite",
+]
 
 
 class _CallableModule(_types.ModuleType):

@@ -24,6 +24,7 @@ from .publish._places import Made, places_of
 from .publish._result import ClassResult, Level, Rewrite
 from .publish._test_text import test_of
 from .publish._uses import ClassName
+from .training._training import TrainingRewriter
 
 # What is said of one class.
 _MOST_LIMITS = 4
@@ -41,6 +42,7 @@ def rewrite(
     gradients: bool = True,
     fast: bool = False,
     as_linen: bool = False,
+    train: Callable[[], Any] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Rewrite:
     """Rewrites a Linen model's sources as NNX sources, and proves that the two do the same.
@@ -70,6 +72,9 @@ def rewrite(
         for this configuration".
       as_linen: whether the old files keep Linen classes of the same names, which run the new ones:
         the rest of the program stays as it is. `write` writes both.
+      train: gives a sample of the training, `(state, train_step, batches)`: the first `TrainState`,
+        the function that makes a step from a state, and for each step a tuple of its other
+        arguments. The functions that it runs are rewritten too, and proven by three steps.
       progress: is told what goes on.
 
     Returns:
@@ -105,7 +110,34 @@ def rewrite(
     _check_names(rewriter)
     rewriter.run()
     result = _result(rewriter)
+    if train is not None:
+        result = _with_training(result, rewriter, train)
     return _with_linen_classes(result, rewriter) if as_linen else result
+
+
+def _with_training(result: Rewrite, rewriter: Rewriter, sample: Callable[[], Any]) -> Rewrite:
+    """The result with the functions that train the model."""
+    if not result.is_proven or result.parts or rewriter.proof is None:
+        note = "the training stays as it is, as the program as a whole is not proven"
+        return dataclasses.replace(result, notes=(*result.notes, note))
+    made = TrainingRewriter(
+        rewriter.program,
+        rewriter.files,
+        rewriter.texts,
+        rewriter.proof.rules,
+        _rewritten(rewriter),
+        sample,
+        rewriter.told,
+    ).run()
+    find = result.find_places or tuple
+    return dataclasses.replace(
+        result,
+        training=made,
+        # The model's file stays the last one: the rules are named after it.
+        sources={**made.sources, **result.sources, **made.sources},
+        old_sources={**made.old_sources, **result.old_sources},
+        find_places=lambda: [place for place in find() if not made.is_about(place)],
+    )
 
 
 def _with_linen_classes(result: Rewrite, rewriter: Rewriter) -> Rewrite:

@@ -17,6 +17,7 @@ from bridge.rewrite.plan._plans import Written
 from bridge.rewrite.plan._refusals import _TABLE
 from tests.rewrite import models_left as models
 from tests.rewrite.test_left_linen import result_of
+from tests.rewrite.training.test_training import OF_TRAINING
 
 SOURCES = pathlib.Path(bridge.rewrite.__file__).parent
 MODELS = pathlib.Path(__file__).parent
@@ -39,6 +40,7 @@ ELSEWHERE = {
     "no-file": "test_refusals.py",
     "not-parsed": "test_refusals.py",
     "new-class-raises": "test_refusals.py",
+    **dict.fromkeys(OF_TRAINING, "training/test_training.py"),
 }
 
 

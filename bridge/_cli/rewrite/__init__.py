@@ -60,6 +60,12 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
     )
     _command.add_call(parser)
     parser.add_argument(
+        "--train",
+        metavar="TARGET",
+        help="a function that returns (state, train_step, batches): rewrite the training that it"
+        " runs too",
+    )
+    parser.add_argument(
         "--keep-names", action="store_true", help="keep automatic names such as Dense_0"
     )
     parser.add_argument(

@@ -28,6 +28,8 @@ def rewritten(arguments: argparse.Namespace) -> Result:
     """
     if arguments.as_linen and arguments.in_place:
         raise InputError("--in-place", "--as-linen too", "one of the two", "use --write")
+    if arguments.in_place and arguments.train:
+        raise InputError("--in-place", "--train too", "one of the two", "use --write")
     result = _result(arguments)
     diff = "" if arguments.no_diff else _diff(result, arguments)
     written: tuple[str, ...] = ()
@@ -51,6 +53,7 @@ def _result(arguments: argparse.Namespace) -> Rewrite:
             _entry(stack.enter_context(_target.opened(target, arguments)), target)
             for target in (arguments.target, *arguments.model)
         ]
+        train = arguments.train
         return rewrite(
             make,
             *sample.inputs,
@@ -63,6 +66,7 @@ def _result(arguments: argparse.Namespace) -> Rewrite:
             gradients=arguments.gradients,
             fast=arguments.fast,
             as_linen=arguments.as_linen,
+            train=None if train is None else stack.enter_context(_target.opened_name(train)),
             progress=arguments.tell,
         )
 
@@ -110,5 +114,6 @@ def _shown(
     yield from result.notes
     yield from (f"to rewrite more: {each}" for each in result.remedies)
     yield from (f"to change by hand: {place}" for place in result.places)
+    yield from result.training.shown() if result.training is not None else ()
     yield from (f"written: {path}" for path in written)
     yield from (f"--write would write {path}" for path in stale)

@@ -656,4 +656,113 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "the model was given a {name} as a field",
         "Make the module in the class.",
     ),
+    # Functions that train the model.
+    "state-use": (
+        "{text} of a TrainState",
+        "Use its params, step, apply_fn, apply_gradients, replace and fields of its own.",
+    ),
+    "state-replace": (
+        "{name} of a TrainState is replaced",
+        "Let apply_gradients change it.",
+    ),
+    "state-create": (
+        "a TrainState is not made by params= and tx= of this model",
+        "Call TrainState.create(apply_fn=model.apply, params=..., tx=...).",
+    ),
+    "state-apply": (
+        "apply_fn is {text}",
+        "Give the apply of the model.",
+    ),
+    "state-field": (
+        "the field {name} of a TrainState",
+        "Keep variables of one model in a state, each field with an annotation.",
+    ),
+    "state-body": (
+        "{name} has more than fields",
+        "Move methods into functions.",
+    ),
+    "old-state": (
+        "{name} is read after its update, which NNX makes in place",
+        "Read what is needed before, or give the new state the same name.",
+    ),
+    "statistics-use": (
+        "{text} is read by itself, and is in the model now",
+        "Give it only to the model and to the state.",
+    ),
+    "statistics-argument": (
+        "the argument {name} is a collection, which is in the model now",
+        "Pass the state on.",
+    ),
+    "variables-use": (
+        "{text} is used for more than to apply the model",
+        "Write {{'params': params, ...}} where the model is applied, and use params elsewhere.",
+    ),
+    "params-keyword": (
+        "the parameters are given by the name {name}, which becomes another",
+        "Give them by position.",
+    ),
+    "model-passed": (
+        "the Linen module {name} is passed around before it has variables",
+        "Make the module where it is initialised.",
+    ),
+    "init-keys": (
+        "init without a key of its own",
+        "Write the key as the first argument, or a dict of keys by stream.",
+    ),
+    "size-unknown": (
+        "the model's runs tell no single value for {name}",
+        "Make one model, or write the function by hand.",
+    ),
+    "mutable-names": (
+        "mutable={text}",
+        "Give a list of the model's collections; sown values are another thing in NNX.",
+    ),
+    "apply-method": (
+        "method={text}",
+        "Give the method's name.",
+    ),
+    "gradient-option": (
+        "a gradient with {name}=",
+        "Differentiate by the first argument, with has_aux alone.",
+    ),
+    "returns-differ": (
+        "its returns are of different kinds",
+        "Return the same things everywhere.",
+    ),
+    "return-annotation": (
+        "the annotation of what it returns does not name each part",
+        "Write tuple[...] with all parts, or leave it out.",
+    ),
+    "training-decorator": (
+        "a function of the state under @{text}",
+        "Use jax.jit alone.",
+    ),
+    "training-target": (
+        "the target {text}",
+        "Give each part a name of its own.",
+    ),
+    "training-line": (
+        "an update or dropout keys within a larger expression",
+        "Give it a statement of its own.",
+    ),
+    "training-transform": (
+        "{text} of a function of the state or the model",
+        "Call the function under jax.jit, jax.grad or jax.value_and_grad alone.",
+    ),
+    "training-not-run": (
+        "no step of the sample ran it",
+        "Call it in the function that train= names.",
+    ),
+    "training-left": (
+        "another function of the training stays as it is",
+        "See the reasons of the others.",
+    ),
+    "training-differs": (
+        "the new training differs: {error}",
+        "Write the function by hand; the places are listed.",
+    ),
+    "training-fails": (
+        "the new training raised {error}",
+        "Write the function by hand; the places are listed.",
+    ),
 }

@@ -141,12 +141,18 @@ class InPlace:
             yield Obstacle(file.source.file, line, f"{plan.name} needs review: {text}", True)
 
 
-def in_place_text(file: NewFile) -> str:
-    """The old text with the new classes, and with what they need and no longer need imported."""
+def in_place_text(file: NewFile, more: Iterable[Edit] = ()) -> str:
+    """The old text with the new classes, and with what they need and no longer need imported.
+
+    Args:
+        file: the new file.
+        more: other edits of the old file.
+    """
     source = file.source
     # A class that stays Linen is in a file that stays, and has its name here.
     pieces = {node: re.sub(r"\b_linen\.", "", text) for node, text in file.pieces().items()}
     edits = [Edit(source.start(node), source.end(node), text) for node, text in pieces.items()]
+    edits += more
     old = source.text
     text = source.stretch(0, len(source.data), edits)
     used, before = {*names_of(text), *_exported(source.tree)}, set(names_of(old))
@@ -184,7 +190,8 @@ def _behind_flax(file: NewFile, added: list[str]) -> Edit:
     source = file.source
     nodes = [node for node in source.tree.body if is_import(node)]
     flax = [n for n in nodes if ast.unparse(n).startswith(("from flax", "import flax"))]
-    last = (flax or nodes)[-1]
+    absolute = [n for n in nodes if not getattr(n, "level", 0)]
+    last = (flax or absolute or nodes)[-1]
     place = source.offset((last.end_lineno or last.lineno) + 1, 0)
     return Edit(place, place, "".join(f"{line}\n" for line in added))
 

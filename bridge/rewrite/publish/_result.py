@@ -15,6 +15,7 @@ from bridge import parity
 from bridge.rewrite._failures import RewriteError
 from bridge.rewrite.plan._refusals import Refusal
 
+from ._functions import Training
 from ._writing import changed_files, is_changed, shown_path, write_files, write_in_place
 
 Level: TypeAlias = Literal["proven", "proven for this configuration", "needs review", "left Linen"]
@@ -74,6 +75,7 @@ class Rewrite:
         as_linen: whether the old files keep Linen classes, which run the new ones.
         exported: the names of these classes.
         make_linen_texts: gives the old files with them.
+        training: the functions that train the model, None if no sample was given.
     """
 
     classes: tuple[ClassResult, ...]
@@ -97,6 +99,7 @@ class Rewrite:
     make_linen_texts: Callable[[], Mapping[str, str]] | None = dataclasses.field(
         default=None, repr=False
     )
+    training: Training | None = None
 
     @functools.cached_property
     def places(self) -> tuple[str, ...]:
@@ -109,9 +112,12 @@ class Rewrite:
 
     @property
     def ok(self) -> bool:
-        """Whether every class is rewritten, and the program is proven."""
-        return self.is_proven and all(
-            c.level in ("proven", "proven for this configuration") for c in self.classes
+        """Whether every class is rewritten, and the program is proven, with its training."""
+        is_trained = self.training is None or self.training.is_proven
+        return (
+            self.is_proven
+            and is_trained
+            and all(c.level in ("proven", "proven for this configuration") for c in self.classes)
         )
 
     @property
@@ -282,6 +288,7 @@ class Rewrite:
                 "native_share": self.native_share,
                 "notes": list(self.notes),
                 "places": list(self.places),
+                "training": dataclasses.asdict(self.training) if self.training else None,
             },
             indent=indent,
             allow_nan=False,
@@ -299,7 +306,8 @@ class Rewrite:
             lines += ["To rewrite more:", *(f"  {each}" for each in self.remedies)]
         if self.places:
             lines.append("To change by hand:")
-        return "\n".join([*lines, *(f"  {place}" for place in self.places), *self.notes])
+        lines += [f"  {place}" for place in self.places]
+        return "\n".join([*lines, *(self.training.shown() if self.training else ()), *self.notes])
 
     @property
     def remedies(self) -> tuple[str, ...]:

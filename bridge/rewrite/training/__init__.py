@@ -1,0 +1,1 @@
+"""The functions that train a model: rewritten for the NNX classes, and proven by running them."""

@@ -1,0 +1,99 @@
+"""Decides what the calls of a Linen module become: `init`, `apply` and `apply_fn`."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Sequence
+
+from bridge._conversion.collections import OUTPUTS
+from bridge.rewrite.plan._refusals import NotRewritableError
+
+from ._changes import Arguments, Part, separated
+from ._expressions import Expressions
+from ._kinds import OTHER, Kind, Value
+
+
+class ModelCalls(Expressions):
+    """The calls of the model."""
+
+    def _initialised(self, node: ast.Call, model: Value) -> Value:
+        if not node.args or isinstance(node.args[0], ast.Starred):
+            raise NotRewritableError("init-keys", node)
+        keys = node.args[0]
+        if isinstance(keys, ast.Dict):
+            pairs = [*zip(keys.keys, keys.values, strict=True)]
+            if not all(isinstance(k, ast.Constant) for k, _ in pairs):
+                raise NotRewritableError("init-keys", keys)
+            streams: list[Sequence[Part]] = [[f"{k.value}=", v] for k, v in pairs]  # pyright: ignore
+            again = "0"
+        else:
+            streams = [[keys]]
+            is_name = isinstance(keys, ast.Name | ast.Attribute)
+            again: Part = keys if is_name else "0"
+        named = {str(each[0]) for each in streams}
+        streams += [[f"{s}=", again] for s in self.program.streams if f"{s}=" not in named]
+        self._plain(keys) if not isinstance(keys, ast.Dict) else self._rest(keys.values, ())
+        call = model.made
+        if call is None:
+            raise NotRewritableError("model-passed", node, name=ast.unparse(node.func))
+        made = self.file.made(call.func) or self.program.only
+        parts: list[Sequence[Part]] = [[each] for each in call.args]
+        parts += [[f"{k.arg}=" if k.arg else "**", k.value] for k in call.keywords]
+        for name, text in made.sizes(call).items():
+            if text == "...":
+                raise NotRewritableError("size-unknown", node, name=name)
+            parts.append([f"{name}={text}"])
+        parts.append(["rngs=nnx.Rngs(", *separated(streams), ")"])
+        self._change(node, call.func, Arguments(tuple(map(tuple, parts))))
+        return Value(Kind.VARIABLES)
+
+    def _applied(self, node: ast.Call) -> Value:
+        """A call of the model, with what `mutable=` and `rngs=` ask for."""
+        if not node.args or isinstance(node.args[0], ast.Starred):
+            raise NotRewritableError("variables-use", node, text=ast.unparse(node.func))
+        variables = self._value(node.args[0])
+        if variables.kind is not Kind.VARIABLES or not variables.text:
+            raise NotRewritableError("variables-use", node, text=ast.unparse(node.args[0]))
+        name, returned = variables.text, OTHER
+        kept: list[Sequence[Part]] = [[each] for each in node.args[1:]]
+        self._rest(node.args[1:], ())
+        for each in node.keywords:
+            if each.arg == "mutable":
+                returned = self._mutable(each.value)
+            elif each.arg == "rngs":
+                self._reseeded(node, each.value, variables.text)
+            elif each.arg == "method":
+                name = f"{variables.text}.{self._named_method(each.value)}"
+            else:
+                kept.append([f"{each.arg}=" if each.arg else "**", each.value])
+                self._plain(each.value)
+        self._change(node, name, Arguments(tuple(map(tuple, kept))))
+        return returned
+
+    def _mutable(self, node: ast.expr) -> Value:
+        if isinstance(node, ast.Constant) and node.value is False:
+            return OTHER
+        names = [node] if isinstance(node, ast.Constant) else getattr(node, "elts", [node])
+        known = self.program.recognizer.collections - {*OUTPUTS}
+        if not all(isinstance(each, ast.Constant) and each.value in known for each in names):
+            raise NotRewritableError("mutable-names", node, text=ast.unparse(node))
+        return Value(Kind.TUPLE, parts=(OTHER, Value(Kind.UPDATES)))
+
+    def _named_method(self, node: ast.expr) -> str:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            return node.value
+        if isinstance(node, ast.Attribute):
+            return node.attr
+        raise NotRewritableError("apply-method", node, text=ast.unparse(node))
+
+    def _reseeded(self, node: ast.Call, keys: ast.expr, model: str) -> None:
+        if isinstance(keys, ast.Dict) and all(isinstance(k, ast.Constant) for k in keys.keys):
+            named = zip(keys.keys, keys.values, strict=True)
+            given: list[Sequence[Part]] = [[f"{k.value}=", v] for k, v in named]  # pyright: ignore
+            self._rest(keys.values, ())
+        else:
+            given = [["**", keys]]
+            self._plain(keys)
+        if self.program.is_stacked:
+            given.append(['policy="match_shape"'])
+        self._before(node, f"nnx.reseed({model}, ", *separated(given), ")")

@@ -1,0 +1,187 @@
+"""Runs a sample of the training, before and after, and keeps what the functions were given."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from flax.training.train_state import TrainState
+
+from bridge.rewrite._failures import RewriteError, said
+from bridge.rewrite.prove._build import importable
+from bridge.rewrite.prove._draws import same_key
+
+from ._kinds import Kind, Recognizer
+from ._program import Place
+
+STEPS = 3
+
+
+class Seen:
+    """The functions that ran, with the kinds of what they were given.
+
+    Args:
+        files: the files of the program.
+        recognizer: tells what a value is; without it only the places are kept.
+    """
+
+    def __init__(self, files: Collection[str], recognizer: Recognizer | None = None) -> None:
+        self._files, self._recognizer = frozenset(files), recognizer
+        self.kinds: dict[Place, dict[str, Kind]] = {}
+        self.fields: dict[str, dict[str, Kind]] = {}
+
+    @contextlib.contextmanager
+    def looking(self) -> Iterator[None]:
+        """Looks at every call that begins inside of the block."""
+        before = sys.getprofile()
+        sys.setprofile(self._event)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+    def _event(self, frame: Any, event: str, argument: Any) -> None:
+        code = frame.f_code
+        if event != "call" or code.co_filename not in self._files:
+            return
+        place = Place(code.co_filename, code.co_firstlineno, code.co_name)
+        kinds = self.kinds.setdefault(place, {})
+        if self._recognizer is None:
+            return
+        names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        for name in names:
+            value = frame.f_locals.get(name)
+            kind = self._recognizer.kind(value)
+            if kinds.get(name, Kind.OTHER) is Kind.OTHER:
+                kinds[name] = kind
+            if kind is Kind.STATE:
+                self.state(value)
+
+    def state(self, value: Any) -> None:
+        """Keeps what the fields of a state hold."""
+        if self._recognizer is None:
+            return
+        known = self.fields.setdefault(type(value).__name__, {})
+        own = {f.name for f in dataclasses.fields(value)}
+        for name in own - {f.name for f in dataclasses.fields(TrainState)}:
+            known[name] = self._recognizer.kind(getattr(value, name))
+
+
+@dataclasses.dataclass
+class Sample:
+    """What a sample of the training gives.
+
+    Attributes:
+        state: the first state.
+        step: makes one step from a state and what a batch holds.
+        batches: the arguments of each step besides the state.
+    """
+
+    state: Any
+    step: Callable[..., Any]
+    batches: list[tuple[Any, ...]]
+
+    def with_same_keys(self) -> Sample:
+        """The sample with keys of which each draws the same."""
+        return Sample(with_same_keys(self.state), self.step, with_same_keys(self.batches))
+
+    def run(self, number: int) -> Any:
+        """Makes a step, and returns what it gave besides the state."""
+        returned = self.step(self.state, *self.batches[number % len(self.batches)])
+        leaves = jax.tree.leaves(returned, is_leaf=_is_state)
+        states = [leaf for leaf in leaves if _is_state(leaf)]
+        if states:
+            self.state = states[0]
+        return jax.tree.map(lambda x: None if _is_state(x) else x, returned, is_leaf=_is_state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ran:
+    """What the Linen program did.
+
+    Attributes:
+        first: the state before the first step.
+        last: the state after the last one.
+        returned: what each step gave besides the state.
+        batches: what the steps were given.
+    """
+
+    first: Any
+    last: Any
+    returned: tuple[Any, ...]
+    batches: list[tuple[Any, ...]]
+
+
+def ran(sample: Sample) -> Ran:
+    """Makes the steps of a Linen program, whose states do not change in place."""
+    first = sample.state
+    returned = tuple(sample.run(number) for number in range(STEPS))
+    return Ran(first, sample.state, returned, sample.batches)
+
+
+def sample_of(function: Callable[[], Any], module: str) -> Sample:
+    """Calls a function that gives a sample, as its module has it now.
+
+    Raises:
+        RewriteError: it gives something else.
+    """
+    returned = getattr(sys.modules.get(module), function.__qualname__, function)()
+    try:
+        state, step, batches = returned
+        given = [each if isinstance(each, tuple) else (each,) for each in batches]
+    except (TypeError, ValueError) as error:
+        raise RewriteError(
+            "train= expects a function that gives a sample of the training",
+            [said(error)],
+            "Return (state, train_step, batches): the first state, the function that makes a step,"
+            " and for each step a tuple of its other arguments.",
+        ) from error
+    given = given[:STEPS]
+    if not given or not callable(step) or not _is_state(state):
+        raise RewriteError(
+            "train= expects a function that gives a sample of the training",
+            [f"it gave {type(state).__name__}, {type(step).__name__}, {len(given)} batches"],
+            "Return (state, train_step, batches), with a TrainState of Flax as the state.",
+        )
+    return Sample(state, step, given)
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, TrainState) or (
+        isinstance(value, nnx.Module) and hasattr(value, "optimizer") and hasattr(value, "model")
+    )
+
+
+def with_same_keys(tree: Any) -> Any:
+    """A tree with keys of which each draws the same, which both programs then draw from."""
+
+    def value(path: Any, leaf: Any) -> Any:
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None:
+            return leaf
+        if jnp.issubdtype(dtype, jax.dtypes.prng_key):
+            return jnp.broadcast_to(same_key(), leaf.shape)
+        is_raw = dtype == jnp.uint32 and leaf.shape[-1:] == (2,)
+        named = jax.tree_util.keystr(path).lower()
+        if is_raw and any(word in named for word in ("key", "rng")):
+            return jnp.broadcast_to(same_key(), leaf.shape[:-1])
+        return leaf
+
+    return jax.tree_util.tree_map_with_path(value, tree)
+
+
+@contextlib.contextmanager
+def world(texts: Mapping[str, tuple[str, str]]) -> Iterator[None]:
+    """Lets the program's modules be imported anew, so that all of it is traced again."""
+    with importable(texts), nnx.use_eager_sharding(False):
+        for name in texts:
+            # A sample may find them as attributes of their package.
+            importlib.import_module(name)
+        yield

@@ -1,0 +1,237 @@
+"""The whole: run, plan, write, run again, compare."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import importlib
+import pathlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+from flax import nnx
+from flax.training.train_state import TrainState
+
+from bridge.rewrite._failures import RewriteError, said
+from bridge.rewrite.emit._files import SUFFIX, NewFile
+from bridge.rewrite.plan._plans import Program as Classes
+from bridge.rewrite.plan._refusals import NotRewritableError, refused
+from bridge.rewrite.prove._build import Maker, importable
+from bridge.rewrite.prove._compare import draws
+from bridge.rewrite.prove._draws import streams
+from bridge.rewrite.prove._pairing import made
+from bridge.rewrite.publish._functions import FunctionResult, Training
+from bridge.rewrite.publish._places import Made
+from bridge.rewrite.publish._uses import ClassName, Uses, sources_below
+
+from ._changes import Change
+from ._compare import DifferenceError, compare
+from ._functions import is_concerned, plan_function
+from ._kinds import Recognizer
+from ._program import File, Place, Program, first_line
+from ._run import Ran, Seen, ran, sample_of, world
+from ._states import state_class
+from ._texts import text_of
+
+# What a module is under its old name, while the new program is proven.
+_ALIAS = "import importlib, sys\nsys.modules[__name__] = importlib.import_module({!r})\n"
+
+
+class TrainingRewriter:
+    """Rewrites the functions that train a model.
+
+    Args:
+        classes: what the rewriter knows of the classes, all proven.
+        files: the new files of the classes.
+        texts: file and text by the new module's name.
+        rules: NNX paths by Linen paths.
+        made: the rewritten classes.
+        sample: gives a state, what makes a step, and the other arguments of each step.
+        told: is given a line about what goes on.
+    """
+
+    def __init__(
+        self,
+        classes: Classes,
+        files: Sequence[NewFile],
+        texts: Mapping[str, tuple[str, str]],
+        rules: Mapping[str, str],
+        made: Mapping[ClassName, Made],
+        sample: Callable[[], Any],
+        told: Callable[[str], None],
+    ) -> None:
+        self.classes, self.class_files, self.class_texts = classes, files, texts
+        self.rules, self.made, self.sample, self.told = rules, made, sample, told
+        self.old = {f.module: set[str]() for f in files}
+        for each in made:
+            self.old[each.module].add(each.name)
+        self.files = self._files()
+        self.recognizer = Recognizer(classes.records.variables[0])
+
+    def _files(self) -> dict[str, File]:
+        """The files of the package that are imported."""
+        uses = Uses({f.source.file: f.module for f in self.class_files}, self.old)
+        sources = {str(path): source for path, source in sources_below(uses.folder)}
+        uses.follow(sources)
+        loaded = {
+            str(pathlib.Path(file).resolve()): module
+            for module in [*sys.modules.values()]
+            if (file := getattr(module, "__file__", None))
+            and file.endswith(".py")
+            # Running a script again would rewrite again.
+            and module.__name__ != "__main__"
+        }
+        own = {str(pathlib.Path(f.source.file).resolve()): f.source for f in self.class_files}
+        found = {}
+        for path, source in sources.items():
+            if path in loaded and pathlib.Path(path).name != "__init__.py":
+                known = own.get(path, source)
+                named = uses.classes_in(path, known.tree)
+                found[known.file] = File(
+                    known,
+                    loaded[path],
+                    lambda n, named=named: self.made.get(named(n)),  # pyright: ignore
+                )
+        return found
+
+    def run(self) -> Training:
+        """Rewrites, and proves."""
+        self.told("running the training")
+        texts = {f.module.__name__: (path, f.source.text) for path, f in self.files.items()}
+        seen = Seen(self.files, self.recognizer)
+        module = self.sample.__module__
+        with world(texts), seen.looking():
+            sample = sample_of(self.sample, module)
+            seen.state(sample.state)
+            if draws(self.classes):
+                sample = sample.with_same_keys()
+            old = ran(sample)
+        program = self._program(seen)
+        found = [*self._planned(program)]
+        if any(each.refusal is not None for each in found) or not found:
+            return Training(tuple(self._left(found)))
+        found += self._not_run(program)
+        return self._proven(old, sorted(found, key=lambda each: (each.file, each.line)), texts)
+
+    def _program(self, seen: Seen) -> Program:
+        return Program(
+            self.files,
+            self.recognizer,
+            seen.kinds,
+            seen.fields,
+            next(each for each in self.made.values() if each.is_model),
+            sorted({*streams(self.classes)} - {"params"}) if draws(self.classes) else (),
+            self._is_stacked(),
+        )
+
+    def _is_stacked(self) -> bool:
+        """Whether the new model has layers that are stacked, with keys of their own."""
+        with importable(self.class_texts):
+            modules = {f.module: importlib.import_module(f.name) for f in self.class_files}
+            model = made(Maker(self.classes, modules), self.classes.records.instances[(0, ())])
+        return any(leaf.ndim for leaf in jax.tree.leaves(nnx.state(model, nnx.RngKey)))
+
+    def _not_run(self, program: Program) -> Iterator[FunctionResult]:
+        """Functions that did not run, and would have to be others."""
+        for path, file in program.files.items():
+            for node in file.source.tree.body:
+                if not isinstance(node, ast.FunctionDef):
+                    continue
+                place = Place(path, first_line(node), node.name)
+                if place in program.kinds or not is_concerned(program, place):
+                    continue
+                refusal = refused("training-not-run")
+                yield FunctionResult(node.name, path, *_lines(node), refusal)
+
+    def _planned(self, program: Program) -> Iterator[FunctionResult]:
+        """Decides what each function that ran becomes."""
+        for place in [*program.kinds]:
+            node = program.node_at(place)
+            if node is None:
+                continue
+            file = program.files[place.file]
+            try:
+                plan_function(program, place)
+            except NotRewritableError as error:
+                yield FunctionResult(place.name, place.file, *_lines(node), error.refusal)
+        for path, file in program.files.items():
+            for node in file.source.tree.body:
+                try:
+                    self._module_statement(program, file, node)
+                except NotRewritableError as error:
+                    name = getattr(node, "name", "module")
+                    yield FunctionResult(name, path, *_lines(node), error.refusal)
+            changed = {id(c.statement if hasattr(c, "statement") else c.node) for c in file.changes}  # pyright: ignore
+            for node in file.source.tree.body:
+                if any(id(each) in changed for each in ast.walk(node)):
+                    name = getattr(node, "name", None)
+                    if name is not None:
+                        yield FunctionResult(name, path, *_lines(node))
+
+    def _module_statement(self, program: Program, file: File, node: ast.stmt) -> None:
+        """A class of states."""
+        if isinstance(node, ast.ClassDef):
+            cls = vars(file.module).get(node.name)
+            if isinstance(cls, type) and issubclass(cls, TrainState) and cls is not TrainState:
+                kinds = program.fields.get(node.name)
+                if kinds is not None:
+                    file.changes.append(Change(node, state_class(node, kinds)))
+
+    def _left(self, found: Iterable[FunctionResult]) -> Iterator[FunctionResult]:
+        """The functions, none of which is rewritten where one is not."""
+        for each in found:
+            other = refused("training-left", each.line)
+            yield each if each.refusal else dataclasses.replace(each, refusal=other)
+
+    def _proven(
+        self, old: Ran, found: Sequence[FunctionResult], texts: Mapping[str, tuple[str, str]]
+    ) -> Training:
+        changed = {path: file for path, file in self.files.items() if file.changes}
+        whole = {file.module.__name__ for file in changed.values()}
+        names = {module: names for module, names in self.old.items() if module not in whole}
+        own = {
+            f"{file.module.__name__}{SUFFIX}": (
+                str(_new_path(path)),
+                text_of(self.classes, file, whole, names),
+            )
+            for path, file in changed.items()
+        }
+        aliases = {
+            file.module.__name__: (path, _ALIAS.format(file.module.__name__ + SUFFIX))
+            for path, file in changed.items()
+        }
+        self.told("proving the training")
+        seen = Seen([path for path, _ in own.values()])
+        try:
+            with world({**texts, **self.class_texts, **own, **aliases}), seen.looking():
+                difference = compare(
+                    old,
+                    sample_of(self.sample, self.sample.__module__),
+                    self.rules,
+                    self.recognizer.collections,
+                    draws=draws(self.classes),
+                )
+        except DifferenceError as error:
+            reason = refused("training-differs", error=str(error))
+        except RewriteError:
+            raise
+        except Exception as error:
+            reason = refused("training-fails", error=said(error))
+        else:
+            sources = dict(own.values())
+            olds = {str(_new_path(path)): path for path in changed}
+            return Training(tuple(found), sources, olds, difference)
+        return Training(tuple(dataclasses.replace(each, refusal=reason) for each in found))
+
+
+def _lines(node: ast.stmt) -> tuple[int, int]:
+    """The first and the last line of a function or class, decorators included."""
+    decorators = getattr(node, "decorator_list", ())
+    return min([node.lineno, *(d.lineno for d in decorators)]), node.end_lineno or node.lineno
+
+
+def _new_path(path: str) -> pathlib.Path:
+    old = pathlib.Path(path)
+    return old.with_name(f"{old.stem}{SUFFIX}.py")
