@@ -146,3 +146,29 @@ class Root(nn.Module):
         x = Noisy()(x, deterministic=not train)
         x = Wide(factor=2)(Wide(self.width)(x))
         return Attention()(Named()(Head()(x)))
+
+
+class Block1D(nn.Module):
+    """A class whose name ends in a dimension, called over several lines."""
+
+    width: int
+
+    @nn.compact
+    def __call__(self, x, mask):
+        rows = self.param("rows", nn.zeros, (mask.shape[1],))
+        return (
+            nn.Dense(self.width, kernel_init=nn.initializers.normal(), bias_init=nn.zeros)(x)
+            + rows.sum()
+        )
+
+
+class Words(nn.Module):
+    """Sizes that are not the last one: by the program's words, by Flax's, and by their number."""
+
+    @nn.compact
+    def __call__(self, image, tokens, pairs):
+        _, height, w, _ = image.shape
+        image = image + self.param("table", nn.ones, (height, w, 1))
+        tokens = tokens + self.param("positions", nn.zeros, (1, tokens.shape[1], 1))
+        image = Block1D(4)(image, pairs)
+        return image.sum() + tokens.sum()

@@ -36,7 +36,7 @@ def test_a_parameter_that_a_function_makes_keeps_its_path_in_linen(result):
 
 def test_a_loop_over_arrays_and_sizes_is_one_over_sizes_in_the_constructor(result):
     (text,) = result.sources.values()
-    assert "        for width in reversed(list(self.widths)):" in text
+    assert "for skip_features, width in reversed(list(zip(skips_features, self.widths" in text
     assert "        for i, width in enumerate(self.widths):" in text
     assert "        for low, high in zip(self.widths, self.widths[::-1]" in text
     assert "for w in self.widths])" in text

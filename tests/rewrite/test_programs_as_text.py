@@ -18,10 +18,10 @@ from flax import nnx, traverse_util
 import bridge
 from bridge import port
 from bridge.rewrite import Rewrite
-from tests.rewrite import programs, programs_structure
+from tests.rewrite import programs, programs_sizes, programs_structure
 from tests.rewrite.programs import HEAD, Of, Program
 
-PROGRAMS = {**programs.PROGRAMS, **programs_structure.PROGRAMS}
+PROGRAMS = {**programs.PROGRAMS, **programs_structure.PROGRAMS, **programs_sizes.PROGRAMS}
 NUMBERS = itertools.count()
 KEYS = {"params": jax.random.key(1), "gumbel": jax.random.key(2)}
 

@@ -62,3 +62,20 @@ def test_a_variable_that_no_run_made_is_to_be_reviewed(result):
     own = text[text.index("class Attention") :]
     assert "if init_cache:" in own
     assert "has_variable" not in own
+
+
+def test_names_and_lines_are_those_of_a_person():
+    inputs = spec(2, 6, 5, 3), spec(2, 7, 4), spec(2, 9, 1, 1, 1)
+    result = bridge.rewrite(models.Words, *inputs, gradients=False)
+    (text,) = result.sources.values()
+    assert result.is_proven, str(result)
+    assert "height: int,\n        width: int,\n        tokens_length: int," in text
+    assert "(height, width, 1)" in text
+    assert "pairs_dim1: int," in text
+    assert "mask_dim1: int," in text
+    assert "self.block1d = Block1D(" in text
+    assert "image = self.block1d(image, pairs)\n" in text
+    assert "return self.dense(x) + rows.sum()\n" in text
+    assert "nnx.initializers.zeros" in text
+    assert "nnx.initializers.ones" in text
+    assert "nn.zeros" not in text

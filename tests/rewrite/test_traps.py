@@ -44,7 +44,7 @@ ACTED_ON = {
         "StateOwnCollection": "count[...] = count[...] + 1",
         "SowClash": 'self.sow(nnx.Intermediate, "h_out", y)',
         "HasAttr": "self.head = nnx.Linear(4, self.classes, rngs=rngs)",
-        "EqualByChance": "in_features: int, x_size_2: int",
+        "EqualByChance": "in_features: int, length: int",
         "ModePartial": "use_running_average=not train",
     },
     "children": {

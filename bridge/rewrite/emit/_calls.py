@@ -26,6 +26,7 @@ from ._slot_calls import call_edits, calls_of
 from ._states import States, merged_field
 from ._tied import Applied, variable_edits
 
+_WIDTH = 100
 _RAISE = 'raise NotImplementedError("this branch did not run when {} was rewritten")'
 
 
@@ -100,6 +101,8 @@ class Calls:
         for call in calls:
             yield from self.adapted(slot, call)
             yield from self._lifted(slot, call)
+            if call.func is slot.node and slot.lift is None:
+                yield from self._on_one_line(call, target)
         if slot.kind == "variable" and slot.variable:
             yield from self._values(slot.variable)
         around = self.source.parents[slot.node]
@@ -114,6 +117,23 @@ class Calls:
         slot.modes["rngs"] = "self.rngs"
         for call in calls_of(self.plan, slot):
             yield from self.adapted(slot, call)
+
+    def _on_one_line(self, call: ast.Call, target: str) -> Iterator[Edit]:
+        """A call whose constructor is gone, on one line if it fits."""
+        parts = [*call.args, *call.keywords]
+        if not parts:
+            return
+        source, data = self.source, self.source.data
+        begin, end = min(map(source.start, parts)), max(map(source.end, parts))
+        opening, closing = data.index(b"(", source.end(call.func)) + 1, source.end(call) - 1
+        around = data[opening:begin] + data[end:closing]
+        if b"\n" not in around or around.strip(b" \t\r\n,") or b"\n" in data[begin:end]:
+            return
+        left = source.start(call) - data.rfind(b"\n", 0, source.start(call)) - 1
+        right = data.find(b"\n", closing) - closing
+        if left + len(target) + end - begin + right < _WIDTH:
+            yield Edit(opening, begin, "")
+            yield Edit(end, closing, "")
 
     def _lifted(self, slot: Slot, call: ast.Call) -> Iterator[Edit]:
         """A call of a layer under lifted transforms."""

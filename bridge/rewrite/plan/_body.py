@@ -130,7 +130,7 @@ class Slice:
         slots = [
             s
             for s in self.method.slots
-            if s.outer is None and self.source.statement_of(s.node) is node
+            if s.outer is None and (s.place or self.source.statement_of(s.node)) is node
         ]
         return [line for slot in self._in_order(slots) for line in self._slot(slot, depth)]
 
@@ -158,7 +158,12 @@ class Slice:
     def _loop(self, target: ast.expr, values: ast.expr) -> Loop:
         method = self.method
         found = known_loop(
-            target, values, method.taint, self.source, lambda node: method.init_text(node, ())
+            target,
+            values,
+            method.taint,
+            self.source,
+            lambda node: method.init_text(node, ()),
+            method.kept.loop_over,
         )
         if found is None:
             raise NotRewritableError("loop-of-call", values)

@@ -17,6 +17,7 @@ from bridge.rewrite.syntax._source import binding, names_in
 from bridge.rewrite.syntax._taint import Taint
 
 from ._function_plans import FunctionPlan
+from ._layers import layer_of
 from ._plans import ClassPlan, Program, Slot
 
 _OUT_FIELDS = ("features", "out_features", "hidden_features")
@@ -151,11 +152,12 @@ class Candidates:
         elif making.cls is not None:
             names = [f.name for f in dataclasses.fields(making.cls) if f.init]  # pyright: ignore
             nodes += list(zip(names, given, strict=False))
+        # Of Flax's layers it is known which field says the size.
+        is_known = layer_of(making.cls) is not None
         for name, node in nodes:
             value: Any = making.made.get(name) if name else None
-            if is_size(value) and (
-                value == last or (name in _OUT_FIELDS and isinstance(value, int))
-            ):
+            is_output = name in _OUT_FIELDS and isinstance(value, int)
+            if is_size(value) and (is_output or (value == last and not is_known)):
                 yield node, last if value == last else value
             elif (
                 is_size(value)

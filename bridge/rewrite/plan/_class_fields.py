@@ -23,6 +23,9 @@ def fields_of(plan: ClassPlan) -> Iterator[Field]:
                 continue
             default, factory = _default(owner.source, node)
             name = node.target.id
+            if node.value is None and name in found:
+                # Annotated anew, a field keeps the default that the class has for it.
+                default = found[name].default
             comment = owner.source.comment_behind(node)
             known = owner.cls.__dataclass_fields__.get(name)  # pyright: ignore
             is_named = known is not None and known.kw_only is True
@@ -32,12 +35,12 @@ def fields_of(plan: ClassPlan) -> Iterator[Field]:
 
 def field_nodes(plan: ClassPlan) -> list[ast.AnnAssign]:
     """The statements of a class's own fields, also of those that are no arguments."""
-    known = [field.node for field in plan.fields if field.plan is plan]
+    known = {field.name for field in plan.fields if field.plan is plan}
     return [
         node
         for node in plan.node.body
         if isinstance(node, ast.AnnAssign)
-        and (node in known or _is_no_argument(node.value) or _is_mark(node))
+        and (ast.unparse(node.target) in known or _is_no_argument(node.value) or _is_mark(node))
     ]
 
 

@@ -20,13 +20,16 @@ from flax import linen as nn
 from bridge.rewrite.observe._records import Making, Shape
 from bridge.rewrite.syntax._evaluate import KNOWN_CALLS
 from bridge.rewrite.syntax._source import Source, bound_in, is_self, items_of
+from bridge.rewrite.syntax._taint import SAME_ITEMS
 
 from ._plans import Slot
 from ._references import References
 
+# Functions of `jax.nn` whose result has another last dimension, or one less.
+_OTHER = {"glu", "one_hot", "logsumexp", "logmeanexp", "scaled_dot_general", "scaled_matmul"}
 # Functions whose result has the last dimension of their first argument.
 _KEEPING: tuple[Any, ...] = (
-    *(getattr(jax.nn, name) for name in dir(jax.nn) if name[0] != "_"),
+    *(getattr(jax.nn, name) for name in dir(jax.nn) if name[0] != "_" and name not in _OTHER),
     *(jnp.tanh, jnp.abs, jnp.exp, jnp.log, jnp.sqrt, jnp.square, jnp.sin, jnp.cos, jnp.clip),
     *(jnp.asarray, jnp.array, jnp.maximum, jnp.minimum, jnp.where, jnp.nan_to_num),
     *(nn.avg_pool, nn.max_pool),
@@ -85,6 +88,13 @@ class Item(Size):
 
     variable: str
     index: ast.expr | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Each(Size):
+    """The items of a list of sizes, one after the other, as a loop takes them."""
+
+    variable: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +175,7 @@ class Update(NamedTuple):
     Attributes:
         variable: the name of the array in the program.
         size: what is assigned or appended; a tuple for a new list.
-        kind: `set`, `list` or `append`.
+        kind: `set`, `list`, `append`, or `each` for what a loop binds.
         statement: the statement of the program.
         is_before: whether it comes before that statement.
     """
@@ -320,13 +330,7 @@ class Flow:
 
     def _assign(self, target: ast.expr, value: ast.expr, node: ast.stmt) -> None:
         if isinstance(target, ast.Name):
-            is_list = isinstance(value, ast.List) and self._is_list(target.id)
-            is_list &= not self._facts.is_apart
-            if is_list and isinstance(value, ast.List):
-                sizes = tuple(map(self._size, value.elts))
-                self._rebind(target.id, node)
-                self._names[target.id] = list if None not in sizes else None
-                self._add(target.id, sizes, "list", node)
+            if self._is_new_list(target, value, node):
                 return
             is_depending = target.id in self._facts.depending
             number = self._told(value) if is_depending else None
@@ -338,8 +342,8 @@ class Flow:
             parts = target.elts
             if isinstance(value, ast.Tuple) and len(value.elts) == len(parts):
                 known = [self._known(each) for each in value.elts]
-                for each, own in zip(parts, known, strict=True):
-                    if isinstance(each, ast.Name):
+                for each, own, new in zip(parts, known, value.elts, strict=True):
+                    if isinstance(each, ast.Name) and not self._is_new_list(each, new, node):
                         self._bind(each.id, own, node)
                 return
             own = self._shape_of(value)
@@ -352,6 +356,17 @@ class Flow:
                 self._numbers.add(last.id)
         else:
             self._size(value)
+
+    def _is_new_list(self, target: ast.Name, value: ast.expr, node: ast.stmt) -> bool:
+        """Whether a name becomes a list of arrays, which then is one of sizes."""
+        is_list = isinstance(value, ast.List) and self._is_list(target.id)
+        if not is_list or self._facts.is_apart or not isinstance(value, ast.List):
+            return False
+        sizes = tuple(map(self._size, value.elts))
+        self._rebind(target.id, node)
+        self._names[target.id] = list if None not in sizes else None
+        self._add(target.id, sizes, "list", node)
+        return True
 
     def _expression(self, node: ast.expr, statement: ast.stmt) -> None:
         """A statement that is an expression, such as `hs.append(x)`."""
@@ -441,14 +456,22 @@ class Flow:
             if (node, name) in self._lost:
                 self._names[name] = None
         before = dict(self._names)
-        can_follow = not self._facts.touches(node.iter) and not node.orelse
+        items = [*items_of(node.target, node.iter, SAME_ITEMS)]
+        lists = {item: name for item, name in map(self._list_item, items) if name}
+        can_follow = not node.orelse and not any(
+            self._facts.touches(values) for item, values in items if item not in lists
+        )
         can_follow &= not any(isinstance(e, ast.Break | ast.Continue) for e in ast.walk(node))
         number = len(self.updates)
         self._forget(bound_in(node.target), node)
+        for item, name in lists.items():
+            self._names[item.id] = Kept(item.id)
+            self._add(item.id, Each(name), "each", node)
         if self._block(node.body):
             self._end(node.body, {})
         after = self._names
         grown = {each.variable for each in self.updates[number:]}
+        self.broken |= grown & {*lists.values()}
         self._names = dict(before)
         for name in set(before) | set(after):
             old, new = before.get(name), after.get(name)
@@ -463,6 +486,13 @@ class Flow:
         for name in bound_in(node.target):
             self._names[name] = None
 
+    def _list_item(self, item: tuple[ast.expr, ast.expr]) -> tuple[Any, str]:
+        """What a loop binds, and the name of the list of arrays whose items it is, if it is one."""
+        target, values = item
+        name = values.id if isinstance(values, ast.Name) else ""
+        is_item = isinstance(target, ast.Name) and self._names.get(name) is list
+        return target, name if is_item else ""
+
     def _chain(self, node: ast.For) -> None:
         """A loop over a list of layers of `setup`, or another one, of which nothing is known."""
         bound = bound_in_all(node.body) | bound_in(node.target)
@@ -473,6 +503,7 @@ class Flow:
             made = self._facts.lists.get(attribute)
             if isinstance(item, ast.Name) and made is not None:
                 layers[item.id] = made
+        layers |= self._numbered(node)
         is_broken = any(isinstance(e, ast.Break | ast.Continue) for e in ast.walk(node))
         if is_broken or node.orelse:
             layers.clear()
@@ -483,7 +514,7 @@ class Flow:
         known = set(self.inputs)
         ends = [self._turn(node, {**before, **turn}) for turn in turns]
         changed = [n for n in bound if not _is_one(n, before.get(n), ends)]
-        after = before | dict.fromkeys([*changed, *bound_in(node.target)])
+        after = before | dict.fromkeys([*changed, *bound_in(node.target), *layers])
         changed = [n for n in changed if isinstance(before.get(n), Size)]
         followed = {slot.node for turn in turns for made in turn.values() for slot in made.slots}
         if followed and len(changed) == 1:
@@ -502,6 +533,19 @@ class Flow:
             if each not in followed or len(changed) > 1 or (changed and after[changed[0]] is None):
                 self.inputs[each] = {}
         self._names = after
+
+    def _numbered(self, node: ast.For) -> dict[str, Made]:
+        """The lists of layers that a loop takes by number: `self.layers[i]` of `i in range(n)`."""
+        counts = node.iter if isinstance(node.iter, ast.Call) else None
+        if counts is None or ast.unparse(counts.func) != "range" or len(counts.args) > 1:
+            return {}
+        found: dict[str, Made] = {}
+        for each in ast.walk(node):
+            if isinstance(each, ast.Subscript) and is_self(each.value):
+                made = self._facts.lists.get(each.value.attr)  # pyright: ignore
+                if made is not None and ast.dump(each.slice) == _loaded(node.target):
+                    found[ast.unparse(each)] = made
+        return found
 
     def _turn(self, node: ast.For, names: Mapping[str, Known]) -> dict[str, Known]:
         """What the names are after a turn of a loop, given what they are before it."""
@@ -606,7 +650,8 @@ class Flow:
         if slot is not None and slot.kind == "module":
             self._note_all(node)
             return Made((slot,))
-        return self._size(node)
+        made = self._names.get(ast.unparse(node)) if isinstance(node, ast.Subscript) else None
+        return made if isinstance(made, Made) else self._size(node)
 
     def _size(self, node: ast.expr) -> Size | None:
         """The last dimension of what an expression computes, None if it is not known."""
@@ -724,6 +769,9 @@ class Flow:
         first = sizes[0] if sizes else None
         if value is jax.image.resize:
             return self._of_shape(node.args[1]) if len(node.args) > 1 else None
+        if value is jax.nn.one_hot:
+            given = [*node.args[1:2], *(k.value for k in node.keywords if k.arg == "num_classes")]
+            return self._told(given[0]) if given else None
         if value is jnp.reshape and len(node.args) > 1:
             return self._of_shape(node.args[1])
         if value in _REDUCING and not _takes_last(node, node.args[1:]):
@@ -740,9 +788,11 @@ class Flow:
         """Whether a field that is called is a function that keeps the last dimension."""
         if not is_self(function):
             return False
+        made = [*self._facts.attributes.values(), *self._facts.lists.values()]
+        slots = [*self._facts.slots.values(), *(slot for each in made for slot in each.slots)]
         found = [
             making.fields.get(function.attr)  # pyright: ignore
-            for slot in self._facts.slots.values()
+            for slot in slots
             for making in slot.makings
         ]
         return bool(found) and all(map(_is_keeping, found))
@@ -817,8 +867,8 @@ class Flow:
             if slot is not None and slot.kind == "module":
                 self._note_all(function)
                 return Made((slot,))
-        if isinstance(function, ast.Name):
-            found = self._names.get(function.id)
+        if isinstance(function, ast.Name | ast.Subscript):
+            found = self._names.get(ast.unparse(function))
             return found if isinstance(found, Made) else None
         return self._facts.attributes.get(function.attr) if is_self(function) else None  # pyright: ignore
 
@@ -945,12 +995,12 @@ def parts_of(size: Any) -> Iterator[Any]:
 
 def variables_of(size: Any) -> set[str]:
     """The names of the program beside which a size needs variables."""
-    return {e.variable for e in parts_of(size) if isinstance(e, Kept | Item | Total)}
+    return {e.variable for e in parts_of(size) if isinstance(e, Kept | Item | Each | Total)}
 
 
 def has_several_origins(size: Any) -> bool:
     """Whether no single expression of the program gives a size."""
-    return any(isinstance(each, Kept | Item | Total | Choice) for each in parts_of(size))
+    return any(isinstance(each, Kept | Item | Each | Total | Choice) for each in parts_of(size))
 
 
 def bound_in_all(statements: Sequence[ast.stmt]) -> set[str]:
@@ -977,6 +1027,11 @@ def _only_value(source: Source, name: ast.Name) -> ast.expr | None:
     own = found[0] if is_one else None
     is_plain = isinstance(own, ast.Assign) and isinstance(own.targets[0], ast.Name)
     return own.value if is_plain and isinstance(own, ast.Assign) else None
+
+
+def _loaded(target: ast.expr) -> str:
+    """What a name that a loop binds is where it is read."""
+    return ast.dump(ast.parse(ast.unparse(target), mode="eval").body)
 
 
 def _is_taken(size: Any) -> bool:

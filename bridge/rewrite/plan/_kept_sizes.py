@@ -18,6 +18,7 @@ from ._flow import (
     Chained,
     Choice,
     Computed,
+    Each,
     Facts,
     Flow,
     Given,
@@ -30,11 +31,13 @@ from ._flow import (
     Total,
     Update,
     Written,
+    bound_in_all,
     is_same,
     parts_of,
     variables_of,
 )
 from ._function_plans import called_function
+from ._known_loops import Loop
 from ._layers import field_order
 from ._plans import Slot
 from ._references import References
@@ -197,7 +200,10 @@ class KeptSizes:
             return None
         line = self._source.statement_of(slot.node).lineno
         if not self._method.is_setup and self._changes(variables_of(size), slot.node):
-            return None
+            # A layer that is made before its input grows, and called behind that.
+            slot.place = self._place_at_call(slot)
+            if slot.place is None:
+                return None
         chained = [e.made for e in parts_of(size) if isinstance(e, Chained)]
         lists = [self.flow.chains[made].passed for made in chained]
         others = [each for own in lists if slot.node not in own for each in own]
@@ -242,6 +248,25 @@ class KeptSizes:
             for each in self.flow.updates
         )
 
+    def _place_at_call(self, slot: Slot) -> ast.stmt | None:
+        """The statement of a layer's first call, if the layer can as well be made there."""
+        made, call = self._source.statement_of(slot.node), self.flow.called[slot.node]
+        called = self._source.statement_of(call)
+        block = next(
+            (
+                own
+                for name in ("body", "orelse", "finalbody")
+                if made in (own := getattr(self._source.parents[made], name, ()))
+            ),
+            (),
+        )
+        is_plain = isinstance(made, ast.Assign) and made.value is slot.node
+        if not is_plain or called not in block:
+            return None
+        between = block[block.index(made) + 1 : block.index(called)]
+        reads = {slot.variable} & set().union(*map(names_in, between))
+        return None if reads or bound_in_all(between) & names_in(slot.node) else called
+
     def number(self, node: ast.expr) -> str | None:
         """What `x.shape[-1]`, or a number that is computed from it, is."""
         return None if self._method.is_setup else self._text_of(self.flow.dimensions.get(node))
@@ -254,7 +279,18 @@ class KeptSizes:
         """Whether the constructor sets a variable of its own inside of a statement."""
         inside = set(ast.walk(node))
         updates = self.flow.updates if self.names else ()
-        return any(e.variable in self.names and e.statement in inside for e in updates)
+        own = [each for each in updates if each.kind != "each" and each.statement in inside]
+        return any(each.variable in self.names for each in own)
+
+    def loop_over(self, target: ast.expr, values: ast.expr) -> Loop | None:
+        """The loop over a list of sizes beside one over a list of arrays."""
+        if not isinstance(target, ast.Name) or not isinstance(values, ast.Name):
+            return None
+        wanted = target.id, Each(values.id)
+        updates = self.flow.updates if self.names else ()
+        if target.id not in self.names or wanted not in [(e.variable, e.size) for e in updates]:
+            return None
+        return Loop(self.names[target.id], self.names[values.id])
 
     def updates(self, statement: ast.stmt, *, before: bool) -> list[str]:
         """What the constructor does before or behind a statement, to keep sizes."""
@@ -262,6 +298,8 @@ class KeptSizes:
         for each in self.flow.updates if self.names else ():
             name = self.names.get(each.variable)
             if name is None or each.statement is not statement or each.is_before is not before:
+                continue
+            if each.kind == "each":
                 continue
             text = self._text(each.size)
             found.append(f"{name}.append({text})" if each.kind == "append" else f"{name} = {text}")
@@ -309,7 +347,8 @@ class KeptSizes:
         taken |= self._method.taint.pure | self._method.taint.names
         taken |= {*self._plan.sizes, *self.names.values(), *self._chained.values()}
         taken |= {each.name for each in self._method.sizes.running}
-        is_list = any(u.variable == variable and u.kind == "list" for u in self.flow.updates)
+        own = [each for each in self.flow.updates if each.variable == variable]
+        is_list = any(each.kind in ("list", "each") for each in own)
         names = [f"{variable}_features", f"{variable}_size", f"{variable}_size_2"]
         if variable.endswith("_in"):
             names.insert(0, variable)
@@ -331,7 +370,7 @@ class KeptSizes:
                 return text(node, makings)
             case Last(sequence=node):
                 return f"{operand(text(node, ()), ast.Subscript)}[-1]"
-            case Kept(variable=variable):
+            case Kept(variable=variable) | Each(variable=variable):
                 return self.names[variable]
             case Item(variable=variable, index=index):
                 taken = ".pop()" if index is None else f"[{text(index, ())}]"

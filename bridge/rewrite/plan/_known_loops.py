@@ -23,6 +23,7 @@ def known_loop(
     taint: Taint,
     source: Source,
     text: Callable[[ast.expr], str],
+    sized: Callable[[ast.expr, ast.expr], Loop | None],
 ) -> Loop | None:
     """The part of a loop that a constructor knows, None if there is none.
 
@@ -35,17 +36,18 @@ def known_loop(
         taint: what depends on a call.
         source: the file.
         text: an expression as the constructor has it.
+        sized: (target, values) -> the loop over the sizes of a list of arrays, where one is kept.
     """
     if not taint.touches(values):
         return Loop(source.render(target), text(values))
     if not isinstance(values, ast.Call) or not isinstance(values.func, ast.Name):
-        return None
+        return sized(target, values)
     name, given = values.func.id, values.args
     if any(k.arg != "strict" for k in values.keywords):
         return None
 
     def part(own: ast.expr, inner: ast.expr) -> Loop | None:
-        return known_loop(own, inner, taint, source, text)
+        return known_loop(own, inner, taint, source, text, sized)
 
     if name in SAME_ITEMS and len(given) == 1:
         found = part(target, given[0])

@@ -70,6 +70,7 @@ class Slot:
         takers: the classes that take the modes, where it may be of another one; `""` if all do.
         resolved: what makes it, where `node` is the call of a method that returns it.
         in_call: whether each call makes it, as it has no state, and the call decides its arguments.
+        place: the statement that the constructor makes it at, if that is not its own.
     """
 
     node: ast.Call
@@ -90,6 +91,7 @@ class Slot:
     takers: str = ""
     resolved: ast.Call | None = None
     in_call: bool = False
+    place: ast.stmt | None = None
 
     @property
     def constructor(self) -> ast.Call:

@@ -125,6 +125,8 @@ class References:
             return f"nnx.{_RENAMED[name]}"
         if value is not None and getattr(nnx, name, None) is value:
             return f"nnx.{name}"
+        if value is not None and getattr(nnx.initializers, name, None) is value:
+            return f"nnx.initializers.{name}"
         return None
 
     def _is_linen(self, node: ast.AST) -> bool:
@@ -145,16 +147,18 @@ class References:
         return isinstance(node, ast.Lambda)
 
     def makes_layer(self, function: ast.expr) -> bool:
-        """Whether what is called is a class of layers, or a local partial of one."""
+        """Whether what is called is a class of layers, or a name of one or of a partial of one."""
         own = next((a for a in self.source.ancestors(function) if isinstance(a, FUNCTIONS)), None)
         named = [function]
         if isinstance(function, ast.Name) and own is not None:
             bound = [each for each in ast.walk(own) if isinstance(each, ast.Assign)]
-            values = [each.value for each in bound if function.id in bound_in(each.targets[0])]
-            partials = [
-                e for e in values if isinstance(e, ast.Call) and self.is_partial(e) and e.args
-            ]
-            named += [each.args[0] for each in partials]
+            named += [each.value for each in bound if function.id in bound_in(each.targets[0])]
+        for each in named:
+            # What is behind a choice and a partial is looked at in its turn.
+            if isinstance(each, ast.IfExp):
+                named += [each.body, each.orelse]
+            elif isinstance(each, ast.Call) and self.is_partial(each):
+                named += each.args[:1]
         classes = [self.value_of(each) for each in named]
         return any(isinstance(each, type) and issubclass(each, nn.Module) for each in classes)
 

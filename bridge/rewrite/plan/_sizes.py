@@ -14,12 +14,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bridge.rewrite.observe._records import Making
-from bridge.rewrite.syntax._source import bound_in, names_in
+from bridge.rewrite.syntax._source import binding, bound_in, names_in
 
 from ._candidates import Candidate, Candidates
 from ._plans import ClassPlan, SizeArgument
 
 _COMBINED = 14
+# What Flax's layers take the axes of sequences and of images for, by rank and axis from behind.
+_AXES = {(3, -2): "length", (4, -2): "width", (4, -3): "height"}
 
 
 @dataclasses.dataclass
@@ -201,9 +203,14 @@ class Sizes:
     def _dimension(self, best: Candidate, makings: Any, values: Any) -> str:
         name, index = best.argument  # pyright: ignore
         arguments = self.candidates.taint.arguments
-        text = f"{name}_features" if index == -1 else f"{name}_size_{-index}"
-        if index == -1 and (not arguments or name == arguments[0]):
-            text = "in_features"
+        is_first = not arguments or name == arguments[0]
+        if index == -1:
+            return self._add("in_features" if is_first else f"{name}_features", makings, values)
+        text = unpacked(self.candidates.method, name, index)
+        if text is None:
+            rank = len(self.candidates.given_shapes(makings[0]).get(name, ()))
+            text = _AXES.get((rank, index), f"dim{rank + index}")
+            text = text if is_first and (rank, index) in _AXES else f"{name}_{text}"
         return self._add(text, makings, values)
 
     def _add(self, name: str, makings: Any, values: Any) -> str:
@@ -324,6 +331,27 @@ class Sizes:
                     }
                 )
         return min(left, key=lambda text: left[text]) if left else None
+
+
+def unpacked(method: ast.FunctionDef, argument: str, index: int) -> str | None:
+    """The program's own word for a dimension, as in `batch, height, width, _ = x.shape`."""
+    for node in ast.walk(method):
+        if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Tuple):
+            continue
+        value, names = node.value, node.targets[0].elts
+        is_shape = isinstance(value, ast.Attribute) and value.attr == "shape"
+        of = value.value if isinstance(value, ast.Attribute) else None
+        if not is_shape or not isinstance(of, ast.Name) or of.id != argument:
+            continue
+        first = min((each.lineno for each in binding(method, argument)), default=node.lineno)
+        behind = names[index:] if -index <= len(names) else ()
+        if first < node.lineno or not behind:
+            continue
+        if not all(isinstance(each, ast.Name) for each in behind):
+            continue
+        name = behind[0].id  # pyright: ignore
+        return name if len(name) > 1 and not name.startswith("_") else None
+    return None
 
 
 def _same(a: Any, b: Any) -> bool:

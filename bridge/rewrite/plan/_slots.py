@@ -39,13 +39,12 @@ _RESERVED = {
     "setup",
 }
 _MAKES = re.compile(r"^(make|build|get|create)_")
-_FIRST = re.compile(r"(.)([A-Z][a-z]+)")
-_SECOND = re.compile(r"([a-z0-9])([A-Z])")
+_WORDS = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[^_])(?=[A-Z][a-z])")
 
 
 def snake(name: str) -> str:
-    """`MlpBlock` is `mlp_block`."""
-    return _SECOND.sub(r"\1_\2", _FIRST.sub(r"\1_\2", name)).lower()
+    """`MlpBlock` is `mlp_block`, and `Conv2DBlock` is `conv2d_block`."""
+    return _WORDS.sub("_", name).lower()
 
 
 def find_slots(program: Program, plan: ClassPlan) -> None:

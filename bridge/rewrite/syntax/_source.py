@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import functools
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from bridge.rewrite.observe._records import Span
@@ -323,15 +323,27 @@ def is_shadowed(source: Source, node: ast.AST, name: str, method: ast.AST) -> bo
     return False
 
 
-def items_of(target: ast.expr, values: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """The names that a loop binds, each with the list whose items they are."""
+def items_of(
+    target: ast.expr, values: ast.expr, through: Collection[str] = ()
+) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """The names that a loop binds, each with the list whose items they are.
+
+    Args:
+        target: what the loop binds.
+        values: what it goes over.
+        through: the functions besides `zip` and `enumerate` whose argument is looked into.
+    """
     if isinstance(values, ast.Call) and isinstance(values.func, ast.Name):
         parts = target.elts if isinstance(target, ast.Tuple) else []
         if values.func.id == "enumerate" and len(parts) == 2:
-            yield from items_of(parts[1], values.args[0])
+            yield from items_of(parts[1], values.args[0], through)
         elif values.func.id == "zip":
             for part, each in zip(parts, values.args, strict=False):
-                yield from items_of(part, each)
+                yield from items_of(part, each, through)
+        elif values.func.id in through and len(values.args) == 1:
+            yield from items_of(target, values.args[0], through)
+        else:
+            yield target, values
     else:
         yield target, values
 

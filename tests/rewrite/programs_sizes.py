@@ -1,0 +1,160 @@
+"""Programs as text, as in `programs`: where the sizes of layers come from."""
+
+from __future__ import annotations
+
+from tests.rewrite.programs import Program
+
+PROGRAMS = {
+    "lists of arrays that loops go over": Program(
+        """
+class Model(nn.Module):
+    down: Sequence[int] = (8, 16, 32)
+
+    @nn.compact
+    def __call__(self, x):
+        hs, skips = [], []
+        for i, width in enumerate(self.down):
+            x = nn.Dense(width)(x)
+            hs.append(x)
+            if i != 0:
+                skips.append(x)
+        for width, h in zip(reversed(self.down), reversed(hs)):
+            x = nn.relu(nn.Dense(width)(jnp.concatenate((x, h), axis=-1)))
+        for width, h in reversed(list(zip(self.down[:-1], skips, strict=False))):
+            x = jnp.concatenate((x, h), axis=-1)
+            x = nn.Dense(width)(x)
+        for h in hs:
+            x = nn.Dense(3)(jnp.concatenate((x, h), axis=-1))
+        return x
+""",
+        [{"down": (5, 3)}, {"down": (4,)}, {"down": (7, 7, 9, 2)}],
+    ),
+    "a layer that is made before its input grows": Program(
+        """
+class Model(nn.Module):
+    depth: int = 3
+    width: int = 8
+    skips: Sequence[int] = (1,)
+
+    @nn.compact
+    def __call__(self, x):
+        inputs = x
+        for i in range(self.depth):
+            layer = nn.Dense(self.width)
+            if i in self.skips:
+                x = jnp.concatenate([x, inputs], axis=-1)
+            x = nn.relu(layer(x))
+        return x
+""",
+        [{"depth": 1}, {"skips": (0, 2), "width": 3}, {"depth": 4, "skips": ()}],
+    ),
+    "layers of setup that are called by number": Program(
+        """
+class Model(nn.Module):
+    widths: Sequence[int] = (8, 8, 8)
+    act: Callable = nn.relu
+    final: bool = False
+
+    def setup(self):
+        self.layers = [nn.Dense(n) for n in self.widths]
+        self.more = [nn.Dense(n + 1) for n in self.widths]
+        self.last = nn.Dense(3)
+
+    def __call__(self, x):
+        for i, layer in enumerate(self.layers):
+            x = layer(x)
+            if i + 1 < len(self.layers) or self.final:
+                x = self.act(x)
+        for i in range(len(self.widths)):
+            layer = self.more[i]
+            x = nn.tanh(layer(x))
+        return self.last(x)
+""",
+        [{"widths": (5, 3)}, {"widths": (4,), "final": True}, {"widths": (7, 2, 9, 2)}],
+    ),
+    "one-hot vectors beside the input": Program(
+        """
+class Model(nn.Module):
+    kinds: int = 4
+    width: int = 8
+
+    @nn.compact
+    def __call__(self, x):
+        kind = jnp.argmax(x, -1)
+        one = jax.nn.one_hot(kind, self.kinds)
+        other = jax.nn.one_hot(kind, num_classes=2 * self.kinds)
+        x = nn.Dense(self.width)(jnp.concatenate([x, one, other], axis=-1))
+        return nn.Dense(3)(nn.glu(nn.Dense(2 * self.width)(x)))
+""",
+        [{"kinds": 3}, {"kinds": 8, "width": 2}],
+    ),
+    "a field that is annotated twice": Program(
+        """
+class Model(nn.Module):
+    width: int = 8
+    heads: int = 2
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        y = nn.MultiHeadDotProductAttention(num_heads=self.heads, qkv_features=self.width)(
+            x, x)
+        return nn.LayerNorm()(x + y)
+""",
+        [{"width": 4}, {"width": 16, "heads": 4}],
+    ),
+    "a chosen class of layers in a loop that no run turned": Program(
+        """
+class Block(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.width)(x)
+
+
+class Other(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.width)(nn.relu(x))
+
+
+class Stage(nn.Module):
+    kinds: Any
+    width: int = 8
+    depth: int = 1
+
+    def setup(self):
+        layer = Block if self.kinds.first == "a" else Other
+        layers = [layer(self.width, name="0")]
+        for i in range(self.depth - 1):
+            layers.append(layer(self.width, name=str(i + 1)))
+        self.layers = layers
+
+    def __call__(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Kinds:
+    first = "a"
+
+
+class Model(nn.Module):
+    kinds: Any = Kinds()
+    depths: Sequence[int] = (1, 1)
+
+    def setup(self):
+        self.stages = [Stage(self.kinds, 4 * i, d) for i, d in enumerate(self.depths, 1)]
+
+    def __call__(self, x):
+        for stage in self.stages:
+            x = stage(x)
+        return x
+""",
+        [{"depths": (3,)}, {"depths": (1, 2, 1)}],
+    ),
+}
