@@ -149,17 +149,14 @@ class Root(nn.Module):
 
 
 class Block1D(nn.Module):
-    """A class whose name ends in a dimension, called over several lines."""
+    """A class whose name ends in a dimension."""
 
     width: int
 
     @nn.compact
     def __call__(self, x, mask):
         rows = self.param("rows", nn.zeros, (mask.shape[1],))
-        return (
-            nn.Dense(self.width, kernel_init=nn.initializers.normal(), bias_init=nn.zeros)(x)
-            + rows.sum()
-        )
+        return nn.Dense(self.width)(x) + rows.sum()
 
 
 class Words(nn.Module):
@@ -172,3 +169,22 @@ class Words(nn.Module):
         tokens = tokens + self.param("positions", nn.zeros, (1, tokens.shape[1], 1))
         image = Block1D(4)(image, pairs)
         return image.sum() + tokens.sum()
+
+
+class Told(nn.Module):
+    """Fields that are told of."""
+
+    # How wide
+    # the layers are.
+    width: int = 4
+
+    depth: int = 2  # how many
+    """All of them.
+
+    None is one that only multiplies."""
+
+    @nn.compact
+    def __call__(self, x):
+        for _ in range(self.depth):
+            x = nn.Dense(self.width)(x)
+        return x

@@ -38,5 +38,5 @@ def test_a_loop_over_arrays_and_sizes_is_one_over_sizes_in_the_constructor(resul
     (text,) = result.sources.values()
     assert "for skip_features, width in reversed(list(zip(skips_features, self.widths" in text
     assert "        for i, width in enumerate(self.widths):" in text
-    assert "        for low, high in zip(self.widths, self.widths[::-1]" in text
+    assert "for skip_features, low, high in zip(skips_features, self.widths, self" in text
     assert "for w in self.widths])" in text

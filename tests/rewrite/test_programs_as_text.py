@@ -442,3 +442,11 @@ def test_the_rate_of_dropout_may_be_an_argument_of_a_call(rewritten):
     drawn = [np.asarray(model(x, rate=0.3, train=True) == 0) for _ in range(8)]
     assert np.any(drawn)
     assert len({mask.tobytes() for mask in drawn}) > 1
+
+
+def test_a_call_is_on_one_line_once_its_constructor_is_gone(rewritten):
+    found = rewritten(PROGRAMS["a field that is annotated twice"])
+    (text,) = found.result.sources.values()
+    own = text[text.index("class Model") :]
+    assert "        y = self.attention(x, x)\n" in own
+    assert own.count("width: int") == 1

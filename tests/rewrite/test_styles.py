@@ -64,7 +64,7 @@ def test_a_variable_that_no_run_made_is_to_be_reviewed(result):
     assert "has_variable" not in own
 
 
-def test_names_and_lines_are_those_of_a_person():
+def test_names_are_those_of_a_person():
     inputs = spec(2, 6, 5, 3), spec(2, 7, 4), spec(2, 9, 1, 1, 1)
     result = bridge.rewrite(models.Words, *inputs, gradients=False)
     (text,) = result.sources.values()
@@ -74,8 +74,27 @@ def test_names_and_lines_are_those_of_a_person():
     assert "pairs_dim1: int," in text
     assert "mask_dim1: int," in text
     assert "self.block1d = Block1D(" in text
-    assert "image = self.block1d(image, pairs)\n" in text
-    assert "return self.dense(x) + rows.sum()\n" in text
     assert "nnx.initializers.zeros" in text
     assert "nnx.initializers.ones" in text
     assert "nn.zeros" not in text
+
+
+def test_what_is_said_of_a_field_is_said_of_the_argument():
+    result = bridge.rewrite(models.Told, spec(2, 3), gradients=False)
+    (text,) = result.sources.values()
+    own = text[text.index("class Told") :].split("*,")[0]
+    assert own == (
+        "class Told(nnx.Module):\n"
+        '    """Fields that are told of."""\n'
+        "\n"
+        "    def __init__(\n"
+        "        self,\n"
+        "        # How wide\n"
+        "        # the layers are.\n"
+        "        width: int = 4,\n"
+        "        # All of them.\n"
+        "        #\n"
+        "        # None is one that only multiplies.\n"
+        "        depth: int = 2,  # how many\n"
+        "        "
+    )

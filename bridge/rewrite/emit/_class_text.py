@@ -297,7 +297,9 @@ class ClassText:
             len(source.comments_above(anchor)) if not getattr(anchor, "decorator_list", []) else 0
         )
         begin = source.offset(line, 0)
-        place = own[0].lineno if own and own[0] is first else line
+        place = line
+        if own and own[0] is first:
+            place = own[0].lineno - len(source.comments_above(own[0]))
         blank = "\n" if is_docstring(plan.node.body[0]) and not _is_blank(source, place) else ""
         self.edits.append(Edit(begin, begin, f"{blank}{constructor}\n\n"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from flax import linen as nn
 
@@ -59,8 +59,8 @@ class Signature:
             column: its indentation.
         """
         indent = " " * column
-        parameters: list[tuple[str, str]] = []
-        named: list[tuple[str, str]] = []
+        parameters: list[_Parameter] = []
+        named: list[_Parameter] = []
         for field in self.plan.fields:
             if field.name in self.plan.mode_fields:
                 continue
@@ -68,18 +68,20 @@ class Signature:
             if field.factory is not None:
                 annotation, default = f"{annotation} | None", "None"
             text = f"{field.name}: {annotation}"
-            entry = (text if default is None else f"{text} = {default}", field.comment)
+            text = text if default is None else f"{text} = {default}"
+            entry = _Parameter(text, field.comment, field.above)
             (named if field.is_named else parameters).append(entry)
-        keyword = size_arguments(self.program, self.plan)
-        parameters += [("*", ""), *named, *((text, "") for text in keyword), ("rngs: nnx.Rngs", "")]
+        keyword = [*size_arguments(self.program, self.plan), "rngs: nnx.Rngs"]
+        parameters += [_Parameter("*"), *named, *map(_Parameter, keyword)]
         # As the other methods have it.
         end = " -> None:" if any(m.returns for m in self.plan.methods.values()) else ":"
-        line = f"{indent}def __init__(self, {', '.join(text for text, _ in parameters)}){end}"
-        if len(line) <= _WIDTH and not any(comment for _, comment in parameters):
+        line = f"{indent}def __init__(self, {', '.join(each.text for each in parameters)}){end}"
+        if len(line) <= _WIDTH and not any(each.comment or each.above for each in parameters):
             return line
         rows = [
-            f"{indent}{indent}{text},{'  ' + comment if comment else ''}"
-            for text, comment in [("self", ""), *parameters]
+            f"{indent}{indent}{row}"
+            for text, comment, above in [_Parameter("self"), *parameters]
+            for row in (*above, f"{text},{'  ' + comment if comment else ''}")
         ]
         return "\n".join([f"{indent}def __init__(", *rows, f"{indent}){end}"])
 
@@ -122,6 +124,14 @@ class Signature:
             and self.program.layer_of(each) is None
             for each in classes
         )
+
+
+class _Parameter(NamedTuple):
+    """A parameter, and the comments behind and above it."""
+
+    text: str
+    comment: str = ""
+    above: tuple[str, ...] = ()
 
 
 def size_arguments(program: Program, plan: ClassPlan) -> list[str]:

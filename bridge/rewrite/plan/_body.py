@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ from ._known_loops import Loop, known_loop
 from ._method import Method
 from ._plans import Lines, Slot
 from ._refusals import NotRewritableError
+
+_WORD = re.compile(r"\w+")
 
 
 class Slice:
@@ -109,7 +112,10 @@ class Slice:
                 found = self._slots_of(node, depth)
                 body = self._block(node.body, depth + 1)
                 body += self._running(depth + 1, loop=node)
-                return [*found, *(self._headed(self._for(node), node, body, depth) if body else [])]
+                return [
+                    *found,
+                    *(self._headed(self._for(node, body), node, body, depth) if body else []),
+                ]
             case ast.With():
                 return self._block(node.body, depth)
             case ast.FunctionDef():
@@ -151,19 +157,27 @@ class Slice:
         comments = [(depth, text) for text in self.source.comments_above(node)]
         return [*comments, (depth, header), *body]
 
-    def _for(self, node: ast.For) -> str:
-        loop = self._loop(node.target, node.iter)
+    def _for(self, node: ast.For, body: Lines) -> str:
+        loop = self._loop(node.target, node.iter, body)
         return _header_line(f"for {loop.target} in", loop.values, node.col_offset)
 
-    def _loop(self, target: ast.expr, values: ast.expr) -> Loop:
+    def _loop(
+        self, target: ast.expr, values: ast.expr, body: Sequence[tuple[int, str]] = ()
+    ) -> Loop:
         method = self.method
+        read = set(_WORD.findall("\n".join(text for _, text in body)))
+
+        def sized(item: ast.expr, own: ast.expr) -> Loop | None:
+            found = method.kept.loop_over(item, own)
+            return found if found is not None and found.target in read else None
+
         found = known_loop(
             target,
             values,
             method.taint,
             self.source,
             lambda node: method.init_text(node, ()),
-            method.kept.loop_over,
+            sized,
         )
         if found is None:
             raise NotRewritableError("loop-of-call", values)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import textwrap
 from collections.abc import Iterator
 
-from bridge.rewrite.syntax._source import Source
+from bridge.rewrite.syntax._source import Source, is_docstring
 
 from ._plans import ClassPlan, Field
+
+_WIDTH = 90
 
 
 def fields_of(plan: ClassPlan) -> Iterator[Field]:
@@ -29,19 +33,37 @@ def fields_of(plan: ClassPlan) -> Iterator[Field]:
             comment = owner.source.comment_behind(node)
             known = owner.cls.__dataclass_fields__.get(name)  # pyright: ignore
             is_named = known is not None and known.kw_only is True
-            found[name] = Field(name, annotation, default, factory, comment, node, owner, is_named)
+            above = (*owner.source.comments_above(node), *_as_comments(_text_behind(owner, node)))
+            found[name] = Field(
+                name, annotation, default, factory, comment, node, owner, is_named, above
+            )
     yield from (each for name, each in found.items() if name not in ("name", "parent"))
 
 
-def field_nodes(plan: ClassPlan) -> list[ast.AnnAssign]:
-    """The statements of a class's own fields, also of those that are no arguments."""
+def field_nodes(plan: ClassPlan) -> list[ast.stmt]:
+    """The statements of a class's own fields, with the texts behind them."""
     known = {field.name for field in plan.fields if field.plan is plan}
-    return [
-        node
-        for node in plan.node.body
-        if isinstance(node, ast.AnnAssign)
-        and (ast.unparse(node.target) in known or _is_no_argument(node.value) or _is_mark(node))
-    ]
+    found: list[ast.stmt] = []
+    for node in plan.node.body:
+        if isinstance(node, ast.AnnAssign) and (
+            ast.unparse(node.target) in known or _is_no_argument(node.value) or _is_mark(node)
+        ):
+            text = _text_behind(plan, node)
+            found += [node] if text is None else [node, text]
+    return found
+
+
+def _text_behind(plan: ClassPlan, node: ast.AnnAssign) -> ast.Expr | None:
+    """The text that says what a field is, as the statement behind it."""
+    body = plan.node.body
+    behind = body[body.index(node) + 1 :][:1]
+    return next((e for e in behind if isinstance(e, ast.Expr) and is_docstring(e)), None)
+
+
+def _as_comments(text: ast.Expr | None) -> Iterator[str]:
+    value = getattr(text.value, "value", None) if text is not None else None
+    for line in inspect.cleandoc(value).splitlines() if isinstance(value, str) else ():
+        yield from textwrap.wrap(line, _WIDTH, initial_indent="# ", subsequent_indent="# ") or ["#"]
 
 
 def _is_mark(node: ast.AnnAssign) -> bool:

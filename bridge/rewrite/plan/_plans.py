@@ -34,6 +34,7 @@ class Field:
         node: where it is.
         plan: the class that it is in.
         is_named: whether it is given by name alone.
+        above: what is said of it in comments above it, and in a text behind it, as comments.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Field:
     node: ast.AnnAssign
     plan: ClassPlan
     is_named: bool = False
+    above: tuple[str, ...] = ()
 
 
 @dataclasses.dataclass

@@ -117,7 +117,7 @@ class Sizes:
     def _solve(self, makings: Any, values: Any, hint: str, loops: Any, at: Any, names: Any) -> str:
         distinct = len({repr(v) for v in values})
         found = self._holding(makings, values, names)
-        best = self._chosen(found, makings, values, distinct)
+        best = self._chosen(found, makings, values, distinct, hint)
         if best is not None:
             return self._behind_loop(found, best, loops)
         parts = self._of_parts(makings, values, names)
@@ -179,7 +179,7 @@ class Sizes:
         return sorted((left or {}).values(), key=lambda each: each.rank)
 
     def _chosen(
-        self, found: list[Candidate], makings: Any, values: Any, distinct: int
+        self, found: list[Candidate], makings: Any, values: Any, distinct: int, hint: str = ""
     ) -> str | None:
         if not found:
             return None
@@ -189,7 +189,7 @@ class Sizes:
         if distinct < 2 and not best.certain:
             self.plan.seen.append(best.text or f"{best.argument}")
         if best.argument is not None:
-            return self._dimension(best, makings, values)
+            return self._dimension(best, makings, values, hint)
         return best.text
 
     def _behind_loop(self, found: list[Candidate], text: str, loops: Any) -> str:
@@ -200,11 +200,11 @@ class Sizes:
                 return each.name
         return text
 
-    def _dimension(self, best: Candidate, makings: Any, values: Any) -> str:
+    def _dimension(self, best: Candidate, makings: Any, values: Any, hint: str = "") -> str:
         name, index = best.argument  # pyright: ignore
         arguments = self.candidates.taint.arguments
         is_first = not arguments or name == arguments[0]
-        if index == -1:
+        if index == -1 or hint.endswith("features"):
             return self._add("in_features" if is_first else f"{name}_features", makings, values)
         text = unpacked(self.candidates.method, name, index)
         if text is None:
@@ -287,9 +287,8 @@ class Sizes:
         if following is None:
             return None
         first_makings, first_values = [m for m, _ in firsts], [v for _, v in firsts]
-        start = self._chosen(
-            before, first_makings, first_values, len({repr(v) for v in first_values})
-        )
+        distinct = len({repr(v) for v in first_values})
+        start = self._chosen(before, first_makings, first_values, distinct, hint)
         if start is None and not may_add:
             return None
         if start is None:
