@@ -59,6 +59,8 @@ class Sizes:
         # The loops that take the sizes of an argument, one in each branch.
         self.iterators: dict[str, list[ast.AST]] = {}
         self._known: dict[Any, str] = {}
+        # The dimensions that constructor arguments are the sizes of.
+        self._dimensions: dict[str, Any] = {}
 
     def solve(
         self,
@@ -204,13 +206,18 @@ class Sizes:
         name, index = best.argument  # pyright: ignore
         arguments = self.candidates.taint.arguments
         is_first = not arguments or name == arguments[0]
-        if index == -1 or hint.endswith("features"):
-            return self._add("in_features" if is_first else f"{name}_features", makings, values)
-        text = unpacked(self.candidates.method, name, index)
-        if text is None:
-            rank = len(self.candidates.given_shapes(makings[0]).get(name, ()))
-            text = _AXES.get((rank, index), f"dim{rank + index}")
-            text = text if is_first and (rank, index) in _AXES else f"{name}_{text}"
+        is_last = index == -1
+        words = ["in_features"] if is_first and (is_last or hint.endswith("features")) else []
+        words += [f"{name}_features"] if is_last else []
+        words += [word for word in (unpacked(self.candidates.method, name, index),) if word]
+        rank = len(self.candidates.given_shapes(makings[0]).get(name, ()))
+        if is_first and (rank, index) in _AXES:
+            words.append(_AXES[rank, index])
+        words.append(f"{name}_{_AXES.get((rank, index), f'dim{rank + index}')}")
+        # Two dimensions are two arguments, also where they are equal by chance.
+        text = next(
+            w for w in words if self._dimensions.setdefault(w, best.argument) == best.argument
+        )
         return self._add(text, makings, values)
 
     def _add(self, name: str, makings: Any, values: Any) -> str:
