@@ -702,8 +702,8 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "Give them by position.",
     ),
     "model-passed": (
-        "the Linen module {name} is passed around before it has variables",
-        "Make the module where it is initialised.",
+        "{name} of a Linen module is passed around",
+        "Pass the module, and call its init or apply where they are needed.",
     ),
     "init-keys": (
         "init without a key of its own",
@@ -748,6 +748,10 @@ _TABLE: Mapping[str, tuple[str, str]] = {
     "training-transform": (
         "{text} of a function of the state or the model",
         "Call the function under jax.jit, jax.grad or jax.value_and_grad alone.",
+    ),
+    "training-branch": (
+        "line {line} did not run, and would have to be another",
+        "Let the sample that train= names reach it, or take the branch out.",
     ),
     "training-not-run": (
         "no step of the sample ran it",

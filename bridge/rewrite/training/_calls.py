@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -50,6 +51,8 @@ class Calls(StateCalls):
             if found is not None:
                 return found
         value = self._value(node.func)
+        if value.kind is Kind.INIT:
+            return self._initialised(node, value)
         if value.kind is Kind.APPLY:
             return self._applied(node)
         if value.kind is Kind.GRADIENT:
@@ -67,13 +70,9 @@ class Calls(StateCalls):
             cls = self.file.value_of(function.value)
             if isinstance(cls, type) and issubclass(cls, TrainState):
                 return self._created(node, function, cls)
-        if function.attr not in ("init", "apply", "apply_gradients", "replace"):
+        if function.attr not in ("apply_gradients", "replace"):
             return None
         holder = self._value(function.value)
-        if holder.kind is Kind.MODEL and function.attr == "init":
-            return self._initialised(node, holder)
-        if holder.kind is Kind.MODEL and function.attr == "apply":
-            return self._applied(node)
         if holder.kind is Kind.STATE and function.attr in ("apply_gradients", "replace"):
             return self._updated(node, holder, function.attr)
         self._plain(function.value, holder)
@@ -102,11 +101,15 @@ class Calls(StateCalls):
     def _wrapped(self, node: ast.Call, function: Any) -> Value:
         value = self._value(node.args[0])
         self._rest(node.args[1:], node.keywords)
+        if value.kind in (Kind.INIT, Kind.APPLY):
+            return value
         if value.kind is not Kind.FUNCTION:
             self._plain(node.args[0], value)
             return OTHER
         if function is jax.jit and self._needs_nnx(value):
             self._change(node.func, "nnx.jit")
+        if function is functools.partial:
+            return dataclasses.replace(value, arguments=value.arguments[len(node.args) - 1 :])
         return value
 
     def _decorated(self, decorator: ast.expr, found: Value) -> Value:

@@ -6,9 +6,12 @@ import ast
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from bridge.rewrite.plan._refusals import NotRewritableError
+from flax import linen as nn
 
-from ._changes import Before, Change, Part, Removed, separated
+from bridge.rewrite.plan._refusals import NotRewritableError
+from bridge.rewrite.syntax._source import bound_in
+
+from ._changes import Arguments, Before, Change, Part, Removed, separated
 from ._kinds import GONE, OTHER, Kind, Value
 from ._program import File, Place, Program
 
@@ -101,8 +104,10 @@ class Expressions:
             raise NotRewritableError("variables-use", node, text=text)
         elif value.kind in GONE:
             raise NotRewritableError("statistics-use", node, text=text)
-        elif value.kind in (Kind.APPLY, Kind.MODEL):
+        elif value.kind in (Kind.APPLY, Kind.INIT):
             raise NotRewritableError("model-passed", node, name=text)
+        elif value.kind is Kind.MODEL and value.made is not None:
+            self._postponed(value.made)
         elif value.kind is Kind.TUPLE and value.is_special:
             if not isinstance(node, ast.Tuple):
                 if all(p.kind in (Kind.OTHER, Kind.STATE) for p in value.parts):
@@ -143,12 +148,32 @@ class Expressions:
             place = self.program.place_of(found)
             if place is not None and self.program.node_at(place) is not None:
                 return self._planned(place)
-            return OTHER
+            return self._global_model(node) if isinstance(found, nn.Module) else OTHER
         if value.kind is Kind.STALE:
             raise NotRewritableError("old-state", node, name=node.id)
         if value.text and value.text != node.id:
             self._change(node, value.text)
         return value
+
+    def _global_model(self, node: ast.Name) -> Value:
+        """A Linen module that the file makes at its top."""
+        for each in self.source.tree.body:
+            call = each.value if isinstance(each, ast.Assign) else None
+            if isinstance(call, ast.Call) and bound_in(each) == {node.id}:
+                if self.file.made(call.func) is None:
+                    break
+                self._postponed(call)
+                return Value(Kind.MODEL, node.id)
+        raise NotRewritableError("model-passed", node, name=node.id)
+
+    def _postponed(self, call: ast.Call) -> None:
+        """A constructor's call without the keys and sizes, which are given later."""
+        parts: list[Sequence[Part]] = [[call.func], *([each] for each in call.args)]
+        parts += [[f"{k.arg}=" if k.arg else "**", k.value] for k in call.keywords]
+        if len(parts) == 1:
+            self._change(call, call.func)
+        else:
+            self._change(call, "functools.partial", Arguments(tuple(map(tuple, parts))))
 
     def _attribute(self, node: ast.Attribute) -> Value:
         if isinstance(node.value, ast.Name) and node.value.id not in self.names:
@@ -158,8 +183,9 @@ class Expressions:
         holder = self._value(node.value)
         if holder.kind is Kind.STATE:
             return self._of_state(node, holder)
-        if holder.kind is Kind.MODEL and node.attr == "apply":
-            return Value(Kind.APPLY)
+        if holder.kind is Kind.MODEL and node.attr in ("apply", "init"):
+            kind = Kind.APPLY if node.attr == "apply" else Kind.INIT
+            return Value(kind, holder.text, made=holder.made)
         if holder.kind in (Kind.MODEL, Kind.VARIABLES, Kind.PARAMS, *GONE):
             self._plain(node.value, holder)
         return OTHER
@@ -208,7 +234,7 @@ class Expressions:
     def _tuple(self, node: ast.Tuple) -> Value:
         parts = [self._value(each) for each in node.elts]
         for each, part in zip(node.elts, parts, strict=True):
-            if part.kind in (Kind.MODEL, Kind.APPLY):
+            if part.kind in (Kind.MODEL, Kind.APPLY, Kind.INIT):
                 self._plain(each, part)
         value = Value(Kind.TUPLE, parts=tuple(parts))
         if not value.is_special:

@@ -20,6 +20,9 @@ def plan_function(program: Program, place: Place) -> Value:
     Raises:
         NotRewritableError: it stays as it is.
     """
+    if place not in program.kinds:
+        # What did not run is not rewritten.
+        return OTHER
     if place not in program.functions:
         # A function that calls itself gives what its other branches give.
         program.functions[place] = Value(Kind.FUNCTION, parts=(OTHER,))
@@ -114,7 +117,8 @@ class Body(Calls):
                 self._change(each, f"{self.model}{typed}")
                 self.names[each.arg] = Value(kind, self.model)
             else:
-                self.names[each.arg] = Value(kind, each.arg if kind is Kind.STATE else "")
+                has_name = kind in (Kind.STATE, Kind.MODEL)
+                self.names[each.arg] = Value(kind, each.arg if has_name else "")
             yield each.arg, kind
 
     def _is_applied(self, name: str) -> bool:
@@ -164,6 +168,8 @@ class Body(Calls):
         match node:
             case ast.FunctionDef():
                 self.names[node.name] = self._inner(node)
+            case ast.Delete(targets=targets) if all(self._is_without(each) for each in targets):
+                self.changes.append(Removed(node))
             case ast.Return(value=None):
                 self.returns.append(OTHER)
             case ast.Return():
@@ -191,15 +197,23 @@ class Body(Calls):
         elif isinstance(target, ast.Name):
             if self._bind(target, value):
                 self.changes.append(Removed(node))
-            elif value.kind in (Kind.MODEL,) and value.made is not None:
+            elif value.kind is Kind.MODEL and value.made is not None:
                 if not self._is_kept(target.id):
                     self.changes.append(Removed(node))
                 else:
-                    raise NotRewritableError("model-passed", node, name=target.id)
+                    self._postponed(value.made)
+                    self.names[target.id] = Value(Kind.MODEL, target.id)
+            elif value.kind is Kind.MODEL:
+                self.names[target.id] = Value(Kind.MODEL, value.text or target.id)
         elif value.is_special and value.kind is not Kind.STATE:
             raise NotRewritableError("training-target", target, text=ast.unparse(target))
         else:
             self._plain(value_node, value)
+
+    def _is_without(self, node: ast.expr) -> bool:
+        """Whether a name is none in the new program."""
+        value = self.names.get(node.id, OTHER) if isinstance(node, ast.Name) else OTHER
+        return value.kind in OF_MODEL or value.is_gone
 
     def _is_kept(self, name: str) -> bool:
         """Whether a Linen module is used for more than to make variables and to apply them."""
@@ -225,7 +239,7 @@ class Body(Calls):
                 return True
             self._change(target, self.model)
             self.names[name] = Value(value.kind, self.model)
-        return value.is_gone or value.kind is Kind.APPLY
+        return value.is_gone or value.kind in (Kind.APPLY, Kind.INIT)
 
     def _unpack(self, node: ast.stmt, target: ast.Tuple, value: Value, given: ast.expr) -> None:
         if value.kind is not Kind.TUPLE or not value.is_special:
@@ -265,7 +279,9 @@ class Body(Calls):
     def _given(self, node: ast.expr | None) -> Value:
         """A value that is returned: the model in the place of its parameters."""
         value = OTHER if node is None else self._value(node)
-        if value.kind in (Kind.OTHER, Kind.TUPLE, Kind.STATE, *OF_MODEL):
+        if value.kind is Kind.MODEL and value.made is not None:
+            self._postponed(value.made)
+        if value.kind in (Kind.OTHER, Kind.TUPLE, Kind.STATE, Kind.MODEL, *OF_MODEL):
             return fresh(value)
         if node is None or value.kind is Kind.FUNCTION:
             return value

@@ -24,7 +24,8 @@ class Kind(enum.Enum):
     VARIABLES = "all variables: the model"
     STATISTICS = "another collection: nothing, as the model has it"
     UPDATES = "what `mutable=` returns: nothing"
-    MODEL = "a Linen module: a call of its constructor, where variables are made"
+    MODEL = "a Linen module: a call of its constructor, or a partial of that"
+    INIT = "a function that makes variables: a call of the constructor"
     APPLY = "a function that applies the module: the model"
     FUNCTION = "a function of the program"
     GRADIENT = "a loss function's gradient"
@@ -44,7 +45,7 @@ class Value:
         text: the expression that names it in the new program; "" if only its own place has it.
         parts: of a tuple; for a function what it returns, and for a gradient what its loss does.
         arguments: the kinds of a function's arguments by name, in order.
-        made: the call that makes a Linen module.
+        made: the call that makes a Linen module, if it is made in the same function.
     """
 
     kind: Kind
@@ -78,7 +79,7 @@ OTHER = Value(Kind.OTHER)
 
 def fresh(value: Value) -> Value:
     """A value as a call returns it, which has no name yet."""
-    return dataclasses.replace(value, text="", parts=tuple(map(fresh, value.parts)))
+    return dataclasses.replace(value, text="", made=None, parts=tuple(map(fresh, value.parts)))
 
 
 class Recognizer:

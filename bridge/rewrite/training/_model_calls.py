@@ -12,6 +12,9 @@ from ._changes import Arguments, Part, separated
 from ._expressions import Expressions
 from ._kinds import OTHER, Kind, Value
 
+# A call whose fields are not known.
+_ANY = ast.Call(ast.Name("_"), [], [ast.keyword(None, ast.Name("_"))])
+
 
 class ModelCalls(Expressions):
     """The calls of the model."""
@@ -34,17 +37,18 @@ class ModelCalls(Expressions):
         streams += [[f"{s}=", again] for s in self.program.streams if f"{s}=" not in named]
         self._plain(keys) if not isinstance(keys, ast.Dict) else self._rest(keys.values, ())
         call = model.made
-        if call is None:
-            raise NotRewritableError("model-passed", node, name=ast.unparse(node.func))
-        made = self.file.made(call.func) or self.program.only
-        parts: list[Sequence[Part]] = [[each] for each in call.args]
-        parts += [[f"{k.arg}=" if k.arg else "**", k.value] for k in call.keywords]
-        for name, text in made.sizes(call).items():
+        made, parts = self.program.only, list[Sequence[Part]]()
+        function: Part = model.text
+        if call is not None:
+            made, function = self.file.made(call.func) or made, call.func
+            parts += [[each] for each in call.args]
+            parts += [[f"{k.arg}=" if k.arg else "**", k.value] for k in call.keywords]
+        for name, text in made.sizes(call or _ANY).items():
             if text == "...":
                 raise NotRewritableError("size-unknown", node, name=name)
             parts.append([f"{name}={text}"])
         parts.append(["rngs=nnx.Rngs(", *separated(streams), ")"])
-        self._change(node, call.func, Arguments(tuple(map(tuple, parts))))
+        self._change(node, function, Arguments(tuple(map(tuple, parts))))
         return Value(Kind.VARIABLES)
 
     def _applied(self, node: ast.Call) -> Value:

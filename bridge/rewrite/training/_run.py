@@ -35,22 +35,32 @@ class Seen:
     def __init__(self, files: Collection[str], recognizer: Recognizer | None = None) -> None:
         self._files, self._recognizer = frozenset(files), recognizer
         self.kinds: dict[Place, dict[str, Kind]] = {}
+        self.lines: dict[str, set[int]] = {}
         self.fields: dict[str, dict[str, Kind]] = {}
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
         """Looks at every call that begins inside of the block."""
-        before = sys.getprofile()
-        sys.setprofile(self._event)
+        before = sys.gettrace()
+        sys.settrace(self._called)
         try:
             yield
         finally:
-            sys.setprofile(before)
+            sys.settrace(before)
 
-    def _event(self, frame: Any, event: str, argument: Any) -> None:
+    def _called(self, frame: Any, event: str, argument: Any) -> Any:
         code = frame.f_code
         if event != "call" or code.co_filename not in self._files:
-            return
+            return None
+        self._note(frame)
+        return self._ran
+
+    def _ran(self, frame: Any, event: str, argument: Any) -> Any:
+        self.lines.setdefault(frame.f_code.co_filename, set()).add(frame.f_lineno)
+        return self._ran
+
+    def _note(self, frame: Any) -> None:
+        code = frame.f_code
         place = Place(code.co_filename, code.co_firstlineno, code.co_name)
         kinds = self.kinds.setdefault(place, {})
         if self._recognizer is None:

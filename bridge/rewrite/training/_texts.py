@@ -52,6 +52,10 @@ def text_of(
             if not isinstance(node, ast.ClassDef) and bound_in(node) == {file.state}:
                 # Flax's class by this name.
                 edits.append(Edit(starts[span.line - 1], starts[span.end_line], ""))
+    if "functools." in text and not any("functools" in bound_in(node) for node in tree.body):
+        first = next(n for n in tree.body if is_import(n) and "__future__" not in ast.unparse(n))
+        place = starts[first.lineno - 1]
+        edits.append(Edit(place, place, "import functools\n"))
     for edit in sorted(edits, reverse=True):
         data = data[: edit.start] + edit.text.encode() + data[edit.end :]
     return data.decode()

@@ -110,6 +110,7 @@ class TrainingRewriter:
             old = ran(sample)
         program = self._program(seen)
         found = [*self._planned(program)]
+        found += self._branches(program, seen)
         if any(each.refusal is not None for each in found) or not found:
             return Training(tuple(self._left(found)))
         found += self._not_run(program)
@@ -178,6 +179,21 @@ class TrainingRewriter:
                 kinds = program.fields.get(node.name)
                 if kinds is not None:
                     file.changes.append(Change(node, state_class(node, kinds)))
+
+    def _branches(self, program: Program, seen: Seen) -> Iterator[FunctionResult]:
+        """Functions with lines that did not run, and would have to be others."""
+        for path, file in program.files.items():
+            lines = seen.lines.get(path, set())
+            for each in file.changes:
+                node = each.node if isinstance(each, Change) else each.statement
+                around = [n for n in file.source.ancestors(node) if isinstance(n, ast.FunctionDef)]
+                statement = file.source.statement_of(node)
+                body = getattr(statement, "body", None)
+                end = body[0].lineno if isinstance(body, list) else (statement.end_lineno or 0) + 1
+                is_signature = isinstance(statement, ast.FunctionDef)
+                if around and not is_signature and not lines & {*range(statement.lineno, end)}:
+                    refusal = refused("training-branch", statement.lineno, line=statement.lineno)
+                    yield FunctionResult(around[-1].name, path, *_lines(around[-1]), refusal)
 
     def _left(self, found: Iterable[FunctionResult]) -> Iterator[FunctionResult]:
         """The functions, none of which is rewritten where one is not."""

@@ -277,9 +277,96 @@ def sample():
     return create(jax.random.key(0)), step, [(*each, key) for each in examples()]
 """
 
+PASSED = '''class Net(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.relu(nn.Dense(self.width)(x)))
+
+
+def net_of(config):
+    """The network of a configuration."""
+    net = Net(width=config["width"])
+    return net
+
+
+def make():
+    return net_of({"width": 8})
+
+
+def first_params(key, net):
+    variables = jax.jit(net.init)(key, jnp.ones((1, 6)))
+    params = variables["params"]
+    del variables
+    return params
+
+
+def create(key, config, net) -> train_state.TrainState:
+    params = first_params(key, net)
+    state = train_state.TrainState.create(
+        apply_fn=net.apply, params=params, tx=optax.rmsprop(config["rate"])
+    )
+    return state
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def train_step(net, scale, state, x, labels):
+    @functools.partial(jax.value_and_grad, has_aux=True)
+    def loss_of(params):
+        logits = net.apply({"params": params}, x)
+        loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+        return scale * loss, logits
+
+    (loss, logits), grads = loss_of(state.params)
+    return state.apply_gradients(grads=grads), loss, logits
+
+
+def sample():
+    config = {"width": 8, "rate": 0.01}
+    net = net_of(config)
+    step = functools.partial(train_step, net, 0.5)
+    return create(jax.random.key(0), config, net), step, examples()
+'''
+
+GLOBAL = """class Net(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(x)
+
+
+net = Net()
+
+
+def make():
+    return Net()
+
+
+def loss_fn(params, x, labels):
+    return ((net.apply({"params": params}, x) - jax.nn.one_hot(labels, 3)) ** 2).mean()
+
+
+@jax.jit
+def train_step(state, x, labels):
+    loss, grads = jax.value_and_grad(loss_fn)(state.params, x, labels)
+    return state.apply_gradients(grads=grads), loss
+
+
+def sample():
+    init = net.init
+    variables = init({"params": jax.random.key(0)}, jnp.ones((1, 6)))
+    tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(0.01))
+    state = train_state.TrainState.create(
+        apply_fn=net.apply, params=variables["params"], tx=tx
+    )
+    return state, train_step, examples()
+"""
+
 PROGRAMS = {
     "gradients and their update apart": APART,
     "an encoder made anew in each step": ENCODER,
     "statistics and fields of the state": STATISTICS,
     "dropout with keys by name": DROPOUT,
+    "a module that is passed from function to function": PASSED,
+    "a module at the top of the file": GLOBAL,
 }

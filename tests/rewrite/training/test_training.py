@@ -205,7 +205,16 @@ LEFT = [
         DROPOUT,
         ("eval_step(state.params, x)", "eval_step(params=state.params, x=x)"),
     ),
-    ("model-passed", DROPOUT, ("    return TrainState", "    repr(net)\n    return TrainState")),
+    (
+        "model-passed",
+        APART,
+        ("one_hot(labels, 3)", "one_hot(labels, 3) + 0 * len(repr(state.apply_fn))"),
+    ),
+    (
+        "training-branch",
+        APART,
+        (UPDATE, f"    if state is None:\n        state = state.replace(step=1)\n{UPDATE}"),
+    ),
     ("init-keys", APART, ("net.init(rng, ", "net.init(*[rng], ")),
     (
         "mutable-names",
@@ -288,16 +297,19 @@ def test_annotations_lose_what_the_model_has_now(packages):
     assert "def loss_fn(model: nnx.Module) -> tuple[jax.Array, jax.Array]:" in new_text(result)
 
 
-def test_a_function_that_did_not_run_is_listed(packages):
-    source = (
-        APART
-        + """
+def test_a_function_that_did_not_run_is_listed_and_stays(packages):
+    more = """
 
 def norm(state):
     return optax.global_norm(state.params)
+
+
+def doubled(state):
+    return 2 * norm(state)
 """
-    )
-    (left,) = [e for e in training(rewritten(packages(source))).left if e.name == "norm"]
+    result = rewritten(packages(APART + more))
+    assert more in new_text(result)
+    (left,) = [each for each in training(result).left if each.name == "norm"]
     assert left.refusal is not None
     assert left.refusal.id == "training-not-run"
 
