@@ -1,8 +1,9 @@
 """Print how the steps of the guides' projects differ, or write it into the guides.
 
 ``python scripts/project_diffs.py`` prints the diffs, ``python scripts/project_diffs.py write`` puts
-them into the guide, each below its marker ``<!-- diff: step_1/train.py -->``. A step's folder holds
-the files that it changes or adds; what is not there is as in the step before.
+them into the guide and the page of all diffs beside it, each below its marker
+``<!-- diff: step_1/train.py -->``. A step's folder holds the files that it changes or adds; what is
+not there is as in the step before.
 """
 
 import difflib
@@ -12,7 +13,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PROJECTS = ROOT / "migration_guides" / "projects"
-GUIDES = {"08_migrating_a_codebase.md": "digits"}
+GUIDES = {
+    "08_migrating_a_codebase.md": "digits",
+    "08_migrating_a_codebase_diffs.md": "digits",
+}
 DIFF = re.compile(r"<!-- diff: (\S+) -->\n(?:\n```diff\n.*?\n```\n)?", re.DOTALL)
 
 
@@ -57,13 +61,14 @@ def _files(step: Path) -> dict[str, str]:
 
 def main() -> None:
     """Print the diffs, or write them."""
+    if sys.argv[1:] != ["write"]:
+        for project in sorted(set(GUIDES.values())):
+            print("\n\n".join(diffs(PROJECTS / project).values()))
+        return
     for name, project in GUIDES.items():
         guide, found = PROJECTS.parent / name, diffs(PROJECTS / project)
-        if sys.argv[1:] == ["write"]:
-            text = guide.read_text(encoding="utf-8")
-            guide.write_text(renewed(text, found), encoding="utf-8")
-        else:
-            print("\n\n".join(found.values()))
+        text = guide.read_text(encoding="utf-8")
+        guide.write_text(renewed(text, found), encoding="utf-8")
 
 
 if __name__ == "__main__":

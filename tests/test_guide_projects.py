@@ -1,4 +1,4 @@
-"""The diffs that a guide shows are those of its project, all of them and nothing else."""
+"""A guide shows diffs of its project as they are, and the page beside it shows all of them."""
 
 import re
 import runpy
@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "project_diffs.py"))
 GUIDES = SCRIPT["GUIDES"]
+WITH_ALL_DIFFS = [guide for guide in GUIDES if guide.endswith("_diffs.md")]
 REMEDY = "run: python scripts/project_diffs.py write"
 
 
@@ -35,8 +36,8 @@ def shown_diffs(guide):
     return re.findall(r"<!-- diff: (\S+) -->\n\n```diff\n(.*?)\n```\n", text, re.DOTALL)
 
 
-@pytest.mark.parametrize("guide", GUIDES)
-def test_the_diffs_of_a_guide_make_each_step_out_of_the_one_before(guide):
+@pytest.mark.parametrize("guide", WITH_ALL_DIFFS)
+def test_the_diffs_make_each_step_out_of_the_one_before(guide):
     project = ROOT / "migration_guides" / "projects" / GUIDES[guide]
     base, *later = sorted(project.glob("step_?"))
     files = {path.name: path.read_text() for path in base.glob("*.py")}

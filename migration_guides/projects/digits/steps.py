@@ -42,14 +42,23 @@ def prepare():
 
 
 def show_tests(results, step):
-    """Shows which of a step's tests passed, and what they print."""
-    for case in results.iter("testcase"):
-        if case.get("classname").startswith(f"step_{step}."):
-            failed = case.find("failure") is not None or case.find("error") is not None
-            print("FAILED" if failed else "passed", case.get("name"))
-            printed = case.findtext("system-out", "").partition("Captured Out")[2].strip(" -\n")
-            if printed:
-                print(printed)
+    """Shows how many of a step's tests passed, those that failed, and what they print."""
+    cases = [
+        case
+        for case in results.iter("testcase")
+        if case.get("classname").startswith(f"step_{step}.")
+    ]
+    failed = [
+        case.get("name")
+        for case in cases
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
+    print(len(cases) - len(failed), "tests passed")
+    print(*(f"FAILED {name}\n" for name in failed), sep="", end="")
+    for case in cases:
+        printed = case.findtext("system-out", "").partition("Captured Out")[2].strip(" -\n")
+        if printed:
+            print(printed)
 
 
 def report(step, only=""):
