@@ -55,6 +55,33 @@ def test_ci_runs_the_documents_commands_and_none_of_its_own():
     assert not re.search(r"pip install|-m pytest|^pytest", CI, re.MULTILINE)
 
 
+def test_ci_runs_the_quick_start_with_the_wheel_on_three_pythons():
+    assert "python -m build --outdir .ci/dist" in CI
+    assert "python -m twine check --strict .ci/dist/*" in CI
+    assert "python scripts/check_wheel.py .ci/dist" in CI
+    # On the newest Python right away, on the two others once they are installed.
+    assert CI.count("    python scripts/check_quick_start.py .ci/dist\n") == 1
+    assert CI.count("    check_quick_start\n") == 2
+
+
+@pytest.mark.parametrize("name", ["registry.py", "registry/__init__.py"])
+def test_a_registry_of_the_users_own_is_named_in_the_error(tmp_path, name):
+    own = tmp_path / name
+    own.parent.mkdir(exist_ok=True)
+    own.write_text("")
+    ran = subprocess.run(
+        [sys.executable, "-c", "import bridge"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.stderr.splitlines()[-1] == (
+        "ImportError: bridge needs its own package `registry`, and found another module of that"
+        f" name: {own}. Rename that file, or take its folder off sys.path"
+    )
+
+
 def test_the_oldest_requirements_are_the_lower_bounds_of_the_metadata():
     required = [r for r in metadata("linen-nnx-bridge").get_all("Requires-Dist") if ";" not in r]
     oldest = script("oldest_requirements.py").splitlines()
