@@ -1,4 +1,4 @@
-"""The types of the nouns that all rooms speak of.
+"""The types of the nouns that all packages use.
 
 `Key`, `Path` and `Address` say where a leaf is. `Variables` are Linen's; `Variable`,
 `VariableType`, `State` and `GraphDef` are NNX's without their type parameters. `Rngs`,

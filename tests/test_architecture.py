@@ -149,7 +149,7 @@ def test_everything_in_a_file_that_is_named_exists():
         assert re.search(made, source, re.MULTILINE), (file, name)
 
 
-def test_every_room_is_in_the_picture():
+def test_every_package_is_in_the_picture():
     picture = TEXT.split("```mermaid")[1].split("```")[0]
-    rooms = {p.name for p in (ROOT / "bridge").iterdir() if (p / "__init__.py").is_file()}
-    assert {room for room in rooms if room not in picture} == set()
+    packages = {p.name for p in (ROOT / "bridge").iterdir() if (p / "__init__.py").is_file()}
+    assert {package for package in packages if package not in picture} == set()

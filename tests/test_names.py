@@ -1,4 +1,4 @@
-"""A name that modules export stands for one thing in all rooms of the core, and in the tools."""
+"""A name that modules export stands for one thing in the whole core, and in the tools."""
 
 import ast
 import collections

@@ -66,7 +66,7 @@ class LinenHolder(nnx.Module):
 def creates_in_call(kind: type) -> bool:
     """Whether modules of a class create variables when they are called: a ToNNX, a `bridge.Module`.
 
-    The latter is a class of a room above, which says of itself that it is one.
+    The latter is a class of a package above, which says of itself that it is one.
     """
     return is_linen_style(kind) or issubclass(kind, LinenHolder)
 

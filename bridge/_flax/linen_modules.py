@@ -216,7 +216,7 @@ def overridden(module: nn.Module, fields: Mapping[str, Any]) -> Iterator[None]:
 
 
 class NNXHolder(nn.Module):
-    """A Linen module that holds an NNX module: what this room knows of a ToLinen."""
+    """A Linen module that holds an NNX module: what this package knows of a ToLinen."""
 
 
 def base_class(cls: type[Any]) -> type[Any]:

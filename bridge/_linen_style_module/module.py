@@ -94,7 +94,7 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
     Source: flax/nnx/bridge/module.py:Module @ 0.12.8
     """
 
-    # The rooms below know the class by this.
+    # The packages below know the class by this.
     bridge__is_lazy: ClassVar[bool] = True
     bridge__has_own_init: ClassVar[bool] = False
     bridge__rngs: nnx.Rngs | None = None

@@ -256,7 +256,7 @@ def refer(module: LinenStyle, name: str) -> None:
 
 
 def is_lazy(value: object) -> TypeGuard[LinenStyle]:
-    """Whether a value is a `bridge.Module`; its class is in a room above."""
+    """Whether a value is a `bridge.Module`; its class is in a package above."""
     return is_linen_style(type(value))
 
 

@@ -26,7 +26,7 @@ SCOPE = "bridge__scope"
 if TYPE_CHECKING:
 
     class LinenStyle(nnx.Module):
-        """What is known here of a `bridge.Module`, whose class is in a room above."""
+        """What is known here of a `bridge.Module`, whose class is in a package above."""
 
         bridge__is_lazy: ClassVar[bool]
         bridge__has_own_init: ClassVar[bool]

@@ -1,4 +1,4 @@
-"""The base class by which other rooms know a ToNNX."""
+"""The base class by which other packages know a ToNNX."""
 
 import jax
 import jax.numpy as jnp

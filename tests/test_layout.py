@@ -1,4 +1,4 @@
-"""The tests have the rooms of the packages, and a file for every module of the core."""
+"""The tests have the folders of the packages, and a file for every module of the core."""
 
 from pathlib import Path
 
@@ -35,7 +35,7 @@ ELSEWHERE = {
     "bridge/_errors/module_errors.py": [RAISED],
     "bridge/_errors/tool_errors.py": [RAISED],
     "bridge/_errors/wrapper_errors.py": [RAISED],
-    # What both doors share is tested through both.
+    # Two public functions share it, and it is tested through both.
     "bridge/_functions/bound_program.py": [
         "tests/_functions/test_functional.py",
         "tests/_functions/test_jit_partial.py",
@@ -61,9 +61,9 @@ def modules():
 
 
 def own_test(module):
-    """Where the tests of a module are: in its room, under its name."""
-    room = module.parts[1:-1] if module.parts[0] == "bridge" else module.parts[:-1]
-    return Path("tests", *room, f"test_{module.stem.lstrip('_')}.py")
+    """Where the tests of a module are: in the folder of its package, under its name."""
+    folder = module.parts[1:-1] if module.parts[0] == "bridge" else module.parts[:-1]
+    return Path("tests", *folder, f"test_{module.stem.lstrip('_')}.py")
 
 
 @pytest.mark.parametrize("module", [m.as_posix() for m in modules()])
@@ -78,6 +78,6 @@ def test_no_exception_is_left_over():
 
 
 def test_every_folder_of_a_package_has_one_in_the_tests():
-    rooms = {p.parent.name for p in (ROOT / "bridge").glob("*/__init__.py")} | {"registry"}
-    rooms.remove("_module_calls")
-    assert {room for room in rooms if not (ROOT / "tests" / room).is_dir()} == set()
+    folders = {p.parent.name for p in (ROOT / "bridge").glob("*/__init__.py")} | {"registry"}
+    folders.remove("_module_calls")
+    assert {folder for folder in folders if not (ROOT / "tests" / folder).is_dir()} == set()
