@@ -328,7 +328,13 @@ def _class(
         note = f"{where}{plan.refusal}"
         return ClassResult(plan.name, file, line, "left Linen", (note,), (plan.refusal,))
     notes = [*(f"{name}:{number}: {text}" for number, text in program.notes_of(plan)), *whole]
-    linen = [(slot, slot.linen) for slot in plan.slots.values() if slot.linen is not None]
+    # A layer that no run called may be left out of the new class.
+    text = program.written[plan.cls].text
+    linen = [
+        (slot, slot.linen)
+        for slot in plan.slots.values()
+        if slot.linen is not None and slot.attribute in text
+    ]
     wrapped = [
         f"{name}:{slot.node.lineno}: {slot.attribute} stays Linen: {refusal}"
         for slot, refusal in linen

@@ -188,3 +188,19 @@ class Told(nn.Module):
         for _ in range(self.depth):
             x = nn.Dense(self.width)(x)
         return x
+
+
+class Shifted(nn.Module):
+    """A layer of `setup` that is called only if the call has one more argument."""
+
+    width: int = 4
+
+    def setup(self):
+        self.dense = nn.Dense(self.width)
+        self.shift = nn.Dense(self.width)
+
+    def __call__(self, x, time=None):
+        x = self.dense(x)
+        if time is not None:
+            x = x + self.shift(nn.swish(time))
+        return x

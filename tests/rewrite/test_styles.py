@@ -98,3 +98,22 @@ def test_what_is_said_of_a_field_is_said_of_the_argument():
         "        depth: int = 2,  # how many\n"
         "        "
     )
+
+
+def test_a_layer_that_no_call_needs_is_not_made_and_its_branch_raises():
+    result = bridge.rewrite(models.Shifted, spec(2, 3), gradients=False)
+    (module,) = imported(result)
+    model = module.Shifted(in_features=3, rngs=nnx.Rngs(0))
+    assert result.is_proven, str(result)
+    assert [str(path[0]) for path, _ in nnx.to_flat_state(nnx.state(model))] == ["dense"] * 2
+    with pytest.raises(NotImplementedError, match="did not run when Shifted was rewritten"):
+        model(np.ones((2, 3)), np.ones((2, 5)))
+    (note,) = result.classes[0].notes
+    assert note.endswith("a branch that did not run raises NotImplementedError")
+
+
+def test_a_layer_that_only_some_calls_need_stays_linen():
+    also = [(models.Shifted, spec(2, 3), spec(2, 5))]
+    result = bridge.rewrite(models.Shifted, spec(2, 3), gradients=False, also=also)
+    (refusal,) = result.classes[0].refusals
+    assert refusal.id == "applied-on-call"

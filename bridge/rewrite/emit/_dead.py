@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from bridge.rewrite.plan._containers import attribute_of
 from bridge.rewrite.plan._function_plans import functions_in
 from bridge.rewrite.plan._method import Method
 from bridge.rewrite.plan._refusals import NotRewritableError
@@ -17,6 +18,7 @@ from bridge.rewrite.syntax._source import (
     is_docstring,
     is_free,
     is_self,
+    names_in,
 )
 
 RAISES = "a branch that did not run raises NotImplementedError"
@@ -99,9 +101,36 @@ def _makes(method: Method, node: ast.Call) -> bool:
         return True
     if any(is_self(node.func, each.name) for each in method.plan.maker_methods):
         return True
+    if is_never_called(method, node):
+        return True
     lines = method.program.records.lines.get(method.source.file, set())
     return (isinstance(node.func, ast.Call) and node.lineno not in lines) or (
         is_self(node.func, "param") or is_self(node.func, "variable")
+    )
+
+
+def is_never_called(method: Method, node: ast.Call) -> bool:
+    """Whether an argument of the call decides that a layer of `setup` is called, and no run did.
+
+    Without a call Linen's layer has no weights, so that the constructor does not make it either.
+    """
+    if not is_self(node.func):
+        return False
+    source, name = method.source, node.func.attr  # pyright: ignore
+    around = list(source.ancestors(node))
+    function = next((a for a in around if isinstance(a, ast.FunctionDef)), None)
+    if function is None or source.statement_of(node).lineno in method.lines:
+        return False
+    given = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)} - {"self"}
+    if not any(isinstance(a, ast.If) and names_in(a.test) & given for a in around):
+        return False
+    slots = [s for s in method.plan.slots.values() if attribute_of(method.plan, s) == name]
+    instances = method.program.records.instances
+    made = [instances.get((m.run, m.path or ())) for slot in slots for m in slot.makings]
+    return (
+        bool(slots)
+        and all(slot.kind == "module" and slot.method.name == "setup" for slot in slots)
+        and not any(each and each.calls for each in made)
     )
 
 

@@ -14,6 +14,8 @@ from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._evaluate import UnknownValueError, evaluate
 from bridge.rewrite.syntax._source import Edit, is_self, names_in, set_in
 
+from ._dead import is_never_called
+
 
 def variable_edits(method: Method) -> Iterator[Edit]:
     """`self.body.variables["params"]["wte"]["embedding"]` is `self.body.wte.embedding[...]`.
@@ -151,7 +153,8 @@ class Applied:
         if not applied and not self._is_uncalled(slot):
             return None
         name = attribute_of(self.plan, slot)
-        called = [n for n in self._nodes if isinstance(n, ast.Call) and is_self(n.func, name)]
+        calls = [n for n in self._nodes if isinstance(n, ast.Call) and is_self(n.func, name)]
+        called = [each for each in calls if not is_never_called(self._method, each)]
         tests = [" and ".join(self._tests(call, applied)) for call in called]
         if "" in tests and not applied:
             # It is called behind a `return`, for instance.
