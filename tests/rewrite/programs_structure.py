@@ -1410,8 +1410,91 @@ class Model(nn.Module):
         [{"width": 2}, {"norm": "post"}, {"norm": "none", "width": 9, "depth": 3}],
     ),
 }
+GROWN = {
+    "layers of a growing list that a field chooses": Program(
+        """
+def unchanged(x):
+    return x
+
+
+class Model(nn.Module):
+    width: int = 6
+    depth: int = 2
+    normed: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        layers = [nn.Dense(self.width), nn.LayerNorm() if self.normed else unchanged]
+        for _ in range(self.depth):
+            layers += [nn.Dense(self.width), nn.relu, nn.LayerNorm() if self.normed else unchanged]
+        layers.append(nn.Dense(3) if self.normed else nn.Dense(5))
+        return nn.Sequential(layers)(x)
+""",
+        [{"normed": False}, {"width": 4, "depth": 3}, {"depth": 0, "normed": False}],
+    ),
+    "a list of layers that are initialised by what the call is given": Program(
+        """
+class Model(nn.Module):
+    width: int = 6
+    depth: int = 1
+
+    @nn.compact
+    def __call__(self, x):
+        inputs, width = x.shape[-1], self.width
+        layers = [nn.Dense(width, bias_init=nn.initializers.constant(1 / inputs)), nn.tanh]
+        for _ in range(self.depth):
+            layers += [nn.Dense(width + 1, bias_init=nn.initializers.constant(1 / width))]
+        layers += [nn.Dense(inputs)]
+        return nn.Sequential(layers)(x)
+""",
+        [{"width": 4}, {"depth": 3}],
+    ),
+    "defaults that are tuples without parentheses": Program(
+        """
+class Model(nn.Module):
+    widths: tuple[int, ...] = 6, 4
+    pairs: tuple[Any, ...] = (2, 1), (3, 2)
+
+    @nn.compact
+    def __call__(self, x):
+        for width in self.widths:
+            x = nn.Dense(width)(x)
+        for low, high in self.pairs:
+            x = nn.Dense(low + high)(x)
+        return x
+""",
+        [{"widths": (3,)}, {"pairs": ((1, 1),)}],
+    ),
+    "a lambda and a comprehension with names of the call": Program(
+        """
+class Stage(nn.Module):
+    width: int
+    act: Callable[..., Any] = nn.gelu
+
+    @nn.compact
+    def __call__(self, x):
+        return self.act(nn.Dense(self.width)(x))
+
+
+class Model(nn.Module):
+    width: int = 6
+    depth: int = 2
+    act: Callable[..., Any] = nn.tanh
+
+    @nn.compact
+    def __call__(self, x):
+        rates = [x / self.depth for x in range(self.depth)]
+        for n in range(self.depth):
+            act = self.act if rates[n] < 0.5 else lambda x: 2 * x / x.shape[-1]
+            x = Stage(self.width, act)(x)
+        return x
+""",
+        [{"width": 4, "depth": 3}, {"act": Of("nn.relu"), "depth": 1}],
+    ),
+}
 PROGRAMS = {
     **HELD,
+    **GROWN,
     **FUNCTIONS,
     **EINOPS,
     **PARTIALS,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from flax import linen as nn
 
-from bridge.rewrite.plan._class_fields import default_node
+from bridge.rewrite.plan._class_fields import as_default, default_node
 from bridge.rewrite.plan._plans import CACHE, ClassPlan, Field, Program
 from bridge.rewrite.plan._references import References
 from bridge.rewrite.syntax._source import Edit
@@ -97,10 +97,10 @@ class Signature:
         node = default_node(field)
         if node is None:
             return annotation, field.default
-        if self._stays_linen(field):
-            return annotation, self.source.render(node)
-        edits = [*self._defaults_in(field, node), *self.references.edits(node)]
-        return annotation, self.source.render(node, edits)
+        edits: list[Edit] = []
+        if not self._stays_linen(field):
+            edits = [*self._defaults_in(field, node), *self.references.edits(node)]
+        return annotation, as_default(node, self.source.render(node, edits))
 
     def _defaults_in(self, field: Field, node: ast.expr) -> Iterator[Edit]:
         """`b: int = a` has the default of `a`, which no argument can name."""

@@ -262,13 +262,30 @@ class Slice:
         bound = set_in(node)
         if not bound & self.method.used:
             return []
-        if bound & self.method.taint.names or self._is_argument(node):
+        if self._is_argument(node):
             return []
+        if bound & self.method.taint.names:
+            return self._known_parts(node, depth)
         text = self._config_text(node)
         self.kept.add(node)
         column = node.col_offset
         comments = [(depth, line) for line in self.source.comments_above(node)]
         return [*comments, (depth, f"\0{column}\0{text}")]
+
+    def _known_parts(self, node: ast.stmt, depth: int) -> Lines:
+        """What a constructor reads of `size, width = x.shape[-1], self.width`, if it knows it."""
+        target = node.targets[0] if isinstance(node, ast.Assign) else None
+        value = node.value if isinstance(node, ast.Assign) else None
+        if not isinstance(target, ast.Tuple) or not isinstance(value, ast.Tuple):
+            return []
+        found: Lines = []
+        makings = self._env_makings()
+        for each, own in zip(target.elts, value.elts, strict=False):
+            if isinstance(each, ast.Name) and each.id in self.method.used & self.method.taint.pure:
+                found.append((depth, f"{each.id} = {self.method.init_text(own, makings)}"))
+        if found:
+            self.kept.add(node)
+        return found
 
     def _held(self, node: ast.stmt, depth: int) -> Lines:
         """A statement that makes layers, for what the constructor reads of the names that it sets.

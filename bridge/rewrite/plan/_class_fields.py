@@ -89,7 +89,16 @@ def _default(source: Source, node: ast.AnnAssign) -> tuple[str | None, str | Non
             if keyword.arg == "default_factory":
                 return None, source.render(keyword.value)
         return None, None
-    return source.render(value), None
+    return as_default(value, source.render(value)), None
+
+
+def as_default(node: ast.expr, text: str) -> str:
+    """The text of a default as an argument has it: a tuple needs parentheses there."""
+    first = node.elts[0] if isinstance(node, ast.Tuple) and node.elts else None
+    is_bare = first is not None and (
+        (node.lineno, node.col_offset) == (first.lineno, first.col_offset)
+    )
+    return f"({text})" if is_bare else text
 
 
 def default_node(field: Field) -> ast.expr | None:

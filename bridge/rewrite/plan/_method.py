@@ -19,6 +19,7 @@ from bridge.rewrite.syntax._source import (
     names_in,
     operand,
 )
+from bridge.rewrite.syntax._taint import own_names
 
 from ._candidates import Candidates
 from ._computed import Computed
@@ -174,6 +175,8 @@ class Method:
         if is_self(node) and node.attr in self._parameters:  # pyright: ignore
             yield Edit(self.source.end(node), self.source.end(node), "[...]")
             return
+        if self._hides(node):
+            return
         if isinstance(node, ast.expr) and self.taint.touches(node):
             if self.taint.dimensions.computes(node, self.taint.touches):
                 yield from self._computed(node, makings)
@@ -198,6 +201,13 @@ class Method:
                 raise NotRewritableError("needs-output", node)
         for child in ast.iter_child_nodes(node):
             yield from self.init_edits(child, makings)
+
+    def _hides(self, node: ast.AST) -> bool:
+        """Whether an expression is free of the call, but has a name of the call for its own."""
+        if not isinstance(node, (ast.Lambda, *COMPREHENSIONS)) or self.taint.touches(node):
+            return False
+        is_free = self.plan.slots.keys().isdisjoint(ast.walk(node))
+        return is_free and not self.taint.names.isdisjoint(own_names(node))
 
     def _computed(self, node: ast.expr, makings: Sequence[Making]) -> Iterator[Edit]:
         """What changes in an expression that computes with dimensions of arguments."""

@@ -26,6 +26,8 @@ from ._plans import ClassPlan, Program, Slot
 from ._refusals import NotRewritableError
 
 _STORING = ("module", "param", "variable")
+# Expressions whose value is a list with what is inside, or is what is inside.
+_PASSING = (ast.List, ast.Tuple, ast.Starred, ast.BinOp, ast.IfExp, *COMPREHENSIONS)
 _RESERVED = {
     "train",
     "eval",
@@ -179,7 +181,7 @@ def _collected(program: Program, plan: ClassPlan, slot: Slot) -> Slot | None:
         if each is statement:
             break
         is_added = isinstance(each, ast.Call) and inside is not each.func and is_growth(each)
-        if not (is_added or isinstance(each, (ast.List, ast.Tuple, ast.BinOp, *COMPREHENSIONS))):
+        if not (is_added or isinstance(each, _PASSING)):
             return None
         inside = each
     name = grown_name(statement)

@@ -77,14 +77,16 @@ class Dimensions:
         )
 
     def _named(self, statement: ast.Assign) -> Iterator[tuple[str, Dimension]]:
-        target = statement.targets[0]
+        target, value = statement.targets[0], statement.value
         if len(statement.targets) > 1:
             return
-        if isinstance(target, ast.Name):
-            found = shape_item(statement.value)
-            if found is not None and self._is_given(found[0], statement):
-                yield target.id, found
-        value = statement.value
+        pairs: list[tuple[ast.expr, ast.expr]] = [(target, value)]
+        if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
+            pairs = list(zip(target.elts, value.elts, strict=False))
+        for each, own in pairs:
+            found = shape_item(own)
+            if isinstance(each, ast.Name) and found and self._is_given(found[0], statement):
+                yield each.id, found
         if (
             isinstance(target, ast.Tuple)
             and isinstance(value, ast.Attribute)

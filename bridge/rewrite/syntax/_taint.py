@@ -77,12 +77,7 @@ class Taint:
     def touches(self, node: ast.AST) -> bool:
         """Whether an expression depends on an argument of the call."""
         inside = list(self._walk(node))
-        own = {
-            name
-            for each in inside
-            if isinstance(each, ast.comprehension)
-            for name in bound_in(each.target)
-        }
+        own = {name for each in inside for name in own_names(each)}
         names = {n.id for n in inside if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
         if (names - own) & self.names:
             return True
@@ -97,12 +92,26 @@ class Taint:
         return False
 
     def _walk(self, node: ast.AST) -> Iterator[ast.AST]:
-        """A tree without what constructors and partials are given that moves to the calls."""
+        """A tree without what moves to the calls, and without the arguments of modules in it.
+
+        A module is made where the constructor can make it, whatever it is given.
+        """
         yield node
         for child in ast.iter_child_nodes(node):
             is_mode = isinstance(child, ast.keyword) and child.arg in MODE_FIELDS
-            if not is_mode and child not in self.moved:
+            if child in self.slots:
+                yield child
+            elif not is_mode and child not in self.moved:
                 yield from self._walk(child)
+
+
+def own_names(node: ast.AST) -> set[str]:
+    """The names that a lambda, a comprehension or a part of one has for itself."""
+    if isinstance(node, ast.Lambda):
+        return {each.arg for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+    generators = getattr(node, "generators", [node])
+    found = (bound_in(each.target) for each in generators if isinstance(each, ast.comprehension))
+    return set().union(*found)
 
 
 def _inner_arguments(method: ast.FunctionDef, slots: set[ast.AST]) -> Iterator[str]:
