@@ -749,6 +749,10 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "{text} of a function of the state or the model",
         "Call the function under jax.jit, jax.grad or jax.value_and_grad alone.",
     ),
+    "training-sown": (
+        "the model sows values, which NNX keeps from call to call outside of nnx.capture",
+        "Do not sow, or call the model under nnx.capture by hand.",
+    ),
     "training-branch": (
         "line {line} did not run, and would have to be another",
         "Let the sample that train= names reach it, or take the branch out.",

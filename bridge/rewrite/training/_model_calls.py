@@ -38,7 +38,8 @@ class ModelCalls(Expressions):
         self._plain(keys) if not isinstance(keys, ast.Dict) else self._rest(keys.values, ())
         call = model.made
         made, parts = self.program.only, list[Sequence[Part]]()
-        function: Part = model.text
+        holder = node.func.value if isinstance(node.func, ast.Attribute) else node.func
+        function: Part = model.text or holder
         if call is not None:
             made, function = self.file.made(call.func) or made, call.func
             parts += [[each] for each in call.args]
@@ -55,6 +56,8 @@ class ModelCalls(Expressions):
         """A call of the model, with what `mutable=` and `rngs=` ask for."""
         if not node.args or isinstance(node.args[0], ast.Starred):
             raise NotRewritableError("variables-use", node, text=ast.unparse(node.func))
+        if self.program.sows:
+            raise NotRewritableError("training-sown", node)
         variables = self._value(node.args[0])
         if variables.kind is not Kind.VARIABLES or not variables.text:
             raise NotRewritableError("variables-use", node, text=ast.unparse(node.args[0]))

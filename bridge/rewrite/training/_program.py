@@ -67,6 +67,7 @@ class Program:
         only: the rewritten class of the model itself.
         streams: the streams that the model draws from in a call.
         is_stacked: whether layers are stacked, each with keys of its own.
+        sows: whether the model sows values.
         functions: what is known of each function that was planned.
     """
 
@@ -77,6 +78,7 @@ class Program:
     only: Made
     streams: Sequence[str] = ()
     is_stacked: bool = False
+    sows: bool = False
     functions: dict[Place, Value] = dataclasses.field(default_factory=dict)
 
     def place_of(self, function: Any) -> Place | None:

@@ -70,6 +70,23 @@ def _annotations(file: File) -> Iterator[Change]:
                 yield Change(each, (file.state,))
 
 
+def modules_in(file: File) -> set[str]:
+    """The names of the modules that a file imports as modules."""
+    found = set()
+    for node in file.source.tree.body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            found |= {f"{_absolute(file, node)}.{alias.name}" for alias in node.names}
+    return found
+
+
+def _absolute(file: File, node: ast.ImportFrom) -> str:
+    where = f"{'.' * node.level}{node.module or ''}"
+    package = getattr(file.module, "__package__", "") or ""
+    return importlib.util.resolve_name(where, package) if node.level else where
+
+
 def _redirected(
     file: File, node: ast.stmt, whole: Collection[str], names: Mapping[str, Collection[str]]
 ) -> list[str] | None:
@@ -85,8 +102,7 @@ def _redirected(
     if not isinstance(node, ast.ImportFrom):
         return None
     where = f"{'.' * node.level}{node.module or ''}"
-    package = getattr(file.module, "__package__", "") or ""
-    absolute = importlib.util.resolve_name(where, package) if node.level else where
+    absolute = _absolute(file, node)
     places: dict[str, list[str]] = {}
     for alias in node.names:
         own = alias.asname or alias.name

@@ -33,7 +33,7 @@ from ._kinds import Recognizer
 from ._program import File, Place, Program, first_line
 from ._run import Ran, Seen, ran, sample_of, world
 from ._states import state_class
-from ._texts import text_of
+from ._texts import modules_in, text_of
 
 # What a module is under its old name, while the new program is proven.
 _ALIAS = "import importlib, sys\nsys.modules[__name__] = importlib.import_module({!r})\n"
@@ -125,6 +125,7 @@ class TrainingRewriter:
             next(each for each in self.made.values() if each.is_model),
             sorted({*streams(self.classes)} - {"params"}) if draws(self.classes) else (),
             self._is_stacked(),
+            any(each.kind == "sow" for each in self.classes.records.makings),
         )
 
     def _is_stacked(self) -> bool:
@@ -205,6 +206,9 @@ class TrainingRewriter:
         self, old: Ran, found: Sequence[FunctionResult], texts: Mapping[str, tuple[str, str]]
     ) -> Training:
         changed = {path: file for path, file in self.files.items() if file.changes}
+        # Of a module that is imported as one, all names have to be in its new file.
+        wanted = set().union(*map(modules_in, changed.values())) & {*self.old}
+        changed |= {p: f for p, f in self.files.items() if f.module.__name__ in wanted}
         whole = {file.module.__name__ for file in changed.values()}
         names = {module: names for module, names in self.old.items() if module not in whole}
         own = {

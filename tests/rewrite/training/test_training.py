@@ -211,6 +211,14 @@ LEFT = [
         ("one_hot(labels, 3)", "one_hot(labels, 3) + 0 * len(repr(state.apply_fn))"),
     ),
     (
+        "training-sown",
+        STATISTICS,
+        (
+            "        return nn.Dense(3)(x)\n",
+            '        self.sow("intermediates", "x", x)\n        return nn.Dense(3)(x)\n',
+        ),
+    ),
+    (
         "training-branch",
         APART,
         (UPDATE, f"    if state is None:\n        state = state.replace(step=1)\n{UPDATE}"),
@@ -333,6 +341,25 @@ def test_a_model_in_another_file_is_imported_from_its_new_file(packages):
     assert [*texts] == ["train_nnx.py", "models_nnx.py"]
     assert "from .models_nnx import Net\n" in texts["train_nnx.py"]
     assert not any("train.py" in place for place in result.places)
+
+
+def test_a_model_of_an_imported_module_is_made_by_a_function_of_it(packages):
+    start, end = APART.index("class Net"), APART.index("def begin")
+    models = f"{HEAD}{APART[start:end]}WIDTH = 6\n"
+    source = replaced(APART[:start] + APART[end:], "    net = Net()\n", "")
+    source = replaced(
+        source,
+        "net.init(rng, jnp.ones([1, 6])",
+        "models.make().init(rng, jnp.ones([1, models.WIDTH])",
+    )
+    source = "from . import models\n\n\n" + replaced(source, "net.apply", "models.make().apply")
+    module = packages(source, models=models)
+    result = rewrite(module.models.make, *module.INPUTS, gradients=False, train=module.sample)
+    assert training(result).is_proven, result
+    texts = {pathlib.Path(path).name: text for path, text in result.sources.items()}
+    assert "from . import models_nnx as models\n" in texts["train_nnx.py"]
+    assert "model = models.make()(in_features=6, rngs=nnx.Rngs(rng))" in texts["train_nnx.py"]
+    assert "    return Net\n" in texts["models_nnx.py"]
 
 
 def test_the_command_writes_the_training_too(packages, capsys):
