@@ -82,6 +82,15 @@ def test_a_registry_of_the_users_own_is_named_in_the_error(tmp_path, name):
     )
 
 
+def test_a_folder_bridge_of_the_users_own_hides_the_package_if_it_is_one(tmp_path):
+    """A folder without `__init__.py` hides nothing, as Python looks for a package first."""
+    (tmp_path / "bridge").mkdir()
+    ask = [sys.executable, "-c", "import bridge; print(hasattr(bridge, 'ToNNX'))"]
+    assert subprocess.check_output(ask, cwd=tmp_path, text=True) == "True\n"
+    (tmp_path / "bridge" / "__init__.py").write_text("")
+    assert subprocess.check_output(ask, cwd=tmp_path, text=True) == "False\n"
+
+
 def test_the_oldest_requirements_are_the_lower_bounds_of_the_metadata():
     required = [r for r in metadata("linen-nnx-bridge").get_all("Requires-Dist") if ";" not in r]
     oldest = script("oldest_requirements.py").splitlines()
