@@ -333,7 +333,7 @@ def _class(
     linen = [
         (slot, slot.linen)
         for slot in plan.slots.values()
-        if slot.linen is not None and slot.attribute in text
+        if slot.linen is not None and f".{slot.attribute}" in text
     ]
     wrapped = [
         f"{name}:{slot.node.lineno}: {slot.attribute} stays Linen: {refusal}"

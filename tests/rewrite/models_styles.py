@@ -198,9 +198,17 @@ class Shifted(nn.Module):
     def setup(self):
         self.dense = nn.Dense(self.width)
         self.shift = nn.Dense(self.width)
+        if self.width > 1:
+            self.scale = nn.Dense(self.width)
+            self.more = nn.Dense(self.width)
+        if self.width > 3:
+            self.other = nn.Dense(self.width)
+        else:
+            self.none = None
 
     def __call__(self, x, time=None):
         x = self.dense(x)
         if time is not None:
-            x = x + self.shift(nn.swish(time))
+            x = x * self.scale(time) * self.more(time) + self.shift(nn.swish(time))
+            x = x + self.other(time)
         return x

@@ -129,10 +129,11 @@ class Setup:
 
     def _comment(self, slot: Slot) -> Iterator[Edit]:
         """Why a layer stays Linen, above the statement that makes it."""
-        if slot.linen is not None:
+        test = self._applied.test(slot) if slot.linen is not None else ""
+        if slot.linen is not None and test != "":
             statement = self.source.statement_of(slot.node)
             # Below the condition of a layer that may be applied to weights of others.
-            deeper = 4 if self._applied.test(slot) else 0
+            deeper = 4 if test else 0
             begin, blank = self.source.start(statement), " " * (statement.col_offset + deeper)
             yield Edit(begin, begin, f"# Stays Linen: {slot.linen.reason}.\n{blank}")
 
@@ -140,10 +141,31 @@ class Setup:
         """The condition around a layer that may be applied to weights of others."""
         test, statement = self._applied.test(slot), self.source.statement_of(slot.node)
         if test == "":
-            yield self.source.lines_of(statement)
+            yield from self._without(statement)
         elif test is not None:
             begin, blank = self.source.start(statement), " " * (statement.col_offset + 4)
             yield Edit(begin, begin, f"if {test}:\n{blank}")
+
+    def _without(self, statement: ast.stmt) -> Iterator[Edit]:
+        """The removal of a statement, with the conditions in which nothing else is made."""
+        slots = [slot for slot in self.slots if self._applied.test(slot) == ""]
+        gone = [self.source.statement_of(slot.node) for slot in slots]
+        parent = self.source.parents[statement]
+        block = next(each for each in blocks_of(parent) if statement in each)
+        if any(each not in gone for each in block):
+            yield self.source.lines_of(statement)
+        elif isinstance(parent, ast.If) and all(e in gone for b in blocks_of(parent) for e in b):
+            yield from self._without_all(parent) if statement is parent.body[0] else ()
+        elif statement is block[0]:
+            yield Edit(self.source.start(statement), self.source.end(block[-1]), "pass")
+
+    def _without_all(self, node: ast.stmt) -> Iterator[Edit]:
+        """The removal of a condition, and of those around it that are there for it alone."""
+        parent = self.source.parents[node]
+        if isinstance(parent, ast.If) and parent.body == [node] and not parent.orelse:
+            yield from self._without_all(parent)
+        else:
+            yield self.source.lines_of(node)
 
     def _cache(self, slot: Slot) -> Iterator[Edit]:
         """The decode cache, behind the statement that makes the layer."""
