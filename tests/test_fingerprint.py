@@ -255,7 +255,7 @@ def local_class(held):
     return Local
 
 
-def test_a_local_class_is_one_for_a_constructor_and_told_beside_the_key_in_what_one_has_made():
+def test_a_local_class_is_one_for_a_constructor_and_told_beside_the_key():
     one, twin = local_class(1), local_class(1)
     assert fingerprint(one) == fingerprint(one) != fingerprint(twin)
     told, again = (Look(cls(), made=True).fingerprint for cls in (one, twin))

@@ -1,5 +1,6 @@
 """The tests have the folders of the packages, and a file for every module of the core."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,14 @@ def test_every_folder_of_a_package_has_one_in_the_tests():
     folders = {p.parent.name for p in (ROOT / "bridge").glob("*/__init__.py")} | {"registry"}
     folders.remove("_module_calls")
     assert {folder for folder in folders if not (ROOT / "tests" / folder).is_dir()} == set()
+
+
+def test_the_name_of_a_test_is_no_longer_than_70_characters():
+    functions = [
+        node
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    ]
+    assert len(functions) > 1000
+    assert [f.name for f in functions if len(f.name) > 70] == []

@@ -397,7 +397,7 @@ def test_dropout_alone_is_switched_on_for_monte_carlo_dropout():
     assert_identical(model.linen_variables(), variables)
 
 
-def test_one_argument_for_both_modes_moves_no_statistics_if_the_modes_differ():
+def test_one_argument_for_both_modes_moves_no_statistics_if_they_differ():
     module = models.LinenClassifier()
     variables = module.init(KEY, X, train=False)
     model = bridge.ToNNX.from_variables(module, variables, mutable=["batch_stats"])

@@ -161,7 +161,7 @@ def test_a_filter_that_matches_no_leaf_is_wrong_usage(
     assert run(capsys, *command, "--filter", "w$", *options).code == 0
 
 
-def test_a_page_is_refused_before_the_model_is_made_where_its_folder_is_missing(
+def test_a_page_without_its_folder_is_refused_before_the_model_is_made(
     capsys, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)

@@ -68,9 +68,7 @@ def train_state(params):
     return TrainState.create(apply_fn=None, params=params, tx=optax.adam(1e-3))
 
 
-def test_a_file_of_bare_params_is_read_as_linen_params_and_so_are_those_of_a_train_state(
-    capsys, place
-):
+def test_a_file_of_bare_params_is_read_as_linen_params(capsys, place):
     params = layers()
     (place / "params").write_bytes(serialization.to_bytes(params))
     (place / "state").write_bytes(serialization.to_bytes(train_state(params)))
@@ -363,7 +361,7 @@ def test_a_dot_in_a_name_that_no_other_leaf_has_too_goes_out_as_orbax(capsys, pl
     assert exact(checkpoint.restore(place / "out")) == exact(variables)
 
 
-def test_a_missing_library_is_exit_code_three_with_the_command_that_installs_it(
+def test_a_missing_library_exits_with_three_and_the_command_to_install_it(
     capsys, place, monkeypatch
 ):
     checkpoint.save(place / "source", {"params": layers()})
@@ -499,7 +497,7 @@ def test_the_list_of_a_state_becomes_a_stack_of_linen(capsys, place, rules):
 @pytest.mark.parametrize("layer", ["Dense_0", "dense"])
 @pytest.mark.parametrize("form", ["orbax", "msgpack"])
 @pytest.mark.parametrize("around", [(), ("run",)])
-def test_variables_that_lie_beside_an_optimizer_are_told_the_option_for_them(
+def test_variables_beside_an_optimizer_are_told_the_option_for_them(
     capsys, place, layer, form, around
 ):
     variables = {"params": {layer: {"kernel": np.ones((2, 3), np.float32)}}}
@@ -606,7 +604,7 @@ def test_the_layout_survives_the_round_trip(capsys, place, form, name):
         assert run(capsys, "diff", "to_nnx", "to_linen").code == 0
 
 
-def test_a_file_whose_mappings_are_too_deep_is_damaged_in_one_clear_sentence(capsys, place):
+def test_a_file_whose_mappings_are_too_deep_is_damaged_in_one_sentence(capsys, place):
     """Regression: the reason was the name of msgpack's error, StackError."""
     (place / "deep.msgpack").write_bytes(b"\x81\xa1a" * 2000 + b"\x01")
     outcome = run(capsys, "inspect", "deep.msgpack")
@@ -639,7 +637,7 @@ def test_a_checkpoint_without_leaves_has_none(capsys, place):
     assert (outcome.code, outcome.err) == (0, "")
 
 
-def test_a_format_that_cannot_hold_a_leaf_is_told_for_the_file_that_was_named(capsys, place):
+def test_a_format_that_cannot_hold_a_leaf_is_told_for_the_named_file(capsys, place):
     np.savez("a.npz", **{"params/b.c/w": np.ones(2)})
     outcome = run(capsys, "convert", "a.npz", "out.safetensors")
     assert outcome.code == 2

@@ -36,9 +36,7 @@ def test_bytes_are_written_for_people(count, text):
     assert _output.byte_text(count) == text
 
 
-def test_a_pipe_gets_whole_lines_without_control_sequences_or_blanks_at_the_end(
-    capsys, monkeypatch
-):
+def test_a_pipe_gets_whole_lines_without_control_sequences(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "20")
     rows = [("a/" * 200 + "[red]:smile:", "1", ""), ("b", "22", "x")]
     table = _output.new_table(("path", "size", "box"), rows, right=("size",))

@@ -238,7 +238,7 @@ class Same(Swapped):
 """
 
 
-def test_a_port_that_fits_and_is_wrong_names_the_option_that_finds_the_rules(capsys, place):
+def test_a_wrong_port_that_fits_names_the_option_that_finds_the_rules(capsys, place):
     (place / "parity_models.py").write_text(MODELS + MISLEADING)
     ported = parity(capsys, "Named", "Swapped", *QUICK, "--port")
     assert (ported.code, "--suggest in its place" in ported.out) == (1, True)

@@ -131,7 +131,7 @@ def test_each_module_says_how_much_of_it_is_migrated(report):
     assert found["norm"]["migrated"] == 0.0
 
 
-def test_layers_that_lifted_transforms_stack_are_counted_whole_under_their_own_class(report):
+def test_stacked_layers_are_counted_whole_under_their_own_class(report):
     document = report("make_scanned")
     found = {
         p: (m["class"], m["kind"], m["own"]["parameters"]) for p, m in by_path(document).items()
@@ -144,7 +144,7 @@ def test_layers_that_lifted_transforms_stack_are_counted_whole_under_their_own_c
     }
 
 
-def test_a_mapping_as_a_parameter_is_no_module_and_other_collections_are_no_parameters(report):
+def test_a_mapping_as_a_parameter_is_no_module(report):
     found = by_path(report("make_unusual"))
     sizes = {path: module["own"]["parameters"] for path, module in found.items()}
     kernel = jax.eval_shape(nn.ConvLocal(2, (1,)).init, jax.random.key(0), jnp.ones((2, WIDTH, 1)))
@@ -160,7 +160,7 @@ def test_a_module_that_equals_one_that_ran_has_the_same_classes(report):
     assert document["notes"] == []
 
 
-def test_a_model_whose_class_a_lifted_transform_made_is_shown_by_its_own_class(report):
+def test_a_model_of_a_lifted_class_is_shown_by_its_own_class(report):
     (module,) = report("make_transformed")["modules"]
     assert (module["class"], module["kind"]) == ("Dense", "linen")
     assert module["counterpart"]["name"] == "flax.nnx.Linear"
@@ -218,7 +218,7 @@ def test_the_source_is_the_line_of_the_class_or_the_import_path(report):
     }
 
 
-def test_a_file_outside_of_the_current_directory_is_shown_by_its_import_path(monkeypatch, tmp_path):
+def test_a_file_outside_of_the_directory_is_shown_by_its_import_path(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     source = _source.source_of(mixed_models.Mixed)
     assert (source.import_path, source.file) == (f"{TARGETS}.Mixed", None)
@@ -395,7 +395,7 @@ def test_a_method_and_keyword_inputs_can_be_given(report):
     assert {path: m["own"]["parameters"] for path, m in found.items()} == {"": 0, "encoder": DENSE}
 
 
-def test_a_file_can_import_what_is_beside_it_and_the_import_path_is_as_before(capsys, tmp_path):
+def test_a_file_can_import_what_is_beside_it(capsys, tmp_path):
     (tmp_path / "beside_it.py").write_text("WIDTH = 6\n")
     (tmp_path / "a_file.py").write_text(
         "from flax import nnx\n"
@@ -434,7 +434,7 @@ def test_the_text_has_one_line_for_each_module_and_the_shares(capsys):
     assert "46.2%  6 of 13" in shown
 
 
-def test_the_page_is_one_file_that_loads_nothing_and_names_are_escaped_in_it(capsys, tmp_path):
+def test_the_page_is_one_file_that_loads_nothing_and_escapes_names(capsys, tmp_path):
     (tmp_path / "hostile.py").write_text(
         "from flax import nnx\n"
         "def make():\n"

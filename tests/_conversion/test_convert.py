@@ -255,7 +255,7 @@ def test_variables_of_another_representation_make_the_round_trip(representation)
         assert exact(mirrored_round_trip(state)) == exact(state)
 
 
-def test_a_module_made_of_the_converted_state_computes_what_the_module_computed():
+def test_a_module_of_the_converted_state_computes_what_the_module_did():
     module = WithEverything(nnx.Rngs(0))
     graphdef, state = nnx.split(module)
     again = nnx.merge(graphdef, mirrored_round_trip(state))
@@ -269,7 +269,7 @@ def test_a_module_made_of_the_converted_state_computes_what_the_module_computed(
     np.testing.assert_array_equal(run(again), run(module))
 
 
-def test_a_state_that_holds_states_with_colliding_names_makes_the_round_trip():
+def test_a_state_of_states_with_colliding_names_makes_the_round_trip():
     colliding = {"params": {"w": A}, "batch_stats": {"w": B}}
     state = nnx.State({"first": bridge.linen_to_nnx(colliding), 0: bridge.linen_to_nnx(colliding)})
     assert exact(bridge.nnx_to_linen(state)) == exact(
@@ -281,7 +281,7 @@ def test_a_state_that_holds_states_with_colliding_names_makes_the_round_trip():
     assert exact(mirrored_round_trip(state)) == exact(state)
 
 
-def test_two_variables_that_would_meet_in_linen_are_an_error_and_not_one_of_them():
+def test_two_variables_that_would_meet_in_linen_are_an_error():
     state = bridge.linen_to_nnx({"params": {"w": A}, "batch_stats": {"w": B}})
     state["w"] = nnx.BatchStat(C)
     with pytest.raises(bridge.ConversionError, match="batch_stats/w"):
@@ -549,7 +549,7 @@ class NoBox(meta.AxisMetadata):
     unbox = replace_boxed = add_axis = remove_axis = None
 
 
-def test_a_box_that_cannot_be_carried_raises_on_import_and_names_the_remedy():
+def test_a_box_that_cannot_be_carried_raises_on_import():
     with pytest.raises(registry.UnsupportedBoxError, match=r"NoBox.*register_box\(NoBox"):
         bridge.linen_to_nnx({"params": {"w": NoBox()}})
 
@@ -610,7 +610,7 @@ def test_what_is_no_state_is_an_error_that_says_what_is_expected(found):
 @pytest.mark.parametrize(
     "module", [nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nn.Dense(3)], ids=lambda m: type(m).__name__
 )
-def test_a_module_among_the_leaves_of_a_state_is_an_error_that_names_its_path(module):
+def test_a_module_among_the_leaves_of_a_state_is_an_error_with_its_path(module):
     with pytest.raises(bridge.ConversionError, match="encoder/0"):
         bridge.nnx_to_linen({"encoder": {0: module}, "w": nnx.Param(A)})
 
@@ -638,7 +638,7 @@ def test_a_conversion_error_is_what_a_user_would_catch():
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_what_are_no_linen_variables_is_an_error_that_guesses_what_is_meant(found, hint):
+def test_what_are_no_linen_variables_is_an_error_that_guesses(found, hint):
     for take in (bridge.linen_to_nnx, lambda v: bridge.ToNNX.from_variables(nn.Dense(3), v)):
         with pytest.raises(bridge.ConversionError, match=hint):
             take(found)

@@ -117,7 +117,7 @@ def test_a_frozen_dict_may_take_the_place_of_a_value():
     assert_identical(model.s[...], TWO)
 
 
-def test_what_a_call_leaves_as_it_was_keeps_its_variable_when_something_else_changes_its_form():
+def test_an_unchanged_variable_is_kept_when_others_change_their_form():
     model = bridge.lazy_init(
         bridge.ToNNX(Writer(0), mutable=True), {("state", "s"): {"a": ONE}, ("state", "t"): ONE}
     )
@@ -158,7 +158,7 @@ def test_what_a_wrapper_takes_in_is_what_it_has():
     assert exact(model.linen_variables()) == exact(VARIABLES)
 
 
-def test_two_variables_for_one_linen_variable_are_an_error_whoever_reads_them():
+def test_two_variables_for_one_linen_variable_are_an_error_for_any_reader():
     class Adds(nn.Module):
         @nn.compact
         def __call__(self, x):
@@ -173,7 +173,7 @@ def test_two_variables_for_one_linen_variable_are_an_error_whoever_reads_them():
             read()
 
 
-def test_attributes_that_are_set_together_are_those_that_are_set_one_by_one():
+def test_attributes_set_together_are_those_set_one_by_one():
     values = {name: {"w": nnx.Param(ONE)} for name in "abc"}
     together, one_by_one = nnx.Module(), nnx.Module()
     for module in (together, one_by_one):

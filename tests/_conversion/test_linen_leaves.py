@@ -72,7 +72,7 @@ def test_a_box_of_linen_is_taken_apart_under_the_names_of_nnx():
     assert exact(back) == exact(nn.Partitioned(ARRAY, ("a", None)))
 
 
-def test_an_nnx_meta_keeps_its_metadata_and_takes_the_type_of_its_collection():
+def test_an_nnx_meta_keeps_its_metadata_and_has_its_collections_type():
     metadata = {"note": "kept"}
     leaf = here(bridge.NNXMeta(nnx.Param, ARRAY, metadata))
     assert (leaf.value, leaf.box, leaf.fields) == (ARRAY, bridge.NNXMeta, metadata)
@@ -91,7 +91,7 @@ def test_an_nnx_meta_of_another_collection_is_an_error_that_names_its_own():
     assert here(box, "batch_stats").value is ARRAY
 
 
-def test_a_class_that_was_defined_again_goes_to_the_collection_of_the_first_one():
+def test_a_class_defined_again_goes_to_the_collection_of_the_first_one():
     def definition():
         class Again(nnx.Variable):
             pass

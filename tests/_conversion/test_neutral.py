@@ -158,11 +158,11 @@ def test_nest_makes_what_flax_makes_of_paths(addresses):
         (Leaf(0), False),
     ],
 )
-def test_an_empty_mapping_stands_for_an_empty_subtree_unless_it_is_in_a_box(leaf, is_empty):
+def test_an_empty_mapping_outside_of_a_box_is_an_empty_subtree(leaf, is_empty):
     assert leaf.is_empty is is_empty
 
 
-def test_a_leaf_has_no_fields_unless_it_gets_some_and_they_cannot_be_changed():
+def test_a_leaf_has_only_the_fields_it_is_given_and_they_cannot_change():
     leaf = Leaf(1)
     assert dict(leaf.fields) == {}
     with pytest.raises(TypeError):
@@ -262,7 +262,7 @@ def test_the_name_of_a_collection_is_lengthened_until_it_bars_no_way():
     assert unplace(target, displaced) == ("w",)
 
 
-def test_the_first_collection_in_alphabetical_order_keeps_the_place_if_it_is_not_params():
+def test_the_first_collection_by_name_keeps_the_place_if_not_params():
     placed = place([("b", ("w",)), ("a", ("w",)), ("c", ("w",))])
     assert {address: target for address, (target, _) in placed.items()} == {
         ("a", ("w",)): ("w",),

@@ -85,7 +85,7 @@ def test_a_bare_array_that_collides_gets_a_variable_to_note_its_place():
 
 
 @pytest.mark.parametrize("value", [ARRAY, {}])
-def test_a_variable_of_the_user_in_the_collection_of_arrays_comes_back_as_one(value):
+def test_a_users_variable_in_the_collection_of_arrays_comes_back_as_one(value):
     with registry.use(registry.current().extend({ARRAYS: ArrayOwner})):
         variable = ArrayOwner(value, eager_sharding=False)
         neutral = from_leaves([(("a",), variable)])
@@ -184,7 +184,7 @@ def test_a_variable_out_of_a_linen_box_goes_back_into_one():
     assert leaf == Leaf(ARRAY, nn.Partitioned, {"out_sharding": ("a", None)})
 
 
-def test_metadata_that_a_linen_box_cannot_hold_makes_an_nnx_meta_unless_the_box_is_asked_for():
+def test_metadata_that_no_linen_box_holds_makes_an_nnx_meta():
     variable = partitioned(note="kept")
     assert leaf_of(variable).box is bridge.NNXMeta
     assert leaf_of(variable).fields["note"] == "kept"
@@ -239,7 +239,7 @@ def test_a_bare_leaf_becomes_the_variable_that_nnx_makes(eager):
     assert made.get_raw_value() is ARRAY
 
 
-def test_a_variable_that_gets_another_leaf_keeps_how_it_holds_a_value_and_its_place():
+def test_a_variable_with_another_leaf_keeps_its_form_and_place():
     variable = nnx.Param(ARRAY, note="old", eager_sharding=True)
     variable.set_metadata(**{DISPLACED_KEY: Displaced(1)})
     new = metadata_with(variable, Leaf(OTHER, nn.Partitioned, {"out_sharding": (None,)}))

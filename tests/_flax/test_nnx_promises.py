@@ -103,7 +103,7 @@ def test_from_metadata_takes_value_and_metadata_as_they_are():
 
 
 @pytest.mark.parametrize("hijax", [False, True])
-def test_a_falsy_choice_of_eager_sharding_is_kept_as_it_is_and_can_be_changed(hijax):
+def test_a_falsy_choice_of_eager_sharding_is_kept_and_can_be_changed(hijax):
     with nnx.use_eager_sharding(variables.LATER):
         late = nnx.Param(jnp.ones(2), hijax=hijax)
         chosen = nnx.Param(jnp.ones(2), hijax=hijax, eager_sharding=False)

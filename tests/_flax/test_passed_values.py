@@ -193,7 +193,7 @@ def test_a_value_that_a_program_has_changed_is_never_taken_for_kept(surroundings
 
 @pytest.mark.parametrize("run", [lambda f: f, jax.jit, jax.grad, lambda f: jax.jit(jax.grad(f))])
 @pytest.mark.parametrize("nested", [False, True])
-def test_what_is_handed_on_by_a_batch_of_conditions_is_the_same_for_the_whole_batch(run, nested):
+def test_what_a_batch_of_conditions_hands_on_is_the_same_for_the_batch(run, nested):
     """Regression: each branch hands it on, and JAX repeats it for the batch and selects from it."""
     found = []
 

@@ -35,7 +35,7 @@ class Asks(nn.Module):
         return {name: self.make_rng(name) for name in self.names}
 
 
-def test_each_stream_is_drawn_from_as_natively_and_moves_on_when_the_call_is_over():
+def test_each_stream_is_drawn_from_as_natively_and_moves_on_after_the_call():
     ours, native = streams(params=0, dropout=1), streams(params=0, dropout=1)
     for _ in range(2):
         keys = call_keys(ours)
@@ -78,7 +78,7 @@ def test_a_plain_key_is_given_as_it_is_and_never_moves_on():
     assert counts(rngs) == {"params": 0, "dropout": 0}
 
 
-def test_default_serves_every_other_stream_with_one_draw_each_in_the_order_of_asking():
+def test_default_serves_each_other_stream_with_one_draw_in_order():
     ours, native = streams(default=0, params=1), streams(default=0, params=1)
     keys = call_keys(ours)
     assert_identical(keys.key("noise"), native.noise())

@@ -412,7 +412,7 @@ def test_a_call_runs_one_function_of_python_more_for_each_further_variable():
     assert calls(9) == calls(1) + 8 * 2
 
 
-def test_a_call_that_changes_all_parameters_runs_less_python_than_under_nnx_jit():
+def test_a_call_that_changes_all_runs_less_python_than_under_nnx_jit():
     model = bridge.ToNNX(Deep(9), rngs=nnx.Rngs(0)).lazy_init(X)
     ours = calls_of_python(bridge.jit_partial(shift, model))
     bias = model.Dense_0["bias"].get_value()

@@ -101,7 +101,7 @@ def test_a_call_that_changes_something_after_others_did_not_loses_nothing():
     assert int(model.count[...]) == 4
 
 
-def test_no_update_is_lost_or_seen_by_half_beside_calls_that_change_nothing():
+def test_no_update_is_lost_or_half_seen_beside_calls_that_change_nothing():
     model = Model()
     compiled = bridge.jit_partial(step, model, static_argnames="amount")
     compiled(amount=0), compiled(amount=1)
@@ -118,7 +118,7 @@ def test_no_update_is_lost_or_seen_by_half_beside_calls_that_change_nothing():
         np.testing.assert_array_equal(np.stack(others), first)
 
 
-def test_a_call_that_adds_an_attribute_takes_its_turn_beside_calls_that_change_nothing():
+def test_a_call_that_adds_an_attribute_takes_its_turn_beside_others():
     model = Model()
 
     def noting(model, x, *, is_noted):

@@ -181,7 +181,7 @@ class Rolled(nnx.Module):
         return x * self.side
 
 
-def test_modules_of_one_constructor_that_differ_have_definitions_of_their_own():
+def test_different_modules_of_one_constructor_have_their_own_definitions():
     model = bridge.to_linen(Rolled)
     made = [model.init(jax.random.key(seed), X)["nnx"]["graphdef"] for seed in (0, 1, 0, 1)]
     assert made[0].origin == made[1].origin
@@ -309,9 +309,7 @@ def test_a_state_dict_round_trips(model, variables, graphdef):
     assert_applies(model, state)
 
 
-def test_a_checkpoint_written_without_the_definition_restores_into_variables_that_have_it(
-    model, variables
-):
+def test_a_checkpoint_without_the_definition_restores_where_there_is_one(model, variables):
     data = serialization.to_bytes({c: v for c, v in variables.items() if c != "nnx"})
     restored = serialization.msgpack_restore(data)
     assert_applies(model, restored)

@@ -37,7 +37,7 @@ def make(seed=0):
     return bridge.ToNNX(Model(), rngs=nnx.Rngs(seed, dropout=1)).lazy_init(X)
 
 
-def test_variables_are_created_beside_those_that_exist_and_replaced_in_place():
+def test_variables_are_created_beside_others_and_replaced_in_place():
     model = make()
     before = dict(nnx.to_flat_state(nnx.state(model)))
     kernel, bias = model.Dense_0.kernel, model.Dense_0["bias"]
@@ -74,7 +74,7 @@ def test_without_it_a_call_creates_what_mutable_admits_and_nothing_else():
     assert model.Dense_0.adapter.shape == (4, 1)
 
 
-def test_every_wrapper_in_a_model_creates_its_own_and_native_state_stays_changed():
+def test_every_wrapper_creates_its_own_and_native_state_stays_changed():
     class Both(nnx.Module):
         def __init__(self):
             self.parts = nnx.List([make(0), make(1)])

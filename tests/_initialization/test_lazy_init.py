@@ -135,7 +135,7 @@ def test_native_siblings_are_as_native_construction_left_them(inputs, entry):
 
 @pytest.mark.parametrize("form", ["ref", "hijax"])
 @pytest.mark.parametrize("entry", ["model", "method"])
-def test_native_siblings_in_other_forms_are_as_native_construction_left_them(form, entry):
+def test_native_siblings_in_other_forms_stay_as_constructed(form, entry):
     with nnx.var_defaults(**{form: True}):
         model, reference = Mixed(nnx.Rngs(0)), Mixed(nnx.Rngs(0))
         bridge.lazy_init(model if entry == "model" else model.only_linen, X)
@@ -195,7 +195,7 @@ def test_shapes_leave_state_as_it_was_that_the_call_donates_and_replaces(of, wra
     np.testing.assert_allclose(model(X), expected @ model.listed[0].kernel[...], rtol=1e-6)
 
 
-def test_state_that_a_program_in_another_one_donates_is_what_that_has_made_of_it():
+def test_state_that_an_inner_program_donates_is_what_it_has_made():
     def counted(seen, x):
         seen[...] = seen[...] + 1
         return x * 2
@@ -250,7 +250,7 @@ def test_shapes_alone_compute_no_forward_pass():
     assert_identical(model.linen_variables(), concrete.linen_variables())
 
 
-def test_abstract_and_concrete_inputs_mix_as_positional_and_keyword_arguments():
+def test_abstract_and_concrete_inputs_mix_in_any_kind_of_argument():
     module = models.LinenApplies(lambda _, a, b: nn.Dense(2)(a) + nn.Dense(2)(b["x"]) * b["s"])
     model = bridge.ToNNX(module, KEY).lazy_init(ABSTRACT, {"x": X, "s": 2.0})
     assert_identical(model.linen_variables(), module.init(KEY, X, {"x": X, "s": 2.0}))
@@ -259,7 +259,7 @@ def test_abstract_and_concrete_inputs_mix_as_positional_and_keyword_arguments():
     assert_identical(classifier.linen_variables(), expected)
 
 
-def test_a_python_value_that_decides_the_structure_stays_concrete_beside_abstract_inputs():
+def test_a_python_value_that_decides_the_structure_stays_concrete():
     def call(_, x, n):
         for _unused in range(n):
             x = nn.Dense(4)(x)
@@ -270,7 +270,7 @@ def test_a_python_value_that_decides_the_structure_stays_concrete_beside_abstrac
     assert_identical(model.linen_variables(), module.init(KEY, X, 2))
 
 
-def test_a_variable_that_depends_on_an_abstract_value_raises_and_changes_nothing():
+def test_a_variable_of_an_abstract_value_raises_and_changes_nothing():
     def call(module, x):
         nn.Dense(2)(x)
         module.variable("cache", "count", lambda: jnp.zeros(2))
@@ -328,7 +328,7 @@ clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -1, 1),))
 
 
 @pytest.mark.parametrize("forward", FORWARDS.values(), ids=FORWARDS)
-def test_shapes_give_what_linen_makes_of_arrays_whatever_the_forward_pass_does(forward):
+def test_shapes_give_what_linen_makes_of_arrays_in_any_forward_pass(forward):
     module = models.LinenApplies(forward)
     model = bridge.ToNNX(module, KEY).lazy_init(ABSTRACT)
     assert_identical(model.linen_variables(), module.init(KEY, X))
@@ -622,7 +622,7 @@ def test_lazy_init_works_in_tree_mode(inputs):
         assert model(X).shape == (2, 2)
 
 
-def test_module_names_that_share_a_method_with_the_wrapper_do_not_stop_lazy_init():
+def test_modules_named_like_methods_of_the_wrapper_can_be_initialised():
     model = bridge.ToNNX(models.LinenNamed("lazy_init"), KEY)
     assert model.lazy_init(X) is model
     assert model.lazy_init(ABSTRACT) is model

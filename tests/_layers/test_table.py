@@ -138,7 +138,7 @@ class LinenHoldsGates(nn.Module):
         return LinenGates(name="under_another_name")(x)
 
 
-def test_leaves_that_nnx_has_as_one_are_ported_whatever_the_layer_is_called():
+def test_leaves_that_nnx_has_as_one_are_ported_for_any_name_of_the_layer():
     bridge.register_layer(
         LinenGates,
         Gates,

@@ -181,7 +181,7 @@ def test_empty_collections_survive_the_round_trip():
     assert_identical(model(X), X @ jnp.ones((4, 3)))
 
 
-def test_the_same_name_in_two_collections_works_and_the_round_trip_is_exact():
+def test_a_name_in_two_collections_makes_an_exact_round_trip():
     module = models.LinenSameName()
     model, variables = wrapped(module, X)
     assert_identical(model.linen_variables(), variables)
@@ -791,7 +791,7 @@ def test_a_submodule_of_a_bound_module_brings_its_own_variables():
     assert_identical(encoder(X), nn.Dense(2).apply(encoder.linen_variables(), X))
 
 
-def test_a_module_that_is_made_in_a_call_does_not_take_the_keys_of_the_call():
+def test_a_module_made_in_a_call_does_not_take_the_keys_of_the_call():
     class Outer(nn.Module):
         @nn.compact
         def __call__(self, x):
@@ -954,7 +954,7 @@ def test_a_sequential_hands_a_keyword_to_the_layers_that_take_it():
     assert_close(model.layers[0].mean[...], reference.layers[0].mean[...])
 
 
-def test_the_signature_has_the_arguments_of_the_linen_method_and_the_wrapper_s():
+def test_the_signature_has_arguments_of_the_linen_method_and_the_wrapper():
     signature = inspect.signature(bridge.ToNNX(models.LinenClassifier()))
     assert list(signature.parameters)[:2] == ["x", "train"]
     assert {"rngs", "method", "mutable"} <= set(signature.parameters)

@@ -82,7 +82,7 @@ def test_train_opens_the_state_collections_until_eval():
     assert model(X) == (False, False, False, False)
 
 
-def test_train_adds_to_the_collections_of_construction_and_eval_leaves_them():
+def test_train_adds_to_the_collections_of_construction():
     model = wrapped(models.LinenAsks(), X, mutable=["intermediates"])
     model.train()
     assert model(X) == (False, True, True, True)
@@ -239,7 +239,7 @@ def test_a_batch_norm_trains_without_mutable_at_each_call():
 
 
 @pytest.mark.parametrize("name", ["train", "training", "is_training"])
-def test_train_and_eval_fill_a_training_argument_that_the_caller_leaves_out(name):
+def test_train_and_eval_fill_an_argument_that_the_caller_leaves_out(name):
     namespace = {"seen": []}
     exec(f"def call(self, x, {name}):\n  seen.append({name})\n  return x", namespace)
     namespace["call"].__module__ = __name__
@@ -330,7 +330,7 @@ def test_modes_reach_nnx_modules_that_the_wrapped_module_wraps(depth):
         assert_identical(means, jax.tree.leaves(nnx.state(native, nnx.BatchStat)))
 
 
-def test_modes_that_were_not_set_leave_nnx_modules_within_as_they_were_made():
+def test_modes_that_were_not_set_leave_nnx_modules_within_as_made():
     made = bridge.to_linen(nnx.Dropout, 0.5, deterministic=True, name="inner")
     model = bridge.ToNNX(models.LinenApplies(lambda m, x: made.clone(parent=m)(x)), nnx.Rngs(0))
     model.lazy_init(X)

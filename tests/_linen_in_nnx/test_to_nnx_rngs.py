@@ -413,7 +413,7 @@ def test_default_in_the_keys_of_a_call_serves_what_is_missing():
     assert_identical(model(x, rngs=given), module.apply(model.linen_variables(), x, rngs=keys))
 
 
-def test_no_key_of_default_comes_again_when_a_call_uses_the_second_draw_alone():
+def test_no_key_of_default_comes_again_after_the_second_draw_alone():
     """A lifted transform takes the first along, and its body does not use it."""
 
     class Either(nn.Module):

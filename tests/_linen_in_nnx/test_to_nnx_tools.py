@@ -541,7 +541,7 @@ def frozen():
 
 
 @pytest.mark.usefixtures("frozen")
-def test_with_flax_return_frozendict_on_everything_works_and_variables_are_frozen():
+def test_flax_return_frozendict_freezes_variables_and_breaks_nothing():
     module = models.LinenClassifier()
     expected = module.init(KEY, X, train=False)
     assert isinstance(expected, FrozenDict)

@@ -143,14 +143,14 @@ def test_an_array_that_setup_gives_a_submodule_is_linens():
     assert np.allclose(fresh(X), linen.apply(fresh.variables, X), rtol=1e-5)
 
 
-def test_a_constant_of_setup_is_there_in_a_model_that_is_created_in_a_trace():
+def test_a_constant_of_setup_is_there_in_a_model_created_in_a_trace():
     style = type(model(bridge, "beside a submodule"))
     fresh = nnx.jit(lambda: bridge.lazy_init(style(rngs=0), X))()
     y = model(nn, "beside a submodule").apply(fresh.variables, X)
     assert np.allclose(fresh(X), y, rtol=1e-5)
 
 
-def test_an_attribute_that_is_computed_from_variables_is_read_outside_of_a_call():
+def test_an_attribute_computed_from_variables_is_read_outside_of_a_call():
     kept = model(bridge, "array").bind({"params": {"inner": {"w": jnp.ones((1, 3))}}})
     assert np.array_equal(kept.inner.stored, np.full((1, 3), 2.0))
     kept.inner.w[...] = kept.inner.w[...] * 2

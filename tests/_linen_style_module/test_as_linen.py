@@ -530,7 +530,7 @@ def test_a_parameter_is_checked_against_what_its_initializer_makes_now(base):
         Model().apply(variables, X)
 
 
-def test_an_initializer_of_jax_is_traced_once_though_each_call_makes_another(monkeypatch):
+def test_an_initializer_of_jax_is_traced_once_for_all_calls(monkeypatch):
     class Model(bridge.Module):
         @bridge.compact
         def __call__(self, x, width=3):

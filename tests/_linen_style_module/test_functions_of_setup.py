@@ -222,7 +222,7 @@ def test_what_cannot_be_copied_is_made_anew(make):
     assert kept.kept is not kept.kept
 
 
-def test_a_layer_of_flax_that_calls_the_module_is_refused_where_there_may_be_copies():
+def test_a_layer_of_flax_that_calls_a_module_with_copies_is_refused():
     def make(module):
         return nn.Sequential([nn.Dense(3), module.body])
 

@@ -133,7 +133,7 @@ def test_a_copy_goes_on_as_the_pure_computation(transform):
 
 
 @pytest.mark.parametrize("transform", CLOSURES)
-def test_a_closure_over_a_module_that_changes_nothing_is_one_over_pure_linen(transform):
+def test_a_closure_over_an_unchanged_module_is_one_over_pure_linen(transform):
     model = Parent(FIXED.wrap())
     before, pure = snapshot(model), pure_state(model)
     change, xs = test_nnx_closures.TRANSFORMS[transform], test_nnx_closures.XS

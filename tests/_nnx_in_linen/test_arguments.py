@@ -120,7 +120,7 @@ def test_a_dict_s_order_does_not_make_a_difference():
     assert hash(a) == hash(b)
 
 
-def test_a_constructor_that_writes_into_its_argument_does_not_change_the_wrapper():
+def test_a_constructor_that_writes_into_its_argument_spares_the_wrapper():
     class Writing(nnx.Module):
         def __init__(self, sizes, *, rngs):
             self.w = nnx.Param(jnp.ones(sizes.pop()))
@@ -309,7 +309,7 @@ def test_an_array_argument_that_a_call_replaced_is_state_from_then_on(with_graph
         np.testing.assert_array_equal(model.apply(variables, 3.0), native(3.0))
 
 
-def test_an_array_argument_is_given_to_a_definition_that_came_from_a_pickle():
+def test_an_array_argument_is_given_to_a_definition_out_of_a_pickle():
     model = bridge.to_linen(Scale, jnp.array(2.0))
     variables = model.init(KEY, 3.0)
     variables["nnx"] = pickle.loads(pickle.dumps(variables["nnx"]))

@@ -44,7 +44,7 @@ def lent(streams, names, *, is_initializing=False):
 
 
 @pytest.mark.parametrize("stand_in", ["default", "params"])
-def test_a_missing_stream_draws_the_keys_of_a_native_stream_with_the_call_s_key(stand_in):
+def test_a_missing_stream_draws_as_a_native_stream_of_the_call_s_key(stand_in):
     model, _, linen = lent(nnx.Rngs(**{stand_in: 0}), ["dropout"])
     native = nnx.Rngs(dropout=OF_STREAM)
     for _ in range(2):
@@ -53,7 +53,7 @@ def test_a_missing_stream_draws_the_keys_of_a_native_stream_with_the_call_s_key(
 
 
 @pytest.mark.parametrize("draws", [0, 1])
-def test_taking_it_back_leaves_the_streams_as_they_were_and_says_whether_it_was_used(draws):
+def test_taking_back_a_key_leaves_the_streams_and_says_if_it_was_used(draws):
     model, found, linen = lent(nnx.Rngs(0), ["dropout"])
     expected = nnx.state(Model(rngs=nnx.Rngs(0)))
     for _ in range(draws):

@@ -61,7 +61,7 @@ def leaves(variables):
 @given(children=changing_models.modules, changes=changing_models.changes())
 @example(children=(("cache", 0), ("plain dict", ())), changes=(("remove", 1),))
 @GENERATED
-def test_generated_changes_come_back_and_the_next_calls_are_the_native_ones(children, changes):
+def test_generated_changes_come_back_and_next_calls_are_native_ones(children, changes):
     native = Changing(children, changes)
     model = bridge.ToLinen(Changing, (children, changes), strict=True)
     variables = variables_of(native)
@@ -77,9 +77,7 @@ def test_generated_changes_come_back_and_the_next_calls_are_the_native_ones(chil
 @example(children=(("cache", 0), ("cache", 0)), changes=(("share", 3), ("replace_variable", 1)))
 @given(children=changing_models.modules, changes=changing_models.changes())
 @GENERATED
-def test_a_generated_change_that_leaves_alone_do_not_tell_is_never_lost_without_an_error(
-    children, changes
-):
+def test_a_generated_change_beyond_leaves_is_never_lost_without_an_error(children, changes):
     native = Changing(children, changes)
     model = bridge.ToLinen(Changing, (children, changes), strict=True)
     variables = variables_of(native)
@@ -361,7 +359,7 @@ def test_init_by_the_method_that_creates_a_cache_creates_it():
         assert_identical(variables[collection], expected)
 
 
-def test_what_is_sown_two_modules_down_below_a_wrapped_linen_module_comes_back():
+def test_what_is_sown_two_modules_below_a_wrapped_module_comes_back():
     class Inner(nn.Module):
         @nn.compact
         def __call__(self, x):
@@ -390,7 +388,7 @@ def test_what_is_sown_two_modules_down_below_a_wrapped_linen_module_comes_back()
     assert_identical(updates["intermediates"], expected["intermediates"])
 
 
-def test_a_list_in_a_variable_that_a_call_writes_into_comes_back_and_the_given_one_stays():
+def test_a_list_that_a_call_writes_into_comes_back_and_the_given_one_stays():
     class Listing(nnx.Module):
         def __init__(self):
             self.items = nnx.Cache([jnp.float32(1)])

@@ -133,7 +133,7 @@ def drawing_from(streams):
 
 
 @pytest.mark.parametrize("transform", [jax.jit, lambda f: functools.partial(jax.eval_shape, f)])
-def test_a_constructor_in_a_transform_that_draws_from_outer_streams_says_so(transform):
+def test_a_constructor_in_a_transform_names_its_draws_from_outer_streams(transform):
     """Regression: Flax's error named neither the module nor what to do."""
     streams, reference, x = nnx.Rngs(0), nnx.Rngs(0), jnp.ones((1, 2))
     drawing = drawing_from(streams)
@@ -151,7 +151,7 @@ def test_a_constructor_in_a_transform_that_draws_from_outer_streams_says_so(tran
     assert_identical(jax.jit(model.apply)(variables, x), jax.jit(expected.__call__)(x))
 
 
-def test_a_definition_whose_constructor_draws_from_outer_streams_cannot_be_made_again():
+def test_a_definition_drawn_from_outer_streams_cannot_be_made_again():
     model, x = bridge.to_linen(drawing_from(nnx.Rngs(0))), jnp.ones((1, 2))
     params = model.init(KEY, x)["params"]
     for apply in (model.apply, jax.jit(model.apply)):

@@ -175,7 +175,7 @@ MAKERS = (
 
 
 @pytest.mark.parametrize("make", MAKERS)
-def test_functions_of_equal_code_that_hold_something_else_are_different_arguments(make):
+def test_functions_of_equal_code_with_other_closures_are_other_arguments(make):
     """Regression: the first one's function ran with the second one's variables."""
     acts = [make(factor) for factor in (2.0, 3.0, -0.0, 0.0)]
     for act in acts:
@@ -379,7 +379,7 @@ def innermost_array(value):
     return innermost_array(value.table) if hasattr(value, "table") else value
 
 
-def test_an_array_that_was_written_into_is_another_one_where_the_module_would_see_it():
+def test_an_array_written_into_is_another_one_where_the_module_sees_it():
     """The wrapper copies an array that it is given itself; one in an object it cannot."""
     table = np.ones(3)
     config = types.SimpleNamespace(table=types.SimpleNamespace(table=table))
@@ -669,7 +669,7 @@ def test_a_constructor_that_computes_numbers_needs_no_stored_definition(cls, arg
     np.testing.assert_allclose(run(model.apply)(given, X), expected, rtol=1e-5)
 
 
-def test_a_constructor_that_draws_its_definition_says_that_the_definition_is_needed():
+def test_a_constructor_that_draws_its_definition_says_so():
     model = bridge.to_linen(Drawing)
     variables = model.init(KEY, X)
     np.testing.assert_array_equal(model.apply(variables, X), native(Drawing))
@@ -864,7 +864,7 @@ class Around(nnx.Module):
         return self.linen(x * self.scale[...])
 
 
-def test_a_linen_module_among_the_arguments_costs_no_rebuilding_at_each_call():
+def test_a_linen_module_among_the_arguments_is_not_rebuilt_in_each_call():
     """Regression: each call binds the module anew, and the definition was made anew for it."""
     dense = nn.Dense(2)
     model = bridge.ToLinen(Around, args=(dense,))

@@ -234,7 +234,7 @@ def test_at_the_root_the_values_are_those_of_the_native_constructor(collection, 
     assert_identical(bridge.ToLinen(Block).init(KEY, X)[collection], nnx.to_pure_dict(expected))
 
 
-def test_collection_nnx_is_there_besides_the_collections_of_flax_nnx_bridge():
+def test_collection_nnx_is_added_to_those_of_flax_nnx_bridge():
     theirs, ours = on_both(lambda b: sorted(b.ToLinen(Block).init(KEY, X)))
     assert ours == sorted([*theirs, "nnx"])
 

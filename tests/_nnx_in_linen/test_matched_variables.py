@@ -52,7 +52,7 @@ def test_values_come_in_the_order_of_the_native_leaves():
     assert found.unknown == {}
 
 
-def test_keys_that_a_file_made_strings_are_found_and_written_back_as_strings():
+def test_keys_that_a_file_made_strings_are_found_and_stay_strings():
     _, graphdef, leaves = split()
     variables = {"params": variables_of(graphdef, leaves)["params"]}
     restored = serialization.msgpack_restore(serialization.to_bytes(variables))

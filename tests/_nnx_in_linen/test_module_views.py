@@ -283,7 +283,7 @@ def test_the_modules_are_themselves_after_a_call_and_after_an_error():
     np.testing.assert_array_equal(kept[1](X), y)
 
 
-def test_modules_that_are_no_pytrees_and_copies_of_transforms_compute_the_same():
+def test_modules_without_pytrees_and_copies_compute_the_same():
     class NoPytree(nnx.Module, pytree=False):
         def __init__(self, rngs):
             self.fc = nnx.Linear(4, 4, rngs=rngs)

@@ -63,7 +63,7 @@ def test_the_constructor_gets_the_keys_that_linen_gives_to_the_scope(names, expe
     assert all(bool(jnp.all(found[name] == wanted[name])) for name in wanted)
 
 
-def test_streams_of_a_traced_constructor_are_those_of_the_call_and_of_the_variables():
+def test_streams_of_a_traced_constructor_are_the_call_s_and_the_variables():
     stored = {"RngKey": {"noise": {"key": {"value": KEY}}}}
     rngs = {"params": KEY, "dropout": KEY}
     assert in_scope(lambda scope: scope.stream_names({}), rngs) == ("default", "dropout")

@@ -204,7 +204,7 @@ class NativelyHeaded(nn.Module):
         return self.head(self.body(x))
 
 
-def test_a_module_in_a_field_of_a_subclass_gets_variables_of_its_own_though_it_is_bound():
+def test_a_bound_module_in_a_field_of_a_subclass_has_its_own_variables():
     head = nn.Dense(2)
     bound = head.bind(head.init(jax.random.key(1), jnp.ones((1, 3))))
     x = jnp.ones((1, 4))

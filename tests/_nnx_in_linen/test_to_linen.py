@@ -191,7 +191,7 @@ def test_init_with_output_gives_the_output_of_the_native_call(case):
     assert_identical(y, cls(*args, rngs=nnx.Rngs(KEY))(x))
 
 
-def test_the_variables_are_collections_by_variable_type_and_one_static_definition():
+def test_the_variables_are_collections_by_type_and_one_definition():
     variables = bridge.to_linen(NnxNormed).init(KEY, jnp.ones((4, 3)))
     assert set(variables) == {"params", "batch_stats", "nnx"}
     assert set(variables["params"]) == {"linear", "norm"}
@@ -312,7 +312,7 @@ def test_a_call_that_may_create_keeps_the_variables_that_are_given(given):
 
 
 @pytest.mark.parametrize("calls", [2, 3])
-def test_a_shared_module_that_is_called_repeatedly_keeps_its_first_initialisation(calls):
+def test_a_shared_module_called_again_keeps_its_first_initialisation(calls):
     class Shared(nn.Module):
         def setup(self):
             self.layer = bridge.to_linen(nnx.Linear, 3, 3)
@@ -333,7 +333,7 @@ def test_a_shared_module_that_is_called_repeatedly_keeps_its_first_initialisatio
     assert_identical(y, expected)
 
 
-def test_a_shared_module_that_draws_keys_can_be_initialised_without_stored_rng_state():
+def test_a_shared_module_that_draws_keys_needs_no_stored_rng_state():
     class Shared(nn.Module):
         def setup(self):
             self.layer = bridge.ToLinen(NnxDropped, rng_state=False)
@@ -429,7 +429,7 @@ def test_apply_never_runs_an_initializer():
     assert calls == [(3, 2)]
 
 
-def test_apply_without_the_definition_runs_an_initializer_abstractly_and_once():
+def test_apply_without_the_definition_runs_initializers_abstractly_once():
     values = []
 
     def counted(key, shape, dtype=jnp.float32):
@@ -539,7 +539,7 @@ def test_sown_values_may_be_passed_in_where_they_are_not_mutable():
 
 
 @sows
-def test_a_call_that_sows_without_mutable_intermediates_keeps_nothing_and_says_nothing():
+def test_a_call_that_sows_where_nothing_is_mutable_keeps_nothing():
     model = bridge.to_linen(Sowing)
     x = inputs((4, 3))
     variables = model.init(KEY, x)
@@ -1160,9 +1160,7 @@ def test_from_module_takes_an_nnx_module_that_exists_and_nothing_else(found, hin
     ],
     ids=str,
 )
-def test_constructor_arguments_in_a_wrong_form_are_one_error_that_shows_the_right_one(
-    fields, expected
-):
+def test_constructor_arguments_in_a_wrong_form_are_one_error(fields, expected):
     with pytest.raises(bridge.InvalidModuleError, match=expected) as raised:
         bridge.ToLinen(nnx.Linear, **fields)
     assert "to_linen(Linear, …)" in str(raised.value)

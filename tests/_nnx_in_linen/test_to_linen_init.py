@@ -95,7 +95,7 @@ def test_a_call_that_creates_the_variables_keeps_what_it_changes():
     assert_identical(variables["batch_stats"]["norm"]["mean"], native.norm.mean[...])
 
 
-def test_a_shared_module_creates_in_a_second_method_what_only_that_one_creates():
+def test_a_second_method_of_a_shared_module_creates_its_own_variables():
     class Two(nnx.Module):
         def __init__(self):
             self.calls = 0
@@ -183,7 +183,7 @@ def test_init_without_inputs_names_the_modules_that_need_them():
     assert variables["params"]["inner"][0]["kernel"].shape == (2, 2)
 
 
-def test_a_linen_parent_that_forgets_an_argument_gets_the_methods_own_error():
+def test_a_linen_parent_that_forgets_an_argument_gets_the_method_s_error():
     class Forgetful(nn.Module):
         @nn.compact
         def __call__(self):

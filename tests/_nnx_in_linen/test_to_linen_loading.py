@@ -70,9 +70,7 @@ definition = pytest.mark.parametrize(
 
 
 @definition
-def test_a_missing_parameter_is_an_error_with_its_path_and_what_was_expected(
-    model, variables, prepare
-):
+def test_a_missing_parameter_is_an_error_with_path_and_expectation(model, variables, prepare):
     bad = prepare(drop(variables, "params", "linear", "kernel"))
     with pytest.raises(bridge.MismatchError) as caught:
         model.apply(bad, X, mutable=["batch_stats"])
@@ -113,9 +111,7 @@ def test_missing_mis_shaped_and_unknown_variables_come_in_one_error(model, varia
         assert path in str(error)
 
 
-def test_the_error_is_also_what_linen_raises_for_missing_and_mis_shaped_parameters(
-    model, variables
-):
+def test_the_error_is_also_linen_s_for_missing_and_mis_shaped_parameters(model, variables):
     with pytest.raises(flax.errors.ScopeParamNotFoundError):
         model.apply(drop(variables, "params", "linear", "kernel"), X)
     with pytest.raises(flax.errors.ScopeParamShapeError):
@@ -165,7 +161,7 @@ def test_a_missing_parameter_is_never_made_up(strict, variables):
 
 
 @definition
-def test_unknown_variables_alone_are_ignored_with_one_warning_that_lists_them(prepare):
+def test_unknown_variables_are_ignored_with_one_warning_that_lists_them(prepare):
     class Fresh(NnxNormed):
         """Another class, because the warning comes once for each."""
 
@@ -299,7 +295,7 @@ def test_init_with_a_given_parameter_of_a_wrong_shape_is_an_error():
     assert caught.value.mis_shaped == (("params/kernel", "float32[3, 4]", "float32[2, 2]"),)
 
 
-def test_a_dropped_update_is_warned_about_once_for_each_module_and_collection():
+def test_a_dropped_update_is_warned_about_once_by_module_and_collection():
     class Fresh(Counting):
         """Another class, because the warning comes once for each."""
 
@@ -461,7 +457,7 @@ def test_state_that_the_call_creates_beside_a_parameter_is_missed_by_name():
     assert_identical(updates["batch_stats"]["calls"], native.calls[...])
 
 
-def test_a_parameter_that_no_call_creates_gives_no_bias_to_a_layer_without_one():
+def test_a_parameter_that_no_call_creates_gives_no_bias_to_a_layer():
     x = jnp.ones((1, 2))
     module = bridge.to_linen(nnx.Linear, 2, 1, use_bias=False)
     native = nnx.Linear(2, 1, use_bias=False, rngs=nnx.Rngs(0))
@@ -470,7 +466,7 @@ def test_a_parameter_that_no_call_creates_gives_no_bias_to_a_layer_without_one()
         assert_identical(module.apply({"params": params}, x), native(x))
 
 
-def test_a_given_parameter_that_the_call_makes_anew_is_not_dropped_in_silence():
+def test_a_given_parameter_that_the_call_makes_anew_is_not_dropped():
     class OfValues(nnx.Module):
         def __call__(self, x):
             if x[0] > 0:
@@ -567,7 +563,7 @@ def test_updates_come_back_under_the_keys_that_came_in():
     )
 
 
-def test_numpy_leaves_of_a_checkpoint_compute_the_same_and_are_not_written_to(model, variables):
+def test_numpy_leaves_of_a_checkpoint_compute_the_same_and_stay_unwritten(model, variables):
     on_host = jax.tree.map(np.asarray, without_definition(variables))
     kept = jax.tree.map(np.copy, on_host)
     y, updates = model.apply(on_host, X, mutable=["batch_stats"])
@@ -577,7 +573,7 @@ def test_numpy_leaves_of_a_checkpoint_compute_the_same_and_are_not_written_to(mo
     assert_identical(on_host, kept)
 
 
-def test_a_module_that_writes_into_its_value_does_not_write_into_the_checkpoint():
+def test_a_module_that_writes_into_its_value_spares_the_checkpoint():
     class Writing(nnx.Module):
         def __init__(self, *, rngs):
             self.total = nnx.BatchStat(jnp.zeros(2))
@@ -640,9 +636,7 @@ class Sharing(nn.Module):
 @pytest.mark.parametrize("own_first", [True, False])
 @pytest.mark.parametrize("outer", [True, False])
 @pytest.mark.parametrize("strict", [True, None])
-def test_a_parameter_of_a_module_that_shares_the_scope_is_none_of_the_wrapped_modules(
-    outer, own_first, strict
-):
+def test_a_parameter_of_another_module_in_the_scope_is_left_alone(outer, own_first, strict):
     base = bridge.ToLinen(nnx.Linear, (3, 4), strict=strict)
     model = Sharing(own_first) if outer else Adapted(base, own_first)
     variables = model.init(KEY, X)

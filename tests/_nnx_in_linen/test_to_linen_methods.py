@@ -330,7 +330,7 @@ def test_the_variables_of_a_module_that_exists_are_its_state(make):
     assert found == len(jax.tree.leaves(nnx.state(module)))
 
 
-def test_a_module_that_exists_works_without_the_definition_in_the_variables(native):
+def test_an_existing_module_needs_no_definition_in_the_variables(native):
     expected = Autoencoder(2, rngs=nnx.Rngs(KEY))(X)
     model, variables = bridge.ToLinen.from_module(native)
     del variables["nnx"]
@@ -369,7 +369,7 @@ def test_the_methods_of_a_module_that_exists_are_the_wrapper_s(native):
     np.testing.assert_array_equal(z, native.encode(X))
 
 
-def test_a_module_that_exists_can_be_a_submodule_with_its_variables_in_place(native):
+def test_an_existing_module_can_be_a_submodule_with_variables_in_place(native):
     expected = Autoencoder(2, rngs=nnx.Rngs(KEY))(X)
     inner, variables = bridge.ToLinen.from_module(native)
 

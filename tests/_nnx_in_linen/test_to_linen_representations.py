@@ -65,7 +65,7 @@ def test_init_gives_the_same_state(module, form):
     [bridge.ToLinen(Model, strict=True), Twice()],
     ids=lambda module: type(module).__name__,
 )
-def test_what_a_call_does_not_keep_is_differentiated_and_no_update_is_seen_in_it(module, form):
+def test_what_a_call_does_not_keep_is_differentiated(module, form):
     def step(variables):
         rest = {name: tree for name, tree in variables.items() if name != "params"}
 

@@ -76,7 +76,7 @@ class MadeByTheCall(nnx.Module):
 
 
 @pytest.mark.parametrize("streams", [{}, {"noise": 1}])
-def test_a_key_that_the_call_has_created_a_parameter_from_is_not_drawn_again(streams):
+def test_a_key_that_a_parameter_was_created_from_is_not_drawn_again(streams):
     model = bridge.to_linen(MadeByTheCall)
     given = keys(params=0, **streams)
     variables = model.init(given, X)
@@ -124,7 +124,7 @@ def test_the_count_is_threaded_under_jit_without_retracing():
 
 
 @pytest.mark.parametrize("with_definition", [True, False])
-def test_stored_streams_that_are_not_mutable_warn_once_that_the_next_call_draws_the_same_key(
+def test_stored_streams_that_are_not_mutable_warn_once_of_the_same_key(
     with_definition,
 ):
     class Fresh(Dropped):
@@ -316,9 +316,7 @@ def test_a_missing_rng_error_names_the_keys_that_the_call_has():
 
 @pytest.mark.parametrize("is_partial", [True, False])
 @pytest.mark.parametrize("with_definition", [True, False])
-def test_streams_among_the_arguments_serve_the_constructor_and_no_later_call(
-    with_definition, is_partial
-):
+def test_streams_among_the_arguments_serve_the_constructor_alone(with_definition, is_partial):
     """Regression: the definition was derived with the caller's streams, which refused the trace."""
 
     def native():
@@ -350,7 +348,7 @@ def test_init_without_any_key_is_linen_s_error():
         bridge.to_linen(nnx.Linear, 3, 2).init({}, jnp.ones((1, 3)))
 
 
-def test_a_constructor_that_wants_a_stream_by_name_without_default_gets_linen_s_error():
+def test_a_constructor_that_wants_a_missing_stream_gets_linen_s_error():
     class Wanting(nnx.Module):
         def __init__(self, *, rngs):
             self.w = nnx.Param(jax.random.normal(rngs.special(), (2,)))
@@ -432,7 +430,7 @@ def test_rng_state_can_be_kept_out_of_the_variables():
     assert same(y, Dropped(rngs=nnx.Rngs(KEY))(X))
 
 
-def test_without_rng_state_keys_come_from_rngs_alone_and_nothing_is_returned():
+def test_without_rng_state_keys_come_from_rngs_and_nothing_is_returned():
     model = bridge.ToLinen(Dropped, rng_state=False, strict=True)
     variables = model.init(KEY, X)
     y, updates = model.apply(variables, X, rngs=keys(dropout=5), mutable=True)
@@ -542,7 +540,7 @@ def test_a_stream_of_a_call_is_the_same_whatever_streams_init_has_stored(jit):
         assert same((jax.jit(apply) if jit else apply)(variables), native)
 
 
-def test_a_wrapped_linen_layer_draws_from_a_call_s_key_whatever_streams_init_has_stored():
+def test_a_wrapped_linen_layer_draws_from_a_call_s_key_not_a_stored_one():
     model = bridge.to_linen(MaskOf)
     rngs = stream_of_call("dropout", jax.random.key(5), "inner", "to_nnx__rngs")
     native = nn.Dropout(0.5, deterministic=False).apply({}, X, rngs={"dropout": rngs.dropout()})
@@ -562,7 +560,7 @@ def test_a_wrapper_around_a_mixture_draws_from_a_call_s_key_as_linen_does():
         assert same(wrapped(X, rngs=keys(dropout=5)), expected)
 
 
-def test_only_the_streams_that_a_call_draws_from_move_on_in_a_wrapper_around_it():
+def test_only_the_streams_that_a_call_draws_from_move_on_in_a_wrapper():
     for drawn, counts in ((True, 1), (False, 0)):
 
         class Sometimes(MaskOf):
@@ -608,9 +606,7 @@ def test_params_serves_a_module_without_rng_state_as_it_serves_linen_s_own(is_na
         ({"params": 1, "dropout": 2}, "dropout"),
     ],
 )
-def test_a_wrapper_s_streams_serve_a_module_without_rng_state_as_they_serve_linen_s_own(
-    is_native, seeds, drawn
-):
+def test_streams_of_a_wrapper_serve_a_module_without_rng_state(is_native, seeds, drawn):
     model = bridge.ToNNX(DropoutInLinen(is_native), rngs=nnx.Rngs(**seeds)).lazy_init(X)
     before = {name: int(model.to_nnx__rngs[name].count[...]) for name in seeds}
     assert not same(model(X), model(X))

@@ -53,7 +53,7 @@ SETS = st.sets(st.sampled_from(STREAMS)).map(sorted)
 
 @given(LINEN_TREES, SETS, st.sampled_from(("params", "default")))
 @EXAMPLES
-def test_a_wrapped_linen_tree_draws_the_keys_of_apply_and_none_of_them_again(spec, names, serving):
+def test_a_wrapped_linen_tree_draws_the_keys_of_apply_once_each(spec, names, serving):
     seeds = {serving: 0} | {name: i for i, name in enumerate(names, 1)}
     module = LinenTree(spec)
     native = nnx.Rngs(**seeds).fork()
@@ -102,7 +102,7 @@ def native_tree(spec, keys):
 
 @given(NNX_TREES, SETS)
 @EXAMPLES
-def test_a_wrapped_nnx_tree_with_a_threaded_count_draws_what_the_native_tree_draws(spec, names):
+def test_a_wrapped_nnx_tree_with_a_threaded_count_draws_as_natively(spec, names):
     keys = streams_of(names)
     native = native_tree(spec, keys)
     model = bridge.to_linen(NnxTree, spec)
@@ -140,9 +140,7 @@ LOOKALIKES = (
 @example(LISTS_IN_A_LIST, ["dropout"], True)
 @example(LOOKALIKES, ["noise"], True)
 @EXAMPLES
-def test_a_wrapped_nnx_tree_with_keys_for_the_call_shares_none_that_the_native_tree_does_not(
-    spec, names, with_state
-):
+def test_a_wrapped_nnx_tree_with_call_keys_shares_no_more_than_natively(spec, names, with_state):
     model = bridge.to_linen(NnxTree, spec)
     variables = model.init(streams_of(names))
     if not with_state:

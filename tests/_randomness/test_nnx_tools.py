@@ -80,7 +80,7 @@ def test_reseed_brings_back_the_first_call_as_in_the_guide():
 
 
 @pytest.mark.parametrize("seed", [5, jax.random.key(5)], ids=["int", "key"])
-def test_reseed_gives_a_wrapped_dropout_the_draws_of_the_new_stream_and_leaves_the_others(seed):
+def test_reseed_gives_a_wrapped_dropout_the_new_stream_and_no_other(seed):
     module = nn.Dropout(0.5, deterministic=False)
     model = bridge.ToNNX(module, nnx.Rngs(params=0, dropout=1, other=2))
     x = jnp.ones((4, 16))
@@ -123,7 +123,7 @@ def test_split_rngs_as_a_decorator_splits_what_it_is_told_and_restores_it():
     assert_identical(model(x), module.apply({}, x, rngs={"dropout": native.dropout()}))
 
 
-def test_split_rngs_as_a_context_gives_every_copy_the_mask_of_its_native_key():
+def test_split_rngs_as_a_context_gives_every_copy_its_native_mask():
     module = nn.Dropout(0.5, deterministic=False)
     model = bridge.ToNNX(module, nnx.Rngs(params=0, dropout=1))
     native = native_stream()
@@ -241,7 +241,7 @@ def test_recurrent_dropout_has_one_mask_for_all_steps():
     assert 0 < int((y[:, 0] == 0).sum()) < y[:, 0].size
 
 
-def test_recurrent_dropout_has_the_mask_of_linen_with_the_next_key_of_the_stream():
+def test_recurrent_dropout_has_linen_s_mask_of_the_stream_s_next_key():
     rngs = nnx.Rngs(params=0, recurrent_dropout=1)
     cell = bridge.ToNNX(Cell(), rngs).lazy_init(H, SEQUENCE[:, 0])
     native = nnx.clone(cell.to_nnx__rngs.recurrent_dropout)
@@ -275,7 +275,7 @@ def test_a_broadcast_stream_is_left_as_the_native_one_is():
         )
 
 
-def test_a_linen_rnn_with_broadcast_keys_has_one_mask_for_all_steps_as_linen_has():
+def test_a_linen_rnn_with_broadcast_keys_has_one_mask_for_all_steps():
     class Unrolled(nn.Module):
         @nn.compact
         def __call__(self, h, x):

@@ -113,7 +113,7 @@ def test_a_wrapped_linen_module_initialises_and_draws_as_init_and_apply(name, wh
 @pytest.mark.parametrize(
     "name", ["nested", "scan, some split", "vmap, none split", "scan over vmap"]
 )
-def test_the_calls_of_a_wrapped_linen_module_are_those_of_apply_with_the_stream_s_keys(name):
+def test_calls_of_a_wrapped_linen_module_are_apply_with_stream_keys(name):
     module = LINEN[name]()
     seeds = {n: i for i, n in enumerate(ALL)}
     model = bridge.ToNNX(module, nnx.Rngs(**seeds))

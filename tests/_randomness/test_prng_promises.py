@@ -44,7 +44,7 @@ def streams(kind, *names, seed=0):
 
 
 @pytest.mark.parametrize("kind", KEYS)
-def test_a_wrapped_linen_module_draws_with_every_kind_of_key_eager_and_jitted(kind):
+def test_a_wrapped_linen_module_draws_with_every_kind_of_key(kind):
     module = LinenNoisy()
     keys = streams(kind, "params", "dropout", "noise")
     variables = module.init(keys, ONES)
@@ -64,7 +64,7 @@ def test_a_wrapped_linen_module_draws_with_every_kind_of_key_eager_and_jitted(ki
 
 
 @pytest.mark.parametrize("kind", KEYS)
-def test_a_wrapped_nnx_module_draws_with_every_kind_of_key_eager_and_jitted(kind):
+def test_a_wrapped_nnx_module_draws_with_every_kind_of_key(kind):
     keys = streams(kind, "params", "dropout", "noise")
     native = NnxNoisy(ONES.shape, rngs=nnx.Rngs(**keys))
     model = bridge.to_linen(NnxNoisy, ONES.shape)

@@ -146,7 +146,7 @@ def test_a_key_of_bits_becomes_a_typed_one():
         ("default", (), None),
     ],
 )
-def test_a_stored_stream_is_seeded_by_its_name_and_default_by_any_but_params(tag, names, expected):
+def test_a_stored_stream_is_seeded_by_name_and_default_by_any_but_params(tag, names, expected):
     assert stream_for(tag, dict.fromkeys(names, KEY)) == expected
 
 

@@ -104,7 +104,7 @@ def test_a_module_that_flax_refuses_is_constructed_and_left_as_it_is():
     assert spec(built(NAMES, None).w[...]) == P()
 
 
-def test_a_module_that_flax_refuses_is_refused_where_sharding_was_asked_for():
+def test_a_module_that_flax_refuses_is_refused_if_sharding_was_asked_for():
     with jax.set_mesh(mesh()), pytest.raises(ValueError, match="x"):
         built(("x", None), True)
 

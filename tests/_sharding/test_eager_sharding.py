@@ -78,7 +78,7 @@ def test_the_option_works_where_the_mesh_is_used_as_a_context(maker):
 @pytest.mark.parametrize("compiled", [False, True], ids=["eagerly", "in jit"])
 @pytest.mark.parametrize("kind", AXIS_TYPES)
 @pytest.mark.parametrize("maker", MAKERS)
-def test_by_default_a_wrapper_has_its_variables_in_shards_as_a_native_module(maker, kind, compiled):
+def test_by_default_a_wrapper_has_its_variables_in_shards_as_natively(maker, kind, compiled):
     variables = DENSE.init(KEY, X)
     with jax.set_mesh(mesh(kind)):
         model = (nnx.jit(MAKERS[maker]) if compiled else MAKERS[maker])(variables)
@@ -205,7 +205,7 @@ def test_abstract_variables_are_taken_in_as_they_are():
     assert abstract["kernel"].get_value().shape == (8, 16)
 
 
-def test_by_default_an_annotation_that_cannot_divide_its_leaf_is_an_error_as_natively():
+def test_by_default_an_annotation_that_cannot_divide_is_an_error():
     odd = nn.Dense(15, kernel_init=KERNEL)
     variables = odd.init(KEY, X)
     native = lambda: nnx.Linear(8, 15, kernel_init=KERNEL_OF_MESH, rngs=nnx.Rngs(0))  # noqa: E731
@@ -259,7 +259,7 @@ def test_what_does_not_fit_the_mesh_is_an_error(kind):
 
 
 @pytest.mark.parametrize("kind", AXIS_TYPES)
-def test_lazy_init_that_does_not_fit_names_every_leaf_and_leaves_the_wrapper_as_it_was(kind):
+def test_lazy_init_that_does_not_fit_names_every_leaf_and_changes_nothing(kind):
     odd = nn.Sequential([nn.Dense(15, kernel_init=KERNEL), nn.Dense(4, kernel_init=KERNEL)])
     model = bridge.ToNNX(odd, KEY, eager_sharding=True)
     with jax.set_mesh(mesh(kind)), pytest.raises(bridge.ShardingError) as raised:
@@ -296,7 +296,7 @@ def test_a_wrapped_nnx_module_is_sharded_as_natively_unless_told_otherwise(optio
         assert_is(kernel.value, spec, mesh())
 
 
-def test_where_native_construction_needs_a_mesh_a_wrapped_module_needs_none():
+def test_a_wrapped_module_needs_no_mesh_where_native_construction_does():
     with pytest.raises(ValueError, match="mesh"):
         Native(nnx.Rngs(0))
     module = bridge.ToLinen(Native)
@@ -308,7 +308,7 @@ def test_where_native_construction_needs_a_mesh_a_wrapped_module_needs_none():
         np.testing.assert_allclose(module.apply(given, X), expected, rtol=1e-6)
 
 
-def test_asking_a_wrapped_nnx_module_for_shards_without_a_mesh_raises_as_natively():
+def test_shards_of_a_wrapped_nnx_module_without_a_mesh_raise_as_natively():
     with pytest.raises(ValueError, match="mesh"):
         bridge.ToLinen(Native, eager_sharding=True).init(KEY, X)
 
@@ -321,7 +321,7 @@ def test_flaxs_own_setting_is_left_alone():
         assert nnx.using_eager_sharding()
 
 
-def test_a_variable_that_is_not_to_be_sharded_keeps_saying_so_where_there_is_no_mesh():
+def test_a_variable_that_is_not_to_be_sharded_says_so_without_a_mesh_too():
     metadata = {"out_sharding": ("data", "model"), "eager_sharding": False}
     model = bridge.to_linen(nnx.Linear, 8, 16, kernel_metadata=metadata)
     with jax.set_mesh(mesh()):

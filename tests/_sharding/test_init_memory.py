@@ -114,7 +114,7 @@ def test_the_search_is_for_the_shapes_of_all_annotated_matrices():
     assert len(matrices) == 4
 
 
-def test_a_native_model_in_a_mesh_with_explicit_axes_is_made_in_its_shards_too():
+def test_a_native_model_with_explicit_axes_is_made_in_its_shards_too():
     """Where NNX by itself makes every value whole on every device, and then reshards it."""
     ours = ShardedProgram(NNXStack, mesh("explicit"), (), {}, None, KEY, None).lower().compile()
     assert not shapes_in(ours) & whole_shapes({})

@@ -172,9 +172,7 @@ class Holding(nnx.Module):
 @VALUES
 @TRANSFORMS
 @pytest.mark.parametrize("box", BOXES)
-def test_a_box_inside_of_linen_nnx_linen_says_under_a_transform_what_pure_linen_says(
-    box, transform, abstract
-):
+def test_a_box_in_linen_nnx_linen_says_under_a_transform_what_linen_says(box, transform, abstract):
     module = lifted(transform, bridge.ToLinen, Holding, args=(box,))
     native = lifted(transform, Boxed, box)
     run = jax.eval_shape if abstract else (lambda f, *args: f(*args))

@@ -171,7 +171,7 @@ class Noisy(nn.Module):
         return nn.Dropout(0.5, deterministic=not train)(x)
 
 
-def test_a_step_in_shards_updates_statistics_and_draws_masks_as_linen_on_one_device():
+def test_a_step_in_shards_updates_and_masks_as_linen_on_one_device():
     on, steps = mesh("auto"), 2
     rngs = nnx.Rngs(params=0, dropout=1)
     build = bridge.ToNNX(Noisy(), rngs, mutable=["batch_stats"])

@@ -118,7 +118,7 @@ def test_a_box_that_knows_nothing_of_partitioning_is_not_sharded():
     assert mesh_spec(Tagged(), RULES) == P()
 
 
-def test_every_array_gets_the_sharding_of_its_box_in_the_order_of_the_leaves():
+def test_every_array_gets_the_sharding_of_its_box_in_order_of_leaves():
     tree = {
         "params": {
             "bare": abstract(3),
@@ -147,7 +147,7 @@ def test_a_state_is_read_as_the_variables_that_it_came_from():
     assert specs(state, RULES) == [P("data", None), P(), P("data", "model")]
 
 
-def test_a_variable_out_of_a_box_is_read_by_the_rules_of_that_box_whatever_was_added_to_it():
+def test_a_variable_out_of_a_box_is_read_by_the_rules_of_that_box():
     state = bridge.linen_to_nnx({"params": {"w": logical("embed", "kv")}})
     state["w"].set_metadata(note="x")
     # In another box, `kv` would be a name of the mesh.

@@ -129,7 +129,7 @@ def test_linen_nnx_linen_is_initialised_abstractly_and_under_jit():
     )
 
 
-def test_without_the_definition_the_shapes_of_the_inputs_decide_those_of_the_innermost_module():
+def test_without_the_definition_the_inputs_decide_the_innermost_shapes():
     class Middle(nnx.Module):
         def __init__(self, *, rngs):
             self.leaf = bridge.ToNNX(nn.Dense(2), rngs=rngs)
@@ -317,7 +317,7 @@ def test_one_wrapper_shared_by_two_parents_has_one_set_of_variables(prepare):
     np.testing.assert_array_equal(Parent().apply(prepare(variables), X), y)
 
 
-def test_an_nnx_module_that_holds_two_references_to_one_wrapped_module_keeps_them_one():
+def test_two_references_to_one_wrapped_module_stay_one():
     class Tied(nnx.Module):
         def __init__(self, *, rngs):
             self.a = bridge.ToNNX(nn.Dense(3), rngs=rngs)
@@ -334,7 +334,7 @@ def test_an_nnx_module_that_holds_two_references_to_one_wrapped_module_keeps_the
     close(model.apply(without_definition(variables), X), dense(params, dense(params, X)))
 
 
-def test_a_wrapped_constructor_inside_a_compact_call_adds_nothing_to_the_parent():
+def test_a_wrapped_constructor_in_a_compact_call_leaves_the_parent_alone():
     """Linen modules that an NNX constructor makes belong to it, not to the Linen parent."""
     variables = LinenTop().init(KEY, X)
     assert set(variables["params"]) == {"first", "middle"}
@@ -452,7 +452,7 @@ def test_scan_over_layers_equals_scan_over_linen(names_nnx, prepare):
 
 @definition
 @names_nnx
-def test_scan_with_shared_parameters_and_carried_state_equals_native_repetition(names_nnx, prepare):
+def test_scan_with_shared_and_carried_state_equals_native_repetition(names_nnx, prepare):
     model = nn.scan(
         Wrapped,
         variable_broadcast=["params", "nnx"] if names_nnx else "params",

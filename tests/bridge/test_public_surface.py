@@ -231,7 +231,7 @@ def test_importing_bridge_takes_little_longer_than_importing_flax():
     assert any(float(run(code)) < 0.3 for _ in range(3))
 
 
-def test_a_user_s_own_registry_module_is_named_where_it_shadows_the_package(tmp_path):
+def test_a_user_s_own_registry_module_is_named(tmp_path):
     """Regression: an error far away said what the user's file does not have."""
     (tmp_path / "registry.py").write_text("MODELS = {}\n")
     ran = subprocess.run(

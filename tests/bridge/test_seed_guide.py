@@ -226,7 +226,7 @@ def test_a_wrapped_dropout_draws_from_its_own_stream_until_it_is_reseeded():
     np.testing.assert_array_equal(first, model(X))
 
 
-def test_rng_state_is_among_the_variables_and_counts_the_calls_in_nnx_style():
+def test_rng_state_is_among_the_variables_and_counts_as_in_nnx():
     model = to_linen(nnx.Dropout, rate=0.5)
     variables = model.init({"dropout": KEY}, X)
     assert jax.dtypes.issubdtype(

@@ -120,9 +120,7 @@ def test_every_stage_goes_into_the_linen_model_with_an_nnx_module(saved, variabl
     np.testing.assert_array_equal(module.apply(restored, INPUTS), expected)
 
 
-def test_without_a_target_the_nnx_module_in_a_linen_model_gets_its_definition_anew(
-    saved, variables
-):
+def test_without_a_target_the_nnx_module_gets_its_definition_anew(saved, variables):
     restored = checkpoint.restore(saved / "nnx_head")
     assert "nnx" not in restored
     expected = LinenModel().apply(variables, INPUTS)
@@ -189,7 +187,7 @@ def test_a_model_with_both_wrappers_nested_goes_both_ways(tmp_path):
     assert_same_leaves(leaves(checkpoint.restore(tmp_path / "nnx", fresh)), variables)
 
 
-def test_a_migrated_module_that_is_not_initialised_yet_is_named_as_the_reason(saved):
+def test_a_migrated_module_without_variables_is_named_as_the_reason(saved):
     model = bridge.ToNNX(nn.Dense(4), rngs=nnx.Rngs(0))
     with pytest.raises(checkpoint.CheckpointError, match="lazy_init"):
         checkpoint.restore(saved / "linen", model)

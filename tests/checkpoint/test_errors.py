@@ -148,7 +148,7 @@ def test_where_there_is_no_checkpoint_the_error_says_what_there_is(tmp_path):
         checkpoint.restore(tmp_path)
 
 
-def test_a_number_and_an_array_without_axes_stand_for_each_other_if_their_kinds_agree(tmp_path):
+def test_numbers_and_arrays_without_axes_of_one_kind_are_alike(tmp_path):
     checkpoint.save(tmp_path / "one", {"cache": {"i": 3, "f": 0.5, "a": jnp.asarray(4, jnp.int32)}})
     target = {"cache": {"i": jnp.zeros((), jnp.int32), "f": np.float32(0), "a": 0}}
     restored = checkpoint.restore(tmp_path / "one", target)
@@ -213,7 +213,7 @@ def test_saving_inside_of_a_transformation_says_so(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["bridge", "variables", "a/b", "", "../up"])
-def test_an_extra_tree_cannot_take_a_name_that_is_no_identifier_or_is_taken(tmp_path, name):
+def test_an_extra_tree_needs_a_free_name_that_is_an_identifier(tmp_path, name):
     with pytest.raises(CheckpointError):
         checkpoint.save(tmp_path / "one", VARIABLES, extra={name: 1})
     assert not list(tmp_path.iterdir())

@@ -171,9 +171,7 @@ def test_a_folder_that_is_no_checkpoint_comes_back_after_a_save_was_killed(tmp_p
     assert [child.name for child in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_directory_that_another_save_removes_before_this_one_holds_it_is_made_again(
-    tmp_path, monkeypatch
-):
+def test_a_directory_that_another_save_removes_is_made_again(tmp_path, monkeypatch):
     path, flock, removals = tmp_path / "model", fcntl.flock, [1]
 
     def lock(descriptor, operation):
@@ -314,7 +312,7 @@ def test_what_is_no_checkpoint_any_more_when_it_is_taken_out_is_put_back(tmp_pat
     assert [child.name for child in tmp_path.iterdir()] == ["model"]
 
 
-def test_if_the_last_step_cannot_be_taken_back_the_error_says_where_both_are(tmp_path, monkeypatch):
+def test_if_the_last_step_cannot_be_undone_the_error_says_where_both_are(tmp_path, monkeypatch):
     path = tmp_path / "model"
     checkpoint.save(path, VALUES["old"])
     rename = os.rename
@@ -431,7 +429,7 @@ def test_a_path_that_cannot_be_is_an_error_of_one_line(tmp_path, path, reason):
     assert [child.name for child in tmp_path.iterdir()] == ["file"]
 
 
-def test_missing_directories_above_are_made_and_removed_again_if_the_save_fails(tmp_path):
+def test_missing_directories_are_made_and_removed_if_the_save_fails(tmp_path):
     checkpoint.save(tmp_path / "a" / "b" / "model", VALUES["new"])
     with pytest.raises(CheckpointError):
         checkpoint.save(tmp_path / "a" / "c" / "d" / "model", {"params": {"w": object()}})

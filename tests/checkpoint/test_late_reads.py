@@ -70,7 +70,7 @@ for target in (None, {"params": {f"w{i}": jnp.ones(3) for i in range(30)}}):
 """
 
 
-def test_a_program_that_reads_a_damaged_checkpoint_sees_one_error_and_no_traceback(tmp_path):
+def test_a_reader_of_a_damaged_checkpoint_sees_one_error_and_no_traceback(tmp_path):
     done = subprocess.run(
         [sys.executable, "-c", DAMAGED, tmp_path],
         capture_output=True,

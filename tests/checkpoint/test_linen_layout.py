@@ -382,7 +382,7 @@ def test_what_the_linen_layout_has_no_place_for_is_refused(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_optimizer_of_another_model_is_refused_with_what_the_model_lacks(tmp_path):
+def test_an_optimizer_of_another_model_is_refused_with_what_is_missing(tmp_path):
     one, other = nnx.Linear(2, 3, rngs=nnx.Rngs(0)), nnx.LayerNorm(2, rngs=nnx.Rngs(0))
     optimizer = nnx.Optimizer(other, optax.adam(1e-2), wrt=nnx.Param)
 

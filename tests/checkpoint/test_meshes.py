@@ -150,7 +150,7 @@ def test_a_model_trained_on_one_mesh_goes_on_on_another(row, grid, tmp_path):
     np.testing.assert_array_equal(restored.body.kernel[...], kernel)
 
 
-def test_a_sharding_that_does_not_divide_a_shape_is_at_fault_and_not_the_files(tmp_path):
+def test_a_sharding_that_does_not_divide_a_shape_is_at_fault(tmp_path):
     checkpoint.save(tmp_path / "checkpoint", {"params": {"w": jnp.asarray(X), "b": jnp.ones(3)}})
     mesh = jax.make_mesh((3,), ("data",), axis_types=AXES, devices=jax.devices()[:3])
     sharding = NamedSharding(mesh, PartitionSpec("data"))

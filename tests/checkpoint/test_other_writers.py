@@ -304,7 +304,7 @@ def test_other_readers_shards_are_the_targets(tmp_path):
         np.testing.assert_array_equal(restored, values)
 
 
-def test_keys_within_which_nothing_lies_are_named_with_those_that_are_there(tmp_path):
+def test_keys_that_lead_nowhere_are_named_with_those_that_are_there(tmp_path):
     path = write_msgpack(tmp_path / "file", {"state": {"model": {"params": {"w": 1.0}}}})
 
     with pytest.raises(CheckpointNotFoundError, match=r"within state .*Did you mean model\?"):

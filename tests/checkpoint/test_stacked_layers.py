@@ -110,7 +110,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_checkpoint_of_either_side_goes_into_the_other_and_computes_the_same(tmp_path, case):
+def test_a_checkpoint_of_either_side_goes_into_the_other(tmp_path, case):
     linen, native, rules = CASES[case]
     variables = random_values(shapes_of(linen, X))
     expected = linen.apply(variables, X)

@@ -80,7 +80,7 @@ def counts(*functions):
 
 
 @pytest.mark.parametrize("blocks", [2, 8])
-def test_a_to_linen_adds_a_fifteenth_of_what_flax_nnx_bridge_adds_to_an_eager_call(blocks):
+def test_a_to_linen_adds_a_fifteenth_of_flax_nnx_bridge_to_an_eager_call(blocks):
     case = stack(blocks)
     ours, flax, native = counts(
         lambda: case.to_linen.apply(case.to_linen_variables, case.x),
@@ -127,7 +127,7 @@ class NNXNormed(nnx.Module):
 
 
 @pytest.mark.parametrize(("blocks", "share"), [(1, 1.85), (8, 1.7)])
-def test_lazy_init_of_shapes_runs_less_than_twice_the_python_of_one_of_arrays(blocks, share):
+def test_lazy_init_of_shapes_runs_less_than_twice_the_python_of_arrays(blocks, share):
     """Regression: it ran 2.2 times as much, as JAX looked at each operation of an initialiser."""
     case = stack(blocks)
 

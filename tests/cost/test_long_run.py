@@ -16,7 +16,7 @@ def alone(tmp_path_factory):
     return folder
 
 
-def test_a_run_that_is_killed_in_a_save_has_the_losses_of_one_that_is_left_alone(alone, tmp_path):
+def test_a_run_that_is_killed_in_a_save_has_the_losses_of_an_unbroken_one(alone, tmp_path):
     [first] = long_run.train_and_kill(tmp_path, steps=40, every=5, kills=1, first=1)
     assert first.startswith("in a save")
     assert len(long_run.losses_of(alone)) == 40

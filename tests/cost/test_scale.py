@@ -60,7 +60,7 @@ def test_it_is_lowered_for_an_abstract_mesh_of_4096_devices(form):
 
 
 @pytest.mark.parametrize("form", MIXED)
-def test_a_mixed_model_of_100_billion_parameters_is_lowered_for_16384_devices(form):
+def test_a_mixed_model_of_100_billion_is_lowered_for_16384_devices(form):
     mesh = AbstractMesh((256, 64), AXES, axis_types=AUTO)
     one = compiled(form, dataclasses.replace(SHAPES["large"], depth=104), mesh)
     assert (one.devices, one.parameters) == (16384, 101_726_158_848)
@@ -72,7 +72,7 @@ def python_calls(function):
     return programs.python_calls(function)
 
 
-def test_shapes_and_shardings_take_the_same_for_every_further_leaf_and_for_any_mesh():
+def test_shapes_and_shardings_cost_the_same_for_each_leaf_and_any_mesh():
     mesh = scale_growth.abstract_mesh(64)
     calls = [python_calls(lambda n=n: scale_growth.abstract(n, mesh)) for n in (8, 16, 24)]
     assert calls[2] - calls[1] <= 1.02 * (calls[1] - calls[0])

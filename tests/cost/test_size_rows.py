@@ -90,11 +90,11 @@ MAKERS = first_calls.construct_abstractly, first_calls.abstract, first_calls.ini
 
 @pytest.mark.usefixtures("cheap_sharding")
 @pytest.mark.parametrize("make", MAKERS)
-def test_only_the_message_of_a_tracer_makes_a_constructor_in_a_trace_quadratic(make):
+def test_only_a_tracer_s_message_makes_a_traced_constructor_quadratic(make):
     assert growth(calls(make)) <= 1.02
 
 
-def test_the_bridge_adds_the_same_to_a_traced_constructor_for_every_further_block():
+def test_the_bridge_adds_the_same_to_a_traced_constructor_for_each_block():
     native, *ours = map(calls, MAKERS)
     for measured in ours:
         assert growth(lambda case, ours=measured: ours(case) - native(case)) <= 1.05

@@ -30,7 +30,7 @@ def test_the_guide_tells_every_ratio_that_was_measured():
             assert abs(float(found) - ratio["found"]["median"]) <= max(0.005, float(found) * 0.05)
 
 
-def test_a_row_has_results_at_every_size_or_the_guide_says_that_it_has_none():
+def test_a_row_has_results_at_every_size_or_the_guide_says_it_has_none():
     rows = json.loads(SCRIPT["RESULTS"].read_text())["rows"]
     measured = {row["row"] for row in rows}
     assert [(row["row"], row["size"]) for row in rows] == [

@@ -56,7 +56,7 @@ def pure_gradient(params, function=shared_twice):
 
 @pytest.mark.parametrize("parent", [LinenShares, LinenSharesCompact])
 @pytest.mark.parametrize("outer", ["linen", "nnx"])
-def test_a_bridged_submodule_that_linen_calls_twice_has_one_parameter_and_gradient(parent, outer):
+def test_a_bridged_submodule_called_twice_has_one_parameter_and_gradient(parent, outer):
     if outer == "linen":
         module = parent()
         variables = module.init(KEY, X)

@@ -67,7 +67,7 @@ def test_perturb_in_linen_measures_the_gradient_above_a_bridged_layer():
     assert_identical(gradient, {"between": expected})
 
 
-def test_perturb_in_a_wrapped_module_measures_the_gradient_above_a_bridged_layer():
+def test_perturb_in_a_wrapped_module_measures_above_a_bridged_layer():
     model = bridge.ToNNX(LinenPerturbs(), nnx.Rngs(0)).lazy_init(X)
     wrt = nnx.DiffState(0, nnx.Perturbation)
     gradient = nnx.grad(lambda m: (m(X) ** 2).sum(), argnums=wrt)(model)
@@ -75,7 +75,7 @@ def test_perturb_in_a_wrapped_module_measures_the_gradient_above_a_bridged_layer
     assert_identical(nnx.to_pure_dict(gradient), {"between": expected})
 
 
-def test_perturb_in_a_bridged_module_measures_the_gradient_above_a_wrapped_layer():
+def test_perturb_in_a_bridged_module_measures_above_a_wrapped_layer():
     module = bridge.to_linen(NNXPerturbs, 4, 4)
     variables = module.init(KEY, X)
     assert list(variables["perturbations"]) == ["between"]
@@ -187,7 +187,7 @@ def unpatched():
 
 @pytest.mark.usefixtures("unpatched")
 @pytest.mark.parametrize("index", range(5))
-def test_nnx_tabulate_counts_the_parameters_of_wrapped_modules_and_changes_nothing(index):
+def test_nnx_tabulate_counts_wrapped_parameters_and_changes_nothing(index):
     model = bridge.lazy_init(list(nnx_models())[index], X)
     before = snapshot(model)
     total = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model)))

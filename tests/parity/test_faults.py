@@ -343,7 +343,7 @@ def test_either_model_may_be_the_reference(linen, native):
     assert report.first_divergence.path_in_b == ("layers_1", "norm")
 
 
-def test_values_without_a_place_of_their_own_are_compared_as_they_are_fused():
+def test_values_without_a_place_of_their_own_are_compared_as_fused():
     cell = nn.GRUCell(WIDTH)
     carry = jnp.zeros((3, WIDTH))
     variables = cell.init(jax.random.key(0), carry, X)

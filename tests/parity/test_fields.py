@@ -136,7 +136,7 @@ def test_text_in_a_field_is_shown_as_it_was_given():
     assert str(kind) == "kind is 'gelu' in a and 'tanh' in b"
 
 
-def test_a_dtype_that_one_side_leaves_open_counts_where_the_output_has_another_one():
+def test_an_open_dtype_counts_where_the_output_has_another_one():
     given, left_open = nn.Dense(N, dtype=jnp.bfloat16), nn.Dense(N)
 
     assert differences(given, left_open, same_dtypes=False) == ["dtype"]

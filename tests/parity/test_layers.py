@@ -62,7 +62,7 @@ class Outer(nn.Module):
         return bridge.to_linen(Inner, name="mixed")(nn.Dense(WIDTH, name="first")(x))
 
 
-def test_calls_end_before_those_around_them_and_have_their_full_path_in_a_mixture():
+def test_calls_end_before_those_around_them_and_have_full_paths():
     module = Outer()
     variables = module.init(jax.random.key(0), X)
 
@@ -88,7 +88,7 @@ def test_calls_end_before_those_around_them_and_have_their_full_path_in_a_mixtur
     ]
 
 
-def test_a_wrapped_mixture_is_compared_layer_by_layer_with_itself_unwrapped():
+def test_a_wrapped_mixture_is_compared_by_layer_with_itself_unwrapped():
     module = Outer()
     variables = module.init(jax.random.key(0), X)
     wrapped = bridge.ToNNX.from_variables(module, variables)
@@ -211,7 +211,7 @@ def test_a_fault_in_one_layer_of_a_scan_names_its_index(scanned, kind):
     assert weight.index[0] == 3
 
 
-def test_layers_that_are_stacked_on_one_side_only_are_matched_by_their_order(scanned):
+def test_layers_stacked_on_one_side_only_are_matched_by_their_order(scanned):
     class Loop(nnx.Module):
         def __init__(self):
             self.layers = nnx.List([NNXBlock(rngs=nnx.Rngs(0)) for _ in range(LAYERS)])
@@ -318,7 +318,7 @@ def test_a_method_that_calls_the_one_it_overrides_is_one_call():
     assert names(traced(Scaled(WIDTH, WIDTH, rngs=nnx.Rngs(0)), X)) == [("", 0)]
 
 
-def test_observing_leaves_no_trace_in_the_interpreter_the_classes_or_the_modules():
+def test_observing_leaves_no_trace_in_interpreter_classes_or_modules():
     seen = []
 
     def mine(frame, event, arg):

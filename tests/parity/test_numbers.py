@@ -26,7 +26,7 @@ def compared(a, b, **options):
 
 
 @pytest.mark.parametrize("name", FLOATS)
-def test_a_few_roundings_are_within_tolerance_and_a_tenth_of_the_range_is_not(name):
+def test_a_few_roundings_are_tolerated_and_a_tenth_of_the_range_is_not(name):
     dtype = FLOATS[name]
     rtol = TOLERANCES[name.replace("complex64", "float32")].rtol
     eps = float(jnp.finfo(dtype).eps)

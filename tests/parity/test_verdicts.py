@@ -80,9 +80,7 @@ def listed(variables):
 
 
 @pytest.mark.parametrize("is_scanned_first", [True, False])
-def test_a_fault_between_two_layers_of_a_scanned_block_is_between_their_items(
-    scanned, is_scanned_first
-):
+def test_a_fault_between_two_layers_of_a_scanned_block_is_between_items(scanned, is_scanned_first):
     model = listed(scanned[1])
     model.blocks[1].act = nnx.relu
     pair = (scanned, model) if is_scanned_first else (model, scanned)
@@ -271,7 +269,7 @@ def test_dropout_that_makes_outputs_differ_is_named():
     assert parity.check((Dropping(off), linen[1]), native, X, sections=FORWARD).ok
 
 
-def test_a_training_run_that_an_argument_turns_off_and_other_masks_are_named():
+def test_training_that_an_argument_turns_off_and_other_masks_are_named():
     linen, native = dropping()
     keys = {"dropout": jax.random.key(0)}
 
@@ -358,7 +356,7 @@ def test_the_model_that_raises_is_named(side, sections):
     assert f"raised by {side} = Counting" in raised.value.__notes__
 
 
-def test_inputs_without_numbers_and_axes_without_a_size_are_refused_in_one_error():
+def test_inputs_without_numbers_and_axes_without_a_size_are_one_error():
     model = nnx.Linear(3, 4, rngs=nnx.Rngs(0))
     words, shape = np.array(["a"]), jax.ShapeDtypeStruct((2, 3), "float32")
     with pytest.raises(bridge.ConversionError) as raised:
@@ -472,7 +470,7 @@ def test_a_layer_of_another_shape_is_reported_with_both_shapes():
     assert "padding is 'SAME' in a and 'VALID' in b" in text
 
 
-def test_each_model_is_traced_once_for_gradients_and_updates_and_run_once_for_its_layers():
+def test_each_model_is_traced_once_for_gradients_and_run_once_for_layers():
     Counting.runs = []
 
     assert parity.check(Counting(False), Counting(False), X, options=parity.Options(steps=3)).ok
@@ -489,7 +487,7 @@ class DependsOnValues(nnx.Module):
         return y if (y > 0).any() else -y
 
 
-def test_a_model_that_cannot_be_traced_is_differentiated_eagerly_and_the_report_says_so():
+def test_a_model_that_cannot_be_traced_is_differentiated_eagerly():
     report = parity.check(DependsOnValues(), DependsOnValues(), X)
 
     assert report.ok

@@ -267,7 +267,7 @@ class PlainlyFused(nn.Module):
 
 @pytest.mark.parametrize("linen", [Interleaved(), PlainlyFused()])
 @pytest.mark.parametrize("native", [Joined, JoinedInHeads])
-def test_one_array_for_all_parts_is_in_doubt_if_only_one_model_has_them_in_each_head(linen, native):
+def test_one_array_for_all_parts_is_in_doubt_if_one_model_has_them_by_head(linen, native):
     # Regression: nothing was said, as the plan is clean.
     found = port.suggest(shapes_of(linen, X), native(nnx.Rngs(0)), X, linen=linen)
     doubted = {key for each in found.proposals if each.is_disputed for key in each.rules}

@@ -28,7 +28,7 @@ def assert_agree(case, actual, expected):
 
 @pytest.mark.filterwarnings("ignore:SelfAttention will be deprecated:DeprecationWarning")
 @pytest.mark.parametrize("name", CASES)
-def test_a_ported_layer_computes_what_the_linen_layer_computes_and_comes_back_bitwise(name):
+def test_a_ported_layer_computes_what_linen_does_and_comes_back_bitwise(name):
     case = CASES[name]
     variables = random_values(case.shapes_of_variables())
     model = case.model()
@@ -105,7 +105,7 @@ def test_an_attention_cache_moves_over_in_the_middle_of_decoding():
     )
 
 
-def test_a_linen_gru_bias_that_nnx_has_no_place_for_is_lossy_when_it_is_not_zero():
+def test_a_linen_gru_bias_without_a_place_in_nnx_is_lossy_unless_zero():
     case = CASES["GRUCell"]
     variables = random_values(case.shapes_of_variables())
     variables["params"]["hn"]["bias"] = jnp.array([0.0, 1e-30, 0.0])
@@ -133,9 +133,7 @@ def test_a_linen_gru_bias_that_nnx_has_no_place_for_is_lossy_when_it_is_not_zero
         ),
     ],
 )
-def test_a_linen_dense_becomes_the_base_of_a_lora_layer_and_a_used_adapter_is_not_dropped(
-    native, base
-):
+def test_a_linen_dense_becomes_the_base_of_a_lora_layer(native, base):
     variables = random_values(CASES["Dense"].shapes_of_variables())
     model = native(nnx.Rngs(0))
     plan = port.plan(variables, model)

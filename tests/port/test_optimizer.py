@@ -154,7 +154,7 @@ def test_frozen_parameters_and_whole_variables_serve_as_parameters(model, params
         assert exact(back.step) == exact(state.step)
 
 
-def test_states_of_different_transformations_are_refused_and_nothing_is_written(model, params):
+def test_states_of_different_transformations_are_refused_unwritten(model, params):
     state = at_start(params, optax.adam(1e-2))
     # In NumPy, which needs no compiling.
     third = jax.tree.map(lambda x: x if x.ndim == 0 else np.full_like(x, 1 / 3), state.opt_state)
@@ -209,7 +209,7 @@ def test_moments_of_the_scales_of_a_weight_norm_are_moved_or_refused():
             plan.apply_optimizer(state, optimizer)
 
 
-def test_moments_of_parameters_that_nnx_does_not_train_are_not_dropped_in_silence():
+def test_moments_of_parameters_that_nnx_does_not_train_are_not_dropped():
     tx = optax.sgd(1e-2, momentum=0.9)
     variables = random_values(shapes_of(nn.Dense(2), X))
     model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
@@ -230,7 +230,7 @@ def test_moments_of_parameters_that_nnx_does_not_train_are_not_dropped_in_silenc
         port.plan(variables, model).apply_optimizer(state, optimizer)
 
 
-def test_state_that_is_shaped_unlike_its_parameters_is_refused_where_it_would_be_cut(model, params):
+def test_state_shaped_unlike_its_parameters_is_refused_where_it_is_cut(model, params):
     plan = port.plan({"params": params}, model)
     tx = optax.chain(optax.adafactor(1e-2, min_dim_size_to_factor=2))
     state = at_start(params, tx)

@@ -49,7 +49,7 @@ def kinds(plan):
     return {entry.kind for entry in plan.problems}
 
 
-def test_modules_of_other_names_are_found_by_structure_and_rules_settle_the_rest(variables, model):
+def test_modules_of_other_names_are_found_by_structure_and_rules(variables, model):
     plan = port.plan(variables, model, RULES)
     assert plan.ok, str(plan)
     expected = LinenNet().apply(variables, TOKENS)
@@ -156,7 +156,7 @@ def test_layers_inside_norms_and_rnns_are_found_beside_them():
     assert exact(plan.inverse().apply()) == exact(variables)
 
 
-def test_a_norm_that_a_rule_names_takes_the_layer_beside_it_and_its_collection():
+def test_a_norm_that_a_rule_names_takes_its_neighbour_and_its_collection():
     class Linen(nn.Module):
         @nn.compact
         def __call__(self, x):
@@ -183,7 +183,7 @@ def test_a_norm_that_a_rule_names_takes_the_layer_beside_it_and_its_collection()
     assert exact(plan.inverse().apply()) == exact(variables)
 
 
-def test_a_missing_bias_a_transposed_kernel_and_swapped_layers_are_each_named(variables, model):
+def test_missing_bias_transposed_kernel_and_swapped_layers_are_named(variables, model):
     before = exact(nnx.state(model))
 
     def problems(change):
@@ -366,7 +366,7 @@ def test_linen_layers_one_by_one_fill_stacked_nnx_layers():
     assert kinds(port.plan(named, model, {r"block_(\d+)": r"layers[\1]"})) == {"missing"}
 
 
-def test_stacked_layers_that_fit_two_axes_are_ambiguous_and_a_wrong_count_is_mis_shaped():
+def test_stacked_layers_that_fit_two_axes_are_ambiguous():
     class Native(nnx.Module):
         def __init__(self, count):
             rngs = nnx.Rngs(0)
@@ -406,7 +406,7 @@ def test_a_stacked_fused_cell_is_cut_twice():
     assert exact(plan.inverse().apply()) == exact(variables)
 
 
-def test_a_wrapped_linen_module_inside_the_target_matches_by_its_linen_paths(variables, model):
+def test_a_wrapped_linen_module_in_the_target_matches_by_its_linen_paths(variables, model):
     embed = bridge.ToNNX(nn.Embed(5, 4), rngs=nnx.Rngs(0)).lazy_init(TOKENS)
     model.embed = embed
     port.plan(variables, model, RULES).apply()
@@ -455,7 +455,7 @@ def test_rules_reach_the_linen_paths_of_a_wrapped_root_in_both_directions():
     assert exact(back.apply()) == exact(variables)
 
 
-def test_rules_reach_below_a_wrapper_inside_an_nnx_module_and_the_rest_goes_by_name():
+def test_rules_reach_below_a_wrapper_and_the_rest_goes_by_name():
     class Model(nnx.Module):
         def __init__(self):
             self.encoder = wrapped_pair("c", "d")
@@ -492,7 +492,7 @@ def test_a_layer_of_another_name_below_a_wrapper_is_found_by_structure():
     assert kinds(port.plan(norm, model)) == {"missing", "unexpected"}
 
 
-def test_a_name_that_collections_share_below_a_wrapper_is_moved_in_each_of_them():
+def test_a_name_shared_by_collections_below_a_wrapper_is_moved_in_each():
     def values(name, sign):
         return {
             "params": {name: {"x": jnp.full(2, sign * 1.0)}, "y": jnp.full(2, sign * 2.0)},
@@ -653,7 +653,7 @@ def test_an_abstract_model_is_filled_and_states_serve_as_either_side(variables):
     assert exact(back.apply()) == exact(variables)
 
 
-def test_convert_moves_gradients_as_it_moves_parameters_and_its_inverse_undoes_it():
+def test_convert_moves_gradients_as_parameters_and_can_be_undone():
     variables = random_values(shapes_of(LinenBlock(), X))
     model = Block(nnx.Rngs(0))
     plan = port.plan(variables, model)
@@ -698,7 +698,7 @@ def test_convert_refuses_what_is_no_such_tree(variables, model):
         plan.inverse().convert(jnp.ones(3))
 
 
-def test_a_part_of_a_stack_without_a_place_is_unexpected_in_both_directions():
+def test_a_part_of_a_stack_without_a_place_is_unexpected_both_ways():
     one = random_values(shapes_of(LinenBlock(), X))["params"]
     variables = {"params": {"block_0": one, "block_2": one}}
     model = nnx.eval_shape(lambda: Stacked(nnx.Rngs(0)))

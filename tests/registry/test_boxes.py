@@ -199,7 +199,7 @@ def test_any_box_is_taken_apart_and_put_together_again(box):
         lambda: nn.LogicallyPartitioned(KERNEL, ("embed", None), rules=RULES),
     ],
 )
-def test_fields_of_flaxs_boxes_have_the_names_that_flax_gives_them_on_a_variable(make):
+def test_fields_of_flax_s_boxes_have_the_names_they_have_on_a_variable(make):
     # Flax's own method empties a LogicallyPartitioned, so it gets a box of its own.
     expected = dict(make().to_nnx_metadata())
     value, fields = registry.current().codec_for(type(make())).to_fields(make())
@@ -216,7 +216,7 @@ def test_the_fields_of_a_box_are_metadata_of_its_variable(box):
 
 
 @pytest.mark.parametrize("box", UNSUPPORTED, ids=kind)
-def test_a_box_that_cannot_be_carried_raises_on_import_and_names_the_remedy(box):
+def test_a_box_that_cannot_be_carried_raises_on_import(box):
     with pytest.raises(registry.UnsupportedBoxError) as caught:
         bridge.linen_to_nnx({"params": {"w": box}})
     message = str(caught.value)
@@ -246,7 +246,7 @@ def test_the_remedy_for_an_unsupported_box_works():
     assert exact(bridge.nnx_to_linen(bridge.linen_to_nnx(variables))) == exact(variables)
 
 
-def test_a_registered_codec_goes_before_the_derived_one_and_the_last_one_counts():
+def test_a_registered_codec_goes_before_the_derived_and_the_last_counts():
     @dataclasses.dataclass
     class Counted(Box):
         value: object
@@ -280,7 +280,7 @@ def test_a_codec_may_be_in_force_in_one_block_only():
         bridge.linen_to_nnx(variables)
 
 
-def test_a_codec_that_is_registered_in_the_default_registry_is_kept_by_extend():
+def test_a_codec_in_the_default_registry_is_kept_by_extend():
     extended = registry.current().extend({"tests_boxes": nnx.LoRAParam})
     assert extended.codec_for(Sealed) is registry.current().codec_for(Sealed)
 
@@ -336,7 +336,7 @@ def test_a_field_called_value_is_the_value_whatever_else_could_be_it():
 
 
 @pytest.mark.parametrize("name", ["hijax", "ref", "eager_sharding"])
-def test_a_field_that_means_something_else_on_a_variable_is_refused_by_its_name(name):
+def test_a_field_with_another_meaning_on_a_variable_is_refused_by_name(name):
     box_type = dataclasses.make_dataclass("Reserved", [("value", object), name], bases=(Box,))
     with pytest.raises(registry.UnsupportedBoxError, match=rf"\['{name}'\] mean something else"):
         registry.current().codec_for(box_type)

@@ -98,7 +98,7 @@ def test_the_collection_of_a_type_leads_back_to_the_type(typ):
     )
 
 
-def test_a_type_that_nobody_registered_goes_to_the_collection_named_after_the_class():
+def test_an_unregistered_type_goes_to_the_collection_of_its_class_name():
     typ = variable_type()
     assert registry.variable_name_from_type(typ, create=True) == typ.__name__
 
@@ -122,7 +122,7 @@ def test_a_subclass_of_a_registered_type_does_not_take_its_collection(name):
     assert registry.variable_name_from_type(child, create=True) == child.__name__
 
 
-def test_two_unregistered_types_of_one_name_are_a_conflict_that_names_both_and_the_remedy():
+def test_two_unregistered_types_of_one_name_are_a_conflict_with_a_remedy():
     first = variable_type("TestsTwins")
     second = variable_type("TestsTwins")
     assert registry.variable_name_from_type(first, create=True) == "TestsTwins"
@@ -147,7 +147,7 @@ def test_the_remedy_for_two_types_of_one_name_works(name):
 
 
 @pytest.mark.parametrize("class_name", ["Param", "BatchStat", "Intermediate"])
-def test_a_users_type_may_have_the_name_of_a_flax_type_that_has_another_collection(class_name):
+def test_a_user_s_type_may_have_the_name_of_a_flax_type_elsewhere(class_name):
     typ = variable_type(class_name, qualname=class_name, base=getattr(nnx, class_name))
     assert registry.variable_name_from_type(typ, create=True) == class_name
     assert registry.variable_type_from_name(class_name, create=True) is typ
@@ -290,7 +290,7 @@ def test_a_taken_name_is_a_conflict_that_names_both_types_and_the_remedy(registe
     assert flax_table() == before
 
 
-def test_two_libraries_with_one_class_name_get_a_message_that_tells_them_apart(name):
+def test_two_libraries_with_one_class_name_are_told_apart(name):
     first = type("State", (nnx.Variable,), {"__module__": "library_a"})
     second = type("State", (nnx.Variable,), {"__module__": "library_b"})
     registry.register_variable_name(name, first)
@@ -310,7 +310,7 @@ def test_a_collection_of_flax_is_not_taken_without_overwrite(collection):
     assert flax_table() == before
 
 
-def test_a_name_that_was_registered_with_flax_is_not_taken_without_overwrite(name):
+def test_a_name_registered_with_flax_is_not_taken_without_overwrite(name):
     typ = variable_type()
     nnx.register_variable_name(name, typ)
     with pytest.raises(registry.RegistrationConflictError, match=typ.__qualname__):
@@ -343,7 +343,7 @@ def test_overwrite_gives_a_name_to_another_type(name):
     assert registry.variable_name_from_type(first, create=True) == first.__name__
 
 
-def test_overwrite_gives_a_type_another_name_and_the_old_one_is_no_longer_its(name):
+def test_overwrite_gives_a_type_another_name_and_frees_the_old_one(name):
     old, new = f"{name}_old", f"{name}_new"
     typ = registry.register_variable_name(old, variable_type())
     registry.register_variable_name(new, typ, overwrite=True)
@@ -750,7 +750,7 @@ class CountsInNNX(nnx.Module):
         return x + self.n[...]
 
 
-def test_a_model_that_was_made_under_a_registry_names_it_when_it_is_called_outside():
+def test_a_model_made_under_a_registry_names_it_when_called_outside():
     """Regression: a mismatch of two collections, or two states where there had been one."""
     x = jnp.ones(())
     with registry.use(registry.current().extend({"tests_scoped_counts": ScopedCount})):
@@ -803,7 +803,7 @@ def test_a_registry_is_shown_by_what_it_was_made_of():
     assert repr(registry.Registry()) == "Registry(pairs=mappingproxy({}), boxes=mappingproxy({}))"
 
 
-def test_the_collection_named_after_a_class_of_flax_is_its_own_in_a_fresh_process(monkeypatch):
+def test_the_collection_named_after_a_flax_class_is_its_own_at_first_use(monkeypatch):
     # What was looked up before is remembered.
     monkeypatch.setattr(registry._registry, "derived", {})
     assert registry.Registry().type_from_name("RngKey") is nnx.RngKey

@@ -182,7 +182,7 @@ def trained(package, name):
 
 
 @pytest.mark.parametrize("name", INPUTS)
-def test_an_unchanged_training_step_runs_with_the_same_variables_at_the_same_paths(package, name):
+def test_an_unchanged_training_step_runs_with_the_same_variables(package, name):
     training, linen, before, x = trained(package, name)
     result = rewritten(package, name, fast=True)
     assert result.exported == EXPORTED[name]

@@ -39,9 +39,7 @@ def run(capsys, *arguments):
     return code, captured.out, captured.err
 
 
-def test_the_diff_the_levels_and_the_proof_are_shown_and_nothing_is_written(
-    target, capsys, tmp_path
-):
+def test_the_diff_levels_and_proof_are_shown_and_nothing_is_written(target, capsys, tmp_path):
     code, out, _ = run(capsys, target)
     assert code == 0
     assert "+class Net(nnx.Module):" in out
@@ -200,7 +198,7 @@ def make(key, x, size):
 """
 
 
-def test_sizes_are_those_of_the_very_layer_and_classes_those_of_the_very_file(capsys, tmp_path):
+def test_sizes_and_classes_are_those_of_the_very_layer_and_file(capsys, tmp_path):
     name = f"command_{abs(hash(str(tmp_path))) % 10**8}"
     for each in (name, f"{name}_other"):
         (tmp_path / f"{each}.py").write_text(AUTOENCODER)

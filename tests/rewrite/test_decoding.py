@@ -25,7 +25,7 @@ def rewritten():
     return bridge.rewrite(make, INPUT, gradients=False, fast=True)
 
 
-def test_every_class_is_rewritten_and_proven_in_steps_and_on_whole_sequences():
+def test_every_class_is_proven_in_steps_and_on_whole_sequences():
     result = rewritten()
     assert result.is_proven, str(result)
     assert {c.level for c in result.classes} <= {"proven", "proven for this configuration"}
@@ -36,7 +36,7 @@ def test_every_class_is_rewritten_and_proven_in_steps_and_on_whole_sequences():
     assert "bridge" not in text
 
 
-def test_whole_sequences_are_decoded_alike_without_any_help_of_the_rewriter():
+def test_whole_sequences_are_decoded_alike_without_the_rewriter():
     result = rewritten()
     (module,) = imported(result)
     linen = make()

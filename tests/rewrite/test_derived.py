@@ -5,7 +5,7 @@ from tests.rewrite import models_derived as models
 from tests.rewrite.test_programs import spec
 
 
-def test_layers_with_more_fields_and_other_parameters_are_rewritten_and_proven():
+def test_layers_with_other_fields_and_parameters_are_rewritten_and_proven():
     result = bridge.rewrite(models.Model, spec(2, 5, 3), gradients=False)
     assert result.is_proven, str(result)
     assert result.max_difference == 0.0

@@ -33,7 +33,7 @@ def test_every_class_is_proven(fields):
     assert result.max_difference == 0.0
 
 
-def test_the_mode_of_a_constructor_is_in_the_call_that_train_and_eval_leave_alone():
+def test_the_mode_of_a_constructor_is_in_the_call_and_stays_under_train():
     (text,) = rewritten(**DROPPING).sources.values()
     assert "self.layer_norm(x), mask=mask, deterministic=config.deterministic)" in text
     assert "self.drop(self.dense(x), deterministic=self.config.deterministic)" in text

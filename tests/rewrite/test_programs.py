@@ -90,7 +90,7 @@ def imported(result):
         return [__import__(name) for name in texts]
 
 
-def test_the_new_sources_compute_what_linen_computes_without_any_help_of_the_rewriter():
+def test_the_new_sources_compute_what_linen_does_without_the_rewriter():
     result = rewritten("mixer")
     (module,) = imported(result)
     x = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))

@@ -158,7 +158,7 @@ def test_a_layer_that_is_wrapped_has_its_refusal_in_the_class(cls, id):
     assert f"[{id}]" in found.notes[0]
 
 
-def test_what_is_inside_of_a_wrapped_layer_has_linens_names_and_is_not_native():
+def test_the_inside_of_a_wrapped_layer_has_linen_s_names_and_is_not_native():
     result = result_of(WeightsInside)
     levels = {each.name: each.level for each in result.classes}
     assert levels == {"Doubled": "proven", "WeightsInside": "proven"}, str(result)

@@ -30,7 +30,7 @@ def test_a_dict_that_changes_keeps_its_class_linen():
     assert "change on the way" in str(result)
 
 
-def test_a_function_that_is_given_a_dict_keeps_its_caller_linen_and_no_other():
+def test_a_function_that_is_given_a_dict_keeps_only_its_caller_linen():
     result = bridge.rewrite(models.Functions, spec(2, 4), gradients=False)
     assert result.is_proven, str(result)
     assert [each.name for each in result.classes if each.level == "left Linen"] == ["Starred"]

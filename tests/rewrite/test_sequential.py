@@ -92,7 +92,7 @@ def test_a_sequential_is_rewritten_if_no_other_layer_takes_the_keyword(cls):
     assert "Stays Linen" not in text
 
 
-def test_a_sequential_of_a_compact_method_with_a_layer_that_stays_linen_is_wrapped():
+def test_a_compact_sequential_with_a_layer_that_stays_linen_is_wrapped():
     result = bridge.rewrite(HoldsLinen, INPUT, gradients=False)
     assert result.is_proven, str(result)
     (found,) = [each for each in result.classes if each.name == "HoldsLinen"]

@@ -42,7 +42,7 @@ def test_what_is_in_a_list_with_names_of_its_own_is_found_by_its_place(result):
 
 
 @pytest.mark.parametrize("fields", [{}, {"width": 7}, {"factor": 3}, {"width": 7, "factor": 3}])
-def test_a_size_that_is_not_told_follows_from_the_input_in_the_new_class_too(result, fields):
+def test_an_open_size_follows_from_the_input_in_the_new_class_too(result, fields):
     (module,) = imported(result)
     linen = models.Wide(**fields)
     x = jax.random.normal(jax.random.key(0), (2, 4))

@@ -52,9 +52,7 @@ def test_nothing_is_written_before_write(result, tmp_path):
     assert result.diff.startswith("--- ")
 
 
-def test_write_makes_the_new_file_and_the_rules_and_a_second_one_finds_nothing_to_do(
-    result, tmp_path
-):
+def test_write_makes_file_and_rules_and_a_second_one_finds_nothing_to_do(result, tmp_path):
     assert len(result.pending()) == 2
     written = result.write()
     assert [pathlib.Path(path).suffixes for path in written] == [[".py"], [".rules", ".toml"]]

@@ -404,7 +404,7 @@ def graph_setting(transform: str) -> str:
     return "no_graph_updates" if transform in WITHOUT_GRAPH_UPDATES else "in_a_parent"
 
 
-CUSTOM_VJP = "calls.py::test_custom_vjp_gives_the_gradient_of_the_rule_and_the_updates_of_the_call"
+CUSTOM_VJP = "calls.py::test_custom_vjp_gives_the_rule_s_gradient_and_the_call_s_updates"
 CLOSURE = "closures.py::test_a_closure_over_a_deterministic_module_is_one_over_pure_linen"
 NAMES_INSIDE = "metadata.py::test_names_go_inside_a_transform_and_come_back_as_natively"
 NAMES_MADE = "metadata.py::test_layers_made_by_vmap_have_the_names_that_pure_linen_gives"

@@ -218,7 +218,7 @@ def looped(kind, **options):
     return program, program.init(KEY, X[0])
 
 
-def test_an_update_in_a_loop_that_does_not_carry_it_is_linen_s_error_in_strict_mode():
+def test_an_update_that_a_loop_does_not_carry_is_linen_s_error_in_strict():
     for kind, options in (("twin", {}), ("to_linen", {"strict": True})):
         program, variables = looped(kind, **options)
         with pytest.raises(flax.errors.ModifyScopeVariableError):

@@ -176,7 +176,7 @@ def test_a_second_call_of_a_transformed_module_draws_another_mask(transform):
 
 
 @pytest.mark.parametrize("transform", [nn.jit, nn.remat], ids=["jit", "remat"])
-def test_a_transformed_module_called_again_without_tracing_keeps_its_results(transform):
+def test_a_transformed_module_keeps_its_results_without_tracing_again(transform):
     """Outside of any other transform, where only the lifted one compiles."""
     module = transform(bridge.ToLinen)(states.Normed)
     variables = module.init(KEY, X[0])
@@ -205,7 +205,7 @@ class Nested(nnx.Module):
 
 @pytest.mark.parametrize("transform", ["vmap", "scan"])
 @pytest.mark.parametrize("definition", ["with_nnx", "without_nnx"])
-def test_a_linen_module_inside_the_nnx_module_is_initialised_in_every_slice(transform, definition):
+def test_a_linen_module_in_the_nnx_module_is_initialised_in_every_slice(transform, definition):
     module, inputs = lifted(transform, Nested, split=True)
     variables = module.init(KEY, *inputs(X))
     dense = variables["params"]["dense"]

@@ -293,7 +293,7 @@ def _custom_vjp_cells():
 
 
 @pytest.mark.parametrize(("state", "setting"), [*_custom_vjp_cells()])
-def test_custom_vjp_gives_the_gradient_of_the_rule_and_the_updates_of_the_call(state, setting):
+def test_custom_vjp_gives_the_rule_s_gradient_and_the_call_s_updates(state, setting):
     """The rule: every parameter has the gradient of the sum of the output."""
     kind, setting = KINDS[state], SETTINGS[setting]
     with setting.active():

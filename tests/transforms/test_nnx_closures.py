@@ -69,7 +69,7 @@ class NativeNorm(nnx.Module):
         ("custom_variable", NativeNorm),
     ],
 )
-def test_a_closure_over_a_module_that_changes_is_refused_as_for_native_modules(state, native):
+def test_a_closure_over_a_module_that_changes_is_refused_as_natively(state, native):
     kind = KINDS[state]
     wrapped = kind.wrap()
     before = snapshot(wrapped)

@@ -260,7 +260,7 @@ def _metadata_calls():
     }
 
 
-def test_axis_names_that_the_mesh_lacks_are_refused_where_linen_refuses_them():
+def test_axis_names_that_the_mesh_lacks_are_refused_where_linen_does():
     """Inside of both transforms there is a mesh, and Linen constrains what it unboxes."""
     for call in _metadata_calls().values():
         with pytest.raises(ValueError, match="Resource axis: in of"):

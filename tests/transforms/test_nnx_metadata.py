@@ -106,7 +106,7 @@ def test_layers_made_by_vmap_have_the_names_that_pure_linen_gives(make, axis, me
 
 @pytest.mark.parametrize("metadata", [PARTITION, {nnx.PARTITION_NAME: None}, {}], ids=str)
 @pytest.mark.parametrize("axis", [0, 1, -1])
-def test_layers_made_by_vmap_have_the_names_and_shapes_of_the_native_module(axis, metadata):
+def test_layers_made_by_vmap_have_native_names_and_shapes(axis, metadata):
     wrapped, native = (made_by_vmap(m, axis, metadata) for m in (make_wrapped, Native))
     assert names(wrapped) == names(native)
     assert wrapped.Dense_0["kernel"].shape == native.Dense_0.kernel.shape
@@ -214,7 +214,7 @@ def test_a_wrapped_module_is_sharded_at_once_where_native_ones_are(eager):
     assert names(model) == (("in", "out"), ("out",))
 
 
-def test_a_wrapped_module_can_be_called_with_explicit_axes_where_linen_refuses():
+def test_a_wrapped_module_is_called_with_explicit_axes_unlike_linen():
     """Linen constrains what it unboxes, and Explicit axes make that a check."""
     module = Partitioned()
     variables = module.init(jax.random.key(0), X)

@@ -157,7 +157,7 @@ def test_a_transform_refuses_a_wrapped_module_as_it_refuses_a_native_one(case):
 
 
 @pytest.mark.parametrize("make", SOWS)
-def test_state_created_in_a_transform_in_tree_mode_stays_inside_as_natively(make):
+def test_state_created_in_a_transform_in_tree_mode_stays_inside(make):
     with nnx.set_graph_mode(False):
         model = make()
         before = snapshot(model)
