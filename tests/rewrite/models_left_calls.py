@@ -224,3 +224,14 @@ class CountsUnderFlag(nn.Module):
         if self.counts and self.is_mutable_collection("stats"):
             count.value += 1
         return nn.Dense(3)(x)
+
+
+class AppliesItself(nn.Module):
+    """Has a method that is given its parameters, and that no run calls."""
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(x.shape[-1])(x)
+
+    def generate(self, params, x, steps: int):
+        return jax.lax.fori_loop(0, steps, lambda _, y: self.apply({"params": params}, y), x)

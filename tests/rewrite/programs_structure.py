@@ -1449,6 +1449,76 @@ class Model(nn.Module):
 """,
         [{"width": 4}, {"depth": 3}],
     ),
+    "an activation behind the last layer that is None": Program(
+        """
+class Model(nn.Module):
+    widths: tuple[int, ...] = (6, 4)
+    last: Callable[..., Any] | None = None
+
+    @nn.compact
+    def __call__(self, x):
+        for n, width in enumerate(self.widths):
+            if n != len(self.widths) - 1:
+                x = nn.tanh(nn.Dense(width)(x))
+            else:
+                x = nn.Dense(width, use_bias=False)(x)
+                if self.last is not None:
+                    x = self.last(x)
+        return nn.Dense(3)(x)
+""",
+        [{"widths": (3, 5, 7), "last": Of("nn.tanh")}, {"widths": (8,)}],
+    ),
+    "a file that imports all names of another": Program(
+        """
+from starred_layers import *
+
+
+class Model(nn.Module):
+    width: int = 6
+
+    @nn.compact
+    def __call__(self, x):
+        return Block(self.width * SCALE)(double(nn.Dense(self.width)(x)))
+""",
+        [{"width": 4}],
+        files={
+            "starred_layers.py": """
+SCALE = 2
+
+
+def double(x):
+    return 2 * x
+
+
+class Block(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.tanh(nn.Dense(self.width)(x))
+"""
+        },
+    ),
+    "a method under a decorator that has another name": Program(
+        """
+def summed(forward):
+    def wrapped(self, x, **kwargs):
+        y = forward(self, x, **kwargs)
+        return y + y.sum()
+
+    return wrapped
+
+
+class Model(nn.Module):
+    width: int = 6
+
+    @nn.compact
+    @summed
+    def __call__(self, x):
+        return nn.Dense(self.width)(nn.Dense(x.shape[-1])(x))
+""",
+        [{"width": 4}],
+    ),
     "defaults that are tuples without parentheses": Program(
         """
 class Model(nn.Module):

@@ -98,6 +98,14 @@ def test_state_that_asks_whether_it_is_mutable_is_reviewed(cls):
     assert found.notes[0].endswith(cls.__doc__)
 
 
+def test_a_method_that_nothing_ran_may_apply_its_module_and_is_reviewed():
+    result = result_of(others.AppliesItself)
+    found = level(result, others.AppliesItself)
+    assert result.is_proven, str(result)
+    assert found.level == "needs review"
+    assert found.notes[0].endswith("self.apply is called where nothing ran")
+
+
 @pytest.mark.parametrize(
     "part",
     [models.MadeByFunction, models.InnerFunction, models.WhileLoop, models.TryBlock],

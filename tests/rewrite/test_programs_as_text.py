@@ -128,6 +128,12 @@ def test_it_is_proven_and_does_what_linen_does_for_other_values(rewritten, name)
         check_same(found, fields)
 
 
+def test_a_size_is_set_once_where_a_branch_makes_no_layer(rewritten):
+    program = programs_structure.GROWN["an activation behind the last layer that is None"]
+    (text,) = rewritten(program).result.sources.values()
+    assert text.count("features_in = width") == 2
+
+
 @pytest.mark.filterwarnings("ignore:The inputs_kv arg:DeprecationWarning")
 def test_attention_is_given_its_inputs_by_name(rewritten):
     found = rewritten(programs_structure.INPUTS_KV)

@@ -184,7 +184,8 @@ class NewFile:
             return [self.source.render(statement)] if bound_in(statement) & needed else []
         names = [
             a
-            for a in statement.names  # pyright: ignore
+            for each in statement.names  # pyright: ignore
+            for a in self._spelled_out(statement, each)
             if not needed.isdisjoint(self._new_names(a)) or a.name == "*"
         ]
         if not names:
@@ -194,6 +195,18 @@ class NewFile:
         if not isinstance(statement, ast.ImportFrom):
             return []
         return self._import_from(statement, names)
+
+    def _spelled_out(self, statement: ast.stmt, alias: ast.alias) -> list[ast.alias]:
+        """The names that `*` stands for, but for those that another statement sets."""
+        if alias.name != "*" or not isinstance(statement, ast.ImportFrom):
+            return [alias]
+        module = sys.modules.get(self._absolute(statement))
+        if module is None:
+            return [alias]
+        others = (bound_in(each) for each in self.source.tree.body if each is not statement)
+        taken = set[str]().union(*others)
+        names = getattr(module, "__all__", [name for name in vars(module) if name[0] != "_"])
+        return [ast.alias(name, None) for name in names if name not in taken]
 
     def _new_module(self, alias: ast.alias) -> str:
         """An imported module, the new one if there is one, by the name that it has here."""

@@ -19,6 +19,13 @@ from bridge.rewrite.syntax._taint import STATEFUL
 
 from ._dead import blocks_of
 
+# Methods that NNX lacks: those that take or give a tree of variables, and those of one variable.
+_OF_TREES = ("apply", "bind", "clone", "copy", "init", "unbind")
+_OF_VARIABLES = (
+    *("get_variable", "has_rng", "param", "put_variable"),
+    *("scope", "variable", "variables"),
+)
+
 
 class States:
     """The calls of such methods in one method.
@@ -124,22 +131,13 @@ class States:
             elif name == "make_rng":
                 self.notes.append((node.lineno, "keys are drawn from an NNX stream"))
                 yield self.source.edit(node, f"self.rngs{self._stream(node)}()")
-            elif name in (
-                "param",
-                "variable",
-                "get_variable",
-                "put_variable",
-                "has_rng",
-                "clone",
-                "copy",
-                "init",
-                "apply",
-                "bind",
-                "unbind",
-                "scope",
-                "variables",
-            ):
+            elif name in _OF_TREES and not self._ran(node):
+                self.notes.append((node.lineno, f"self.{name} is called where nothing ran"))
+            elif name in (*_OF_TREES, *_OF_VARIABLES):
                 raise NotRewritableError("no-method", node, name=name)
+
+    def _ran(self, node: ast.AST) -> bool:
+        return self.source.statement_of(node).lineno in self.method.lines
 
     def _stream(self, node: ast.Call) -> str:
         """How a stream is read: `Rngs` has methods named as distributions, as `gumbel`."""

@@ -245,7 +245,7 @@ class Watch:
         if instance is not None:
             instance.calls.append(
                 Called(
-                    context.method_name,
+                    _attribute_of(instance.cls, context.method_name),
                     shapes_of(args),
                     shapes_of(dict(kwargs)),
                     shapes_of(output),
@@ -292,3 +292,11 @@ class Watch:
 
 def _arguments(frame: Any) -> dict[str, Any]:
     return {name: shapes_of(value) for name, value in frame.f_locals.items() if name != "self"}
+
+
+def _attribute_of(cls: type, name: str) -> str:
+    """The attribute of a method; a decorator without `functools.wraps` gives it its own name."""
+    if hasattr(cls, name):
+        return name
+    found = [each for each in dir(cls) if getattr(getattr(cls, each, None), "__name__", "") == name]
+    return found[0] if len(found) == 1 else name

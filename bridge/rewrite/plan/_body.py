@@ -66,7 +66,9 @@ class Slice:
             found += [(depth, text) for text in self.method.kept.updates(statement, before=True)]
             found += self._statement(statement, depth)
             found += self._running(depth, behind=statement)
-            found += [(depth, text) for text in self.method.kept.updates(statement, before=False)]
+            for text in self.method.kept.updates(statement, before=False):
+                if not _says(found[-1:], depth, text):
+                    found.append((depth, text))
         return found
 
     def _before(self, statement: ast.stmt, depth: int) -> Lines:
@@ -433,3 +435,9 @@ def _header_line(words: str, expression: str, column: int) -> str:
     except SyntaxError:
         line = f"{words} ({expression}):"
     return f"\0{column}\0{line}"
+
+
+def _says(last: Lines, depth: int, text: str) -> bool:
+    """Whether the last line has set this, before a branch that makes no layer."""
+    name, _, value = text.partition(" = ")
+    return last == [(depth, text)] and bool(value) and name not in names_in(ast.parse(value))

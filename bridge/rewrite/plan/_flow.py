@@ -795,7 +795,8 @@ class Flow:
             for slot in slots
             for making in slot.makings
         ]
-        return bool(found) and all(map(_is_keeping, found))
+        # What is None here is an activation for others: nothing else stands between two layers.
+        return bool(found) and all(each is None or _is_keeping(each) for each in found)
 
     def _method_call(self, node: ast.Call, function: ast.Attribute) -> Size | None:
         owner = function.value

@@ -177,15 +177,17 @@ def _collected(program: Program, plan: ClassPlan, slot: Slot) -> Slot | None:
     if slot.kind != "module" or slot.variable is not None:
         return None
     statement, inside = plan.source.statement_of(slot.node), slot.node
+    is_in_list = False
     for each in plan.source.ancestors(slot.node):
         if each is statement:
             break
         is_added = isinstance(each, ast.Call) and inside is not each.func and is_growth(each)
         if not (is_added or isinstance(each, _PASSING)):
             return None
+        is_in_list |= is_added or not isinstance(each, ast.IfExp)
         inside = each
     name = grown_name(statement)
-    return None if name is None else _holder(program, plan, slot, name)
+    return None if name is None or not is_in_list else _holder(program, plan, slot, name)
 
 
 def _holder(program: Program, plan: ClassPlan, slot: Slot, name: str) -> Slot | None:
