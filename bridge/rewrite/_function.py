@@ -74,7 +74,8 @@ def rewrite(
         the rest of the program stays as it is. `write` writes both.
       train: gives a sample of the training, `(state, train_step, batches)`: the first `TrainState`,
         the function that makes a step from a state, and for each step a tuple of its other
-        arguments. The functions that it runs are rewritten too, and proven by three steps.
+        arguments. The functions that it runs are rewritten too, in new files, and proven by
+        three steps.
       progress: is told what goes on.
 
     Returns:
@@ -82,8 +83,8 @@ def rewrite(
       `result.write()` writes them.
 
     Raises:
-      RewriteError: the model cannot be made or run, or `only` or `skip` names a class that it has
-        not.
+      RewriteError: the model or the sample cannot be made or run, or `only` or `skip` names a class
+        that it has not.
       InvalidMethodError: the model has no method of this name.
 
     Example::

@@ -170,7 +170,10 @@ class Calls(StateCalls):
         if not (getattr(called, "__module__", None) or "").startswith("jax"):
             return
         for each in [*node.args, *(k.value for k in node.keywords)]:
-            if isinstance(each, ast.Name | ast.Attribute | ast.Lambda):
+            is_partial = isinstance(each, ast.Call) and (
+                self.file.value_of(each.func) is functools.partial
+            )
+            if is_partial or isinstance(each, ast.Name | ast.Attribute | ast.Lambda):
                 value = self._value(each)
                 if value.kind is Kind.FUNCTION and self._needs_nnx(value):
                     raise NotRewritableError(

@@ -97,17 +97,30 @@ class TrainingRewriter:
         return found
 
     def run(self) -> Training:
-        """Rewrites, and proves."""
+        """Rewrites, and proves.
+
+        Raises:
+            RewriteError: the sample is none, or cannot be run.
+        """
         self.told("running the training")
         texts = {f.module.__name__: (path, f.source.text) for path, f in self.files.items()}
         seen = Seen(self.files, self.recognizer)
         module = self.sample.__module__
-        with world(texts), seen.looking():
-            sample = sample_of(self.sample, module)
-            seen.state(sample.state)
-            if draws(self.classes):
-                sample = sample.with_same_keys()
-            old = ran(sample)
+        try:
+            with world(texts), seen.looking():
+                sample = sample_of(self.sample, module)
+                seen.state(sample.state)
+                if draws(self.classes):
+                    sample = sample.with_same_keys()
+                old = ran(sample)
+        except RewriteError:
+            raise
+        except Exception as error:
+            raise RewriteError(
+                "the sample of the training cannot be run",
+                [said(error)],
+                "Give a sample whose steps run in the program as it is.",
+            ) from error
         program = self._program(seen)
         found = [*self._planned(program)]
         found += self._branches(program, seen)

@@ -249,6 +249,11 @@ LEFT = [
         ("jitted = jax.jit(train_step)", "jitted = jax.checkpoint(train_step)"),
     ),
     (
+        "training-transform",
+        STATISTICS,
+        ("jitted = jax.jit(train_step)", "jitted = jax.checkpoint(functools.partial(train_step))"),
+    ),
+    (
         "training-line",
         APART,
         (UPDATE, "    return [state.apply_gradients(grads=grads) for _ in range(1)][0]"),
@@ -328,6 +333,12 @@ def test_a_sample_has_a_state_a_step_and_batches(packages):
         rewritten(module, train=lambda: module.sample()[:2])
     with pytest.raises(RewriteError, match="0 batches"):
         rewritten(module, train=lambda: (*module.sample()[:2], []))
+
+
+def test_a_sample_that_does_not_run_is_an_error_of_the_user(packages):
+    module = packages(replaced(APART, "(0), 0.1), step", "(0), 0.1), jax.grad"))
+    with pytest.raises(RewriteError, match="the sample of the training cannot be run"):
+        rewritten(module)
 
 
 def test_a_model_in_another_file_is_imported_from_its_new_file(packages):
