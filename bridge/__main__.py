@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _INTERRUPTED
     except OSError as error:
         give_up(sys.stdout)
-        # A reader that has stopped, as `| head` does, is no failure.
+        # A reader that has stopped, as `| head` does, is not a failure.
         if isinstance(error, BrokenPipeError):
             return OK
         complain(f"{parser.prog}: stdout: {error.strerror}")

@@ -110,7 +110,7 @@ def filled(
 def applied(modes: Mapping[str, Any], wrapper: nnx.Pytree | None = None) -> Iterator[None]:
     """Modes for the Linen modules that are called in this block, and the NNX modules within.
 
-    A model that is called in the block but is no part of the module has its own modes, or none.
+    A model that is called in the block but is not part of the module has its own modes, or none.
     """
     token = _in_force.set((modes, wrapper))
     try:
@@ -146,7 +146,7 @@ def set_on(module: nnx.Pytree, objects: Sequence[nnx.Pytree]) -> bool:
 def with_mode(
     module: nn.Module, modes: tuple[tuple[str, Any], ...], name: str, value: object
 ) -> tuple[tuple[str, Any], ...] | None:
-    """The modes after an attribute was set; None if it is no mode of this module.
+    """The modes after an attribute was set; None if it is not a mode of this module.
 
     Args:
       module: the wrapped Linen module.

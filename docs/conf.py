@@ -32,7 +32,7 @@ templates_path = ["_templates"]
 html_copy_source = False
 html_show_copyright = False
 
-# `[text](guide.md#a-heading)`: an anchor that is no heading is an error.
+# `[text](guide.md#a-heading)`: an anchor that is not a heading is an error.
 myst_heading_anchors = 4
 myst_fence_as_directive = ["mermaid"]
 

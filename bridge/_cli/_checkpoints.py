@@ -45,7 +45,7 @@ class CheckpointContents:
 
     @property
     def left_out(self) -> tuple[str, ...]:
-        """What is no weight: RNG state, and trees beside the model, such as `opt_state`."""
+        """What is not a weight: RNG state, and trees beside the model, such as `opt_state`."""
         rngs = self.leaves.keys() - self.without_rngs().leaves.keys()
         return *beside(self.layout), *sorted(path_text(*a).lstrip("/") for a in rngs)
 

@@ -106,7 +106,7 @@ class HeldVariable(NamedTuple):
 def held_variables(wrapper: LinenHolder) -> dict[Address, HeldVariable]:
     """Every Linen variable of a wrapper by (collection, path).
 
-    Plain attributes and what NNX's tools leave on a module are no Variables and are passed over.
+    Plain attributes and what NNX's tools leave on a module are not Variables and are passed over.
 
     Raises:
       ConversionError: two Variables for one address.

@@ -117,7 +117,7 @@ def box_of(var_type: VariableType, leaf: Leaf) -> NNXMeta[Any]:
 
 
 def check_variables(variables: Variables) -> None:
-    """Raises ConversionError for what a user gave as variables and is none; says what it may be.
+    """Raises ConversionError if what a user gave is not variables; says what it may be.
 
     `from_variables` itself looks at the collections alone: it runs in calls.
     """
@@ -144,5 +144,5 @@ def _check(variables: Any) -> None:
             raise mapping_error(variables, EXPECTED, remedy)
 
 
-_IS_NNX = "it is NNX, of which bridge.nnx_to_linen makes variables"
+_IS_NNX = "it is NNX; bridge.nnx_to_linen turns it into variables"
 _PARAMS_ALONE = "give parameters alone as {'params': …}"

@@ -29,7 +29,7 @@ class Leaf(NamedTuple):
     """One value on its way across the boundary.
 
     Attributes:
-      value: an array, an abstract array or any pytree that is no mapping.
+      value: an array, an abstract array or any pytree that is not a mapping.
       box: the type of the metadata box around it, None for a bare value.
       fields: what the box says besides the value, in the names of Variable metadata.
     """
@@ -48,7 +48,7 @@ Neutral: TypeAlias = dict[Address, Leaf]
 Tree: TypeAlias = dict[Key, Any]
 
 
-# In a tree of nested dicts, what is no dict is a leaf.
+# In a tree of nested dicts, what is not a dict is a leaf.
 _LEAF = object()
 
 

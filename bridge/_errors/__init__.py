@@ -34,7 +34,7 @@
     │                                            there is none
     ├── LayerRegistrationError(ValueError, TypeError)
     │                                            two classes that cannot be registered as one layer
-    ├── InvalidMeshError(TypeError)              what was given as a mesh is none
+    ├── InvalidMeshError(TypeError)              a mesh was expected, found another object
     ├── ShardingError(ValueError)                partition specs that do not fit the mesh
     ├── ParityError(AssertionError)              two models that should do the same do not
     ├── InvalidOptionsError(ValueError)          options of a comparison that contradict each other

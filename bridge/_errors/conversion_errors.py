@@ -61,5 +61,5 @@ class ShardingError(BridgeError, ValueError):
 
 
 def mapping_error(found: object, expected: str, remedy: str = "") -> ConversionError:
-    """The error for an argument that is no mapping where one is needed, or another mapping."""
+    """The error for an argument that is not a mapping where one is needed, or another mapping."""
     return ConversionError(f"expected {expected}, found {shown(found)}{remedy and f'; {remedy}'}")

@@ -23,7 +23,7 @@ class DeclarationError(BridgeError, ValueError, flax_errors.AssignSubModuleError
 
     @classmethod
     def of_argument(cls, owner: str, expected: str, found: object) -> DeclarationError:
-        """The error for a name or a parent that is none."""
+        """The error for an invalid name or parent."""
         return cls(f"{owner} expected {expected}, found {shown(found)}; leave it out")
 
     @classmethod
@@ -36,7 +36,7 @@ class DeclarationError(BridgeError, ValueError, flax_errors.AssignSubModuleError
 
 
 class UnboundLinenError(BridgeError, flax_errors.CallCompactUnboundModuleError, AttributeError):
-    """A Linen module is called in a `bridge.Module` that it is no submodule of."""
+    """A Linen module is called in a `bridge.Module` that it is not a submodule of."""
 
     def __init__(self, linen_module: str, owner: str):
         super().__init__(

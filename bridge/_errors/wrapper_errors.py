@@ -136,7 +136,7 @@ class AbstractInputError(BridgeError, flax_errors.LazyInitError):
     def __init__(self, paths: Iterable[str]):
         self.paths: tuple[str, ...] = tuple(paths)
         super().__init__(
-            "these variables depend on the values of an input, of which only the shape was given:"
+            "these variables depend on the values of an input that was given only as a shape:"
             f"{bullets(self.paths)}\nPass an array for that input",
         )
 

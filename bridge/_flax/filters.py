@@ -19,7 +19,7 @@ def checked(mutable: CollectionFilter | None, where: str) -> Any:
       where: who was given it, for the error.
 
     Raises:
-      InvalidFilterError: it is none of these.
+      InvalidFilterError: it has another form.
     """
     if mutable is None or isinstance(mutable, bool | str):
         return mutable

@@ -163,7 +163,7 @@ def unflattened(
 
 
 def mark_arrays_as_data(nodes: Iterable[nnx.Pytree]) -> None:
-    """Makes array attributes that are no Variables data, whatever they are while traced.
+    """Makes array attributes that are not Variables data, whatever they are while traced.
 
     Flax 0.12.8 tells arrays by `issubclass`, which a tracer's type fails, and then keeps the tracer
     as a static attribute. `nnx.data` at the assignment would do, but the constructors are the

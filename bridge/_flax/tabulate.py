@@ -15,7 +15,7 @@ _TABULATE_ID = "_nnx_tabulate_id"
 
 
 class _Uncounted:
-    """A method that is no function, so that `nnx.tabulate` does not count its calls."""
+    """A method that is not a function, so that `nnx.tabulate` does not count its calls."""
 
     def __init__(self, function: Callable[..., Any]):
         functools.update_wrapper(self, function)
@@ -29,7 +29,7 @@ class _Uncounted:
 
 
 def uncounted(function: F) -> F:
-    """Marks a method that is no part of the model; `nnx.tabulate` takes every public function."""
+    """Marks a method that is not part of the model; `nnx.tabulate` takes every public function."""
     found: Any = _Uncounted(function)
     return found
 

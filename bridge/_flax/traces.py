@@ -1,4 +1,4 @@
-"""Programs of which only a part is needed, or can be run, as an input is abstract."""
+"""Runs the part of a program that needs no abstract input, and finds the inputs that matter."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def class_hooks(var_type: type[nnx.Variable[Any]]) -> frozenset[str]:
 def raw_value(variable: nnx.Variable[Any]) -> Any:
     """What a Variable holds, before its get hooks, and read out of its reference if it has one."""
     value = variable.get_raw_value()
-    # Cheap test first: an array is no reference.
+    # Cheap test first: an array is not a reference.
     return value if isinstance(value, jax.Array) or not variable.ref else value[...]
 
 
@@ -86,5 +86,5 @@ def mark_eager_sharding(variables: Iterable[nnx.Variable[Any]]) -> None:
         try:
             variable.set_metadata("eager_sharding", True)
         except ImmutableVariableError:
-            # A hijax Variable in a trace, if it is no reference (Flax 0.12.9 and later).
+            # A hijax Variable in a trace, if it is not a reference (Flax 0.12.9 and later).
             continue

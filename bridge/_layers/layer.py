@@ -67,7 +67,7 @@ class LayerRow:
       leaves: NNX's paths of leaves and parts by Linen's. Several Linen paths together mean leaves
         that lie side by side in the NNX leaf, on its last axis.
       zero: paths of Linen leaves that NNX has no place for, and which must be zero.
-      computed: NNX Variables that the constructor computes from its arguments; they are no weights.
+      computed: NNX Variables that the constructor computes from its arguments, so not weights.
       kept_by_path: where NNX keeps the leaves of a layer that normalises another one, which is in
         the attribute `layer_instance`.
       inner: the NNX attribute whose layer Linen may hold in this one's place.

@@ -53,9 +53,9 @@ def register_layer(
       overwrite: whether this replaces what is known of either class.
 
     Raises:
-      LayerRegistrationError: one of the two is no module class of its kind, `fields` names no field
-        of the Linen class, or one of the classes already has another counterpart or other names
-        and `overwrite` is false.
+      LayerRegistrationError: one of the two is not a module class of its kind, `fields` names no
+        field of the Linen class, or one of the classes already has another counterpart or other
+        names and `overwrite` is false.
 
     Example::
 

@@ -56,8 +56,8 @@ class LinenCall:
 
     Raises:
       InvalidMethodError: there is no such method.
-      InvalidFilterError: `mutable` is no filter of collections.
-      InvalidRngsError: `rngs` are no keys.
+      InvalidFilterError: `mutable` is not a filter of collections.
+      InvalidRngsError: `rngs` are not keys.
     """
 
     is_creating: ClassVar[bool] = False

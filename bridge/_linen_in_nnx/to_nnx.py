@@ -61,13 +61,13 @@ class ToNNX(LinenHolder):
         `'existing'` for the state collections that exist. By default none, as in Linen.
       eager_sharding: whether annotated variables are sharded over the mesh in force when they are
         created or taken in. By default they are if `nnx.using_eager_sharding()`, as native
-        Variables; those whose names are no axes of the mesh are left as they are, and so are all
+        Variables; those whose names are not axes of the mesh are left as they are, and so are all
         without a mesh. True makes either an error.
 
     Raises:
-      InvalidModuleError: `module` is no Linen module instance.
-      InvalidRngsError: `rngs` is none of the above.
-      InvalidFilterError: `mutable` is none of the above.
+      InvalidModuleError: `module` is not a Linen module instance.
+      InvalidRngsError: `rngs` is not one of the forms listed above.
+      InvalidFilterError: `mutable` is not one of the forms listed above.
       ShardingError: later, if an annotation does not fit the mesh.
 
     Source: flax/nnx/bridge/wrappers.py:ToNNX @ 0.12.8
@@ -193,7 +193,7 @@ class ToNNX(LinenHolder):
           ImmutableCollectionError: the module writes to a collection that the call may not update.
           MissingRngError: the module asks for a stream that does not exist.
           InvalidMethodError: there is no such method.
-          InvalidFilterError: `mutable` is none of the above.
+          InvalidFilterError: `mutable` is not one of the forms listed above.
         """
         is_creating = CREATING.get() or is_initializing(self)
         call = (CreatingCall if is_creating else LinenCall)(
@@ -286,7 +286,7 @@ class ToNNX(LinenHolder):
             value = as_dicts(value) if has_any(value, LinenSubmodule) else value
         if is_linen and is_tree:
             linen_attributes.report_hooks(self, value)
-        # Linen variables may have the name of a mode; they are no answer to train() and eval().
+        # Linen variables may have the name of a mode; train() and eval() do not set them.
         is_mode = is_linen and not is_tree and name in _train_eval.MODE_FIELDS
         is_linen = is_linen and name not in vars(self)
         if (is_mode or (is_linen and name in _train_eval.TRAINING)) and (

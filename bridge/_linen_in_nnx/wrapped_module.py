@@ -34,7 +34,7 @@ def free_module(module: nn.Module) -> tuple[nn.Module, Mapping[str, Any]]:
 
 
 def check_module(module: object) -> None:
-    """Raises InvalidModuleError for what is no Linen module instance."""
+    """Raises InvalidModuleError for what is not a Linen module instance."""
     if isinstance(module, nn.Module):
         return
     expected = "a Linen module instance"

@@ -110,7 +110,7 @@ def put_part(module: nnx.Pytree, name: str, part: Part) -> None:
 
 
 def put_plain(module: nnx.Pytree, name: str, value: object, *, keeps_part: bool = False) -> None:
-    """Sets an attribute to a value that is no part, beside a part that lives there unseen.
+    """Sets an attribute to a value that is not a part, beside a part that lives there unseen.
 
     Args:
       module: the module.
@@ -127,7 +127,7 @@ def put_plain(module: nnx.Pytree, name: str, value: object, *, keeps_part: bool 
 
 
 def _put_beside(module: nnx.Pytree, name: str, value: object) -> None:
-    """Sets an attribute to a value that is no part, for one that lives where the part does not."""
+    """Sets an attribute to a value that is not a part, which lives where the part does not."""
     if isinstance(value, dataclasses.Field) or nnx.has_data(value):
         value = put_hidden(module, name, value)
     set_name(module, name, value)

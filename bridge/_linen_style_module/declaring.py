@@ -209,7 +209,7 @@ class Declaring(LinenStyle):
           reduce_fn: (what is there, value) -> what is there then.
           init_fn: makes what is there at first.
           capture_noop: whether only `nnx.capture` may ask for it, as in `nnx.Module.sow`. None is
-            False here: what `mutable` takes is no deprecated way.
+            False here: what `mutable` takes is not a deprecated way.
 
         Returns:
           Whether the value was kept: below `nnx.capture`, or where `mutable` takes the collection.

@@ -70,8 +70,8 @@ class Module(  # pyright: ignore[reportIncompatibleMethodOverride]
       **kwargs: fields by name.
 
     Raises:
-      InvalidRngsError: `rngs` is none of these.
-      DeclarationError: `name` is no text, or `parent` is no module that is being called.
+      InvalidRngsError: `rngs` has another form.
+      DeclarationError: `name` is not text, or `parent` is not a module that is being called.
 
     Example::
 

@@ -97,7 +97,7 @@ class Running(LinenStyle):
           (output, variables by collection).
 
         Raises:
-          InvalidRngsError: `rngs` is none of these.
+          InvalidRngsError: `rngs` has another form.
           InvalidMethodError: there is no such method.
           MissingRngError: a key is drawn from a stream that is not there.
         """
@@ -135,8 +135,8 @@ class Running(LinenStyle):
           MismatchError: the variables do not fit.
           ImmutableCollectionError: the call has updated another collection.
           ConversionError: `variables` are not Linen variables.
-          InvalidRngsError: `rngs` are no keys.
-          InvalidFilterError: `mutable` is no filter.
+          InvalidRngsError: `rngs` are not keys.
+          InvalidFilterError: `mutable` is not a filter.
           InvalidMethodError: there is no such method.
         """
         output, updates = _applied(
@@ -165,7 +165,7 @@ class Running(LinenStyle):
 
         Raises:
           ConversionError: `variables` are not Linen variables.
-          InvalidRngsError: `rngs` are no keys.
+          InvalidRngsError: `rngs` are not keys.
         """
         where = f"{type(self).__name__}.bind"
         clone = cloned(self)
@@ -295,7 +295,7 @@ def _check_fixed(
     """Raises ImmutableCollectionError if the call has changed one of these Variables.
 
     NNX Variables can be written whatever the call says, so this is seen after the call. What only
-    went through a transform of NNX comes back in new arrays, and is no change.
+    went through a transform of NNX comes back in new arrays, and is not a change.
     """
     passed = PassedValues()
     changed = [

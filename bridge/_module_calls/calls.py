@@ -238,7 +238,7 @@ def joined() -> ModuleInCall | None:
 
 
 def record_of(module: object) -> ModuleInCall | None:
-    """The record of a module in the call that runs, None if it is no part of one."""
+    """The record of a module in the call that runs, None if it is not part of one."""
     top = MODULE_CONTEXT.module_stack[-1]
     return None if top is None else top.call.find(module)
 

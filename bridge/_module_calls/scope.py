@@ -81,7 +81,7 @@ def as_rngs(rngs: object, where: str) -> nnx.Rngs:
     """Streams of an `rngs` argument: an `nnx.Rngs` as it is, a number, a key, keys by name, None.
 
     Raises:
-      InvalidRngsError: it is none of these.
+      InvalidRngsError: it has another form.
     """
     if isinstance(rngs, nnx.Rngs):
         return rngs

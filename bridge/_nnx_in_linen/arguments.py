@@ -193,7 +193,7 @@ def check_class(nnx_class: Any) -> None:
 
 
 def check_instance(module: object) -> None:
-    """Raises InvalidModuleError for what is no NNX module that exists."""
+    """Raises InvalidModuleError for what is not an NNX module that exists."""
     given = module
     is_state = isinstance(module, nnx.State) or (
         isinstance(module, type) and issubclass(module, nnx.State)

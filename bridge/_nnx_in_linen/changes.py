@@ -215,7 +215,7 @@ class Changes:
         """Where the next call would find another module than this one, were it given the leaves.
 
         Leaves alone do not tell the class of a new submodule, a static attribute, or that something
-        is gone. A mode that the call has set, as `self.eval()` does, is no state to be lost: every
+        is gone. A mode that the call has set, as `self.eval()` does, is not state to be lost: every
         call starts in the mode of the definition.
 
         Args:

@@ -56,8 +56,8 @@ def implemented_by(
       A decorator of a class that derives from `nn.Module`.
 
     Raises:
-      InvalidModuleError: what is decorated is no Linen class.
-      RulesError: a path is no rule, or changes arrays.
+      InvalidModuleError: what is decorated is not a Linen class.
+      RulesError: a path is not a rule, or changes arrays.
 
     Example::
 

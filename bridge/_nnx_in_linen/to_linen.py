@@ -124,7 +124,7 @@ class ToLinen(NNXHolder, metaclass=WithOptions):
       string_keys: True writes the integer keys of `nnx.List` as strings, for tools that join paths.
       eager_sharding: whether the constructor's annotated Variables are sharded at once. By default
         they are if a mesh is in force and `nnx.using_eager_sharding()`, as natively; those whose
-        names are no axes of the mesh are left as they are, and so are all without a mesh, where a
+        names are not axes of the mesh are left as they are, and so are all without a mesh, where a
         native constructor raises.
       store_graphdef: False leaves collection `nnx` out of the variables, for programs that take
         every leaf for an array. Each call then makes the definition out of the constructor (once
@@ -244,7 +244,7 @@ class ToLinen(NNXHolder, metaclass=WithOptions):
           MissingRngError: a key is drawn from a stream that has none.
           InvalidMethodError: there is no such method.
           InvalidModuleError: `init` runs in a JAX transform, and the constructor keeps an array
-            that depends on a key where it is no state, such as in a function.
+            that depends on a key where it is not state, such as in a function.
           LostUpdateError: `strict` is True and an update would be dropped.
         """
         return _run(self, Call(nnx_method, args, kwargs))

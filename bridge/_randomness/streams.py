@@ -31,7 +31,7 @@ def sources(rngs: object, where: str) -> dict[str, Any]:
       A stream or key by name; `default` serves as `params` where there is none.
 
     Raises:
-      InvalidRngsError: `rngs` is none of these.
+      InvalidRngsError: `rngs` has another form.
     """
     if rngs is None:
         found: dict[str, Any] = {}
@@ -64,7 +64,7 @@ def owned(rngs: object, where: str) -> tuple[nnx.Rngs | None, frozenset[str]]:
       derived from its own, but Linen's `init` starts from the very key it is given.
 
     Raises:
-      InvalidRngsError: `rngs` is none of these.
+      InvalidRngsError: `rngs` has another form.
     """
     if rngs is None:
         return None, frozenset()

@@ -51,9 +51,9 @@ def constructed(
 ) -> tuple[Any, Nodes]:
     """An NNX module and what it consists of, its annotated Variables in their shards.
 
-    Flax shards a Variable in its constructor, and raises for names that are no axes of the mesh and
-    where there is none. A module that Flax refuses for that is constructed a second time, and then
-    the Variables that do fit are sharded.
+    Flax shards a Variable in its constructor, and raises for names that are not axes of the mesh
+    and where there is none. A module that Flax refuses for that is constructed a second time, and
+    then the Variables that do fit are sharded.
 
     Args:
       construct: makes the module, each time another one.

@@ -75,7 +75,7 @@ def sharded(tree: object, where: str, *, strict: bool, mesh: AnyMesh | None = No
       tree: the arrays, with or without boxes.
       where: what the tree belongs to, for the error.
       strict: whether every annotation has to speak of the mesh in force. If not, a leaf whose names
-        are no axes of it is left as it is, and without a mesh all are.
+        are not axes of it is left as it is, and without a mesh all are.
       mesh: the mesh to shard over, None for the one in force.
 
     Raises:

@@ -86,10 +86,10 @@ def init_sharded(
 
     Raises:
       ShardingError: leaves whose axis names the mesh lacks, or whose dimensions cannot be divided.
-      InvalidModuleError: `build` is none of the above, or returns something else.
-      InvalidRngsError: `rngs` is none of the above.
-      InvalidMeshError: `mesh` is none, or has no devices.
-      ConversionError: `rules` are none.
+      InvalidModuleError: `build` is not one of the forms listed above, or returns something else.
+      InvalidRngsError: `rngs` is not one of the forms listed above.
+      InvalidMeshError: `mesh` is not a mesh, or has no devices.
+      ConversionError: `rules` are not rules of a mesh.
     """
     if not isinstance(mesh, jax.sharding.Mesh):
         raise InvalidMeshError("init_sharded", mesh, "a jax.sharding.Mesh, whose devices are there")
@@ -156,7 +156,7 @@ def abstract(
       ShardingError: as `init_sharded`.
       InvalidModuleError: as `init_sharded`.
       InvalidRngsError: as `init_sharded`.
-      InvalidMeshError: `mesh` is none.
+      InvalidMeshError: `mesh` is not a mesh.
     """
     if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
         raise InvalidMeshError("abstract", mesh, "a jax.sharding.Mesh or AbstractMesh")

@@ -42,7 +42,7 @@ def shardings(
       rules: (logical name, mesh axis or axes or None) in order of precedence; None for those in
         force.
       where: what the tree belongs to, for the error.
-      foreign: whether a leaf whose names are no axes of the mesh is replicated instead of an error.
+      foreign: whether a leaf whose names are not axes of the mesh is replicated, or an error.
       uneven: whether dimensions need not be divisible.
       is_own: whether the leaves bring the mesh, for the error.
 

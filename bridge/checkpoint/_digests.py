@@ -5,7 +5,7 @@ multiplied by a weight. The weight of a word is the product of one odd pseudo-ra
 index. So every process adds up the shards that it has, and the sums of all processes add up to the
 digest of the array, whatever its sharding is now and was then. The change of one word always
 changes the digest, as an odd number is invertible modulo 2**64; other changes go unnoticed with a
-probability of about 2**-32 at most. This finds damage. It is no protection against forgery.
+probability of about 2**-32 at most. This finds damage. It is not protection against forgery.
 """
 
 from __future__ import annotations

@@ -178,5 +178,5 @@ def _holds(others: Iterable[str]) -> _OtherThingsError:
         return _OtherThingsError("an empty directory")
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return _OtherThingsError(
-        f"a directory that is no checkpoint: it holds {', '.join(map(repr, names[:3]))}{more}"
+        f"a directory that is not a checkpoint: it holds {', '.join(map(repr, names[:3]))}{more}"
     )

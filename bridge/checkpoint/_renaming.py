@@ -111,8 +111,8 @@ def placements(
 
     Args:
         shapes: as for `origins`.
-        target: the shape of each leaf that there is to be, None if it is no array; None if nothing
-            is known of them.
+        target: the shape of each leaf that there is to be, None if it is not an array; None if
+            nothing is known of them.
         table: the rules.
         to_nnx: whether the shapes are those of Linen's leaves.
 
@@ -153,8 +153,8 @@ def origins(
 
     Args:
         shapes: the shape of every leaf.
-        wanted: the shape of each leaf of the target by its path as text, None if it is no array;
-            None without a target, where the shapes of the leaves have to tell those of the result.
+        wanted: the shape of each leaf of the target by its path as text, None if it is not an
+            array; None without a target, where the shapes of the leaves give those of the result.
         rules: one direction of a table.
         to_nnx: which direction.
         all_used: whether each rule has to match something.

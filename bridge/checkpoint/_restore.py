@@ -132,7 +132,7 @@ def restore(
       CheckpointNotFoundError: there is no checkpoint at `path`.
       CheckpointError: the checkpoint does not fit the target, cannot be read, or is damaged; the
         error lists every path, and no target is changed.
-      ConversionError: `target` is none of the above.
+      ConversionError: `target` is not one of the forms listed above.
       RulesError: a rule matches nothing or cannot be followed, or layers that are to be stacked are
         not all there.
 

@@ -49,7 +49,7 @@ def save_args(
     Raises:
       CheckpointError: a leaf or a key cannot be stored (the error lists every one), or there is no
         such layout.
-      ConversionError: `tree` is none of the above.
+      ConversionError: `tree` is not one of the forms listed above.
 
     Example::
 
@@ -113,7 +113,7 @@ def save(
       CheckpointError: there is something already, or a leaf or key cannot be stored (the error
         lists every one), or the system does not let it be written. What was at `path` is there, and
         nothing temporary is left.
-      ConversionError: `tree` is none of the above.
+      ConversionError: `tree` is not one of the forms listed above.
 
     Example::
 

@@ -55,7 +55,7 @@ def tree_of(tree: Any, *, as_pytree: bool = False) -> TargetTree:
       as_pytree: whether a mapping without Variables is a pytree like any other, not variables.
 
     Raises:
-      ConversionError: it is none of these.
+      ConversionError: it has another form.
     """
     if isinstance(tree, nnx.Pytree):
         return _of_module(tree)

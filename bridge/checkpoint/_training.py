@@ -41,7 +41,7 @@ def linen_state(tree: Any, extra: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
       CheckpointError: two trees have one name, one is of NNX and no optimizer, or an optimizer is
         of another model.
-      ConversionError: the model is none.
+      ConversionError: `model` is not a model.
     """
     model = tree_of(tree)
     addresses = {path: (path[0], path[1:]) for path in model.leaves if not is_rng(path)}

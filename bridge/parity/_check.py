@@ -81,9 +81,9 @@ def check(
 
     Raises:
       InvalidModuleError: `a` or `b` is not a model of one of these kinds.
-      ConversionError: the variables are no Linen variables, inputs are shapes or hold no numbers,
+      ConversionError: the variables are not Linen variables, inputs are shapes or hold no numbers,
         or the size of an axis is none.
-      InvalidRngsError: `rngs` is no dict of keys.
+      InvalidRngsError: `rngs` is not a dict of keys.
       InvalidOptionsError: `sections` has a name that is none, or two options contradict each other;
         the error has every problem.
       MissingRngError: a Linen module draws a key that it was not given; the error names the layer,

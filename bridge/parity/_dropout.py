@@ -46,6 +46,6 @@ def rate_of(fields: Mapping[str, Any]) -> tuple[str, float]:
 
 
 def evaluating(arguments: Mapping[str, Any]) -> dict[str, bool]:
-    """Those of a call's arguments that say that it is no training."""
+    """Those of a call's arguments that say that it is not training."""
     off = {**_SWITCHES, "use_running_average": True}
     return {name: value for name, value in off.items() if arguments.get(name) is value}

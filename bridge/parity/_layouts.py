@@ -95,7 +95,7 @@ def layouts_of(a: Model, b: Model, rules: Any) -> Layouts:
         # All at once: a value of `b` may need several, and not all are requested.
         given = set(map(as_text, values))
         converted = by_text(plan.convert({**whole, **values}))
-        # What is no array, such as metadata in a collection of its own, has no sources.
+        # What is not an array, such as metadata in a collection of its own, has no sources.
         return {x: v for x, v in converted.items() if given.issuperset(sources.get(x, ()))}
 
     try:

@@ -279,7 +279,7 @@ def model_of(given: Any, argument: str) -> Model:
 
     Raises:
       InvalidModuleError: it is neither `(Linen module, variables)` nor an NNX module.
-      ConversionError: the variables are no Linen variables.
+      ConversionError: the variables are not Linen variables.
     """
     model = _model_of(given, argument)
     model.side = argument

@@ -57,8 +57,8 @@ class Compared:
       max_rel: `max_abs` relative to the magnitude that the tolerance refers to.
       index: where the largest difference is.
       values: the two elements there, as text.
-      shapes: the two shapes, None for what is no array.
-      dtypes: the two dtypes, None for what is no array.
+      shapes: the two shapes, None for what is not an array.
+      dtypes: the two dtypes, None for what is not an array.
       tolerance: what was allowed.
       note: what numbers do not say, such as that one side lacks the value.
     """

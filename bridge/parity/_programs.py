@@ -202,7 +202,7 @@ class _Build:
         self._pending = pool.submit(lowered.compile, compiler_options=options)
 
     def fits(self, values: Neutral) -> bool:
-        """Whether this was compiled for such values; all that is no array is compiled in."""
+        """Whether this was compiled for such values; all that is not an array is compiled in."""
         given = self._program.given(values)
         return (
             list(values) == self._addresses

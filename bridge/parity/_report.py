@@ -46,7 +46,7 @@ class Section:
         execution.
       note: what the comparisons do not say: why there are none, or what was left out.
       failed: whether the section fails whatever its comparisons say.
-      is_advisory: whether differences are told and do not count.
+      is_advisory: whether differences are shown but do not count.
     """
 
     name: str

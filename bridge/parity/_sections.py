@@ -152,12 +152,12 @@ def _listed(places: Iterable[str]) -> str:
 
 
 def has_state(model: Model) -> bool:
-    """Whether a model has values that are no parameters and that a call may update."""
+    """Whether a model has values that are not parameters and that a call may update."""
     return bool(values_of(model.values, nnx.Param, *NOT_COMPARED))
 
 
 def state(sides: Sides) -> Section:
-    """What a call with updates leaves in the collections that are no parameters."""
+    """What a call with updates leaves in the collections that are not parameters."""
     before, after = [], []
     for program in sides.programs:
         model = program.model
@@ -176,7 +176,7 @@ def state(sides: Sides) -> Section:
 
 _NOT_UPDATED = (
     "nothing was updated, so nothing was compared; if an argument such as train=False says that"
-    " this is no training, leave it out, or check with train=True"
+    " this is not training, leave it out, or check with train=True"
 )
 
 

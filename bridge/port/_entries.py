@@ -198,7 +198,7 @@ class Entries:
         holder = self._found.nnx.at(node.path[:-2])
         is_scale = holder is not None and holder.is_norm
         if not node.is_variable and not is_scale:
-            return "kept", "an array that is no Variable"
+            return "kept", "an array that is not a Variable"
         if is_adapter(node):
             if self._to_nnx:
                 return "kept", "a LoRA adapter, which the Linen model does not have"

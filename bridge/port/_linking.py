@@ -1,4 +1,4 @@
-"""Links leaves of which one side has several for one of the other, or lays them out otherwise."""
+"""Links leaves that one side splits, joins or lays out in another way."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class Orders(NamedTuple):
         return found.pop() if len(found) == 1 else None
 
     def calls(self, items: Sequence[NNXNode] | Sequence[LinenNode]) -> list[int] | None:
-        """The place of each item in a chain of calls; None if they are no chain."""
+        """The place of each item in a chain of calls; None if they form no chain."""
         places = [sum(column) for column in zip(*self._before(items), strict=True)]
         return places if sorted(places) == [*range(len(items))] else None
 

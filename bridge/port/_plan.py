@@ -35,7 +35,7 @@ class Plan:
     Attributes:
       entries: what becomes of each leaf, in the order of the target.
       to_nnx: whether values move from Linen to NNX.
-      left_alone: the paths of what is no weight: RNG state, sown values, collection `nnx`.
+      left_alone: the paths of what is not a weight: RNG state, sown values, collection `nnx`.
     """
 
     def __init__(
@@ -129,8 +129,8 @@ class Plan:
 
         Returns:
           The NNX model, whose Variables stay the same objects and keep dtype and sharding; or new
-          Linen variables with the target's boxes. There, what is no weight is the target's own; of
-          an abstract target it is left out.
+          Linen variables with the target's boxes. There, what is not a weight is the target's own;
+          it is left out if the target is abstract.
 
         Raises:
           PortError: the plan has problems, or the source holds no values.
@@ -213,7 +213,7 @@ def plan(source: Any, target: Any, rules: Mapping[str, str] | None = None) -> Pl
         its Linen paths, whether it is the NNX module or inside of it.
       rules: NNX paths by regular expressions for Linen paths, whatever the direction:
         `{'encoder/Dense_0': 'encoder.fc1', r'block_(\d+)': r'blocks.\1'}`. Below a `ToNNX` an NNX
-        path goes on as the Linen path, `'encoder.Dense_0'`. `'blocks.*'` says that the leaves of
+        path continues as the Linen path, `'encoder.Dense_0'`. `'blocks.*'` says that the leaves of
         the Linen path are stacked, `r'blocks[\1]'` that those of the NNX path are. Arrays that
         differ: `{'qkv': '{q,k,v}'}` splits, `{'{q,k,v}': 'qkv'}` joins, on the last axis or that of
         `{q,k,v@0}`, and `{12x q,k,v}` in each of 12 blocks of it; `'q reshape'` and `'q transpose'`

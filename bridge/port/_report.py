@@ -37,7 +37,7 @@ def table(
     Args:
       entries: what the plan says.
       heading: what is moved where.
-      left_alone: the paths of what is no weight.
+      left_alone: the paths of what is not a weight.
       whole: whether to show every entry in a row of its own, however many there are.
     """
     ordered = sorted(entries, key=_rank)

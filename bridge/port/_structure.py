@@ -249,7 +249,7 @@ def _linen_form(
                     else (node.path, key)
                 )
                 yield scope, child.collection, str(name), _shape(child, context)
-        # Adapters have no place in the model they adapt; arrays and tables are no weights.
+        # Adapters have no place in the model they adapt; arrays and tables are not weights.
         elif (
             child.is_variable
             and not (child in taken or is_adapter(child) or is_computed(key, node))

@@ -187,7 +187,7 @@ class NNXNode:
 
 
 def linen_nodes(neutral: Neutral) -> tuple[LinenNode, list[Address]]:
-    """The tree of Linen variables, and the addresses of what is no weight and left out of it."""
+    """The tree of Linen variables, and the addresses of what is not a weight and left out of it."""
     root, left_out = LinenNode(()), []
     for (collection, path), leaf in neutral.items():
         if leaf.is_empty:
@@ -206,7 +206,7 @@ def linen_nodes(neutral: Neutral) -> tuple[LinenNode, list[Address]]:
 
 
 def nnx_nodes(model: Any) -> tuple[NNXNode, list[Address]]:
-    """The tree of an NNX module or a State, and the addresses of what is no weight in it."""
+    """The tree of an NNX module or a State, and the addresses of what is not a weight in it."""
     active = registry.current()
     # From the outside in, so that a wrapper is met before what is in it.
     items = sorted(_items(model), key=lambda entry: len(entry[0]))
@@ -264,7 +264,7 @@ def _items(model: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def _wrapped(wrapper: NNXNode) -> list[Address]:
-    """Adds what a `ToNNX` holds at its Linen paths; returns what is no weight."""
+    """Adds what a `ToNNX` holds at its Linen paths; returns what is not a weight."""
     wrapper.is_linen = True
     leaves: dict[Path, list[NNXNode]] = {}
     left_out: list[Address] = []

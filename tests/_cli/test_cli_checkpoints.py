@@ -446,7 +446,7 @@ def test_a_directory_of_other_things_is_never_replaced(capsys, made, tmp_path):
         made / "rules.toml", "--overwrite",
     )  # fmt: skip
     assert outcome.code == 2
-    assert "a directory that is no checkpoint" in outcome.err
+    assert "a directory that is not a checkpoint" in outcome.err
     assert (tmp_path / "thesis.txt").exists()
 
 

@@ -111,7 +111,7 @@ def test_convert_says_what_it_leaves_out(capsys, place):
     (place / "state").write_bytes(serialization.to_bytes(train_state(layers())))
     outcome = run(capsys, "convert", "state", "out")
     assert outcome.code == 0
-    assert "left out, as it is no weight: opt_state, step" in outcome.out
+    assert "left out, as it is not a weight: opt_state, step" in outcome.out
     again = run(capsys, "convert", "state", "x", "--dry-run", "--json").document
     assert again["left_out"] == ["opt_state", "step"]
     (place / "params").write_bytes(serialization.to_bytes(layers()))

@@ -117,7 +117,7 @@ def test_flax_says_whether_variables_are_frozen(frozen):
 
 
 PARAMS_ALONE = "give parameters alone as"
-IS_NNX = "bridge.nnx_to_linen makes variables"
+IS_NNX = "bridge.nnx_to_linen turns it into variables"
 INIT = "give what the module's init returns"
 
 

@@ -45,7 +45,7 @@ def converted(arguments: argparse.Namespace) -> Result:
     document = {"written": writes, "layout": layout, "left_out": [*contents.left_out]}
     shown = [*_plan(conversion, arguments), ""]
     if contents.left_out:
-        shown.append(f"left out, as it is no weight: {', '.join(contents.left_out)}")
+        shown.append(f"left out, as it is not a weight: {', '.join(contents.left_out)}")
     if writes:
         shown.append(f"written: {arguments.out} (layout {layout}, {form})")
     elif conversion.ok:

@@ -14,7 +14,7 @@ from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Leaf, Path
 from bridge._randomness.typed_keys import is_key, to_bits
 
-# Kinds of dtype whose elements are no numbers: texts, dates and objects.
+# Kinds of dtype whose elements are not numbers: texts, dates and objects.
 _NO_NUMBERS = "OSUMm"
 
 
@@ -28,7 +28,7 @@ class Difference:
         shapes: its shape in either, None if it is not one array.
         dtypes: its dtype in either, None likewise.
         max_abs: the largest absolute difference of two elements; None where shapes differ or the
-            elements are no numbers, infinity where only one of them is infinite. Elements of
+            elements are not numbers, infinity where only one of them is infinite. Elements of
             which only one is NaN have no difference; `nan` counts them.
         max_rel: the largest of |a - b| / |b|, likewise; infinity where only b is zero.
         nan: how many elements are NaN in the first one alone, and in the second alone.

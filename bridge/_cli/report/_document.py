@@ -54,7 +54,7 @@ def document_of(target: str, root: Node) -> dict[str, Any]:
         target: what the command line called the model.
         root: the model's node.
     """
-    # Containers (`nnx.List`, `nnx.Dict`) are no modules, and a wrapper and what it wraps are one.
+    # Containers (`nnx.List`, `nnx.Dict`) are not modules, and a wrapper and what it wraps are one.
     are_native = [node.kind.is_native for node in root.walk()]
     return {
         "target": target,
