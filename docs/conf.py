@@ -1,4 +1,4 @@
-"""How Sphinx makes pages of the README, the guides and the docstrings; `scripts/docs` builds them.
+"""Configures Sphinx, which makes pages of the README, guides and docstrings; see `scripts/docs`.
 
 The source folder is the project's root, so that a link from one Markdown file to another works here
 as it does in an editor.

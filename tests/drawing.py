@@ -1,4 +1,4 @@
-"""How many cases hypothesis draws for a test that asks for a number of its own."""
+"""Sets how many cases hypothesis draws for a test that asks for a number of its own."""
 
 from hypothesis import settings
 

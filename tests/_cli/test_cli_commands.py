@@ -1,4 +1,4 @@
-"""What all commands have in common: streams, exit codes, messages."""
+"""Streams, exit codes and messages that all commands have in common."""
 
 import os
 import sys

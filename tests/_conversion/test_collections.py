@@ -1,4 +1,4 @@
-"""Which collections hold state, and that the bridge's own names are free."""
+"""Some collections hold state, and the bridge's own names are free."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Whether variables fit a module: everything that does not fit, in one error."""
+"""Everything that does not fit a module is in one error."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Where leaves go in a tree without collections, and how they find back."""
+"""Leaves find their places in a tree without collections, and the way back."""
 
 import flax
 import pytest

@@ -1,4 +1,4 @@
-"""What is the bridge's own in Linen variables, and what belongs to modules of the user's."""
+"""The bridge's own leaves in Linen variables are known from those of the user's modules."""
 
 import jax
 import jax.numpy as jnp

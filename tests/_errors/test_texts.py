@@ -1,4 +1,4 @@
-"""How messages write paths, values and lists."""
+"""Messages write paths, values and lists in one way."""
 
 import numpy as np
 import pytest

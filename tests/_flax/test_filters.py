@@ -1,4 +1,4 @@
-"""What `mutable` may be, and what takes more collections."""
+"""Filters of collections are checked, and can be made to take more collections."""
 
 import pytest
 from flax.core.scope import DenyList, Scope, in_filter

@@ -1,4 +1,4 @@
-"""What Linen promises the bridge without a public name: one test for each part."""
+"""Linen keeps the promises that have no public name: one test for each part."""
 
 import functools
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What NNX and JAX promise the bridge without a public name: one test for each part."""
+"""NNX and JAX keep the promises that have no public name: one test for each part."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What a JAX tracer knows of where it comes from."""
+"""A JAX tracer knows where it comes from."""
 
 import jax
 import numpy as np

@@ -1,4 +1,4 @@
-"""Which inputs of a program its result depends on."""
+"""The inputs that a program's result depends on are found."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Whether every program sees the same in two GraphDefs, whatever Flax says of them."""
+"""Two GraphDefs are equal if every program sees the same in them, whatever Flax says."""
 
 import functools
 

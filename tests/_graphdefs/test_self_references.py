@@ -1,4 +1,4 @@
-"""What is static in a module and refers to it is refused, as a merged module could not follow."""
+"""A static value that refers to its module is refused, as a merged module could not follow."""
 
 import collections
 import dataclasses

@@ -1,4 +1,4 @@
-"""What a GraphDef says beyond its leaves, by path."""
+"""The structure of a GraphDef lists by path all that it holds beyond its leaves."""
 
 import jax.numpy as jnp
 import numpy as np

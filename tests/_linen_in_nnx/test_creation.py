@@ -1,4 +1,4 @@
-"""What initialising a Linen module makes where the mesh has Explicit axes."""
+"""A Linen module can be initialised where the mesh has Explicit axes."""
 
 import jax
 import jax.numpy as jnp

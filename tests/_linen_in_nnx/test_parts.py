@@ -1,4 +1,4 @@
-"""What a Linen module has inside, found by binding it.
+"""The parts of a Linen module are found by binding it.
 
 A call of it is one of the whole Linen module, so that its updates are kept.
 """

@@ -1,4 +1,4 @@
-"""What a ToNNX may be given, what a bound module brings along, and the fields of a module."""
+"""A ToNNX takes Linen modules, also bound ones, and shows their fields."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What `setup` computes from variables has their gradient and follows them, as in Linen."""
+"""Arrays that `setup` computes from variables have their gradient and follow them, as in Linen."""
 
 import functools
 from typing import Any

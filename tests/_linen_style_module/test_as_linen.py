@@ -1,4 +1,4 @@
-"""What a body does on `bridge.Module` is what it does on Linen's base class, errors included."""
+"""A body does the same on `bridge.Module` as on Linen's base class, errors included."""
 
 from typing import Any, NamedTuple
 

@@ -1,4 +1,4 @@
-"""What `setup` keeps calls the module at hand in every copy, as in Linen, which runs it again."""
+"""Functions that `setup` keeps call the module at hand in every copy, as in Linen."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""What stands for a ToLinen that is called with keys."""
+"""Stand-ins for a ToLinen that is called with keys."""
 
 import collections
 

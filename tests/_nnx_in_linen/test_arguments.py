@@ -1,4 +1,4 @@
-"""How a ToLinen keeps a constructor's arguments."""
+"""A ToLinen keeps a constructor's arguments as they were given."""
 
 import functools
 import pickle

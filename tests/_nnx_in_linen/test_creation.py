@@ -1,4 +1,4 @@
-"""When a ToLinen creates its variables: where Linen's own modules create theirs."""
+"""A ToLinen creates its variables where Linen's own modules create theirs."""
 
 import functools
 

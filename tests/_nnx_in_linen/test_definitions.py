@@ -1,4 +1,4 @@
-"""Which constructor is meant when variables come without a GraphDef, and what is kept of it."""
+"""Variables without a GraphDef find their constructor, and nothing is kept too long."""
 
 import argparse
 import contextlib

@@ -1,4 +1,4 @@
-"""What is given to ToLinen in the place of something else is refused with the remedy."""
+"""A wrong argument of ToLinen is refused, with the remedy."""
 
 import pytest
 from flax import linen as nn

@@ -1,4 +1,4 @@
-"""Which Linen variable is which leaf of a definition; native NNX is the reference."""
+"""Each Linen variable is matched with its leaf of a definition; native NNX is the reference."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What `init` of a ToLinen makes: everything, without what a call needs from outside."""
+"""`init` of a ToLinen makes everything, without what a call needs from outside."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""Which stream a constructor lacks is found without Flax's words."""
+"""The stream that a constructor lacks is found without Flax's words."""
 
 import jax
 import pytest

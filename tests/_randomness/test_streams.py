@@ -1,4 +1,4 @@
-"""Which streams and keys an `rngs` argument means."""
+"""Every form of an `rngs` argument names its streams and keys."""
 
 import jax
 import jax.numpy as jnp

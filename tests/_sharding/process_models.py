@@ -1,4 +1,4 @@
-"""What `test_processes.py` runs in one process and in two: init in shards, train, save, restore."""
+"""Models for `test_processes.py`: init in shards, train, save, restore, in one process or two."""
 
 import jax
 import jax.numpy as jnp

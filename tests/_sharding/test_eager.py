@@ -1,4 +1,4 @@
-"""What is sharded at once when a wrapper creates or takes in leaves."""
+"""Leaves are sharded at once when a wrapper creates or takes them in."""
 
 import contextlib
 

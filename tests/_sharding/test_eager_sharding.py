@@ -1,4 +1,4 @@
-"""Whether annotated variables are sharded as soon as they are made: a choice of each wrapper."""
+"""Each wrapper chooses if annotated variables are sharded as soon as they are made."""
 
 import contextlib
 

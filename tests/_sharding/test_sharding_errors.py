@@ -1,4 +1,4 @@
-"""What `init_sharded` and `abstract` refuse, and what their errors say."""
+"""`init_sharded` and `abstract` refuse what does not fit, with errors that say why."""
 
 import pickle
 

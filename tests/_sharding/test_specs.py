@@ -1,4 +1,4 @@
-"""Which mesh axes leaves are sharded over, from metadata alone."""
+"""Metadata alone says over which mesh axes leaves are sharded."""
 
 import jax
 import jax.numpy as jnp

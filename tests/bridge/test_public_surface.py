@@ -1,4 +1,4 @@
-"""What the two packages show to the outside, and what importing them does to a program: nothing."""
+"""The two packages show only their public names, and importing them changes nothing."""
 
 import builtins
 import importlib

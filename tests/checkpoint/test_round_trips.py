@@ -1,4 +1,4 @@
-"""What was saved comes back bit for bit, with its keys and boxes, with and without a target."""
+"""Saved values come back bit for bit, with their keys and boxes, with and without a target."""
 
 import json
 import tempfile

@@ -1,4 +1,4 @@
-"""What saving and restoring decide in a program of several processes, of which this plays one."""
+"""Saving and restoring decide together in a program of several processes; this plays one."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What crossing the boundary costs, where it can be counted instead of timed."""
+"""Crossing the boundary costs no more than is allowed, counted instead of timed."""
 
 import pathlib
 

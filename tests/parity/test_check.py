@@ -1,4 +1,4 @@
-"""What a check takes, leaves alone, and reports."""
+"""A check takes every kind of model, leaves it alone, and reports all that it compared."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""What the layers of a model did is observed as it is, through wrappers and transforms."""
+"""Layers are observed as they are, through wrappers and transforms."""
 
 import cProfile
 import itertools

@@ -1,4 +1,4 @@
-"""When two arrays agree, and what is said about those that do not."""
+"""Two arrays agree within their tolerance, and the text says by how much others differ."""
 
 import jax
 import jax.numpy as jnp

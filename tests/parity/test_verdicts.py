@@ -1,4 +1,4 @@
-"""What a report says besides where values differ: why, what was not compared, and what to do."""
+"""A report says why values differ, what was not compared, and what to do."""
 
 import dataclasses
 import pickle

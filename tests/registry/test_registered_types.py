@@ -1,4 +1,4 @@
-"""What the checks of registrations refuse, by the errors' fields, and when two classes are one."""
+"""Registrations are checked; errors have fields; two classes of one name may be the same."""
 
 import pytest
 from flax import nnx

@@ -1,4 +1,4 @@
-"""What is not rewritten stays Linen, says why, and still runs."""
+"""A class that is not rewritten stays Linen, says why, and still runs."""
 
 import inspect
 

@@ -1,4 +1,4 @@
-"""Where a model's own class stays Linen, what it is made of is proven by itself."""
+"""If a model's own class stays Linen, its parts are proven by themselves."""
 
 import jax
 import pytest

@@ -1,4 +1,4 @@
-"""What Linen and NNX do in different ways is acted on in the new source, and proven."""
+"""Differences of Linen and NNX are acted on in the new source, and proven."""
 
 import importlib
 import re

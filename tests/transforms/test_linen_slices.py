@@ -1,4 +1,4 @@
-"""What a Linen transform of `ToLinen` creates and draws, slice by slice against native NNX."""
+"""A Linen transform of `ToLinen` creates and draws in each slice as native NNX does."""
 
 import jax
 import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""What a transform refuses to do with a native module it refuses for a wrapped one alike."""
+"""A transform refuses for a wrapped module all that it refuses for a native one."""
 
 import functools
 import warnings

@@ -1,4 +1,4 @@
-"""What a wrapped module sows under NNX transforms: kept in the model, or collected by capture."""
+"""Sown values are kept in the model or collected by capture, under NNX transforms too."""
 
 import jax
 import jax.numpy as jnp
