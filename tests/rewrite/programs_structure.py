@@ -1562,6 +1562,44 @@ class Model(nn.Module):
         [{"width": 4, "depth": 3}, {"act": Of("nn.relu"), "depth": 1}],
     ),
 }
+LAYERS = {
+    "layers of Flax with a call of their own": Program(
+        """
+class Positive(nn.Dense):
+    shift: float = 1.0
+    use_bias: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        x = jnp.asarray(x, self.dtype)
+        # Weights above zero.
+        kernel = abs(self.param("kernel", self.kernel_init, (x.shape[-1], self.features)))
+        y = x @ kernel + self.shift
+        if self.use_bias:
+            y = y + self.param("bias", self.bias_init, (self.features,))
+        return y
+
+
+class Scaled(nn.LayerNorm):
+    @nn.compact
+    def __call__(self, x):
+        x = x - x.mean(-1, keepdims=True)
+        return x * self.param("scale", self.scale_init, (x.shape[-1],), self.param_dtype)
+
+
+class Model(nn.Module):
+    width: int = 6
+    bias: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        x = Positive(self.width, use_bias=self.bias, bias_init=nn.initializers.ones)(x)
+        x = Scaled(use_bias=False)(x)
+        return nn.Dense(3)(nn.relu(Positive(4, shift=0.5)(x)))
+""",
+        [{"width": 3}, {"bias": False, "width": 8}],
+    ),
+}
 PROGRAMS = {
     **HELD,
     **GROWN,
@@ -1584,4 +1622,5 @@ PROGRAMS = {
     **MAKERS,
     **SCANS,
     **METHODS,
+    **LAYERS,
 }

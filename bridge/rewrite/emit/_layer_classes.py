@@ -1,7 +1,8 @@
 """Classes that derive from Flax's own layers, as classes that derive from NNX's.
 
-What such a class adds are fields, other defaults, methods around those of the layer, and `param`,
-by which Linen's layers read each of their parameters.
+What such a class adds are fields, other defaults, methods around those of the layer, `param`, by
+which Linen's layers read each of their parameters, and a call of its own, which may read the
+parameters that the layer has.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ from typing import Any
 
 from flax import linen as nn
 
+from bridge._layers.table import layer_of_linen
 from bridge.rewrite.plan._class_fields import default_node
 from bridge.rewrite.plan._layers import Layer, field_order
-from bridge.rewrite.plan._plans import ClassPlan, Field
+from bridge.rewrite.plan._plans import ClassPlan, Field, Slot
 from bridge.rewrite.plan._references import References
 from bridge.rewrite.plan._refusals import NotRewritableError
 from bridge.rewrite.syntax._source import Edit, is_self, names_in
@@ -58,16 +60,42 @@ class LayerClass:
         if "param" in methods and "__call__" in methods:
             raise NotRewritableError("layer-param-and-call", self.plan.node)
         for slot in self.plan.slots.values():
-            raise NotRewritableError("layer-with-parts", slot.node)
+            if not self._is_of_layer(slot):
+                raise NotRewritableError("layer-with-parts", slot.node)
         for field in self.own:
             if field.name in self.layer.unsupported:
                 raise NotRewritableError(
                     "no-argument", field.node, layer=self.layer.name, name=field.name
                 )
 
+    def _is_of_layer(self, slot: Slot) -> bool:
+        """Whether `self.param` in a call makes what the layer has by this name."""
+        row = layer_of_linen(self.plan.layer)
+        name = slot.makings[0].name or ""
+        is_known = row is not None and row.leaves.get(name) == name
+        given = [ast.unparse(each) for each in slot.node.args]
+        is_plain = slot.kind == "param" and not slot.node.keywords and len(given) > 2
+        is_alike = given[:2] == [repr(name), f"self.{name}_init"]
+        return is_known and is_plain and is_alike and given[3:] in ([], ["self.param_dtype"])
+
+    def _has_own_type(self) -> bool:
+        """Whether its parameters have the type that initializers give them, whatever the field is.
+
+        Raises:
+            NotRewritableError: some have, and some have that of the field.
+        """
+        slots = self.plan.slots.values()
+        own = [slot for slot in slots if len(slot.node.args) == 3]
+        reads = self.plan.reads("param_dtype")
+        if own and reads:
+            raise NotRewritableError("layer-with-parts", own[0].node)
+        return bool(own)
+
     def edits(self) -> Iterator[Edit]:
         """The edits of the methods."""
         attributes = {**self.layer.renames}
+        for node, slot in self.plan.slots.items():
+            yield self.source.edit(node, f"self.{slot.makings[0].name}[...]")
         for node in self.plan.methods.values():
             if node.name == "param":
                 yield from self._param(node)
@@ -119,18 +147,21 @@ class LayerClass:
         return self.source.data.rindex(b")", 0, stop) + 1
 
     def constructor(self, indent: int) -> str:
-        """The text of `__init__`, `""` if the class has no fields of its own."""
-        if not self.own:
+        """The text of `__init__`, `""` if it is that of the layer."""
+        is_typed = self._has_own_type()
+        if not self.own and not is_typed:
             return ""
         inherited = set(field_order(self.plan.layer or nn.Module))
         inherited |= {field.name for base in self.plan.bases for field in base.fields}
         blank = " " * indent
-        given = ", ".join(self._argument(field) for field in self.own)
+        given = "".join(f"{self._argument(field)}, " for field in self.own)
         passed = [self._new(f) for f in self.own if f.name in inherited]
         kept = [f.name for f in self.own if f.name not in inherited]
         texts = ", ".join(["*args", *(f"{name}={name}" for name in passed), "**kwargs"])
+        typed = f'{2 * blank}kwargs["param_dtype"] = float  # That of the initializers.'
         lines = [
-            f"{blank}def __init__(self, *args, {given}, **kwargs):",
+            f"{blank}def __init__(self, *args, {given}**kwargs):",
+            *([typed] if is_typed else ()),
             f"{2 * blank}super().__init__({texts})",
             *(f"{2 * blank}self.{name} = {name}" for name in kept),
         ]

@@ -79,6 +79,9 @@ def find_slots(program: Program, plan: ClassPlan) -> None:
         if node not in plan.slots:
             plan.slots[node] = Slot(node, making.kind, [], method)
             plan.slots[node].resolved = plan.constructors.get(node)
+            if plan.layer is not None and making.name is not None:
+                # NNX's layer has the parameter.
+                plan.slots[node].attribute = making.name
             if around[0] in lifted:
                 plan.slots[node].holder = first_argument(around[0])
         plan.slots[node].makings.append(making)
