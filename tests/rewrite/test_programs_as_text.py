@@ -456,3 +456,65 @@ def test_a_call_is_on_one_line_once_its_constructor_is_gone(rewritten):
     own = text[text.index("class Model") :]
     assert "        y = self.attention(x, x)\n" in own
     assert own.count("width: int") == 1
+
+
+IN_ATTENTION = """
+class Scaled(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        return x * self.param("scale", nn.initializers.ones, (self.width,))
+
+
+def attention(query, key, value, *args, **kwargs):
+    return nn.dot_product_attention(Scaled(query.shape[-1])(query), key, value)
+
+
+class Block(nn.Module):
+    width: int = 8
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(self.width)(x)
+        return nn.MultiHeadDotProductAttention(num_heads=2, attention_fn=attention)(x)
+
+
+class Model(nn.Module):
+    width: int = 6
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(self.width)(Block()(x))
+"""
+
+
+def test_attention_whose_function_makes_layers_stays_linen_by_itself(rewritten):
+    found = rewritten(Program(IN_ATTENTION, inputs=[(2, 5, 8)]))
+    assert found.result.is_proven, str(found.result)
+    levels = {each.name: each.level for each in found.result.classes}
+    assert levels == {"Scaled": "left Linen", "Block": "proven", "Model": "proven"}
+    (block,) = (each for each in found.result.classes if each.name == "Block")
+    assert "attention stays Linen" in block.notes[0]
+
+
+PROMOTED = """
+def promoted(*arrays, dtype=None):
+    return tuple(None if each is None else jnp.asarray(each, dtype) for each in arrays)
+
+
+class Model(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(4, promote_dtype=promoted)(x)
+        return nn.Dense(3)(x)
+"""
+
+
+def test_a_layer_with_a_promotion_of_its_own_stays_linen(rewritten):
+    """NNX gives the function a tuple."""
+    found = rewritten(Program(PROMOTED))
+    assert found.result.is_proven, str(found.result)
+    (each,) = found.result.classes
+    assert each.level == "proven"
+    assert "dense_0 stays Linen: nnx.Linear has no promote_dtype" in each.notes[0]

@@ -227,6 +227,8 @@ class Constructor:
         layer, cls = layers[0], next(iter(self.classes))
         if any(each.sizes.keys() != layer.sizes.keys() for each in layers):
             raise NotRewritableError("several-kinds", self.node)
+        if any(map(self._makes_in_call, self.slot.makings)):
+            raise LayerNotRewritableError("outside-layer", self.node)
         if layer.name == "Sequential":
             check_keywords(self.method, self.slot)
         given: dict[str, str] = {}
@@ -267,6 +269,17 @@ class Constructor:
         if layer.rngs:
             given["rngs"] = "rngs"
         return f"{self._callee()}({ordered(layer, given, positional)}{rest})"
+
+    def _makes_in_call(self, making: Making) -> bool:
+        """Whether a function that a layer calls makes a module in it, as an `attention_fn` may."""
+        records = self.program.records
+        instance = records.instances.get((making.run, making.path or ()))
+        return instance is not None and any(
+            each.owner is None
+            and (each.run, (each.path or ())[:-1]) == (making.run, making.path)
+            and any(call.began < each.order < call.ended for call in instance.calls)
+            for each in records.makings
+        )
 
     def _layer_size(self, making: Making, name: str) -> Any:
         layer = self.program.layer_of(self.program.records.base_of(making.cls))

@@ -21,6 +21,8 @@ from bridge.rewrite.observe._records import Instance, Shape
 # NNX's names of what calls take, by Linen's.
 CALL_RENAMES = {"rng": "rngs", "inputs_kv": "inputs_k"}
 _MANY = 99
+# NNX gives the function a tuple of the arrays, and Linen each by itself.
+_OTHER_FIELDS = ("promote_dtype",)
 
 
 class Layer:
@@ -63,7 +65,7 @@ class Layer:
         self.unsupported = tuple(
             name
             for name in (() if takes_all else fields)
-            if name in row.other_fields
+            if name in (*row.other_fields, *_OTHER_FIELDS)
             or (self._new(name) not in self._taken and name not in self.dropped)
         )
         self.modes = tuple(name for name in fields if name in MODE_FIELDS)
