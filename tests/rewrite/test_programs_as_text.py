@@ -518,3 +518,54 @@ def test_a_layer_with_a_promotion_of_its_own_stays_linen(rewritten):
     (each,) = found.result.classes
     assert each.level == "proven"
     assert "dense_0 stays Linen: nnx.Linear has no promote_dtype" in each.notes[0]
+
+
+SHARED = """
+class Body(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.relu(nn.Dense(self.width)(x))
+
+
+class Head(nn.Module):
+    bodies: Sequence[nn.Module]
+    out: int
+    norm: nn.Module
+
+    @nn.compact
+    def __call__(self, x):
+        for body in self.bodies:
+            x = body(x)
+        return nn.Dense(self.out)(self.norm(x))
+
+
+class Model(nn.Module):
+    width: int = 4
+
+    def setup(self):
+        first = Body(6)
+        body = Body(self.width)
+        norm = nn.LayerNorm()
+        self.actor = Head([first, body], 2, norm)
+        self.critic = Head([first, body], 1, norm=norm)
+
+    def __call__(self, x):
+        return self.actor(x), self.critic(x)
+"""
+
+
+def test_modules_of_setup_that_two_others_are_given_have_weights_once(rewritten):
+    found = rewritten(Program(SHARED))
+    assert found.result.is_proven, str(found.result)
+    levels = {each.name: each.level for each in found.result.classes}
+    # Whoever makes a `Head` alone has no modules to give it.
+    assert levels == {"Body": "proven", "Head": "proven for this configuration", "Model": "proven"}
+    (x,) = inputs_of(found.program)
+    linen = found.old.Model(width=3)
+    variables = linen.init(KEYS, x)
+    model = found.new.Model(width=3, **found.result.sizes[0], rngs=nnx.Rngs(0))
+    assert model.actor.bodies[1] is model.critic.bodies[1]
+    port.plan(variables, model, found.result.rules).apply()
+    jax.tree.map(np.testing.assert_array_equal, model(x), linen.apply(variables, x))
