@@ -232,6 +232,27 @@ class Model(nn.Module):
 """,
         [{"width": 3}, {"pool": True}, {"kind": "rms", "width": 9}, {"kind": "dense"}],
     ),
+    "modules without sizes as the defaults of fields": Program(
+        """
+class Times(nn.Module):
+    factor: float = 2.0
+
+    @nn.compact
+    def __call__(self, x):
+        return x * self.factor
+
+
+class Model(nn.Module):
+    width: int = 5
+    before: nn.Module = Times(3.0)
+    after: nn.Module = dataclasses.field(default=Times())
+
+    @nn.compact
+    def __call__(self, x):
+        return self.after(nn.Dense(self.width)(self.before(x)))
+""",
+        [{"width": 3}],
+    ),
 }
 BLOCKS = {
     "layers under match": Program(

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from flax import linen as nn
 
-from bridge.rewrite.plan._class_fields import as_default, default_node
+from bridge.rewrite.plan._class_fields import as_default, default_node, module_default
 from bridge.rewrite.plan._plans import CACHE, ClassPlan, Field, Program
 from bridge.rewrite.plan._references import References
 from bridge.rewrite.syntax._source import Edit
@@ -38,15 +38,24 @@ class Signature:
             if i.cls is self.plan.cls
         ]
         text = field.name
-        if field.factory is not None:
+        if self._is_made(field):
             text = f"{self.factory(field)} if {field.name} is None else {field.name}"
         if any(_holds_modules(v) for v in values):
             kind = "Dict" if isinstance(values[0], Mapping) else "List"
             return f"nnx.{kind}({text})"
         return text
 
+    def _is_made(self, field: Field) -> bool:
+        """Whether the constructor makes the default of a field."""
+        return field.factory is not None or module_default(field) is not None
+
     def factory(self, field: Field) -> str:
         """What makes the default of a field."""
+        node = default_node(field)
+        if module_default(field) is not None and isinstance(node, ast.Call):
+            text = self.source.render(node, self.references.edits(node))
+            given = "rngs=rngs" if not (node.args or node.keywords) else ", rngs=rngs"
+            return f"{text[:-1].rstrip().rstrip(',')}{given})"
         factory = field.factory or ""
         if factory.startswith("lambda:"):
             return factory[len("lambda:") :].strip()
@@ -65,7 +74,7 @@ class Signature:
             if field.name in self.plan.mode_fields:
                 continue
             annotation, default = self._field_texts(field)
-            if field.factory is not None:
+            if self._is_made(field):
                 annotation, default = f"{annotation} | None", "None"
             text = f"{field.name}: {annotation}"
             text = text if default is None else f"{text} = {default}"

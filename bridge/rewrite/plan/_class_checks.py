@@ -12,8 +12,9 @@ from flax import nnx
 from bridge import wrappers
 from bridge.rewrite.syntax._source import is_self
 
+from ._class_fields import default_node, module_default
 from ._layers import Layer
-from ._plans import ClassPlan, Slot
+from ._plans import ClassPlan, Field, Slot
 from ._references import References
 from ._refusals import LayerNotRewritableError, NotRewritableError
 
@@ -35,7 +36,7 @@ def check_class(plan: ClassPlan, references: References) -> None:
     for field in plan.fields:
         if field.name in ("cls", "self", "rngs"):
             raise NotRewritableError("reserved-argument", field.node, name=field.name)
-        if isinstance(plan.cls.__dataclass_fields__[field.name].default, nn.Module):  # pyright: ignore
+        if not _is_made_anew(plan, field, references):
             raise NotRewritableError("module-default", field.node)
     own = {n.arg for n in ast.walk(plan.node) if isinstance(n, ast.arg)}
     names = [n for n in ast.walk(plan.node) if isinstance(n, ast.Name)]
@@ -68,6 +69,22 @@ def check_class(plan: ClassPlan, references: References) -> None:
                 plan.note(node, f"self.{node.attr} is read in a branch that did not run")
             else:
                 raise NotRewritableError("no-attribute", node, name=node.attr)
+
+
+def _is_made_anew(plan: ClassPlan, field: Field, references: References) -> bool:
+    """Whether the constructor can make the default of a field, if that is a module.
+
+    It knows no sizes for it.
+    """
+    cls = module_default(field)
+    if cls is None:
+        return True
+    made = references.program.plan_of(cls)
+    is_known = made is not None and made.refusal is None and not made.sizes and not made.layer
+    # None stands for the default.
+    takes_none = "None" in field.annotation or "Optional" in field.annotation
+    is_call = isinstance(default_node(field), ast.Call)
+    return is_known and field.plan is plan and is_call and not takes_none
 
 
 def _attribute_of(node: ast.expr) -> str | None:

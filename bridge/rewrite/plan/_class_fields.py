@@ -7,6 +7,8 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 
+from flax import linen as nn
+
 from bridge.rewrite.syntax._source import Source, is_docstring
 
 from ._plans import ClassPlan, Field
@@ -99,6 +101,12 @@ def as_default(node: ast.expr, text: str) -> str:
         (node.lineno, node.col_offset) == (first.lineno, first.col_offset)
     )
     return f"({text})" if is_bare else text
+
+
+def module_default(field: Field) -> type[nn.Module] | None:
+    """The class of the module that is the default of a field, None if there is none."""
+    value = field.plan.cls.__dataclass_fields__[field.name].default  # pyright: ignore
+    return type(value) if isinstance(value, nn.Module) else None
 
 
 def default_node(field: Field) -> ast.expr | None:

@@ -17,7 +17,7 @@ from bridge.rewrite._failures import said
 from bridge.rewrite.observe._records import Records
 from bridge.rewrite.syntax._source import Source, is_free, is_self, source_of
 
-from ._class_fields import fields_of
+from ._class_fields import fields_of, module_default
 from ._function_plans import FunctionPlan, find_known, function_plan, taint_of
 from ._layers import layer_base
 from ._maker_methods import follow_methods
@@ -285,6 +285,8 @@ def _ordered(program: Program) -> dict[type, ClassPlan]:
         cls: {b.cls for b in plan.bases} for cls, plan in program.plans.items()
     }
     for plan in program.plans.values():
+        defaults = {module_default(field) for field in plan.fields}
+        needs[plan.cls] |= {cls for cls in defaults if cls is not None and cls in program.plans}
         for slot in plan.slots.values():
             made = {program.records.base_of(m.cls) for m in slot.makings}
             needs[plan.cls] |= {cls for cls in made if cls is not None and cls in program.plans}
