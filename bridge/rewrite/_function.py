@@ -274,7 +274,7 @@ def _left_above(rewriter: Rewriter) -> dict[type, ClassPlan]:
 
 def _parts(rewriter: Rewriter) -> tuple[str, ...]:
     """The classes that were proven by themselves, because what is around them stays Linen."""
-    if not rewriter.above or rewriter.proof is None:
+    if not rewriter.is_split or rewriter.proof is None:
         return ()
     return tuple(dict.fromkeys(top.__name__ for top in rewriter.tops))
 

@@ -14,7 +14,7 @@ from .observe._entries import Entry
 from .observe._runs import run_entry
 from .observe._trace import Watch
 from .observe._varied_runs import Runs
-from .plan._collect import collect, inside_of
+from .plan._collect import class_of_program, collect, inside_of
 from .plan._function_plans import FunctionPlan, called_function
 from .plan._plans import ClassPlan, Program, SizeArgument
 from .plan._references import References
@@ -65,10 +65,12 @@ class Rewriter:
         self.files: list[NewFile] = []
         self.texts: dict[str, tuple[str, str]] = {}
         self.proof: Proof | None = None
-        self.root: type = type(self.entries[0].make())
+        root = self.entries[0].make()
+        self.root: type = type(root)
         self.above: dict[type, ClassPlan] = {}
+        self.is_split = False
         self.whole: Program | None = None
-        self._inside = inside_of(self.root)
+        self._inside = inside_of(class_of_program(root) or self.root)
 
     def trace(self) -> None:
         """Runs every entry, and the model with other sizes."""
@@ -122,7 +124,7 @@ class Rewriter:
         kept = [each for each in every if each in self.entries or self._runs(each)]
         self.above |= {c: p for c, p in self.program.plans.items() if p.refusal is not None}
         if kept:
-            self.entries = kept
+            self.entries, self.is_split = kept, True
             self.trace()
         return bool(kept) or len(every) > len(kept)
 
@@ -286,7 +288,7 @@ class Rewriter:
         def fault(texts: Mapping[str, tuple[str, str]]) -> str | None:
             return fault_in_place(self.program, self.entries, self.files, texts)
 
-        is_whole = self.proof is not None and self.proof.ok and not self.above
+        is_whole = self.proof is not None and self.proof.ok and not self.is_split
         return InPlace(self.files, fault, is_proven=is_whole)
 
     def _blame(self) -> Blame:

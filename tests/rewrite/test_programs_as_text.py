@@ -569,3 +569,38 @@ def test_modules_of_setup_that_two_others_are_given_have_weights_once(rewritten)
     assert model.actor.bodies[1] is model.critic.bodies[1]
     port.plan(variables, model, found.result.rules).apply()
     jax.tree.map(np.testing.assert_array_equal, model(x), linen.apply(variables, x))
+
+
+ROOTS = """
+class Mlp(nn.Module):
+    width: int = 5
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.Dense(3)(nn.relu(nn.Dense(self.width)(x)))
+
+
+axes = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
+Each = nn.vmap(Mlp, in_axes=0, **axes)
+Ensemble = nn.vmap(Mlp, in_axes=None, axis_size=4, **axes)
+
+
+def Chain():
+    return nn.Sequential([nn.Dense(3), nn.relu, nn.Sequential([Mlp(2)])])
+
+
+Model = Ensemble
+"""
+
+
+@pytest.mark.parametrize("name", ["Each", "Ensemble", "Chain"])
+def test_the_classes_of_a_transform_or_a_sequence_are_rewritten(rewritten, name):
+    found = rewritten(Program(ROOTS.replace("Model = Ensemble", f"Model = {name}")))
+    assert found.result.is_proven, str(found.result)
+    assert [(each.name, each.level) for each in found.result.classes] == [("Mlp", "proven")]
+    assert found.result.parts == ("Mlp",)
+    (x,) = inputs_of(found.program)
+    linen, model = found.old.Mlp(4), found.new.Mlp(4, in_features=8, rngs=nnx.Rngs(0))
+    variables = linen.init(KEYS, x)
+    with_weights(model, variables)
+    np.testing.assert_array_equal(model(x), linen.apply(variables, x))

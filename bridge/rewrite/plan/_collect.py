@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import jax
 from flax import linen as nn
 
 from bridge._train_eval import MODE_FIELDS
@@ -29,6 +30,20 @@ from ._slots import find_slots
 
 # Those that have a namesake in NNX.
 _BASES = (nn.Module, nn.RNNCellBase)
+
+
+def class_of_program(module: nn.Module) -> type | None:
+    """The class of a module, or of one in it, that is none of Flax's; None if there is none.
+
+    A model may be `nn.vmap(Mlp)(...)` or an `nn.Sequential`.
+    """
+    for cls in type(module).__mro__:
+        is_module = issubclass(cls, nn.Module) and cls is not nn.Module
+        if is_module and not cls.__module__.startswith("flax."):
+            return cls
+    values = [value for name, value in vars(module).items() if name != "parent"]
+    inner = [each for each in jax.tree.leaves(values) if isinstance(each, nn.Module)]
+    return next((found for each in inner if (found := class_of_program(each))), None)
 
 
 def inside_of(root: type | None, files: tuple[str, ...] = ()) -> Callable[[str], bool]:

@@ -39,7 +39,8 @@ def parts_of(program: Program, entries: Sequence[Entry]) -> Parts | None:
         program: everything.
         entries: how the model is made and called.
     """
-    kept = [_is_rewritten(program, root) for root in program.roots]
+    # A transform of a class is no class of the program.
+    kept = [_is_rewritten(program, root) and not root.lifted for root in program.roots]
     if all(kept):
         return None
     found, seen = Parts([], {}), set[tuple[type, str]]()
@@ -73,13 +74,40 @@ def _outermost(
             continue
         if any(path[:n] in inside for n in range(len(path))):
             continue
-        made = [entry_of(program, instance, called) for called in first_calls(instance)]
+        calls = (_inside(program, instance, called) for called in first_calls(instance))
+        made = [entry_of(program, instance, called) for called in calls if called is not None]
         parts = [each for each in made if each is not None]
         if parts:
             inside.add(path)
             yield instance, parts
         else:
             refused_classes[instance.cls] = refused("given-modules")
+
+
+def _inside(program: Program, root: Instance, called: Called) -> Called | None:
+    """A call of a model that a lifted transform made, as the module inside is called.
+
+    None if that is not known: only the outer call was seen.
+    """
+    chain = program.records.chain(root.lifted) if not root.path else []
+    args = called.args
+    for lifted in chain:
+        if lifted.kind in ("remat", "jit"):
+            continue
+        axes = lifted.options.get("in_axes")
+        if lifted.kind != "vmap" or not isinstance(axes, int | None) or called.kwargs:
+            return None
+        if axes is not None:
+            args = jax.tree.map(lambda leaf, axis=axes: _without_axis(leaf, axis), args)
+    return dataclasses.replace(called, args=args)
+
+
+def _without_axis(leaf: Any, axis: int) -> Any:
+    if not isinstance(leaf, Shape):
+        return leaf
+    sizes = list(leaf.shape)
+    del sizes[axis]
+    return Shape(tuple(sizes), leaf.dtype)
 
 
 def first_calls(instance: Instance) -> list[Called]:
