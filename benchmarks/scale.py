@@ -92,10 +92,12 @@ def run(mesh: Mesh) -> Iterator[Compiled]:
       RuntimeError: such a process failed.
     """
     count = max(1, mesh.processes)
+    # An abstract mesh has none, and a process cannot start the threads of 16,384.
+    devices = mesh.devices // count if mesh.processes else 1
     environment = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={mesh.devices // count}",
+        "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
         # A compilation that was looked up would be timed.
         "JAX_ENABLE_COMPILATION_CACHE": "false",
     }

@@ -2,7 +2,9 @@
 
 CPython has the frames of Python functions in chunks of 16 KiB. A call at the end of one asks the
 system for the next, and gives it back when it returns: in a loop that happens at each turn. Seven
-in ten page faults of the suite, and a tenth of its time, came from there.
+in ten page faults of the suite came from there. With this, tests of transforms take less CPU time:
+60.1 s became 52.6 s on Python 3.11, and for fewer tests 17.5 s became 17.0 s on Python 3.13.
+Nothing of JAX is replaced.
 """
 
 from __future__ import annotations

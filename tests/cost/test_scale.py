@@ -9,7 +9,7 @@ import jax
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 
-from benchmarks import programs, scale_growth
+from benchmarks import programs, scale, scale_growth
 from benchmarks.scale_compiled import compiled, largest_buffer
 from benchmarks.scale_models import AXES, FORMS, MIXED, SHAPES, Shape
 
@@ -107,3 +107,18 @@ ENTRY %main (p: f32[2]) -> f32[8] {
 """
     assert largest_buffer(text) == (40, "bf16[5,4]")
     assert largest_buffer(text.replace("bf16[5,4]", "pred[7]")) == (32, "f32[8]")
+
+
+@pytest.mark.parametrize(("processes", "devices"), [(0, 1), (1, 256), (2, 128)])
+def test_an_abstract_mesh_is_measured_without_its_devices(monkeypatch, processes, devices):
+    """Regression: JAX could not start the threads of 16,384 devices that nobody used."""
+    flags = []
+
+    def started(*args, env, **kwargs):
+        flags.append(env["XLA_FLAGS"])
+        raise OSError
+
+    monkeypatch.setattr(scale.subprocess, "Popen", started)
+    with pytest.raises(OSError):  # noqa: PT011 raised above
+        list(scale.run(scale.Mesh((16, 16), processes, (2,))))
+    assert flags == [f"--xla_force_host_platform_device_count={devices}"]
