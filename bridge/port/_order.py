@@ -7,7 +7,7 @@ leaf. A cast or a transposition alone is no use, as some models cast all of thei
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from flax import linen as nn
@@ -17,27 +17,8 @@ from bridge._conversion import linen_leaves
 from bridge._conversion.collections import STATIC
 from bridge._errors import PortError
 
-from ._axes import Axes, axes_of
 from ._trees import value_of
-from ._uses import INPUT, Uses
-
-
-class Order(NamedTuple):
-    """The order in which a model uses its leaves; empty if no trace tells it.
-
-    Attributes:
-      ranks: a rank for each leaf that is used.
-      after: for each leaf that meets the inputs, the ranks of the leaves, as the bits `bit_of`,
-        whose results the first such equation needs.
-      axes: what a trace shows of the axes of the leaves.
-    """
-
-    ranks: dict[Any, int]
-    after: dict[Any, int]
-    axes: Axes = Axes({}, set(), {}, {}, {})
-
-
-UNKNOWN = Order({}, {})
+from ._uses import Order, order_of
 
 
 def of_nnx(model: Any, inputs: Sequence[Any], kwargs: Mapping[str, Any]) -> Order:
@@ -119,9 +100,4 @@ def _first_uses(
             " linen=lambda variables, x: module.apply(variables, x, train=False).",
         ) from error
     leaves = [key for key, value in zip(keys, values, strict=True) for _ in jax.tree.leaves(value)]
-    uses = Uses()
-    given = dict.fromkeys(jaxpr.invars[len(leaves) :], INPUT)
-    held = dict(zip(jaxpr.invars, leaves, strict=False))
-    axes = axes_of(jaxpr, held)
-    uses.read(jaxpr, held, given)
-    return Order(uses.ranks, uses.after, axes)
+    return order_of(jaxpr, leaves)

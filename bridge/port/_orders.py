@@ -8,9 +8,8 @@ from typing import Any, NamedTuple, TypeAlias
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Address, Path
 
-from ._order import Order
 from ._trees import LinenNode, NNXNode
-from ._uses import bit_of
+from ._uses import Order, bit_of
 
 CALLS = "the order of calls in both models"
 TRANSPOSED = "the models use different axes, so one has the transpose"
@@ -100,7 +99,7 @@ class Orders(NamedTuple):
 
     def axes(self, node: NNXNode, scope: LinenNode) -> Iterator[tuple[int, str]]:
         """(the axis on which a scan takes a stack apart, the library whose trace shows it)."""
-        ours, theirs = self.nnx.axes.layers, self.linen.axes.layers
+        ours, theirs = self.nnx.layers, self.linen.layers
         ours = [(ours.get(each.path), each.value) for each in node.walk() if each.is_leaf]
         theirs = [
             (theirs.get((collection, each.path)), leaf.value)
@@ -116,8 +115,8 @@ class Orders(NamedTuple):
 
     def runs_backwards(self, item: NNXNode | LinenNode) -> bool | None:
         """Whether a scan takes the last layer of stacked leaves first; None if none is seen."""
-        axes = self._of(item).axes
-        found = {key in axes.backwards for key in _keys(item) if key in axes.layers}
+        order = self._of(item)
+        found = {key in order.backwards for key in _keys(item) if key in order.layers}
         return found.pop() if len(found) == 1 else None
 
     def calls(self, items: Sequence[NNXNode] | Sequence[LinenNode]) -> list[int] | None:
@@ -158,25 +157,25 @@ class Orders(NamedTuple):
 
     def is_cut_otherwise(self, node: NNXNode, scope: LinenNode) -> bool:
         """Whether the models take a product of a leaf apart at indices that exclude each other."""
-        ours = self.nnx.axes.cuts.get(node.path, frozenset())
-        found = [self.linen.axes.cuts.get(address, frozenset()) for address in _keys(scope)]
+        ours = self.nnx.cuts.get(node.path, frozenset())
+        found = [self.linen.cuts.get(address, frozenset()) for address in _keys(scope)]
         return any(not (ours <= theirs or theirs <= ours) for theirs in found)
 
     def uses(self, leaf: NNXNode | LinenNode) -> tuple[str, ...] | None:
         """What a model does along each axis of a leaf; None if no trace shows a product of it."""
-        axes = self._of(leaf).axes
-        key = next((key for key in _keys(leaf) if key in axes.summed), None)
+        order = self._of(leaf)
+        key = next((key for key in _keys(leaf) if key in order.summed), None)
         if key is None:
             return None
         value = leaf.value if isinstance(leaf, NNXNode) else leaf.leaves[key[0]].value
-        found = ["sum" if n in axes.summed[key] else "" for n in range(len(shape_of(value) or ()))]
-        if (layers := axes.layers.get(key)) is not None:
+        found = ["sum" if n in order.summed[key] else "" for n in range(len(shape_of(value) or ()))]
+        if (layers := order.layers.get(key)) is not None:
             found[layers] = "layers"
         return tuple(found)
 
     def products(self, leaf: NNXNode | LinenNode) -> tuple[int, ...]:
         """The axes into which a model takes a product of a leaf apart; none without a trace."""
-        found = (self._of(leaf).axes.products.get(key) for key in _keys(leaf))
+        found = (self._of(leaf).products.get(key) for key in _keys(leaf))
         return next(filter(None, found), ())
 
 

@@ -22,6 +22,7 @@ from ._plan import Plan, plan, sides_of
 from ._refits import Refit, refits
 from ._rule_text import paths_of, python_text, rules_of, toml_text
 from ._trees import LinenNode, NNXNode, linen_nodes, nnx_nodes
+from ._uses import unknown
 
 _SHOWN = 120
 
@@ -236,8 +237,8 @@ def _orders(
 ) -> Orders:
     traces_nnx = bool(inputs or kwargs) and isinstance(model, nnx.Module)
     return Orders(
-        _order.of_nnx(model, inputs, kwargs) if traces_nnx else _order.UNKNOWN,
-        _order.of_linen(linen, variables, inputs) if linen and inputs else _order.UNKNOWN,
+        _order.of_nnx(model, inputs, kwargs) if traces_nnx else unknown(),
+        _order.of_linen(linen, variables, inputs) if linen and inputs else unknown(),
     )
 
 

@@ -1,34 +1,29 @@
-"""Finds the equation of a jaxpr that uses each of its inputs first, and what that one needs."""
+"""Reads from a jaxpr what a model does with its leaves: the order of their uses, and their axes."""
 
 from __future__ import annotations
 
 import functools
+import itertools
+import math
 import operator
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from jax.extend import core as jex_core
 
-from ._jaxprs import inner_jaxprs
-
+_KEEPING_AXES = frozenset({"convert_element_type", "copy", "copy_p", "sharding_constraint"})
 # Primitives that pass a leaf on without computing.
-_PASSING = frozenset(
-    {
-        "broadcast_in_dim",
-        "convert_element_type",
-        "copy",
-        "copy_p",
-        "reshape",
-        "sharding_constraint",
-        "squeeze",
-        "stop_gradient",
-        "transpose",
-    }
-)
-
+_PASSING = _KEEPING_AXES | {
+    "broadcast_in_dim",
+    "reshape",
+    "squeeze",
+    "stop_gradient",
+    "transpose",
+}
+_KEEPING_PRODUCTS = _KEEPING_AXES | {"add", "mul"}
 
 # Marks values that depend on the inputs.
-INPUT = 1
+_INPUT = 1
 
 
 def bit_of(rank: int) -> int:
@@ -36,95 +31,234 @@ def bit_of(rank: int) -> int:
     return 2 << rank
 
 
-class Uses:
-    """Reads the uses of leaves from a jaxpr, in the order of its equations.
+class Order(NamedTuple):
+    """The order in which a model uses its leaves, and what it does along their axes.
+
+    All are empty if no trace tells it.
 
     Attributes:
-      ranks: see `Order`.
-      after: see `Order`.
+      ranks: a rank for each leaf that is used.
+      after: for each leaf that meets the inputs, the ranks of the leaves, as the bits `bit_of`,
+        whose results the first such equation needs.
+      layers: for each leaf that a scan takes apart, the axis on which its layers are stacked.
+      backwards: the leaves whose last layer the scan takes first.
+      summed: for each leaf in a product of matrices, the axes over which the first one sums.
+      products: for each such leaf, the sizes of the axes into which the last one of the product is
+        taken apart, if it is.
+      cuts: for each such leaf, the indices of the last axis at which it is first cut into parts.
+    """
+
+    ranks: dict[Any, int]
+    after: dict[Any, int]
+    layers: dict[Any, int]
+    backwards: set[Any]
+    summed: dict[Any, frozenset[int]]
+    products: dict[Any, tuple[int, ...]]
+    cuts: dict[Any, frozenset[int]]
+
+
+def unknown() -> Order:
+    """What is known without a trace: nothing."""
+    return Order({}, {}, {}, set(), {}, {}, {})
+
+
+def order_of(jaxpr: Any, leaves: Sequence[Any]) -> Order:
+    """What a jaxpr shows of leaves.
+
+    Args:
+      jaxpr: a jaxpr.
+      leaves: the keys of the leaves that its first inputs are; the others are the model's inputs.
+    """
+    reader = _Reader()
+    values = {v: _Value(needs=_INPUT) for v in jaxpr.invars[len(leaves) :]}
+    for v, key in zip(jaxpr.invars, leaves, strict=False):
+        values[v] = _Value(key, tuple(range(v.aval.ndim)))
+    reader.read(jaxpr, values)
+    return reader.order
+
+
+class _Value(NamedTuple):
+    """What is known of a value in a jaxpr.
+
+    Attributes:
+      leaf: the key of the leaf that the value is, in any layout.
+      axes: which of the leaf's axes each axis of the value is; None if that is not known.
+      product: the key of the leaf whose product it is, also behind a bias and a cast.
+      needs: the ranks, as bits, of the leaves that it was computed with.
+    """
+
+    leaf: Any = None
+    axes: tuple[int, ...] | None = None
+    product: Any = None
+    needs: int = 0
+
+    def or_else(self, other: _Value) -> _Value:
+        """What is known of a value that is one of two."""
+        leaf, axes = (other if self.leaf is None else self)[:2]
+        product = other.product if self.product is None else self.product
+        return _Value(leaf, axes, product, self.needs | other.needs)
+
+
+class _Reader:
+    """Follows leaves through the equations of a jaxpr, in their order.
+
+    Attributes:
+      order: what was found.
     """
 
     def __init__(self) -> None:
-        self.ranks: dict[Any, int] = {}
-        self.after: dict[Any, int] = {}
+        self.order = unknown()
         self._keys: list[Any] = []
         self._met = 0
 
-    def read(self, jaxpr: Any, held: dict[Any, Any], needs: dict[Any, int]) -> None:
+    def read(self, jaxpr: Any, values: dict[Any, _Value]) -> None:
         """Reads a jaxpr.
 
         Args:
           jaxpr: the jaxpr.
-          held: the keys of the leaves that its inputs are; what passes one on is added.
-          needs: the ranks, as bits, of the leaves that its inputs were computed with; its results
-            are added.
+          values: what is known of its inputs; what it computes is added.
         """
         for equation in jaxpr.eqns:
-            names = [held[v] if _is_in(v, held) else None for v in equation.invars]
-            before = [needs[v] if _is_in(v, needs) else 0 for v in equation.invars]
-            inner = list(inner_jaxprs(equation))
+            operands = [_of(operand, values) for operand in equation.invars]
+            inner = list(_inner_jaxprs(equation))
             if inner:
-                results = self._read_inner(equation, inner, names, before, held)
+                results = self._read_inner(equation, inner, operands)
             else:
-                present = [name for name in names if name is not None]
-                if equation.primitive.name in _PASSING and len(set(present)) == 1:
-                    held |= dict.fromkeys(equation.outvars, present[0])
-                    continue
-                results = [self._use(present, before)] * len(equation.outvars)
-            needs |= {v: bits for v, bits in zip(equation.outvars, results, strict=True) if bits}
+                result = _passed_on(equation, operands) or self._compute(equation, operands)
+                results = [result] * len(equation.outvars)
+            values.update(zip(equation.outvars, results, strict=True))
 
-    def _use(self, keys: Sequence[Any], before: Sequence[int]) -> int:
+    def _compute(self, equation: Any, operands: Sequence[_Value]) -> _Value:
+        """Notes what an equation computes with leaves; returns what is known of its result."""
+        name = equation.primitive.name
+        product = next((each.product for each in operands if each.product is not None), None)
+        if name == "dot_general":
+            product = self._multiply(equation, operands)
+        elif product is not None and name not in _KEEPING_PRODUCTS:
+            self._take_apart(equation, product)
+            product = None
+        return _Value(product=product, needs=self._use(operands))
+
+    def _multiply(self, equation: Any, operands: Sequence[_Value]) -> Any:
+        """Notes over which axes a product sums; returns the leaf whose last axes it has."""
+        summed, _ = equation.params["dimension_numbers"]
+        for each, own in zip(operands, summed, strict=True):
+            if each.axes is not None:
+                axes = frozenset(each.axes[axis] for axis in own)
+                self.order.summed.setdefault(each.leaf, axes)
+        second = operands[1]
+        return second.leaf if second.axes is not None else None
+
+    def _take_apart(self, equation: Any, key: Any) -> None:
+        """Notes into what an equation takes the last axis of a leaf's product apart."""
+        name, before = equation.primitive.name, equation.invars[0].aval.shape
+        rest = len(before) - 1
+        if name == "reshape":
+            after = equation.outvars[0].aval.shape
+            sizes = after[rest:] if before[:rest] == after[:rest] else ()
+            if len(sizes) > 1:
+                self.order.products.setdefault(key, sizes)
+                block, total = math.prod(sizes[1:]), math.prod(sizes)
+                self.order.cuts.setdefault(key, frozenset(range(block, total, block or 1)))
+        elif name == "split" and equation.params["axis"] == rest:
+            ends = itertools.accumulate(equation.params["sizes"])
+            self.order.cuts.setdefault(key, frozenset(ends) - {before[-1]})
+
+    def _use(self, operands: Sequence[_Value]) -> int:
         """Notes that an equation computes with leaves; returns what its result needs."""
-        prepared = _union([bits for bits in before if not bits & INPUT])
-        moving = _union([bits for bits in before if bits & INPUT])
-        for key in keys:
-            if key not in self.ranks:
-                self.ranks[key] = len(self._keys)
+        before = [each.needs for each in operands]
+        prepared = _union([bits for bits in before if not bits & _INPUT])
+        moving = _union([bits for bits in before if bits & _INPUT])
+        ranks = self.order.ranks
+        for key in [each.leaf for each in operands if each.leaf is not None]:
+            if key not in ranks:
+                ranks[key] = len(self._keys)
                 self._keys.append(key)
-            prepared |= bit_of(self.ranks[key])
+            prepared |= bit_of(ranks[key])
         # A computation on parameters alone, such as concatenated gates, is not a call yet.
         new = prepared & ~self._met if moving else 0
         self._met |= new
         while new:
             rank = new.bit_length() - 2
-            self.after[self._keys[rank]] = moving
+            self.order.after[self._keys[rank]] = moving
             new -= bit_of(rank)
         return prepared | moving
 
     def _read_inner(
-        self,
-        equation: Any,
-        inner: Sequence[tuple[Any, int]],
-        names: Sequence[Any],
-        before: Sequence[int],
-        held: dict[Any, Any],
-    ) -> list[int]:
-        """Reads what an equation runs; returns what each of its results needs."""
-        results, is_known = [0] * len(equation.outvars), False
+        self, equation: Any, inner: Sequence[tuple[Any, int]], operands: Sequence[_Value]
+    ) -> list[_Value]:
+        """Reads what an equation runs; returns what is known of each of its results."""
+        if equation.primitive.name == "scan":
+            operands = self._layers(equation, inner[0][0], operands)
+        results: list[_Value] = []
         for sub, offset in inner:
             # An equation's last operands are the inputs of what it runs.
-            inputs = sub.invars[len(sub.invars) - len(names[offset:]) :]
-            known = zip(inputs, names[offset:], strict=False)
-            below = {v: name for v, name in known if name is not None}
-            known_needs = dict(zip(inputs, before[offset:], strict=False))
-            self.read(sub, below, known_needs)
-            # A cast may be an equation of its own jaxpr.
-            passed = zip(equation.outvars, sub.outvars, strict=False)
-            held |= {out: below[v] for out, v in passed if _is_in(v, below)}
-            if len(sub.outvars) == len(results):
-                is_known = True
-                # The operands that choose a branch affect every result.
-                chosen = _union(before[:offset])
-                for n, v in enumerate(sub.outvars):
-                    results[n] |= chosen | (known_needs[v] if _is_in(v, known_needs) else 0)
-        if is_known:
-            return results
-        return [_union(before)] * len(results)
+            inputs = sub.invars[len(sub.invars) - len(operands[offset:]) :]
+            values = dict(zip(inputs, operands[offset:], strict=False))
+            self.read(sub, values)
+            if len(sub.outvars) != len(equation.outvars):
+                continue
+            # The operands that choose a branch affect every result.
+            chosen = _union([each.needs for each in operands[:offset]])
+            own = [_of(v, values) for v in sub.outvars]
+            own = [each._replace(needs=each.needs | chosen) for each in own]
+            results = [*map(_Value.or_else, own, results)] if results else own
+        if not results:
+            needs = _union([each.needs for each in operands])
+            return [_Value(needs=needs)] * len(equation.outvars)
+        # A scan stacks what its body returns, on an axis that no leaf has.
+        return [
+            each if len(each.axes or ()) == v.aval.ndim else each._replace(axes=None)
+            for v, each in zip(equation.outvars, results, strict=True)
+        ]
+
+    def _layers(self, scan: Any, body: Any, operands: Sequence[_Value]) -> list[_Value]:
+        """Notes the axes that a scan goes over; returns what its body gets.
+
+        A lifted scan transposes the axis to the front, as `lax.scan` goes over the first one.
+        """
+        found: list[_Value] = []
+        for each, given, got in zip(operands, scan.invars, body.invars, strict=True):
+            # What is passed whole may be taken apart further inside. The equation's parameters
+            # tell it too, but under names that change with JAX's versions.
+            if each.axes is None or given.aval.ndim == got.aval.ndim:
+                found.append(each)
+                continue
+            if each.leaf not in self.order.layers and scan.params["reverse"]:
+                self.order.backwards.add(each.leaf)
+            self.order.layers.setdefault(each.leaf, each.axes[0])
+            found.append(each._replace(axes=each.axes[1:]))
+        return found
+
+
+def _passed_on(equation: Any, operands: Sequence[_Value]) -> _Value | None:
+    """The leaf that an equation passes on without computing, if it is one."""
+    name, held = equation.primitive.name, [each for each in operands if each.leaf is not None]
+    if name not in _PASSING or len({each.leaf for each in held}) != 1:
+        return None
+    axes = held[0].axes
+    if name == "transpose" and axes is not None:
+        axes = tuple(axes[axis] for axis in equation.params["permutation"])
+    elif name not in _KEEPING_AXES:
+        axes = None
+    return held[0]._replace(axes=axes)
+
+
+def _inner_jaxprs(equation: Any) -> Iterator[tuple[Any, int]]:
+    """(jaxpr, operands that are not its inputs) of what an equation runs."""
+    for value in equation.params.values():
+        for each in value if isinstance(value, tuple | list) else (value,):
+            sub = getattr(each, "jaxpr", each)
+            if isinstance(sub, jex_core.Jaxpr):
+                yield sub, max(len(equation.invars) - len(sub.invars), 0)
 
 
 def _union(many: Sequence[int]) -> int:
     return functools.reduce(operator.or_, many, 0)
 
 
-def _is_in(operand: Any, held: Mapping[Any, Any]) -> bool:
-    return not isinstance(operand, jex_core.Literal) and operand in held
+def _of(operand: Any, values: Mapping[Any, _Value]) -> _Value:
+    return _NOTHING if isinstance(operand, jex_core.Literal) else values.get(operand, _NOTHING)
+
+
+_NOTHING = _Value()

@@ -618,3 +618,26 @@ def test_traces_tell_the_transpose_of_a_square_matrix(name, uses_transpose, is_j
     assert not any(each.is_weak or each.is_disputed for each in found.proposals)
     found.plan.apply()
     np.testing.assert_array_equal(model(X), linen.apply(variables, X))
+
+
+def test_a_jitted_function_may_transpose_a_square_matrix():
+    # Regression: no rule was proposed, and the plan was clean.
+    class Turned(nnx.Module):
+        def __init__(self):
+            self.w = nnx.Param(jnp.zeros((4, 4)))
+
+        def __call__(self, x):
+            return x @ jax.jit(jnp.transpose)(self.w[...])
+
+    class Straight(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return x @ self.param("w", nn.initializers.normal(), (4, 4))
+
+    x = jnp.arange(4.0)[None]
+    linen, model = Straight(), Turned()
+    variables = random_values(shapes_of(linen, x))
+    found = port.suggest(variables, model, x, linen=linen)
+    assert found.rules == {"w": "w transpose"}
+    found.plan.apply()
+    np.testing.assert_array_equal(model(x), linen.apply(variables, x))
