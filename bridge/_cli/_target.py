@@ -20,6 +20,7 @@ import dataclasses
 import importlib
 import importlib.util
 import inspect
+import itertools
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -117,9 +118,9 @@ def opened_name(target: str) -> Iterator[Any]:
     if not place or not name:
         raise InputError("TARGET", repr(target), _FORM, "put the name behind a colon")
     is_file = place.endswith(".py")
-    directory = pathlib.Path(place).expanduser().resolve().parent if is_file else pathlib.Path.cwd()
+    path = pathlib.Path(place).expanduser().resolve()
     before = list(sys.path)
-    sys.path.insert(0, str(directory))
+    sys.path[:0] = [*map(str, _folders(path) if is_file else [pathlib.Path.cwd()])]
     try:
         yield _named(_module_of_file(place) if is_file else _module_of_name(place), name, target)
     finally:
@@ -227,6 +228,10 @@ def _module_of_file(place: str) -> Any:
     path = pathlib.Path(place).expanduser().resolve()
     if not path.is_file():
         raise InputError("TARGET", f"no file {place}", _FORM, "check the path")
+    if (package := _package_of(path)) is not None:
+        # It may import its neighbours relatively, and they it by its whole name.
+        is_package = path.stem == "__init__"
+        return importlib.import_module(package if is_package else f"{package}.{path.stem}")
     name = path.stem
     there = sys.modules.get(name)
     if there is not None:
@@ -246,6 +251,22 @@ def _module_of_file(place: str) -> Any:
         del sys.modules[name]
         raise
     return module
+
+
+def _folders(path: pathlib.Path) -> list[pathlib.Path]:
+    """The folders that a file's imports are looked for in: of its package, and its own."""
+    inside = itertools.takewhile(lambda each: (each / "__init__.py").is_file(), path.parents)
+    return list(dict.fromkeys([path.parents[len(list(inside))], path.parent]))
+
+
+def _package_of(path: pathlib.Path) -> str | None:
+    """The package that a file is in, None if there is none, or another one of that name."""
+    top = _folders(path)[0]
+    name = ".".join(path.parent.relative_to(top).parts)
+    there = sys.modules.get(name.partition(".")[0])
+    folders = [pathlib.Path(each).resolve() for each in getattr(there, "__path__", ())]
+    is_other = there is not None and top / name.partition(".")[0] not in folders
+    return None if not name or is_other else name
 
 
 def _module_of_name(place: str) -> Any:

@@ -115,6 +115,24 @@ def test_an_interrupted_command_ends_with_one_line_and_130(capsys, programs):
     assert (outcome.code, outcome.err) == (130, "python -m bridge: interrupted\n")
 
 
+@pytest.mark.parametrize("name", ["model.py", "__init__.py"])
+def test_a_file_of_a_package_is_imported_as_a_part_of_it(capsys, tmp_path, monkeypatch, name):
+    package = tmp_path / f"outer_{name[0]}" / "inner"
+    package.mkdir(parents=True)
+    (package.parent / "__init__.py").write_text("")
+    (package.parent / "sizes.py").write_text("WIDTH = 3\n")
+    (package / "__init__.py").write_text("from .model import make\n")
+    (package / "model.py").write_text(
+        "from flax import linen as nn\nfrom ..sizes import WIDTH\n\n"
+        "def make():\n    return nn.Dense(WIDTH)\n"
+    )
+    monkeypatch.chdir(package)
+    outcome = run(capsys, "report", f"{name}:make", "--input", "1,2", "--json")
+    assert outcome.code == 0, outcome.err
+    assert f"outer_{name[0]}.inner.model" in sys.modules
+    assert "model" not in sys.modules
+
+
 def test_versions_are_shown(capsys):
     outcome = run(capsys, "--version")
     assert outcome.code == 0
