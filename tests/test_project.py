@@ -64,24 +64,6 @@ def test_ci_runs_the_quick_start_with_the_wheel_on_three_pythons():
     assert CI.count("    check_quick_start\n") == 2
 
 
-@pytest.mark.parametrize("name", ["registry.py", "registry/__init__.py"])
-def test_a_registry_of_the_users_own_is_named_in_the_error(tmp_path, name):
-    own = tmp_path / name
-    own.parent.mkdir(exist_ok=True)
-    own.write_text("")
-    ran = subprocess.run(
-        [sys.executable, "-c", "import bridge"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.stderr.splitlines()[-1] == (
-        "ImportError: bridge needs its own package `registry`, and found another module of that"
-        f" name: {own}. Rename that file, or take its folder off sys.path"
-    )
-
-
 def test_a_folder_bridge_of_the_users_own_hides_the_package_if_it_is_one(tmp_path):
     """A folder without `__init__.py` hides nothing, as Python looks for a package first."""
     (tmp_path / "bridge").mkdir()

@@ -19,6 +19,7 @@ from .observe._entries import Entry
 from .observe._steps import COLLECTION, choices
 from .plan._function_plans import FunctionPlan
 from .plan._plans import ClassPlan, Program
+from .prove._draws import drawn_in_calls
 from .prove._native_share import native_share
 from .publish._places import Made, places_of
 from .publish._result import ClassResult, Level, Rewrite
@@ -255,7 +256,11 @@ def _result(rewriter: Rewriter) -> Rewrite:
         () if proof is None else tuple(proof.sizes),
         rewriter.root.__name__,
         (*rewriter.notes, *(() if proof is None else proof.notes), *_said_of(parts)),
-        lambda: places_of({f.source.file: f.module for f in rewriter.files}, _rewritten(rewriter)),
+        lambda: places_of(
+            {f.source.file: f.module for f in rewriter.files},
+            _rewritten(rewriter),
+            drawn_in_calls(program),
+        ),
         test_of(program, rewriter.entries[0], proof.rules)
         if proof and is_proven and not parts
         else None,

@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from flax import nnx
 
 from bridge import parity
@@ -142,19 +141,3 @@ def tolerances(program: Program, run: int) -> dict[str, float]:
     ]
     is_low = any(jnp.finfo(leaf.dtype).bits < _BITS for leaf in outputs)
     return dict.fromkeys(("float32", "bfloat16", "float16"), _LOW) if is_low else {}
-
-
-def draws(program: Program) -> bool:
-    """Whether a model draws keys when it is in training."""
-    for making in program.records.makings:
-        if (
-            making.kind == "make_rng"
-            or (
-                making.cls is not None
-                and issubclass(making.cls, nn.Dropout)
-                and making.made["rate"]
-            )
-            or (making.kind == "module" and making.made.get("dropout_rate"))
-        ):
-            return True
-    return False

@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 from flax import nnx
 from jax.extend import random as generators
 
@@ -65,6 +66,27 @@ def streams(program: Program) -> dict[str, jax.Array]:
             own = making.made.get("rng_collection")
             names |= {own} if isinstance(own, str) else set()
     return dict.fromkeys(sorted(names), same_key())
+
+
+def draws(program: Program) -> bool:
+    """Whether a model draws keys when it is in training."""
+    for making in program.records.makings:
+        if (
+            making.kind == "make_rng"
+            or (
+                making.cls is not None
+                and issubclass(making.cls, nn.Dropout)
+                and making.made["rate"]
+            )
+            or (making.kind == "module" and making.made.get("dropout_rate"))
+        ):
+            return True
+    return False
+
+
+def drawn_in_calls(program: Program) -> list[str]:
+    """The streams that calls of a model draw from, none if no call draws."""
+    return sorted({*streams(program)} - {"params"}) if draws(program) else []
 
 
 def with_same_keys(model: Any) -> None:

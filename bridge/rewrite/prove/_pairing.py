@@ -22,8 +22,8 @@ from bridge.rewrite.observe._steps import step
 from bridge.rewrite.plan._plans import Program
 
 from ._build import Maker
-from ._compare import Checker, draws, named_axes, tolerances
-from ._draws import streams, with_same_keys
+from ._compare import Checker, named_axes, tolerances
+from ._draws import draws, streams, with_same_keys
 from ._paths import rules_of
 from ._proven import ProofError
 from ._weights import random_variables

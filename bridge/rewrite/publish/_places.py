@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from bridge.rewrite.plan._plans import ClassPlan
@@ -82,12 +82,15 @@ def _same(found: Any, told: Any) -> bool:
     return found is told or repr(found) == repr(told)
 
 
-def places_of(modules: Mapping[str, str], classes: Mapping[ClassName, Made]) -> list[str]:
+def places_of(
+    modules: Mapping[str, str], classes: Mapping[ClassName, Made], drawn: Collection[str] = ()
+) -> list[str]:
     """Training code beside the models, each with what takes its place.
 
     Args:
         modules: the files that were rewritten, with the names of their modules.
         classes: the rewritten classes.
+        drawn: the streams that calls of the model draw from, which `nnx.reseed` finds by name.
     """
     if not modules:
         return []
@@ -105,7 +108,8 @@ def places_of(modules: Mapping[str, str], classes: Mapping[ClassName, Made]) -> 
             continue
         name = path.relative_to(uses.folder).as_posix()
         named = uses.classes_in(str(path), source.tree)
-        own = sorted(set(_Places(source, lambda n, named=named: classes.get(named(n))).found()))  # pyright: ignore
+        places = _Places(source, lambda n, named=named: classes.get(named(n)), drawn)  # pyright: ignore
+        own = sorted(set(places.found()))
         found += [f"{name}:{line}: {text}" for line, text in own]
     return found
 
@@ -116,10 +120,13 @@ class _Places:
     Args:
         source: the file.
         class_of: the rewritten class that an expression names.
+        drawn: as for `places_of`.
     """
 
-    def __init__(self, source: Source, class_of: Callable[[ast.AST], Made | None]) -> None:
-        self.source, self.class_of = source, class_of
+    def __init__(
+        self, source: Source, class_of: Callable[[ast.AST], Made | None], drawn: Collection[str]
+    ) -> None:
+        self.source, self.class_of, self.drawn = source, class_of, drawn
         self.made: dict[str, ast.Call] = {}
         for node in ast.walk(source.tree):
             value = node.value if isinstance(node, ast.Assign) else None
@@ -225,7 +232,7 @@ class _Places:
         has_key = call is not None and call.args and not isinstance(call.args[0], ast.Starred)
         keys = _streams(call.args[0]) if call is not None and has_key else "key"
         if own is None or self.class_of(own.func) is None:
-            return f"Model(..., rngs=nnx.Rngs({keys}))"
+            return f"Model(..., {self._rngs(keys)})"
         return self._made(own, keys)
 
     def _made(self, own: ast.Call, keys: str) -> str:
@@ -234,8 +241,15 @@ class _Places:
         made = self.class_of(own.func)
         sizes = {} if made is None else made.sizes(own)
         more = [f"{name}={value}" for name, value in sizes.items()]
-        parts = [given if len(given) <= _LONGEST else "...", *more, f"rngs=nnx.Rngs({keys})"]
+        parts = [given if len(given) <= _LONGEST else "...", *more, self._rngs(keys)]
         return f"{_short(own.func)}({', '.join(filter(None, parts))})"
+
+    def _rngs(self, keys: str) -> str:
+        """The streams of a new model, each by its name if a call draws from it."""
+        named = "=" in keys
+        again = keys.partition("=")[2].partition(",")[0] if named else keys
+        more = [f"{each}={again}" for each in self.drawn if f"{each}=" not in keys]
+        return f"rngs=nnx.Rngs({', '.join([keys, *more])})"
 
     def _other(self, node: ast.Call, function: ast.Attribute) -> str | None:
         """What a call around training becomes."""

@@ -19,8 +19,7 @@ from bridge.rewrite.emit._files import SUFFIX, NewFile
 from bridge.rewrite.plan._plans import Program as Classes
 from bridge.rewrite.plan._refusals import NotRewritableError, refused
 from bridge.rewrite.prove._build import Maker, importable
-from bridge.rewrite.prove._compare import draws
-from bridge.rewrite.prove._draws import streams
+from bridge.rewrite.prove._draws import drawn_in_calls, draws
 from bridge.rewrite.prove._pairing import made
 from bridge.rewrite.publish._functions import FunctionResult, Training
 from bridge.rewrite.publish._places import Made
@@ -136,7 +135,7 @@ class TrainingRewriter:
             seen.kinds,
             seen.fields,
             next(each for each in self.made.values() if each.is_model),
-            sorted({*streams(self.classes)} - {"params"}) if draws(self.classes) else (),
+            drawn_in_calls(self.classes),
             self._is_stacked(),
             any(each.kind == "sow" for each in self.classes.records.makings),
         )
