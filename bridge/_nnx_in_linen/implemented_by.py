@@ -101,6 +101,16 @@ def implemented_by(
     return decorate
 
 
+class _AtLinenPaths(ToLinen):
+    """A `ToLinen` whose variables are at the paths of another Linen module.
+
+    Attributes:
+      linen_paths: NNX paths by Linen paths.
+    """
+
+    linen_paths: Mapping[str, str] = FrozenDict({})  # pyright: ignore
+
+
 class Implementation:
     """What runs the methods of a Linen class.
 
@@ -158,13 +168,13 @@ class Implementation:
             and bound.arguments.get(name) is None
             and value is not None
         }
-        inner = ToLinen(
+        inner = _AtLinenPaths(
             self.nnx_class,
             kwargs=arguments,
             metadata_fn=self._boxed,
             rng_state=False,
             store_graphdef=False,
-            paths=self._paths,
+            linen_paths=self._paths,
             parent=linen.scope,
         )
         with warnings.catch_warnings():

@@ -62,7 +62,7 @@ class WrapperScope:
         self.rngs: Mapping[str, Any] = linen.scope.rngs if linen.scope is not None else {}
         self._is_extended = is_extended
         # Most have none, and each leaf of each call would be asked for.
-        self._paths = LinenPaths.of(linen.paths) if linen.paths else None
+        self._paths = LinenPaths.of(linen.linen_paths) if linen.linen_paths else None
         self.constructor = Constructor(
             linen.nnx_class,
             frozen(linen.args),

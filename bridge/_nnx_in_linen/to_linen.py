@@ -44,9 +44,7 @@ from .nnx_attributes import MISSING, nnx_attribute
 from .scope import WrapperScope, spelled
 
 # The fields that flax.nnx.bridge does not have.
-_OWN_OPTIONS = frozenset(
-    {"strict", "rng_state", "string_keys", "eager_sharding", "store_graphdef", "paths"}
-)
+_OWN_OPTIONS = frozenset({"strict", "rng_state", "string_keys", "eager_sharding", "store_graphdef"})
 
 
 class WithOptions(type(nn.Module)):
@@ -129,8 +127,6 @@ class ToLinen(NNXHolder, metaclass=WithOptions):
       store_graphdef: False leaves collection `nnx` out of the variables, for programs that take
         every leaf for an array. Each call then makes the definition out of the constructor (once
         for all calls that hold the same), and a change of it has no place to be kept.
-      paths: NNX paths by Linen paths, as rules of `bridge.port` that only rename: the variables
-        are at the Linen paths. By default both are the same.
 
     Raises:
       InvalidModuleError: `nnx_class` is an instance, a function or a Linen class; or `args` are no
@@ -152,7 +148,8 @@ class ToLinen(NNXHolder, metaclass=WithOptions):
     string_keys: bool = False
     eager_sharding: bool | None = None
     store_graphdef: bool = True
-    paths: Mapping[str, str] = FrozenDict({})
+    # A subclass has it as a field. Linen does some twenty calls for each field of a module.
+    linen_paths: ClassVar[Mapping[str, str] | None] = None
 
     # Annotated it must be a ClassVar: a field would be an argument of the constructor itself.
     _options: ClassVar[frozenset[str]] = _OWN_OPTIONS
