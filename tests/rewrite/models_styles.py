@@ -212,3 +212,27 @@ class Shifted(nn.Module):
             x = x * self.scale(time) * self.more(time) + self.shift(nn.swish(time))
             x = x + self.other(time)
         return x
+
+
+class Spatial(nn.Module):
+    """A layer that is given the sizes of an image."""
+
+    height: int
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        table = self.param("table", nn.initializers.normal(), (self.height, self.width, 1))
+        return (x * table).sum((1, 2))
+
+
+class Square(nn.Module):
+    """Sizes that are equal in the square image that the model is rewritten with."""
+
+    features: int = 4
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Conv(self.features, (3, 3), (2, 2))(x)
+        height, width, _ = x.shape[-3:]
+        return Spatial(height=height, width=width)(x)

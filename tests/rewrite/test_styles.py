@@ -117,3 +117,14 @@ def test_a_layer_that_only_some_calls_need_stays_linen():
     result = bridge.rewrite(models.Shifted, spec(2, 3), gradients=False, also=also)
     (refusal,) = result.classes[0].refusals
     assert refusal.id == "applied-on-call"
+
+
+def test_sizes_that_are_equal_in_a_square_image_are_told_apart():
+    result = bridge.rewrite(models.Square, spec(2, 8, 8, 3), gradients=False)
+    (module,) = imported(result)
+    assert {each.level for each in result.classes} == {"proven"}
+    x = jax.random.normal(jax.random.key(0), (2, 8, 6, 3))
+    variables = models.Square().init(jax.random.key(1), x)
+    model = module.Square(in_features=3, height=4, width=3, rngs=nnx.Rngs(0))
+    port.plan(variables, model, result.rules).apply()
+    np.testing.assert_array_equal(model(x), models.Square().apply(variables, x))

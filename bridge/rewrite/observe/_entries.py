@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -131,29 +131,38 @@ def variations(
                 continue
 
 
-def combined(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[nn.Module, Any] | None:
+def combined(
+    module: nn.Module, inputs: tuple[Any, ...], *, apart: bool
+) -> tuple[nn.Module, Any] | None:
     """The model and inputs with all sizes changed at once, each by a factor of its own.
+
+    Args:
+        module: the model.
+        inputs: its inputs.
+        apart: whether equal sizes of one input, such as those of a square image, get several
+            factors, so that what is equal by chance is told apart.
 
     Returns:
         Both, None if the constructor refuses.
     """
     factors = itertools.cycle((3, 5, 2, 7))
-    by_size: dict[int, int] = {}
+    by_size: dict[tuple[int, int], int] = {}
 
-    def dimension(size: int) -> int:
+    def dimension(size: int, before: Sequence[int]) -> int:
         # What inputs have in common, such as the number of tokens, stays in common.
-        if size not in by_size:
-            by_size[size] = size * next(factors) if size > 1 else size
-        return by_size[size]
+        key = size, before.count(size) if apart else 0
+        if key not in by_size:
+            by_size[key] = size * next(factors) if size > 1 else size
+        return by_size[key]
 
-    shapes = jax.tree.map(
-        lambda leaf: (
-            jax.ShapeDtypeStruct((*leaf.shape[:1], *map(dimension, leaf.shape[1:])), leaf.dtype)
-            if isinstance(leaf, jax.ShapeDtypeStruct)
-            else leaf
-        ),
-        jax.tree.map(_spec, inputs),
-    )
+    def scaled(leaf: Any) -> Any:
+        if not isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf
+        batch, own = leaf.shape[:1], leaf.shape[1:]
+        sizes = (dimension(size, own[:axis]) for axis, size in enumerate(own))
+        return jax.ShapeDtypeStruct((*batch, *sizes), leaf.dtype)
+
+    shapes = jax.tree.map(scaled, jax.tree.map(_spec, inputs))
     fields = {
         field.name: _scaled(getattr(module, field.name), factors)
         for field in dataclasses.fields(module)

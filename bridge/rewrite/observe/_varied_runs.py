@@ -66,13 +66,14 @@ class Runs:
             training = training_kwargs(entry)
             if training is not None and self._traced(entry, None, entry.inputs, training) is None:
                 self.notes.append("the model was not traced in training: it raised")
-            together = combined(module, entry.inputs)
             every = variations
-            if together is not None:
-                run = self._traced(entry, *together, entry.kwargs)
-                if run is not None:
+            for apart in (True, False):
+                together = combined(module, entry.inputs, apart=apart)
+                run = None if together is None else self._traced(entry, *together, entry.kwargs)
+                if together is not None and run is not None:
                     every = branches
                     self._keep(run, entry, *together, "other sizes")
+                    break
             for number, (changed, inputs) in enumerate(every(module, entry.inputs)):
                 if time.process_time() - started > _SECONDS_FOR_VARIATIONS or (
                     number >= _MOST_VARIATIONS
