@@ -35,6 +35,7 @@ class Program:
         also: those of other entry points.
         files: other files, by name.
         newline: what ends its lines.
+        rtol: the tolerance, for a layer that Linen and NNX compute in different orders.
     """
 
     source: str
@@ -44,6 +45,7 @@ class Program:
     also: Sequence[Mapping[str, Any]] = ()
     files: Mapping[str, str] = dataclasses.field(default_factory=dict)
     newline: str = "\n"
+    rtol: float = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -102,6 +102,7 @@ class Model(nn.Module):
         return nn.LayerNorm()(x + y)
 """,
         [{"width": 4}, {"width": 16, "heads": 4}],
+        rtol=1e-5,
     ),
     "a chosen class of layers in a loop that no run turned": Program(
         """

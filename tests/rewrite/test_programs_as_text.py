@@ -125,7 +125,7 @@ def test_it_is_proven_and_does_what_linen_does_for_other_values(rewritten, name)
     assert {each.level for each in found.result.classes} == {"proven"}, str(found.result)
     assert found.result.is_proven
     for fields in ({}, *found.program.values):
-        check_same(found, fields)
+        check_same(found, fields, rtol=found.program.rtol)
 
 
 def test_a_size_is_set_once_where_a_branch_makes_no_layer(rewritten):
