@@ -72,6 +72,34 @@ class Model(nn.Module):
 """,
         [{"widths": (5, 3)}, {"widths": (4,), "final": True}, {"widths": (7, 2, 9, 2)}],
     ),
+    "fields that a partial gives": Program(
+        """
+class Block(nn.Module):
+    filters: int
+    wide: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        n = self.filters * 4 if self.wide else self.filters
+        x = nn.Dense(self.filters)(x)
+        return nn.Dense(n)(x)
+
+
+class Model(nn.Module):
+    filters: int = 4
+    wide: bool = False
+
+    @nn.compact
+    def __call__(self, x):
+        block = functools.partial(Block, wide=self.wide)
+        for i in range(2):
+            x = block(filters=self.filters)(x)
+        for i in range(2):
+            x = Block(self.filters)(x)
+        return x
+""",
+        [{"filters": 3}, {"wide": True}, {"filters": 5, "wide": True}],
+    ),
     "one-hot vectors beside the input": Program(
         """
 class Model(nn.Module):

@@ -143,7 +143,7 @@ class Candidates:
         shape = output.shape if isinstance(output, Shape) else ()
         last = shape[-1] if shape else None
         node = slot.constructor
-        bound = self._partial_behind(node.func, making)
+        bound = self.partial_behind(node.func, making)
         keywords = [*node.keywords, *(bound.keywords if bound else ())]
         given = [*(bound.args[1:] if bound else ()), *node.args]
         nodes: list[tuple[str | None, ast.expr]] = [(k.arg, k.value) for k in keywords]
@@ -166,7 +166,7 @@ class Candidates:
             ):
                 yield node, tuple(value)
 
-    def _partial_behind(self, function: ast.expr, making: Making) -> ast.Call | None:
+    def partial_behind(self, function: ast.expr, making: Making) -> ast.Call | None:
         """The expression of the method that made the partial which a name stands for."""
         if not isinstance(function, ast.Name):
             return None

@@ -386,8 +386,8 @@ class KeptSizes:
                     known = [e for e in ast.iter_child_nodes(node) if e not in dict(parts)]
                     edits += [edit for each in known for edit in self._known_edits(each)]
                 found = source.render(node, edits)
-                if any(own == "None" for _, own in texts):
-                    found = _without_none(found)
+                if any(own in ("None", "True", "False") for _, own in texts):
+                    found = _folded(found)
                 self._method.used |= self._method.names_of(found)
                 return found
             case Chained(made=made):
@@ -448,24 +448,33 @@ class KeptSizes:
 
     def _argument(self, slot: Slot, field: str) -> ast.expr | None:
         """What the constructor in a slot is given for a field; a constant that is its default."""
-        for keyword in slot.constructor.keywords:
+        node, making = slot.constructor, slot.makings[0]
+        bound = self._candidates.partial_behind(node.func, making)
+        keywords = [*node.keywords, *(bound.keywords if bound is not None else ())]
+        for keyword in keywords:
             if keyword.arg == field:
                 return keyword.value
-        program = self._method.program
-        cls = program.records.base_of(slot.makings[0].cls)
-        plan = program.plan_of(cls)
-        if cls is None or plan is None or any(k.arg is None for k in slot.constructor.keywords):
+        name = node.func.id if isinstance(node.func, ast.Name) else ""
+        function = making.env.get(name, self._method.references.value_of(node.func))
+        if bound is None and isinstance(function, functools.partial):
+            # What is bound in another place is not known here.
             return None
-        given = dict(zip(field_order(cls), slot.constructor.args, strict=False))
-        if field in given or any(isinstance(each, ast.Starred) for each in slot.constructor.args):
+        program = self._method.program
+        cls = program.records.base_of(making.cls)
+        plan = program.plan_of(cls)
+        if cls is None or plan is None or any(k.arg is None for k in keywords):
+            return None
+        arguments = [*(bound.args[1:] if bound is not None else ()), *node.args]
+        given = dict(zip(field_order(cls), arguments, strict=False))
+        if field in given or any(isinstance(each, ast.Starred) for each in arguments):
             return given.get(field)
         own = next((each for each in plan.fields if each.name == field), None)
         default = own.node.value if own is not None else None
         return default if isinstance(default, ast.Constant) else None
 
 
-def _without_none(text: str) -> str:
-    """An expression in which a field that was left None has been put: `None or n` is `n`."""
+def _folded(text: str) -> str:
+    """An expression with constants in the place of fields: `None or n` is `n`."""
     return ast.unparse(_Folding().visit(ast.parse(text, mode="eval")))
 
 
@@ -479,6 +488,8 @@ class _Folding(ast.NodeTransformer):
     def visit_IfExp(self, node: ast.IfExp) -> ast.expr:
         self.generic_visit(node)
         test = node.test
+        if isinstance(test, ast.Constant) and isinstance(test.value, bool):
+            return node.body if test.value else node.orelse
         if not isinstance(test, ast.Compare) or not _is_none(test.left):
             return node
         if len(test.ops) > 1 or not _is_none(test.comparators[0]):
