@@ -11,6 +11,10 @@ from importlib.metadata import version
 # from outside: JAX_PLATFORMS to run on an accelerator, JAX_DISABLE_MOST_OPTIMIZATIONS=0 to compile
 # as programs do by default.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+if os.environ["JAX_PLATFORMS"] != "cpu":
+    # An accelerator multiplies float32 in fewer bits by default, and not in the same ones in an
+    # eager and in a mapped program.
+    os.environ.setdefault("JAX_DEFAULT_MATMUL_PRECISION", "float32")
 # Most of the time goes into compiling small programs that run once. With this, LLVM optimises no
 # machine code; XLA's own passes still run, so tests that read optimised HLO see what a user gets.
 os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")

@@ -75,7 +75,7 @@ def training_step(form: str) -> Subject:
 
 def step_bytes(form: str, case: Case) -> int:
     """The most memory that a compiled step holds, by XLA's own analysis."""
-    return compiled_step(form, case).memory_analysis().peak_memory_in_bytes
+    return programs.peak_bytes(compiled_step(form, case))
 
 
 def step_kernels(form: str, case: Case) -> int:

@@ -629,7 +629,8 @@ def test_a_bare_array_traced_at_init_is_no_static_attribute():
     model = bridge.to_linen(BareArray)
     x = inputs((4, 3))
     variables = jax.jit(model.init)(KEY, x)
-    assert_identical(model.apply(variables, x), model.apply(model.init(KEY, x), x))
+    # The compiled program may round initial values otherwise than the eager one.
+    assert_close(model.apply(variables, x), model.apply(model.init(KEY, x), x))
 
 
 class Annotated(nnx.Module):
