@@ -2,7 +2,8 @@
 
 ``python scripts/cost_table.py`` prints it, ``python scripts/cost_table.py write`` puts it into the
 guide on cost and into the README. It is made of the results of
-``python -m benchmarks --output benchmarks/results/cpu``.
+``python -m benchmarks --output benchmarks/results/cpu`` and of all that ``--accelerator`` has left
+in ``benchmarks/results/gpu``.
 """
 
 import re
@@ -12,9 +13,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 GUIDE = ROOT / "migration_guides" / "07_cost.md"
 RESULTS = ROOT / "benchmarks" / "results" / "cpu" / "cost.json"
+ON_ACCELERATORS = ROOT / "benchmarks" / "results" / "gpu"
 README = ROOT / "README.md"
 # What stands between these in the guide is made here.
-TABLE, WITHOUT = "cost", "without"
+TABLE, WITHOUT, ACCELERATORS = "cost", "without", "accelerators"
 # The README's sentence on dispatch by `nnx.jit`, and what it tells of.
 DISPATCH = re.compile(r"dispatch takes (\d+) to (\d+) times .* on stacks of 8 to 128 blocks")
 ROW, SUBJECT, SIZES = "call in a hot loop, dispatch", "nnx.jit", (8, 32, 128)
@@ -66,6 +68,25 @@ def dispatch() -> tuple[str, str]:
     return str(round(min(medians))), str(round(max(medians)))
 
 
+def accelerators() -> str:
+    """Return the ratios that were measured on accelerators, and with what."""
+    from benchmarks import results
+
+    lines = ["| device | row | size | ratio | median (quartiles) |", "|---|---|---|---|---|"]
+    versions = set[str]()
+    for path in sorted(ON_ACCELERATORS.glob("*/cost.json")):
+        environment, measured = results.from_json(path.read_text())
+        device = environment["device"].removeprefix("1 x ")
+        versions.add(f"{device}: jax {environment['versions']['jax']}")
+        for one in measured:
+            for ratio in one.ratios:
+                found = ratio.found
+                spread = f" ({found.low:.2f} to {found.high:.2f})" if one.unit == "s" else ""
+                row = f"| {device} | {one.row} | {one.size} | {ratio.of} / {ratio.to}"
+                lines.append(f"{row} | {found.median:.3f}{spread} |")
+    return "\n".join([*lines, "", f"Measured on {'; '.join(sorted(versions))}."])
+
+
 def _marks(name: str) -> tuple[str, str]:
     return f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->\n"
 
@@ -95,9 +116,11 @@ def told(text: str, least: str, most: str) -> str:
 def main(arguments: list[str]) -> None:
     """Print all of it, or write it if there is an argument."""
     if not arguments:
-        print(table(), without(), "dispatch takes {} to {} times".format(*dispatch()), sep="\n\n")
+        times = "dispatch takes {} to {} times".format(*dispatch())
+        print(table(), without(), accelerators(), times, sep="\n\n")
         return
-    GUIDE.write_text(replaced(replaced(GUIDE.read_text(), table()), without(), WITHOUT))
+    text = replaced(replaced(GUIDE.read_text(), table()), without(), WITHOUT)
+    GUIDE.write_text(replaced(text, accelerators(), ACCELERATORS))
     README.write_text(told(README.read_text(), *dispatch()))
 
 

@@ -61,6 +61,16 @@ def test_the_readme_tells_how_long_dispatch_by_nnx_jit_takes():
     assert SCRIPT["told"](text, *SCRIPT["dispatch"]()) == text
 
 
+def test_the_guide_tells_what_was_measured_on_accelerators():
+    found = SCRIPT["standing"](TEXT, "accelerators")
+    assert found == SCRIPT["accelerators"](), "run: python scripts/cost_table.py write"
+    for path in SCRIPT["ON_ACCELERATORS"].glob("*/cost.json"):
+        kept = json.loads(path.read_text())
+        assert found.count(f"| {kept['environment']['device'].removeprefix('1 x ')} |") == sum(
+            len(row["ratios"]) for row in kept["rows"]
+        )
+
+
 def test_a_section_is_replaced_between_its_marks_also_by_nothing():
     text = SCRIPT["replaced"](TEXT, "| a |", "without")
     assert SCRIPT["standing"](text, "without") == "| a |"
