@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-import itertools
-import pathlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -19,10 +17,9 @@ import bridge
 from bridge import port
 from bridge.rewrite import Rewrite
 from tests.rewrite import programs, programs_sizes, programs_structure
-from tests.rewrite.programs import HEAD, Of, Program
+from tests.rewrite.programs import Of, Program
 
 PROGRAMS = {**programs.PROGRAMS, **programs_structure.PROGRAMS, **programs_sizes.PROGRAMS}
-NUMBERS = itertools.count()
 KEYS = {"params": jax.random.key(1), "gumbel": jax.random.key(2)}
 
 
@@ -58,17 +55,11 @@ def inputs_of(program: Program) -> list[jax.Array]:
 
 
 @pytest.fixture
-def rewritten(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Puts a program into files of their own, and rewrites it."""
-    monkeypatch.syspath_prepend(str(tmp_path))
+def rewritten(imported_program: Callable[..., Any]) -> Any:
+    """Rewrites a program in files of its own."""
 
     def rewrites(program: Program) -> Rewritten:
-        name = f"program_{next(NUMBERS)}"
-        text = HEAD + program.source.strip("\n") + "\n"
-        (tmp_path / f"{name}.py").write_bytes(text.replace("\n", program.newline).encode())
-        for file, more in program.files.items():
-            (tmp_path / file).write_text(HEAD + more.strip("\n") + "\n")
-        old = importlib.import_module(name)
+        old = imported_program(program.source, program.files, program.newline)
         shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs_of(program)]
 
         def makes(fields: Mapping[str, Any]) -> Any:
@@ -78,7 +69,7 @@ def rewritten(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         result = bridge.rewrite(makes(program.fields), *shapes, gradients=False, also=also)
         result.write()
         importlib.invalidate_caches()
-        return Rewritten(program, old, importlib.import_module(f"{name}_nnx"), result)
+        return Rewritten(program, old, importlib.import_module(f"{old.__name__}_nnx"), result)
 
     return rewrites
 

@@ -15,14 +15,14 @@ import bridge.rewrite
 from bridge._demo import _models
 from bridge.rewrite.plan._plans import Written
 from bridge.rewrite.plan._refusals import _TABLE
-from tests.rewrite import models_left as models
+from tests.rewrite.programs_left import LEFT
 from tests.rewrite.test_left_linen import result_of
 from tests.rewrite.training.test_training import OF_TRAINING
 
 SOURCES = pathlib.Path(bridge.rewrite.__file__).parent
 MODELS = pathlib.Path(__file__).parent
 RAISED = ("NotRewritableError", "LayerNotRewritableError", "refused")
-# Rows whose reason is no class's docstring, and the test that has them.
+# Rows that no program in `LEFT` and no model's docstring gives, and the test that has them.
 ELSEWHERE = {
     "not-asked-for": "test_in_place.py",
     "skipped": "test_writing.py",
@@ -64,8 +64,8 @@ def raised():
 
 
 def given():
-    """The docstrings of the models."""
-    return [
+    """The reasons of the programs, and the docstrings of the models."""
+    return [row.reason for row in LEFT.values()] + [
         ast.get_docstring(node) or ""
         for path in MODELS.glob("models_*.py")
         for node in ast.walk(ast.parse(path.read_text()))
@@ -94,15 +94,17 @@ def test_each_row_has_an_id_of_words_and_a_sentence_about_what_to_do():
     assert len({reason for reason, _ in _TABLE.values()}) == len(_TABLE)
 
 
-def test_json_and_text_show_the_id_and_what_to_do():
-    result = result_of(models.WhileLoop)
+def test_json_and_text_show_the_id_and_what_to_do(imported_program):
+    module = imported_program(LEFT["while loop"].source)
+    result = result_of(module.Model)
     (found,) = json.loads(result.to_json())["classes"]
     (refusal,) = found["refusals"]
     line = refusal.pop("line")
-    assert f"models_left.py:{line}: a module is made in a while loop [while-loop]" in found["notes"]
+    reason = "a module is made in a while loop"
+    assert f"{module.__name__}.py:{line}: {reason} [while-loop]" in found["notes"]
     assert refusal == {
         "id": "while-loop",
-        "reason": "a module is made in a while loop",
+        "reason": reason,
         "remedy": "Write a `for` loop over a known number of turns.",
     }
     assert f"[while-loop] {refusal['remedy']}" in str(result)
