@@ -1,8 +1,8 @@
 """Faults planted in a GPT, a ResNet, a CNN and an RNN: the layer at fault is named.
 
 The reference is the Linen model with its variables. The other one is the native model, the Linen
-model as a ToNNX, and the native model as a ToLinen, each with one fault, with rematerialized
-layers and without.
+model as a ToNNX, and the native model as a ToLinen, each with one fault, and every second one with
+rematerialized layers.
 """
 
 import functools
@@ -115,9 +115,21 @@ def report_of(kind, architecture, faults, sections, remat=False):
 ARCHITECTURES = {"GPT": GPT_, "ResNet": RESNET, "CNN": CNN_, "RNN": RNN_}
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("remat", [False, True], ids=["plain", "remat"])
+def in_each_kind(name, rows):
+    """Parametrizes a test over rows and kinds of models, every second one rematerialized.
+
+    So each row and each kind is there with rematerialized layers and without.
+    """
+    cases = [
+        pytest.param(row, kind, remat, id=f"{row}-{kind}-{'remat' if remat else 'plain'}")
+        for i, row in enumerate(rows)
+        for j, kind in enumerate(KINDS)
+        for remat in [(i + j) % 2 == 1]
+    ]
+    return pytest.mark.parametrize((name, "kind", "remat"), cases)
+
+
+@in_each_kind("architecture", ARCHITECTURES)
 def test_models_without_a_fault_agree_in_every_section(kind, architecture, remat):
     report = report_of(kind, ARCHITECTURES[architecture], {}, parity.SECTIONS[:5], remat)
 
@@ -125,9 +137,7 @@ def test_models_without_a_fault_agree_in_every_section(kind, architecture, remat
     assert [c.place for s in report.sections for c in s.differing if not is_fault_field(c)] == []
 
 
-@pytest.mark.parametrize("fault", LAYER_FAULTS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("remat", [False, True], ids=["plain", "remat"])
+@in_each_kind("fault", LAYER_FAULTS)
 def test_the_layer_at_fault_is_named_with_the_field(kind, fault, remat):
     architecture, faults, place, field = LAYER_FAULTS[fault]
 
@@ -140,9 +150,7 @@ def test_the_layer_at_fault_is_named_with_the_field(kind, fault, remat):
     assert field in {difference.name for difference in found.fields} | {""}
 
 
-@pytest.mark.parametrize("fault", SILENT_FAULTS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("remat", [False, True], ids=["plain", "remat"])
+@in_each_kind("fault", SILENT_FAULTS)
 def test_a_fault_that_no_output_shows_is_named_by_the_static_fields(kind, fault, remat):
     architecture, faults, place, field = SILENT_FAULTS[fault]
 
