@@ -45,13 +45,13 @@ def write(result: Result, *, as_json: bool) -> None:
     sys.stdout.flush()
 
 
-def page_of(shown: Iterable[Any]) -> str:
-    """What a terminal would show as one self-contained HTML page."""
+def html_of(shown: Iterable[Any]) -> str:
+    """What a terminal would show as a piece of HTML."""
     console = Console(
         file=io.StringIO(), width=_UNLIMITED, force_terminal=True, record=True, **_LITERAL
     )
     _print(console, shown)
-    return console.export_html()
+    return console.export_html(code_format="<pre>{code}</pre>", inline_styles=True)
 
 
 def _print(console: Console, shown: Iterable[Any]) -> None:

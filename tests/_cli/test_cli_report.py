@@ -446,6 +446,7 @@ def test_the_page_is_one_file_that_loads_nothing_and_escapes_names(capsys, tmp_p
         text = page.read_text()
         assert "src=" not in text.replace("&lt;img src=x&gt;", "")
         assert not [word for word in ("href", "<script", "url(", "@import") if word in text]
+        assert '<div class="wide"><pre>' in text
     assert "&lt;img src=x&gt;" in text
     sys.modules.pop("hostile", None)
 

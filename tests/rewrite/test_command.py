@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import sys
 
 import pytest
@@ -45,6 +46,16 @@ def test_the_diff_levels_and_proof_are_shown_and_nothing_is_written(target, caps
     assert "+class Net(nnx.Module):" in out
     assert "the program is proven, largest difference 0" in out
     assert len([each for each in tmp_path.iterdir() if each.is_file()]) == 1
+
+
+def test_a_page_shows_old_and_new_lines_side_by_side(target, capsys, tmp_path):
+    page = tmp_path / "pages" / "diff.html"
+    page.parent.mkdir()
+    assert run(capsys, target, "--html", str(page), "--no-diff")[0] == 0
+    text = page.read_text().replace("&nbsp;", " ")
+    assert text.count("<html") == text.count('<table class="diff"') == 1
+    for row in (r"class Net\(nn\.Module\):", r"class Net\(nnx\.Module\):"):
+        assert re.search(row, re.sub("<[^>]*>", "", text))
 
 
 def test_check_fails_until_the_files_are_written(target, capsys):

@@ -11,8 +11,9 @@ from rich.text import Text
 
 from bridge._cli import _target
 from bridge._cli._input_errors import InputError
-from bridge._cli._output import byte_text, new_table, page_of
+from bridge._cli._output import byte_text, html_of, new_table
 from bridge._cli._result import Result
+from bridge._html_page import page_of
 
 from ._document import document_of
 from ._nodes import Node
@@ -37,6 +38,8 @@ _HEADINGS = (
     "NNX counterpart",
 )
 _NUMBERS = ("own", "parameters", "bytes")
+# The terminal's colors are for a light page.
+_STYLE = "@media (prefers-color-scheme: dark) { span { filter: brightness(1.7); } }"
 
 
 def reported(arguments: argparse.Namespace) -> Result:
@@ -60,7 +63,8 @@ def reported(arguments: argparse.Namespace) -> Result:
         ok = share >= arguments.min_migrated
         document["check"] = {"min_migrated": arguments.min_migrated, "passed": ok}
     if arguments.html is not None:
-        page = page_of([Text(document["target"], "bold"), "", *_shown(document)])
+        shown = html_of([Text(document["target"], "bold"), "", *_shown(document)])
+        page = page_of(document["target"], [shown], _STYLE)
         arguments.html.write_text(page, encoding="utf-8")
     return Result("report", document, _shown(document), ok)
 

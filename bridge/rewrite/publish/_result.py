@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from bridge import parity
+from bridge._html_page import page_of
 from bridge.rewrite._failures import RewriteError
 from bridge.rewrite.plan._refusals import Refusal
 
@@ -25,6 +26,17 @@ LEVELS: tuple[Level, ...] = (
     "needs review",
     "left Linen",
 )
+
+# Of the classes that `difflib` gives to the cells of its table.
+_STYLE = """
+table.diff { border-collapse: collapse; margin-bottom: 2rem; }
+table.diff td { padding: 0 0.3em; }
+td.diff_header, .diff_next { color: GrayText; text-align: right; }
+th.diff_header { text-align: left; }
+.diff_add { background: rgb(0 160 0 / 25%); }
+.diff_chg { background: rgb(200 160 0 / 30%); }
+.diff_sub { background: rgb(220 0 0 / 25%); }
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,11 +182,11 @@ class Rewrite:
             old = self.old_sources[path]
             before = pathlib.Path(old).read_text(encoding="utf-8").splitlines()
             tables.append(
-                difflib.HtmlDiff(wrapcolumn=90).make_file(
-                    before, text.splitlines(), shown_path(old), shown_path(path), charset="utf-8"
+                difflib.HtmlDiff(wrapcolumn=80).make_table(
+                    before, text.splitlines(), shown_path(old), shown_path(path)
                 )
             )
-        return "\n".join(tables)
+        return page_of(", ".join(map(shown_path, self.sources)), tables, _STYLE)
 
     def write(
         self,
