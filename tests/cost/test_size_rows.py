@@ -31,7 +31,7 @@ def test_a_training_step_has_the_program_and_the_memory_of_what_is_wrapped(case,
     assert memory[0].alias_size_in_bytes == memory[1].alias_size_in_bytes > 0
 
 
-def test_memory_without_a_peak_is_what_the_program_is_given_makes_and_returns():
+def test_memory_without_a_peak_is_the_sum_of_what_is_held():
     analysis = types.SimpleNamespace(
         peak_memory_in_bytes=0,
         argument_size_in_bytes=100,
