@@ -689,9 +689,9 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "{text} is read by itself, and is in the model now",
         "Give it only to the model and to the state.",
     ),
-    "statistics-argument": (
-        "the argument {name} is a collection, which is in the model now",
-        "Pass the state on.",
+    "argument-options": (
+        "{name} of a function that loses an argument, as the model has what it held",
+        "Write static_argnums and donate_argnums as numbers, and use no other option.",
     ),
     "variables-use": (
         "{text} is used for more than to apply the model",
@@ -749,13 +749,9 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "{text} of a function of the state or the model",
         "Call the function under jax.jit, jax.grad or jax.value_and_grad alone.",
     ),
-    "training-sown": (
-        "the model sows values, which NNX keeps from call to call outside of nnx.capture",
-        "Do not sow, or call the model under nnx.capture by hand.",
-    ),
     "training-branch": (
-        "line {line} did not run, and would have to be another",
-        "Let the sample that train= names reach it, or take the branch out.",
+        "these lines did not run, so they are still Linen and raise in the new program",
+        "Let the sample that train= names reach them, or rewrite them by hand.",
     ),
     "training-not-run": (
         "no step of the sample ran it",

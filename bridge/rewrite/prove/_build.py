@@ -40,7 +40,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def exec_module(self, module: Any) -> None:
         file, text = self._texts[module.__name__]
         module.__file__ = file
-        exec(compile(text, file, "exec"), module.__dict__)
+        # Without this the text would get the `from __future__ import` of this file.
+        exec(compile(text, file, "exec", dont_inherit=True), module.__dict__)
 
 
 @contextlib.contextmanager

@@ -9,17 +9,21 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
-from flax import core
+from flax import core, jax_utils
 from flax import linen as nn
 from flax.training.train_state import TrainState
 
 from bridge.rewrite.plan._refusals import NotRewritableError
 
-from ._changes import Part, separated
-from ._kinds import GONE, OF_MODEL, OTHER, Kind, Value, fresh
+from ._changes import Dropped, Part, separated
+from ._kinds import DROPPED, GONE, OF_MODEL, OTHER, Kind, Value, fresh
 from ._state_calls import StateCalls
 
 _UNBOXING = (nn.unbox, nn.meta.unbox, core.freeze, core.unfreeze)
+# What they return is of the kind that they are given.
+_KEEPING = (jax_utils.replicate, jax_utils.unreplicate, jax.device_put, jax.device_get)
+# A function of a state returns it, so these may take modules as the trees that they are.
+_OF_TREES = (jax.pmap, jax.vmap, jax.checkpoint, jax.named_call)
 _GRADIENTS = {jax.grad: "nnx.grad", jax.value_and_grad: "nnx.value_and_grad"}
 
 
@@ -40,8 +44,17 @@ class Calls(StateCalls):
                 return value
             self._plain(node.args[0], value)
             return OTHER
-        if function in (jax.jit, functools.partial) and node.args:
+        if function in _KEEPING and node.args:
+            value = self._value(node.args[0])
+            if value.kind in (Kind.STATE, *OF_MODEL) and value.text:
+                self._rest(node.args[1:], node.keywords)
+                return fresh(value)
+        if function in (jax.jit, functools.partial, *_OF_TREES) and node.args:
             return self._wrapped(node, function)
+        if function is jax.lax.scan and node.args:
+            value = self._value(node.args[0])
+            self._rest(node.args[1:], node.keywords)
+            return fresh(value.parts[0]) if value.kind is Kind.FUNCTION else OTHER
         if function in _GRADIENTS and node.args:
             value = self._value(node.args[0])
             if value.kind is Kind.FUNCTION:
@@ -51,6 +64,9 @@ class Calls(StateCalls):
             if found is not None:
                 return found
         value = self._value(node.func)
+        if value.kind is Kind.CLASS:
+            self._rest(node.args, node.keywords)
+            return Value(Kind.MODEL, made=node)
         if value.kind is Kind.INIT:
             return self._initialised(node, value)
         if value.kind is Kind.APPLY:
@@ -89,6 +105,11 @@ class Calls(StateCalls):
         for name, each in given:
             own = each.value if isinstance(each, ast.Starred) else each
             value = self._value(own)
+            if kinds.get(name or "") in DROPPED:
+                keyword = self.source.parents[each]
+                last = keyword if isinstance(keyword, ast.keyword) else each
+                self.changes.append(Dropped(last, last))
+                continue
             if value.kind in OF_MODEL and kinds.get(name or "") in OF_MODEL:
                 if value.kind is Kind.PARAMS and not value.text:
                     raise NotRewritableError("variables-use", own, text=ast.unparse(own))
@@ -109,24 +130,45 @@ class Calls(StateCalls):
         if function is jax.jit and self._needs_nnx(value):
             self._change(node.func, "nnx.jit")
         if function is functools.partial:
+            for (_, kind), each in zip(value.arguments, node.args[1:], strict=False):
+                if kind in DROPPED:
+                    self.changes.append(Dropped(each, each))
             return dataclasses.replace(value, arguments=value.arguments[len(node.args) - 1 :])
+        self._renumbered(node.keywords, value)
         return value
+
+    def _renumbered(self, keywords: Iterable[ast.keyword], function: Value) -> None:
+        """Positions of arguments, where some of these are dropped."""
+        gone = [i for i, (_, kind) in enumerate(function.arguments) if kind in DROPPED]
+        for each in keywords if gone else ():
+            if each.arg not in ("static_argnums", "donate_argnums"):
+                if each.arg in ("in_axes", "in_shardings", "static_argnames", "donate_argnames"):
+                    raise NotRewritableError("argument-options", each.value, name=each.arg)
+                continue
+            numbers = getattr(each.value, "elts", [each.value])
+            if not all(isinstance(n, ast.Constant) for n in numbers):
+                raise NotRewritableError("argument-options", each.value, name=each.arg)
+            kept = [n.value for n in numbers if n.value not in gone]
+            moved = [number - sum(i < number for i in gone) for number in kept]
+            self._change(each.value, f"({', '.join(map(str, moved))}{',' * (len(moved) == 1)})")
 
     def _decorated(self, decorator: ast.expr, found: Value) -> Value:
         value = self.file.value_of(decorator)
+        keywords = decorator.keywords if isinstance(decorator, ast.Call) else ()
         if isinstance(decorator, ast.Call):
             is_partial = self.file.value_of(decorator.func) is functools.partial
             inner = decorator.args[0] if is_partial and decorator.args else decorator.func
             value = self.file.value_of(inner)
             if value in _GRADIENTS:
-                return self._gradient(decorator, inner, found, decorator.keywords)
+                return self._gradient(decorator, inner, found, keywords)
             decorator = inner
         if value in _GRADIENTS:
             return self._gradient(None, decorator, found, ())
         if value is jax.jit and self._needs_nnx(found):
             self._change(decorator, "nnx.jit")
-        elif value is not jax.jit and self._needs_nnx(found):
+        elif value not in (jax.jit, *_OF_TREES) and self._needs_nnx(found):
             raise NotRewritableError("training-decorator", decorator, text=ast.unparse(decorator))
+        self._renumbered(keywords, found)
         return found
 
     def _needs_nnx(self, function: Value) -> bool:

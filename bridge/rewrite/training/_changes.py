@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
@@ -60,6 +61,22 @@ class Removed:
     statement: ast.stmt
 
 
+@dataclasses.dataclass(frozen=True)
+class Dropped:
+    """An argument that goes, with its comma.
+
+    Attributes:
+        node: the argument.
+        end: the last node of it, such as its default.
+    """
+
+    node: ast.AST
+    end: ast.AST
+
+
+Decision: TypeAlias = "Change | Before | Removed | Dropped"
+
+
 def separated(parts: Iterable[Sequence[Part]]) -> tuple[Part, ...]:
     """Arguments with commas between them."""
     found: list[Part] = []
@@ -68,10 +85,10 @@ def separated(parts: Iterable[Sequence[Part]]) -> tuple[Part, ...]:
     return tuple(found)
 
 
-def edits_of(source: Source, changes: Iterable[Change | Before | Removed]) -> list[Edit]:
+def edits_of(source: Source, changes: Iterable[Decision]) -> list[Edit]:
     """The changes as edits of the file."""
     changes = [*changes]
-    edits: list[Edit] = []
+    edits = _without_arguments(source, [c for c in changes if isinstance(c, Dropped)])
 
     def text(parts: Iterable[Part], node: ast.AST) -> str:
         found = ""
@@ -97,7 +114,7 @@ def edits_of(source: Source, changes: Iterable[Change | Before | Removed]) -> li
 
     # What is inside of another change is written first.
     for change in sorted((c for c in changes if isinstance(c, Change)), key=size):
-        edits.append(source.edit(change.node, text(change.parts, change.node)))  # noqa: PERF401 - it reads `edits`
+        edits.append(source.edit(change.node, text(change.parts, change.node)))
     removed = {c.statement for c in changes if isinstance(c, Removed)}
     above: dict[ast.stmt, list[str]] = {}
     for each in changes:
@@ -113,6 +130,24 @@ def edits_of(source: Source, changes: Iterable[Change | Before | Removed]) -> li
             edits.append(source.edit(statement, margin.join(lines or ["pass"])))
         else:
             edits.append(source.lines_of(statement))
+    return edits
+
+
+def _without_arguments(source: Source, dropped: Iterable[Dropped]) -> list[Edit]:
+    """Takes arguments away, and the comma behind each or, behind the last ones, before them."""
+    edits: list[Edit] = []
+    for each in sorted(dropped, key=lambda d: source.start(d.node)):
+        start, end = source.start(each.node), source.end(each.end)
+        if edits and edits[-1].end == start:
+            start = edits.pop().start
+        behind = re.match(rb"\s*,\s*", source.data[end:])
+        if behind is not None and source.data[end + behind.end() :][:1] != b")":
+            end += behind.end()
+        elif before := re.search(rb",\s*$", source.data[:start]):
+            start = before.start()
+        elif behind is not None:
+            end += behind.end()
+        edits.append(Edit(start, end, ""))
     return edits
 
 

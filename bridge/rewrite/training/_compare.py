@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
@@ -63,7 +64,26 @@ def compare(
 
 
 def _move(old: Any, new: Any, rules: Mapping[str, str], collections: frozenset[str]) -> None:
-    """Gives the new state the values of the old one."""
+    """Gives the new state the values of the old one, on each device that has its own."""
+    if not jnp.shape(old.step):
+        _move_one(old, new, rules, collections)
+        return
+    devices = []
+    for number in range(len(old.step)):
+        before, after = jax.tree.map(lambda x, number=number: x[number], (old, new))  # pyright: ignore
+        _move_one(before, after, rules, collections)
+        devices.append(after)
+
+    def together(known: Any, *each: Any) -> Any:
+        return jax.device_put(jnp.stack(each), getattr(known, "sharding", None))
+
+    nnx.update(new, nnx.state(jax.tree.map(together, new, *devices)))
+
+
+def _move_one(old: Any, new: Any, rules: Mapping[str, str], collections: frozenset[str]) -> None:
+    if _has_collections(old.params):
+        is_leaf = _has_collections
+        old = jax.tree.map(lambda x: x["params"] if is_leaf(x) else x, old, is_leaf=is_leaf)
     names = {name: getattr(old, name, None) for name in collections - {"params"}}
     variables = {"params": old.params, **{n: tree for n, tree in names.items() if tree is not None}}
     plan = port.plan(variables, new.model, rules)
@@ -73,7 +93,14 @@ def _move(old: Any, new: Any, rules: Mapping[str, str], collections: frozenset[s
     plan.apply_optimizer(old, new.optimizer)
 
 
+def _has_collections(tree: Any) -> bool:
+    """Whether all variables are in the place of the parameters."""
+    return isinstance(tree, Mapping) and set(tree) == {"params"}
+
+
 def _replace_keys(state: Any) -> None:
+    # A scan over states needs keys of one type, also in the streams of the model.
+    nnx.update(state, with_same_keys(nnx.state(state, nnx.RngKey)))
     fields = {
         name: value
         for name, value in vars(state).items()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from flax import linen as nn
 
 from bridge.rewrite.plan._refusals import NotRewritableError
+from bridge.rewrite.plan._variables import type_text
 from bridge.rewrite.syntax._source import bound_in
 
-from ._changes import Arguments, Before, Change, Part, Removed, separated
-from ._kinds import GONE, OTHER, Kind, Value
+from ._changes import Arguments, Before, Change, Decision, Part, separated
+from ._kinds import GONE, OF_MODEL, OTHER, Kind, Value
 from ._program import File, Place, Program
 
 
@@ -40,7 +41,9 @@ class Expressions:
     ) -> None:
         self.program, self.file, self.source, self.node = program, file, file.source, node
         self.names, self.model = dict(names), model
-        self.changes = list[Change | Before | Removed]()
+        self.changes = list[Decision]()
+        # What updates in place change of states.
+        self.replaced = {"params", "opt_state", "step"}
 
     def _call(self, node: ast.Call) -> Value:
         raise NotImplementedError
@@ -51,7 +54,7 @@ class Expressions:
     def _planned(self, place: Place) -> Value:
         raise NotImplementedError
 
-    def _statement(self, node: ast.stmt) -> None:
+    def _block(self, body: Sequence[ast.stmt]) -> None:
         raise NotImplementedError
 
     def _value(self, node: ast.expr) -> Value:
@@ -82,11 +85,17 @@ class Expressions:
             if not isinstance(getattr(node, "ctx", None), ast.Store):
                 self._plain(node)
             return
-        for each in ast.iter_child_nodes(node):
-            if isinstance(each, ast.stmt):
-                self._statement(each)
+        for each in self._parts(node):
+            self._inside(each)
+
+    def _parts(self, node: ast.AST) -> Iterator[ast.AST]:
+        """The parts of a node that are in no block, after its blocks in their order."""
+        for _, field in ast.iter_fields(node):
+            if isinstance(field, list) and field and isinstance(field[0], ast.stmt):
+                self._block(field)
             else:
-                self._inside(each)
+                given = field if isinstance(field, list) else [field]
+                yield from (each for each in given if isinstance(each, ast.AST))
 
     def _rest(self, args: Iterable[ast.expr], keywords: Iterable[ast.keyword]) -> None:
         for each in [*args, *(k.value for k in keywords)]:
@@ -102,6 +111,8 @@ class Expressions:
                 raise NotRewritableError("variables-use", node, text=text)
         elif value.kind is Kind.VARIABLES:
             raise NotRewritableError("variables-use", node, text=text)
+        elif value.kind is Kind.STATISTICS and value.text:
+            self._change(node, value.text)
         elif value.kind in GONE:
             raise NotRewritableError("statistics-use", node, text=text)
         elif value.kind in (Kind.APPLY, Kind.INIT):
@@ -176,10 +187,14 @@ class Expressions:
             self._change(call, "functools.partial", Arguments(tuple(map(tuple, parts))))
 
     def _attribute(self, node: ast.Attribute) -> Value:
-        if isinstance(node.value, ast.Name) and node.value.id not in self.names:
+        own = self.names.get(node.value.id) if isinstance(node.value, ast.Name) else OTHER
+        if own is None:
             place = self.program.place_of(self.file.value_of(node))
             if place is not None and self.program.node_at(place) is not None:
                 return self._planned(place)
+        if own is not None and own.kind is Kind.STALE and node.attr not in self.replaced:
+            # An update in place leaves this field as it was.
+            return Value(self._fields().get(node.attr, Kind.OTHER))
         holder = self._value(node.value)
         if holder.kind is Kind.STATE:
             return self._of_state(node, holder)
@@ -196,7 +211,8 @@ class Expressions:
             raise NotRewritableError("state-use", node, text=ast.unparse(node))
         if node.attr == "params":
             self._change(node, f"{text}.model")
-            return Value(Kind.PARAMS, f"{text}.model")
+            kind = self._fields().get("params", Kind.PARAMS)
+            return Value(kind if kind in OF_MODEL else Kind.PARAMS, f"{text}.model")
         if node.attr == "apply_fn":
             return Value(Kind.APPLY)
         if node.attr == "step":
@@ -204,8 +220,13 @@ class Expressions:
             return OTHER
         if node.attr in ("opt_state", "tx"):
             raise NotRewritableError("state-use", node, text=ast.unparse(node))
-        known = {n: k for fields in self.program.fields.values() for n, k in fields.items()}
-        return Value(known.get(node.attr, Kind.OTHER))
+        kind = self._fields().get(node.attr, Kind.OTHER)
+        if kind is Kind.STATISTICS:
+            return Value(kind, f"nnx.state({text}.model, {type_text(node.attr)})")
+        return Value(kind)
+
+    def _fields(self) -> dict[str, Kind]:
+        return {n: k for fields in self.program.fields.values() for n, k in fields.items()}
 
     def _subscript(self, node: ast.Subscript) -> Value:
         holder = self._value(node.value)

@@ -7,11 +7,15 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from bridge.rewrite.plan._refusals import NotRewritableError
+from bridge.rewrite.syntax._source import is_docstring
 
 from ._calls import Calls
-from ._changes import Part, Removed, separated
-from ._kinds import GONE, OF_MODEL, OTHER, Kind, Value, fresh
+from ._changes import Before, Dropped, Part, Removed, separated
+from ._kinds import DROPPED, OF_MODEL, OTHER, Kind, Value, fresh
 from ._program import File, Place, Program, first_line
+
+# Above lines that did not run and are not rewritten.
+UNREACHED = ('raise NotImplementedError("what follows is still Linen: no step ran it")',)
 
 
 def plan_function(program: Program, place: Place) -> Value:
@@ -25,7 +29,8 @@ def plan_function(program: Program, place: Place) -> Value:
         return OTHER
     if place not in program.functions:
         # A function that calls itself gives what its other branches give.
-        program.functions[place] = Value(Kind.FUNCTION, parts=(OTHER,))
+        arguments = tuple(program.kinds[place].items())
+        program.functions[place] = Value(Kind.FUNCTION, parts=(OTHER,), arguments=arguments)
         node = program.node_at(place)
         if node is not None:
             body = _body(program, place, node)
@@ -81,6 +86,10 @@ class Body(Calls):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.returns: list[Value] = []
+        self.is_seen = bool(
+            {*range(self.node.lineno, (self.node.end_lineno or 0) + 1)}
+            & {*self.program.lines.get(self.source.file, ())}
+        )
 
     def function(self) -> Value:
         """The function as a value, after its changes were decided."""
@@ -110,9 +119,13 @@ class Body(Calls):
             if kind is Kind.PARAMS and not self._is_applied(each.arg):
                 # Gradients look like parameters.
                 kind = Kind.OTHER
-            if kind in GONE:
-                raise NotRewritableError("statistics-argument", each, name=each.arg)
-            if kind in OF_MODEL:
+            if kind in DROPPED and not {*OF_MODEL, Kind.STATE} & {*kinds.values()}:
+                # A collection that the caller takes out of the model.
+                kind = Kind.OTHER
+            if kind in DROPPED:
+                self.changes.append(self._dropped(each))
+                self.names[each.arg] = Value(kind)
+            elif kind in OF_MODEL:
                 typed = ": nnx.Module" if each.annotation is not None else ""
                 self._change(each, f"{self.model}{typed}")
                 self.names[each.arg] = Value(kind, self.model)
@@ -120,6 +133,14 @@ class Body(Calls):
                 has_name = kind in (Kind.STATE, Kind.MODEL)
                 self.names[each.arg] = Value(kind, each.arg if has_name else "")
             yield each.arg, kind
+
+    def _dropped(self, node: ast.arg) -> Dropped:
+        given = self.node.args
+        defaults = dict(
+            zip(reversed([*given.posonlyargs, *given.args]), reversed(given.defaults), strict=False)
+        )
+        given_by_name = dict(zip(given.kwonlyargs, given.kw_defaults, strict=True))
+        return Dropped(node, defaults.get(node) or given_by_name.get(node) or node)
 
     def _is_applied(self, name: str) -> bool:
         """Whether an argument is given to the model as its parameters."""
@@ -157,15 +178,61 @@ class Body(Calls):
         self.changes.extend(inner.changes)
         return found
 
+    def _forwarded(self, node: ast.FunctionDef) -> Value | None:
+        """The `init` or `apply` that a function gives all its arguments to."""
+        body = [each for each in node.body if not is_docstring(each)]
+        call = body[0].value if isinstance(body[0], ast.Return) else None
+        if len(body) != 1 or not isinstance(call, ast.Call) or node.args.vararg is None:
+            return None
+        given = [each.value for each in call.args if isinstance(each, ast.Starred)]
+        if len(given) != 1 or ast.unparse(given[0]) != node.args.vararg.arg:
+            return None
+        changes = [*self.changes]
+        value = self._value(call.func)
+        self.changes = changes
+        return value if value.kind in (Kind.INIT, Kind.APPLY) else None
+
     def _planned(self, place: Place) -> Value:
         return plan_function(self.program, place)
 
-    def _block(self, body: Iterable[ast.stmt]) -> None:
-        for statement in body:
+    def _block(self, body: Sequence[ast.stmt]) -> None:
+        """Statements; those that did not run stay, and raise where they would have to be others."""
+        reached = [each for each in body if self._is_reached(each)]
+        end = body.index(reached[-1]) + 1 if reached else 0
+        for statement in body[:end]:
             self._statement(statement)
+        rest = [each for each in body[end:] if not is_docstring(each)]
+        if not rest:
+            return
+        names, returns, replaced = dict(self.names), [*self.returns], {*self.replaced}
+        changes = self.changes
+        self.changes = []
+        try:
+            for statement in rest:
+                self._statement(statement)
+            is_right = not self.changes
+        except NotRewritableError:
+            is_right = False
+        self.names, self.returns, self.replaced = names, returns, replaced
+        self.changes = changes
+        if not is_right:
+            self.changes.append(Before(rest[0], UNREACHED))
+
+    def _is_reached(self, node: ast.stmt) -> bool:
+        """Whether a statement began to run, or the function that it is in did not run at all."""
+        if not self.is_seen:
+            return True
+        body = getattr(node, "body", None)
+        end = body[0].lineno if isinstance(body, list) else (node.end_lineno or 0) + 1
+        decorators = getattr(node, "decorator_list", None)
+        start = decorators[0].lineno if decorators else node.lineno
+        return bool({*range(start, end)} & {*self.program.lines.get(self.source.file, ())})
 
     def _statement(self, node: ast.stmt) -> None:
         match node:
+            case ast.FunctionDef() if (given := self._forwarded(node)) is not None:
+                self.names[node.name] = given
+                self.changes.append(Removed(node))
             case ast.FunctionDef():
                 self.names[node.name] = self._inner(node)
             case ast.Delete(targets=targets) if all(self._is_without(each) for each in targets):
@@ -183,12 +250,8 @@ class Body(Calls):
                 if value.kind is Kind.STATE and value.text:
                     self.changes.append(Removed(node))
             case _:
-                for _, field in ast.iter_fields(node):
-                    for each in field if isinstance(field, list) else [field]:
-                        if isinstance(each, ast.stmt):
-                            self._statement(each)
-                        elif isinstance(each, ast.AST):
-                            self._inside(each)
+                for each in self._parts(node):
+                    self._inside(each)
 
     def _assign(self, node: ast.stmt, target: ast.expr, value_node: ast.expr) -> None:
         value = self._value(value_node)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import enum
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,12 +19,14 @@ class Kind(enum.Enum):
     """What a value is in the Linen program, with what takes its place."""
 
     OTHER = "anything else, which stays"
+    OPTIONAL = "anything else, which was None in some call"
     STATE = "a TrainState: an NNX module with the model and the optimizer"
     STALE = "a TrainState before an update, which NNX makes in place"
     PARAMS = "the parameters: the model"
     VARIABLES = "all variables: the model"
     STATISTICS = "another collection: nothing, as the model has it"
     UPDATES = "what `mutable=` returns: nothing"
+    CLASS = "a Linen class, or a partial of one: stays"
     MODEL = "a Linen module: a call of its constructor, or a partial of that"
     INIT = "a function that makes variables: a call of the constructor"
     APPLY = "a function that applies the module: the model"
@@ -33,6 +36,8 @@ class Kind(enum.Enum):
 
 
 GONE = (Kind.STATISTICS, Kind.UPDATES)
+# Arguments that a function of the model has no more.
+DROPPED = (Kind.APPLY, *GONE)
 OF_MODEL = (Kind.PARAMS, Kind.VARIABLES)
 
 
@@ -99,10 +104,17 @@ class Recognizer:
 
     def kind(self, value: Any) -> Kind:
         """What a value is; gradients look like parameters."""
+        if value is None:
+            return Kind.OPTIONAL
         if isinstance(value, TrainState):
             return Kind.STATE
         if isinstance(value, nn.Module):
             return Kind.MODEL
+        cls = value
+        while isinstance(cls, functools.partial):
+            cls = cls.func
+        if isinstance(cls, type) and issubclass(cls, nn.Module):
+            return Kind.CLASS
         own = getattr(value, "__self__", None)
         if isinstance(own, nn.Module) and getattr(value, "__name__", "") == "apply":
             return Kind.APPLY

@@ -12,6 +12,11 @@ from ._changes import Arguments, Part, separated
 from ._expressions import Expressions
 from ._kinds import OTHER, Kind, Value
 
+
+def is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
 # A call whose fields are not known.
 _ANY = ast.Call(ast.Name("_"), [], [ast.keyword(None, ast.Name("_"))])
 
@@ -27,7 +32,13 @@ class ModelCalls(Expressions):
             pairs = [*zip(keys.keys, keys.values, strict=True)]
             if not all(isinstance(k, ast.Constant) for k, _ in pairs):
                 raise NotRewritableError("init-keys", keys)
-            streams: list[Sequence[Part]] = [[f"{k.value}=", v] for k, v in pairs]  # pyright: ignore
+            # Other streams draw from that of the parameters, as they do in Linen.
+            pairs.sort(key=lambda pair: pair[0].value != "params")  # pyright: ignore
+            names = [k.value for k, _ in pairs]  # pyright: ignore
+            streams: list[Sequence[Part]] = [
+                [*([] if name == "params" else [f"{name}="]), key]
+                for name, (_, key) in zip(names, pairs, strict=True)
+            ]
             again = "0"
         else:
             streams = [[keys]]
@@ -56,8 +67,6 @@ class ModelCalls(Expressions):
         """A call of the model, with what `mutable=` and `rngs=` ask for."""
         if not node.args or isinstance(node.args[0], ast.Starred):
             raise NotRewritableError("variables-use", node, text=ast.unparse(node.func))
-        if self.program.sows:
-            raise NotRewritableError("training-sown", node)
         variables = self._value(node.args[0])
         if variables.kind is not Kind.VARIABLES or not variables.text:
             raise NotRewritableError("variables-use", node, text=ast.unparse(node.args[0]))
@@ -67,14 +76,19 @@ class ModelCalls(Expressions):
         for each in node.keywords:
             if each.arg == "mutable":
                 returned = self._mutable(each.value)
-            elif each.arg == "rngs":
+            elif each.arg == "rngs" and not is_none(each.value):
                 self._reseeded(node, each.value, variables.text)
             elif each.arg == "method":
                 name = f"{variables.text}.{self._named_method(each.value)}"
             else:
                 kept.append([f"{each.arg}=" if each.arg else "**", each.value])
                 self._plain(each.value)
-        self._change(node, name, Arguments(tuple(map(tuple, kept))))
+        arguments = Arguments(tuple(map(tuple, kept)))
+        if self.program.sows:
+            # As in Linen, where nobody asks for them, sown values go nowhere.
+            self._change(node, f"nnx.capture({name}, nnx.Intermediate)", arguments, "[0]")
+        else:
+            self._change(node, name, arguments)
         return returned
 
     def _mutable(self, node: ast.expr) -> Value:
@@ -99,8 +113,10 @@ class ModelCalls(Expressions):
             given: list[Sequence[Part]] = [[f"{k.value}=", v] for k, v in named]  # pyright: ignore
             self._rest(keys.values, ())
         else:
-            given = [["**", keys]]
-            self._plain(keys)
+            value = self._value(keys)
+            may_lack = value.kind is Kind.OPTIONAL
+            given = [["**(", keys, " or {})"] if may_lack else ["**", keys]]
+            self._plain(keys, value)
         if self.program.is_stacked:
             given.append(['policy="match_shape"'])
         self._before(node, f"nnx.reseed({model}, ", *separated(given), ")")

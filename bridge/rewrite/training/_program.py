@@ -6,13 +6,13 @@ import ast
 import dataclasses
 import inspect
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bridge.rewrite.publish._places import Made
 from bridge.rewrite.syntax._source import Source
 
-from ._changes import Before, Change, Removed
+from ._changes import Decision
 from ._kinds import Kind, Recognizer, Value
 
 FUNCTIONS = (ast.FunctionDef, ast.Lambda)
@@ -41,7 +41,7 @@ class File:
     source: Source
     module: types.ModuleType
     made: Callable[[ast.AST | None], Made | None]
-    changes: list[Change | Before | Removed] = dataclasses.field(default_factory=list)
+    changes: list[Decision] = dataclasses.field(default_factory=list)
     state: str = ""
 
     def value_of(self, node: ast.AST | None) -> Any:
@@ -63,6 +63,7 @@ class Program:
         files: by path.
         recognizer: tells what a running value is.
         kinds: the kinds of each function's arguments, for the functions that ran.
+        lines: the lines of each file that ran.
         fields: the kinds of the fields of each class of states, by the class's name.
         only: the rewritten class of the model itself.
         streams: the streams that the model draws from in a call.
@@ -74,6 +75,7 @@ class Program:
     files: Mapping[str, File]
     recognizer: Recognizer
     kinds: Mapping[Place, Mapping[str, Kind]]
+    lines: Mapping[str, Collection[int]]
     fields: Mapping[str, Mapping[str, Kind]]
     only: Made
     streams: Sequence[str] = ()

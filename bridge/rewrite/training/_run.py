@@ -69,7 +69,8 @@ class Seen:
         for name in names:
             value = frame.f_locals.get(name)
             kind = self._recognizer.kind(value)
-            if kinds.get(name, Kind.OTHER) is Kind.OTHER:
+            known = kinds.setdefault(name, kind)
+            if known is Kind.OTHER or (known is Kind.OPTIONAL and kind is not Kind.OTHER):
                 kinds[name] = kind
             if kind is Kind.STATE:
                 self.state(value)
@@ -82,6 +83,7 @@ class Seen:
         own = {f.name for f in dataclasses.fields(value)}
         for name in own - {f.name for f in dataclasses.fields(TrainState)}:
             known[name] = self._recognizer.kind(getattr(value, name))
+        known["params"] = self._recognizer.kind(value.params)
 
 
 @dataclasses.dataclass
@@ -131,7 +133,8 @@ class Ran:
 
 def ran(sample: Sample) -> Ran:
     """Makes the steps of a Linen program, whose states do not change in place."""
-    first = sample.state
+    # A step may donate the state that it is given.
+    first = jax.tree.map(jnp.copy, sample.state)
     returned = tuple(sample.run(number) for number in range(STEPS))
     return Ran(first, sample.state, returned, sample.batches)
 
@@ -145,7 +148,8 @@ def sample_of(function: Callable[[], Any], module: str) -> Sample:
     returned = getattr(sys.modules.get(module), function.__qualname__, function)()
     try:
         state, step, batches = returned
-        given = [each if isinstance(each, tuple) else (each,) for each in batches]
+        # A NamedTuple is one argument.
+        given = [each if type(each) is tuple else (each,) for each in batches]
     except (TypeError, ValueError) as error:
         raise RewriteError(
             "train= expects a function that gives a sample of the training",

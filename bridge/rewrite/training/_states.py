@@ -48,7 +48,7 @@ def state_class(node: ast.ClassDef, kinds: Mapping[str, Kind]) -> tuple[Part, ..
             name = each.target.id
             if kinds.get(name) in GONE:
                 continue
-            if kinds.get(name, Kind.OTHER) is not Kind.OTHER:
+            if kinds.get(name, Kind.OTHER) not in (Kind.OTHER, Kind.OPTIONAL):
                 raise NotRewritableError("state-field", each, name=name)
             if not lines:
                 arguments.append(("*",))

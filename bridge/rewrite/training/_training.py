@@ -25,16 +25,17 @@ from bridge.rewrite.publish._functions import FunctionResult, Training
 from bridge.rewrite.publish._places import Made
 from bridge.rewrite.publish._uses import ClassName, Uses, sources_below
 
-from ._changes import Change
+from ._changes import Before, Change
 from ._compare import DifferenceError, compare
-from ._functions import is_concerned, plan_function
+from ._functions import UNREACHED, is_concerned, plan_function
 from ._kinds import Recognizer
 from ._program import File, Place, Program, first_line
 from ._run import Ran, Seen, ran, sample_of, world
 from ._states import state_class
 from ._texts import modules_in, text_of
 
-# What a module is under its old name, while the new program is proven.
+# What a module is under its new name, while the new program is proven. Its text runs under the old
+# name, as modules that register something, such as absl's flags, may not do so by two names.
 _ALIAS = "import importlib, sys\nsys.modules[__name__] = importlib.import_module({!r})\n"
 
 
@@ -122,10 +123,9 @@ class TrainingRewriter:
             ) from error
         program = self._program(seen)
         found = [*self._planned(program)]
-        found += self._branches(program, seen)
         if any(each.refusal is not None for each in found) or not found:
             return Training(tuple(self._left(found)))
-        found += self._not_run(program)
+        found += [*self._branches(program), *self._not_run(program)]
         return self._proven(old, sorted(found, key=lambda each: (each.file, each.line)), texts)
 
     def _program(self, seen: Seen) -> Program:
@@ -133,6 +133,7 @@ class TrainingRewriter:
             self.files,
             self.recognizer,
             seen.kinds,
+            seen.lines,
             seen.fields,
             next(each for each in self.made.values() if each.is_model),
             drawn_in_calls(self.classes),
@@ -193,20 +194,16 @@ class TrainingRewriter:
                 if kinds is not None:
                     file.changes.append(Change(node, state_class(node, kinds)))
 
-    def _branches(self, program: Program, seen: Seen) -> Iterator[FunctionResult]:
-        """Functions with lines that did not run, and would have to be others."""
+    def _branches(self, program: Program) -> Iterator[FunctionResult]:
+        """Lines that did not run, would have to be others, and raise in the new program."""
         for path, file in program.files.items():
-            lines = seen.lines.get(path, set())
             for each in file.changes:
-                node = each.node if isinstance(each, Change) else each.statement
-                around = [n for n in file.source.ancestors(node) if isinstance(n, ast.FunctionDef)]
-                statement = file.source.statement_of(node)
-                body = getattr(statement, "body", None)
-                end = body[0].lineno if isinstance(body, list) else (statement.end_lineno or 0) + 1
-                is_signature = isinstance(statement, ast.FunctionDef)
-                if around and not is_signature and not lines & {*range(statement.lineno, end)}:
-                    refusal = refused("training-branch", statement.lineno, line=statement.lineno)
-                    yield FunctionResult(around[-1].name, path, *_lines(around[-1]), refusal)
+                if isinstance(each, Before) and each.parts == UNREACHED:
+                    node = each.statement
+                    around = [*file.source.ancestors(node)][-2]
+                    refusal = refused("training-branch", node.lineno)
+                    name = getattr(around, "name", "module")
+                    yield FunctionResult(name, path, *_lines(node), refusal)
 
     def _left(self, found: Iterable[FunctionResult]) -> Iterator[FunctionResult]:
         """The functions, none of which is rewritten where one is not."""
@@ -224,15 +221,14 @@ class TrainingRewriter:
         whole = {file.module.__name__ for file in changed.values()}
         names = {module: names for module, names in self.old.items() if module not in whole}
         own = {
-            f"{file.module.__name__}{SUFFIX}": (
+            file.module.__name__: (
                 str(_new_path(path)),
                 text_of(self.classes, file, whole, names),
             )
             for path, file in changed.items()
         }
         aliases = {
-            file.module.__name__: (path, _ALIAS.format(file.module.__name__ + SUFFIX))
-            for path, file in changed.items()
+            f"{module}{SUFFIX}": (path, _ALIAS.format(module)) for module, (path, _) in own.items()
         }
         self.told("proving the training")
         seen = Seen([path for path, _ in own.values()])
