@@ -366,6 +366,9 @@ class KeptSizes:
         match size:
             case Given(argument=name):
                 return self._last_given(name)
+            case Written(node=ast.Constant() as node):
+                # The default of a field may be in another file.
+                return ast.unparse(node)
             case Written(node=node, makings=makings):
                 return text(node, makings)
             case Last(sequence=node):
