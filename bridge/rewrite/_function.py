@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from flax import linen as nn
@@ -25,6 +25,7 @@ from .publish._places import Made, places_of
 from .publish._result import ClassResult, Level, Rewrite
 from .publish._test_text import test_of
 from .publish._uses import ClassName
+from .publish._writing import check_sources
 from .training._training import TrainingRewriter
 
 # What is said of one class.
@@ -98,7 +99,33 @@ def rewrite(
       >>> result.is_proven
       True
     """
-    entries = [_entry(make, inputs, kwargs, method), *(_extra(each, method) for each in also)]
+    entries = [entry(make, inputs, kwargs, method), *(_extra(each, method) for each in also)]
+    return rewrite_entries(
+        entries,
+        keep_names=keep_names,
+        only=only,
+        skip=skip,
+        gradients=gradients,
+        fast=fast,
+        as_linen=as_linen,
+        train=train,
+        progress=progress,
+    )
+
+
+def rewrite_entries(
+    entries: Sequence[Entry],
+    *,
+    keep_names: bool = False,
+    only: Iterable[str] | None = None,
+    skip: Iterable[str] = (),
+    gradients: bool = True,
+    fast: bool = False,
+    as_linen: bool = False,
+    train: Callable[[], Any] | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> Rewrite:
+    """Rewrites the models of all entries, whose methods may differ; see `rewrite`."""
     rewriter = Rewriter(
         entries,
         keep_names=keep_names,
@@ -126,7 +153,7 @@ def _with_training(result: Rewrite, rewriter: Rewriter, sample: Callable[[], Any
         rewriter.program,
         rewriter.files,
         rewriter.texts,
-        rewriter.proof.rules,
+        rewriter.proof.rules[rewriter.tops[0]],
         _rewritten(rewriter),
         sample,
         rewriter.told,
@@ -179,16 +206,22 @@ def _check_names(rewriter: Rewriter) -> None:
         )
 
 
-def _entry(make: Any, inputs: Any, kwargs: Any, method: str | None) -> Entry:
-    entry = _checked(make, inputs, kwargs, method)
-    cls = type(entry.make())
+def entry(make: Any, inputs: Any, kwargs: Any, method: str | None) -> Entry:
+    """A model and its call, checked.
+
+    Raises:
+        RewriteError: it cannot be made, is not a Linen model, or runs an NNX class already.
+        InvalidMethodError: the model has no method of this name.
+    """
+    found = _checked(make, inputs, kwargs, method)
+    cls = type(found.make())
     if is_implemented(cls):
         raise RewriteError(
             f"{cls.__name__} runs an NNX class already",
             ["it is decorated with bridge.implemented_by"],
             "Use the NNX class in the place of the Linen class to finish the move.",
         )
-    return entry
+    return found
 
 
 def _checked(make: Any, inputs: Any, kwargs: Any, method: str | None) -> Entry:
@@ -224,7 +257,7 @@ def _checked(make: Any, inputs: Any, kwargs: Any, method: str | None) -> Entry:
 def _extra(given: tuple[Any, ...], method: str | None) -> Entry:
     make, *inputs = given
     kwargs = inputs.pop() if inputs and type(inputs[-1]) is dict else {}
-    return _entry(make, inputs, kwargs, method)
+    return entry(make, inputs, kwargs, method)
 
 
 def _result(rewriter: Rewriter) -> Rewrite:
@@ -246,28 +279,35 @@ def _result(rewriter: Rewriter) -> Rewrite:
         ClassResult(cls.__name__, file, 0, "left Linen", (str(refusal),), (refusal,))
         for cls, (file, refusal) in program.unreadable.items()
     ]
+    # The paths of parts are not those of the whole.
+    rules = {} if proof is None or parts else {**proof.rules}
+    own_rules = rules.pop(rewriter.tops[0], {})
+    native, left = native_share(
+        rewriter.whole or program, {**program.plans, **_left_above(rewriter)}
+    )
+    files = rewriter.files
     return Rewrite(
         tuple(classes),
-        {str(f.path): rewriter.texts[f.name][1] for f in rewriter.files},
-        {str(f.path): f.source.file for f in rewriter.files},
-        # The paths of parts are not those of the whole.
-        {} if proof is None or parts else dict(proof.rules),
+        {str(f.path): rewriter.texts[f.name][1] for f in files},
+        {str(f.path): f.source.file for f in files},
+        own_rules,
         reports,
         () if proof is None else tuple(proof.sizes),
         rewriter.root.__name__,
         (*rewriter.notes, *(() if proof is None else proof.notes), *_said_of(parts)),
         lambda: places_of(
-            {f.source.file: f.module for f in rewriter.files},
+            {f.source.file: f.module for f in files},
             _rewritten(rewriter),
             drawn_in_calls(program),
         ),
-        test_of(program, rewriter.entries[0], proof.rules)
-        if proof and is_proven and not parts
-        else None,
+        test_of(program, rewriter.entries[0], own_rules) if is_proven and not parts else None,
         () if proof is None else tuple(proof.same),
         rewriter.in_place().texts,
         parts,
-        native_share(rewriter.whole or program, {**program.plans, **_left_above(rewriter)}),
+        native,
+        further_rules={cls.__name__: each for cls, each in rules.items()},
+        left_shares=left,
+        check_sources=lambda: check_sources(f.source for f in files),
     )
 
 

@@ -24,7 +24,7 @@ from .prove._field_variation import FieldVariation
 from .prove._further_runs import run_further
 from .prove._parts import parts_of
 from .prove._proof import fault_in_place, prove
-from .prove._proven import Proof
+from .prove._proven import EntryError, Proof
 from .publish._as_linen import AsLinen
 from .publish._in_place import InPlace
 from .syntax._source import condition_lines
@@ -65,12 +65,12 @@ class Rewriter:
         self.files: list[NewFile] = []
         self.texts: dict[str, tuple[str, str]] = {}
         self.proof: Proof | None = None
-        root = self.entries[0].make()
-        self.root: type = type(root)
+        roots = [entry.make() for entry in self.entries]
+        self.root: type = type(roots[0])
         self.above: dict[type, ClassPlan] = {}
         self.is_split = False
         self.whole: Program | None = None
-        self._inside = inside_of(class_of_program(root) or self.root)
+        self._inside = inside_of(class_of_program(root) or type(root) for root in roots)
 
     def trace(self) -> None:
         """Runs every entry, and the model with other sizes."""
@@ -101,9 +101,9 @@ class Rewriter:
             if culprit is None:
                 self._vary_fields()
                 return
-            cls, refusal = culprit
+            blame, cls, refusal = culprit
             if cls in self.left:
-                cls = self._blame().outermost()
+                cls = blame.outermost()
                 if cls is None:
                     return
             self.left[cls] = refusal
@@ -223,6 +223,9 @@ class Rewriter:
         }
         modules = modules | {each.source.file: each.module for each in makers}
         files = list(dict.fromkeys([*files, *sorted(each.source.file for each in makers)]))
+        # The model's file is the last one: the rules are named after it.
+        main = program.plans.get(self.tops[0])
+        files.sort(key=lambda file: main is not None and file == main.source.file)
         program.new_modules = {modules[file]: f"{modules[file]}{SUFFIX}" for file in files}
         self.files = [NewFile(program, program.sources[file], modules[file]) for file in files]
         extra: dict[str, set[str]] = {f.module: set() for f in self.files}
@@ -237,9 +240,8 @@ class Rewriter:
                     is_complete &= names <= extra[module]
                     extra[module] |= names
 
-    def _proven(self) -> tuple[type, Refusal] | None:
+    def _proven(self) -> tuple[Blame, type, Refusal] | None:
         """What failed and why, None if nothing did."""
-        root = self.tops[0]
         self.proof = None
         plans = [self.program.plan_of(top) for top in self.tops]
         if any(plan is None or plan.refusal is not None for plan in plans):
@@ -247,7 +249,7 @@ class Rewriter:
         blame = self._blame()
         hidden = blame.hidden()
         if hidden is not None:
-            return hidden, refused("inside-linen")
+            return blame, hidden, refused("inside-linen")
         try:
             proof = prove(
                 self.program,
@@ -257,12 +259,18 @@ class Rewriter:
                 self.varied,
                 gradients=self.gradients,
             )
-        except NotRewritableError as error:
-            return root, error.refusal
+        except EntryError as error:
+            blame, cause = self._blame(error.run), error.cause
+            if isinstance(cause, NotRewritableError):
+                return blame, self.tops[error.run], cause.refusal
+            return blame, *blame.of_error(cause)
         except Exception as error:
-            return blame.of_error(error)
+            return blame, *blame.of_error(error)
         self.proof = proof
-        return None if proof.ok else blame.of_difference(proof)
+        if proof.ok:
+            return None
+        blame = self._blame(proof.place)
+        return blame, *blame.of_difference(proof)
 
     def _vary_fields(self) -> None:
         if self.proof is None:
@@ -291,8 +299,8 @@ class Rewriter:
         is_whole = self.proof is not None and self.proof.ok and not self.is_split
         return InPlace(self.files, fault, is_proven=is_whole)
 
-    def _blame(self) -> Blame:
-        return Blame(self.program, self.tops[0], self.files, self.texts, self.left)
+    def _blame(self, run: int = 0) -> Blame:
+        return Blame(self.program, run, self.files, self.texts, self.left)
 
 
 def _is_plain_name(node: ast.expr) -> bool:

@@ -13,7 +13,12 @@ model in NNX, gives both the same random weights and compares them. What cannot 
 Linen inside bridge.ToNNX, with the reason. By default nothing is written: the diff, the level of
 each class and the proof are shown.
 
-TARGET is package.module:name or path/to/file.py:name, as in report. New files are put beside the
+TARGET is package.module:name or path/to/file.py:name, as in report. With --discover a command of
+your own, such as that of the tests, stands in its place behind --. It runs once, and each outermost
+Linen model of this folder that it calls is rewritten, all of them in one run; it may take any time,
+and nothing is used of it if it fails.
+
+New files are put beside the
 old ones: models_nnx.py, and models_nnx.rules.toml for convert, parity and bridge.port. --in-place
 changes the old files instead, all of them or none. It refuses, with every reason, while a class of
 these files stays Linen or needs review, or the rest of the package makes one or calls its init or
@@ -24,7 +29,7 @@ _EPILOG = """\
 exit codes:
   0  every class is rewritten, and the program is proven; with --check: and the files are there
   1  a class stays Linen or needs review, or the program is not proven
-  2  wrong usage, or a model that cannot be run
+  2  wrong usage, a model that cannot be run, or a command that fails or calls no model
 
 examples:
   python -m bridge rewrite linen_models.py:make_net --input 2,4 --kwarg train=False
@@ -34,6 +39,7 @@ examples:
   python -m bridge rewrite linen_models.py:make_net --input 2,4 --kwarg train=False \\
       --as-linen --write
   python -m bridge rewrite linen_models.py:make_net --model linen_models.py:make_wide --input 2,4
+  python -m bridge rewrite --discover --as-linen --write -- python -m pytest tests
 
 The JSON document is {"schema": "linen-nnx-bridge/rewrite", "version": 1, ...} with all that
 bridge.rewrite.Rewrite.to_json gives.
@@ -50,7 +56,22 @@ def add_command(commands: argparse._SubParsersAction[Any]) -> None:
         _EPILOG,
         _run,
     )
-    parser.add_argument("target", metavar="TARGET", help="package.module:name or file.py:name")
+    parser.add_argument(
+        "target",
+        nargs="*",
+        metavar="TARGET",
+        help="package.module:name or file.py:name; with --discover a command behind --",
+    )
+    parser.add_argument(
+        "--discover",
+        action="store_true",
+        help="rewrite the Linen models of this folder that a command calls, with their inputs",
+    )
+    parser.add_argument(
+        "--allow-failure",
+        action="store_true",
+        help="with --discover: use what was recorded before the command failed",
+    )
     parser.add_argument(
         "--model",
         action="append",

@@ -16,21 +16,33 @@ from bridge._cli import _target
 from bridge._cli._input_errors import InputError
 from bridge._cli._output import new_table
 from bridge._cli._result import Result
-from bridge.rewrite import Rewrite, rewrite
+from bridge.rewrite import Rewrite
+from bridge.rewrite._function import entry, rewrite_entries
+from bridge.rewrite.discover._found import Found, discovered
 
 
 def rewritten(arguments: argparse.Namespace) -> Result:
-    """Rewrites a model.
+    """Rewrites models.
 
     Raises:
         InputError: a TARGET gives no Linen model, or no inputs are known.
-        RewriteError: it cannot be run, or a file is not written.
+        RewriteError: one cannot be run, or a file is not written.
     """
     if arguments.as_linen and arguments.in_place:
         raise InputError("--in-place", "--as-linen too", "one of the two", "use --write")
     if arguments.in_place and arguments.train:
         raise InputError("--in-place", "--train too", "one of the two", "use --write")
-    result = _result(arguments)
+    with contextlib.ExitStack() as stack:
+        found = stack.enter_context(_discovered(arguments)) if arguments.discover else None
+        if found is not None and not found.entries and not arguments.model:
+            done = f"every model that {found.command} calls runs an NNX class already"
+            document = {"ok": True, "discovered": found.document}
+            return Result("rewrite", document, [f"{done}: {', '.join(found.done)}"])
+        return _written(_result(arguments, found, stack), arguments, found)
+
+
+def _written(result: Rewrite, arguments: argparse.Namespace, found: Found | None) -> Result:
+    """Writes what is asked for."""
     diff = "" if arguments.no_diff else _diff(result, arguments)
     written: tuple[str, ...] = ()
     if arguments.write:
@@ -40,38 +52,57 @@ def rewritten(arguments: argparse.Namespace) -> Result:
     if arguments.html is not None:
         arguments.html.write_text(result.html(), encoding="utf-8")
     stale = result.pending() if arguments.check else ()
-    shown = [*_shown(result, diff, written, stale)]
+    shown = [*(_shown_found(found) if found else ()), *_shown(result, diff, written, stale)]
     if (arguments.write or arguments.in_place) and not written:
         shown.append("nothing was written: the files are unchanged")
     document = {**json.loads(result.to_json()), "written": [*written]}
+    if found is not None:
+        document["discovered"] = found.document
     return Result("rewrite", document, shown, result.ok and not stale)
 
 
-def _result(arguments: argparse.Namespace) -> Rewrite:
-    with contextlib.ExitStack() as stack:
-        (make, sample), *others = [
-            _entry(stack.enter_context(_target.opened(target, arguments)), target)
-            for target in (arguments.target, *arguments.model)
-        ]
-        train = arguments.train
-        return rewrite(
-            make,
-            *sample.inputs,
-            kwargs=dict(sample.kwargs),
-            method=sample.method,
-            also=[(make, *more.inputs, dict(more.kwargs)) for make, more in others],
-            keep_names=arguments.keep_names,
-            only=arguments.only,
-            skip=arguments.skip,
-            gradients=arguments.gradients,
-            fast=arguments.fast,
-            as_linen=arguments.as_linen,
-            train=None if train is None else stack.enter_context(_target.opened_name(train)),
-            progress=arguments.tell,
-        )
+def _discovered(arguments: argparse.Namespace) -> contextlib.AbstractContextManager[Found]:
+    """The models that a command calls."""
+    if not arguments.target:
+        expected = "a command behind --"
+        raise InputError("--discover", "no command", expected, "add -- python -m pytest tests")
+    if arguments.inputs is not None or arguments.kwargs:
+        expected = "the inputs of the command"
+        raise InputError("--discover", "--input or --kwarg too", expected, "leave them out")
+    allow_failure = arguments.allow_failure
+    return discovered(
+        arguments.target, pathlib.Path.cwd(), allow_failure=allow_failure, told=arguments.tell
+    )
 
 
-def _entry(
+def _result(
+    arguments: argparse.Namespace, found: Found | None, stack: contextlib.ExitStack
+) -> Rewrite:
+    targets: list[str] = [*arguments.model]
+    if found is None:
+        if len(arguments.target) != 1:
+            texts = " ".join(arguments.target) or "none"
+            raise InputError("TARGET", texts, "one TARGET", "name others with --model")
+        targets[:0] = arguments.target
+    entries = [each.entry for each in found.entries] if found is not None else []
+    for target in targets:
+        make, sample = _made(stack.enter_context(_target.opened(target, arguments)), target)
+        entries.append(entry(make, sample.inputs, dict(sample.kwargs), sample.method))
+    train = arguments.train
+    return rewrite_entries(
+        entries,
+        keep_names=arguments.keep_names,
+        only=arguments.only,
+        skip=arguments.skip,
+        gradients=arguments.gradients,
+        fast=arguments.fast,
+        as_linen=arguments.as_linen,
+        train=None if train is None else stack.enter_context(_target.opened_name(train)),
+        progress=arguments.tell,
+    )
+
+
+def _made(
     make: Callable[[], _target.Sample], target: str
 ) -> tuple[Callable[[], Any], _target.Sample]:
     """What makes the Linen model of a TARGET, and its call."""
@@ -94,6 +125,14 @@ def _diff(result: Rewrite, arguments: argparse.Namespace) -> str:
     return "".join(lines)
 
 
+def _shown_found(found: Found) -> Iterator[Any]:
+    """The entry points."""
+    yield new_table(("entry point", "call", "fields"), [each.row for each in found.entries])
+    yield from (f"not an entry point: {each}" for each in found.left)
+    if found.done:
+        yield f"runs an NNX class already: {', '.join(found.done)}"
+
+
 def _shown(
     result: Rewrite, diff: str, written: Sequence[str], stale: Sequence[str]
 ) -> Iterator[Any]:
@@ -112,6 +151,8 @@ def _shown(
     yield new_table(("class", "level", "where", "notes"), rows)
     yield f"{result.native}; {result.verdict}"
     yield from result.notes
+    for name, share in result.left_shares.items():
+        yield f"{100 * share:.3g} % of the parameters stay Linen because of {name}"
     yield from (f"to rewrite more: {each}" for each in result.remedies)
     yield from (f"to change by hand: {place}" for place in result.places)
     yield from result.training.shown() if result.training is not None else ()

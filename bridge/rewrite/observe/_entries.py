@@ -15,6 +15,8 @@ from flax import linen as nn
 
 from bridge._train_eval import MODE_NAMES, TRAINING
 
+from ._snapshots import is_array
+
 _SMALL = 4
 _LOW = ("bfloat16", "float16")
 # What a field gets that may be an initializer and is None.
@@ -65,6 +67,42 @@ class Varied:
         name, _, value = self.what.rpartition(".")[2].partition("=")
         is_train = name in TRAINING
         return name in MODE_NAMES and value == str(is_train)
+
+
+def arguments_of(
+    cls: type, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments of a call as an entry has them: arrays by position, and the rest by name.
+
+    A mode has to be given by name to be flipped.
+
+    Args:
+        cls: the module's class.
+        method: the name of what is called.
+        args: arguments by position, shapes in the place of arrays.
+        kwargs: those by name.
+
+    Returns:
+        Both, None if the method takes any number of arguments, or others.
+    """
+    try:
+        signature = inspect.signature(getattr(cls, method))
+        bound = signature.bind(None, *args, **kwargs)
+    except (AttributeError, TypeError):
+        return None
+    kinds = {each.kind for each in signature.parameters.values()}
+    if inspect.Parameter.VAR_POSITIONAL in kinds:
+        return None
+    inputs = tuple(itertools.takewhile(_has_arrays, args))
+    named: dict[str, Any] = {}
+    for name, value in list(bound.arguments.items())[1 + len(inputs) :]:
+        is_rest = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        named |= value if is_rest else {name: value}
+    return inputs, named
+
+
+def _has_arrays(value: Any) -> bool:
+    return any(is_array(leaf) for leaf in jax.tree.leaves(value))
 
 
 def difference(before: Any, after: Any, name: str = "") -> Iterator[str]:

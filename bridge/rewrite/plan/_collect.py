@@ -7,7 +7,7 @@ import functools
 import inspect
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
@@ -46,17 +46,17 @@ def class_of_program(module: nn.Module) -> type | None:
     return next((found for each in inner if (found := class_of_program(each))), None)
 
 
-def inside_of(root: type | None, files: tuple[str, ...] = ()) -> Callable[[str], bool]:
-    """Whether a file belongs to the package of a class, or to the folder of a script."""
-    places: list[pathlib.Path] = [pathlib.Path(f).resolve().parent for f in files]
-    if root is not None:
+def inside_of(roots: Iterable[type]) -> Callable[[str], bool]:
+    """Whether a file belongs to the package of one of the classes, or to the folder of a script."""
+    places: set[pathlib.Path] = set()
+    for root in roots:
         module = sys.modules.get(root.__module__)
         file = getattr(module, "__file__", None)
         if file is not None:
             # A package need not have an `__init__.py`.
             top = sys.modules.get(root.__module__.partition(".")[0])
             folders = list(getattr(top, "__path__", ())) or [pathlib.Path(file).parent]
-            places += [pathlib.Path(folder).resolve() for folder in folders]
+            places |= {pathlib.Path(folder).resolve() for folder in folders}
 
     def inside(file: str) -> bool:
         if file.startswith("<") or not file.endswith(".py"):

@@ -19,7 +19,7 @@ class Blame:
 
     Args:
         program: everything.
-        root: the model's class.
+        run: the run of the entry that failed; its model's classes come into question.
         files: the new files.
         texts: file and text by the new module's name.
         left: classes that went back before.
@@ -28,12 +28,12 @@ class Blame:
     def __init__(
         self,
         program: Program,
-        root: type,
+        run: int,
         files: Sequence[NewFile],
         texts: Mapping[str, tuple[str, str]],
         left: Collection[type],
     ) -> None:
-        self.program, self.root, self.files = program, root, files
+        self.program, self.run, self.files = program, run, files
         self.texts, self.left = texts, left
 
     def hidden(self) -> type | None:
@@ -70,10 +70,10 @@ class Blame:
             if plan is not None and plan.cls not in self.left:
                 return plan.cls, refusal
         for path in error.paths if isinstance(error, ProofError) else ():
-            cls = self._class_of(path)
+            cls = self._class_of(path, self.run)
             if cls is not None:
                 return cls, refusal
-        return self._innermost() or self.root, refusal
+        return self._any(), refusal
 
     def of_difference(self, proof: Proof) -> tuple[type, Refusal]:
         """The class whose values differ."""
@@ -81,17 +81,25 @@ class Blame:
         if proof.first_place is not None:
             place = proof.first_place
             cls = self._class_of(tuple(place.split("/")) if place else (), proof.place)
-        return cls or self._innermost() or self.root, refused("values-differ")
+        return cls or self._any(), refused("values-differ")
 
     def outermost(self) -> type | None:
         """The class that is built of all others that are still rewritten."""
+        return next(reversed(self._rewritten()), None)
+
+    def _any(self) -> type:
+        """The innermost class, or that of the model."""
+        model = self.program.records.instances[(self.run, ())].cls
+        return next(iter(self._rewritten()), model)
+
+    def _rewritten(self) -> list[type]:
+        """The classes of the entry that are still rewritten, or all of them if none is."""
+        instances = self.program.records.instances.values()
+        own = {base for each in instances if each.run == self.run for base in each.cls.__mro__}
         found = [cls for cls, plan in self.program.plans.items() if plan.refusal is None]
-        return found[-1] if found else None
+        return [cls for cls in found if cls in own] or found
 
-    def _innermost(self) -> type | None:
-        return next((c for c, p in self.program.plans.items() if p.refusal is None), None)
-
-    def _class_of(self, path: tuple[str, ...], run: int = 0) -> type | None:
+    def _class_of(self, path: tuple[str, ...], run: int) -> type | None:
         """The innermost rewritten class around a path."""
         while True:
             instance = self.program.records.instances.get((run, path))

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from bridge.rewrite.observe._entries import Entry
+from bridge.rewrite.observe._entries import Entry, arguments_of
 from bridge.rewrite.observe._records import Called, Instance, Path, Shape
 from bridge.rewrite.plan._function_plans import FunctionPlan
 from bridge.rewrite.plan._plans import Program
@@ -129,41 +129,22 @@ def entry_of(program: Program, instance: Instance, called: Called) -> Entry | No
     """
     names = [field.name for field in dataclasses.fields(instance.cls) if field.init]  # pyright: ignore
     fields = {name: instance.fields[name] for name in names if name in instance.fields}
-    try:
-        method = inspect.signature(getattr(instance.cls, called.method))
-        bound = method.bind(None, *called.args, **called.kwargs)
-    except (AttributeError, TypeError):
+    args, named = _given((called.args, dict(called.kwargs)))
+    arguments = arguments_of(instance.cls, called.method, args, named)
+    if arguments is None or _holds_modules((fields, args, named)):
         return None
-    kinds = {each.kind for each in method.parameters.values()}
-    if _holds_modules((fields, called.args, dict(called.kwargs))) or (
-        inspect.Parameter.VAR_POSITIONAL in kinds
-    ):
-        return None
-    inputs: list[Any] = []
-    for value in called.args:
-        if not _has_shapes(value):
-            break
-        inputs.append(_given(value))
-    given = list(bound.arguments.items())[1 + len(inputs) :]
-    named: dict[str, Any] = {}
-    for name, value in given:
-        is_rest = method.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-        named |= value if is_rest else {name: value}
-    kwargs = {name: _given(value) for name, value in named.items()}
+    inputs, kwargs = arguments
     plan = program.plan_of(instance.cls)
-    for mode in method.parameters.keys() & (plan.mode_fields if plan is not None else ()):
+    modes = plan.mode_fields if plan is not None else ()
+    for mode in inspect.signature(getattr(instance.cls, called.method)).parameters.keys() & modes:
         if fields.get(mode) is not None:
             kwargs[mode], fields[mode] = fields[mode], None
     name = None if called.method == "__call__" else called.method
-    return Entry(functools.partial(instance.cls, **fields), tuple(inputs), kwargs, name)
+    return Entry(functools.partial(instance.cls, **fields), inputs, kwargs, name)
 
 
 def _holds_modules(value: Any) -> bool:
     return any(isinstance(each, nn.Module) for each in jax.tree.leaves(value))
-
-
-def _has_shapes(value: Any) -> bool:
-    return any(isinstance(each, Shape) for each in jax.tree.leaves(value))
 
 
 def _given(value: Any) -> Any:

@@ -27,7 +27,7 @@ from bridge.rewrite.plan._plans import Program
 from ._build import Maker, importable
 from ._compare import Checker
 from ._pairing import NoNumbersError, is_mixed, pair, without_sown
-from ._proven import Proof, ProofError
+from ._proven import EntryError, Proof, ProofError
 from ._weights import INTEGERS, has_integers, random_inputs
 
 # What is still compared where both models are one program: layers and gradients follow from it.
@@ -59,8 +59,7 @@ def prove(
         gradients: whether gradients are compared too.
 
     Raises:
-        NotRewritableError: the new model cannot be made.
-        ProofError: the weights do not fit.
+        EntryError: the new model of an entry cannot be made, or the weights do not fit.
     """
     with importable(texts):
         modules = {f.module: importlib.import_module(f.name) for f in files}
@@ -68,7 +67,10 @@ def prove(
         tops = [root.cls.__name__ for root in program.roots]
         for run, (top, entry) in enumerate(zip(tops, entries, strict=True)):
             number = "entry" if len(entries) == 1 else f"entry {run + 1}"
-            prover.entry(run, entry, f"{top}, {number}" if len(set(tops)) > 1 else number)
+            try:
+                prover.entry(run, entry, f"{top}, {number}" if len(set(tops)) > 1 else number)
+            except Exception as error:
+                raise EntryError(run, error) from error
         if all(report.ok for report in prover.reports.values()):
             for each in varied:
                 prover.varied(each)
@@ -90,7 +92,7 @@ class Prover:
     def __init__(self, program: Program, maker: Maker, *, gradients: bool) -> None:
         self.program, self.maker, self.gradients = program, maker, gradients
         self.reports: dict[str, parity.Report] = {}
-        self.rules: dict[str, str] = {}
+        self.rules: dict[type, dict[str, str]] = {}
         self.sizes: list[Mapping[str, Any]] = []
         self.notes: list[str] = []
         self.limits: list[str] = []
@@ -106,7 +108,7 @@ class Prover:
             self._decoded(run, given, label)
             return
         checker, inputs = self._paired(run, given)
-        self.rules.update(checker.rules)
+        self._keep_rules(run, checker)
         kwargs = entry_kwargs(checker.entry)
         training = training_kwargs(checker.entry)
         # A call without a mode may update state whenever it is mutable.
@@ -144,7 +146,7 @@ class Prover:
         cut = self.program.records.steps[run]
         checker, inputs = self._paired(run, given, _OF_STEPS)
         if run < self.program.entries:
-            self.rules.update(checker.rules)
+            self._keep_rules(run, checker)
         # A mode that the author fixed holds; otherwise Linen's attention would not drop.
         options = {"sections": _OF_A_STEP, "train": not has_mode_field(given)}
         for number in range(_STEPS):
@@ -247,6 +249,11 @@ class Prover:
         if is_entry and found is not None:
             return found
         raise NoNumbersError
+
+    def _keep_rules(self, run: int, checker: Checker) -> None:
+        """Notes the rules under the model's class: two models may have one path for two layers."""
+        root = self.program.records.instances[(run, ())].cls
+        self.rules.setdefault(root, {}).update(checker.rules)
 
     def _keep(self, run: int, label: str, report: parity.Report) -> None:
         self.reports[label] = report

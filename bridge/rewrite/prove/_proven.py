@@ -22,13 +22,26 @@ class ProofError(BridgeError, ValueError):
         super().__init__(text)
 
 
+class EntryError(BridgeError):
+    """An entry could not be compared.
+
+    Attributes:
+        run: its run.
+        cause: what was raised.
+    """
+
+    def __init__(self, run: int, cause: Exception) -> None:
+        self.run, self.cause = run, cause
+        super().__init__(run, cause)
+
+
 @dataclasses.dataclass(frozen=True)
 class Proof:
     """What was compared.
 
     Attributes:
         reports: of `bridge.parity`, by what was run.
-        rules: Linen paths to NNX paths, for `bridge.port`.
+        rules: Linen paths to NNX paths, for `bridge.port`, by the model's class.
         sizes: the size arguments of each entry's model.
         first_place: the Linen path of the first layer that differs.
         notes: what was not compared.
@@ -38,7 +51,7 @@ class Proof:
     """
 
     reports: Mapping[str, parity.Report]
-    rules: Mapping[str, str]
+    rules: Mapping[type, Mapping[str, str]]
     sizes: Sequence[Mapping[str, Any]]
     first_place: str | None = None
     notes: tuple[str, ...] = ()

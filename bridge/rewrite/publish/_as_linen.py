@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import importlib
-import pathlib
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from flax import nnx
 
-from bridge.rewrite._failures import RewriteError, said
+from bridge.rewrite._failures import said
 from bridge.rewrite.emit._files import NewFile
 from bridge.rewrite.emit._linen_class import UnfitError, linen_class_text
 from bridge.rewrite.observe._entries import Entry, Varied
@@ -25,7 +24,7 @@ from bridge.rewrite.prove._pairing import made
 from bridge.rewrite.prove._parts import entry_of, first_calls
 from bridge.rewrite.syntax._source import Edit, Source, bound_in, is_import
 
-from ._writing import shown_path
+from ._writing import check_sources
 
 
 class AsLinen:
@@ -70,13 +69,7 @@ class AsLinen:
         Raises:
             RewriteError: a file was changed since it was read.
         """
-        changed = [
-            shown_path(f.source.file) for f in self.files if _read(f.source.file) != f.source.data
-        ]
-        if changed:
-            raise RewriteError(
-                "the files were changed since they were read", changed, "Run the rewriter again."
-            )
+        check_sources(f.source for f in self.files)
         return {
             f.source.file: self._text(f)
             for f in self.files
@@ -206,10 +199,3 @@ def _import_of_bridge(source: Source, imports: Sequence[ast.stmt]) -> Edit:
     last = (flax or imports)[-1]
     place = source.offset((last.end_lineno or last.lineno) + 1, 0)
     return Edit(place, place, "import bridge\n")
-
-
-def _read(path: str) -> bytes | None:
-    try:
-        return pathlib.Path(path).read_bytes()
-    except OSError:
-        return None

@@ -88,6 +88,11 @@ class Rewrite:
         exported: the names of these classes.
         make_linen_texts: gives the old files with them.
         training: the functions that train the model, None if no sample was given.
+        further_rules: the rules of other models that entry points make, by class; `write` puts
+            them into a file for each.
+        left_shares: the share of the parameters that each class keeps from being native, largest
+            first.
+        check_sources: raises if an old file was changed since it was read.
     """
 
     classes: tuple[ClassResult, ...]
@@ -112,6 +117,9 @@ class Rewrite:
         default=None, repr=False
     )
     training: Training | None = None
+    further_rules: Mapping[str, Mapping[str, str]] = dataclasses.field(default_factory=dict)
+    left_shares: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    check_sources: Callable[[], None] | None = dataclasses.field(default=None, repr=False)
 
     @functools.cached_property
     def places(self) -> tuple[str, ...]:
@@ -172,8 +180,7 @@ class Rewrite:
     @property
     def rules_text(self) -> str:
         """The rules as TOML, as `python -m bridge convert --rules` takes them."""
-        rows = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in self.rules.items()]
-        return "\n".join(["[rules]", *rows]) + "\n"
+        return _toml(self.rules)
 
     def html(self) -> str:
         """A page with the old and the new files side by side."""
@@ -210,13 +217,15 @@ class Rewrite:
 
         Raises:
             RewriteError: there are such files, or the test cannot be written; or something stands
-                in the way of writing in place.
+                in the way of writing in place; or an old file was changed since it was read.
         """
         if self.as_linen:
             texts = self.linen_texts
             files = {path: text for path, text in self._files(test=test).items() if texts}
             return write_in_place(texts, files)
         if not in_place:
+            if self.check_sources is not None:
+                self.check_sources()
             return write_files(self._files(test=test), overwrite=overwrite)
         if test:
             raise RewriteError(
@@ -226,7 +235,7 @@ class Rewrite:
             )
         texts = self.in_place(by_hand)
         main = pathlib.Path(next(iter(reversed(list(texts)))))
-        return write_in_place(texts, {str(main.with_suffix(".rules.toml")): self.rules_text})
+        return write_in_place(texts, self._rules_files(main))
 
     @property
     def linen_texts(self) -> Mapping[str, str]:
@@ -279,8 +288,16 @@ class Rewrite:
             if test and self.make_test is not None:
                 path = pathlib.Path(main)
                 files[str(path.with_name(f"test_{path.name}"))] = self.make_test()
-            files[str(pathlib.Path(main).with_suffix(".rules.toml"))] = self.rules_text
+            files |= self._rules_files(main)
         return files
+
+    def _rules_files(self, main: str | pathlib.Path) -> dict[str, str]:
+        """The texts of the rules of all models by path, beside the main file."""
+        path = pathlib.Path(main)
+        return {str(path.with_suffix(".rules.toml")): self.rules_text} | {
+            str(path.with_suffix(f".{name}.rules.toml")): _toml(rules)
+            for name, rules in self.further_rules.items()
+        }
 
     def to_json(self, indent: int | None = None) -> str:
         """The result as a JSON document."""
@@ -293,11 +310,13 @@ class Rewrite:
                 "classes": [dataclasses.asdict(each) for each in self.classes],
                 "sources": dict(self.sources),
                 "rules": dict(self.rules),
+                "further_rules": {k: dict(v) for k, v in self.further_rules.items()},
                 "sizes": [{k: _plain(v) for k, v in each.items()} for each in self.sizes],
                 "reports": {k: json.loads(v.to_json()) for k, v in self.reports.items()},
                 "programs": list(self.programs),
                 "parts": list(self.parts),
                 "native_share": self.native_share,
+                "left_shares": dict(self.left_shares),
                 "notes": list(self.notes),
                 "places": list(self.places),
                 "training": dataclasses.asdict(self.training) if self.training else None,
@@ -346,6 +365,11 @@ class Rewrite:
         is_general = all(each.level != LEVELS[1] for each in self.classes)
         proven = "proven" if is_general else LEVELS[1]
         return f"{what} {proven}, largest difference {self.max_difference or 0.0:.3g}"
+
+
+def _toml(rules: Mapping[str, str]) -> str:
+    rows = [f"{json.dumps(key)} = {json.dumps(value)}" for key, value in rules.items()]
+    return "\n".join(["[rules]", *rows]) + "\n"
 
 
 def _plain(value: Any) -> Any:

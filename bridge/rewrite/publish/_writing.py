@@ -8,9 +8,10 @@ import os
 import pathlib
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from bridge.rewrite._failures import RewriteError
+from bridge.rewrite.syntax._source import Source
 
 _MARK = re.compile(r"^# Written by bridge\.rewrite, digest ([0-9a-f]{12})\n", re.MULTILINE)
 
@@ -59,6 +60,26 @@ def write_in_place(texts: Mapping[str, str], files: Mapping[str, str]) -> tuple[
     changed = {p: text for p, text in wanted.items() if is_changed(p, text)} | own
     _replace(changed)
     return tuple(map(str, changed))
+
+
+def check_sources(sources: Iterable[Source]) -> None:
+    """Raises an error for files that were changed since they were read.
+
+    Raises:
+        RewriteError: there are some, or one is gone.
+    """
+    changed = [shown_path(each.file) for each in sources if _read(each.file) != each.data]
+    if changed:
+        raise RewriteError(
+            "the files were changed since they were read", changed, "Run the rewriter again."
+        )
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        return pathlib.Path(path).read_bytes()
+    except OSError:
+        return None
 
 
 def is_changed(path: pathlib.Path | str, text: str) -> bool:
