@@ -705,6 +705,10 @@ _TABLE: Mapping[str, tuple[str, str]] = {
         "{name} of a Linen module is passed around",
         "Pass the module, and call its init or apply where they are needed.",
     ),
+    "model-fields": (
+        "{name} has other fields than the model whose variables change here",
+        "Apply a module with the fields that it was initialised with.",
+    ),
     "init-keys": (
         "init without a key of its own",
         "Write the key as the first argument, or a dict of keys by stream.",

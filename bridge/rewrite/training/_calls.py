@@ -70,7 +70,7 @@ class Calls(StateCalls):
         if value.kind is Kind.INIT:
             return self._initialised(node, value)
         if value.kind is Kind.APPLY:
-            return self._applied(node)
+            return self._applied(node, value)
         if value.kind is Kind.GRADIENT:
             return self._arguments_of(node, value)
         if value.kind is Kind.FUNCTION:

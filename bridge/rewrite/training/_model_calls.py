@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from bridge._conversion.collections import OUTPUTS
 from bridge.rewrite.plan._refusals import NotRewritableError
+from bridge.rewrite.syntax._source import bound_in, is_fixed, names_in
 
 from ._changes import Arguments, Part, separated
 from ._expressions import Expressions
@@ -47,10 +48,19 @@ class ModelCalls(Expressions):
         named = {str(each[0]) for each in streams}
         streams += [[f"{s}=", again] for s in self.program.streams if f"{s}=" not in named]
         self._plain(keys) if not isinstance(keys, ast.Dict) else self._rest(keys.values, ())
-        call = model.made
-        made, parts = self.program.only, list[Sequence[Part]]()
         holder = node.func.value if isinstance(node.func, ast.Attribute) else node.func
-        function: Part = model.text or holder
+        self._change(node, *self._made(node, model.made, model.text or holder, streams))
+        return Value(Kind.VARIABLES)
+
+    def _made(
+        self,
+        node: ast.Call,
+        call: ast.Call | None,
+        function: Part,
+        streams: Iterable[Sequence[Part]],
+    ) -> tuple[Part, ...]:
+        """The call of a constructor."""
+        made, parts = self.program.only, list[Sequence[Part]]()
         if call is not None:
             made, function = self.file.made(call.func) or made, call.func
             parts += [[each] for each in call.args]
@@ -60,26 +70,26 @@ class ModelCalls(Expressions):
                 raise NotRewritableError("size-unknown", node, name=name)
             parts.append([f"{name}={text}"])
         parts.append(["rngs=nnx.Rngs(", *separated(streams), ")"])
-        self._change(node, function, Arguments(tuple(map(tuple, parts))))
-        return Value(Kind.VARIABLES)
+        return function, Arguments(tuple(map(tuple, parts)))
 
-    def _applied(self, node: ast.Call) -> Value:
+    def _applied(self, node: ast.Call, model: Value) -> Value:
         """A call of the model, with what `mutable=` and `rngs=` ask for."""
         if not node.args or isinstance(node.args[0], ast.Starred):
             raise NotRewritableError("variables-use", node, text=ast.unparse(node.func))
         variables = self._value(node.args[0])
         if variables.kind is not Kind.VARIABLES or not variables.text:
             raise NotRewritableError("variables-use", node, text=ast.unparse(node.args[0]))
-        name, returned = variables.text, OTHER
+        holder = self._configured(node, model.made, variables.text)
+        name, returned = holder, OTHER
         kept: list[Sequence[Part]] = [[each] for each in node.args[1:]]
         self._rest(node.args[1:], ())
         for each in node.keywords:
             if each.arg == "mutable":
                 returned = self._mutable(each.value)
             elif each.arg == "rngs" and not is_none(each.value):
-                self._reseeded(node, each.value, variables.text)
+                self._reseeded(node, each.value, holder)
             elif each.arg == "method":
-                name = f"{variables.text}.{self._named_method(each.value)}"
+                name = f"{holder}.{self._named_method(each.value)}"
             else:
                 kept.append([f"{each.arg}=" if each.arg else "**", each.value])
                 self._plain(each.value)
@@ -90,6 +100,21 @@ class ModelCalls(Expressions):
         else:
             self._change(node, name, arguments)
         return returned
+
+    def _configured(self, node: ast.Call, made: ast.Call | None, model: str) -> str:
+        """The name of the model, or of one with other fields that has the model's variables."""
+        lines = {(self.source.file, n) for n in range(node.lineno, (node.end_lineno or 0) + 1)}
+        if made is None or not lines & {*self.program.others}:
+            return model
+        if any(k.arg == "mutable" and not is_fixed(k.value) for k in node.keywords):
+            raise NotRewritableError("model-fields", node, name=ast.unparse(made))
+        taken = {self.model, *vars(self.file.module), *names_in(self.node), *bound_in(self.node)}
+        other = next(n for n in ("configured", "configured_model", "other") if n not in taken)
+        streams = [["0"], *([f"{stream}=0"] for stream in self.program.streams)]
+        constructed = self._made(node, made, made.func, streams)
+        self._before(node, f"{other} = nnx.eval_shape(lambda: ", *constructed, ")")
+        self._before(node, f"nnx.update({other}, nnx.state({model}))")
+        return other
 
     def _mutable(self, node: ast.expr) -> Value:
         if isinstance(node, ast.Constant) and node.value is False:

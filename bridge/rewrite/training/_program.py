@@ -65,6 +65,7 @@ class Program:
         kinds: the kinds of each function's arguments, for the functions that ran.
         lines: the lines of each file that ran.
         fields: the kinds of the fields of each class of states, by the class's name.
+        others: files and lines where a module is applied that has other fields than the model.
         only: the rewritten class of the model itself.
         streams: the streams that the model draws from in a call.
         is_stacked: whether layers are stacked, each with keys of its own.
@@ -77,6 +78,7 @@ class Program:
     kinds: Mapping[Place, Mapping[str, Kind]]
     lines: Mapping[str, Collection[int]]
     fields: Mapping[str, Mapping[str, Kind]]
+    others: Collection[tuple[str, int]]
     only: Made
     streams: Sequence[str] = ()
     is_stacked: bool = False

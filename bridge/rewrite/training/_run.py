@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 from flax import nnx
 from flax.training.train_state import TrainState
 
@@ -22,6 +24,8 @@ from ._kinds import Kind, Recognizer
 from ._program import Place
 
 STEPS = 3
+_INIT = inspect.unwrap(nn.Module.init).__code__
+_APPLY = inspect.unwrap(nn.Module.apply).__code__
 
 
 class Seen:
@@ -37,6 +41,9 @@ class Seen:
         self.kinds: dict[Place, dict[str, Kind]] = {}
         self.lines: dict[str, set[int]] = {}
         self.fields: dict[str, dict[str, Kind]] = {}
+        # Where a module is applied whose fields are not those of the first that was initialised.
+        self.others: set[tuple[str, int]] = set()
+        self._first: dict[str, Any] | None = None
 
     @contextlib.contextmanager
     def looking(self) -> Iterator[None]:
@@ -50,10 +57,27 @@ class Seen:
 
     def _called(self, frame: Any, event: str, argument: Any) -> Any:
         code = frame.f_code
-        if event != "call" or code.co_filename not in self._files:
+        if event != "call":
+            return None
+        if code in (_INIT, _APPLY):
+            self._configured(frame)
+        if code.co_filename not in self._files:
             return None
         self._note(frame)
         return self._ran
+
+    def _configured(self, frame: Any) -> None:
+        """Keeps whether a module is the one whose variables the state has."""
+        module = frame.f_locals["self"]
+        own = {f.name: getattr(module, f.name) for f in dataclasses.fields(module) if f.init}
+        given = {name: value for name, value in own.items() if name not in ("parent", "name")}
+        if frame.f_code is _INIT:
+            self._first = self._first or given
+        elif self._first is not None and given != self._first:
+            while frame is not None and frame.f_code.co_filename not in self._files:
+                frame = frame.f_back
+            if frame is not None:
+                self.others.add((frame.f_code.co_filename, frame.f_lineno))
 
     def _ran(self, frame: Any, event: str, argument: Any) -> Any:
         self.lines.setdefault(frame.f_code.co_filename, set()).add(frame.f_lineno)

@@ -135,6 +135,7 @@ class TrainingRewriter:
             seen.kinds,
             seen.lines,
             seen.fields,
+            seen.others,
             next(each for each in self.made.values() if each.is_model),
             drawn_in_calls(self.classes),
             self._is_stacked(),

@@ -234,8 +234,67 @@ def sample():
     return state, step, examples()
 '''
 
+CONFIGURED = """@struct.dataclass
+class Config:
+    width: int = 4
+    quiet: bool = True
+
+
+class Net(nn.Module):
+    config: Config
+
+    @nn.compact
+    def __call__(self, x):
+        x = nn.Dense(self.config.width)(x)
+        x = nn.BatchNorm(use_running_average=True)(x)
+        return nn.Dense(3)(nn.Dropout(0.5, deterministic=self.config.quiet)(x))
+
+
+def make():
+    return Net(Config())
+
+
+class State(train_state.TrainState):
+    batch_stats: object
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def train_step(state, config, x, labels, key):
+    def loss_fn(params):
+        variables = {"params": params, "batch_stats": state.batch_stats}
+        logits = Net(config).apply(variables, x, rngs={"dropout": key})
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    loss, grads = jax.value_and_grad(loss_fn)(state.params)
+    return state.apply_gradients(grads=grads), loss
+
+
+@jax.jit
+def evaluate(state, x):
+    variables = {"params": state.params, "batch_stats": state.batch_stats}
+    return Net(Config()).apply(variables, x)
+
+
+def sample():
+    net = Net(Config())
+    variables = net.init(jax.random.key(0), jnp.ones((1, 6)))
+    state = State.create(
+        apply_fn=net.apply,
+        params=variables["params"],
+        batch_stats=variables["batch_stats"],
+        tx=optax.sgd(0.1),
+    )
+
+    def step(state, x, labels, key):
+        state, loss = train_step(state, Config(quiet=False), x, labels, key)
+        return state, loss, evaluate(state, x)
+
+    return state, step, [(*each, jax.random.key(1)) for each in examples()]
+"""
+
 MORE = {
     "a state on each of two devices": DEVICES,
     "all variables in the place of the parameters": WHOLE,
     "functions that are given apply and statistics": FUNCTIONS,
+    "a model with other fields in each step": CONFIGURED,
 }

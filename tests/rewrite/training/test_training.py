@@ -16,7 +16,7 @@ from bridge.__main__ import main
 from bridge.rewrite import RewriteError, Training
 
 from .programs import APART, DROPOUT, ENCODER, HEAD, PROGRAMS, STATISTICS
-from .programs_more import DEVICES, FUNCTIONS, MORE, WHOLE
+from .programs_more import CONFIGURED, DEVICES, FUNCTIONS, MORE, WHOLE
 
 _numbers = itertools.count()
 
@@ -209,6 +209,11 @@ LEFT = [
         APART,
         ("one_hot(labels, 3)", "one_hot(labels, 3) + 0 * len(repr(state.apply_fn))"),
     ),
+    (
+        "model-fields",
+        CONFIGURED,
+        ('rngs={"dropout": key})', 'rngs={"dropout": key}, mutable=["batch_stats"])[0]'),
+    ),
     ("init-keys", APART, ("net.init(rng, ", "net.init(*[rng], ")),
     (
         "mutable-names",
@@ -374,6 +379,21 @@ def test_sown_values_go_nowhere_and_keys_may_be_none(packages):
 """
     )
     assert "current = TrainState(model, state.optimizer)" in text
+
+
+def test_a_model_with_other_fields_has_the_variables_of_the_model(packages):
+    text = new_text(rewritten(packages(CONFIGURED)))
+    start, end = text.index("    def loss_fn"), text.index("        return optax")
+    assert (
+        text[start:end]
+        == """    def loss_fn(model):
+        configured = nnx.eval_shape(lambda: Net(config, in_features=6, rngs=nnx.Rngs(0, dropout=0)))
+        nnx.update(configured, nnx.state(model))
+        nnx.reseed(configured, dropout=key)
+        logits = configured(x)
+"""
+    )
+    assert "return state.model(x)" in text
 
 
 def test_a_module_that_may_be_imported_by_one_name_is_proven(packages):
