@@ -149,7 +149,7 @@ def _with_training(result: Rewrite, rewriter: Rewriter, sample: Callable[[], Any
     if not result.is_proven or result.parts or rewriter.proof is None:
         note = "the training stays as it is, as the program as a whole is not proven"
         return dataclasses.replace(result, notes=(*result.notes, note))
-    made = TrainingRewriter(
+    training = TrainingRewriter(
         rewriter.program,
         rewriter.files,
         rewriter.texts,
@@ -157,7 +157,9 @@ def _with_training(result: Rewrite, rewriter: Rewriter, sample: Callable[[], Any
         _rewritten(rewriter),
         sample,
         rewriter.told,
-    ).run()
+    )
+    made = training.run()
+    in_place = rewriter.in_place(made)
     find = result.find_places or tuple
     return dataclasses.replace(
         result,
@@ -166,6 +168,9 @@ def _with_training(result: Rewrite, rewriter: Rewriter, sample: Callable[[], Any
         sources={**made.sources, **result.sources, **made.sources},
         old_sources={**made.old_sources, **result.old_sources},
         find_places=lambda: [place for place in find() if not made.is_about(place)],
+        make_in_place=(lambda by_hand: training.in_place(in_place.texts(by_hand)))
+        if made.is_proven
+        else result.make_in_place,
     )
 
 

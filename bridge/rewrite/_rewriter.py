@@ -26,6 +26,7 @@ from .prove._parts import parts_of
 from .prove._proof import fault_in_place, prove
 from .prove._proven import EntryError, Proof
 from .publish._as_linen import AsLinen
+from .publish._functions import Training
 from .publish._in_place import InPlace
 from .syntax._source import condition_lines
 
@@ -290,14 +291,14 @@ class Rewriter:
             return None
         return AsLinen(self.program, self.entries, self.varied, self.files, self.texts, self.told)
 
-    def in_place(self) -> InPlace:
+    def in_place(self, training: Training = Training()) -> InPlace:  # noqa: B008 - it is frozen
         """The old files with NNX classes in them."""
 
         def fault(texts: Mapping[str, tuple[str, str]]) -> str | None:
             return fault_in_place(self.program, self.entries, self.files, texts)
 
         is_whole = self.proof is not None and self.proof.ok and not self.is_split
-        return InPlace(self.files, fault, is_proven=is_whole)
+        return InPlace(self.files, fault, training, is_proven=is_whole)
 
     def _blame(self, run: int = 0) -> Blame:
         return Blame(self.program, run, self.files, self.texts, self.left)

@@ -30,8 +30,6 @@ def rewritten(arguments: argparse.Namespace) -> Result:
     """
     if arguments.as_linen and arguments.in_place:
         raise InputError("--in-place", "--as-linen too", "one of the two", "use --write")
-    if arguments.in_place and arguments.train:
-        raise InputError("--in-place", "--train too", "one of the two", "use --write")
     with contextlib.ExitStack() as stack:
         found = stack.enter_context(_discovered(arguments)) if arguments.discover else None
         if found is not None and not found.entries and not arguments.model:

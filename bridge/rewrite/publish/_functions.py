@@ -55,11 +55,14 @@ class Training:
         return tuple(each for each in self.functions if each.refusal is not None)
 
     def is_about(self, place: str) -> bool:
-        """Whether a place that is to change by hand, `file.py:12: ...`, was rewritten."""
+        """Whether a place that is to change by hand, `file.py:12: ...`, was rewritten.
+
+        The file may be the end of a path, or all of it.
+        """
         file, line, _ = place.split(":", 2)
         return any(
             each.refusal is None
-            and pathlib.PurePath(each.file).as_posix().endswith(f"/{file}")
+            and f"/{pathlib.PurePath(each.file).as_posix()}".endswith(f"/{file}")
             and each.line <= int(line) <= each.end
             for each in self.functions
         )

@@ -16,6 +16,7 @@ from bridge.rewrite.plan._plans import ClassPlan
 from bridge.rewrite.plan._refusals import refused
 from bridge.rewrite.syntax._source import Edit, bound_in, is_import
 
+from ._functions import Training
 from ._uses import Uses
 from ._writing import shown_path
 
@@ -45,6 +46,7 @@ class InPlace:
     Args:
         files: the files that are rewritten.
         proven: says what fails in the new texts, given by module: path and text.
+        training: the functions that are rewritten too, whose places stand in nobody's way.
         is_proven: whether the program was proven.
     """
 
@@ -52,10 +54,12 @@ class InPlace:
         self,
         files: Sequence[NewFile],
         proven: Callable[[Mapping[str, tuple[str, str]]], str | None],
+        training: Training,
         *,
         is_proven: bool,
     ) -> None:
         self.files, self.is_proven, self._proven = files, is_proven, proven
+        self.training = training
         # A text is shown before it is written, and its proof takes as long as the first.
         self._faults: dict[Any, str | None] = {}
 
@@ -115,7 +119,11 @@ class InPlace:
         }
         modules = {f.source.file: f.module for f in self.files}
         for use in Uses(modules, rewritten).found():
-            yield Obstacle(*use, True)
+            obstacle = Obstacle(*use, True)
+            if not (self.training.is_proven and self.training.is_about(str(obstacle))):
+                yield obstacle
+        for each in self.training.left if self.training.is_proven else ():
+            yield Obstacle(each.file, each.line, f"{each.name}: {each.refusal}", True)
 
     def _in_file(self, file: NewFile) -> Iterator[Obstacle]:
         path = file.source.file

@@ -17,13 +17,14 @@ from flax.training.train_state import TrainState
 from bridge.rewrite._failures import RewriteError, said
 from bridge.rewrite.emit._files import SUFFIX, NewFile
 from bridge.rewrite.plan._plans import Program as Classes
-from bridge.rewrite.plan._refusals import NotRewritableError, refused
+from bridge.rewrite.plan._refusals import NotRewritableError, Refusal, refused
 from bridge.rewrite.prove._build import Maker, importable
 from bridge.rewrite.prove._draws import drawn_in_calls, draws
 from bridge.rewrite.prove._pairing import made
 from bridge.rewrite.publish._functions import FunctionResult, Training
 from bridge.rewrite.publish._places import Made
 from bridge.rewrite.publish._uses import ClassName, Uses, sources_below
+from bridge.rewrite.publish._writing import check_sources
 
 from ._changes import Before, Change
 from ._compare import DifferenceError, compare
@@ -232,27 +233,58 @@ class TrainingRewriter:
             f"{module}{SUFFIX}": (path, _ALIAS.format(module)) for module, (path, _) in own.items()
         }
         self.told("proving the training")
-        seen = Seen([path for path, _ in own.values()])
+        self._old = old
+        proof = self._compared({**texts, **self.class_texts, **own, **aliases})
+        if isinstance(proof, Refusal):
+            return Training(tuple(dataclasses.replace(each, refusal=proof) for each in found))
+        olds = {str(_new_path(path)): path for path in changed}
+        return Training(tuple(found), dict(own.values()), olds, proof)
+
+    def _compared(self, texts: Mapping[str, tuple[str, str]]) -> float | Refusal:
+        """The largest difference of a program to the old one, or why there is none."""
         try:
-            with world({**texts, **self.class_texts, **own, **aliases}), seen.looking():
-                difference = compare(
-                    old,
+            with world(texts):
+                return compare(
+                    self._old,
                     sample_of(self.sample, self.sample.__module__),
                     self.rules,
                     self.recognizer.collections,
                     draws=draws(self.classes),
                 )
         except DifferenceError as error:
-            reason = refused("training-differs", error=str(error))
+            return refused("training-differs", error=str(error))
         except RewriteError:
             raise
         except Exception as error:
-            reason = refused("training-fails", error=said(error))
-        else:
-            sources = dict(own.values())
-            olds = {str(_new_path(path)): path for path in changed}
-            return Training(tuple(found), sources, olds, difference)
-        return Training(tuple(dataclasses.replace(each, refusal=reason) for each in found))
+            return refused("training-fails", error=said(error))
+
+    def in_place(self, classes: Mapping[str, str]) -> dict[str, str]:
+        """The old files with the new training, and with the new classes.
+
+        Args:
+            classes: the old files with the new classes, by path.
+
+        Raises:
+            RewriteError: a file was changed since it was read, or the program differs.
+        """
+        files = self.files.values()
+        check_sources([file.source for file in files if file.changes])
+        texts = {
+            file.source.file: text_of(self.classes, file, (), {}) for file in files if file.changes
+        }
+        # The model's file stays the last one: the rules are named after it.
+        texts = {**texts, **classes, **texts}
+        modules = {f.source.file: f.module.__name__ for f in files}
+        modules |= {f.source.file: f.module for f in self.class_files}
+        old = {f.module.__name__: (f.source.file, f.source.text) for f in files}
+        proof = self._compared(old | {modules[path]: (path, t) for path, t in texts.items()})
+        if isinstance(proof, Refusal):
+            raise RewriteError(
+                "the files cannot be rewritten in place",
+                [str(proof)],
+                "Write new files beside them, and move what they have over by hand.",
+            )
+        return texts
 
 
 def _lines(node: ast.stmt) -> tuple[int, int]:

@@ -493,10 +493,30 @@ def test_the_command_writes_the_training_too(packages, capsys):
     assert "state.optimizer.update(state.model, grads)" in text
 
 
-def test_the_command_writes_training_beside_the_old_files_alone(packages, capsys):
-    name = packages(APART).__name__
-    code = main(
-        ["rewrite", f"{name}:make", "--input", "2,6", "--train", f"{name}:sample", "--in-place"]
-    )
-    assert code == 2
-    assert "--train too" in capsys.readouterr().err
+def test_the_command_writes_the_training_in_place(packages, capsys):
+    module = packages(APART)
+    name, path = module.__name__, pathlib.Path(module.__file__)
+    command = ["rewrite", f"{name}:make", "--input", "2,6", "--train", f"{name}:sample"]
+    assert main([*command, "--in-place", "--no-diff"]) == 2
+    assert "make: no step of the sample ran it" in capsys.readouterr().err
+    assert path.read_text() == HEAD + APART
+    code = main([*command, "--in-place", "--no-diff", "--by-hand", str(path)])
+    assert code == 0, capsys.readouterr().err
+    text = path.read_text()
+    assert "class Net(nnx.Module)" in text
+    assert "state.optimizer.update(state.model, grads)" in text
+    assert "_nnx" not in text
+    del sys.modules[name]
+    new = importlib.import_module(name)
+    state, step, batches = new.sample()
+    assert np.isfinite(step(state, *batches[0])[1][0][0])
+
+
+def test_in_place_the_model_and_its_training_may_be_in_two_files(packages):
+    start, end = APART.index("class Net"), APART.index("def begin")
+    source = APART[:start] + "from .models import Net, make\n\n\n" + APART[end:]
+    module = packages(source, models=HEAD + APART[start:end])
+    models = pathlib.Path(module.__file__).with_name("models.py")
+    texts = rewritten(module).in_place(by_hand=[str(models)])
+    assert [pathlib.Path(path).name for path in texts] == ["train.py", "models.py"]
+    assert "from .models import Net" in texts[module.__file__]
