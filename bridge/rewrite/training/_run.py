@@ -7,6 +7,7 @@ import dataclasses
 import importlib
 import inspect
 import sys
+import types
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,8 @@ from ._kinds import Kind, Recognizer
 from ._program import Place
 
 STEPS = 3
+# What may be one object in many modules.
+_PLAIN = (bool, int, float, complex, str, bytes, tuple, type(None))
 _INIT = inspect.unwrap(nn.Module.init).__code__
 _APPLY = inspect.unwrap(nn.Module.apply).__code__
 
@@ -216,10 +219,56 @@ def with_same_keys(tree: Any) -> Any:
 
 
 @contextlib.contextmanager
-def world(texts: Mapping[str, tuple[str, str]]) -> Iterator[None]:
-    """Lets the program's modules be imported anew, so that all of it is traced again."""
+def world(texts: Mapping[str, tuple[str, str]], sample: Callable[[], Any]) -> Iterator[None]:
+    """Lets the program's modules be imported anew, so that all of it is traced again.
+
+    Args:
+        texts: file and text by module name.
+        sample: a function that uses the program. What it and its module have imported of the
+            program is that of the new modules inside of the block.
+    """
+    old = {name: module for name in texts if (module := sys.modules.get(name)) is not None}
     with importable(texts), nnx.use_eager_sharding(False):
         for name in texts:
             # A sample may find them as attributes of their package.
             importlib.import_module(name)
+        with _imported_anew(sample, old):
+            yield
+
+
+@contextlib.contextmanager
+def _imported_anew(function: Any, old: Mapping[str, types.ModuleType]) -> Iterator[None]:
+    """Gives a function what the new modules have for what it has of the old ones."""
+    anew: dict[int, Any] = {}
+    for name, module in old.items():
+        space = vars(sys.modules[name])
+        anew[id(module)] = sys.modules[name]
+        for own, value in vars(module).items():
+            if own in space and not isinstance(value, _PLAIN) and not own.startswith("__"):
+                anew.setdefault(id(value), space[own])
+    function = inspect.unwrap(function)
+    space = getattr(function, "__globals__", {})
+    # The module of the function itself may be one of the program.
+    is_own = any(space is vars(module) for module in old.values())
+    names = {} if is_own else {name: v for name, v in space.items() if id(v) in anew}
+    cells = [
+        cell for cell in getattr(function, "__closure__", None) or () if id(_held(cell)) in anew
+    ]
+    kept = [(cell, cell.cell_contents) for cell in cells]
+    try:
+        space.update({name: anew[id(value)] for name, value in names.items()})
+        for cell, value in kept:
+            cell.cell_contents = anew[id(value)]
         yield
+    finally:
+        space.update(names)
+        for cell, value in kept:
+            cell.cell_contents = value
+
+
+def _held(cell: types.CellType) -> Any:
+    """What a cell holds, None if nothing."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return None

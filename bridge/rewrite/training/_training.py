@@ -108,7 +108,7 @@ class TrainingRewriter:
         seen = Seen(self.files, self.recognizer)
         module = self.sample.__module__
         try:
-            with world(texts), seen.looking():
+            with world(texts, self.sample), seen.looking():
                 sample = sample_of(self.sample, module)
                 seen.state(sample.state)
                 if draws(self.classes):
@@ -243,7 +243,7 @@ class TrainingRewriter:
     def _compared(self, texts: Mapping[str, tuple[str, str]]) -> float | Refusal:
         """The largest difference of a program to the old one, or why there is none."""
         try:
-            with world(texts):
+            with world(texts, self.sample):
                 return compare(
                     self._old,
                     sample_of(self.sample, self.sample.__module__),
