@@ -75,7 +75,10 @@ def _move(old: Any, new: Any, rules: Mapping[str, str], collections: frozenset[s
         devices.append(after)
 
     def together(known: Any, *each: Any) -> Any:
-        return jax.device_put(jnp.stack(each), getattr(known, "sharding", None))
+        value, sharding = jnp.stack(each), getattr(known, "sharding", None)
+        # What one device has, such as a replaced key, must not become bound to it.
+        is_spread = sharding is not None and len(sharding.device_set) > 1
+        return jax.device_put(value, sharding) if is_spread else value
 
     nnx.update(new, nnx.state(jax.tree.map(together, new, *devices)))
 

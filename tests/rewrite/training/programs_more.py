@@ -12,7 +12,8 @@ class Net(nn.Module):
     @nn.compact
     def __call__(self, x, train: bool = True):
         x = nn.Dense(self.features, dtype=self.dtype)(x)
-        return nn.BatchNorm(use_running_average=not train, axis_name=None)(x)
+        x = nn.BatchNorm(use_running_average=not train, axis_name=None)(x)
+        return nn.Dropout(0.5, deterministic=not train)(x)
 
 
 SMALL = functools.partial(Net, features=3)
@@ -36,7 +37,7 @@ def first(key, net):
     def init(*args):
         return net.init(*args)
 
-    variables = init({"params": key}, jnp.ones((1, 6), net.dtype))
+    variables = init({"params": key, "dropout": key}, jnp.ones((1, 6), net.dtype))
     return variables["params"], variables["batch_stats"]
 
 
@@ -51,10 +52,13 @@ def create(key, net, scale=None):
     )
 
 
-def train_step(state, x, labels, rate_of):
+def train_step(state, x, labels, rate_of, key):
     def loss_fn(params):
         logits, updated = state.apply_fn(
-            {"params": params, "batch_stats": state.batch_stats}, x, mutable=["batch_stats"]
+            {"params": params, "batch_stats": state.batch_stats},
+            x,
+            mutable=["batch_stats"],
+            rngs={"dropout": key},
         )
         loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
         return loss, updated
@@ -97,13 +101,14 @@ def sample():
     )
     p_eval = jax.pmap(eval_step, axis_name="batch", devices=DEVICES)
 
-    def step(state, x, labels):
-        state, metrics = p_step(state, x, labels)
+    def step(state, x, labels, keys):
+        state, metrics = p_step(state, x, labels, key=keys)
         before = spread(state.batch_stats)
         state = synchronized(state)
         return state, metrics, before, p_eval(state, x)
 
-    return state, step, [(x.reshape(2, 2, 6), n.reshape(2, 2)) for x, n in examples()]
+    keys = jax.random.split(jax.random.key(1))
+    return state, step, [(x.reshape(2, 2, 6), n.reshape(2, 2), keys) for x, n in examples()]
 
 
 DEVICES = jax.devices()[:2]
