@@ -16,6 +16,7 @@ from bridge import port
 from bridge.rewrite.prove._build import importable
 from tests.rewrite import models_other_fields as models
 from tests.rewrite.test_programs import spec
+from tests.rewrite.weights import random_weights, without_weights
 
 X = jnp.asarray(np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8))
 # Each holds for all of these, and the class says so.
@@ -87,11 +88,11 @@ def test_what_holds_for_other_values_is_proven(result, name):
 )
 def test_what_is_proven_does_what_linen_does_for_values_of_ones_own(result, name, fields):
     linen = getattr(models, name)(**fields)
-    variables = linen.init(jax.random.key(0), X)
+    variables = random_weights(linen, X)
     texts = {f"{models.__name__}_nnx": next(iter(result.sources.items()))}
     with importable(texts):
         new = getattr(importlib.import_module(f"{models.__name__}_nnx"), name)
-    model = new(**fields, in_features=8, rngs=nnx.Rngs(0))
+    model = without_weights(lambda: new(**fields, in_features=8, rngs=nnx.Rngs(0)))
     port.plan(variables, model, rules_of(model)).apply()
     np.testing.assert_array_equal(model(X), linen.apply(variables, X))
 
@@ -130,7 +131,7 @@ def test_the_share_of_native_parameters_leaves_out_what_stays_linen():
     result = bridge.rewrite(
         models.Model, spec(2, 8), gradients=False, fast=True, skip=["Shortening"]
     )
-    variables = models.Model().init(jax.random.key(0), X)["params"]
+    variables = jax.eval_shape(models.Model().init, jax.random.key(0), X)["params"]
     sizes = {name: sum(x.size for x in jax.tree.leaves(v)) for name, v in variables.items()}
     expected = 1 - sizes["Shortening_0"] / sum(sizes.values())
     assert result.native_share == pytest.approx(expected)

@@ -19,6 +19,7 @@ from bridge.rewrite.prove._weights import random_variables
 from tests.rewrite import models_constructs as constructs
 from tests.rewrite import models_sequences as sequences
 from tests.rewrite import models_vision as vision
+from tests.rewrite.weights import random_weights, without_weights
 
 
 def spec(*shape, dtype="float32"):
@@ -95,9 +96,9 @@ def test_the_new_sources_compute_what_linen_does_without_the_rewriter():
     (module,) = imported(result)
     x = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
     linen = vision.Mixer()
-    variables = linen.init(jax.random.key(1), x)
+    variables = random_weights(linen, x)
     (sizes,) = result.sizes
-    model = module.Mixer(**sizes, rngs=nnx.Rngs(2))
+    model = without_weights(lambda: module.Mixer(**sizes, rngs=nnx.Rngs(2)))
     port.plan(variables, model, result.rules).apply()
     np.testing.assert_array_equal(model(x), linen.apply(variables, x))
 
@@ -118,7 +119,8 @@ def test_another_configuration_of_the_new_class_is_right_too():
     x, t = jax.random.normal(jax.random.key(0), (1, 8, 8, 1)), jnp.ones((1,))
     linen = vision.UNet(features=(3, 5, 7))
     variables = random_variables(jax.eval_shape(linen.init, jax.random.key(1), x, t))
-    model = module.UNet((3, 5, 7), in_features=1, dense_0_in_features=1, rngs=nnx.Rngs(2))
+    sizes = {"in_features": 1, "dense_0_in_features": 1}
+    model = without_weights(lambda: module.UNet((3, 5, 7), **sizes, rngs=nnx.Rngs(2)))
     other = rewriter_of(lambda: linen, x, t)
     other.trace()
     other.write()

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx, traverse_util
+from flax import nnx
 
 import bridge
 from bridge import port
 from bridge.rewrite import Rewrite
 from tests.rewrite import programs, programs_sizes, programs_structure
 from tests.rewrite.programs import Of, Program
+from tests.rewrite.weights import random_weights, with_weights
 
 PROGRAMS = {**programs.PROGRAMS, **programs_structure.PROGRAMS, **programs_sizes.PROGRAMS}
-KEYS = {"params": jax.random.key(1), "gumbel": jax.random.key(2)}
 
 
 class Rewritten(NamedTuple):
@@ -74,27 +74,6 @@ def rewritten(imported_program: Callable[..., Any]) -> Any:
     return rewrites
 
 
-def with_weights(model: Any, variables: Any) -> None:
-    """Gives a model the weights of another one, whose layers are made in the same order."""
-    arrays = {k: tree for k, tree in variables.items() if jax.tree.leaves(tree)}
-    left: dict[Any, Any] = traverse_util.flatten_dict(arrays)
-    for name, variable in _variables(model):
-        path = next(
-            p for p, v in left.items() if name in (p[-1], f"{p[-1]}_") and v.shape == variable.shape
-        )
-        variable[...] = left.pop(path)
-    assert not left
-
-
-def _variables(node: Any) -> Iterator[tuple[str, nnx.Variable]]:
-    items = enumerate(node) if isinstance(node, nnx.List) else vars(node).items()
-    for name, child in items:
-        if isinstance(child, nnx.Variable):
-            yield str(name), child
-        elif isinstance(child, nnx.Module) and not isinstance(child, nnx.Rngs):
-            yield from _variables(child)
-
-
 def check_same(
     found: Rewritten, fields: Mapping[str, Any], name: str = "Model", rtol: float = 0
 ) -> None:
@@ -102,10 +81,11 @@ def check_same(
     inputs = inputs_of(found.program)
     given = fields_of({**found.program.fields, **fields}, found.old)
     linen = getattr(found.old, name)(**given)
-    variables = linen.init(KEYS, *inputs)
-    model = getattr(found.new, name)(**given, **found.result.sizes[0], rngs=nnx.Rngs(0))
-    with_weights(model, variables)
+    variables = random_weights(linen, *inputs)
+    new = getattr(found.new, name)
+    model = with_weights(lambda: new(**given, **found.result.sizes[0], rngs=nnx.Rngs(0)), variables)
     expected = linen.apply(variables, *inputs)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(expected))
     same = functools.partial(np.testing.assert_allclose, rtol=rtol, atol=rtol)
     jax.tree.map(same, model(*inputs), expected)
 
@@ -396,7 +376,7 @@ def test_modules_that_a_model_is_given_in_a_list_and_a_dict_are_rewritten(rewrit
     assert found.result.is_proven
     (x,) = inputs_of(found.program)
     linen = found.old.Model(**fields_of(fields, found.old))
-    variables = linen.init(KEYS, x)
+    variables = random_weights(linen, x)
 
     def head(size, width):
         return found.new.Head(width, in_features=size, rngs=nnx.Rngs(0))
@@ -429,10 +409,10 @@ def test_the_rate_of_dropout_may_be_an_argument_of_a_call(rewritten):
     (program,) = programs_structure.RATES.values()
     found = rewritten(program)
     (x,) = inputs_of(program)
-    linen, keys = found.old.Model(), {**KEYS, "dropout": jax.random.key(3)}
-    variables = linen.init(keys, x)
-    model = found.new.Model(**found.result.sizes[0], rngs=nnx.Rngs(0))
-    with_weights(model, variables)
+    linen, keys = found.old.Model(), {"dropout": jax.random.key(3)}
+    variables = random_weights(linen, x)
+    sizes = found.result.sizes[0]
+    model = with_weights(lambda: found.new.Model(**sizes, rngs=nnx.Rngs(0)), variables)
     for rate in (0.0, 1.0):
         expected = linen.apply(variables, x, rate=rate, train=True, rngs=keys)
         np.testing.assert_array_equal(model(x, rate=rate, train=True), expected)
@@ -555,7 +535,7 @@ def test_modules_of_setup_that_two_others_are_given_have_weights_once(rewritten)
     assert levels == {"Body": "proven", "Head": "proven for this configuration", "Model": "proven"}
     (x,) = inputs_of(found.program)
     linen = found.old.Model(width=3)
-    variables = linen.init(KEYS, x)
+    variables = random_weights(linen, x)
     model = found.new.Model(width=3, **found.result.sizes[0], rngs=nnx.Rngs(0))
     assert model.actor.bodies[1] is model.critic.bodies[1]
     port.plan(variables, model, found.result.rules).apply()
@@ -591,7 +571,7 @@ def test_the_classes_of_a_transform_or_a_sequence_are_rewritten(rewritten, name)
     assert [(each.name, each.level) for each in found.result.classes] == [("Mlp", "proven")]
     assert found.result.parts == ("Mlp",)
     (x,) = inputs_of(found.program)
-    linen, model = found.old.Mlp(4), found.new.Mlp(4, in_features=8, rngs=nnx.Rngs(0))
-    variables = linen.init(KEYS, x)
-    with_weights(model, variables)
+    linen = found.old.Mlp(4)
+    variables = random_weights(linen, x)
+    model = with_weights(lambda: found.new.Mlp(4, in_features=8, rngs=nnx.Rngs(0)), variables)
     np.testing.assert_array_equal(model(x), linen.apply(variables, x))

@@ -243,8 +243,10 @@ def _modes(program: Program) -> None:
     while changed:
         changed = False
         for plan in program.plans.values():
+            methods = {slot.method for slot in plan.slots.values()}
+            taints = {method: taint_of(plan, method) for method in methods}
             for slot in plan.slots.values():
-                taint = taint_of(plan, slot.method)
+                taint = taints[slot.method]
                 for making in slot.makings:
                     child = program.plan_of(program.records.base_of(making.cls))
                     if child is None or child.layer is not None:
@@ -273,10 +275,11 @@ def _modes(program: Program) -> None:
 def _of_partials(program: Program, plan: ClassPlan, slot: Slot) -> list[ast.keyword]:
     """What the partial that a slot calls is given by name, where the method makes it."""
     called: Any = slot.node.func
+    assigned = ast.walk(slot.method) if isinstance(called, ast.Name) else ()
     values = [
         each.value
-        for each in ast.walk(slot.method)
-        if isinstance(each, ast.Assign) and isinstance(called, ast.Name)
+        for each in assigned
+        if isinstance(each, ast.Assign)
         if any(isinstance(t, ast.Name) and t.id == called.id for t in each.targets)
     ]
     references = references_of(program, plan)

@@ -104,10 +104,13 @@ def origins(
         yield from origins(function, node.body, inside)
         yield from origins(function, node.orelse, inside)
         return
+    if not isinstance(node, ast.Name):
+        yield node
+        return
     assigned = [
         each
         for each in ast.walk(function)
-        if isinstance(node, ast.Name) and isinstance(each, ast.Assign) and each not in inside
+        if isinstance(each, ast.Assign) and each not in inside
         if any(isinstance(t, ast.Name) and t.id == node.id for t in each.targets)
     ]
     for each in assigned:
