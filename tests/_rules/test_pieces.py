@@ -12,8 +12,12 @@ from bridge._rules.pieces import (
     covers,
     cut_out,
     part_shape,
+    pieces_of,
     side_by_side,
+    target_shapes,
+    without_axis,
 )
+from bridge._rules.rules import Form, Layer
 from tests.drawing import drawing
 
 
@@ -75,3 +79,69 @@ def test_parts_lie_side_by_side(shape, parts, axis, starts):
 )
 def test_parts_that_do_not_make_up_a_leaf_have_no_regions(parts, axis):
     assert side_by_side((8, 24), parts, axis) == []
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (None, (3, 4, 5)),
+        (Layer(0, 2), (4, 5)),
+        (Layer(-2, 3, total=4), (3, 5)),
+        (Layer(2, 0), (3, 4)),
+        # No leaf has this shape.
+        (Layer(0, 3), (-1,)),
+        (Layer(0, 2, total=4), (-1,)),
+        (Layer(3, 0), (-1,)),
+        (Layer(-4, 0), (-1,)),
+    ],
+)
+def test_the_shape_of_a_layer_lacks_the_axis_of_the_stack(layer, shape):
+    assert without_axis((3, 4, 5), layer) == shape
+
+
+@pytest.mark.parametrize("axis", [0, 1, -1])
+def test_parts_of_a_layer_lie_in_the_stacked_leaf(axis):
+    layer = Layer(axis, 1)
+    stacked = np.arange(3 * 2 * 6).reshape(3, 2, 6)
+    whole = np.take(stacked, 1, axis)
+    parts = np.split(whole, 2, -1)
+    shapes = [part.shape for part in parts]
+    form = Form(fused="linen")
+    pieces = pieces_of([stacked.shape] * 2, shapes, (layer, None), form)
+    for piece, part in zip(pieces, parts, strict=True):
+        assert piece.moved(stacked, part.shape, to_nnx=True)[0] == ()
+        np.testing.assert_array_equal(piece.moved(stacked, part.shape, to_nnx=True)[1], part)
+
+
+@pytest.mark.parametrize(
+    ("sources", "form", "to_nnx", "expected"),
+    [
+        ([(2, 3, 4)], Form(), True, [(2, 3, 4)]),
+        ([(2, 3, 4)], Form((1, 2, 0)), True, [(3, 4, 2)]),
+        ([(3, 4, 2)], Form((1, 2, 0)), False, [(2, 3, 4)]),
+        ([(2, 3), (2, 5)], Form(fused="nnx"), True, [(2, 8)] * 2),
+        ([(2, 3), (4, 3)], Form(fused="nnx", axis=0), True, [(6, 3)] * 2),
+        ([(2, 3), (2, 3)], Form(fused="nnx", axis=2), True, None),
+        ([(2, 3), None], Form(), True, None),
+    ],
+)
+def test_the_shape_of_what_a_rule_makes_follows_from_its_source(sources, form, to_nnx, expected):
+    assert target_shapes(sources, None, form, to_nnx=to_nnx) == expected
+
+
+@pytest.mark.parametrize(
+    ("linen", "nnx", "form", "reason"),
+    [
+        ([None], [(2,)], Form(), "not all of them are arrays"),
+        ([(2, 3)], [(3, 2)], Form(), "(2, 3) is not (3, 2)"),
+        ([(2, 3)], [(5,)], Form(is_reshaped=True), "(2, 3) is not (5,)"),
+        (
+            [(4, 6)] * 2,
+            [(4, 2), (4, 3)],
+            Form(fused="linen", times=2),
+            "(4, 2) and (4, 3) do not lie side by side in (4, 6) on axis -1 2 times",
+        ),
+    ],
+)
+def test_leaves_that_a_rule_does_not_fit_have_no_pieces(linen, nnx, form, reason):
+    assert pieces_of(linen, nnx, (None, None), form) == reason

@@ -2,7 +2,18 @@
 
 import pytest
 
-from bridge._rules.rules import UNCHANGED, Form, Rule, Segment
+from bridge._rules.rules import (
+    NUMBER,
+    UNCHANGED,
+    Form,
+    Landing,
+    Layer,
+    Rule,
+    RulesError,
+    Segment,
+    read_backward,
+    read_forward,
+)
 
 
 def segments(nnx):
@@ -64,3 +75,59 @@ def test_each_part_has_its_paths():
 def test_parts_are_named_once(rule):
     with pytest.raises(ValueError, match="braces"):
         Rule(*rule)
+
+
+@pytest.mark.parametrize("text", ["a", "*", "*@-1", r"a[\1]", "a[3@2]"])
+def test_a_key_is_written_as_it_was_read(text):
+    (segment,) = segments(text)
+    assert segment.text == text
+
+
+@pytest.mark.parametrize(
+    ("form", "text"),
+    [
+        (UNCHANGED, ""),
+        (Form(fused="linen"), "split"),
+        (Form((), True, "nnx"), "join and transpose and reshape"),
+    ],
+)
+def test_a_report_says_what_a_rule_does_with_arrays(form, text):
+    assert form.text == text
+
+
+@pytest.mark.parametrize(
+    ("rule", "linen", "nnx"),
+    [
+        ((r"a_(\d+)/b\.c", r"x.\1.y"), "a_12/b.c", "x/12/y"),
+        ((r"(\w+)/k(\d)", r"\2.\1s"), "dense/k3", "3/denses"),
+    ],
+)
+def test_a_path_is_found_again_by_the_rule_read_backwards(rule, linen, nnx):
+    (there,), (back,) = read_forward(dict([rule])), read_backward(dict([rule]))
+    hit, landed = there.pattern.fullmatch(linen), back.pattern.fullmatch(nnx)
+    assert hit is not None
+    assert landed is not None
+    assert there.landing(hit).template == nnx
+    assert back.landing(landed).template == linen
+    assert not there.route.is_stacked
+
+
+def test_an_entry_of_a_list_or_of_a_stack_is_found_again():
+    table = {"layers": "blocks.*@1"}
+    (there,), (back,) = read_forward(table), read_backward(table)
+    assert there.landing(there.pattern.fullmatch("layers")) == Landing(f"blocks/{NUMBER}", 1)
+    hit = back.pattern.fullmatch("blocks/3")
+    assert back.landing(hit) == Landing("layers", entry=Layer(1, 3))
+    table = {r"block_([0-3])": r"blocks[\1@2]"}
+    (there,), (back,) = read_forward(table), read_backward(table)
+    assert there.landing(there.pattern.fullmatch("block_2")).entry == Layer(2, 2)
+    hit = back.pattern.fullmatch("blocks")
+    assert back.landing(hit) == Landing(f"block_{NUMBER}", 2, admits="[0-3]")
+    assert there.route.is_stacked
+
+
+@pytest.mark.parametrize("table", [{r"a.b": "c"}, {r"a\d": "c"}, {r"(a)(b)": r"c\1"}])
+def test_what_cannot_be_read_backwards_is_an_error_that_names_it(table):
+    with pytest.raises(RulesError) as caught:
+        read_backward(table)
+    assert repr(next(iter(table))) in caught.value.found
