@@ -116,7 +116,7 @@ class State(train_state.TrainState):
 
 
 def create(model, x, key):
-    variables = model.init({"params": key, "dropout": key}, x)
+    variables = jax.jit(model.init)({"params": key, "dropout": key}, x)
     mask = jax.tree_util.tree_map_with_path(
         lambda path, leaf: "kernel" in jax.tree_util.keystr(path), variables["params"]
     )
@@ -142,7 +142,7 @@ def step(state, x, key):
 
 
 def evaluate(state, x):
-    return state.apply_fn({"params": state.params, "batch_stats": state.statistics}, x)
+    return jax.jit(state.apply_fn)({"params": state.params, "batch_stats": state.statistics}, x)
 '''
 INPUTS = {"CNN": (2, 6, 6, 2), "Transformer": (2, 5, 4), "MLP": (2, 6)}
 EXPORTED = {"CNN": ("Block", "CNN"), "Transformer": ("Layer", "Transformer"), "MLP": ("MLP",)}
@@ -298,13 +298,13 @@ def test_an_interrupt_leaves_nothing_half_written(package, monkeypatch, error):
     assert sorted(each.name for each in package.glob("*models*")) == ["models.py"]
 
 
-@pytest.mark.parametrize("first", ["models", "models_nnx"])
-def test_either_file_may_be_imported_first(package, first):
-    rewritten(package, "Transformer", fast=True).write()
-    code = f"import {package.name}.{first}, {package.name}.models as m, jax; m.Transformer().init"
-    code += "(jax.random.key(0), jax.numpy.ones((2, 5, 4)))"
+def test_either_file_may_be_imported_first(package):
+    rewritten(package, "MLP", fast=True).write()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(package.parent), *sys.path])}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    for first in ("models", "models_nnx"):
+        code = f"import {package.name}.{first}, {package.name}.models as m, jax\n"
+        code += "jax.eval_shape(m.MLP().init, jax.random.key(0), jax.numpy.ones((2, 6)))"
+        subprocess.run([sys.executable, "-c", code], check=True, env=environment)
 
 
 def test_the_command_shows_both_files_and_writes_them(package, capsys):

@@ -67,6 +67,7 @@ def test_arguments_by_name_have_the_larger_batch_too():
         tokens(2, 5),
         kwargs={"positions": tokens(2, 5)},
         gradients=False,
+        fast=True,
     )
     assert result.is_proven, str(result)
     assert "entry, another batch size" in {*result.reports, *result.programs}

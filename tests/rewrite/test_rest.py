@@ -17,7 +17,7 @@ def test_dicts_of_a_method_a_field_and_a_file_are_given_on():
 
 
 def test_names_that_nnx_has_not_keep_their_layers_linen():
-    result = bridge.rewrite(models.make_named, spec(2, 4), gradients=False)
+    result = bridge.rewrite(models.make_named, spec(2, 4), gradients=False, fast=True)
     assert result.is_proven, str(result)
     (text,) = result.sources.values()
     assert text.count("bridge.ToNNX(nn.") == 2
@@ -31,7 +31,7 @@ def test_a_dict_that_changes_keeps_its_class_linen():
 
 
 def test_a_function_that_is_given_a_dict_keeps_only_its_caller_linen():
-    result = bridge.rewrite(models.Functions, spec(2, 4), gradients=False)
+    result = bridge.rewrite(models.Functions, spec(2, 4), gradients=False, fast=True)
     assert result.is_proven, str(result)
     assert [each.name for each in result.classes if each.level == "left Linen"] == ["Starred"]
     assert "a function that makes layers is given * or ** arguments" in str(result)
