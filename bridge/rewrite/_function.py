@@ -28,7 +28,11 @@ from .publish._uses import ClassName
 from .publish._writing import check_sources
 from .training._training import TrainingRewriter
 
-# What is said of one class.
+_ANNOTATED = (
+    "NNX shards annotated variables when they are made: make the model under its mesh, or without a"
+    " mesh in nnx.use_eager_sharding(False)"
+)
+# How many notes on other configurations a class has.
 _MOST_LIMITS = 4
 
 
@@ -139,6 +143,8 @@ def rewrite_entries(
     _check_names(rewriter)
     rewriter.run()
     result = _result(rewriter)
+    if result.sources and rewriter.program.records.is_annotated and not as_linen:
+        result = dataclasses.replace(result, notes=(*result.notes, _ANNOTATED))
     if train is not None:
         result = _with_training(result, rewriter, train)
     return _with_linen_classes(result, rewriter) if as_linen else result

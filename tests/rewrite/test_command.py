@@ -58,6 +58,18 @@ def test_a_page_shows_old_and_new_lines_side_by_side(target, capsys, tmp_path):
         assert re.search(row, re.sub("<[^>]*>", "", text))
 
 
+def test_the_report_says_how_a_model_with_annotations_is_made(tmp_path, capsys):
+    name = f"annotated_{abs(hash(str(tmp_path))) % 10**8}"
+    boxed = "nn.Dense(4, kernel_init=nn.with_partitioning(nn.initializers.zeros, (None, 'x')))"
+    (tmp_path / f"{name}.py").write_text(SOURCE.replace("nn.Dense(4)", boxed))
+    code, out, _ = run(capsys, f"{tmp_path / name}.py:Net", "--no-diff", "--fast")
+    assert code == 0
+    assert out.count("make the model under its mesh") == 1
+    # Linen's classes make no sharded arrays.
+    _, out, _ = run(capsys, f"{tmp_path / name}.py:Net", "--no-diff", "--fast", "--as-linen")
+    assert "mesh" not in out
+
+
 def test_check_fails_until_the_files_are_written(target, capsys):
     assert run(capsys, target, "--check", "--no-diff")[0] == 1
     code, out, _ = run(capsys, target, "--write", "--no-diff")

@@ -240,6 +240,15 @@ class Records:
         lifted = [*self.lifted.values(), *(call.lifted for call in self.functions)]
         return any(each.kind == "remat" for each in lifted)
 
+    @property
+    def is_annotated(self) -> bool:
+        """Whether the first run made variables with partition annotations."""
+
+        def is_box(x: Any) -> bool:
+            return isinstance(x, meta.AxisMetadata)
+
+        return any(map(is_box, jax.tree.leaves(self.variables[0], is_leaf=is_box)))
+
     def function_class(self, frame: Any) -> type:
         """The class that stands for a function."""
         code = frame.f_code

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax.core import meta
 
 from bridge._errors import shown
 from bridge.rewrite._failures import RewriteError
@@ -75,7 +74,7 @@ class TestText:
             f"model = {name_of_new}.{name}({', '.join([*new, 'rngs=nnx.Rngs(0)'])})",
             *self._compared(wraps=plan.wraps),
         ]
-        if self._is_annotated():
+        if self.program.records.is_annotated:
             # Without a mesh NNX raises where it would shard an annotated value.
             body = ["with nnx.use_eager_sharding(False):", *(f"    {line}" for line in body)]
         return self._assembled(module, body)
@@ -116,12 +115,6 @@ class TestText:
             *(f"    {line}" for line in body),
         ]
         return "\n".join(lines) + "\n"
-
-    def _is_annotated(self) -> bool:
-        leaves = jax.tree.leaves(
-            self.program.records.variables[0], is_leaf=lambda x: isinstance(x, meta.AxisMetadata)
-        )
-        return any(isinstance(leaf, meta.AxisMetadata) for leaf in leaves)
 
     def _input(self, value: Any) -> str:
         if not isinstance(value, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
