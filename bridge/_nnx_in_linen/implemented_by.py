@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from types import MappingProxyType
 from typing import Any, TypeVar
 
+import jax
 from flax import errors as flax_errors
 from flax import linen as nn
 from flax import nnx
 from flax.core import FrozenDict, meta
 
 from bridge._errors import InvalidModuleError
+from bridge._fingerprint import fingerprint
 from bridge._layers.table import layer_of_linen
 
 from .linen_paths import LinenPaths
+from .part_sizes import PartSize, found_sizes
 from .to_linen import ToLinen
 
 _T = TypeVar("_T", bound=type[nn.Module])
 # The class attribute that holds the `Implementation`.
 _ATTRIBUTE = "_implemented_by"
+_MOST_SEEN = 64
 
 
 def implemented_by(
@@ -31,6 +36,7 @@ def implemented_by(
     *,
     paths: Mapping[str, str] = MappingProxyType({}),
     sizes: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    sizes_of_parts: Mapping[str, tuple[str, int]] = MappingProxyType({}),
     sizes_of_variables: Mapping[str, Callable[[Any], Any]] = MappingProxyType({}),
     logical_axes: bool = False,
 ) -> Callable[[_T], _T]:
@@ -47,6 +53,9 @@ def implemented_by(
       paths: NNX paths by Linen paths, as rules that only rename.
       sizes: what the NNX constructor needs besides the fields, each from the arguments of a method,
         by the names that the method gives them; `self` is the Linen module.
+      sizes_of_parts: the same for sizes that the model computes on its way: the attribute of the
+        part that needs the size, and the axis of the first argument of its call. The size is found
+        by calling the model abstractly. For an `nnx.List` of parts it is a tuple.
       sizes_of_variables: the same from the variables `{collection: {path: array}}`, for calls of
         methods whose arguments do not tell.
       logical_axes: whether annotated parameters are `nn.LogicallyPartitioned` instead of
@@ -74,7 +83,9 @@ def implemented_by(
       (2, 3)
     """
     LinenPaths.of(paths)
-    implementation = Implementation(nnx_class, paths, sizes, sizes_of_variables, logical_axes)
+    implementation = Implementation(
+        nnx_class, paths, sizes, sizes_of_parts, sizes_of_variables, logical_axes
+    )
 
     def decorate(cls: _T) -> _T:
         given: Any = cls
@@ -118,6 +129,7 @@ class Implementation:
       nnx_class: as for `implemented_by`, and so are the others.
       paths: the paths.
       sizes: the sizes by arguments of a call.
+      sizes_of_parts: the sizes by calls of parts.
       sizes_of_variables: the sizes by variables.
       logical_axes: the kind of boxes.
     """
@@ -127,6 +139,7 @@ class Implementation:
         nnx_class: str | type[nnx.Module],
         paths: Mapping[str, str],
         sizes: Mapping[str, Callable[..., Any]],
+        sizes_of_parts: Mapping[str, tuple[str, int]],
         sizes_of_variables: Mapping[str, Callable[[Any], Any]],
         logical_axes: bool,
     ):
@@ -134,6 +147,8 @@ class Implementation:
         self._nnx_class = nnx_class
         self._paths: Any = FrozenDict(paths)
         self._sizes, self._sizes_of_variables = dict(sizes), dict(sizes_of_variables)
+        self._sizes_of_parts = {name: PartSize(*each) for name, each in sizes_of_parts.items()}
+        self._seen: dict[Any, dict[str, Any]] = {}
 
     @functools.cached_property
     def nnx_class(self) -> Any:
@@ -168,6 +183,9 @@ class Implementation:
             and bound.arguments.get(name) is None
             and value is not None
         }
+        missing = {n: p for n, p in self._sizes_of_parts.items() if n not in arguments}
+        if missing:
+            arguments |= self._called_sizes(missing, arguments, method, args, kwargs)
         inner = _AtLinenPaths(
             self.nnx_class,
             kwargs=arguments,
@@ -177,9 +195,7 @@ class Implementation:
             linen_paths=self._paths,
             parent=linen.scope,
         )
-        with warnings.catch_warnings():
-            # Linen's `sow` is at home outside of `nnx.capture`, and this program is Linen's.
-            warnings.filterwarnings("ignore", "Using 'Module.(sow|perturb)", DeprecationWarning)
+        with _quiet():
             return inner.run_nnx_method(method, *args, **kwargs)
 
     def _found_sizes(
@@ -200,6 +216,41 @@ class Implementation:
                     raise InvalidModuleError("implemented_by", method, expected, remedy)
                 found[name] = size_of(**{n: arguments[n] for n in own})
         return found
+
+    def _called_sizes(
+        self,
+        sizes: Mapping[str, PartSize],
+        arguments: Mapping[str, Any],
+        method: str,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """The sizes that parts are called with, found once for the same arguments."""
+        flat: Any = jax.tree.flatten((args, kwargs))  # pyright: ignore
+        leaves, tree = flat
+        shapes = tuple(_shape(leaf) for leaf in leaves)
+        key = (method, tuple(sizes), fingerprint(arguments), fingerprint((tree, shapes)))
+        if key not in self._seen:
+            has_rngs = "rngs" in _taken(self.nnx_class.__init__)
+
+            def make(found: Mapping[str, Any]) -> Any:
+                rngs = {"rngs": nnx.Rngs(0)} if has_rngs else {}
+                return self.nnx_class(**arguments, **found, **rngs)
+
+            def call(module: Any) -> None:
+                getattr(module, method)(*args, **kwargs)
+
+            with _quiet(), nnx.use_eager_sharding(False):
+                try:
+                    found = found_sizes(make, call, sizes)
+                except LookupError as error:
+                    expected = f"a method that calls self.{sizes[error.args[0]].part}"
+                    remedy = "initialise by another method, or name it in sizes_of_variables"
+                    raise InvalidModuleError("implemented_by", method, expected, remedy) from error
+            if len(self._seen) >= _MOST_SEEN:
+                self._seen.clear()
+            self._seen[key] = found
+        return self._seen[key]
 
 
 def is_implemented(cls: type) -> bool:
@@ -230,6 +281,18 @@ def as_nnx(value: object) -> Any:
     if isinstance(value, dict | FrozenDict):
         return {name: as_nnx(each) for name, each in given.items()}
     return given
+
+
+@contextlib.contextmanager
+def _quiet() -> Generator[None, None, None]:
+    with warnings.catch_warnings():
+        # Linen's `sow` is at home outside of `nnx.capture`, and this program is Linen's.
+        warnings.filterwarnings("ignore", "Using 'Module.(sow|perturb)", DeprecationWarning)
+        yield
+
+
+def _shape(leaf: Any) -> Any:
+    return (leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf
 
 
 def _partitioned(variable: nnx.Variable[Any]) -> Any:

@@ -256,12 +256,15 @@ def test_a_linen_parent_that_stays_names_and_transforms_it(package):
 
 
 def test_a_class_whose_size_no_argument_tells_stays_linen_with_the_reason(package):
-    text = MODELS.replace("x.mean((1, 2))", "x.reshape((x.shape[0], -1))")
+    scale = 'x * self.param("scale", nn.initializers.ones, (x.shape[1] // 2,)).sum()'
+    loop = "        for _ in range(self.depth)"
+    text = MODELS.replace(loop, f"        x = {scale}\n{loop}", 1)
+    text = text.replace("(self.features, (3, 3))", "(self.features, (3, 3), (2, 2))")
     (package / "models.py").write_text(text)
     result = rewritten(package, "CNN", fast=True)
     assert "CNN" not in result.exported
-    assert any(each.startswith("CNN stays Linen: no argument of its call") for each in result.notes)
-    assert "self.features, (3, 3)" in result.linen_texts[str(package / "models.py")]
+    assert any(each.startswith("CNN stays Linen: no argument of a call") for each in result.notes)
+    assert "self.features, (3, 3), (2, 2)" in result.linen_texts[str(package / "models.py")]
 
 
 def test_a_second_time_there_is_nothing_to_rewrite(package):

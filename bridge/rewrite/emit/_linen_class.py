@@ -24,6 +24,8 @@ class Interface:
         paths: NNX paths by Linen paths.
         sizes: expressions of the method's arguments, by the name of the size: the argument that
             it reads, and the text.
+        sizes_of_parts: the attribute of the part that needs a size, and the axis of what it is
+            called with, by the name of the size.
         sizes_of_variables: expressions of `variables`, by the name of the size.
         is_logical: whether the names of axes are logical ones.
     """
@@ -31,6 +33,7 @@ class Interface:
     target: str
     paths: Mapping[str, str]
     sizes: Mapping[str, tuple[str, str]]
+    sizes_of_parts: Mapping[str, tuple[str, int]]
     sizes_of_variables: Mapping[str, str]
     is_logical: bool = False
 
@@ -131,6 +134,10 @@ def _decorator(interface: Interface) -> str:
         "sizes": [
             f'"{name}": lambda {argument}: {text}' if argument else f'"{name}": lambda: {text}'
             for name, (argument, text) in interface.sizes.items()
+        ],
+        "sizes_of_parts": [
+            f'"{name}": ("{part}", {axis})'
+            for name, (part, axis) in interface.sizes_of_parts.items()
         ],
         "sizes_of_variables": [f'"{n}": lambda variables: {t}' for n, t in stored.items()],
     }

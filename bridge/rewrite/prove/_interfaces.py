@@ -48,13 +48,17 @@ class Interfaces:
             raise UnfitError("no call of it was seen")
         module = f"{self.program.new_modules[plan.cls.__module__]}:{plan.name}"
         sizes: dict[str, tuple[str, str]] = {}
+        parts: dict[str, tuple[str, int]] = {}
         stored: dict[str, str] = {}
         for name, size in plan.sizes.items():
             values = [(each, size.values.get((each.run, each.path))) for each in called]
             own, of_variables = self._of_call(name, values), self._of_variables(values)
-            if own is None:
-                raise UnfitError(f"no argument of its call tells {name}")
-            sizes[name] = own
+            if own is not None:
+                sizes[name] = own
+            elif (part := self._of_part(name, values)) is not None:
+                parts[name] = part
+            else:
+                raise UnfitError(f"no argument of a call tells {name}")
             if of_variables is not None and len(declared_methods(plan)) > 1:
                 stored[name] = of_variables
         boxes = {
@@ -64,7 +68,7 @@ class Interfaces:
             if isinstance(leaf, meta.AxisMetadata)
         }
         return Interface(
-            module, self._paths(called), sizes, stored, nn.LogicallyPartitioned in boxes
+            module, self._paths(called), sizes, parts, stored, nn.LogicallyPartitioned in boxes
         )
 
     def _below(self, instance: Instance) -> dict[str, Any]:
@@ -125,6 +129,42 @@ class Interfaces:
                 return arguments, f"({first[1]}, *self.{field}[:-1])"
         return None
 
+    def _of_part(self, name: str, values: Sequence[tuple[Instance, Any]]) -> tuple[str, int] | None:
+        """The part that needs a size, and the axis of what it is called with, in every instance."""
+        left: set[tuple[str, int]] | None = None
+        for instance, value in values:
+            found: dict[str, dict[int, Instance]] = {}
+            for part, number, each in self._parts(instance):
+                if name.startswith(f"{part.lower()}_"):
+                    found.setdefault(part, {})[number] = each
+            here: set[tuple[str, int]] = set()
+            for part, each in found.items():
+                shapes = [_first_shape(own) for _, own in sorted(each.items())]
+                ranks = [0 if shape is None else len(shape) for shape in shapes]
+                for axis in range(-1, -min(ranks) - 1, -1):
+                    sizes = tuple(shape[axis] for shape in shapes if shape is not None)
+                    if value == sizes or ((value,) == sizes and -1 in each):
+                        here.add((part, axis))
+            left = here if left is None else left & here
+        # The longest name, and the last axis of these.
+        return max(left or (), key=lambda each: (len(each[0]), each[1]), default=None)
+
+    def _parts(self, instance: Instance) -> Iterator[tuple[str, int, Instance]]:
+        """The attributes that hold parts of a module, the number in a list or -1, and the part."""
+        places = self._places[instance.run]
+        own = places.get(instance.path, "")
+        prefix = f"{own}." if own else ""
+        for path, place in places.items():
+            part = self.program.records.instances.get((instance.run, path))
+            names = place.removeprefix(prefix).split(".")
+            is_below = place.startswith(prefix) and path != instance.path
+            if part is None or not is_below or len(names) > 2:
+                continue
+            if len(names) == 1:
+                yield names[0], -1, part
+            elif names[1].isdecimal():
+                yield names[0], int(names[1]), part
+
     def _of_variables(self, values: Sequence[tuple[Instance, Any]]) -> str | None:
         """The expression of variables that tells a size in every instance."""
         left: list[str] | None = None
@@ -141,6 +181,13 @@ def _default(places: Mapping[Path, str], path: Path) -> str:
     """Where a path is if only what is above it has another place."""
     above = next(path[:n] for n in range(len(path) - 1, -1, -1) if path[:n] in places)
     return ".".join(filter(None, (places[above], *path[len(above) :])))
+
+
+def _first_shape(instance: Instance) -> tuple[int, ...] | None:
+    """The shape of the first argument of a module's first call."""
+    call = next(iter(instance.uses), None)
+    first = call.args[0] if call is not None and call.args else None
+    return first.shape if isinstance(first, Shape) else None
 
 
 def _dimensions(instance: Instance, call: Any) -> Iterator[tuple[str, str, Any]]:

@@ -1,0 +1,143 @@
+"""Finds the sizes that an NNX constructor takes by what the parts of the module are called with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+
+# Stands for a size that is not known yet, and is a multiple of most numbers of heads and groups.
+_UNKNOWN = 5040 * 16
+
+
+class PartSize(NamedTuple):
+    """A size by what a part of a module is called with.
+
+    Attributes:
+      part: the attribute that holds the part, or an `nnx.List` of parts.
+      axis: the axis of the first argument of the part's call.
+    """
+
+    part: str
+    axis: int
+
+
+def found_sizes(
+    make: Callable[[Mapping[str, Any]], Any],
+    call: Callable[[Any], object],
+    sizes: Mapping[str, PartSize],
+) -> dict[str, Any]:
+    """The sizes: a number, or a tuple of a number for each part of a list.
+
+    The module is made and called abstractly with sizes that are not known yet. The first part that
+    is called with another size than it was made with stops the call, and tells its size. The next
+    run assumes that the parts behind it in a list have this size too, so that there are as many
+    runs as there are changes of the size.
+
+    Args:
+      make: makes the module with these sizes.
+      call: calls it.
+      sizes: the parts by the names of the sizes.
+
+    Raises:
+      LookupError: the call does not reach a part; the argument is the name of the size.
+    """
+    known = {name: _Sizes() for name in sizes}
+
+    def run() -> None:
+        module = make({name: each.value() for name, each in known.items()})
+        for name, (part, axis) in sizes.items():
+            held: Any = getattr(module, part)
+            own = known[name]
+            count = _length(held)
+            own.begin(count)
+            if count is None:
+                setattr(module, part, _Probe(held, own, 0, axis))
+            for number in range(count or 0):
+                held[number] = _Probe(held[number], own, number, axis)
+        call(module)
+
+    while True:
+        try:
+            jax.eval_shape(run)  # pyright: ignore
+        except _ChangedError:
+            continue
+        for name, each in known.items():
+            if not each.sizes:
+                raise LookupError(name)
+        return {name: each.value() for name, each in known.items()}
+
+
+def _length(part: Any) -> int | None:
+    """How many parts a list has, None for another part."""
+    return len(part) if isinstance(part, nnx.List) else None  # pyright: ignore
+
+
+class _ChangedError(Exception):
+    """A part was called with another size than it was made with."""
+
+
+class _Sizes:
+    """The sizes of one part, or of those of a list, as far as they are known."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+        self._count: int | None = None
+        self._is_list = False
+        self._called: set[int] = set()
+
+    def begin(self, count: int | None) -> None:
+        """Starts a run with as many parts, None where it is no list."""
+        self._count, self._is_list = count, count is not None
+        self._called = set()
+
+    def value(self) -> Any:
+        """What the constructor is given."""
+        if self._is_list:
+            return tuple(self.at(number) for number in range(self._count or 0))
+        return _Unknown() if not self.sizes else self.sizes[0]
+
+    def at(self, number: int) -> int:
+        """The size of a part: its own, or that of the last one before it that is known."""
+        before = [each for each in self.sizes if each <= number]
+        return self.sizes[max(before)] if before else _UNKNOWN
+
+    def note(self, number: int, size: int) -> None:
+        """Takes the size of the first call of a part.
+
+        Raises:
+          _ChangedError: the part was made with another one.
+        """
+        if number in self._called:
+            return
+        self._called.add(number)
+        was, self.sizes[number] = self.at(number), size
+        if was != size:
+            raise _ChangedError
+
+
+class _Unknown(int):
+    """A size that is not known yet; a constructor may take it as a tuple of sizes too."""
+
+    def __new__(cls) -> _Unknown:
+        return super().__new__(cls, _UNKNOWN)
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield _UNKNOWN
+
+
+class _Probe:
+    """Stands for a part, and notes what it is called with."""
+
+    def __init__(self, part: Any, sizes: _Sizes, number: int, axis: int) -> None:
+        self._part, self._sizes, self._number, self._axis = part, sizes, number, axis
+
+    def __call__(self, first: Any, *args: Any, **kwargs: Any) -> Any:
+        self._sizes.note(self._number, first.shape[self._axis])
+        return self._part(first, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._part, name)

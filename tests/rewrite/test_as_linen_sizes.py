@@ -1,0 +1,72 @@
+"""Sizes that a model computes on its way are found when a Linen class runs its NNX class."""
+
+import importlib
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import bridge
+
+MODELS = '''"""A model whose layers take their sizes from what the layers before them return."""
+
+from typing import Any
+
+from flax import linen as nn
+
+
+class Block(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.relu(nn.Conv(self.width, (3, 3), (2, 2))(x))
+
+
+class Pyramid(nn.Module):
+    block: Any = Block
+    widths: tuple[int, ...] = (4, 4, 6)
+
+    @nn.compact
+    def __call__(self, x):
+        for width in self.widths:
+            x = self.block(width)(x)
+        return nn.Dense(3, name="head")(x.reshape((x.shape[0], -1)))
+'''
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    name = f"as_linen_sizes_{abs(hash(str(tmp_path))) % 10**8}"
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text("")
+    (tmp_path / name / "models.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield name
+    forget(name)
+
+
+def forget(name):
+    for each in [m for m in sys.modules if m.partition(".")[0] == name]:
+        del sys.modules[each]
+    importlib.invalidate_caches()
+
+
+def test_a_size_that_only_the_call_of_a_part_tells_is_found_for_any_fields(package):
+    linen = importlib.import_module(f"{package}.models")
+    x = jax.ShapeDtypeStruct((2, 16, 16, 3), "float32")
+    result = bridge.rewrite(linen.Pyramid, x, gradients=False, fast=True, as_linen=True)
+    assert result.exported == ("Block", "Pyramid")
+    result.write()
+    forget(package)
+    exported = importlib.import_module(f"{package}.models")
+    for widths, size in (((4, 4, 6), 16), ((5, 7), 8)):
+        old, new = (each.Pyramid(widths=widths) for each in (linen, exported))
+        x = jax.random.normal(jax.random.key(1), (2, size, size, 2))
+        variables = old.init(jax.random.key(0), x)
+        made = new.init(jax.random.key(0), x)
+        assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, variables)
+        found = jax.jit(new.apply)(variables, x)
+        np.testing.assert_allclose(found, old.apply(variables, x), rtol=1e-5, atol=1e-6)
