@@ -69,6 +69,7 @@ LONG_FILES = (
     "tests/transforms/test_linen_classes.py",
     "tests/transforms/test_nnx_calls.py",
     "tests/_demo/test_demo.py",
+    "tests/test_guide_repository.py",
 )
 # New objects between two collections. A full one walks through all that JAX's caches hold; with
 # Python's default of 700 the tests of transforms spend a twelfth of their time in the collector.

@@ -1,0 +1,73 @@
+"""The guide on a whole repository: its commands run in order, and print what the text says."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_guide_projects import patched
+
+ROOT = Path(__file__).parents[1]
+GUIDE = ROOT / "migration_guides" / "14_a_repository_in_an_afternoon.md"
+BLOCK = re.compile(r"(?:<!-- (file|change): (\S+) -->\n\n)?```(\w+)\n(.*?)\n?```\n", re.DOTALL)
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch):
+    """Runs lines of a shell in a repository with the program, and gives what they print."""
+    shutil.copytree(
+        ROOT / "migration_guides" / "projects" / "digits" / "step_0", tmp_path / "digits"
+    )
+    (tmp_path / ".gitignore").write_text("__pycache__\n.pytest_cache\n")
+    user = {
+        f"GIT_{who}_{what}": "name@example"
+        for who in ("AUTHOR", "COMMITTER")
+        for what in ("NAME", "EMAIL")
+    }
+    environment = {
+        **os.environ,
+        **user,
+        "PATH": os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)]),
+        "COLUMNS": "120",
+    }
+    # Those of the tests of this project are not the program's.
+    environment.pop("PYTEST_ADDOPTS", None)
+
+    def run(lines):
+        return subprocess.run(
+            ["bash", "-euc", lines],
+            check=False,
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    assert run("git init -q .\ngit add -A\ngit commit -qm Linen").returncode == 0
+    return run
+
+
+def test_the_commands_of_the_guide_do_what_it_says(shell, tmp_path):
+    run, printed = 0, ""
+    for kind, path, language, text in BLOCK.findall(GUIDE.read_text()):
+        if kind == "file":
+            (tmp_path / path).write_text(text + "\n")
+        elif kind == "change":
+            file = tmp_path / path
+            file.write_text(patched(file.read_text(), text))
+        elif language == "sh":
+            done = shell(text)
+            assert done.returncode == 0, done.stdout
+            run, printed = run + 1, done.stdout
+        else:
+            assert language == "output"
+            pattern = re.escape(text).replace(re.escape("..."), ".*")
+            assert re.search(pattern, printed, re.DOTALL), printed
+    assert run == 7
+    assert "flax import linen" not in (tmp_path / "digits" / "model.py").read_text()
