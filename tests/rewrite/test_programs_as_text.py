@@ -16,11 +16,16 @@ from flax import nnx
 import bridge
 from bridge import port
 from bridge.rewrite import Rewrite
-from tests.rewrite import programs, programs_sizes, programs_structure
+from tests.rewrite import programs, programs_sizes, programs_structure, programs_unseen
 from tests.rewrite.programs import Of, Program
 from tests.rewrite.weights import random_weights, with_weights
 
-PROGRAMS = {**programs.PROGRAMS, **programs_structure.PROGRAMS, **programs_sizes.PROGRAMS}
+PROGRAMS = {
+    **programs.PROGRAMS,
+    **programs_structure.PROGRAMS,
+    **programs_sizes.PROGRAMS,
+    **programs_unseen.PROGRAMS,
+}
 
 
 class Rewritten(NamedTuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,7 @@ class Written(Size):
 class Last(Size):
     """The last item of a sequence of the program, as in `x.reshape((len(x), *self.shape))`."""
 
-    sequence: ast.expr
+    sequence: Size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,9 +133,9 @@ class Chained(Size):
 
 @dataclasses.dataclass(frozen=True)
 class Choice(Size):
-    """One of two sizes, by a condition that a constructor knows."""
+    """One of two sizes, by a condition that a constructor knows, or by a sequence with items."""
 
-    test: ast.expr
+    test: Size
     then: Any
     otherwise: Any
 
@@ -265,7 +265,8 @@ class Flow:
             self._taken: list[str] = []
             self._block(method.body)
             if (self._kept, self._lost) == before:
-                return
+                break
+        self.returned = [self._from_outside(each) for each in self.returned]
 
     # Statements.
 
@@ -537,7 +538,7 @@ class Flow:
     def _numbered(self, node: ast.For) -> dict[str, Made]:
         """The lists of layers that a loop takes by number: `self.layers[i]` of `i in range(n)`."""
         counts = node.iter if isinstance(node.iter, ast.Call) else None
-        if counts is None or ast.unparse(counts.func) != "range" or len(counts.args) > 1:
+        if counts is None or not _is_range(counts) or len(counts.args) > 1:
             return {}
         found: dict[str, Made] = {}
         for each in ast.walk(node):
@@ -561,7 +562,7 @@ class Flow:
         """Says that a name has one of several sizes from here on."""
         is_size = all(isinstance(each, Size) for each in values)
         if is_size and self._facts.is_apart and test is not None and len(values) == 2:
-            self._names[name] = Choice(test, *values)
+            self._names[name] = Choice(self._written(test), *values)
             return
         if not is_size or self._facts.is_apart:
             self._names[name] = None
@@ -597,6 +598,83 @@ class Flow:
                 self._kept.add(name)
                 self._names[name] = None
         self._names[own] = Kept(own)
+
+    # What a method returns, without the variables of its constructor.
+
+    def _from_outside(self, size: Size | None) -> Size | None:
+        """A size in terms of the fields and arguments of the class, None if it has no such form."""
+        match size:
+            case Kept(variable=variable):
+                return self._in_branches_and_loops(variable)
+            case Chained(made=made):
+                first, passed = self.chains[made]
+                around = self._facts.source.parents[made]
+                is_one = len(passed) == 1 and isinstance(around, ast.ListComp)
+                if not is_one or not isinstance(around, ast.ListComp):
+                    return None
+                loop = around.generators[0]
+                return self._behind_loop(loop, bound_in(loop.target), passed[made], first)
+            case Sum(parts=parts):
+                found = [self._from_outside(each) for each in parts]
+                return None if None in found else Sum(tuple(found))
+        return size
+
+    def _in_branches_and_loops(self, variable: str) -> Size | None:
+        """What a variable is at the end, by the statements of the method that set it."""
+        found: Size | None = None
+        for update in (each for each in self.updates if each.variable == variable):
+            size, block = update.size, self._facts.source.parents[update.statement]
+            if update.kind != "set" or variables_of(size):
+                return None
+            top = block if isinstance(block, ast.For | ast.If) else update.statement
+            if top not in self._method.body:
+                return None
+            if top is update.statement:
+                found = size
+            elif found is None:
+                return None
+            elif isinstance(block, ast.For):
+                bound = bound_in_all(block.body) | bound_in(block.target)
+                found = self._behind_loop(block, bound, size, found)
+            elif isinstance(block, ast.If):
+                sizes = (size, found) if update.statement in block.body else (found, size)
+                found = _chosen(self._written(block.test), *sizes)
+            if found is None:
+                return None
+        return found
+
+    def _behind_loop(
+        self, loop: ast.For | ast.comprehension, bound: set[str], size: Size, first: Size
+    ) -> Size | None:
+        """What the last turn of a loop leaves behind, or what was there if it has none.
+
+        Args:
+            loop: the loop.
+            bound: the names that it sets.
+            size: what each turn leaves, in the words of the loop.
+            first: what was there before.
+        """
+        items = [*items_of(loop.target, loop.iter, ("list", "tuple"))]
+        if len(items) != 1 or self._facts.touches(loop.iter):
+            return None
+        ((item, values),) = items
+        count = values.args[0] if _is_range(values) and len(values.args) == 1 else None
+        if isinstance(count, ast.Call) and ast.unparse(count.func) == "len":
+            count = count.args[0]
+        turns = self._written(values if count is None else count)
+        if _is_stable(size, bound):
+            return _chosen(turns, size, first)
+        node = size.node if isinstance(size, Written) else None
+        is_item = node is not None and ast.unparse(node) == ast.unparse(item)
+        numbers = {*bound_in(loop.target)} - ({*bound_in(item)} if count is None else set())
+        is_item_by_number = (
+            isinstance(node, ast.Subscript)
+            and isinstance(node.slice, ast.Name)
+            and node.slice.id in numbers
+            and ast.dump(node.value) == ast.dump(turns.node)
+        )
+        is_last = (is_item and count is None) or is_item_by_number
+        return _chosen(turns, _last_item(turns), first) if is_last else None
 
     # Names.
 
@@ -831,10 +909,13 @@ class Flow:
     def _told(self, node: ast.expr) -> Size | None:
         """A number that a constructor can compute; None for one that is left open, such as -1."""
         if isinstance(node, ast.Starred):
-            return None if self._facts.touches(node) else Last(node.value)
+            return None if self._facts.touches(node) else Last(self._written(node.value))
         if self._facts.touches(node):
             return self._number(node)
-        return None if _number(node) == -1 else Written(node, (), self._facts.source)
+        return None if _number(node) == -1 else self._written(node)
+
+    def _written(self, node: ast.expr) -> Written:
+        return Written(node, (), self._facts.source)
 
     def _concatenated(self, node: ast.Call) -> Size | None:
         axis = next((k.value for k in node.keywords if k.arg in ("axis", "dimension")), None)
@@ -859,7 +940,7 @@ class Flow:
         if first is None or all(is_same(each, first) for each in sizes):
             return first
         is_known = test is not None and len(sizes) == 2 and None not in sizes
-        return Choice(test, *sizes) if is_known and test is not None else None
+        return Choice(self._written(test), *sizes) if is_known and test is not None else None
 
     def _made(self, function: ast.expr) -> Made | None:
         """What is called, if it is a layer."""
@@ -914,6 +995,15 @@ class Flow:
             case Sum(parts=inside):
                 parts = [self._of_caller(each, names, slot, given) for each in inside]
                 return None if None in parts else Sum(tuple(parts))
+            case Last(sequence=sequence):
+                own = self._of_caller(sequence, names, slot, given)
+                return None if own is None else _last_item(own)
+            case Choice(test=test, then=then, otherwise=otherwise):
+                parts = [
+                    self._of_caller(each, names, slot, given) for each in (test, then, otherwise)
+                ]
+                known = [each for each in parts if each is not None]
+                return _chosen(*known) if len(known) == len(parts) else None
             case Given(argument=argument):
                 found = given.get(argument) or given.get(names.index(argument))
                 return found if isinstance(found, Size) else None
@@ -987,11 +1077,40 @@ def parts_of(size: Any) -> Iterator[Any]:
         for _, each in size.parts:
             yield from parts_of(each)
     elif isinstance(size, Choice):
-        yield from parts_of(size.then)
-        yield from parts_of(size.otherwise)
+        for each in (size.test, size.then, size.otherwise):
+            yield from parts_of(each)
+    elif isinstance(size, Last):
+        yield from parts_of(size.sequence)
     elif type(size) is tuple:
         for each in size:
             yield from parts_of(each)
+
+
+def _last_item(sequence: Size) -> Size:
+    """The last item of a sequence, which the program may have written out."""
+    node = sequence.node if isinstance(sequence, Written) else None
+    items = node.elts if isinstance(node, ast.Tuple | ast.List) else []
+    if not isinstance(sequence, Written) or not items or isinstance(items[-1], ast.Starred):
+        return Last(sequence)
+    return dataclasses.replace(sequence, node=items[-1])
+
+
+def _chosen(test: Size, then: Size, otherwise: Size) -> Size:
+    """One of two sizes, the first one where a condition holds, or a sequence has items."""
+    node = test.node if isinstance(test, Written) else None
+    if isinstance(then, Choice) and is_same(then.test, test):
+        then = then.then
+    if isinstance(otherwise, Choice) and is_same(otherwise.test, test):
+        otherwise = otherwise.otherwise
+    if isinstance(node, ast.Constant):
+        return then if node.value else otherwise
+    items = node.elts if isinstance(node, ast.Tuple | ast.List) else []
+    has_items = any(not isinstance(each, ast.Starred) for each in items)
+    return then if has_items or is_same(then, otherwise) else Choice(test, then, otherwise)
+
+
+def _is_range(node: ast.expr) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and ast.unparse(node.func) == "range"
 
 
 def variables_of(size: Any) -> set[str]:
@@ -1076,8 +1195,7 @@ def _is_one(name: str, value: Known, ends: Sequence[Mapping[str, Known]]) -> boo
 def _is_stable(size: Any, bound: set[str]) -> bool:
     """Whether a size means the same when names get other values."""
     for each in parts_of(size):
-        nodes = [getattr(each, name, None) for name in ("node", "index", "sequence")]
-        nodes += [each.test] if isinstance(each, Choice) else []
+        nodes = [getattr(each, name, None) for name in ("node", "index")]
         # Sizes stand in the place of these.
         parts = {part for part, _ in each.parts} if isinstance(each, Computed) else set()
         if any(_names_outside(node, parts) & bound for node in nodes if node is not None):

@@ -220,15 +220,15 @@ class KeptSizes:
                 return shape[-1] if shape else None
             case Written(node=node):
                 return self._evaluated(node, making)
-            case Last(sequence=node):
-                found = self._evaluated(node, making)
+            case Last(sequence=sequence):
+                found = self._value(sequence, making)
                 return found[-1] if isinstance(found, tuple | list) and found else None
             case Sum(parts=parts):
                 values = [self._value(each, making) for each in parts]
                 return None if None in values else sum(values)
             case Choice(test=test, then=then, otherwise=otherwise):
-                chosen = self._evaluated(test, making)
-                if isinstance(chosen, bool):
+                chosen = self._value(test, making)
+                if chosen is not None:
                     return self._value(then if chosen else otherwise, making)
         return None
 
@@ -371,8 +371,8 @@ class KeptSizes:
                 return ast.unparse(node)
             case Written(node=node, makings=makings):
                 return text(node, makings)
-            case Last(sequence=node):
-                return f"{operand(text(node, ()), ast.Subscript)}[-1]"
+            case Last(sequence=sequence):
+                return f"{operand(self._text(sequence), ast.Subscript)}[-1]"
             case Kept(variable=variable) | Each(variable=variable):
                 return self.names[variable]
             case Item(variable=variable, index=index):
@@ -389,7 +389,9 @@ class KeptSizes:
                     known = [e for e in ast.iter_child_nodes(node) if e not in dict(parts)]
                     edits += [edit for each in known for edit in self._known_edits(each)]
                 found = source.render(node, edits)
-                if any(own in ("None", "True", "False") for _, own in texts):
+                if any(
+                    isinstance(ast.parse(own, mode="eval").body, ast.Constant) for _, own in texts
+                ):
                     found = _folded(found)
                 self._method.used |= self._method.names_of(found)
                 return found
@@ -403,7 +405,10 @@ class KeptSizes:
                         self._text(each)
                 return self._chained[made]
             case Choice(test=test, then=then, otherwise=otherwise):
-                chosen, asked = (operand(t, ast.IfExp) for t in (self._text(then), text(test, ())))
+                asked = self._text(test)
+                if asked in ("True", "False"):
+                    return self._text(then if asked == "True" else otherwise)
+                chosen, asked = (operand(each, ast.IfExp) for each in (self._text(then), asked))
                 return f"{chosen} if {asked} else {self._text(otherwise)}"
         return f"[{', '.join(map(self._text, size))}]"
 
@@ -493,11 +498,18 @@ class _Folding(ast.NodeTransformer):
         test = node.test
         if isinstance(test, ast.Constant) and isinstance(test.value, bool):
             return node.body if test.value else node.orelse
-        if not isinstance(test, ast.Compare) or not _is_none(test.left):
-            return node
-        if len(test.ops) > 1 or not _is_none(test.comparators[0]):
-            return node
-        return node.body if isinstance(test.ops[0], ast.Is) else node.orelse
+        return node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+        self.generic_visit(node)
+        match node:
+            case ast.Compare(
+                left=ast.Constant(value=value),
+                ops=[ast.Is() | ast.IsNot() as comparison],
+                comparators=[ast.Constant(value=None)],
+            ):
+                return ast.Constant((value is None) == isinstance(comparison, ast.Is))
+        return node
 
 
 def _is_none(node: ast.expr) -> bool:
