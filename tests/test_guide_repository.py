@@ -66,7 +66,7 @@ def test_the_commands_of_the_guide_do_what_it_says(shell, tmp_path):
             assert done.returncode == 0, done.stdout
             run, printed = run + 1, done.stdout
         else:
-            assert language == "output"
+            assert language == "text"
             pattern = re.escape(text).replace(re.escape("..."), ".*")
             assert re.search(pattern, printed, re.DOTALL), printed
     assert run == 7

@@ -237,7 +237,7 @@ class Implementation:
                 rngs = {"rngs": nnx.Rngs(0)} if has_rngs else {}
                 return self.nnx_class(**arguments, **found, **rngs)
 
-            def call(module: Any) -> None:
+            def call(module: nnx.Module) -> None:
                 getattr(module, method)(*args, **kwargs)
 
             with _quiet(), nnx.use_eager_sharding(False):
@@ -291,8 +291,9 @@ def _quiet() -> Generator[None, None, None]:
         yield
 
 
-def _shape(leaf: Any) -> Any:
-    return (leaf.shape, leaf.dtype) if hasattr(leaf, "shape") else leaf
+def _shape(leaf: object) -> object:
+    given: Any = leaf
+    return (given.shape, given.dtype) if hasattr(given, "shape") else leaf
 
 
 def _partitioned(variable: nnx.Variable[Any]) -> Any:

@@ -70,7 +70,7 @@ def found_sizes(
         return {name: each.value() for name, each in known.items()}
 
 
-def _length(part: Any) -> int | None:
+def _length(part: object) -> int | None:
     """How many parts a list has, None for another part."""
     return len(part) if isinstance(part, nnx.List) else None  # pyright: ignore
 
@@ -132,10 +132,10 @@ class _Unknown(int):
 class _Probe:
     """Stands for a part, and notes what it is called with."""
 
-    def __init__(self, part: Any, sizes: _Sizes, number: int, axis: int) -> None:
+    def __init__(self, part: Callable[..., Any], sizes: _Sizes, number: int, axis: int) -> None:
         self._part, self._sizes, self._number, self._axis = part, sizes, number, axis
 
-    def __call__(self, first: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, first: jax.Array, *args: object, **kwargs: object) -> Any:
         self._sizes.note(self._number, first.shape[self._axis])
         return self._part(first, *args, **kwargs)
 

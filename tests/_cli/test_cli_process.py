@@ -66,6 +66,13 @@ def workspace(tmp_path_factory):
         "def make_wide():\n"
         "    return Net(5)\n"
     )
+    (place / "tests").mkdir()
+    (place / "tests" / "test_models.py").write_text(
+        "import jax\n"
+        "from linen_models import make_net\n"
+        "def test_it_runs():\n"
+        "    make_net().init(jax.random.key(0), jax.numpy.ones((2, 4)))\n"
+    )
     return place
 
 
