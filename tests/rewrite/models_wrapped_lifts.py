@@ -42,7 +42,8 @@ class Sometimes(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        many = nn.vmap(Step, variable_axes={"params": 0}, split_rngs={"params": True})
+        axes = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
+        many = nn.vmap(nn.remat(Step), **axes)
         for cls in (many, Step):
             x = cls()(x)
         return x

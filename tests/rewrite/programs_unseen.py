@@ -73,4 +73,101 @@ class Model(nn.Module):
 """,
         [{"widths": ()}, {"widths": (3,)}, {"widths": (3, 5, 2), "depth": 0}],
     ),
+    "a flag makes layers an ensemble, by a function and in place": Program(
+        """
+def ensemble_of(cls, count, **options):
+    return nn.vmap(
+        cls,
+        variable_axes={"params": 0},
+        split_rngs={"params": True},
+        in_axes=None,
+        out_axes=0,
+        axis_size=count,
+        **options,
+    )
+
+
+class Net(nn.Module):
+    widths: Sequence[int]
+
+    @nn.compact
+    def __call__(self, x):
+        for width in self.widths:
+            x = nn.relu(nn.Dense(width)(x))
+        return x
+
+
+class Kept(nn.Module):
+    is_many: bool = True
+    count: int = 3
+
+    def setup(self):
+        cls = Net
+        if self.is_many:
+            cls = ensemble_of(cls, self.count)
+        first = cls((4, 2))
+        self.first = first
+        self.second = cls((5, 2))
+
+    def __call__(self, x):
+        return (self.first(x) * self.second(x)).sum(-1)
+
+
+class Branches(nn.Module):
+    is_many: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        if self.is_many:
+            net = ensemble_of(Net, 2)((4, 3))
+        else:
+            net = Net((4, 3))
+        return net(x)
+
+
+class Model(nn.Module):
+    is_many: bool = True
+    count: int = 3
+
+    @nn.compact
+    def __call__(self, x):
+        cls = Net
+        if self.is_many:
+            cls = nn.vmap(
+                cls,
+                variable_axes={"params": 0},
+                split_rngs={"params": True},
+                in_axes=None,
+                out_axes=0,
+                axis_size=self.count,
+            )
+        here = cls((4, 6))(x).sum()
+        return Kept(self.is_many, self.count)(x).sum() + Branches(self.is_many)(x).sum() + here
+""",
+        [{"is_many": False}, {"count": 2}],
+    ),
+    "layers behind the parts of a split array": Program(
+        """
+class Gate(nn.Module):
+    def __call__(self, x):
+        a, b = jnp.split(x, 2, axis=-1)
+        return a * nn.sigmoid(b)
+
+
+class Model(nn.Module):
+    width: int = 8
+    rate: int = 2
+
+    @nn.compact
+    def __call__(self, x):
+        wide = self.width * self.rate
+        a, b = jnp.split(nn.Dense(wide)(x), indices_or_sections=2, axis=-1)
+        x = nn.Dense(self.width)(a * b)
+        q, k, v = jnp.split(nn.Dense(3 * self.width)(x), 3, axis=-1)
+        x = nn.Dense(5)(q + k * v)
+        x = Gate()(nn.Dense(self.width * 2)(x))
+        return nn.Dense(3)(x)
+""",
+        [{"width": 6}, {"rate": 4}, {"width": 2, "rate": 3}],
+    ),
 }

@@ -164,7 +164,12 @@ class LiftedCalls:
         if lifted.options.get("metadata_params"):
             options.append(metadata(lifted))
         head = f"lambda {', '.join([own, *names])}: {body}"
-        return self._fitting(f"nnx.{lifted.kind}", [head, *options], call), [layer, *outside]
+        function = self._fitting(f"nnx.{lifted.kind}", [head, *options], call)
+        return self._sometimes(function, head), [layer, *outside]
+
+    def _sometimes(self, function: str, plain: str) -> str:
+        """What is called where the layers are not always stacked."""
+        return function if self.test is None else f"({function} if {self.test} else {plain})"
 
     def _closed(self, lifted: Lifted, call: ast.Call, layer: str) -> str:
         """A call that gives all layers the same, whatever it is."""
@@ -176,7 +181,7 @@ class LiftedCalls:
         if lifted.options.get("metadata_params"):
             options.append(metadata(lifted))
         head = f"lambda {own}: {own}({', '.join(given)})"
-        return self._fitting("nnx.vmap", [head, *options], call)
+        return self._sometimes(self._fitting("nnx.vmap", [head, *options], call), head)
 
     def _fitting(self, function: str, arguments: list[str], call: ast.Call) -> str:
         """A call on several lines, if it is too long for one."""

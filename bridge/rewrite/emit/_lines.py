@@ -35,6 +35,8 @@ def wrapped(line: str, column: int) -> str:
     except SyntaxError:
         return line
     call: Any = getattr(statement, "value", None)
+    if isinstance(call, ast.IfExp) and isinstance(statement, ast.Assign):
+        return _choice(text, ast.unparse(statement.targets[0]), call, column)
     if (
         isinstance(call, ast.Call)
         and isinstance(call.func, ast.Attribute)
@@ -61,6 +63,17 @@ def wrapped(line: str, column: int) -> str:
     else:
         rows = [f"{part_text(part, column + 4)}," for part in parts]
     return "\n".join([f"{blank}{head}(", *rows, f"{blank}){tail}"])
+
+
+def _choice(text: str, target: str, choice: ast.IfExp, column: int) -> str:
+    """A conditional expression that is assigned, with each of its parts on lines of its own."""
+    rows = []
+    for word, node in (("", choice.body), ("if ", choice.test), ("else ", choice.orelse)):
+        part = ast.get_source_segment(text, node) or ""
+        # A call has to be short enough with the word before it.
+        whole = wrapped(" " * (column + 4 + len(word)) + part, column + 4)
+        rows.append(" " * (column + 4) + word + whole.lstrip())
+    return "\n".join([f"{' ' * column}{target} = (", *rows, f"{' ' * column})"])
 
 
 def part_text(part: str, column: int) -> str:

@@ -190,10 +190,17 @@ class Setup:
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 loads.add(node.id)
             stack.extend(ast.iter_child_nodes(node))
+        gone = {node for node in gone if not bound_in(node) & loads}
+        conditions: set[ast.stmt] = set()
         for node in gone:
-            block = next(b for b in blocks_of(self.source.parents[node]) if node in b)
-            if not bound_in(node) & loads and not gone.issuperset(block):
+            around = self.source.parents[node]
+            block = next(b for b in blocks_of(around) if node in b)
+            if not gone.issuperset(block):
                 yield self.source.lines_of(node)
+            elif isinstance(around, ast.If) and gone.issuperset([*around.body, *around.orelse]):
+                conditions.add(around)
+        for node in conditions:
+            yield from self._without_all(node)
 
     def _check_modes(self, slot: Slot) -> None:
         if attribute_of(self.plan, slot) is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from bridge.rewrite.syntax._source import Source, bound_in, grown_name, is_self
+from bridge.rewrite.syntax._source import Source, binding, bound_in, grown_name, is_self
 from bridge.rewrite.syntax._taint import SAME_ITEMS
 
 from ._function_plans import called_function
@@ -20,8 +20,24 @@ CONTAINERS = {
 
 
 def attribute_of(plan: ClassPlan, slot: Slot) -> str | None:
-    """The attribute that a slot of `setup` alone is assigned to."""
+    """The attribute that a slot of `setup` alone is assigned to, by its variable or itself."""
     parent = plan.source.parents[slot.node]
+    if slot.variable is not None and slot.method.name == "setup":
+        made = {
+            plan.source.statement_of(each.node)
+            for each in plan.slots.values()
+            if each.method is slot.method and each.variable == slot.variable
+        }
+        stored = [
+            each.targets[0].attr  # pyright: ignore
+            for each in ast.walk(slot.method)
+            if isinstance(each, ast.Assign)
+            and is_self(each.targets[0])
+            and isinstance(each.value, ast.Name)
+            and each.value.id == slot.variable
+        ]
+        is_one = len(stored) == 1 and made.issuperset(binding(slot.method, slot.variable))
+        return stored[0] if is_one else None
     if isinstance(parent, ast.IfExp):
         parent = plan.source.parents[parent]
     if isinstance(parent, ast.Assign) and is_self(parent.targets[0]):

@@ -112,6 +112,14 @@ class Sum(Size):
 
 
 @dataclasses.dataclass(frozen=True)
+class Part(Size):
+    """One of the equal parts that an array is split into on its last axis."""
+
+    whole: Any
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
 class Computed(Size):
     """An expression of the program, with sizes in it."""
 
@@ -347,10 +355,13 @@ class Flow:
                     if isinstance(each, ast.Name) and not self._is_new_list(each, new, node):
                         self._bind(each.id, own, node)
                 return
-            own = self._shape_of(value)
-            if own is None:
+            own, part = self._shape_of(value), self._part(value)
+            if own is None and part is None:
                 self._size(value)
             self._forget(bound_in(target), node)
+            for each in parts if part is not None else ():
+                if isinstance(each, ast.Name):
+                    self._bind(each.id, part, node)
             last = parts[-1] if parts else None
             if own is not None and isinstance(last, ast.Name):
                 self._bind(last.id, own, node)
@@ -822,6 +833,17 @@ class Flow:
             return None if found is None or _takes_out(found) else found
         return None
 
+    def _part(self, node: ast.expr) -> Size | None:
+        """The size of each array that `jnp.split` makes of one, None for another expression."""
+        is_split = isinstance(node, ast.Call) and node.args != []
+        if not is_split or self._facts.references.value_of(node.func) is not jnp.split:  # pyright: ignore
+            return None
+        given = dict(zip(("ary", "indices_or_sections", "axis"), node.args, strict=False))  # pyright: ignore
+        given |= {str(each.arg): each.value for each in node.keywords}  # pyright: ignore
+        count = _number(given.get("indices_or_sections"))
+        whole = self._size(given["ary"]) if count and _is_last(given.get("axis")) else None
+        return None if whole is None or not count else Part(whole, count)
+
     def _call(self, node: ast.Call) -> Size | None:
         made = self._made(node.func)
         if made is not None:
@@ -995,6 +1017,9 @@ class Flow:
             case Sum(parts=inside):
                 parts = [self._of_caller(each, names, slot, given) for each in inside]
                 return None if None in parts else Sum(tuple(parts))
+            case Part(whole=whole, count=count):
+                own = self._of_caller(whole, names, slot, given)
+                return None if own is None else Part(own, count)
             case Last(sequence=sequence):
                 own = self._of_caller(sequence, names, slot, given)
                 return None if own is None else _last_item(own)
@@ -1081,6 +1106,8 @@ def parts_of(size: Any) -> Iterator[Any]:
             yield from parts_of(each)
     elif isinstance(size, Last):
         yield from parts_of(size.sequence)
+    elif isinstance(size, Part):
+        yield from parts_of(size.whole)
     elif type(size) is tuple:
         for each in size:
             yield from parts_of(each)
@@ -1182,6 +1209,8 @@ def is_same(a: Any, b: Any) -> bool:
         return ast.dump(a.node) == ast.dump(b.node) and all(map(is_same, *own))
     if isinstance(a, Sum):
         return len(a.parts) == len(b.parts) and all(map(is_same, a.parts, b.parts))
+    if isinstance(a, Part):
+        return a.count == b.count and is_same(a.whole, b.whole)
     if isinstance(a, Item):
         return False
     return a == b
@@ -1226,7 +1255,7 @@ def _number(node: ast.expr | None) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def _is_last(node: ast.expr) -> bool:
+def _is_last(node: ast.expr | None) -> bool:
     return _number(node) == -1
 
 

@@ -26,6 +26,7 @@ from ._flow import (
     Kept,
     Last,
     Made,
+    Part,
     Size,
     Sum,
     Total,
@@ -220,6 +221,9 @@ class KeptSizes:
                 return shape[-1] if shape else None
             case Written(node=node):
                 return self._evaluated(node, making)
+            case Part(whole=whole, count=count):
+                found = self._value(whole, making)
+                return found // count if isinstance(found, int) else None
             case Last(sequence=sequence):
                 found = self._value(sequence, making)
                 return found[-1] if isinstance(found, tuple | list) and found else None
@@ -371,6 +375,8 @@ class KeptSizes:
                 return ast.unparse(node)
             case Written(node=node, makings=makings):
                 return text(node, makings)
+            case Part(whole=whole, count=count):
+                return _part(self._text(whole), count)
             case Last(sequence=sequence):
                 return f"{operand(self._text(sequence), ast.Subscript)}[-1]"
             case Kept(variable=variable) | Each(variable=variable):
@@ -479,6 +485,18 @@ class KeptSizes:
         own = next((each for each in plan.fields if each.name == field), None)
         default = own.node.value if own is not None else None
         return default if isinstance(default, ast.Constant) else None
+
+
+def _part(text: str, count: int) -> str:
+    """An equal part of a size: of `2 * n`, one of two is `n`."""
+    node = ast.parse(text, mode="eval").body
+    if isinstance(node, ast.Constant):
+        return repr(node.value // count)  # pyright: ignore
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        for factor, other in ((node.left, node.right), (node.right, node.left)):
+            if isinstance(factor, ast.Constant) and factor.value == count:
+                return ast.unparse(other)
+    return f"{operand(text, ast.BinOp)} // {count}"
 
 
 def _folded(text: str) -> str:

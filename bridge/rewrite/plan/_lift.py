@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 from bridge.rewrite.observe._records import Lifted
 from bridge.rewrite.syntax._source import is_self, names_in
@@ -38,9 +38,12 @@ class Lift:
         if self.sometimes is None or (self.sometimes and () in kinds):
             raise NotRewritableError("transform-varies", slot.node)
         self._is_beside_plain = self._has_plain_sibling()
-        self.is_always = () not in kinds and not self._is_beside_plain
+        self._is_made_plain = () in kinds
+        self.is_always = not self._is_made_plain and not self._is_beside_plain
         self.chain: Sequence[Lifted] = longest
-        if not self.is_always and any(each.kind in STACKS for each in longest):
+        is_stacked = any(each.kind in STACKS for each in longest)
+        is_one_vmap = [each.kind for each in longest] == ["vmap"]
+        if not self.is_always and is_stacked and not is_one_vmap:
             raise NotRewritableError("transform-sometimes", slot.node)
         for each in longest:
             self._check(each)
@@ -54,17 +57,32 @@ class Lift:
         }
 
     def _has_plain_sibling(self) -> bool:
-        """Whether another branch puts layers without transforms into the same attribute."""
+        """Whether another branch puts layers without transforms into the same name."""
         plan, records = self.method.plan, self.method.program.records
-        if not self.method.is_setup:
-            return False
 
         def target(slot: Slot) -> str | None:
+            if not self.method.is_setup:
+                return slot.variable
             return attribute_of(plan, slot) or container_of(plan, slot)
 
         own = target(self.slot)
-        others = [each for each in self.method.slots if own is not None and target(each) == own]
+        others = [
+            each
+            for each in self.method.slots
+            if own is not None and target(each) == own and self._is_in_other_branch(each)
+        ]
         return not all(records.chain(making.cls) for each in others for making in each.makings)
+
+    def _is_in_other_branch(self, slot: Slot) -> bool:
+        """Whether a condition decides between a slot and this one."""
+        source = self.method.source
+        ways = [[each.node, *source.ancestors(each.node)] for each in (slot, self.slot)]
+        for choice in ways[0]:
+            if isinstance(choice, ast.If | ast.IfExp) and choice in ways[1]:
+                below = [way[way.index(choice) - 1] for way in ways]
+                body = choice.body if isinstance(choice.body, list) else [choice.body]
+                return (below[0] in body) is not (below[1] in body)
+        return False
 
     def axes(self, lifted: Lifted) -> Axes:
         """The axes of one of the transforms.
@@ -118,15 +136,35 @@ class Lift:
 
     def keyword(self, lifted: Lifted, name: str) -> ast.expr | None:
         """The expression of an option."""
-        call = self._call(lifted)
-        return next((k.value for k in call.keywords if k.arg == name), None) if call else None
+        call, place = self._call(lifted), self._place(lifted)
+        node = next((k.value for k in call.keywords if k.arg == name), None) if call else None
+        if place in (call, None) or not isinstance(node, ast.Name) or call is None:
+            return node
+        # An argument of the function that the transform is in.
+        given = {each.arg: each.value for each in place.keywords}
+        for function in self.method.source.ancestors(call):
+            if isinstance(function, ast.FunctionDef) and function.name == ast.unparse(place.func):
+                names = [each.arg for each in (*function.args.posonlyargs, *function.args.args)]
+                given |= dict(zip(names, place.args, strict=False))
+        return given.get(node.id, node)
 
-    def _test(self, lifted: Lifted) -> str:
-        """The condition under which one of the transforms is there."""
+    def _length(self, lifted: Lifted) -> ast.expr | None:
+        """How many layers there are, if the method says it."""
+        node = self.keyword(lifted, STACKS[lifted.kind])
+        is_here = node is not None and self.method.node in self.method.source.ancestors(node)
+        return node if is_here else None
+
+    def _test(self, lifted: Lifted, text: Callable[[ast.expr], str] | None = None) -> str:
+        """The condition under which one of the transforms is there.
+
+        Args:
+            lifted: the transform.
+            text: gives an expression's text, as the call has it by default.
+        """
         source = self.method.source
         # Of two branches that fill one attribute, the one of the layers.
         made = self.slot.node if self._is_beside_plain else None
-        before: ast.AST | None = made or self._call(lifted)
+        before: ast.AST | None = made or self._place(lifted)
         if before is None:
             raise NotRewritableError("transform-condition", self.slot.node)
         for each in source.ancestors(before):
@@ -134,10 +172,27 @@ class Lift:
                 break
             if isinstance(each, ast.If | ast.IfExp):
                 body = each.body if isinstance(each.body, list) else [each.body]
-                text = self.method.call_text(each.test)
-                return text if before in body else f"not ({text})"
+                asked = (text or self.method.call_text)(each.test)
+                return asked if before in body else f"not ({asked})"
             before = each
         raise NotRewritableError("transform-condition", self.slot.node)
+
+    def _place(self, lifted: Lifted) -> ast.Call | None:
+        """The call of the transform, or of the file's function that it is in, in the method."""
+        own = self._call(lifted)
+        around = [*self.method.source.ancestors(own)] if own is not None else []
+        names = {each.name for each in around if isinstance(each, ast.FunctionDef)}
+        if own is None or self.method.node in around:
+            return own
+        calls = [
+            each
+            for each in ast.walk(self.method.node)
+            if isinstance(each, ast.Call)
+            and isinstance(each.func, ast.Name)
+            and each.func.id in names
+        ]
+        own = self.slot.constructor.func
+        return own if own in calls else calls[0] if len(calls) == 1 else None  # pyright: ignore
 
     def constructor(self, made: str) -> str:
         """The expression that makes the layers.
@@ -145,12 +200,18 @@ class Lift:
         Args:
             made: the expression that makes one.
         """
+        plain = made
         for each in reversed(self.chain):
             if each.is_stacking:
                 call = self._call(each)
                 inside = call is not None and self.method.node in self.method.source.ancestors(call)
-                made = stacked(self.method, self.slot, each, made, call if inside else None)
-        return made
+                texts = call if inside else None
+                length = self._length(each)
+                made = stacked(self.method, self.slot, each, made, texts, length)
+        if made == plain or not self._is_made_plain:
+            return made
+        asked = self._test(self.chain[0], lambda node: self.method.init_text(node, ()))
+        return f"{made} if {asked} else {plain}"
 
     def reads(self) -> set[str]:
         """The names that the call needs besides."""

@@ -34,11 +34,20 @@ def of_functions(method: Method, slot: Slot, made: str, *, wraps: bool) -> str:
         raise NotRewritableError("transform-of-linen", slot.node)
     for each in reversed(slot.functions):
         if each.lifted.is_stacking:
-            made = stacked(method, slot, each.lifted, made, each.node)
+            keywords = each.node.keywords if isinstance(each.node, ast.Call) else []
+            length = (k.value for k in keywords if k.arg == STACKS[each.lifted.kind])
+            made = stacked(method, slot, each.lifted, made, each.node, next(length, None))
     return made
 
 
-def stacked(method: Method, slot: Slot, lifted: Lifted, made: str, call: ast.AST | None) -> str:
+def stacked(
+    method: Method,
+    slot: Slot,
+    lifted: Lifted,
+    made: str,
+    call: ast.AST | None,
+    length: ast.expr | None,
+) -> str:
     """The expression that makes the layers of a transform.
 
     Args:
@@ -47,13 +56,12 @@ def stacked(method: Method, slot: Slot, lifted: Lifted, made: str, call: ast.AST
         lifted: the transform.
         made: the expression that makes one.
         call: the call of the transform.
+        length: the expression of how many there are.
 
     Raises:
         NotRewritableError: NNX's transforms do not do the same.
     """
     records = method.program.records
-    keywords = call.keywords if isinstance(call, ast.Call) else []
-    length = next((k.value for k in keywords if k.arg == STACKS[lifted.kind]), None)
     texts = axis_texts(call, lambda node: _axis_text(method, slot, node))
     axes = Axes(records, lifted, [(m.run, m.path or ()) for m in slot.makings], texts)
     options = [] if axes.made == "0" else [f"out_axes={axes.made}"]
