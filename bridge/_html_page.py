@@ -24,7 +24,7 @@ pre {{ margin: 0; font: inherit; }}
 
 
 def page_of(title: str, contents: list[str], style: str = "") -> str:
-    """A page with its contents below each other, each of which scrolls by itself if it is too wide.
+    """A page with its contents below each other. What is too wide scrolls by itself.
 
     Args:
         title: plain text.

@@ -74,7 +74,7 @@ def filled(
     Args:
       module: the wrapped Linen module.
       target: the module whose method is called: the same one, or a submodule.
-      function: the unbound method, of which only the signature matters.
+      function: the unbound method; only its signature matters.
       args: the caller's positional arguments without `self`.
       kwargs: the caller's keyword arguments.
       modes: value by name of the attributes that were set; `train` among them if it was set by

@@ -11,7 +11,7 @@ _FILE = axes_scan.__file__
 
 
 def is_looking_for_constants() -> bool:
-    """Whether a call is part of a trace of which `nn.scan` runs only what is constant.
+    """Whether a call is part of a trace in which `nn.scan` runs only what is constant.
 
     Since Flax 0.12.9 the trace must have no effect, such as that of `jax.debug.callback`: `nn.scan`
     takes an effect for a dependency on the scan's inputs, and raises. Flax has no name for the

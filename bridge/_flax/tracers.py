@@ -59,7 +59,7 @@ def made_by(tracer: Tracer[Any]) -> tuple[Equation, int] | None:
         equation = Equation(parent.primitive, parent.params, parent.in_tracers, parent.outvars)
         own = tracer.val
     elif hasattr(recipe, "out_tracer_refs"):
-        # Of a program of which a part is computed, as `nn.scan` looks for what is constant in it.
+        # Of a program that is computed in part, as `nn.scan` looks for what is constant in it.
         pairs = zip(recipe.out_tracer_refs, recipe.out_avals, strict=True)
         outvars = [_Unused(aval) if ref() is None else ref() for ref, aval in pairs]
         equation = Equation(recipe.primitive, recipe.params, recipe.in_tracers, outvars)

@@ -39,7 +39,7 @@ _Base: Any = _JAX_TRACE if isinstance(_JAX_TRACE, type) else Trace
 
 
 class _PartialTrace(_Base):
-    """JAX's trace of a partial evaluation, of which nobody wants the unknown part.
+    """JAX's trace of a partial evaluation whose unknown part nobody wants.
 
     Args:
       parent: the trace in which what is known is computed.
@@ -67,7 +67,7 @@ class _PartialTrace(_Base):
         return super().process_primitive(primitive, tracers, params)
 
     def unknown(self, aval: object) -> Any:
-        """A value of which only shape and dtype are known."""
+        """A value with only its shape and dtype known."""
         api: Any = partial_eval
         return api.JaxprTracer(self, api.PartialVal.unknown(aval), None)
 

@@ -145,7 +145,7 @@ class Program:
         built = GraphDefBuilder(self._graphdef).build(leaves)
         output = self._fun(*built.module, *args, **kwargs)
         if _returns_state(output, built.variables):
-            # A program returns arrays, out of which JAX would make copies.
+            # A program returns arrays, and JAX would copy them.
             raise StructureChangedError
         graphdef, after = flatten(built.module)
         is_same = (

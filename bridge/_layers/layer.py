@@ -78,7 +78,7 @@ class LayerRow:
       other_fields: Linen fields that NNX takes under the same name, but in another way.
       sizes: what the NNX constructor needs besides the fields, each from what was seen.
       sized: Linen fields that the sizes tell.
-      carried: Linen fields of which the variables know better: a cell takes the size of the carry
+      carried: Linen fields that the variables know better: a cell takes the size of the carry
         that it is given.
       defaults: arguments whose default is another one in NNX, with Linen's as text.
     """

@@ -252,7 +252,7 @@ def _pieces(
 
 
 def _stacked(shape: LeafShape, entry: Layer | None, moves: Sequence[_Move]) -> LeafShape:
-    """The shape of a leaf of which one entry has a shape, and to which these leaves go."""
+    """The shape of a leaf that these leaves go to, from the one entry that has a shape."""
     if shape is None or entry is None:
         return shape
     axis = entry.axis % (len(shape) + 1)

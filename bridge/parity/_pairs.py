@@ -56,7 +56,7 @@ def paired(a: Trace, b: Trace, layouts: Layouts) -> Paired:
 
 
 def _by_path(a: Sequence[_Placed], b: Sequence[_Placed], layouts: Layouts) -> dict[int, int]:
-    """Those of which either side says where the other one is."""
+    """Those that either side says where to find on the other."""
     own, by_a = [p.call.path for p in b], [p.elsewhere for p in b]
     in_b = {(path, b[j].call.method, n): j for path, n, j in _counted(own, b)}
     in_a = {(path, b[j].call.method, n): j for path, n, j in _counted(by_a, b)}

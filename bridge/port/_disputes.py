@@ -296,7 +296,7 @@ def _shapes_of(node: NNXNode | LinenNode, pairing: Pairing) -> Hashable:
 
 
 class _Joined:
-    """Sets of things, of which some are joined to one."""
+    """Sets of things; some of them are joined to one."""
 
     def __init__(self) -> None:
         self._parents: dict[Hashable, Hashable] = {}

@@ -63,7 +63,7 @@ class ByEvidence:
         return None, Evidence("", is_weak=True)
 
     def stacks(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
-        """As `modules`, of lists and of stacked modules, each of which takes a whole scope."""
+        """As `modules`, of lists and of stacked modules. Each of these takes a whole scope."""
         return [
             pair
             for nodes, scopes in groups(candidates)

@@ -52,7 +52,7 @@ _GIVEN = "rule "
 
 
 class Refit(NamedTuple):
-    """Modules or leaves that a rule puts together, of which one side may have several.
+    """Modules or leaves that a rule puts together; one side may have several.
 
     Attributes:
       linen: the Linen scopes or leaves.
@@ -86,7 +86,7 @@ def refits(found: Correspondence, orders: Orders) -> list[Refit]:
 
 
 def _transposed(found: Correspondence, orders: Orders) -> Iterator[Refit]:
-    """Square matrices of which one model uses the transpose."""
+    """Square matrices that one model uses transposed."""
     leaves = found.nnx_leaves
     told: dict[tuple[LinenNode, NNXNode], None] = {}
     for piece in found.pieces:
@@ -522,7 +522,7 @@ def _part(layer: _Layer, region: Region) -> _Layer:
 def _are_used_alike(
     ends: Sequence[Sequence[int]], uses: tuple[tuple[str, ...], tuple[str, ...]]
 ) -> bool:
-    """Whether axes are for the same of which one side may have several as one.
+    """Whether axes mean the same; one side may have several of them as one.
 
     Args:
       ends: for each axis of either side, how many elements it makes with those before it.

@@ -194,7 +194,7 @@ def cores(pairs: Stack) -> Stack:
 
 
 def _open_lists(node: NNXNode, place: Place) -> Iterator[NNXNode]:
-    """The lists below a module of which no item is spoken for."""
+    """The lists below a module that have no item with a partner yet."""
     for child in node.children.values():
         if child.is_leaf or not place.settled.is_free(child, place.context):
             continue

@@ -106,7 +106,7 @@ def _of_types(
 def only_pairs(
     candidates: dict[NNXNode, list[LinenNode]],
 ) -> list[tuple[NNXNode, LinenNode]]:
-    """The pairs of which neither side fits anything else."""
+    """The pairs whose two sides fit nothing else."""
     wanted_by = Counter(scope for scopes in candidates.values() for scope in scopes)
     return [
         (node, scopes[0])
@@ -289,7 +289,7 @@ def linen_shapes(node: LinenNode, context: Context) -> Counter[tuple[str, Any]]:
 
 
 def told_by_number(scope: LinenNode, context: Context) -> frozenset[str]:
-    """The names below a scope of which only the number tells one from another of its shapes."""
+    """The names below a scope that differ from another of the same shapes by their number alone."""
     alike: dict[Any, list[str]] = {}
     for name, child in scope.children.items():
         around, digits = numbered(name)

@@ -138,7 +138,7 @@ def suggest(
 
     Where arrays are as large and have other shapes, or several make up one, rules that reshape,
     transpose, split or join are proposed if sizes and the order of calls leave one way. So is the
-    transpose of a square matrix of which the traces show that one model uses it.
+    transpose of a square matrix, where the traces show that one model uses it.
 
     Args:
       source: as for `plan`: Linen variables, or an NNX module.
@@ -268,7 +268,7 @@ def _rank(proposal: Proposal) -> tuple[bool, ...]:
 def _needed(pairings: list[Pairing]) -> list[Pairing]:
     """Without the only ones of their structure, but for those around something with a rule.
 
-    A module inside of which a rule names something is not compared as a whole any more.
+    A module is no longer compared as a whole once a rule names something inside of it.
     """
     kept = [pairing for pairing in pairings if pairing.how != "by structure"]
     around = {

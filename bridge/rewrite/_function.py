@@ -135,7 +135,7 @@ def rewrite_entries(
         keep_names=keep_names,
         only=None if only is None else tuple(only),
         skip=tuple(skip),
-        told=progress or (lambda text: None),
+        on_progress=progress or (lambda text: None),
         gradients=gradients,
         varies=not fast,
     )
@@ -162,7 +162,7 @@ def _with_training(result: Rewrite, rewriter: Rewriter, sample: Callable[[], Any
         rewriter.proof.rules[rewriter.tops[0]],
         _rewritten(rewriter),
         sample,
-        rewriter.told,
+        rewriter.on_progress,
     )
     made = training.run()
     in_place = rewriter.in_place(made)

@@ -41,7 +41,7 @@ class Rewriter:
         keep_names: whether automatic names stay Linen's.
         only: names of the classes that may be rewritten, None for all.
         skip: names of classes that stay Linen.
-        told: is given a line about what goes on.
+        on_progress: is given a line about what goes on.
         gradients: whether gradients are compared.
         varies: whether each class is proven for other values of its fields too.
     """
@@ -53,12 +53,12 @@ class Rewriter:
         keep_names: bool,
         only: Sequence[str] | None,
         skip: Sequence[str],
-        told: Callable[[str], None],
+        on_progress: Callable[[str], None],
         gradients: bool = True,
         varies: bool = True,
     ) -> None:
         self.entries, self.keep_names = list(entries), keep_names
-        self.only, self.skip, self.told = only, skip, told
+        self.only, self.skip, self.on_progress = only, skip, on_progress
         self.gradients, self.varies = gradients, varies
         self.limits: dict[type, list[str]] = {}
         self.left: dict[type, Refusal] = {}
@@ -75,7 +75,7 @@ class Rewriter:
 
     def trace(self) -> None:
         """Runs every entry, and the model with other sizes."""
-        runs = Runs(self.entries, self._inside, condition_lines, self.told)
+        runs = Runs(self.entries, self._inside, condition_lines, self.on_progress)
         self.watch, self.varied, self.notes = runs.watch, runs.varied, runs.notes
         runs.run()
         self.program: Program = self._collected()
@@ -97,7 +97,7 @@ class Rewriter:
             self.write()
             if self._split():
                 continue
-            self.told("proving")
+            self.on_progress("proving")
             culprit = self._proven()
             if culprit is None:
                 self._vary_fields()
@@ -277,7 +277,7 @@ class Rewriter:
         if self.proof is None:
             return
         variation = FieldVariation(
-            self.program, self.entries, self.watch, self.files, self.texts, self.told
+            self.program, self.entries, self.watch, self.files, self.texts, self.on_progress
         )
         if self.varies:
             variation.run()
@@ -289,7 +289,9 @@ class Rewriter:
         """The old files with Linen classes that run NNX classes, None if nothing is proven."""
         if self.proof is None or not self.proof.ok:
             return None
-        return AsLinen(self.program, self.entries, self.varied, self.files, self.texts, self.told)
+        return AsLinen(
+            self.program, self.entries, self.varied, self.files, self.texts, self.on_progress
+        )
 
     def in_place(self, training: Training = Training()) -> InPlace:  # noqa: B008 - it is frozen
         """The old files with NNX classes in them."""

@@ -170,6 +170,6 @@ def _dtype_of(value: Any) -> str | None:
 
 def _widened(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """An array of numbers in double precision, in which half ones can be added up and compared."""
-    # A damaged array may have signalling NaN, of which NumPy warns.
+    # A damaged array may have signalling NaN, and NumPy warns of them.
     with np.errstate(invalid="ignore"):
         return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)

@@ -69,7 +69,10 @@ def _discovered(arguments: argparse.Namespace) -> contextlib.AbstractContextMana
         raise InputError("--discover", "--input or --kwarg too", expected, "leave them out")
     allow_failure = arguments.allow_failure
     return discovered(
-        arguments.target, pathlib.Path.cwd(), allow_failure=allow_failure, told=arguments.tell
+        arguments.target,
+        pathlib.Path.cwd(),
+        allow_failure=allow_failure,
+        on_progress=arguments.tell,
     )
 
 

@@ -41,7 +41,7 @@ def records_of(
     root: pathlib.Path,
     *,
     allow_failure: bool,
-    told: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """Runs a command, and returns what its Linen calls were.
 
@@ -51,7 +51,7 @@ def records_of(
         command: the program and its arguments.
         root: the folder of the project, in which the command runs.
         allow_failure: whether the records count although the command fails.
-        told: is given a line about what goes on.
+        on_progress: is given a line about what goes on.
 
     Raises:
         RewriteError: the command cannot be started, or it fails.
@@ -72,7 +72,7 @@ def records_of(
         }
         output = folder / "output"
         with output.open("wb") as file:
-            code = _run(command, root, environment, file, told)
+            code = _run(command, root, environment, file, on_progress)
         if code and not allow_failure:
             lines = output.read_text(encoding="utf-8", errors="replace").splitlines()
             ended = f"failed with exit code {code}" if code > 0 else f"was ended by {_name(-code)}"
@@ -94,9 +94,9 @@ def _run(
     root: pathlib.Path,
     environment: dict[str, str],
     output: Any,
-    told: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> int:
-    told(f"running {shlex.join(command)}")
+    on_progress(f"running {shlex.join(command)}")
     try:
         # A group of its own ends as a whole, also the workers of a test runner.
         process = subprocess.Popen(

@@ -129,7 +129,7 @@ def discovered(
     root: pathlib.Path,
     *,
     allow_failure: bool = False,
-    told: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> Iterator[Found]:
     """Runs a command, and gives the Linen models that it calls.
 
@@ -142,13 +142,13 @@ def discovered(
         command: the program and its arguments.
         root: the folder of the project.
         allow_failure: whether what was recorded counts although the command fails.
-        told: is given a line about what goes on.
+        on_progress: is given a line about what goes on.
 
     Raises:
         RewriteError: the command fails or calls no model of the project, or its modules cannot be
             imported here, or are others.
     """
-    records = records_of(command, root, allow_failure=allow_failure, told=told)
+    records = records_of(command, root, allow_failure=allow_failure, on_progress=on_progress)
     calls = [each for each in records if "values" in each]
     if not calls:
         raise _nothing(shlex.join(command), root, records)
@@ -156,7 +156,7 @@ def discovered(
     try:
         sys.path[:0] = _folders(calls, root)
         _import(calls)
-        yield _found(shlex.join(command), calls, _left(records), told)
+        yield _found(shlex.join(command), calls, _left(records), on_progress)
     finally:
         sys.path[:] = before
 
@@ -205,7 +205,7 @@ def _found(
     command: str,
     calls: Iterable[Mapping[str, Any]],
     left: list[str],
-    told: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> Found:
     entries: dict[str, Discovered] = {}
     done: set[str] = set()
@@ -228,7 +228,7 @@ def _found(
             kept.rngs, kept.mutable = entry.rngs, entry.mutable
     usable: list[Discovered] = []
     for number, each in enumerate(entries.values()):
-        told(f"tracing entry point {number + 1} of {len(entries)}")
+        on_progress(f"tracing entry point {number + 1} of {len(entries)}")
         watch = Watch(lambda file: False, lambda file: frozenset())
         try:
             run_entry(watch, each.entry)

@@ -68,7 +68,7 @@ def run(
 
 
 def _step(watch: Watch, run: int, module: nn.Module, called: Any) -> None:
-    """Runs a step of a model that decodes, to see the lines of which `init` runs none."""
+    """Runs a step of a model that decodes, to see the lines that `init` does not run."""
     inputs, kwargs, method = called
     variables = watch.records.variables[run]
     function = getattr(type(module), method) if method else None

@@ -32,7 +32,7 @@ class Runs:
         entries: what is run.
         inside: whether a file belongs to the program.
         watched: the lines of a file at whose beginning local variables are kept.
-        told: is given a line about what goes on.
+        on_progress: is given a line about what goes on.
 
     Attributes:
         watch: what was seen.
@@ -45,9 +45,9 @@ class Runs:
         entries: Sequence[Entry],
         inside: Callable[[str], bool],
         watched: Callable[[str], frozenset[int]],
-        told: Callable[[str], None],
+        on_progress: Callable[[str], None],
     ) -> None:
-        self.entries, self.told = entries, told
+        self.entries, self.on_progress = entries, on_progress
         self.watch = Watch(inside, watched)
         self.varied: list[Varied] = []
         self.notes: list[str] = []
@@ -55,7 +55,7 @@ class Runs:
     def run(self) -> None:
         """Runs everything."""
         for number, entry in enumerate(self.entries):
-            self.told(f"tracing entry {number + 1}")
+            self.on_progress(f"tracing entry {number + 1}")
             run_entry(self.watch, shaped(entry))
         self._vary()
 
@@ -80,7 +80,7 @@ class Runs:
                 ):
                     self.notes.append("not all sizes were varied: it would have taken too long")
                     return
-                self.told(f"tracing with other sizes, {number + 1}")
+                self.on_progress(f"tracing with other sizes, {number + 1}")
                 run = self._traced(entry, changed, inputs, entry.kwargs)
                 if run is not None:
                     what = ", ".join(difference(module, changed)) or "other inputs"

@@ -153,7 +153,7 @@ class Made:
     """What a name is that is called as a layer.
 
     Attributes:
-        slots: the expressions that make it, of which one ran.
+        slots: the expressions that make it; one of them ran.
         test: the condition for the first of two.
     """
 
@@ -506,7 +506,7 @@ class Flow:
         return target, name if is_item else ""
 
     def _chain(self, node: ast.For) -> None:
-        """A loop over a list of layers of `setup`, or another one, of which nothing is known."""
+        """A loop over a list of layers of `setup`, or another one, that leaves nothing known."""
         bound = bound_in_all(node.body) | bound_in(node.target)
         before = {**self._names, **dict.fromkeys(bound_in(node.target))}
         layers: dict[str, Made] = {}

@@ -150,7 +150,7 @@ class KeptSizes:
         )
 
     def _one_of(self, slots: Sequence[Slot]) -> Made:
-        """What branches make of which one runs."""
+        """What branches make, of which only one runs."""
         ways = [[*self._source.ancestors(slot.node)] for slot in slots]
         choices = [e for e in ways[0] if isinstance(e, ast.If | ast.IfExp) and e in ways[-1]]
         if len(slots) != 2 or not choices:

@@ -48,7 +48,7 @@ class Layer:
         needed: Linen fields without which there is no NNX layer.
         optional: sizes that a layer may not have.
         rngs: whether the constructor takes `rngs`.
-        carried: Linen fields of which the variables know better.
+        carried: Linen fields that the variables know better.
         has_parts: whether it is given other layers.
         call_renames: NNX names of what its call takes by keyword, by Linen's.
     """

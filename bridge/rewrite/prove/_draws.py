@@ -1,4 +1,4 @@
-"""Keys of which each draws the same numbers, so that two models drop the same elements.
+"""Keys that all draw the same numbers, so that two models drop the same elements.
 
 Linen folds a path into a key and NNX counts, so that no key makes both draw the same mask. Under a
 generator whose bits depend on the shape alone they do, and a training step can be compared. JAX

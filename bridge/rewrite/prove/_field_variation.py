@@ -50,7 +50,7 @@ class FieldVariation:
         watch: what looks on while Linen models run.
         files: the new files.
         texts: file and text by the new module's name.
-        told: is given a line about what goes on.
+        on_progress: is given a line about what goes on.
 
     Attributes:
         limits: by class, for which values it was not proven, and why.
@@ -63,10 +63,10 @@ class FieldVariation:
         watch: Watch,
         files: Sequence[NewFile],
         texts: Mapping[str, tuple[str, str]],
-        told: Callable[[str], None],
+        on_progress: Callable[[str], None],
     ) -> None:
         self.program, self.entries = program, [*map(shaped, entries)]
-        self.watch, self.told = watch, told
+        self.watch, self.on_progress = watch, on_progress
         self.files, self.texts = files, texts
         self.limits: dict[type, list[str]] = {}
         self._words = compared_words(source.tree for source in program.sources.values())
@@ -198,7 +198,7 @@ class FieldVariation:
         self, plan: ClassPlan, entry: Entry, maker: _OwnMaker, fields: Mapping[str, Any]
     ) -> bool | None:
         """Whether both classes do the same, which is noted; None where Linen refuses the fields."""
-        self.told(f"proving {plan.name} with other fields")
+        self.on_progress(f"proving {plan.name} with other fields")
         limits = self._limits(entry, maker, fields)
         for text in limits or ():
             self._note(plan, text)

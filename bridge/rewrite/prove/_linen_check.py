@@ -30,7 +30,7 @@ def fault(entry: Entry, classes: Mapping[type, Any], keys: Mapping[str, Any]) ->
     Args:
         entry: how the old model is made and called.
         classes: the new classes by the old ones.
-        keys: a key for each stream, of which each draws the same.
+        keys: a key for each stream; all of them draw the same.
     """
     old = entry.make()
     try:

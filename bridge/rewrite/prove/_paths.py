@@ -165,7 +165,7 @@ class Paths:
         elif slot.outer is not None:
             return self._nested(slot, making, path, known, parent)
         elif slot.method.name == "setup" and path[:-1] != owner and slot.kind == "module":
-            # It was given to others, the first of which has it in Linen.
+            # It was given to others; the first of them has it in Linen.
             return ".".join([*filter(None, [self._parent(path, known)]), *self._in_field(path)])
         elif slot.method.name == "setup":
             names = [self._in_setup(plan, slot, making, path[-1])]

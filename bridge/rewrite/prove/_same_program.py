@@ -138,7 +138,7 @@ class _Given:
         return function(*args, **named)
 
 
-# Runs a function on the inputs, of which the arrays are given.
+# Runs a function on the inputs; their arrays are given.
 _Call: TypeAlias = Callable[[Callable[..., Any], Sequence[Any]], Any]
 # Leaves and input arrays -> (output, leaves after the call).
 _Program: TypeAlias = Callable[[Any, Any], tuple[Any, list[Any]]]

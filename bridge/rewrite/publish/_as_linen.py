@@ -36,7 +36,7 @@ class AsLinen:
         varied: runs with other fields, or other sizes.
         files: the new files.
         texts: file and text by the new module's name.
-        told: is given a line about what goes on.
+        on_progress: is given a line about what goes on.
 
     Attributes:
         exported: the classes that run NNX classes.
@@ -50,10 +50,10 @@ class AsLinen:
         varied: Sequence[Varied],
         files: Sequence[NewFile],
         texts: Mapping[str, tuple[str, str]],
-        told: Callable[[str], None],
+        on_progress: Callable[[str], None],
     ) -> None:
         self.program, self.entries, self.varied = program, entries, varied
-        self.files, self._texts, self._told = files, texts, told
+        self.files, self._texts, self._on_progress = files, texts, on_progress
         self.left: dict[str, str] = {}
         self._pieces: dict[type, str] = {}
         self._find()
@@ -127,7 +127,7 @@ class AsLinen:
         """A class that differs, and how; None if all are proven."""
         if not self._pieces:
             return None
-        self._told("proving the Linen classes that run NNX classes")
+        self._on_progress("proving the Linen classes that run NNX classes")
         own = {f.module: (f.source.file, self._text(f)) for f in self.files}
         keys = streams(self.program)
         with importable({**own, **self._texts}), nnx.use_eager_sharding(False):

@@ -205,7 +205,7 @@ def _behind_flax(file: NewFile, added: list[str]) -> Edit:
 
 
 def _merged(edits: list[Edit]) -> list[Edit]:
-    """Edits of which none begins where another one ends: those become one."""
+    """Edits; those that begin where another one ends become one."""
     found: list[Edit] = []
     for edit in sorted(edits, key=lambda e: (e.start, e.end)):
         if found and found[-1].end == edit.start:

@@ -113,7 +113,7 @@ class Dimensions:
 
 
 def _parts(node: ast.AST) -> Iterator[ast.expr]:
-    """The expressions of which one is made."""
+    """The expressions that one is made of."""
     if isinstance(node, ast.Call):
         yield from node.args
         yield from (each.value for each in node.keywords if each.arg not in MODE_FIELDS)

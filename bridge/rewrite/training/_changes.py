@@ -152,7 +152,7 @@ def _without_arguments(source: Source, dropped: Iterable[Dropped]) -> list[Edit]
 
 
 def _is_alone(source: Source, statement: ast.stmt, removed: set[Any]) -> bool:
-    """Whether a statement is the first of a block of which nothing is left."""
+    """Whether a statement is the first of a block that nothing is left of."""
     parent = source.parents[statement]
     for name in ("body", "orelse", "finalbody"):
         block = getattr(parent, name, None)

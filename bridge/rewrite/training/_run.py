@@ -128,7 +128,7 @@ class Sample:
     batches: list[tuple[Any, ...]]
 
     def with_same_keys(self) -> Sample:
-        """The sample with keys of which each draws the same."""
+        """The sample with keys that all draw the same."""
         return Sample(with_same_keys(self.state), self.step, with_same_keys(self.batches))
 
     def run(self, number: int) -> Any:
@@ -201,7 +201,7 @@ def _is_state(value: Any) -> bool:
 
 
 def with_same_keys(tree: Any) -> Any:
-    """A tree with keys of which each draws the same, which both programs then draw from."""
+    """A tree with keys that all draw the same; both programs then draw from them."""
 
     def value(path: Any, leaf: Any) -> Any:
         dtype = getattr(leaf, "dtype", None)

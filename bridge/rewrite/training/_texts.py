@@ -26,7 +26,7 @@ def text_of(
     Args:
         classes: what the rewriter knows of the classes.
         file: the old file, with what is decided.
-        whole: the modules of which all names are in a new file.
+        whole: the modules that have all their names in a new file.
         names: the names that other new files have, by the names of the old modules.
     """
     new = NewFile(classes, file.source, file.module.__name__)

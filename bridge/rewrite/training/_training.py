@@ -50,7 +50,7 @@ class TrainingRewriter:
         rules: NNX paths by Linen paths.
         made: the rewritten classes.
         sample: gives a state, what makes a step, and the other arguments of each step.
-        told: is given a line about what goes on.
+        on_progress: is given a line about what goes on.
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class TrainingRewriter:
         rules: Mapping[str, str],
         made: Mapping[ClassName, Made],
         sample: Callable[[], Any],
-        told: Callable[[str], None],
+        on_progress: Callable[[str], None],
     ) -> None:
         self.classes, self.class_files, self.class_texts = classes, files, texts
-        self.rules, self.made, self.sample, self.told = rules, made, sample, told
+        self.rules, self.made, self.sample, self.on_progress = rules, made, sample, on_progress
         self.old = {f.module: set[str]() for f in files}
         for each in made:
             self.old[each.module].add(each.name)
@@ -103,7 +103,7 @@ class TrainingRewriter:
         Raises:
             RewriteError: the sample is none, or cannot be run.
         """
-        self.told("running the training")
+        self.on_progress("running the training")
         texts = {f.module.__name__: (path, f.source.text) for path, f in self.files.items()}
         seen = Seen(self.files, self.recognizer)
         module = self.sample.__module__
@@ -208,7 +208,7 @@ class TrainingRewriter:
                     yield FunctionResult(name, path, *_lines(node), refusal)
 
     def _left(self, found: Iterable[FunctionResult]) -> Iterator[FunctionResult]:
-        """The functions, none of which is rewritten where one is not."""
+        """The functions. None is rewritten where one is not."""
         for each in found:
             other = refused("training-left", each.line)
             yield each if each.refusal else dataclasses.replace(each, refusal=other)
@@ -232,7 +232,7 @@ class TrainingRewriter:
         aliases = {
             f"{module}{SUFFIX}": (path, _ALIAS.format(module)) for module, (path, _) in own.items()
         }
-        self.told("proving the training")
+        self.on_progress("proving the training")
         self._old = old
         proof = self._compared({**texts, **self.class_texts, **own, **aliases})
         if isinstance(proof, Refusal):
