@@ -108,6 +108,8 @@ def test_the_examples_in_the_help_run(capsys, monkeypatch, workspace, tmp_path, 
         else:
             (tmp_path / file.name).symlink_to(file)
     monkeypatch.chdir(tmp_path)
+    # Another example's, in this process, is in another folder.
+    monkeypatch.delitem(sys.modules, "linen_models", raising=False)
     if "convert nnx_checkpoint" in example or "diff linen_checkpoint nnx" in example:
         # What the example before it makes.
         made = ("convert", "linen_checkpoint", "nnx_checkpoint")
