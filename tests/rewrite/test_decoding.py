@@ -84,7 +84,12 @@ def test_a_fault_that_only_steps_show_is_found(right, wrong):
 def faulty():
     entry = Entry(functools.partial(models.Decoder, depth=1, decode=True), (INPUT,))
     rewriter = Rewriter(
-        [entry], keep_names=False, only=None, skip=(), told=lambda text: None, gradients=False
+        [entry],
+        keep_names=False,
+        only=None,
+        skip=(),
+        on_progress=lambda text: None,
+        gradients=False,
     )
     rewriter.trace()
     rewriter.varied.clear()

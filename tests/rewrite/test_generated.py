@@ -265,7 +265,9 @@ def test_generated_sources_are_rewritten_and_do_the_same(tmp_path, source, own, 
     try:
         root = importlib.import_module(name).Root
         entry = Entry(lambda: root(**own), (INPUT,))
-        rewriter = Rewriter([entry], keep_names=False, only=None, skip=(), told=lambda text: None)
+        rewriter = Rewriter(
+            [entry], keep_names=False, only=None, skip=(), on_progress=lambda text: None
+        )
         rewriter.trace()
         rewriter.write()
         assert not rewriter.left, f"{rewriter.left}\n{source}"

@@ -109,7 +109,7 @@ def rewriter_of(make, *inputs):
         keep_names=False,
         only=None,
         skip=(),
-        told=lambda text: None,
+        on_progress=lambda text: None,
     )
 
 
