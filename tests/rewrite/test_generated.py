@@ -292,8 +292,11 @@ def check(rewriter, entry, fields, source):
     with_same_keys(model)
     keys = {"dropout": same_key()}
     pair = (linen, variables), model
-    assert is_same_program(*pair, (x,), {"train": True}, keys=keys), f"{fields}\n{source}"
-    if not COMPUTED:
+    is_same = is_same_program(*pair, (x,), {"train": True}, keys=keys)
+    # A layer of size 0, such as `int(1 * 0.5)`, leaves operations on nothing that have no order.
+    is_told = all(leaf.size for leaf in jax.tree.leaves(variables))
+    assert is_same or not is_told, f"{fields}\n{source}"
+    if not is_same or not COMPUTED:
         # Programs that are the same compute the same; one of them shows it.
         COMPUTED.append(source)
         for train in (False, True):
