@@ -25,7 +25,7 @@ from .publish._places import Made, places_of
 from .publish._result import ClassResult, Level, Rewrite
 from .publish._test_text import test_of
 from .publish._uses import ClassName
-from .publish._writing import check_sources
+from .publish._writing import check_sources, shown_path
 from .training._training import TrainingRewriter
 
 _ANNOTATED = (
@@ -167,6 +167,19 @@ def _with_training(result: Rewrite, rewriter: Rewriter, sample: Callable[[], Any
     made = training.run()
     in_place = rewriter.in_place(made)
     find = result.find_places or tuple
+
+    def written(by_hand: Iterable[str]) -> Mapping[str, str]:
+        if made.is_proven:
+            return training.in_place(in_place.texts(by_hand))
+        if made.left:
+            # The old training could not make the new classes, also in a file named by hand.
+            raise RewriteError(
+                "the files cannot be rewritten in place",
+                [f"{shown_path(f.file)}:{f.line}: {f.name}: {f.refusal}" for f in made.left],
+                "Write new files beside them, or leave train= out and change the training by hand.",
+            )
+        return in_place.texts(by_hand)
+
     return dataclasses.replace(
         result,
         training=made,
@@ -174,9 +187,7 @@ def _with_training(result: Rewrite, rewriter: Rewriter, sample: Callable[[], Any
         sources={**made.sources, **result.sources, **made.sources},
         old_sources={**made.old_sources, **result.old_sources},
         find_places=lambda: [place for place in find() if not made.is_about(place)],
-        make_in_place=(lambda by_hand: training.in_place(in_place.texts(by_hand)))
-        if made.is_proven
-        else result.make_in_place,
+        make_in_place=written,
     )
 
 

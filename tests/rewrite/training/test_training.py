@@ -512,6 +512,17 @@ def test_the_command_writes_the_training_in_place(packages, capsys):
     assert np.isfinite(step(state, *batches[0])[1][0][0])
 
 
+def test_in_place_nothing_is_written_while_the_training_stays(packages):
+    partial = "jitted = jax.tree_util.Partial(train_step)"
+    module = packages(replaced(STATISTICS, "jitted = jax.jit(train_step)", partial))
+    before = pathlib.Path(module.__file__).read_text()
+    result = rewritten(module)
+    assert not training(result).is_proven
+    with pytest.raises(RewriteError, match="training-transform"):
+        result.write(in_place=True, by_hand=[module.__file__])
+    assert pathlib.Path(module.__file__).read_text() == before
+
+
 def test_in_place_the_model_and_its_training_may_be_in_two_files(packages):
     start, end = APART.index("class Net"), APART.index("def begin")
     source = APART[:start] + "from .models import Net, make\n\n\n" + APART[end:]
