@@ -85,18 +85,16 @@ class _Sizes:
     def __init__(self) -> None:
         self.sizes: dict[int, int] = {}
         self._count: int | None = None
-        self._is_list = False
         self._called: set[int] = set()
 
     def begin(self, count: int | None) -> None:
         """Starts a run with as many parts, None where it is no list."""
-        self._count, self._is_list = count, count is not None
-        self._called = set()
+        self._count, self._called = count, set()
 
     def value(self) -> Any:
         """What the constructor is given."""
-        if self._is_list:
-            return tuple(self.at(number) for number in range(self._count or 0))
+        if self._count is not None:
+            return tuple(map(self.at, range(self._count)))
         return _Unknown() if not self.sizes else self.sizes[0]
 
     def at(self, number: int) -> int:

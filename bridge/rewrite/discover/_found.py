@@ -8,7 +8,6 @@ import dataclasses
 import hashlib
 import importlib
 import pathlib
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -26,10 +25,9 @@ from bridge.rewrite.observe._trace import Watch
 from bridge.rewrite.publish._writing import shown_path
 
 from ._child import records_of
+from ._recorder import ADDRESS, loaded
 from ._recorder import found as named
-from ._recorder import loaded
 
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _LONGEST = 60
 
 
@@ -84,7 +82,7 @@ class Discovered:
             (self.entry.inputs, kwargs),
         )
         name = f"{self.cls.__module__}:{self.cls.__qualname__}.{self.entry.method}"
-        return _ADDRESS.sub("", f"{name} {self.fields!r} {given!r}")
+        return ADDRESS.sub("", f"{name} {self.fields!r} {given!r}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -252,7 +250,7 @@ def _drop_parts(usable: list[Discovered]) -> Iterator[str]:
     """Takes out calls that need the variables which another call of the same model makes."""
 
     def model(each: Discovered) -> tuple[type, str]:
-        return each.cls, _ADDRESS.sub("", repr(each.fields))
+        return each.cls, ADDRESS.sub("", repr(each.fields))
 
     def paths(each: Discovered) -> set[Any]:
         return {path for path, _ in jax.tree_util.tree_leaves_with_path(each.shapes)}
@@ -344,7 +342,7 @@ def _text(value: Any) -> str:
             return leaf
         return _Bare(f"{leaf.dtype}[{','.join(map(str, leaf.shape))}]")
 
-    text = _ADDRESS.sub("", repr(jax.tree.map(one, value)))
+    text = ADDRESS.sub("", repr(jax.tree.map(one, value)))
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 
 

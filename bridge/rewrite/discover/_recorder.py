@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from typing import Any
 
 _LINEN = "flax.linen"
-_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 _TEST_FILES = re.compile(r"(test_.*|.*_test|conftest)\.py")
 _TEST_FOLDERS = {"test", "tests"}
 _INSTALLED = {"site-packages", "dist-packages"}
@@ -112,7 +112,7 @@ class Recorder:
                 self._write({**named, "file": file, "reason": reason})
             return False
         fields = dict(_fields(module))
-        key = cls, method, _ADDRESS.sub("", repr((fields, _without_sizes((args, kwargs)))))
+        key = cls, method, ADDRESS.sub("", repr((fields, _without_sizes((args, kwargs)))))
         if key in self._seen:
             return True
         self._seen.add(key)

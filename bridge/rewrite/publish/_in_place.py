@@ -18,7 +18,7 @@ from bridge.rewrite.syntax._source import Edit, bound_in, is_import
 
 from ._functions import Training
 from ._uses import Uses
-from ._writing import shown_path
+from ._writing import bytes_of, shown_path
 
 
 class Obstacle(NamedTuple):
@@ -73,7 +73,7 @@ class InPlace:
             RewriteError: something stands in the way; all of it is told.
         """
         texts = {each.source.file: in_place_text(each) for each in self.files}
-        if texts and all(_read(path) == text.encode() for path, text in texts.items()):
+        if texts and all(bytes_of(path) == text.encode() for path, text in texts.items()):
             return texts
         accepted = {pathlib.Path(each).resolve() for each in by_hand}
         found = [
@@ -127,7 +127,7 @@ class InPlace:
 
     def _in_file(self, file: NewFile) -> Iterator[Obstacle]:
         path = file.source.file
-        if _read(path) != file.source.data:
+        if bytes_of(path) != file.source.data:
             yield Obstacle(path, 1, "the file was changed since it was read", False)
         plans = {plan.node: plan for plan in file.plans}
         for node in file.source.tree.body:
@@ -224,10 +224,3 @@ def _exported(tree: ast.Module) -> set[str]:
         for each in ast.walk(node.value)
         if isinstance(each, ast.Constant) and isinstance(each.value, str)
     }
-
-
-def _read(path: str) -> bytes | None:
-    try:
-        return pathlib.Path(path).read_bytes()
-    except OSError:
-        return None

@@ -68,14 +68,15 @@ def check_sources(sources: Iterable[Source]) -> None:
     Raises:
         RewriteError: there are some, or one is gone.
     """
-    changed = [shown_path(each.file) for each in sources if _read(each.file) != each.data]
+    changed = [shown_path(each.file) for each in sources if bytes_of(each.file) != each.data]
     if changed:
         raise RewriteError(
             "the files were changed since they were read", changed, "Run the rewriter again."
         )
 
 
-def _read(path: str) -> bytes | None:
+def bytes_of(path: str) -> bytes | None:
+    """What a file holds, None if it cannot be read."""
     try:
         return pathlib.Path(path).read_bytes()
     except OSError:
