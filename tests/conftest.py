@@ -1,6 +1,11 @@
+import os
+
 import jax
 import pytest
 from flax.nnx import variablelib
+
+# This run has read its options; the pytest of a project that a test starts is not to read them too.
+os.environ.pop("PYTEST_ADDOPTS", None)
 
 
 # Of the module's scope, because hypothesis runs many examples under one fixture of a function's
