@@ -4,8 +4,12 @@ import jax
 import pytest
 from flax.nnx import variablelib
 
-# This run has read its options; the pytest of a project that a test starts is not to read them too.
-os.environ.pop("PYTEST_ADDOPTS", None)
+
+@pytest.fixture(autouse=True, scope="session")
+def _options_of_this_run_alone():
+    """Keeps this run's options from the pytest of a project that a test starts."""
+    # Not while this file is imported: the processes of pytest-xdist read them as well.
+    os.environ.pop("PYTEST_ADDOPTS", None)
 
 
 # Of the module's scope, because hypothesis runs many examples under one fixture of a function's
