@@ -5,15 +5,18 @@ as it does in an editor.
 """
 
 import inspect
+import pathlib
 import re
-from importlib.metadata import version as installed_version
+import tomllib
 
 from sphinx.application import Sphinx
 from sphinx.util.inspect import stringify_signature
 
 project = "linen-nnx-bridge"
 author = "The linen-nnx-bridge authors"
-version = release = installed_version(project)
+# Read here, so that the pages are built from a checkout that is only on the path, too.
+PYPROJECT = pathlib.Path(__file__).parents[1] / "pyproject.toml"
+version = release = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"]["version"]
 
 extensions = [
     "myst_parser",
