@@ -36,7 +36,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias, cast
 
-from bridge._errors import BridgeError
+from bridge._errors import BridgeError, shown
 
 Table: TypeAlias = Mapping[str, str]
 
@@ -360,6 +360,21 @@ def _taken_apart(text: str) -> tuple[list[str], list[int]]:
     return split[::3], [int(a or b) for a, b in zip(split[1::3], split[2::3], strict=True)]
 
 
+def table_of(rules: object) -> Table:
+    """What a user gave as rules, empty for None.
+
+    Raises:
+        RulesError: it is not a table, such as the path of a file.
+    """
+    if rules is None or isinstance(rules, Mapping):
+        return rules or {}
+    raise RulesError(
+        shown(rules),
+        "a dict of NNX paths by regular expressions for Linen paths",
+        'read a file by tomllib.loads(pathlib.Path("model.rules.toml").read_text())["rules"]',
+    )
+
+
 def rules_of(table: Table) -> list[Rule]:
     """The rules of a table.
 
@@ -368,7 +383,7 @@ def rules_of(table: Table) -> list[Rule]:
     """
     rules: list[Rule] = []
     problems: list[str] = []
-    for key, value in table.items():
+    for key, value in table_of(table).items():
         try:
             rules.append(Rule(key, value))
         except ValueError as error:

@@ -145,7 +145,8 @@ def abstract(
       mesh: the mesh, abstract or not.
       *inputs: sample inputs.
       rules: logical axis rules.
-      rngs: a key, or a dict of keys by stream; it saves time, as in `init_sharded`.
+      rngs: a key, or a dict of keys by stream. A Linen module needs it, and so does a function that
+        takes `rngs`; which key it is makes no difference.
       method: what is initialised.
       **kwargs: keyword inputs.
 
@@ -160,4 +161,4 @@ def abstract(
     """
     if not isinstance(mesh, jax.sharding.Mesh | jax.sharding.AbstractMesh):
         raise InvalidMeshError("abstract", mesh, "a jax.sharding.Mesh or AbstractMesh")
-    return ShardedProgram(build, mesh, inputs, kwargs, rules, rngs, method).abstract()
+    return ShardedProgram(build, mesh, inputs, kwargs, rules, rngs, method, "abstract").abstract()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -39,6 +40,7 @@ class ShardedProgram:
         rules: AxisRules | Mapping[str, Any],
         rngs: object,
         method: object,
+        name: str = "init_sharded",
     ):
         self._mesh = mesh
         self._method: Any = method
@@ -49,7 +51,7 @@ class ShardedProgram:
         if isinstance(build, nnx.Module):
             if rngs is not None:
                 raise InvalidModuleError(
-                    "init_sharded with rngs",
+                    f"{name} with rngs",
                     build,
                     "a Linen module, or a function of rngs that returns an NNX module",
                     "give `lambda rngs: Model(…, rngs=rngs)`, or give the module its rngs: it draws"
@@ -58,15 +60,16 @@ class ShardedProgram:
             self._given, self._state = nnx.split(build)
         elif self._linen is None and not _is_constructor(build):
             raise InvalidModuleError(
-                "init_sharded",
+                name,
                 build,
                 "a Linen module, or a function that returns an NNX module",
                 "give a Linen class as an instance, and an NNX model as `lambda: Model(…)`",
             )
         self._build: Any = build
-        name = build if isinstance(build, type) else type(build)
-        self._where = getattr(build, "__qualname__", name.__name__)
-        _check_rngs(rngs, self._where, needed=self._linen is not None)
+        cls = build if isinstance(build, type) else type(build)
+        self._where = getattr(build, "__qualname__", cls.__name__)
+        needed = self._linen is not None or (self._state is None and _needs_rngs(build))
+        _check_rngs(rngs, f"{name} of {self._where}", needed=needed)
         inputs = (inputs, dict(kwargs))
         self._inputs = Arrays(inputs)
         self._is_abstract = any(isinstance(x, jax.ShapeDtypeStruct) for x in self._inputs.values)
@@ -257,8 +260,20 @@ _RULES = "rules as (logical name, mesh axis) pairs or a dict, such as {'embed': 
 
 
 def _check_rngs(rngs: object, where: str, *, needed: bool) -> None:
-    if rngs is None and not needed:
-        return
+    if rngs is None:
+        if not needed:
+            return
+        remedy = "pass rngs=jax.random.key(0); shapes and shardings do not depend on the key"
+        raise InvalidRngsError(rngs, where, "a key", remedy)
     keys = list(rngs.values()) if isinstance(rngs, Mapping) else [rngs]
     if not keys or not all(map(is_one_key, keys)):
-        raise InvalidRngsError(rngs, f"init_sharded of {where}", "a key")
+        raise InvalidRngsError(rngs, where, "a key")
+
+
+def _needs_rngs(build: Any) -> bool:
+    """Whether a function of an NNX module cannot be called without `rngs`."""
+    try:
+        given = inspect.signature(build).parameters.get("rngs")
+    except (TypeError, ValueError):
+        return False
+    return given is not None and given.default is given.empty

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar, overload
 
 import jax
+from flax import nnx
 
 from bridge._conversion import linen_leaves
 from bridge._conversion.neutral import Key, Neutral
@@ -21,7 +22,7 @@ from ._restacking import batches, for_target
 from ._source import Source, read_from
 from ._stored import Stored, is_rng, stored_in, tree_text
 from ._targets import Assignment, TargetTree, empty_wrappers, tree_of
-from ._training import with_optimizer
+from ._training import OPT_STATE, with_optimizer
 from ._verify import Digests, check_has_digests, compare, own_digests
 
 T = TypeVar("T")
@@ -109,9 +110,9 @@ def restore(
         device.
       rngs: whether RNG state is restored: None where both sides have it, True if it has to fit like
         everything else, False leaves the target's alone (without a target: leaves it out).
-      extra: targets by name for the other trees of the checkpoint; for a Linen `TrainState`, its
-        fields `opt_state` and `step`. They are restored from an `nnx.Optimizer` too, and it from
-        them, under the same rules as the parameters.
+      extra: targets by name for the other trees of the checkpoint. An `nnx.Optimizer`, under any
+        name, takes the `opt_state` and `step` of a Linen `TrainState`, and Linen targets called
+        `opt_state` and `step` take an `nnx.Optimizer`, under the same rules as the parameters.
       allow_missing: whether the target keeps what the checkpoint lacks.
       allow_unexpected: whether what the target lacks is ignored.
       within: the keys of the model in a checkpoint of another writer that holds more, such as
@@ -272,6 +273,16 @@ def _remedy(source: Source, target: Any, extra: Iterable[str]) -> str:
     """What is most likely to help."""
     if empty_wrappers(target):
         return "A ToNNX in the model has no variables yet; call bridge.lazy_init first."
+    held = vars(target).items() if isinstance(target, nnx.Module) else ()
+    optimizers = [name for name, each in held if isinstance(each, nnx.Optimizer)]
+    if optimizers and OPT_STATE in source.extra:
+        others = [name for name, each in held if isinstance(each, nnx.Module)]
+        models = [name for name in others if name not in optimizers]
+        apart = ", ".join(f'"{name}": target.{name}' for name in optimizers)
+        return (
+            "The checkpoint is a Linen TrainState, and the target a model beside its optimizer:"
+            f" restore into target.{models[0] if models else 'model'}, with extra={{{apart}}}."
+        )
     if source.layout == "nnx":
         return "The checkpoint is an NNX state, whose leaves are matched by path."
     return " ".join(

@@ -13,6 +13,7 @@ from bridge._conversion import linen_leaves
 from bridge._conversion.collections import STATIC
 from bridge._conversion.neutral import Path
 from bridge._errors import ConversionError, PortError, mapping_error
+from bridge._rules.rules import table_of
 
 from . import _moving
 from ._correspondence import Correspondence
@@ -224,6 +225,7 @@ def plan(source: Any, target: Any, rules: Mapping[str, str] | None = None) -> Pl
 
     Raises:
       ConversionError: not one of each kind.
+      RulesError: `rules` is not a table.
 
     Example::
 
@@ -244,7 +246,7 @@ def plan(source: Any, target: Any, rules: Mapping[str, str] | None = None) -> Pl
     variables, model, to_nnx = sides_of(source, target)
     linen, linen_left = linen_nodes(linen_leaves.from_variables(variables))
     root, nnx_left = nnx_nodes(model)
-    found = correspondence(linen, root, rules or {})
+    found = correspondence(linen, root, table_of(rules))
     extra = [STATIC] if STATIC in variables else []
     left_alone = (
         *map(linen_text, linen_left),

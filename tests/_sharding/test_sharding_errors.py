@@ -187,9 +187,12 @@ def test_rngs_that_are_no_keys_are_refused(rngs, function):
         assert "expected rngs as a key, or a dict of keys" in str(raised.value)
 
 
-def test_a_linen_module_needs_a_key():
-    with pytest.raises(bridge.InvalidRngsError, match="init_sharded of Dense"):
-        bridge.init_sharded(nn.Dense(3), mesh(), X)
+@pytest.mark.parametrize("function", [bridge.init_sharded, bridge.abstract])
+def test_what_needs_a_key_says_so(function):
+    words = rf"{function.__name__} of .* found None .* pass rngs=jax.random.key\(0\)"
+    for build in (nn.Dense(3), lambda rngs: nnx.Linear(4, 4, rngs=rngs)):
+        with pytest.raises(bridge.InvalidRngsError, match=words):
+            function(build, mesh(), X)
 
 
 def test_an_error_of_the_model_itself_comes_through():

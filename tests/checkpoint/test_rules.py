@@ -2,9 +2,11 @@
 
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import linen as nn
 from flax import nnx, serialization
+from flax.training import train_state
 
 from bridge import checkpoint
 from tests.port.cases import random_values
@@ -77,8 +79,32 @@ def test_rules_that_cannot_be_followed_change_nothing(tmp_path, variables):
     ):
         with pytest.raises(checkpoint.RulesError, match=text):
             checkpoint.restore(tmp_path / "linen", model, rules=rules)
+    with pytest.raises(checkpoint.RulesError, match=r"found 'model.rules.toml' .* tomllib"):
+        checkpoint.restore(tmp_path / "linen", model, rules="model.rules.toml")  # pyright: ignore
     with pytest.raises(checkpoint.RulesError, match="both of Linen"):
         checkpoint.restore(tmp_path / "linen", variables, rules=RULES)
     with pytest.raises(checkpoint.RulesError, match="no target"):
         checkpoint.restore(tmp_path / "linen", rules=RULES)
     assert exact(nnx.state(model)) == before
+
+
+class Training(nnx.Module):
+    def __init__(self):
+        self.net = Native(nnx.Rngs(0))
+        self.adam = nnx.Optimizer(self.net, optax.adam(0.1), wrt=nnx.Param)
+
+
+def test_a_state_for_an_old_train_state_is_given_in_its_parts(tmp_path, variables):
+    old = train_state.TrainState.create(
+        apply_fn=Linen().apply, params=variables["params"], tx=optax.adam(0.1)
+    ).apply_gradients(grads=variables["params"])
+    (tmp_path / "old").write_bytes(serialization.to_bytes(old))
+    state = Training()
+    parts = r"restore into target\.net, with extra=\{\"adam\": target\.adam\}"
+    with pytest.raises(checkpoint.CheckpointError, match=parts):
+        checkpoint.restore(tmp_path / "old", state, rules=RULES)
+    checkpoint.restore(tmp_path / "old", state.net, extra={"adam": state.adam}, rules=RULES)
+    np.testing.assert_array_equal(state.net(X), Linen().apply({"params": old.params}, X))
+    assert state.adam.step[...] == 1
+    mean = state.adam.opt_state[0].mu["layers"][1]["kernel"]
+    np.testing.assert_array_equal(mean[...], old.opt_state[0].mu["Dense_1"]["kernel"])

@@ -179,7 +179,8 @@ training.py:24: given.inner.apply: model(folder)
 training.py:25: checkpoints.save_checkpoint: \
 bridge.checkpoint.save(path, model, extra={"optimizer": optimizer})
 training.py:26: checkpoints.restore_checkpoint: \
-bridge.checkpoint.restore(path, model), with rules= for a Linen checkpoint"""
+bridge.checkpoint.restore(path, model), with rules= for a Linen checkpoint
+training.py:27: state.params: nnx.state(model, nnx.Param)"""
 
 
 def test_training_code_beside_the_models_is_listed_and_stays(target, capsys, tmp_path):

@@ -16,7 +16,7 @@ from bridge._cli import _target
 from bridge._cli._input_errors import InputError
 from bridge._cli._output import new_table
 from bridge._cli._result import Result
-from bridge.rewrite import Rewrite
+from bridge.rewrite import Rewrite, RewriteError
 from bridge.rewrite._function import entry, rewrite_entries
 from bridge.rewrite.discover._found import Found, discovered
 
@@ -34,6 +34,13 @@ def rewritten(arguments: argparse.Namespace) -> Result:
         found = stack.enter_context(_discovered(arguments)) if arguments.discover else None
         if found is not None and not found.entries and not arguments.model:
             done = f"every model that {found.command} calls runs an NNX class already"
+            if arguments.train is not None:
+                raise RewriteError(
+                    "the training cannot be rewritten: its model runs NNX classes",
+                    [f"{done}: {', '.join(found.done)}"],
+                    "--train starts from the Linen classes. Take the commit that --as-linen made"
+                    " back, such as by git revert, and run this again.",
+                )
             document = {"ok": True, "discovered": found.document}
             return Result("rewrite", document, [f"{done}: {', '.join(found.done)}"])
         return _written(_result(arguments, found, stack), arguments, found)

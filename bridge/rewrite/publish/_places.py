@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import itertools
 import pathlib
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,10 +16,18 @@ from bridge.rewrite.syntax._source import Source
 from ._uses import ClassName, Uses, sources_below
 
 _OF_MODELS = ("init", "init_with_output", "lazy_init", "apply", "bind", "tabulate")
+_STATES = ("state", "newstate", "trainstate")
 _NAMES = ("model", "net", "network", "module")
 _VARIABLES = re.compile(r"(^|[_.])(params|variables)$")
 _SAVES = ("save_checkpoint", "save_checkpoint_multiprocess", "to_bytes", "to_state_dict")
 _RESTORES = ("restore_checkpoint", "from_bytes", "from_state_dict")
+# What a TrainState has, and where it is in the new program.
+_FIELDS = {
+    "params": "nnx.state(model, nnx.Param)",
+    "step": "optimizer.step[...]",
+    "opt_state": "optimizer.opt_state",
+    "batch_stats": "nnx.state(model, nnx.BatchStat)",
+}
 _LONGEST = 60
 Place = tuple[int, str]
 
@@ -100,11 +109,11 @@ def places_of(
     uses = Uses(modules, names)
     beside = {pathlib.Path(file).resolve().parent for file in modules}
     sources = dict(sources_below(uses.folder))
-    importing = uses.importing(sources)
+    connected = uses.connected(sources)
     uses.follow({str(path): source for path, source in sources.items()})
     found: list[str] = []
     for path, source in sources.items():
-        if path.parent not in beside and str(path) not in importing:
+        if path.parent not in beside and str(path) not in connected:
             continue
         name = path.relative_to(uses.folder).as_posix()
         named = uses.classes_in(str(path), source.tree)
@@ -134,6 +143,39 @@ class _Places:
                 self.made |= {ast.unparse(target): value for target in node.targets}  # pyright: ignore
 
     def found(self) -> Iterator[Place]:
+        found = [*self._calls()]
+        yield from found
+        yield from self._fields({line for line, _ in found})
+
+    def _fields(self, listed: Collection[int]) -> Iterator[Place]:
+        """Reads of a state's fields, outside of the expressions that are listed already."""
+        for node in ast.walk(self.source.tree):
+            if not isinstance(node, ast.Attribute) or node.attr not in _FIELDS:
+                continue
+            parent = self.source.parents[node]
+            is_method = isinstance(parent, ast.Call) and parent.func is node
+            if is_method or not isinstance(node.ctx, ast.Load) or not self._is_state(node.value):
+                continue
+            around = itertools.takewhile(_is_no_statement, self.source.ancestors(node))
+            if not any(getattr(each, "lineno", 0) in listed for each in (node, *around)):
+                yield node.lineno, f"{_short(node)}: {_FIELDS[node.attr]}"
+
+    def _is_state(self, node: ast.expr) -> bool:
+        """Whether an expression is a `TrainState`, by its name or by the annotation of it."""
+        if _last(node).lower().replace("_", "") in _STATES:
+            return True
+        return isinstance(node, ast.Name) and any(
+            isinstance(each, ast.arg)
+            and each.arg == node.id
+            and each.annotation is not None
+            and ast.unparse(each.annotation).strip("\"'").endswith("TrainState")
+            for function in self.source.ancestors(node)
+            if isinstance(function, ast.FunctionDef)
+            for each in ast.walk(function.args)
+        )
+
+    def _calls(self) -> Iterator[Place]:
+        """What makes, calls, trains and saves the model."""
         losses: set[str] = set()
         for node in ast.walk(self.source.tree):
             if isinstance(node, ast.ClassDef):
@@ -311,6 +353,10 @@ def _functions_around(source: Source, node: ast.AST) -> set[str]:
     found = (each for each in around(node) if isinstance(each, ast.FunctionDef))
     innermost = next(found, None)
     return {innermost.name} if innermost is not None else set()
+
+
+def _is_no_statement(node: ast.AST) -> bool:
+    return not isinstance(node, ast.stmt)
 
 
 def _is_variables(node: ast.expr) -> bool:

@@ -111,8 +111,8 @@ class Uses:
 
         return named
 
-    def importing(self, sources: Mapping[pathlib.Path, Source]) -> set[str]:
-        """The files that import one of the rewritten modules, by others too.
+    def connected(self, sources: Mapping[pathlib.Path, Source]) -> set[str]:
+        """The files that import a rewritten module, by others too, and the files they import.
 
         Args:
             sources: all files of the package.
@@ -122,13 +122,17 @@ class Uses:
             imported = self._imported(str(path), source.tree).values()
             names = {n.module if isinstance(n, ClassName) else n for n in imported}
             wanted[str(path)] = names | {name.rpartition(".")[0] for name in names}
-        known, found = set(self.modules.values()), set(self.modules)
+        found = set(self.modules)
+        known = set(self.modules.values())
+        while more := {file for file, names in wanted.items() if names & known} - found:
+            found |= more
+            known |= {self._module(file) for file in more}
         while True:
-            more = {file for file, names in wanted.items() if names & known} - found
+            imported = set().union(*(names for file, names in wanted.items() if file in found))
+            more = {file for file in wanted if self._module(file) in imported} - found
             if not more:
                 return found
             found |= more
-            known |= {self._module(file) for file in more}
 
     def _module(self, file: str) -> str:
         if file in self.modules:

@@ -157,6 +157,10 @@ def test_the_models_that_tests_call_are_rewritten_in_one_run(project, capsys):
     outcome = discover(capsys, "--as-linen", "--check")
     assert outcome.code == 0, outcome.err
     assert "runs an NNX class already: Net, Pair, Part" in outcome.out
+    # The training is rewritten from the Linen classes, which are gone.
+    outcome = discover(capsys, "--train", "sample.py:sample")
+    assert outcome.code == 2
+    assert "its model runs NNX classes" in outcome.err
 
 
 def test_what_stays_linen_is_listed_by_its_share_of_the_parameters(project, capsys):

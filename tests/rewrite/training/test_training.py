@@ -33,7 +33,9 @@ def packages(tmp_path, monkeypatch):
         (folder / "__init__.py").write_text("")
         (folder / "train.py").write_text(HEAD + source)
         for other, text in files.items():
-            (folder / f"{other}.py").write_text(text)
+            path = folder / f"{other.replace('__', '/')}.py"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
         return importlib.import_module(f"{name}.train")
 
     yield make
@@ -531,3 +533,30 @@ def test_in_place_the_model_and_its_training_may_be_in_two_files(packages):
     texts = rewritten(module).in_place(by_hand=[str(models)])
     assert [pathlib.Path(path).name for path in texts] == ["train.py", "models.py"]
     assert "from .models import Net" in texts[module.__file__]
+
+
+KEEPING = """import json
+
+
+class Log:
+    def line(self, train_state):
+        return json.dumps({"step": int(train_state.step), "rate": self.rate.step})
+
+
+def save(state, path):
+    path.write_bytes(
+        bytes(state.params["Dense_0"]["bias"])
+    )
+    state.step(path)
+"""
+
+
+def test_reads_of_a_state_that_no_step_reaches_are_listed(packages):
+    head = "from .folder import keeping\n\n\n"
+    module = packages(f"{head}{APART}", folder__keeping=KEEPING)
+    result = rewritten(module)
+    assert training(result).is_proven
+    assert [each for each in result.places if "keeping" in each] == [
+        "folder/keeping.py:6: train_state.step: optimizer.step[...]",
+        "folder/keeping.py:11: state.params: nnx.state(model, nnx.Param)",
+    ]
