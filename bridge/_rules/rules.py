@@ -367,7 +367,7 @@ def table_of(rules: object) -> Table:
         RulesError: it is not a table, such as the path of a file.
     """
     if rules is None or isinstance(rules, Mapping):
-        return rules or {}
+        return cast("Table", rules or {})
     raise RulesError(
         shown(rules),
         "a dict of NNX paths by regular expressions for Linen paths",
