@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.rewrite.programs import Program
+from tests.rewrite.programs import Of, Program
 
 PROGRAMS = {
     "a layer behind classes whose loops may have no turn": Program(
@@ -169,5 +169,157 @@ class Model(nn.Module):
         return nn.Dense(3)(x)
 """,
         [{"width": 6}, {"rate": 4}, {"width": 2, "rate": 3}],
+    ),
+    "a condition on a transform that reads what setup names": Program(
+        """
+@dataclasses.dataclass(frozen=True)
+class Config:
+    width: int = 4
+    depth: int = 2
+    is_saving: bool = False
+
+
+class Block(nn.Module):
+    config: Config
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.tanh(nn.Dense(self.config.width)(x))
+
+
+class Model(nn.Module):
+    config: Config = Config()
+    may_save: bool = True
+
+    def setup(self):
+        config = self.config
+        is_saving = config.is_saving and self.may_save
+        block = nn.remat(Block) if is_saving else Block
+        self.blocks = [block(config) for _ in range(config.depth)]
+
+    def __call__(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+""",
+        [{"config": Of("Config(3, 1, True)")}, {"may_save": False}],
+    ),
+    "a model whose training needs a key that its callers may leave out": Program(
+        """
+class Labels(nn.Module):
+    count: int
+    width: int
+    rate: float = 0.5
+
+    def setup(self):
+        self.table = nn.Embed(self.count + 1, self.width)
+
+    def dropped(self, labels, key=None):
+        is_dropped = jax.random.uniform(key, labels.shape) < self.rate
+        return jnp.where(is_dropped, self.count, labels)
+
+    def __call__(self, labels, train, key=None):
+        if train and self.rate > 0:
+            labels = self.dropped(labels, key)
+        return self.table(labels)
+
+
+class Model(nn.Module):
+    width: int = 4
+
+    def setup(self):
+        self.labels = Labels(6, self.width)
+
+    def __call__(self, labels, train=False, key=None):
+        return self.labels(labels, train, key)
+""",
+        [{"width": 3}],
+        inputs=[("tokens", 2, 5)],
+    ),
+    "initialisers with axis names by a function of another file": Program(
+        """
+import initialisers_with_axes as initialisers
+from initialisers_with_axes import of_table
+
+
+class Inner(nn.Module):
+    width: int
+    is_split: bool
+
+    def setup(self):
+        self.dense = nn.Dense(self.width, kernel_init=initialisers.of_kernel(self.is_split))
+
+    def __call__(self, x):
+        return self.dense(x)
+
+
+class Model(nn.Module):
+    width: int = 4
+    is_split: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        x = Inner(self.width, self.is_split)(x)
+        table = self.param("table", of_table(self.is_split), (3, self.width))
+        kernel = initialisers.of_kernel(self.is_split)
+        return nn.Dense(2, kernel_init=kernel)(x + table.sum(0))
+""",
+        [{"width": 3}, {"is_split": False}],
+        files={
+            "initialisers_with_axes.py": """
+def of_kernel(is_split):
+    return over(is_split, nn.initializers.lecun_normal(), (None, "data"))
+
+
+def of_table(is_split):
+    return over(is_split, nn.initializers.ones, ("data", None))
+
+
+def over(is_split, initialiser, axes):
+    return nn.with_partitioning(initialiser, axes) if is_split else initialiser
+"""
+        },
+    ),
+    "classes and partials of layers by functions of another file": Program(
+        """
+import choosing_layers
+from choosing_layers import norm_of
+
+
+class Model(nn.Module):
+    width: int = 4
+    kind: str = "layer"
+
+    @nn.compact
+    def __call__(self, x):
+        dense = choosing_layers.dense_of(self.width)
+        x = norm_of(self.kind)()(dense()(x))
+        return choosing_layers.block()(self.width + 1)(x)
+""",
+        [{"width": 3}, {"kind": "rms"}],
+        files={
+            "choosing_layers.py": """
+class Block(nn.Module):
+    width: int
+
+    @nn.compact
+    def __call__(self, x):
+        return nn.relu(nn.Dense(self.width)(x))
+
+
+def norm_of(kind):
+    if kind == "layer":
+        return functools.partial(nn.LayerNorm, use_bias=False)
+    return nn.RMSNorm
+
+
+def dense_of(width):
+    return functools.partial(nn.Dense, width, use_bias=False)
+
+
+def block():
+    return Block
+"""
+        },
     ),
 }

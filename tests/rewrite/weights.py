@@ -23,7 +23,7 @@ def random_weights(linen: nn.Module, *inputs: Any) -> dict[str, Any]:
     order: list[tuple[str, ...]] = []
 
     def init() -> Any:
-        variables = linen.init(KEYS, *inputs)
+        variables = nn.unbox(linen.init(KEYS, *inputs))
         order.extend(traverse_util.flatten_dict(variables))
         return variables
 

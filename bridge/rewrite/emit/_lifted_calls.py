@@ -108,7 +108,7 @@ class LiftedCalls:
                 continue
             node = self.lift.keyword(lifted, name)
             if node is not None and self.method.node in self.method.source.ancestors(node):
-                found.append(f"{name}={self.method.call_text(node)}")
+                found.append(f"{name}={self.lift.in_call(node)}")
             elif isinstance(value, int | str | bool):
                 found.append(f"{name}={value!r}")
             else:

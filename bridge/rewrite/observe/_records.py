@@ -214,6 +214,7 @@ class Records:
         function_classes: classes that stand for functions that make layers, by where they are.
         functions_that_make: of these, whether a function returns the layers.
         steps: of the runs of models that decode, which leaves of the arguments are sequences.
+        untrained: the entries that Linen refuses in training.
         arrays: the attributes that hold arrays behind a `setup`, by its file and line.
         foreign: by class, a function of another package that makes parameters of it.
     """
@@ -227,6 +228,7 @@ class Records:
     variables: list[Any] = dataclasses.field(default_factory=list)
     lifted: dict[type, Lifted] = dataclasses.field(default_factory=dict)
     steps: dict[int, frozenset[int]] = dataclasses.field(default_factory=dict)
+    untrained: set[int] = dataclasses.field(default_factory=set)
     functions: list[FunctionCall] = dataclasses.field(default_factory=list)
     function_classes: dict[Site, type] = dataclasses.field(default_factory=dict)
     arrays: dict[tuple[str, int], set[str]] = dataclasses.field(default_factory=dict)

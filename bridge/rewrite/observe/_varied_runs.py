@@ -61,11 +61,12 @@ class Runs:
 
     def _vary(self) -> None:
         started = time.process_time()
-        for entry in self.entries:
+        for index, entry in enumerate(self.entries):
             module = entry.make()
             training = training_kwargs(entry)
             if training is not None and self._traced(entry, None, entry.inputs, training) is None:
                 self.notes.append("the model was not traced in training: it raised")
+                self.watch.records.untrained.add(index)
             every = variations
             for apart in (True, False):
                 together = combined(module, entry.inputs, apart=apart)

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable, Sequence, Set
 
 from bridge.rewrite.observe._records import Lifted
-from bridge.rewrite.syntax._source import is_self, names_in
+from bridge.rewrite.syntax._source import binding, is_self, names_in, operand
 
 from ._axes import Axes, axis_texts
 from ._containers import attribute_of, container_of
@@ -172,10 +172,32 @@ class Lift:
                 break
             if isinstance(each, ast.If | ast.IfExp):
                 body = each.body if isinstance(each.body, list) else [each.body]
-                asked = (text or self.method.call_text)(each.test)
+                asked = (text or self.in_call)(each.test)
                 return asked if before in body else f"not ({asked})"
             before = each
         raise NotRewritableError("transform-condition", self.slot.node)
+
+    def in_call(self, node: ast.AST) -> str:
+        """An expression as a call of the layer has it, which knows no variable of `setup`.
+
+        Raises:
+            NotRewritableError: a variable has no single value.
+        """
+        if not self.method.is_setup:
+            return self.method.call_text(node)
+        source, own = self.method.source, self.method.node
+        edits = [*self.method.references.edits(node), *self.method.field_edits(node)]
+        for each in ast.walk(node):
+            places = binding(own, each.id) if isinstance(each, ast.Name) else []
+            if not places:
+                continue
+            match places:
+                case [ast.Assign(targets=[ast.Name()], value=value) as made] if made in own.body:
+                    text = operand(self.in_call(value), type(source.parents[each]))
+                    edits.append(source.edit(each, text))
+                case _:
+                    raise NotRewritableError("transform-condition", self.slot.node)
+        return source.render(node, edits)
 
     def _place(self, lifted: Lifted) -> ast.Call | None:
         """The call of the transform, or of the file's function that it is in, in the method."""

@@ -1,7 +1,8 @@
-"""Functions that return layers' classes or partials of them, and take a mode for what they make.
+"""Functions that return layers' classes, partials of them, or initialisers with axis names.
 
 `get_norm(kind, train)` returns `functools.partial(nn.BatchNorm, use_running_average=not train)`.
-A constructor calls it with any mode, as each call of the layer says the mode.
+A constructor calls it with any mode, as each call of the layer says the mode. A function of another
+file that names layers or axes without a mode has its counterpart in that file's new one.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import pathlib
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
+
+from flax import linen as nn
 
 from bridge._train_eval import MODE_FIELDS
 from bridge.rewrite.syntax._source import is_self, names_in, source_of
@@ -31,15 +34,20 @@ def find_makers(program: Program, inside: Callable[[str], bool]) -> None:
     for plan in program.plans.values():
         references = references_of(program, plan)
         for name, method in plan.methods.items():
-            for node in ast.walk(method) if name != "setup" else ():
+            for node in ast.walk(method):
                 function = references.value_of(node.func) if isinstance(node, ast.Call) else None
                 if not inspect.isfunction(function) or not inside(function.__code__.co_filename):
                     continue
                 if function.__code__ not in program.makers:
                     program.makers[function.__code__] = _maker(program, function)
                 maker = program.makers[function.__code__]
-                given = _bound(maker, node) if maker is not None else None  # pyright: ignore
-                if maker is not None and given is not None:
+                # `setup` has no mode, and a function of this file is taken over anyway.
+                if maker is None or (
+                    name == "setup" if maker.modes else maker.source is plan.source
+                ):
+                    continue
+                given = _bound(maker, node)  # pyright: ignore
+                if given is not None:
                     plan.makers[node] = maker  # pyright: ignore
                     plan.moved |= {given[each] for each in maker.given if each in given}
 
@@ -72,7 +80,10 @@ def _maker(program: Program, function: Any) -> Maker | None:
     read = {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and id(n) not in inner}
     if not names or len(texts) != len({name for name, _ in texts}) or not names <= given - read:
         # It takes no mode, or does more with it.
-        return None
+        if not _names_linen(references, node):
+            return None
+        program.sources[file] = source
+        return Maker(node, source, module.__name__, frozenset(), {}, is_mixed=True)
     layers = {call: layer_of(references.value_of(call.args[0])) for call, _ in modes}
     returned = [n.value for n in ast.walk(node) if isinstance(n, ast.Return) and n.value]
     makes = {each for value in returned for each in origins(node, value)}
@@ -88,6 +99,23 @@ def _maker(program: Program, function: Any) -> Maker | None:
         {str(k.arg): k.value for _, k in modes},
         is_mixed=not makes <= {call for call, layer in layers.items() if layer is not None},
     )
+
+
+def _names_linen(references: References, function: ast.FunctionDef) -> bool:
+    """Whether a function, or one of its file that it calls, names layers or gives names to axes."""
+    tops = {f.name: f for f in references.source.tree.body if isinstance(f, ast.FunctionDef)}
+    left, seen = [function], {function.name}
+    while left:
+        for node in ast.walk(left.pop()):
+            value = references.value_of(node)
+            if value is nn.with_partitioning or value is nn.with_logical_partitioning:
+                return True
+            if isinstance(value, type) and issubclass(value, nn.Module):
+                return True
+            if isinstance(node, ast.Name) and node.id in tops.keys() - seen:
+                seen.add(node.id)
+                left.append(tops[node.id])
+    return False
 
 
 def origins(
@@ -202,7 +230,7 @@ def _takes(plan: ClassPlan, node: ast.expr, modes: Collection[str]) -> bool | No
         return None if node.attr in plan.mixed else True  # pyright: ignore
     if isinstance(node, ast.Call):
         maker = plan.makers.get(node)
-        if maker is not None:
+        if maker is not None and maker.modes:
             return None if maker.is_mixed else True
         return any(k.arg in modes for k in node.keywords) or any(
             _takes(plan, each, modes) is not False for each in node.args[:1]

@@ -125,7 +125,7 @@ class FunctionLift:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Maker:
-    """A function of the program that returns partials of layers, and takes their mode.
+    """A function of the program that returns layers' classes, or initialisers with axis names.
 
     Attributes:
         function: its source.

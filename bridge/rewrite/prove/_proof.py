@@ -110,7 +110,8 @@ class Prover:
         checker, inputs = self._paired(run, given)
         self._keep_rules(run, checker)
         kwargs = entry_kwargs(checker.entry)
-        training = training_kwargs(checker.entry)
+        is_trained = run not in self.program.records.untrained
+        training = training_kwargs(checker.entry) if is_trained else None
         # A call without a mode may update state whenever it is mutable.
         state = training is None
         if self._is_same(checker, label, inputs, kwargs, state=state):
