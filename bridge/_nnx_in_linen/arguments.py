@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,34 +17,47 @@ from bridge._fingerprint import fingerprint
 from bridge._graphdefs.static_graphdef import Given, StaticGraphDef
 
 
-class Argument:
-    """A constructor argument that cannot be hashed as it is: a list, a dict, a set or an array.
+class _Given:
+    """Constructor arguments some of which cannot be hashed: lists, dicts, sets, arrays.
 
     Linen turns lists and dicts in a module's fields into tuples and FrozenDicts; this is opaque to
-    it, so the constructor gets what the user gave.
+    it, and reads as the user gave it, in containers of its own.
+
+    Args:
+      held: the arguments.
     """
 
-    __slots__ = ("__weakref__", "held")
-
-    def __init__(self, value: Any):
+    def __init__(self, held: Any):
         # Copy: the caller or the constructor may write into it later.
-        self.held = _copied(value)
+        self.held: Any = _copied(held)
 
-    @property
-    def value(self) -> Any:
-        """The argument as it was given, in containers of its own."""
-        return _copied(self.held)
+    def __len__(self) -> int:
+        return len(self.held)
+
+    def __getitem__(self, key: Any) -> Any:
+        return _copied(self.held[key])
 
     def __hash__(self) -> int:
-        return hash(fingerprint(self, ordered=False))
+        return hash(fingerprint(self.held, ordered=False))
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Argument):
+        if not isinstance(other, _Given):
             return False
-        return fingerprint(self, ordered=False) == fingerprint(other, ordered=False)
+        return fingerprint(self.held, ordered=False) == fingerprint(other.held, ordered=False)
 
     def __repr__(self) -> str:
         return repr(self.held)
+
+
+class GivenArgs(_Given, Sequence[Any]):
+    """Such arguments by position."""
+
+
+class GivenKwargs(_Given, Mapping[str, Any]):
+    """Such arguments by name."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.held)
 
 
 class Existing:
@@ -90,75 +103,19 @@ def _existing(parts: tuple[Any, ...], avals: tuple[Any, ...] | None, given: Give
     return Existing(StaticGraphDef(nnx.GraphDef(*parts), avals, None, given))
 
 
-def freeze_arguments(
-    args: Iterable[Any], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], FrozenDict[str, Any]]:
-    """The arguments in hashable form; doing it twice changes nothing."""
-    frozen = {name: _freeze(value) for name, value in kwargs.items()}
-    return tuple(_freeze(value) for value in args), FrozenDict(frozen)
+def hashable_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The arguments as Linen can keep them; doing it twice changes nothing."""
+    if type(args) is not GivenArgs:
+        args = tuple(args) if all(map(_is_hashable, args)) else GivenArgs(tuple(args))
+    if type(kwargs) is not GivenKwargs:
+        are_hashable = all(map(_is_hashable, kwargs.values()))
+        kwargs = FrozenDict(kwargs) if are_hashable else GivenKwargs(dict(kwargs))
+    return args, kwargs
 
 
-def thaw(value: object) -> Any:
-    """The argument as it was given; the inverse of what `freeze_arguments` does to each."""
-    return value.value if isinstance(value, Argument) else value
-
-
-class GivenArgs(Sequence[Any]):
-    """Frozen positional arguments that read as they were given; to Linen they are opaque."""
-
-    def __init__(self, frozen: tuple[Any, ...]):
-        self.frozen = frozen
-
-    def __len__(self) -> int:
-        return len(self.frozen)
-
-    def __getitem__(self, index: int | slice) -> Any:
-        found = self.frozen[index]
-        return tuple(map(thaw, found)) if isinstance(index, slice) else thaw(found)
-
-    def __hash__(self) -> int:
-        return hash(self.frozen)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, GivenArgs) and self.frozen == other.frozen
-
-    def __repr__(self) -> str:
-        return repr(self.frozen)
-
-
-class GivenKwargs(Mapping[str, Any]):
-    """The same of keyword arguments."""
-
-    def __init__(self, frozen: FrozenDict[str, Any]):
-        self.frozen: Mapping[str, Any] = frozen
-
-    def __len__(self) -> int:
-        return len(self.frozen)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.frozen)
-
-    def __getitem__(self, key: str) -> Any:
-        return thaw(self.frozen[key])
-
-    def __hash__(self) -> int:
-        return hash(self.frozen)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mapping) and self.frozen == frozen(other)
-
-    def __repr__(self) -> str:
-        return repr(self.frozen)
-
-
-def is_any_frozen(args: Iterable[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Whether `freeze_arguments` has put something else in the place of an argument."""
-    return any(isinstance(value, Argument) for value in (*args, *kwargs.values()))
-
-
-def frozen(arguments: Any) -> Any:
-    """Arguments as they are hashed and compared, of either form."""
-    return arguments.frozen if type(arguments) in (GivenArgs, GivenKwargs) else arguments
+def held_in(arguments: Any) -> Any:
+    """What the fields of a ToLinen hold, to be looked at and not to be given to anyone."""
+    return arguments.held if isinstance(arguments, _Given) else arguments
 
 
 def check_class(nnx_class: Any) -> None:
@@ -241,16 +198,14 @@ def check_arguments(nnx_class: object, args: object, kwargs: Any) -> None:
     )
 
 
-def _freeze(value: object) -> Any:
-    if isinstance(value, Argument):
-        return value
+def _is_hashable(value: object) -> bool:
     if isinstance(value, list | dict | set):
-        return Argument(value)
+        return False
     try:
         hash(value)
     except TypeError:
-        return Argument(value)
-    return value
+        return False
+    return True
 
 
 def _copied(value: Any) -> Any:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import inspect
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,7 +31,7 @@ from bridge._module_calls.calls import MODULE_CONTEXT, innermost
 from bridge._randomness.streams import missing_stream
 from bridge._sharding import eager
 
-from .arguments import Existing, thaw
+from .arguments import Existing, held_in
 
 
 class Constructor(NamedTuple):
@@ -39,15 +39,15 @@ class Constructor(NamedTuple):
 
     Attributes:
       nnx_class: the NNX module's class.
-      args: positional arguments, frozen.
-      kwargs: keyword arguments, frozen.
+      args: positional arguments.
+      kwargs: keyword arguments.
       skip_rng: whether `rngs` must not be passed.
       eager_sharding: whether annotated Variables are sharded when they are made, None for what
         Flax is set to.
     """
 
     nnx_class: Callable[..., Any]
-    args: tuple[Any, ...]
+    args: Sequence[Any]
     kwargs: Mapping[str, Any]
     skip_rng: bool
     eager_sharding: bool | None = None
@@ -60,7 +60,8 @@ class Constructor(NamedTuple):
     def look(self) -> Look:
         """A look at the constructor and its arguments."""
         # Items of a dict cost more to look at than a tuple of the same.
-        return Look((*self[:2], tuple(self.kwargs.items()), *self[3:]))
+        args, kwargs = held_in(self.args), held_in(self.kwargs)
+        return Look((self.nnx_class, args, tuple(kwargs.items()), *self[3:]))
 
     def made(self, graphdef: StaticGraphDef) -> bool:
         """Whether a GraphDef is that of the module this constructs, or what calls made of it."""
@@ -71,8 +72,7 @@ class Constructor(NamedTuple):
 
     def arguments(self) -> tuple[Any, Any]:
         """The constructor's arguments as they were given, in containers of their own."""
-        kwargs = {name: thaw(value) for name, value in self.kwargs.items()}
-        return tuple(map(thaw, self.args)), kwargs
+        return tuple(self.args), dict(self.kwargs)
 
     def kept(self, graphdef: StaticGraphDef) -> dict[Address, Any]:
         """The arrays among the arguments that a module keeps as they are, by address."""

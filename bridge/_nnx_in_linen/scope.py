@@ -35,7 +35,6 @@ from bridge._graphdefs.static_graphdef import StaticGraphDef
 from bridge._randomness.streams import stream_of
 from bridge._types import Variable
 
-from .arguments import frozen
 from .constructor import Constructor
 from .linen_paths import LinenPaths
 from .matched_variables import MatchedVariables
@@ -65,8 +64,8 @@ class WrapperScope:
         self._paths = LinenPaths.of(linen.linen_paths) if linen.linen_paths else None
         self.constructor = Constructor(
             linen.nnx_class,
-            frozen(linen.args),
-            frozen(linen.kwargs),
+            linen.args,
+            linen.kwargs,
             linen.skip_rng,
             linen.eager_sharding,
         )

@@ -24,15 +24,10 @@ from bridge._types import Method
 
 from .arguments import (
     Existing,
-    GivenArgs,
-    GivenKwargs,
     check_arguments,
     check_class,
     check_instance,
-    freeze_arguments,
-    frozen,
-    is_any_frozen,
-    thaw,
+    hashable_arguments,
 )
 from .bound_module import BoundModule, Call
 from .call_keys import Streams
@@ -160,10 +155,7 @@ class ToLinen(NNXHolder, metaclass=WithOptions):
         if type(given_args) is not tuple or type(given_kwargs) is not FrozenDict:
             check_arguments(self.nnx_class, self.args, self.kwargs)
         # Linen hashes and compares modules by their fields.
-        args, kwargs = freeze_arguments(frozen(self.args), frozen(self.kwargs))
-        if type(self) is not ToLinen and is_any_frozen(args, kwargs):
-            # A subclass may construct the module itself.
-            args, kwargs = GivenArgs(args), GivenKwargs(kwargs)
+        args, kwargs = hashable_arguments(self.args, self.kwargs)
         object.__setattr__(self, "args", args)
         object.__setattr__(self, "kwargs", kwargs)
         super().__post_init__()
@@ -258,7 +250,7 @@ class ToLinen(NNXHolder, metaclass=WithOptions):
         own = self.__dict__
         if not name.startswith("_") and "nnx_class" in own and "kwargs" in own:
             if name in own["kwargs"]:
-                return thaw(own["kwargs"][name])
+                return own["kwargs"][name]
             found = nnx_attribute(WrapperScope(self), name)
             if found is not MISSING:
                 return found

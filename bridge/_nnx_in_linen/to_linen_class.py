@@ -10,7 +10,7 @@ from flax import nnx
 
 from bridge._conversion import convert
 
-from .arguments import check_arguments, check_class, freeze_arguments, thaw
+from .arguments import check_arguments, check_class, hashable_arguments
 from .nnx_attributes import linen_method
 from .to_linen import ToLinen
 
@@ -55,7 +55,7 @@ def to_linen_class(
         "nnx_class": base_nnx_class,
         "metadata_fn": base_metadata_fn,
         "skip_rng": base_skip_rng,
-        "kwargs": freeze_arguments((), partial_kwargs)[1],
+        "kwargs": hashable_arguments((), partial_kwargs)[1],
     }
 
     def install_constructor(cls: Any) -> None:
@@ -74,7 +74,7 @@ def to_linen_class(
             # None stands for the default in programs written for flax.nnx.bridge.
             fields = {n: v for n, v in fields.items() if v is not None or n not in defaults}
             constructor = {n: v for n, v in given.items() if n not in cls.__dataclass_fields__}
-            merged = {**partial_kwargs, **_unfrozen(kwargs), **constructor}
+            merged = {**partial_kwargs, **(kwargs or {}), **constructor}
             generated(self, args=args or (), kwargs=merged, **fields)
 
         cls.__init__ = construct
@@ -98,7 +98,3 @@ def to_linen_class(
 def _public_methods(nnx_class: object) -> list[str]:
     own = set(dir(nnx_class)) - set(dir(nnx.Module))
     return [n for n in own if n[0] != "_" and inspect.isfunction(getattr(nnx_class, n))]
-
-
-def _unfrozen(kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {name: thaw(value) for name, value in kwargs.items()} if kwargs else {}

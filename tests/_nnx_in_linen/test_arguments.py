@@ -13,7 +13,6 @@ from flax import nnx
 from flax.core import FrozenDict
 
 import bridge
-from bridge._nnx_in_linen import arguments
 
 KEY = jax.random.key(0)
 
@@ -199,14 +198,11 @@ def test_a_traced_array_may_be_an_argument(wrap):
         np.testing.assert_array_equal(y, [4.0, 4.0])
 
 
-def test_freezing_twice_changes_nothing(argument):
-    once = arguments.freeze_arguments((argument,), {"keyword": argument})
-    assert arguments.freeze_arguments(*once) == once
-
-
-def test_thawing_undoes_freezing(argument):
-    (frozen,), _ = arguments.freeze_arguments((argument,), {})
-    assert same(arguments.thaw(frozen), argument)
+def test_arguments_read_as_they_were_given(argument):
+    model = bridge.ToLinen(Keeping, args=(argument,), kwargs={"keyword": argument})
+    model = model.clone()
+    assert same(model.args[0], argument)
+    assert same(model.kwargs["keyword"], argument)
 
 
 def test_the_repr_shows_what_was_given():

@@ -173,7 +173,7 @@ def test_a_call_of_its_own_reads_the_arguments_as_they_were_given():
     assert jax.jit(module.apply)(variables, X).shape == (2, 3)
 
 
-def test_given_arguments_read_as_given_and_compare_as_frozen():
+def test_given_arguments_read_as_given_and_compare_by_what_they_hold():
     module = Fields(Configured, args=([4], 5), kwargs={"config": {"out": 3}})
     assert type(module.args) is GivenArgs
     assert list(module.args) == [[4], 5]
