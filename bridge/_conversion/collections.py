@@ -4,8 +4,7 @@
 PARAMS = "params"
 OUTPUTS = frozenset({"intermediates", "perturbations"})
 
-# The collection that holds GraphDefs, and the name that a ToLinen gives to its own, or the start of
-# it where several share a scope.
+# The collection that holds GraphDefs, and the name that a ToLinen gives to its own.
 STATIC = "nnx"
 GRAPHDEF = "graphdef"
 # The collection of an NNX module's arrays that are in no Variable: their type says nothing, as it

@@ -28,7 +28,7 @@ def is_static(collection: str, path: Path, leaf: object) -> bool:
     if isinstance(leaf, Mapping):
         return not leaf
     if leaf is None:
-        return bool(path) and str(path[-1]).startswith(GRAPHDEF)
+        return path[-1:] == (GRAPHDEF,)
     return isinstance(leaf, nnx.GraphDef)
 
 

@@ -167,32 +167,6 @@ def is_lifted(module: nn.Module) -> bool:
     return root is not None and tuple(root.debug_path) != tuple(root.path)
 
 
-def place_in_shared_scope(module: nn.Module) -> str:
-    """What tells a bound module from the others in its scope.
-
-    Modules have the same scope after `nn.share_scope`, which notes nothing about it.
-
-    Returns:
-      The module's names from the one on that the scope is named after; an empty text for that one.
-    """
-    scope: Any = module.scope
-    names: list[str] = []
-    while (
-        scope is not None
-        and isinstance(module.parent, nn.Module)
-        and scope.path[-1:] != (module.name,)
-    ):
-        names.append(str(module.name))
-        if not _has_scope(module.parent, scope):
-            break
-        module = module.parent
-    return "_".join(reversed(names))
-
-
-def _has_scope(module: nn.Module, scope: Scope) -> bool:
-    return module.scope is not None and _is_same_place(module.scope, scope)
-
-
 def _is_same_place(a: Scope, b: Scope) -> bool:
     # A scope is made anew after a compact method, and goes on counting.
     return a.rng_counters is b.rng_counters

@@ -73,7 +73,7 @@ def _new_definition(
     given = ((ARRAYS, path) for path, _ in found.graphdef.given)
     still = {a for a in given if a in addresses and a not in updates}
     kept_given = tuple(item for item in found.graphdef.given if (ARRAYS, item[0]) in still)
-    may_be_stored = linen.store_graphdef and not graphdef.is_bound
+    may_be_stored = scope.keeps_graphdef and not graphdef.is_bound
     graphdef = StaticGraphDef(graphdef, graphdef.avals, graphdef.origin, kept_given)
     needed = {s.address for s in graphdef.slots if linen.rng_state or not s.is_rng}
     touched = {STATIC, *(collection for collection, _ in changes.removed)}

@@ -25,11 +25,7 @@ from bridge._errors import (
     warn,
 )
 from bridge._fingerprint import fingerprint
-from bridge._flax.linen_modules import (
-    place_in_shared_scope,
-    remove_variable,
-    shares_scope,
-)
+from bridge._flax.linen_modules import remove_variable, shares_scope
 from bridge._graphdefs import static_graphdef
 from bridge._graphdefs.static_graphdef import StaticGraphDef
 from bridge._randomness.streams import stream_of
@@ -40,6 +36,7 @@ from .linen_paths import LinenPaths
 from .matched_variables import MatchedVariables
 from .module_views import SHOWN
 
+_GRAPHDEF_ADDRESS: Address = STATIC, (GRAPHDEF,)
 _warned: BoundedCache[bool] = BoundedCache(maxsize=4096)
 
 
@@ -69,9 +66,6 @@ class WrapperScope:
             linen.skip_rng,
             linen.eager_sharding,
         )
-        # The definition is at another place for each module that shares a scope.
-        place = place_in_shared_scope(linen)
-        self._graphdef_address: Address = STATIC, (f"{GRAPHDEF}_{place}" if place else GRAPHDEF,)
 
     @property
     def where(self) -> str:
@@ -86,16 +80,19 @@ class WrapperScope:
         """Whether Linen calls the wrapper itself, and no module around it."""
         return self.linen.scope is not None and self.linen.scope.parent is None
 
+    @property
+    def keeps_graphdef(self) -> bool:
+        """Whether the definition has a place: modules that share a scope would share it too."""
+        return self.linen.store_graphdef and not shares_scope(self.linen)
+
     def read(self) -> tuple[dict[Address, Any], StaticGraphDef | None]:
         """The leaves of the variables, and the definition: None if a checkpoint has a stand-in."""
         leaves = by_address(self.linen.variables)
         if self._paths is not None:
             leaves = self._paths.by_nnx(leaves)
-        place = self._graphdef_address
-        stored = leaves.get(place)
+        stored: Any = leaves.get(_GRAPHDEF_ADDRESS)
         is_graphdef = isinstance(stored, nnx.GraphDef)
-        graphdef = static_graphdef.as_static(leaves[place]) if is_graphdef else None
-        # Modules that share the scope have GraphDefs too.
+        graphdef = static_graphdef.as_static(stored) if is_graphdef else None
         for address in [a for a in leaves if a[0] == STATIC]:
             if leaves[address] is stored or is_static(*address, leaves[address]):
                 del leaves[address]
@@ -141,14 +138,14 @@ class WrapperScope:
         return leaves
 
     def store_graphdef(self, graphdef: StaticGraphDef | None) -> None:
-        """Keeps the definition, unless an option or a lifted transform has left its collection out.
+        """Keeps the definition, unless a lifted transform has left its collection out.
 
         None keeps a place for it: the collection is to be the first one, and what goes into it is
         known last.
         """
         linen = self.linen
-        if linen.store_graphdef and linen.is_mutable_collection(STATIC):
-            linen.put_variable(STATIC, self._graphdef_address[1][0], graphdef)
+        if linen.is_mutable_collection(STATIC) and self.keeps_graphdef:
+            linen.put_variable(STATIC, GRAPHDEF, graphdef)
 
     def remove(self, addresses: Iterable[Address]) -> None:
         """Removes leaves from mutable collections, and the mappings that held nothing else."""
@@ -178,7 +175,7 @@ class WrapperScope:
                 continue
             path = address[1] if self._paths is None else self._in_linen(address)[1]
             own = spelled(path, linen.string_keys)
-            if (collection, own[:1]) == self._graphdef_address:
+            if (collection, own[:1]) == _GRAPHDEF_ADDRESS:
                 raise ReservedNameError(
                     f"{path_text(*address)} of a ToLinen holds its GraphDef; rename the attribute,"
                     " or register its Variable type for another collection"
