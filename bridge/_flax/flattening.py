@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -12,7 +11,7 @@ from flax import nnx
 
 from . import graphdefs
 from .graphdefs import is_object
-from .objects import PYTREE_NOTES, ObjectState, set_states
+from .objects import STATE
 
 
 def flatten(module: object) -> tuple[nnx.GraphDef[Any], list[Any]]:
@@ -21,9 +20,7 @@ def flatten(module: object) -> tuple[nnx.GraphDef[Any], list[Any]]:
     `nnx.split` would sort the leaves into a nested State, out of which they would have to be taken
     again.
     """
-    indices = graphdefs.RefMap()
-    graphdef, state = nnx.flatten(module, ref_index=indices, graph=True)
-    _put_back_references(graphdef, indices)
+    graphdef, state = nnx.flatten(module, graph=True)
     return graphdef, list(state.leaves)
 
 
@@ -44,8 +41,7 @@ class Built(NamedTuple):
 class GraphDefBuilder:
     """Makes the modules of a GraphDef.
 
-    `nnx.unflatten` makes the objects and the Variables. Static attributes are put in afterwards,
-    because it would give all modules the same lists, dicts and sets.
+    `nnx.unflatten` makes them, but would give all modules the same static lists, dicts and sets.
 
     Args:
       graphdef: a GraphDef in graph mode.
@@ -58,57 +54,26 @@ class GraphDefBuilder:
     """
 
     def __init__(self, graphdef: nnx.GraphDef[Any]):
+        # Not the GraphDef, which may keep this.
+        self._nodes: Any = graphdef.nodes
+        self._attributes: Any = graphdef.attributes
         self.leaves: list[tuple[type[nnx.Variable[Any]], dict[str, Any]] | None] = []
-        # By the number of an object: what all modules have in common, and what each has of its own.
-        self._shared: dict[int, dict[str, Any]] = {}
-        self._own: list[tuple[int, str, Any]] = []
-        # The indices of the containers that are static items of others.
-        self._items: list[int] = []
-        self._states: dict[int, tuple[bool, bool]] = {}
-        self.has_only_objects = True
-        nodes: dict[tuple[Any, ...], Any] = {}
-        self._attributes: list[tuple[Any, Any]] = []
+        self._objects: list[int] = []
+        # The indices of the static attributes that are containers, or have some in them.
+        self._own = [
+            i
+            for i, (_, item) in enumerate(self._attributes)
+            if isinstance(item, graphdefs.Static) and _copied(item.value) is not item.value
+        ]
+        self.has_only_objects = not self._own
         for path, item in graphdefs.decoded(graphdef):
-            owner: Any = nodes.get(path[:-1])
-            if is_object(owner) and self._is_put_in(owner.index, str(path[-1]), item):
-                rest = owner.num_attributes - 1
-                nodes[path[:-1]] = dataclasses.replace(owner, num_attributes=rest)
-                continue
-            self._note(item)
-            is_node = not isinstance(item, graphdefs.LeafAttr | graphdefs.Static)
-            if is_node:
-                nodes[path] = item
-            if isinstance(item, graphdefs.Static) and _copied(item.value) is not item.value:
-                self._items.append(len(self._attributes))
-            if path:
-                self._attributes.append((path[-1], graphdefs.NodeAttr() if is_node else item))
-        self._nodes = list(nodes.values())
-        self._objects = [item.index for item in self._nodes if is_object(item)]
-
-    def _is_put_in(self, owner: int, name: str, item: Any) -> bool:
-        """Whether an attribute is put into its object afterwards."""
-        value: Any = None
-        if isinstance(item, graphdefs.Static):
-            value = item.value
-        elif name in PYTREE_NOTES and isinstance(item, graphdefs.NodeDef):
-            value = nnx.unflatten(nnx.GraphDef([item], [], 0), [])
-        else:
-            return False
-        if type(value) is ObjectState:
-            self._states[owner] = value.initializing, value.is_setup
-        elif _copied(value) is not value:
-            self._own.append((owner, name, value))
-            self.has_only_objects = False
-        else:
-            self._shared.setdefault(owner, {})[name] = value
-        return True
-
-    def _note(self, item: Any) -> None:
-        if graphdefs.stores_leaf(item):
-            is_variable = isinstance(item, graphdefs.VariableDef)
-            of = (item.type, dict(item.metadata)) if is_variable else None
-            self.leaves.append(of)
-        self.has_only_objects &= isinstance(item, _NO_CONTAINERS) or is_object(item)
+            if graphdefs.stores_leaf(item):
+                is_variable = isinstance(item, graphdefs.VariableDef)
+                self.leaves.append((item.type, dict(item.metadata)) if is_variable else None)
+            elif is_object(item):
+                self._objects.append(item.index)
+            elif not isinstance(item, _NO_CONTAINERS) and path[-1:] != (STATE,):
+                self.has_only_objects = False
 
     def build(self, leaves: Iterable[Any]) -> Built:
         """Makes the module; the inverse of `flatten`.
@@ -121,24 +86,24 @@ class GraphDefBuilder:
         for leaf, of in zip(leaves, self.leaves, strict=True):
             held.append(leaf if of is None else _variable(leaf, *of))
             variables.append(None if of is None else held[-1])
-        nodes: Any = {}
         attributes = self._attributes
-        if self._items:
+        if self._own:
             attributes = [*attributes]
-            for i in self._items:
-                key, item = attributes[i]
-                attributes[i] = key, graphdefs.Static(_copied(item.value))
+            for i in self._own:
+                name, item = attributes[i]
+                attributes[i] = name, graphdefs.Static(_copied(item.value))
+        nodes: Any = {}
         graphdef = nnx.GraphDef(self._nodes, attributes, len(held))
         module = nnx.unflatten(graphdef, held, index_ref=nodes)
-        for number, attributes in self._shared.items():
-            vars(nodes[number]).update(attributes)
-        set_states(nodes, self._states)
-        for number, name, value in self._own:
-            vars(nodes[number])[name] = _copied(value)
         return Built(module, variables, [nodes[number] for number in self._objects])
 
 
-_NO_CONTAINERS = (graphdefs.VariableDef, graphdefs.LeafAttr, graphdefs.NodeRef)
+_NO_CONTAINERS = (
+    graphdefs.VariableDef,
+    graphdefs.LeafAttr,
+    graphdefs.NodeRef,
+    graphdefs.Static,
+)
 
 
 def _variable(leaf: object, kind: type[nnx.Variable[Any]], metadata: dict[str, Any]) -> Any:
@@ -160,21 +125,3 @@ def _copied(value: Any) -> Any:
         items = tuple(map(_copied, value))
         return value if all(map(operator.is_, items, value)) else items
     return value
-
-
-def _put_back_references(graphdef: nnx.GraphDef[Any], indices: Mapping[Any, int]) -> None:
-    """Gives Variables the references back that others hold too.
-
-    Flax 0.12 takes such a reference out of every Variable but the first.
-    """
-    definitions: Any = graphdef.nodes
-    shared = [
-        (node.index, node.array_refdef.index)
-        for node in definitions
-        if isinstance(node, graphdefs.VariableDef)
-        and isinstance(node.array_refdef, graphdefs.NodeRef)
-    ]
-    if shared:
-        nodes = {index: node for node, index in indices.items()}
-        for index, reference in shared:
-            nodes[index].set_raw_value(nodes[reference])

@@ -36,8 +36,6 @@ NodeRef = part(_GRAPHLIB, "NodeRef", _has("index"))
 NodeAttr = part(_GRAPHLIB, "NodeAttr")
 LeafAttr = part(_GRAPHLIB, "LeafAttr")
 Static = part(_GRAPHLIB, "Static", lambda cls: cls(1).value == 1)
-# Nodes by identity.
-RefMap = part(_GRAPHLIB, "RefMap", lambda cls: len(cls()) == 0)
 
 
 def decoded(graphdef: nnx.GraphDef[Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:

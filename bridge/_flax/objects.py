@@ -11,7 +11,6 @@ from flax import nnx
 from .promises import part, required
 
 _PREFIX = "_pytree__"
-_STATE = "_pytree__state"
 
 # What every NNX object keeps for NNX itself, and which of its attributes are data.
 ObjectState = part(
@@ -21,22 +20,17 @@ DATA_ATTRIBUTES = part(
     "flax.typing", "HashableMapping", lambda cls: cls({"a": 1}, copy=False)["a"] == 1
 )
 # The attributes in which it does.
+STATE = "_pytree__state"
 DATA_NOTE = "_pytree__nodes"
-PYTREE_NOTES = frozenset({_STATE, DATA_NOTE})
+PYTREE_NOTES = frozenset({STATE, DATA_NOTE})
 # Where `nnx.capture` puts the Variables that `sow` fills, on each module for the time of a call.
 CAPTURES = "__captures__"
 
 
 def state_flags(node: nnx.Pytree) -> tuple[bool, bool] | None:
     """The flags in what an object keeps for NNX itself: `initializing` and `is_setup`."""
-    state = vars(node).get(_STATE)
+    state = vars(node).get(STATE)
     return None if state is None else (state.initializing, state.is_setup)
-
-
-def set_states(nodes: Mapping[int, nnx.Pytree], flags: Mapping[int, tuple[bool, bool]]) -> None:
-    """Gives objects, which are by number, states of their own with these flags."""
-    for number, own in flags.items():
-        vars(nodes[number])[_STATE] = ObjectState(*own)
 
 
 # `vars` asks the `__getattribute__` of the class, if there is one.
@@ -50,7 +44,7 @@ def is_note(name: str) -> bool:
 
 def _has_flag() -> bool:
     """An object's state has a flag that says whether the object is being initialised."""
-    state = vars(nnx.Module())[_STATE]
+    state = vars(nnx.Module())[STATE]
     before = state.initializing
     state._initializing = True
     return type(state) is ObjectState and before is False and state.initializing is True
@@ -77,14 +71,14 @@ def is_initializing(node: nnx.Pytree) -> bool:
     part of the GraphDef: a thread-local would not be part of the cache key of an `nnx.jit` inside
     the model.
     """
-    return vars(node)[_STATE].initializing
+    return vars(node)[STATE].initializing
 
 
 @_needs_flag
 def set_initializing(nodes: Sequence[nnx.Pytree], value: bool) -> None:
     """Sets the flag that `is_initializing` reads."""
     for node in nodes:
-        vars(node)[_STATE]._initializing = value
+        vars(node)[STATE]._initializing = value
 
 
 @_needs_data_note

@@ -90,9 +90,9 @@ class WrapperScope:
         leaves = by_address(self.linen.variables)
         if self._paths is not None:
             leaves = self._paths.by_nnx(leaves)
-        stored: Any = leaves.get(_GRAPHDEF_ADDRESS)
+        stored = leaves.get(_GRAPHDEF_ADDRESS)
         is_graphdef = isinstance(stored, nnx.GraphDef)
-        graphdef = static_graphdef.as_static(stored) if is_graphdef else None
+        graphdef = static_graphdef.as_static(leaves[_GRAPHDEF_ADDRESS]) if is_graphdef else None
         for address in [a for a in leaves if a[0] == STATIC]:
             if leaves[address] is stored or is_static(*address, leaves[address]):
                 del leaves[address]

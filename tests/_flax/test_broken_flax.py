@@ -28,7 +28,6 @@ ERRORS = {
     "graphlib.VariableDef": renamed("VariableDef"),
     "fields of VariableDef": renamed("array_refdef"),
     "graphlib.Static": renamed("Static"),
-    "graphlib.RefMap": renamed("RefMap"),
 }
 # Parts that nothing in the quick start needs, or whose absence costs a convenience.
 UNUSED = {

@@ -148,14 +148,6 @@ def test_a_definition_keeps_type_metadata_and_reference_of_a_variable():
     assert plain.array_refdef is None
 
 
-def test_flattening_tells_the_index_of_every_node():
-    model = Model()
-    indices = graphdefs.RefMap()
-    definition, _ = nnx.flatten(model, ref_index=indices, graph=True)
-    assert indices[model] == definition.nodes[0].index
-    assert model.weight in indices
-
-
 def test_tabulate_puts_an_id_on_every_object():
     noted = []
 
