@@ -13,11 +13,9 @@ from ._evidence import DIFFERS, against_names
 from ._orders import CALLS, TRANSPOSED, Orders, Pairs
 from ._structure import (
     automatic_class,
-    linen_shapes,
-    linen_signature_of_pair,
-    nnx_shapes,
-    nnx_signature_of_pair,
     own_classes,
+    shapes,
+    signature,
     types_agree,
 )
 from ._trees import LinenNode, NNXNode
@@ -282,17 +280,13 @@ def _exchangeable(group: Sequence[Pairing]) -> Iterator[tuple[list[Pairing], lis
 def _structures_of(pairing: Pairing) -> tuple[Hashable, Hashable]:
     if pairing.nnx.is_leaf:
         return _shapes_of(pairing.nnx, pairing), _shapes_of(pairing.linen, pairing)
-    ours = nnx_signature_of_pair(pairing.nnx, pairing.context)
-    theirs = linen_signature_of_pair(pairing.linen, pairing.context)
+    ours = signature(pairing.nnx, pairing.context)
+    theirs = signature(pairing.linen, pairing.context)
     return frozenset(ours.items()), frozenset(theirs.items())
 
 
 def _shapes_of(node: NNXNode | LinenNode, pairing: Pairing) -> Hashable:
-    if isinstance(node, NNXNode):
-        shapes = nnx_shapes(node, pairing.context)
-    else:
-        shapes = linen_shapes(node, pairing.context)
-    return pairing.nnx.is_leaf, frozenset(shapes.items())
+    return pairing.nnx.is_leaf, frozenset(shapes(node, pairing.context).items())
 
 
 class _Joined:

@@ -17,11 +17,9 @@ from bridge._rules.pieces import Piece
 
 from ._correspondence import Ambiguous, Correspondence, MisShaped
 from ._moving import cast_is_exact, is_unknown, is_zero
-from ._structure import is_adapter, is_computed
-from ._trees import NNXNode, linen_text, nnx_text
+from ._trees import CACHE, NNXNode, linen_text, nnx_text
 
 CLEAN = frozenset({"matched", "kept"})
-_CACHE = "cache"
 _KEEP_WRAPPED = "NNX has no {} layer; keep the Linen module wrapped with bridge.ToNNX"
 
 
@@ -199,15 +197,16 @@ class Entries:
         is_scale = holder is not None and holder.is_norm
         if not node.is_variable and not is_scale:
             return "kept", "an array that is not a Variable"
-        if is_adapter(node):
+        if node.is_adapter:
             if self._to_nnx:
                 return "kept", "a LoRA adapter, which the Linen model does not have"
             if self._adapter_is_idle(node):
                 return "kept", "a LoRA adapter without effect: lora_b is zero"
             return "lossy", "the Linen model has no LoRA adapter; merge it into the kernel first"
-        if is_computed(node.path[-1], self._found.nnx.at(node.path[:-1])):
+        around = self._found.nnx.at(node.path[:-1])
+        if around is not None and around.computes(node.path[-1]):
             return "kept", "a table that the constructor computes"
-        if self._to_nnx and node.collection == _CACHE:
+        if self._to_nnx and node.collection == CACHE:
             return "kept", "a cache, which Linen does not have"
         same = [
             linen_text(a) for a in addresses if shape_of(self._values[a]) == shape_of(node.value)
@@ -228,12 +227,12 @@ class Entries:
             if shape_of(self._values[address]) == shape_of(node.value)
         ]
         note = _same_shape(same)
-        if address[0] == _CACHE:
+        if address[0] == CACHE:
             if not self._to_nnx:
                 return "kept", "a cache, which NNX does not have"
             note = "the cache is created by init_cache of the NNX layer"
         elif empty := [n for n in self._found.nnx.walk() if _is_empty_wrapper(n)]:
-            names = ", ".join(nnx_text(n.path) or "the model" for n in empty)
+            names = ", ".join(n.text or "the model" for n in empty)
             note = f"{names}: a ToNNX without variables, which bridge.lazy_init creates"
         return ("unexpected" if self._to_nnx else "missing"), note
 

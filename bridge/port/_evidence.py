@@ -15,16 +15,8 @@ from ._numbers import families
 from ._orders import CALLS, Orders, Pairs
 from ._sequences import counts_constructions, groups, is_automatic
 from ._stacks import Stack
-from ._structure import (
-    Place,
-    is_adapter,
-    linen_shapes,
-    nnx_shapes,
-    open_modules,
-    open_scopes,
-    types_agree,
-)
-from ._trees import LinenNode, NNXNode, nnx_text
+from ._structure import Place, open_nodes, shapes, types_agree
+from ._trees import LinenNode, NNXNode
 
 Proposals: TypeAlias = list[tuple[NNXNode, LinenNode, Evidence]]
 
@@ -116,24 +108,14 @@ class ByEvidence:
 
     def leaves(self, place: Place) -> Proposals:
         """Proposes pairs of leaves that lie directly below two nodes."""
-        nodes = [
-            child
-            for child in place.nnx.children.values()
-            if child.is_leaf
-            and child.is_variable
-            and not is_adapter(child)
-            and place.settled.is_free(child, place.context)
-        ]
-        scopes = [
-            child
-            for child in place.linen.children.values()
-            if child.leaves and place.settled.is_free(child, place.context)
-        ]
+        context, is_free = place.context, place.settled.is_free
+        nodes = [each for each in place.nnx.weights.values() if is_free(each, context)]
+        scopes = [each for each in place.linen.weights.values() if is_free(each, context)]
         candidates = {
             node: [
                 scope
                 for scope in scopes
-                if nnx_shapes(node, place.context) == linen_shapes(scope, place.context)
+                if shapes(node, place.context) == shapes(scope, place.context)
                 and not _are_told_apart(node, scope)
                 and not self._is_transposed(node, scope, place.context)
             ]
@@ -153,10 +135,10 @@ class ByEvidence:
     ) -> Evidence:
         """What the shape of two leaves says that no others have."""
         node, scope, text = nodes[0], scopes[0], "the same shape"
-        is_named = likeness(str(node.path[-1]), str(scope.path[-1])) >= _ENOUGH
+        is_named = likeness(node.name, scope.name) >= _ENOUGH
         if self._is_transposed(node, scope, place.context) is False:
             return Evidence(f"{text}, used alike in both models")
-        ((_, shape),) = nnx_shapes(node, place.context)
+        ((_, shape),) = shapes(node, place.context)
         sizes = [size for size in shape or () if size > 1]
         if len({*sizes}) < len(sizes):
             return Evidence(f"{text}, which a transpose has too", is_weak=True)
@@ -196,7 +178,7 @@ class ByEvidence:
         return self._by_numbers(nodes, scopes)
 
     def _by_numbers(self, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Proposals:
-        ours = {nnx_text(node.path): node for node in nodes}
+        ours = {node.text: node for node in nodes}
         theirs = {scope.text: scope for scope in scopes}
         own, others = families(ours), families(theirs)
         if len(nodes) != len(scopes) or len(own) != 1 or len(others) != 1:
@@ -228,10 +210,10 @@ class ByEvidence:
         A module whose own parameters have other names, or that lacks one, has no candidates.
         """
         context = place.context
-        nodes = list(open_modules(place.nnx, place.settled, context, deep=False))
-        scopes = list(open_scopes(place.linen, place.settled, context, deep=False))
-        ours = {id(node): nnx_shapes(node, context) for node in nodes}
-        theirs = {id(scope): linen_shapes(scope, context) for scope in scopes}
+        nodes = list(open_nodes(place.nnx, place.settled, context, deep=False))
+        scopes = list(open_nodes(place.linen, place.settled, context, deep=False))
+        ours = {id(node): shapes(node, context) for node in nodes}
+        theirs = {id(scope): shapes(scope, context) for scope in scopes}
         candidates = {
             node: [
                 scope
@@ -269,7 +251,7 @@ def _share(ours: Counter[Any], theirs: Counter[Any]) -> float:
 
 def _are_told_apart(node: NNXNode, scope: LinenNode) -> bool:
     """Whether two leaves have different names of leaves of Flax's layers, as scale and bias."""
-    ours, theirs = str(node.path[-1]), str(scope.path[-1])
+    ours, theirs = node.name, scope.name
     return ours != theirs and {ours, theirs} <= LEAF_NAMES
 
 

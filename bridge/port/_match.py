@@ -41,11 +41,9 @@ from ._stacks import (
 from ._structure import (
     Place,
     has_open_leaf,
-    is_open,
     matches,
     only_pairs,
-    open_modules,
-    open_scopes,
+    open_nodes,
     own_classes,
     told_by_number,
 )
@@ -189,7 +187,7 @@ class Matcher:
         """Notes a pair of equal names; returns how it is known, for the report."""
         within = scope.parent
         # Names inside of Flax's own layers are certain.
-        if within is None or not is_open(parent):
+        if within is None or not parent.is_open:
             return how
         self._found.named.append(Pairing(scope, node, context, "by name", None, parent, within))
         key = id(within), context
@@ -277,10 +275,7 @@ class Matcher:
     def _axes(self, pair: tuple[NNXNode, LinenNode, Context]) -> list[int]:
         """The axes on which the leaves of a layer match without a problem."""
         node, scope, _ = pair
-        ranks = [len(shape_of(n.value) or ()) for n in node.walk() if n.is_leaf]
-        ranks += [
-            len(shape_of(leaf.value) or ()) for s in scope.walk() for leaf in s.leaves.values()
-        ]
+        ranks = [len(shape_of(v) or ()) for side in (node, scope) for v in side.below.values()]
         return first_axes(max(ranks, default=0), lambda axis: self._fits(*on_axis(pair, axis)))
 
     def _fits(self, node: NNXNode, scope: LinenNode, context: Context) -> bool:
@@ -289,9 +284,8 @@ class Matcher:
         Matcher(found, self._root).match(node, scope, context, "")
         linked = {piece.nnx for piece in found.pieces}
         used = {piece.linen for piece in found.pieces}
-        leaves = {(c, s.path) for s in scope.walk() for c in s.leaves}
         wanted = {n.path for n in node.walk() if n.is_leaf and n.is_variable}
-        return not found.mis_shaped and wanted <= linked and leaves <= used
+        return not found.mis_shaped and wanted <= linked and scope.below.keys() <= used
 
     def _norm(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
         """`SpectralNorm` and `WeightNorm`, whose layer Linen may keep beside them."""
@@ -415,8 +409,8 @@ class Matcher:
         self, node: NNXNode, scope: LinenNode, context: Context, *, deep: bool
     ) -> dict[NNXNode, list[LinenNode]]:
         """The Linen scopes that each NNX module below a node could be, of those that are open."""
-        wanted = list(open_modules(node, self._settled, context, deep=deep))
-        found = list(open_scopes(scope, self._settled, context, deep=deep))
+        wanted = list(open_nodes(node, self._settled, context, deep=deep))
+        found = list(open_nodes(scope, self._settled, context, deep=deep))
         return matches(wanted, found, context, self._classes)
 
 

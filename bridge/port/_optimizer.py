@@ -23,7 +23,6 @@ from bridge._errors import PortError
 
 from . import _moving
 from ._correspondence import Correspondence
-from ._structure import is_adapter
 from ._trees import linen_text, nnx_text, value_of
 from ._writing import like, write
 
@@ -105,7 +104,7 @@ class OptimizerPort:
         values = _moving.linen_values(both.linen, self._collections)
         moved = _moving.to_nnx(self._found, values)
         places = {p: v for p, v in walk(both.nnx) if not _is_masked(v)}
-        adapters = {path for path, node in self._found.nnx_leaves.items() if is_adapter(node)}
+        adapters = {path for path, node in self._found.nnx_leaves.items() if node.is_adapter}
         self._compare(
             both.where,
             {

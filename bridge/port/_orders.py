@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Address, Path
@@ -81,7 +81,7 @@ class Orders(NamedTuple):
     def _bits(self, item: NNXNode | LinenNode) -> tuple[int, int]:
         """(the ranks of an item's leaves, those of what their first uses need), as bits."""
         order, used, needed = self._of(item), 0, 0
-        for key in _keys(item):
+        for key in item.below:
             if key in order.ranks:
                 used |= bit_of(order.ranks[key])
                 needed |= order.after.get(key, 0)
@@ -94,19 +94,14 @@ class Orders(NamedTuple):
 
     def rank(self, item: NNXNode | LinenNode) -> int | None:
         """The rank of the leaf of a module that is used first."""
-        ranks = [self._of(item).ranks.get(key) for key in _keys(item)]
+        ranks = [self._of(item).ranks.get(key) for key in item.below]
         return min((rank for rank in ranks if rank is not None), default=None)
 
     def axes(self, node: NNXNode, scope: LinenNode) -> Iterator[tuple[int, str]]:
         """(the axis on which a scan takes a stack apart, the library whose trace shows it)."""
-        ours, theirs = self.nnx.layers, self.linen.layers
-        ours = [(ours.get(each.path), each.value) for each in node.walk() if each.is_leaf]
-        theirs = [
-            (theirs.get((collection, each.path)), leaf.value)
-            for each in scope.walk()
-            for collection, leaf in each.leaves.items()
-        ]
-        for found, library in ((theirs, "Linen"), (ours, "NNX")):
+        for item, library in ((scope, "Linen"), (node, "NNX")):
+            layers = self._of(item).layers
+            found = [(layers.get(key), value) for key, value in item.below.items()]
             axes = {axis for axis, _ in found}
             if len(axes) > 1 and None not in axes:
                 axes = {(axis or 0) - len(shape_of(value) or ()) for axis, value in found}
@@ -116,7 +111,7 @@ class Orders(NamedTuple):
     def runs_backwards(self, item: NNXNode | LinenNode) -> bool | None:
         """Whether a scan takes the last layer of stacked leaves first; None if none is seen."""
         order = self._of(item)
-        found = {key in order.backwards for key in _keys(item) if key in order.layers}
+        found = {key in order.backwards for key in item.below if key in order.layers}
         return found.pop() if len(found) == 1 else None
 
     def calls(self, items: Sequence[NNXNode] | Sequence[LinenNode]) -> list[int] | None:
@@ -158,32 +153,25 @@ class Orders(NamedTuple):
     def is_cut_otherwise(self, node: NNXNode, scope: LinenNode) -> bool:
         """Whether the models take a product of a leaf apart at indices that exclude each other."""
         ours = self.nnx.cuts.get(node.path, frozenset())
-        found = [self.linen.cuts.get(address, frozenset()) for address in _keys(scope)]
+        found = [self.linen.cuts.get(address, frozenset()) for address in scope.below]
         return any(not (ours <= theirs or theirs <= ours) for theirs in found)
 
     def uses(self, leaf: NNXNode | LinenNode) -> tuple[str, ...] | None:
         """What a model does along each axis of a leaf; None if no trace shows a product of it."""
         order = self._of(leaf)
-        key = next((key for key in _keys(leaf) if key in order.summed), None)
+        key = next((key for key in leaf.below if key in order.summed), None)
         if key is None:
             return None
-        value = leaf.value if isinstance(leaf, NNXNode) else leaf.leaves[key[0]].value
-        found = ["sum" if n in order.summed[key] else "" for n in range(len(shape_of(value) or ()))]
+        rank = len(shape_of(leaf.below[key]) or ())
+        found = ["sum" if n in order.summed[key] else "" for n in range(rank)]
         if (layers := order.layers.get(key)) is not None:
             found[layers] = "layers"
         return tuple(found)
 
     def products(self, leaf: NNXNode | LinenNode) -> tuple[int, ...]:
         """The axes into which a model takes a product of a leaf apart; none without a trace."""
-        found = (self._of(leaf).products.get(key) for key in _keys(leaf))
+        found = (self._of(leaf).products.get(key) for key in leaf.below)
         return next(filter(None, found), ())
-
-
-def _keys(item: NNXNode | LinenNode) -> list[Any]:
-    """The NNX paths or Linen addresses of the leaves of a module, or of a leaf."""
-    if isinstance(item, NNXNode):
-        return [each.path for each in item.walk() if each.is_leaf]
-    return [(collection, each.path) for each in item.walk() for collection in each.leaves]
 
 
 def _places(before: Sequence[Sequence[bool]]) -> list[tuple[int, int]]:

@@ -30,7 +30,7 @@ from ._stacks import (
     on_axis,
     stack_pairs,
 )
-from ._structure import Place, is_adapter, is_computed, linen_core, nnx_core
+from ._structure import Place, core
 from ._trees import LinenNode, NNXNode
 
 Counts: TypeAlias = tuple[int, int]
@@ -134,15 +134,10 @@ class _Left:
             scope
             for scope in _holders(found.linen)
             if id(scope) not in inside
-            if not linen.intersection(
-                (c, s.path) for s in _leaves(scope).values() for c in s.leaves
-            )
+            if not linen & _own(scope)
         ]
         self._nodes = [
-            node
-            for node in _holders(found.nnx)
-            if id(node) not in inside
-            if not nnx.intersection(leaf.path for leaf in _leaves(node).values())
+            node for node in _holders(found.nnx) if id(node) not in inside if not nnx & _own(node)
         ]
 
     def of_stacks(self) -> Iterator[Refit]:
@@ -173,18 +168,18 @@ class _Left:
             if pairing.context != PLAIN and pairing.proposal and pairing.proposal.is_weak
         ]
         own = nnx - {pairing.nnx.path for pairing in guessed if pairing.nnx.is_leaf}
-        theirs = linen - {(c, p.linen.path) for p in guessed for c in p.linen.leaves}
+        theirs = linen - {key for p in guessed for key in p.linen.arrays}
         nodes = [
             node
             for node in self._found.nnx.walk()
             if node.path and not node.is_leaf
-            if not own.intersection(each.path for each in node.walk())
+            if not own & node.below.keys()
         ]
         scopes = [
             scope
             for scope in self._found.linen.walk()
             if scope.path and scope.children
-            if not theirs & {(c, each.path) for each in scope.walk() for c in each.leaves}
+            if not theirs & scope.below.keys()
         ]
         fits = [*self._lists(nodes, scopes), *self._stacked_modules(nodes, scopes)]
         for layers, evidence in fits:
@@ -204,7 +199,7 @@ class _Left:
         for node in nodes:
             if not (node.is_container and is_list(node) and len(node.children) > 1):
                 continue
-            for scope in dict.fromkeys(map(linen_core, scopes)):
+            for scope in dict.fromkeys(map(core, scopes)):
                 axis = self._stacked_on(node, scope, len(node.children), scope)
                 if axis is not None and not self._orders.runs_backwards(scope):
                     layers = list_pairs(node, scope, PLAIN)
@@ -215,9 +210,9 @@ class _Left:
     ) -> Iterator[tuple[Stack, Evidence]]:
         text = "the only layers of as many elements as this stack"
         for members in numbered_scopes(scopes):
-            if linen_core(members[0]) in [scope for scope in scopes if scope is not members[0]]:
+            if core(members[0]) in [scope for scope in scopes if scope is not members[0]]:
                 continue
-            for node in dict.fromkeys(map(nnx_core, nodes)):
+            for node in dict.fromkeys(map(core, nodes)):
                 axis = self._stacked_on(node, members, len(members), node)
                 if axis is None:
                     continue
@@ -356,7 +351,7 @@ class _Left:
             if is_told or _are_alike(nodes[0], scopes[0]):
                 return Evidence(text)
             return Evidence(f"{text}; {ANY_ORDER}", is_weak=True)
-        parts = [str(each.path[-1]) for each in (nodes if len(nodes) > 1 else scopes)]
+        parts = [each.name for each in (nodes if len(nodes) > 1 else scopes)]
         text = f"{CALLS}, and sizes that add up"
         if _times(scopes, nodes, context, self._orders) != [1]:
             text += "; a trace takes the axis apart, perhaps into blocks with a share of each"
@@ -443,25 +438,17 @@ def _leaves_below(root: Any) -> Iterator[Any]:
 
 def _leaves(node: Any) -> dict[str, Any]:
     """The weights directly below a module or a scope, or a leaf itself."""
-    if node.is_leaf:
-        return {"": node}
-    if isinstance(node, LinenNode):
-        return {
-            name: each for name, each in node.children.items() if each.leaves.keys() - {"cache"}
-        }
-    return {
-        str(key): child
-        for key, child in node.children.items()
-        if child.is_leaf and child.is_variable
-        if not is_adapter(child) and not is_computed(key, node) and child.collection != "cache"
-    }
+    return {"": node} if node.is_leaf else node.weights
+
+
+def _own(node: Any) -> set[Any]:
+    """What the weights directly below a module or a scope are known by."""
+    return {key for leaf in _leaves(node).values() for key in leaf.arrays}
 
 
 def _shape(leaf: NNXNode | LinenNode) -> LeafShape:
     # A Linen leaf has one collection here.
-    return shape_of(
-        leaf.value if isinstance(leaf, NNXNode) else next(iter(leaf.leaves.values())).value
-    )
+    return shape_of(next(iter(leaf.arrays.values())))
 
 
 class _Layer(NamedTuple):
@@ -477,7 +464,7 @@ class _Layer(NamedTuple):
 
 
 def _layer(leaf: NNXNode | LinenNode, context: Context, orders: Orders) -> _Layer:
-    layer = context.nnx if isinstance(leaf, NNXNode) else context.linen
+    layer = context.of(leaf)
     shape, uses = _shape(leaf), orders.uses(leaf)
     if uses is not None and layer is not None and -len(uses) <= layer.axis < len(uses):
         uses = _without(uses, {layer.axis % len(uses)})
@@ -490,8 +477,7 @@ def _without(items: Sequence[str], axes: Container[int]) -> tuple[str, ...]:
 
 def _elements(leaf: NNXNode | LinenNode, context: Context) -> int:
     """How many elements a leaf has, or one layer of it."""
-    layer = context.nnx if isinstance(leaf, NNXNode) else context.linen
-    return math.prod(without_axis(_shape(leaf), layer) or ())
+    return math.prod(without_axis(_shape(leaf), context.of(leaf)) or ())
 
 
 def _fits(linen: Sequence[_Layer], nnx: Sequence[_Layer], form: Form) -> bool:
@@ -540,7 +526,7 @@ def _are_used_alike(
 
 
 def _are_alike(node: NNXNode, scope: LinenNode) -> bool:
-    return likeness(str(node.path[-1]), str(scope.path[-1])) >= _ALIKE
+    return likeness(node.name, scope.name) >= _ALIKE
 
 
 def _are_usual(names: Sequence[str]) -> bool:

@@ -10,7 +10,7 @@ from bridge._rules.rules import Layer, Route, Rule, RulesError, Segment
 
 from ._correspondence import PLAIN, Context, Problem
 from ._names import did_you_mean
-from ._trees import LinenNode, NNXNode, linen_text, nnx_text
+from ._trees import LinenNode, NNXNode, linen_text
 
 # A scope and the NNX path that a rule says it is.
 Target: TypeAlias = tuple[LinenNode, tuple[Segment, ...]]
@@ -81,7 +81,7 @@ def _pairs(parts: Sequence[Target], root: NNXNode, rule: Rule) -> tuple[list[Pai
     for (scope, target), nodes in zip(parts, resolved, strict=True):
         if not nodes:
             text = ".".join(segment.text for segment in target)
-            near = did_you_mean(text, (nnx_text(n.path) for n in root.walk() if n.path))
+            near = did_you_mean(text, (n.text for n in root.walk() if n.path))
             notes.append(f"the NNX model has no {text!r} for {_text(scope)}{near}")
     scopes = [scope for scope, _ in parts]
     pairs = [
@@ -96,7 +96,7 @@ def _collisions(pairs: list[Pair]) -> list[Problem]:
     taken: dict[Any, tuple[Pair, str]] = {}
     for pair in pairs:
         for node, scope in pair.parts:
-            text = f"{_text(scope)} to {nnx_text(node.path)}"
+            text = f"{_text(scope)} to {node.text}"
             ours = id(node), pair.context._replace(linen=None)
             theirs = id(scope), pair.context._replace(nnx=None)
             for place in (ours, theirs):

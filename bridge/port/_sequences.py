@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ._numbers import sequence
-from ._trees import LinenNode, NNXNode, nnx_text
+from ._trees import LinenNode, NNXNode
 
 
 def numbered_pairs(
@@ -23,7 +23,7 @@ def numbered_pairs(
     for nodes, scopes in groups(candidates):
         if len(nodes) != len(scopes) or any(len(candidates[n]) != len(scopes) for n in nodes):
             continue
-        ours = sequence([nnx_text(node.path) for node in nodes])
+        ours = sequence([node.text for node in nodes])
         theirs = sequence([scope.text for scope in scopes])
         if ours is None or theirs is None or _steps(ours) != _steps(theirs):
             continue

@@ -14,15 +14,11 @@ from ._numbers import families, sequence
 from ._sequences import counts_constructions
 from ._structure import (
     Place,
-    is_adapter,
-    linen_core,
-    linen_shapes,
+    core,
     matches,
-    nnx_core,
-    nnx_shapes,
-    nnx_signature,
-    open_modules,
-    open_scopes,
+    open_nodes,
+    shapes,
+    signature,
 )
 from ._trees import LinenNode, NNXNode
 
@@ -99,17 +95,17 @@ def _stacked_leaves(place: Place) -> Iterator[LeafStack]:
 
 
 def _is_open_leaf(node: NNXNode, place: Place) -> bool:
-    is_weight = node.is_leaf and node.is_variable and not is_adapter(node)
+    is_weight = node.is_leaf and node.is_variable and not node.is_adapter
     return is_weight and place.settled.is_free(node, place.context)
 
 
 def _fitting(layers: Stack) -> Iterator[LeafStack]:
     """A stack of leaves on each axis on which all of its shapes fit."""
     node, scope, _ = layers[0]
-    shapes = [*(shape_of(leaf.value) for leaf in scope.leaves.values()), shape_of(node.value)]
-    for axis in range(max(len(shape or ()) for shape in shapes)):
+    values = [*scope.arrays.values(), node.value]
+    for axis in range(max(len(shape_of(value) or ()) for value in values)):
         there = [on_axis(layer, axis) for layer in layers]
-        if all(nnx_shapes(n, c) == linen_shapes(s, c) for n, s, c in there):
+        if all(shapes(n, c) == shapes(s, c) for n, s, c in there):
             yield node, scope, axis, there
 
 
@@ -152,12 +148,13 @@ def only_stacks(place: Place) -> list[tuple[NNXNode, LinenNode, Stack]]:
 
 
 def _lists(place: Place, classes: frozenset[str]) -> Iterator[tuple[NNXNode, LinenNode, Stack]]:
-    scopes = list(open_scopes(place.linen, place.settled, place.context, deep=True))
+    scopes = list(open_nodes(place.linen, place.settled, place.context, deep=True))
     for node in _open_lists(place.nnx, place):
-        if len({frozenset(nnx_signature(i, PLAIN).items()) for i in node.children.values()}) > 1:
+        items = [signature(item, PLAIN, whole=True) for item in node.children.values()]
+        if any(item != items[0] for item in items):
             continue
         # A scope with nothing but another one in it is the same stack.
-        for scope in {linen_core(scope): scope for scope in scopes}:
+        for scope in {core(scope): scope for scope in scopes}:
             first = list_pairs(node, scope, place.context, only_first=True)[0]
             if stackable_axes(first, classes):
                 yield node, scope, cores(list_pairs(node, scope, place.context))
@@ -167,11 +164,11 @@ def _stacked_modules(
     place: Place, classes: frozenset[str], automatic: bool
 ) -> Iterator[tuple[NNXNode, LinenNode, Stack]]:
     for members in numbered_scopes(
-        open_scopes(place.linen, place.settled, place.context, deep=False)
+        open_nodes(place.linen, place.settled, place.context, deep=False)
     ):
         if counts_constructions(members) and not automatic:
             continue
-        for node in open_modules(place.nnx, place.settled, place.context, deep=False):
+        for node in open_nodes(place.nnx, place.settled, place.context, deep=False):
             pairs = stack_pairs(node, members, place.context)
             if stackable_axes(pairs[0], classes):
                 yield node, members[0], cores(pairs)
@@ -190,7 +187,7 @@ def numbered_scopes(scopes: Iterable[LinenNode]) -> Iterator[list[LinenNode]]:
 
 def cores(pairs: Stack) -> Stack:
     """The modules with layers of their own, as `matches` compares them."""
-    return [(nnx_core(node), linen_core(scope), context) for node, scope, context in pairs]
+    return [(core(node), core(scope), context) for node, scope, context in pairs]
 
 
 def _open_lists(node: NNXNode, place: Place) -> Iterator[NNXNode]:
@@ -199,7 +196,7 @@ def _open_lists(node: NNXNode, place: Place) -> Iterator[NNXNode]:
         if child.is_leaf or not place.settled.is_free(child, place.context):
             continue
         items = child.children.values()
-        whole = all(place.settled.is_free(n, place.context) for n in child.walk())
+        whole = place.settled.is_untouched(child, place.context)
         is_whole_list = child.is_container and is_list(child) and len(items) > 1 and whole
         if is_whole_list and not any(item.is_leaf for item in items):
             yield child
@@ -210,8 +207,7 @@ def _open_lists(node: NNXNode, place: Place) -> Iterator[NNXNode]:
 def stackable_axes(pair: tuple[NNXNode, LinenNode, Context], classes: frozenset[str]) -> list[int]:
     """The axes on which the shapes of all leaves say that they may be stacked."""
     node, scope, _ = pair
-    values = [each.value for each in node.walk() if each.is_leaf]
-    values += [leaf.value for each in scope.walk() for leaf in each.leaves.values()]
+    values = [*node.below.values(), *scope.below.values()]
     rank = max((len(shape_of(value) or ()) for value in values), default=0)
     return first_axes(rank, lambda axis: _may_fit(on_axis(pair, axis), classes))
 

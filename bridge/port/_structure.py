@@ -11,9 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
-
-from flax import nnx
+from typing import Any, NamedTuple, TypeAlias
 
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
@@ -23,10 +21,26 @@ from bridge._rules.pieces import without_axis
 
 from ._correspondence import Context, Settled
 from ._numbers import numbered
-from ._trees import InCollection, LinenNode, NNXNode
+from ._trees import CACHE, InCollection, LinenNode, N, NNXNode, Node
 
-Signature = Counter[frozenset[tuple[str, str, Any]]]
+Signature: TypeAlias = Counter[frozenset[tuple[str, str, Any]]]
 _AUTOMATIC = re.compile(r"([A-Za-z]\w*)_\d+")
+
+
+class Row(NamedTuple):
+    """A leaf as Linen has it.
+
+    Attributes:
+      group: the layer that it belongs to.
+      collection: its collection.
+      name: its name in the layer.
+      shape: its shape, without the axis of stacked layers.
+    """
+
+    group: Path
+    collection: str
+    name: str
+    shape: Any
 
 
 class Place(NamedTuple):
@@ -47,22 +61,44 @@ class Place(NamedTuple):
     classes: frozenset[str]
 
 
-def nnx_signature(node: NNXNode, context: Context) -> Signature:
-    """The layers of an NNX module in Linen's layout."""
+def weights(node: Node, context: Context) -> Iterator[Row]:
+    """The table of the leaves at and below a node of either side, in Linen's layout."""
+    if isinstance(node, NNXNode):
+        if node.is_leaf:
+            yield Row(node.path[:-1], _collection(node), node.name, _shape(node, context))
+        else:
+            yield from _in_linen_layout(node, context)
+    else:
+        for each in node.walk():
+            for collection, leaf in each.leaves.items():
+                if collection != CACHE:
+                    shape = without_axis(shape_of(leaf.value), context.linen)
+                    # A norm's `Dense_0/kernel/u`: the layer's name differs between the sides.
+                    name = str(each.path[-1]) if each.path else ""
+                    name = name[name.find("/") :] if "/" in name else name
+                    yield Row(each.path[:-1], collection, name, shape)
+
+
+def signature(node: N, context: Context, *, whole: bool = False) -> Signature:
+    """The layers of a module or a scope.
+
+    Args:
+      node: the module or scope.
+      context: which of several stacked layers it is.
+      whole: whether the layer that a norm normalises counts too, which else is left out.
+    """
+    node = core(node)
     groups: dict[Path, set[tuple[str, str, Any]]] = {}
-    for group, collection, name, shape in _linen_form(node, context):
-        groups.setdefault(group, set()).add((collection, name, shape))
-    return Counter(frozenset(group) for group in groups.values())
+    for row in weights(node, context):
+        groups.setdefault(row.group, set()).add(row[1:])
+    if node.is_norm and not whole:
+        groups = {node.path: groups.get(node.path, set())}
+    return Counter(map(frozenset, groups.values()))
 
 
-def linen_signature(node: LinenNode, context: Context) -> Signature:
-    """The layers of a Linen scope."""
-    signature: Signature = Counter()
-    for scope in node.walk():
-        own = _own_leaves(scope, context)
-        if own:
-            signature[own] += 1
-    return signature
+def shapes(node: Node, context: Context) -> Counter[tuple[str, Any]]:
+    """How many leaves of each collection and shape there are at and below a node."""
+    return Counter((collection, shape) for _, collection, _, shape in weights(node, context))
 
 
 def matches(
@@ -79,18 +115,16 @@ def matches(
       context: whether they are stacked.
       classes: the names of all classes in the NNX model.
     """
-    cores = {nnx_core(node): nnx_signature_of_pair(node, context) for node in wanted}
-    scopes = {linen_core(node): linen_signature_of_pair(node, context) for node in found}
+    cores = {core(node): signature(node, context) for node in wanted}
+    scopes = {core(node): signature(node, context) for node in found}
     # Comparing each module with each scope takes seconds for hundreds of blocks.
     alike: dict[frozenset[Any], list[tuple[str | None, LinenNode]]] = {}
-    for scope, signature in scopes.items():
+    for scope, layers in scopes.items():
         named = automatic_class(scope), scope
-        alike.setdefault(frozenset(signature.items()), []).append(named)
+        alike.setdefault(frozenset(layers.items()), []).append(named)
     return {
-        node: _of_types(node, alike.get(frozenset(signature.items()), []), classes)
-        if signature
-        else []
-        for node, signature in cores.items()
+        node: _of_types(node, alike.get(frozenset(layers.items()), []), classes) if layers else []
+        for node, layers in cores.items()
     }
 
 
@@ -115,60 +149,36 @@ def only_pairs(
     ]
 
 
-def has_open_leaf(node: NNXNode | LinenNode, settled: Settled, context: Context) -> bool:
+def has_open_leaf(node: Node, settled: Settled, context: Context) -> bool:
     """Whether a leaf at or below a node still needs a counterpart; without, no module does."""
     return any(settled.is_free(each, context) for each in node.walk() if each.is_leaf)
 
 
-def open_modules(
-    node: NNXNode, settled: Settled, context: Context, *, deep: bool
-) -> Iterator[NNXNode]:
-    """The NNX modules below a node that still need a counterpart.
+def open_nodes(node: N, settled: Settled, context: Context, *, deep: bool) -> Iterator[N]:
+    """The modules or scopes below a node that still need a counterpart.
 
     Args:
-      node: a module.
+      node: a module or a scope.
       settled: the nodes that are spoken for.
-      context: which of several stacked layers the module is.
-      deep: whether also those below such modules, and below modules that are in parts settled.
+      context: which of several stacked layers it is.
+      deep: whether also those below such nodes, and below nodes that are in parts settled.
     """
+    is_norm = node.is_norm
     for key, child in node.children.items():
-        if child.is_leaf or not settled.is_free(child, context):
+        if not child.children or not settled.is_free(child, context):
             continue
         # A norm's layer goes with the norm.
-        if node.is_norm and key == "layer_instance":
+        if is_norm and key == "layer_instance":
             continue
-        if not (child.is_container or child.is_shared) and _is_untouched(child, settled, context):
+        if not (child.is_container or child.is_shared) and settled.is_untouched(child, context):
             yield child
-        if child.is_container or (deep and is_open(child)):
-            yield from open_modules(child, settled, context, deep=deep)
+        if child.is_container or (deep and child.is_open):
+            yield from open_nodes(child, settled, context, deep=deep)
 
 
-def open_scopes(
-    scope: LinenNode, settled: Settled, context: Context, *, deep: bool
-) -> Iterator[LinenNode]:
-    """The Linen scopes below a scope that still need a counterpart; as `open_modules`."""
-    for child in scope.children.values():
-        if child.children and settled.is_free(child, context):
-            if _is_untouched(child, settled, context):
-                yield child
-            if deep:
-                yield from open_scopes(child, settled, context, deep=deep)
-
-
-def _is_untouched(node: NNXNode | LinenNode, settled: Settled, context: Context) -> bool:
-    return all(settled.is_free(each, context) for each in node.walk())
-
-
-def is_open(node: NNXNode) -> bool:
-    """Whether the parts of an NNX module may be looked for one by one."""
-    if node.is_leaf:
-        return False
-    return node.layer is None or node.layer.has_parts
-
-
-def nnx_core(node: NNXNode) -> NNXNode:
-    """The module that a chain of modules with one child each holds."""
-    while is_open(node) and len(node.children) == 1:
+def core(node: N) -> N:
+    """The module or scope that a chain of them with one child each holds."""
+    while node.is_open and len(node.children) == 1:
         (child,) = node.children.values()
         if child.is_leaf or child.is_shared:
             break
@@ -176,54 +186,17 @@ def nnx_core(node: NNXNode) -> NNXNode:
     return node
 
 
-def linen_core(node: LinenNode) -> LinenNode:
-    """The scope that a chain of scopes with one child each holds."""
-    while len(node.children) == 1:
-        (child,) = node.children.values()
-        if child.leaves or not child.children:
-            break
-        node = child
-    return node
-
-
-def nnx_signature_of_pair(node: NNXNode, context: Context) -> Signature:
-    """As `nnx_signature`; of a norm only what is not in the layer it normalises."""
-    node = nnx_core(node)
-    if node.is_norm:
-        return Counter([frozenset((c, n, s) for _, c, n, s in _norm_leaves(node, context))])
-    return nnx_signature(node, context)
-
-
-def linen_signature_of_pair(node: LinenNode, context: Context) -> Signature:
-    """As `linen_signature`; of a norm only what is not in the layer it normalises."""
-    node = linen_core(node)
-    if any("/" in name for name in node.children):
-        return Counter([_own_leaves(node, context)])
-    return linen_signature(node, context)
-
-
-def _own_leaves(scope: LinenNode, context: Context) -> frozenset[tuple[str, str, Any]]:
-    return frozenset(
-        (collection, _without_layer(name), without_axis(shape_of(leaf.value), context.linen))
-        for collection, name, leaf in scope.own_leaves
-        if collection != "cache"
-    )
-
-
-def _without_layer(name: str) -> str:
-    """A norm's `Dense_0/kernel/u` as `/kernel/u`: the layer's name differs between the sides."""
-    _, slash, rest = name.partition("/")
-    return slash + rest if slash else name
-
-
-def _linen_form(
+def _in_linen_layout(
     node: NNXNode, context: Context, taken: frozenset[NNXNode] = frozenset()
-) -> Iterator[tuple[Path, str, str, Any]]:
-    """(group, collection, name, shape) of the leaves below, in Linen's layout."""
+) -> Iterator[Row]:
     layer = node.layer
     if node.is_norm:
-        yield from _norm_leaves(node, context)
-        yield from _linen_form(node.children["layer_instance"], context)
+        for path, name, leaf in node.leaves_by_path():
+            # In some versions of Flax a scale is a bare array in NNX.
+            collection = (leaf.is_variable and leaf.collection) or "params"
+            text = "/".join(["", *map(str, path), name])
+            yield Row(node.path, collection, text, _shape(leaf, context))
+        yield from _in_linen_layout(node.children["layer_instance"], context)
         return
     last: Any = None
     for path, parts in layer.linen_of_path.items() if layer is not None else ():
@@ -234,58 +207,30 @@ def _linen_form(
                 shape = (*shape[:-1], shape[-1] // len(parts))
             last = shape[-1:]
             for part in parts:
-                yield (*node.path, *part[:-1]), _collection(leaf), part[-1], shape
+                yield Row((*node.path, *part[:-1]), _collection(leaf), part[-1], shape)
     for path in layer.zero if layer is not None else ():
         *group, name = path.split("/")
-        yield (*node.path, *group), "params", name, last
+        yield Row((*node.path, *group), "params", name, last)
+    own = {*node.weights.values()} - taken
     for key, child in node.children.items():
         if not child.is_leaf:
-            yield from _linen_form(child, context, taken)
-        elif node.is_linen:
-            if child.collection not in (None, "cache"):
-                scope, name = (
-                    (node.path[:-1], node.path[-1])
-                    if isinstance(key, InCollection)
-                    else (node.path, key)
-                )
-                yield scope, child.collection, str(name), _shape(child, context)
-        # Adapters have no place in the model they adapt; arrays and tables are not weights.
-        elif (
-            child.is_variable
-            and not (child in taken or is_adapter(child) or is_computed(key, node))
-            and child.collection != "cache"
-        ):
+            yield from _in_linen_layout(child, context, taken)
+        elif node.is_linen and child.collection != CACHE:
+            group, name = node.path, str(key)
+            if isinstance(key, InCollection):
+                group, name = node.path[:-1], node.name
+            yield Row(group, child.collection or "", name, _shape(child, context))
+        elif not node.is_linen and child in own:
             name = layer.linen_of_name.get(str(key)) if layer is not None else None
-            yield node.path, _collection(child), name or str(key), _shape(child, context)
+            yield Row(node.path, _collection(child), name or str(key), _shape(child, context))
 
 
 def _collection(leaf: NNXNode) -> str:
     return "params" if leaf.is_param else leaf.collection or ""
 
 
-def _norm_leaves(node: NNXNode, context: Context) -> Iterator[tuple[Path, str, str, Any]]:
-    for path, name, leaf in node.leaves_by_path():
-        # In some versions of Flax a scale is a bare array in NNX.
-        collection = (leaf.is_variable and leaf.collection) or "params"
-        text = "/".join(["", *map(str, path), name])
-        yield (*node.path, "norm"), collection, text, _shape(leaf, context)
-
-
-def nnx_shapes(node: NNXNode, context: Context) -> Counter[tuple[str, Any]]:
-    """How many leaves of each collection and shape an NNX module or leaf has in Linen's layout."""
-    if node.is_leaf:
-        return Counter([(_collection(node), _shape(node, context))])
-    return Counter((collection, shape) for _, collection, _, shape in _linen_form(node, context))
-
-
-def linen_shapes(node: LinenNode, context: Context) -> Counter[tuple[str, Any]]:
-    """As `nnx_shapes`, of a Linen scope or leaf."""
-    return Counter(
-        (collection, without_axis(shape_of(leaf.value), context.linen))
-        for each in node.walk()
-        for collection, leaf in each.leaves.items()
-        if collection != "cache"
-    )
+def _shape(leaf: NNXNode, context: Context) -> Any:
+    return without_axis(shape_of(leaf.value), context.nnx)
 
 
 def told_by_number(scope: LinenNode, context: Context) -> frozenset[str]:
@@ -294,8 +239,8 @@ def told_by_number(scope: LinenNode, context: Context) -> frozenset[str]:
     for name, child in scope.children.items():
         around, digits = numbered(name)
         if digits:
-            shapes = linen_shapes(child, context)
-            alike.setdefault((around, frozenset(shapes.items())), []).append(name)
+            found = shapes(child, context)
+            alike.setdefault((around, frozenset(found.items())), []).append(name)
     return frozenset(name for names in alike.values() if len(names) > 1 for name in names)
 
 
@@ -305,24 +250,9 @@ def own_classes(nnx: NNXNode) -> frozenset[str]:
     return frozenset(cls.__name__ for cls in classes if layer_of_nnx(cls) is None)
 
 
-def is_adapter(node: NNXNode) -> bool:
-    """Whether a leaf belongs to a LoRA adapter."""
-    return node.is_variable and issubclass(node.item.var_type, nnx.LoRAParam)
-
-
-def is_computed(key: Any, holder: NNXNode | None) -> bool:
-    """Whether a module's leaf is one that its constructor computes from its arguments."""
-    layer = holder.layer if holder is not None else None
-    return layer is not None and key in layer.computed
-
-
-def _shape(leaf: NNXNode, context: Context) -> Any:
-    return without_axis(shape_of(leaf.value), context.nnx)
-
-
 def automatic_class(scope: LinenNode) -> str | None:
     """The class that the name of a scope tells if it is an automatic one, such as `Dense_0`."""
-    match = _AUTOMATIC.fullmatch(str(scope.path[-1])) if scope.path else None
+    match = _AUTOMATIC.fullmatch(scope.name)
     return match.group(1) if match else None
 
 
@@ -330,7 +260,7 @@ def types_agree(node: NNXNode, scope: LinenNode, classes: frozenset[str]) -> boo
     """Whether the class that an automatic name tells is one that the NNX module can be."""
     name = automatic_class(scope)
     if node.is_linen and node.path and node.item is None:
-        own = _AUTOMATIC.fullmatch(str(node.path[-1]))
+        own = _AUTOMATIC.fullmatch(node.name)
         named = {each for each in (own and own.group(1), name) if each}
         return len(named) < 2 or not all(map(is_linen_layer, named))
     if name is None or node.cls is None or not (is_linen_layer(name) or name in classes):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar, cast
 
 import jax
 import numpy as np
@@ -28,31 +28,81 @@ from bridge._randomness.typed_keys import is_key
 
 from ._automatic_names import AutomaticNames
 
+CACHE = "cache"
 _NO_WEIGHTS = OUTPUTS | {STATIC}
 _ARRAY = jax.Array | np.ndarray | jax.ShapeDtypeStruct
 
 
 @dataclasses.dataclass(eq=False)
-class LinenNode:
+class _Node:
+    """A place in one of the two trees.
+
+    Attributes:
+      path: the names from the root to it.
+      children: what lies below by key.
+    """
+
+    path: Path
+    children: dict[Any, Self] = dataclasses.field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The last name of the path."""
+        return str(self.path[-1]) if self.path else ""
+
+    @property
+    def arrays(self) -> Mapping[Any, Any]:
+        """The arrays at this very place, by what plans and traces know them by."""
+        raise NotImplementedError
+
+    @property
+    def below(self) -> dict[Any, Any]:
+        """As `arrays`, here and below."""
+        return {key: value for each in self.walk() for key, value in each.arrays.items()}
+
+    def walk(self) -> Iterator[Self]:
+        """This node and all below it, the outer ones first."""
+        yield self
+        for child in self.children.values():
+            yield from child.walk()
+
+    def at(self, path: Path) -> Self | None:
+        """The node at a path below this one; a key may be the text of an integer."""
+        node = self
+        for key in path:
+            by_text = {str(k): child for k, child in node.children.items()}
+            node = by_text.get(str(key))
+            if node is None:
+                return None
+        return node
+
+
+@dataclasses.dataclass(eq=False)
+class LinenNode(_Node):
     """A scope of Linen variables: what is at one path in all collections.
 
     Attributes:
-      path: the scope's path.
       parent: the scope around it, None for the root.
-      children: scopes and leaves below by the text of their name.
       leaves: the leaf at this very path by collection.
       names: which names Linen may have made, of a class and a number.
     """
 
-    path: Path
     parent: LinenNode | None = None
-    children: dict[str, LinenNode] = dataclasses.field(default_factory=dict)
     leaves: dict[str, Leaf] = dataclasses.field(default_factory=dict)
     names: AutomaticNames = dataclasses.field(default_factory=AutomaticNames)
+
+    # A scope tells nothing of its class.
+    is_open = True
+    is_container = is_shared = False
 
     @property
     def is_leaf(self) -> bool:
         return bool(self.leaves)
+
+    @property
+    def is_norm(self) -> bool:
+        """Whether this is the scope of a layer that normalises another one."""
+        return any("/" in name for name in self.children)
 
     @property
     def text(self) -> str:
@@ -60,34 +110,23 @@ class LinenNode:
         return "/".join(map(str, self.path))
 
     @property
+    def arrays(self) -> Mapping[Address, Any]:
+        return {(collection, self.path): leaf.value for collection, leaf in self.leaves.items()}
+
+    @property
+    def weights(self) -> dict[str, LinenNode]:
+        """The weights directly below by name."""
+        return {name: each for name, each in self.children.items() if each.leaves.keys() - {CACHE}}
+
+    @property
     def is_automatic(self) -> bool:
         """Whether Linen made the name, of a class and a number."""
-        return bool(self.path) and str(self.path[-1]) in self.names
-
-    def walk(self) -> Iterator[LinenNode]:
-        """This node and all below it, the outer ones first."""
-        yield self
-        for child in self.children.values():
-            yield from child.walk()
-
-    def at(self, path: Path) -> LinenNode | None:
-        """The node at a path below this one."""
-        node: LinenNode | None = self
-        for key in path:
-            node = node and node.children.get(str(key))
-        return node
+        return self.name in self.names
 
     @property
     def lineage(self) -> list[LinenNode]:
         """The scopes from the first one below the root to this one."""
         return [*self.parent.lineage, self] if self.parent else []
-
-    @property
-    def own_leaves(self) -> Iterator[tuple[str, str, Leaf]]:
-        """(collection, name, leaf) of the leaves that lie directly below."""
-        for name, child in self.children.items():
-            for collection, leaf in child.leaves.items():
-                yield collection, name, leaf
 
 
 class InCollection(NamedTuple):
@@ -97,20 +136,18 @@ class InCollection(NamedTuple):
 
 
 @dataclasses.dataclass(eq=False)
-class NNXNode:
+class NNXNode(_Node):
     """A module, a container or a leaf of an NNX model, or a scope inside a `ToNNX`.
 
+    The path is that of `nnx.state`. Below a `ToNNX`, the keys are those of the Linen path.
+
     Attributes:
-      path: its path, as `nnx.state` has it.
       item: the object; a Variable or an array if this is a leaf, None in a State and for a scope.
-      children: what lies below by key. Below a `ToNNX`, the keys are those of the Linen path.
       collection: a leaf's collection.
       is_linen: whether this is a `ToNNX` or a scope inside of one.
     """
 
-    path: Path
     item: Any = None
-    children: dict[Key, NNXNode] = dataclasses.field(default_factory=dict)
     collection: str | None = None
     is_linen: bool = False
 
@@ -169,21 +206,48 @@ class NNXNode:
     def is_param(self) -> bool:
         return self.is_variable and issubclass(self.item.var_type, nnx.Param)
 
-    def walk(self) -> Iterator[NNXNode]:
-        """This node and all below it, the outer ones first."""
-        yield self
-        for child in self.children.values():
-            yield from child.walk()
+    @property
+    def is_adapter(self) -> bool:
+        """Whether this is a leaf of a LoRA adapter."""
+        return self.is_variable and issubclass(self.item.var_type, nnx.LoRAParam)
 
-    def at(self, path: Path) -> NNXNode | None:
-        """The node at a path below this one; a key may be the text of an integer."""
-        node: NNXNode | None = self
-        for key in path:
-            by_text = {str(k): child for k, child in node.children.items()}
-            node = by_text.get(str(key))
-            if node is None:
-                return None
-        return node
+    @property
+    def is_open(self) -> bool:
+        """Whether the parts of a module may be looked for one by one."""
+        if self.is_leaf:
+            return False
+        return self.layer is None or self.layer.has_parts
+
+    @property
+    def text(self) -> str:
+        """The path as rules write it."""
+        return nnx_text(self.path)
+
+    @property
+    def arrays(self) -> Mapping[Path, Any]:
+        return {self.path: self.value} if self.is_leaf else {}
+
+    @property
+    def weights(self) -> dict[str, NNXNode]:
+        """The weights directly below by name.
+
+        Adapters have no place in the model they adapt; arrays and tables are no weights.
+        """
+        return {
+            str(key): child
+            for key, child in self.children.items()
+            if child.is_variable and not (child.is_adapter or self.computes(key))
+            if child.collection != CACHE
+        }
+
+    def computes(self, key: Key) -> bool:
+        """Whether a leaf is one that the module's constructor computes from its arguments."""
+        return self.layer is not None and key in self.layer.computed
+
+
+# A function of either side is written once.
+Node: TypeAlias = LinenNode | NNXNode
+N = TypeVar("N", LinenNode, NNXNode)
 
 
 def linen_nodes(neutral: Neutral) -> tuple[LinenNode, list[Address]]:
@@ -198,7 +262,7 @@ def linen_nodes(neutral: Neutral) -> tuple[LinenNode, list[Address]]:
         node = root
         for key in path:
             if str(key) not in node.children:
-                child = LinenNode((*node.path, key), node, names=root.names)
+                child = LinenNode((*node.path, key), parent=node, names=root.names)
                 node.children[str(key)] = child
             node = node.children[str(key)]
         node.leaves[collection] = leaf
@@ -276,7 +340,7 @@ def _wrapped(wrapper: NNXNode) -> list[Address]:
         if _is_no_weight(collection):
             left_out.append((collection, path))
         else:
-            leaf = NNXNode(path, held.variable, collection=collection)
+            leaf = NNXNode(path, item=held.variable, collection=collection)
             leaves.setdefault(linen_path, []).append(leaf)
     scopes = {path[:n] for path in leaves for n in range(len(path))}
     for path, together in leaves.items():
