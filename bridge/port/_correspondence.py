@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from bridge._conversion.arrays import shape_of
@@ -100,18 +101,76 @@ class Pairing(NamedTuple):
     within: LinenNode | None = None
 
 
-class PairedStack(NamedTuple):
-    """A list and a scope of stacked leaves that were put together, or the reverse.
+class Stack(NamedTuple):
+    """Layers that one side has stacked, and the other one by one.
 
     Attributes:
-      linen: the Linen scope, the first one of several.
-      nnx: the NNX list, or the module of stacked leaves.
-      layers: the pairs of layers.
+      nnx: the NNX list, or the module or leaf that is stacked.
+      linen: the Linen scope or leaf that is stacked, or the first one of several.
+      items: the layers of the side that has them one by one, in the order of the other.
+      at: the position in the NNX path of the key that says which, or of what is stacked.
+      axis: where the layers are stacked.
+      context: which of the layers around them they are.
+      of_cores: whether the layers are what chains of modules with one child each hold.
+      how: how it is known that they belong together.
+      proposal: the evidence, where it settles nothing by itself.
     """
 
-    linen: LinenNode
     nnx: NNXNode
-    layers: tuple[Pairing, ...]
+    linen: LinenNode
+    items: tuple[NNXNode, ...] | tuple[LinenNode, ...]
+    at: int
+    axis: int = 0
+    context: Context = PLAIN
+    of_cores: bool = False
+    how: str = ""
+    proposal: Evidence | None = None
+
+    @property
+    def is_list(self) -> bool:
+        """Whether NNX has the layers one by one."""
+        return isinstance(self.items[0], NNXNode)
+
+    @property
+    def scopes(self) -> list[LinenNode]:
+        """The Linen scopes that it takes."""
+        return [each for each in self.items if isinstance(each, LinenNode)] or [self.linen]
+
+    @property
+    def layers(self) -> list[Pairing]:
+        """The pairs of layers."""
+        return [self.layer(number) for number in range(len(self.items))]
+
+    def axes(self, fits: Callable[[Pairing], bool]) -> list[int]:
+        """The axes on which the first layer fits, counted from the front; from behind if none."""
+        values = [*self.layer(0).nnx.below.values(), *self.layer(0).linen.below.values()]
+        rank = max((len(shape_of(value) or ()) for value in values), default=0)
+        layers = [self._replace(axis=axis).layer(0) for axis in range(-rank, rank)]
+        return first_axes(rank, lambda axis: fits(layers[axis + rank]))
+
+    def numbered(self, numbers: Sequence[int]) -> Stack:
+        """The layers by their numbers."""
+        by_number = dict(zip(numbers, self.items, strict=True))
+        items: Any = tuple(by_number[number] for number in sorted(by_number))
+        return self._replace(items=items)
+
+    def layer(self, number: int) -> Pairing:
+        """The pair of one layer."""
+        layer = Layer(self.axis, number, len(self.items), self.at)
+        item, node, scope, context = self.items[number], self.nnx, self.linen, self.context
+        if isinstance(item, NNXNode):
+            node, context = item, context._replace(linen=layer)
+        else:
+            scope, context = item, context._replace(nnx=layer)
+        if self.of_cores:
+            node, scope = node.core, scope.core
+        return Pairing(scope, node, context, self.how, self.proposal)
+
+
+def first_axes(rank: int, fits: Callable[[int], bool]) -> list[int]:
+    """The axes that fit, counted from the front; from behind if none does."""
+    found = [axis for axis in range(rank) if fits(axis)]
+    return found or [axis for axis in range(-1, -rank, -1) if fits(axis)]
 
 
 class Evidence(NamedTuple):
@@ -126,6 +185,11 @@ class Evidence(NamedTuple):
     text: str
     is_weak: bool = False
     is_disputed: bool = False
+
+    def joined(self, other: Evidence) -> Evidence:
+        """Both."""
+        text, is_weak = f"{self.text}; {other.text}", self.is_weak or other.is_weak
+        return self._replace(text=text, is_weak=is_weak)
 
 
 class Ambiguous(NamedTuple):
@@ -163,7 +227,7 @@ class Correspondence:
     problems: list[Problem] = dataclasses.field(default_factory=list)
     pairings: list[Pairing] = dataclasses.field(default_factory=list)
     named: list[Pairing] = dataclasses.field(default_factory=list)
-    stacks: list[PairedStack] = dataclasses.field(default_factory=list)
+    stacks: list[Stack] = dataclasses.field(default_factory=list)
     laid_out: dict[Rule, list[Piece]] = dataclasses.field(default_factory=dict)
 
     def link(

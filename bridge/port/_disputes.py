@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeAlias
 from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Address, Path
 
-from ._correspondence import PLAIN, Context, Correspondence, Evidence, PairedStack, Pairing
+from ._correspondence import PLAIN, Context, Correspondence, Evidence, Pairing, Stack
 from ._evidence import DIFFERS, against_names
 from ._orders import CALLS, TRANSPOSED, Orders, Pairs
 from ._structure import (
@@ -54,7 +54,7 @@ def disputes(found: Correspondence, orders: Orders) -> Disputes:
     outer: set[LinenNode] = set()
     for stack, is_given in _exchanged_stacks(found.stacks, orders, result):
         decided, undecided = _judged_layers(stack, orders)
-        new = decided or ([] if is_given else list(stack.layers))
+        new = decided or ([] if is_given else stack.layers)
         outer.update(pairing.linen for pairing in (*new, *undecided))
         result.decided.extend(new)
         result.undecided.extend(undecided)
@@ -96,43 +96,30 @@ def _other_use(node: NNXNode, scope: LinenNode, orders: Orders) -> str | None:
     return None
 
 
-def _judged_layers(stack: PairedStack, orders: Orders) -> Disputes:
+def _judged_layers(stack: Stack, orders: Orders) -> Disputes:
     """What a chain of calls on one side and a scan on the other say of the numbers of layers."""
-    nodes, scopes = zip(*((layer.nnx, layer.linen) for layer in stack.layers), strict=True)
-    is_list = stack.layers[0].context.linen is not None
-    items, stacked = (nodes, scopes[0]) if is_list else (scopes, nodes[0])
-    numbers = orders.layer_numbers(items, stacked)
-    own = [layer.context.linen or layer.context.nnx for layer in stack.layers]
-    if numbers is None or numbers == [each and each.number for each in own]:
+    stacked = stack.linen if stack.is_list else stack.nnx
+    numbers = orders.layer_numbers(stack.items, stacked)
+    if numbers is None or numbers == [*range(len(stack.items))]:
         return Disputes([], [])
     # A rule says which layer a Linen scope is, and not which one an item of a list is.
-    if is_list:
+    if stack.is_list:
         return Disputes([], [_doubted(layer) for layer in stack.layers])
-    evidence = against_names(CALLS)
-    decided = [
-        layer._replace(
-            context=Context(nnx=each._replace(number=number)),
-            how="as proposed",
-            proposal=evidence,
-        )
-        for layer, each, number in zip(stack.layers, own, numbers, strict=True)
-        if each is not None
-    ]
-    return Disputes(decided, [])
+    new = stack.numbered(numbers)._replace(how="as proposed", proposal=against_names(CALLS))
+    return Disputes(new.layers, [])
 
 
 def _exchanged_stacks(
-    stacks: Sequence[PairedStack], orders: Orders, result: Disputes
-) -> Iterator[tuple[PairedStack, bool]]:
+    stacks: Sequence[Stack], orders: Orders, result: Disputes
+) -> Iterator[tuple[Stack, bool]]:
     """The stacks as a chain of calls pairs them, and whether each is as it was.
 
     Those that calls contradict without deciding are noted as undecided.
     """
-    by_structure: dict[Hashable, list[PairedStack]] = {}
+    by_structure: dict[Hashable, list[Stack]] = {}
     for stack in stacks:
-        first, total = stack.layers[0], len(stack.layers)
-        at = [layer and layer.axis for layer in first.context]
-        by_structure.setdefault((*at, total, *_structures_of(first)), []).append(stack)
+        at = stack.is_list, stack.axis, len(stack.items)
+        by_structure.setdefault((*at, *_structures_of(stack.layers[0])), []).append(stack)
     for own in by_structure.values():
         nodes, scopes = [stack.nnx for stack in own], [stack.linen for stack in own]
         pairs = list(zip(nodes, scopes, strict=True))
@@ -141,18 +128,12 @@ def _exchanged_stacks(
         elif chain := orders.chain(nodes, scopes):
             by_node, by_scope = (dict(zip(side, own, strict=True)) for side in (nodes, scopes))
             for node, scope in chain:
-                yield _exchanged(by_node[node], by_scope[scope]), False
+                ours, theirs = by_node[node], by_scope[scope]
+                items = ours.items if ours.is_list else theirs.items
+                new = ours._replace(linen=theirs.linen, items=items, how="as proposed")
+                yield new._replace(proposal=against_names(CALLS)), False
         else:
             result.undecided.extend(_doubted(layer) for stack in own for layer in stack.layers)
-
-
-def _exchanged(ours: PairedStack, theirs: PairedStack) -> PairedStack:
-    """The NNX side of one stack with the Linen side of another."""
-    layers = [
-        layer._replace(linen=other.linen, how="as proposed", proposal=against_names(CALLS))
-        for layer, other in zip(ours.layers, theirs.layers, strict=True)
-    ]
-    return PairedStack(theirs.linen, ours.nnx, tuple(layers))
 
 
 class _Class(NamedTuple):

@@ -8,13 +8,12 @@ from typing import Any, TypeAlias
 
 from bridge._layers.table import LEAF_NAMES
 
-from ._correspondence import PLAIN, Context, Evidence
+from ._correspondence import PLAIN, Context, Evidence, Stack
 from ._likeness import pairs_by_name
 from ._names import likeness
 from ._numbers import families
 from ._orders import CALLS, Orders, Pairs
 from ._sequences import counts_constructions, groups, is_automatic
-from ._stacks import Stack
 from ._structure import Place, open_nodes, shapes, types_agree
 from ._trees import LinenNode, NNXNode
 
@@ -62,20 +61,16 @@ class ByEvidence:
             for pair in self._together(place, nodes, scopes)
         ]
 
-    def layers(self, layers: Stack, evidence: Evidence) -> tuple[Stack, Evidence]:
-        """The layers of a stack in the order of calls if automatic names count them."""
-        node, scopes = layers[0][0], [scope for _, scope, _ in layers]
-        if layers[0][2].nnx is None or not counts_constructions(scopes):
-            return layers, evidence
-        numbers = self._orders.layer_numbers(scopes, node)
-        if numbers is None:
-            return layers, Evidence(_joined(evidence.text, CONSTRUCTIONS), is_weak=True)
-        in_order = [
-            (one, scope, Context(nnx=context.nnx._replace(number=number)))
-            for (one, scope, context), number in zip(layers, numbers, strict=True)
-            if context.nnx is not None
-        ]
-        return in_order, Evidence(_joined(evidence.text, CALLS))
+    def layers(self, stack: Stack, evidence: Evidence) -> Stack:
+        """A stack with evidence, in the order of calls if automatic names count its layers."""
+        if counts_constructions(stack.scopes):
+            numbers = self._orders.layer_numbers(stack.items, stack.nnx)
+            if numbers is None:
+                evidence = Evidence(_joined(evidence.text, CONSTRUCTIONS), is_weak=True)
+            else:
+                stack = stack.numbered(numbers)
+                evidence = Evidence(_joined(evidence.text, CALLS))
+        return stack._replace(proposal=evidence)
 
     def stacked_leaves(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
         """As `stacks`, of single leaves."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 
-from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Path
 from bridge._rules.rules import UNCHANGED
 
@@ -15,8 +14,8 @@ from ._correspondence import (
     Context,
     Correspondence,
     Evidence,
-    PairedStack,
     Pairing,
+    Stack,
     collection_of,
     label_of,
 )
@@ -25,18 +24,13 @@ from ._linking import link_by_rule, link_elsewhere
 from ._rules import Pair, pairs_of
 from ._sequences import numbered_pairs
 from ._stacks import (
-    Stack,
-    cores,
     either,
-    first_axes,
-    is_list,
     leaf_stacks,
-    list_pairs,
-    on_axis,
+    may_fit,
     only_stacks,
     open_stacks,
-    stack_pairs,
-    stackable_axes,
+    stack_of_list,
+    stack_of_scopes,
 )
 from ._structure import (
     Place,
@@ -115,6 +109,10 @@ class Matcher:
     def _pair(self, node: NNXNode, scope: LinenNode, context: Context, how: str) -> None:
         self._settled.add(node, scope, context)
         self.match(node, scope, context, how)
+
+    def _pair_by(self, pairing: Pairing) -> None:
+        self._found.pairings.append(pairing)
+        self._pair(pairing.nnx, pairing.linen, pairing.context, pairing.how)
 
     def by_rule(self, pair: Pair) -> None:
         """Matches what a rule puts together."""
@@ -206,8 +204,8 @@ class Matcher:
             return
         if any(str(key) in found.children for key in node.children):
             self._pair(node, found, context, how)
-        elif context.linen is None and is_list(node) and len(free) == len(node.children):
-            self._stacked(node, found, list_pairs(node, found, context))
+        elif context.linen is None and len(free) == len(node.list_items):
+            self._stacked(stack_of_list(node, found, context))
 
     def _stacked_nnx(self, node: NNXNode, scope: LinenNode, name: str, context: Context) -> None:
         """A stacked module whose layers Linen has one by one as `layers_0`, `layers_1` …."""
@@ -217,69 +215,43 @@ class Matcher:
                 return
             found.append(next_one)
         if found and context.nnx is None:
-            self._stacked(node, found[0], stack_pairs(node, found, context))
+            self._stacked(stack_of_scopes(node, found, context))
 
-    def _stacked(
-        self, node: NNXNode, scope: LinenNode, pairs: Stack, known: Evidence | None = None
-    ) -> None:
-        """Pairs stacked layers if exactly one axis makes all shapes fit.
-
-        Args:
-          node: the NNX list or the module of stacked leaves.
-          scope: the Linen scope, the first one of several.
-          pairs: the layers.
-          known: why the two belong together, if more than one thing fits.
-        """
-        fits = self._axes(pairs[0])
+    def _stacked(self, stack: Stack) -> None:
+        """Pairs stacked layers if exactly one axis makes all shapes fit, or if evidence does."""
+        fits, evidence = stack.axes(self._fits), stack.proposal
         if not fits:
             # The parts of a layer may be ambiguous; the shapes show the axis anyway.
-            pairs = cores(pairs)
-            fits = stackable_axes(pairs[0], self._classes)
-        if len(fits) == 1:
-            self._stacked_on(node, scope, pairs, fits[0], known)
-        elif fits and self._proposer is not None:
-            axis, evidence = self._proposer.axis(node, scope)
-            if axis not in fits:
-                axis, text = fits[0], f"stacked on axis {either(fits)} fit"
-                text += f"; {axis} is nn.scan's default, and '@{fits[1]}' behind '*' is another"
-                evidence = Evidence(text, is_weak=True)
-            if known is not None:
-                text, is_weak = f"{known.text}; {evidence.text}", known.is_weak or evidence.is_weak
-                evidence = known._replace(text=text, is_weak=is_weak)
-            self._stacked_on(node, scope, pairs, axis, evidence)
-        elif fits:
+            stack = stack._replace(of_cores=True)
+            fits = may_fit(stack, self._classes)
+        if not fits:
+            return
+        axis = fits[0]
+        if len(fits) > 1 and self._proposer is None:
             target = "a rule such as 'blocks.*' or 'blocks.*@1' says which"
             note = f"stacked on axis {either(fits)} fit; {target}"
-            self._settled.add(node, scope, PLAIN)
-            self._found.ambiguous.append(Ambiguous(node, (scope,), note))
-
-    def _stacked_on(
-        self,
-        node: NNXNode,
-        scope: LinenNode,
-        pairs: Stack,
-        axis: int,
-        evidence: Evidence | None,
-    ) -> None:
+            self._settled.add(stack.nnx, stack.linen, PLAIN)
+            self._found.ambiguous.append(Ambiguous(stack.nnx, (stack.linen,), note))
+            return
+        if len(fits) > 1 and self._proposer is not None:
+            told, of_axis = self._proposer.axis(stack.nnx, stack.linen)
+            if told in fits:
+                axis = told
+            else:
+                text = f"stacked on axis {either(fits)} fit"
+                text += f"; {axis} is nn.scan's default, and '@{fits[1]}' behind '*' is another"
+                of_axis = Evidence(text, is_weak=True)
+            evidence = evidence.joined(of_axis) if evidence is not None else of_axis
         how = f"axis {axis}" if evidence is None else "as proposed"
-        layers = [
-            Pairing(each, one, on_axis((one, each, context), axis)[2], how, evidence)
-            for one, each, context in pairs
-        ]
-        self._found.stacks.append(PairedStack(scope, node, tuple(layers)))
-        for layer in layers:
-            self._found.pairings.append(layer)
-            self._pair(layer.nnx, layer.linen, layer.context, layer.how)
-        self._settled.add(node, scope, PLAIN)
+        stack = stack._replace(axis=axis, how=how, proposal=evidence)
+        self._found.stacks.append(stack)
+        for layer in stack.layers:
+            self._pair_by(layer)
+        self._settled.add(stack.nnx, stack.linen, PLAIN)
 
-    def _axes(self, pair: tuple[NNXNode, LinenNode, Context]) -> list[int]:
-        """The axes on which the leaves of a layer match without a problem."""
-        node, scope, _ = pair
-        ranks = [len(shape_of(v) or ()) for side in (node, scope) for v in side.below.values()]
-        return first_axes(max(ranks, default=0), lambda axis: self._fits(*on_axis(pair, axis)))
-
-    def _fits(self, node: NNXNode, scope: LinenNode, context: Context) -> bool:
+    def _fits(self, pairing: Pairing) -> bool:
         """Whether two modules match without a problem, tried on the side."""
+        scope, node, context, *_ = pairing
         found = Correspondence(scope, node, self._settled.copy())
         Matcher(found, self._root).match(node, scope, context, "")
         linked = {piece.nnx for piece in found.pieces}
@@ -345,18 +317,16 @@ class Matcher:
         pairs.sort(key=lambda pair: not pair[0].is_norm)
         for module, other in pairs:
             if all(settled.is_free(each, context) for each in (module, other)):
-                pairing = Pairing(other, module, context, how, None, node, scope)
-                self._found.pairings.append(pairing)
-                self._pair(module, other, context, how)
+                self._pair_by(Pairing(other, module, context, how, None, node, scope))
         return True
 
     def _settle_stack(self, place: Place) -> bool:
         """Pairs a list with a scope of stacked leaves, or the reverse, if it can be no other."""
         stacks = only_stacks(place)
-        for node, scope, pairs in stacks:
-            self._stacked(node, scope, pairs)
+        for stack in stacks:
+            self._stacked(stack)
         # A stack that fits no axis stays open; do not try it again.
-        return any(not self._settled.is_free(node, PLAIN) for node, _, _ in stacks)
+        return any(not self._settled.is_free(stack.nnx, PLAIN) for stack in stacks)
 
     def _propose(self, place: Place, proposer: ByEvidence) -> None:
         node, scope, context, settled, _ = place
@@ -368,9 +338,7 @@ class Matcher:
             for module, other, evidence in proposals:
                 if all(settled.is_free(each, context) for each in (module, other)):
                     how = "as proposed"
-                    pairing = Pairing(other, module, context, how, evidence, node, scope)
-                    self._found.pairings.append(pairing)
-                    self._pair(module, other, context, how)
+                    self._pair_by(Pairing(other, module, context, how, evidence, node, scope))
             if len(self._found.pairings) == before:
                 self._propose_stacked_leaves(place, proposer)
             if len(self._found.pairings) == before:
@@ -380,30 +348,28 @@ class Matcher:
 
     def _propose_stacks(self, place: Place, proposer: ByEvidence) -> None:
         """Pairs the stacks that could be several things."""
-        pairs = {(node, scope): own for node, scope, own in open_stacks(place, automatic=True)}
-        for node, scope, evidence in proposer.stacks(place, _by_node(pairs)):
+        found = {(each.nnx, each.linen): each for each in open_stacks(place, automatic=True)}
+        for node, scope, evidence in proposer.stacks(place, _by_node(found)):
             free = all(place.settled.is_free(each, PLAIN) for each in (node, scope))
-            if free and (node, scope) in pairs:
-                self._stacked(node, scope, *proposer.layers(pairs[node, scope], evidence))
+            if free and (node, scope) in found:
+                self._stacked(proposer.layers(found[node, scope], evidence))
 
     def _propose_stacked_leaves(self, place: Place, proposer: ByEvidence) -> None:
         """Pairs leaves that one side has stacked, outside of modules that fit as a whole."""
         stacks: dict[tuple[NNXNode, LinenNode], dict[int, Stack]] = {}
-        for node, scope, axis, layers in leaf_stacks(place):
-            stacks.setdefault((node, scope), {})[axis] = layers
+        for stack in leaf_stacks(place):
+            stacks.setdefault((stack.nnx, stack.linen), {})[stack.axis] = stack
         for node, scope, evidence in proposer.stacked_leaves(place, _by_node(stacks)):
             fits = stacks.get((node, scope), {})
             axis, _ = proposer.axis(node, scope)
             if axis is None or axis not in fits:
                 # nn.scan's default axis comes first.
                 axis = next(iter(fits), None)
-            for one, each, context in fits[axis] if axis is not None else []:
-                if all(self._settled.is_free(item, context) for item in (one, each)):
-                    pairing = Pairing(
-                        each, one, context, "as proposed", evidence, None, place.linen
+            for layer in fits[axis].layers if axis is not None else []:
+                if all(self._settled.is_free(each, layer.context) for each in layer[:2]):
+                    self._pair_by(
+                        layer._replace(how="as proposed", proposal=evidence, within=place.linen)
                     )
-                    self._found.pairings.append(pairing)
-                    self._pair(one, each, context, "as proposed")
 
     def _candidates(
         self, node: NNXNode, scope: LinenNode, context: Context, *, deep: bool

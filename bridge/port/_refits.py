@@ -14,23 +14,15 @@ from bridge._conversion.neutral import Path
 from bridge._rules.pieces import LeafShape, Region, part_shape, pieces_of, without_axis
 from bridge._rules.rules import UNCHANGED, Form
 
-from ._correspondence import PLAIN, Context, Correspondence, Evidence, Settled
+from ._correspondence import PLAIN, Context, Correspondence, Evidence, Settled, Stack, first_axes
 from ._evidence import ANY_ORDER, CONSTRUCTIONS
 from ._likeness import pairs_by_name
 from ._names import likeness, words_of
 from ._orders import CALLS, TRANSPOSED, Orders
 from ._rule_text import braced, nnx_rule
 from ._sequences import counts_constructions
-from ._stacks import (
-    Stack,
-    first_axes,
-    is_list,
-    list_pairs,
-    numbered_scopes,
-    on_axis,
-    stack_pairs,
-)
-from ._structure import Place, core
+from ._stacks import numbered_scopes, stacks
+from ._structure import Place
 from ._trees import LinenNode, NNXNode
 
 Counts: TypeAlias = tuple[int, int]
@@ -125,9 +117,9 @@ class _Left:
         self._stacks = list(self._open_stacks(linen, nnx))
         inside = {
             id(each)
-            for layers, _ in self._stacks
-            for sides in layers
-            for side in sides[:2]
+            for stack, _ in self._stacks
+            for layer in stack.layers
+            for side in layer[:2]
             for each in side.walk()
         }
         self._scopes = [
@@ -142,8 +134,9 @@ class _Left:
 
     def of_stacks(self) -> Iterator[Refit]:
         """Stacks of one side alone, whose layers are laid out otherwise."""
-        for layers, evidence in self._stacks:
-            node, scope, context = layers[0]
+        for stack, evidence in self._stacks:
+            layers = stack.layers
+            scope, node, context = layers[0][:3]
             place = Place(node, scope, context, Settled(), frozenset())
             inside = [
                 # In layers of a weak order everything is weak.
@@ -152,12 +145,14 @@ class _Left:
             ]
             whole = [Refit((scope,), (node,), UNCHANGED, evidence, context)] if inside else []
             # One rule with a star is for all items of a list.
-            for one, each, own in layers if context.nnx else layers[:1]:
+            for each in layers[:1] if stack.is_list else layers:
                 for refit in (*whole, *inside):
-                    linen = [each.at(s.path[len(scope.path) :]) for s in refit.linen]
-                    nnx = [one.at(n.path[len(node.path) :]) for n in refit.nnx]
+                    linen = [each.linen.at(s.path[len(scope.path) :]) for s in refit.linen]
+                    nnx = [each.nnx.at(n.path[len(node.path) :]) for n in refit.nnx]
                     if None not in (*linen, *nnx):
-                        yield refit._replace(linen=tuple(linen), nnx=tuple(nnx), context=own)
+                        yield refit._replace(
+                            linen=tuple(linen), nnx=tuple(nnx), context=each.context
+                        )
 
     def _open_stacks(self, linen: set[Any], nnx: set[Any]) -> Iterator[tuple[Stack, Evidence]]:
         """The layers that only one side has stacked, and that can be one thing only."""
@@ -181,71 +176,50 @@ class _Left:
             if scope.path and scope.children
             if not theirs & scope.below.keys()
         ]
-        fits = [*self._lists(nodes, scopes), *self._stacked_modules(nodes, scopes)]
-        for layers, evidence in fits:
-            node, scope, _ = layers[0]
-            rivals = [n is node or s is scope for ((n, s, _), *_), _ in fits]
+        names = [(own, {*scopes} - {own[0]}) for own in numbered_scopes(scopes)]
+        found = stacks(
+            [node for node in nodes if len(node.list_items) > 1],
+            scopes,
+            dict.fromkeys(node.core for node in nodes),
+            [own for own, others in names if own[0].core not in others],
+        )
+        fits = [each for stack in found for each in self._on_axis(stack)]
+        for stack, evidence in fits:
+            rivals = [each.nnx is stack.nnx or each.linen is stack.linen for each, _ in fits]
             # What lies in a stack fits what lies in its layers.
-            is_inner = any(
-                node.path[: len(n.path)] == n.path != node.path for ((n, *_), *_), _ in fits
-            )
+            around = [each.nnx.path for each, _ in fits if each.nnx.path != stack.nnx.path]
+            is_inner = any(stack.nnx.path[: len(path)] == path for path in around)
             if sum(rivals) == 1 and not is_inner:
-                yield layers, evidence
+                yield stack, evidence
 
-    def _lists(
-        self, nodes: list[NNXNode], scopes: list[LinenNode]
-    ) -> Iterator[tuple[Stack, Evidence]]:
-        text = "the only stack of as many layers and elements as this list"
-        for node in nodes:
-            if not (node.is_container and is_list(node) and len(node.children) > 1):
-                continue
-            for scope in dict.fromkeys(map(core, scopes)):
-                axis = self._stacked_on(node, scope, len(node.children), scope)
-                if axis is not None and not self._orders.runs_backwards(scope):
-                    layers = list_pairs(node, scope, PLAIN)
-                    yield [on_axis(layer, axis) for layer in layers], Evidence(text)
-
-    def _stacked_modules(
-        self, nodes: list[NNXNode], scopes: list[LinenNode]
-    ) -> Iterator[tuple[Stack, Evidence]]:
-        text = "the only layers of as many elements as this stack"
-        for members in numbered_scopes(scopes):
-            if core(members[0]) in [scope for scope in scopes if scope is not members[0]]:
-                continue
-            for node in dict.fromkeys(map(core, nodes)):
-                axis = self._stacked_on(node, members, len(members), node)
-                if axis is None:
-                    continue
-                evidence = Evidence(text)
-                numbers = self._orders.layer_numbers(members, node)
-                if numbers is None:
-                    numbers = [*range(len(members))]
-                    if counts_constructions(members):
-                        evidence = Evidence(f"{text}; {CONSTRUCTIONS}", is_weak=True)
-                by_number = sorted(zip(numbers, members, strict=True), key=lambda each: each[0])
-                layers = stack_pairs(node, [scope for _, scope in by_number], PLAIN)
-                yield [on_axis(layer, axis) for layer in layers], evidence
-
-    def _stacked_on(
-        self,
-        node: NNXNode,
-        scope: LinenNode | Sequence[LinenNode],
-        total: int,
-        stacked: NNXNode | LinenNode,
-    ) -> int | None:
-        """The axis on which one of two sides may have the layers of the other stacked, if any."""
-        scopes = [scope] if isinstance(scope, LinenNode) else scope
-        if self._size(node) != sum(map(self._size, scopes)):
-            return None
-        ours = [*_leaves_below(node)]
-        theirs = [leaf for each in scopes for leaf in _leaves_below(each)]
-        if None in map(_shape, (*ours, *theirs)):
-            return None
-        own = [*map(_shape, ours if stacked is node else theirs)]
+    def _on_axis(self, stack: Stack) -> Iterator[tuple[Stack, Evidence]]:
+        """A stack on the axis on which one side may have the layers of the other."""
+        if self._size(stack.nnx) != sum(map(self._size, stack.scopes)):
+            return
+        ours = [*map(_shape, _leaves_below(stack.nnx))]
+        theirs = [_shape(leaf) for scope in stack.scopes for leaf in _leaves_below(scope)]
+        if None in (*ours, *theirs):
+            return
+        own, total = theirs if stack.is_list else ours, len(stack.items)
         rank = min((len(shape or ()) for shape in own), default=0)
         axes = first_axes(rank, lambda axis: all((shape or ())[axis] == total for shape in own))
-        told = {axis for axis, _ in self._orders.axes(node, scopes[0])} & {*axes}
-        return told.pop() if len(told) == 1 else axes[0] if len(axes) == 1 else None
+        told = {axis for axis, _ in self._orders.axes(stack.nnx, stack.linen)} & {*axes}
+        if len(told) != 1 and len(axes) != 1:
+            return
+        stack = stack._replace(axis=told.pop() if len(told) == 1 else axes[0])
+        if stack.is_list:
+            if not self._orders.runs_backwards(stack.linen):
+                text = "the only stack of as many layers and elements as this list"
+                yield stack, Evidence(text)
+            return
+        text = "the only layers of as many elements as this stack"
+        numbers = self._orders.layer_numbers(stack.items, stack.nnx)
+        if numbers is not None:
+            yield stack.numbered(numbers), Evidence(text)
+        elif counts_constructions(stack.scopes):
+            yield stack, Evidence(f"{text}; {CONSTRUCTIONS}", is_weak=True)
+        else:
+            yield stack, Evidence(text)
 
     def _size(self, item: NNXNode | LinenNode) -> int:
         """How many elements the weights below a module or a scope have."""

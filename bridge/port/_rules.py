@@ -124,12 +124,10 @@ def _resolve(root: NNXNode, target: Sequence[Segment]) -> list[tuple[NNXNode, Co
 
 
 def _items(node: NNXNode, context: Context, axis: int) -> list[tuple[NNXNode, Context]]:
-    if not node.is_container or not all(isinstance(key, int) for key in node.children):
-        return []
-    total = len(node.children)
+    items = node.list_items
     return [
-        (node.children[key], context._replace(linen=Layer(axis, number, total, len(node.path))))
-        for number, key in enumerate(sorted(node.children))
+        (item, context._replace(linen=Layer(axis, number, len(items), len(node.path))))
+        for number, item in enumerate(items)
     ]
 
 

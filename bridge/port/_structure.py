@@ -87,7 +87,7 @@ def signature(node: N, context: Context, *, whole: bool = False) -> Signature:
       context: which of several stacked layers it is.
       whole: whether the layer that a norm normalises counts too, which else is left out.
     """
-    node = core(node)
+    node = node.core
     groups: dict[Path, set[tuple[str, str, Any]]] = {}
     for row in weights(node, context):
         groups.setdefault(row.group, set()).add(row[1:])
@@ -115,8 +115,8 @@ def matches(
       context: whether they are stacked.
       classes: the names of all classes in the NNX model.
     """
-    cores = {core(node): signature(node, context) for node in wanted}
-    scopes = {core(node): signature(node, context) for node in found}
+    cores = {node.core: signature(node, context) for node in wanted}
+    scopes = {node.core: signature(node, context) for node in found}
     # Comparing each module with each scope takes seconds for hundreds of blocks.
     alike: dict[frozenset[Any], list[tuple[str | None, LinenNode]]] = {}
     for scope, layers in scopes.items():
@@ -174,16 +174,6 @@ def open_nodes(node: N, settled: Settled, context: Context, *, deep: bool) -> It
             yield child
         if child.is_container or (deep and child.is_open):
             yield from open_nodes(child, settled, context, deep=deep)
-
-
-def core(node: N) -> N:
-    """The module or scope that a chain of them with one child each holds."""
-    while node.is_open and len(node.children) == 1:
-        (child,) = node.children.values()
-        if child.is_leaf or child.is_shared:
-            break
-        node = child
-    return node
 
 
 def _in_linen_layout(

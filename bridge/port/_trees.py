@@ -45,6 +45,10 @@ class _Node:
     path: Path
     children: dict[Any, Self] = dataclasses.field(default_factory=dict)
 
+    # A scope tells nothing of its class.
+    is_open = True
+    is_container = is_shared = is_leaf = False
+
     @property
     def name(self) -> str:
         """The last name of the path."""
@@ -76,6 +80,17 @@ class _Node:
                 return None
         return node
 
+    @property
+    def core(self) -> Self:
+        """The node that a chain of nodes with one child each holds."""
+        node = self
+        while node.is_open and len(node.children) == 1:
+            (child,) = node.children.values()
+            if child.is_leaf or child.is_shared:
+                break
+            node = child
+        return node
+
 
 @dataclasses.dataclass(eq=False)
 class LinenNode(_Node):
@@ -90,10 +105,6 @@ class LinenNode(_Node):
     parent: LinenNode | None = None
     leaves: dict[str, Leaf] = dataclasses.field(default_factory=dict)
     names: AutomaticNames = dataclasses.field(default_factory=AutomaticNames)
-
-    # A scope tells nothing of its class.
-    is_open = True
-    is_container = is_shared = False
 
     @property
     def is_leaf(self) -> bool:
@@ -162,6 +173,12 @@ class NNXNode(_Node):
             return True
         # A State has no classes.
         return self.item is None and all(isinstance(key, int) for key in self.children)
+
+    @property
+    def list_items(self) -> list[NNXNode]:
+        """The items of a list in their order; none of anything else."""
+        is_list = self.is_container and all(isinstance(key, int) for key in self.children)
+        return [self.children[key] for key in sorted(self.children)] if is_list else []
 
     @property
     def is_shared(self) -> bool:
