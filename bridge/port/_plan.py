@@ -246,7 +246,7 @@ def plan(source: Any, target: Any, rules: Mapping[str, str] | None = None) -> Pl
     variables, model, to_nnx = sides_of(source, target)
     linen, linen_left = linen_nodes(linen_leaves.from_variables(variables))
     root, nnx_left = nnx_nodes(model)
-    found = correspondence(linen, root, table_of(rules))
+    found = correspondence(linen, root, {} if rules is None else table_of(rules))
     extra = [STATIC] if STATIC in variables else []
     left_alone = (
         *map(linen_text, linen_left),
