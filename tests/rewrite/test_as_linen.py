@@ -242,6 +242,34 @@ def test_what_is_sown_and_dropped_is_as_before(package):
     assert not ((first[0] == 0) == (first[1] == 0)).all()
 
 
+def test_a_class_that_draws_keys_of_its_own_draws_them_from_rngs(package):
+    noisy = "        h = h + jax.random.normal(self.make_rng('noise'), h.shape)\n"
+    text = MODELS.replace("        self.sow(", f"{noisy}        self.sow(", 1)
+    text = text.replace("import dataclasses", "import dataclasses\n\nimport jax")
+    (package / "models.py").write_text(text)
+    result = rewritten(package, "CNN", fast=True)
+    assert result.exported == ("Block", "CNN")
+    result.write()
+    forget(package.name)
+    model = importlib.import_module(f"{package.name}.models").CNN()
+    x = jnp.ones(INPUTS["CNN"])
+    variables = model.init({"params": jax.random.key(0), "noise": jax.random.key(1)}, x)
+    first, again, other = (
+        model.apply(variables, x, rngs={"noise": jax.random.key(n)}) for n in (2, 2, 3)
+    )
+    assert (first == again).all()
+    assert not (first == other).all()
+
+
+def test_a_branch_that_no_run_took_keeps_its_class_linen(package):
+    line = "        x = nn.Conv(self.features, (3, 3))(x)\n"
+    more = "        if x.ndim == 3:\n            x = nn.Conv(2, (1, 1))(x[None])\n"
+    (package / "models.py").write_text(MODELS.replace(line, line + more, 1))
+    result = rewritten(package, "CNN", fast=True)
+    assert result.exported == ("Block",)
+    assert any("NotImplementedError" in each for each in result.notes)
+
+
 def test_a_linen_parent_that_stays_names_and_transforms_it(package):
     result = rewritten(package, "CNN", skip=["CNN"], fast=True)
     assert result.exported == ("Block",)

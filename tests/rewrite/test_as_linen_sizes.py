@@ -34,6 +34,22 @@ class Pyramid(nn.Module):
         for width in self.widths:
             x = self.block(width)(x)
         return nn.Dense(3, name="head")(x.reshape((x.shape[0], -1)))
+
+
+class Joined(nn.Module):
+    project: bool = False
+
+    @nn.compact
+    def __call__(self, x, skip):
+        if self.project:
+            skip = nn.Dense(x.shape[-1])(skip)
+        return x + skip
+
+
+class Joins(nn.Module):
+    @nn.compact
+    def __call__(self, x, skip):
+        return Joined()(Joined(project=True)(x, skip), x)
 '''
 
 
@@ -70,3 +86,21 @@ def test_a_size_that_only_the_call_of_a_part_tells_is_found_for_any_fields(packa
         assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, variables)
         found = jax.jit(new.apply)(variables, x)
         np.testing.assert_allclose(found, old.apply(variables, x), rtol=1e-5, atol=1e-6)
+
+
+def test_a_size_that_some_fields_leave_out_is_found_from_the_other_calls(package):
+    linen = importlib.import_module(f"{package}.models")
+    shapes = [jax.ShapeDtypeStruct((2, size), "float32") for size in (5, 3)]
+    result = bridge.rewrite(linen.Joins, *shapes, gradients=False, fast=True, as_linen=True)
+    assert result.exported == ("Joined", "Joins")
+    result.write()
+    forget(package)
+    exported = importlib.import_module(f"{package}.models")
+    for project, size in ((True, 4), (False, 5)):
+        old, new = (each.Joined(project=project) for each in (linen, exported))
+        x = jax.random.normal(jax.random.key(1), (2, 5))
+        skip = jax.random.normal(jax.random.key(2), (2, size))
+        variables = old.init(jax.random.key(0), x, skip)
+        made = new.init(jax.random.key(0), x, skip)
+        assert jax.tree.map(jnp.shape, made) == jax.tree.map(jnp.shape, variables)
+        np.testing.assert_array_equal(new.apply(variables, x, skip), old.apply(variables, x, skip))

@@ -25,6 +25,8 @@ _OF_VARIABLES = (
     *("get_variable", "has_rng", "param", "put_variable"),
     *("scope", "variable", "variables"),
 )
+# A note that is no reason to keep a class in a Linen program, whose keys come from `rngs=`.
+DRAWS = "keys are drawn from an NNX stream"
 
 
 class States:
@@ -61,7 +63,7 @@ class States:
             return
         if node.attr != "make_rng":
             raise NotRewritableError("method-handed-on", node, name=node.attr)
-        self.notes.append((node.lineno, "keys are drawn from an NNX stream"))
+        self.notes.append((node.lineno, DRAWS))
         yield self.source.edit(node, "(lambda name: self.rngs[name]())")
 
     def _merged(self, node: ast.Call) -> Iterator[Edit]:
@@ -129,7 +131,7 @@ class States:
             elif name == "perturb":
                 self._perturb(node)
             elif name == "make_rng":
-                self.notes.append((node.lineno, "keys are drawn from an NNX stream"))
+                self.notes.append((node.lineno, DRAWS))
                 yield self.source.edit(node, f"self.rngs{self._stream(node)}()")
             elif name in _OF_TREES and not self._ran(node):
                 self.notes.append((node.lineno, f"self.{name} is called where nothing ran"))

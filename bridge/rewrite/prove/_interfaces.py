@@ -101,8 +101,10 @@ class Interfaces:
         return compressed(pairs.items(), pairs.items(), leaves)
 
     def _of_call(self, name: str, values: Sequence[tuple[Instance, Any]]) -> tuple[str, str] | None:
-        """The argument and the expression that tell a size in every call."""
+        """The argument and the expression that tell a size in every call that needs it."""
         left: list[tuple[str, str]] | None = None
+        # A layer that these fields leave out needs no size, and takes any.
+        values = [each for each in values if each[1] is not None] or values
         for instance, value in values:
             known = [*_dimensions(instance, first_calls(instance)[0]), *_fields(instance)]
             own = [(a, t) for a, t, found in known if found == value]

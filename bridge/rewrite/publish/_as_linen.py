@@ -13,6 +13,7 @@ from flax import nnx
 from bridge.rewrite._failures import said
 from bridge.rewrite.emit._files import NewFile
 from bridge.rewrite.emit._linen_class import UnfitError, linen_class_text
+from bridge.rewrite.emit._states import DRAWS
 from bridge.rewrite.observe._entries import Entry, Varied
 from bridge.rewrite.plan._function_plans import FunctionPlan
 from bridge.rewrite.plan._plans import ClassPlan, Program
@@ -118,8 +119,9 @@ class AsLinen:
                 self.left[plan.name] = "it is not at the top of its file"
             elif derived:
                 self.left[plan.name] = f"{derived[0]} derives from it"
-            elif self.program.notes_of(plan):
-                self.left[plan.name] = "it needs review"
+            elif reviewed := [each for each in self.program.notes_of(plan) if each[1] != DRAWS]:
+                line, text = reviewed[0]
+                self.left[plan.name] = f"it needs review, line {line}: {text}"
             else:
                 yield plan
 
