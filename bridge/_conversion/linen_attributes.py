@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from flax import nnx
 
 import registry
 from bridge._errors import ReservedNameError, bullets, unread_hooks_text, warn
-from bridge._flax.objects import CAPTURES, is_note, set_data
+from bridge._flax.objects import CAPTURES, is_note
 from bridge._flax.variables import assign_raw_value, class_hooks
 from bridge._types import DICT, VARIABLE, CollectionFilter, Variable
 
@@ -42,7 +42,6 @@ class LinenHolder(nnx.Module):
       to_nnx__collections: the state collections that an initialisation has made or sown into. They
         may be empty now: `nnx.pop` takes out what a call has sown.
       to_nnx__path: where it is in the outermost module, if it was told.
-      to_nnx__setattr: the `__setattr__` of `ToNNX`; a subclass may have another one.
     """
 
     to_nnx__module: nn.Module
@@ -54,8 +53,6 @@ class LinenHolder(nnx.Module):
     to_nnx__graphdefs: tuple[tuple[Path, nnx.GraphDef[Any]], ...] = ()
     to_nnx__collections: tuple[str, ...] = ()
     to_nnx__path: tuple[str, ...] = ()
-
-    to_nnx__setattr: ClassVar[Any] = nnx.Module.__setattr__
 
     def stream_counts(self) -> list[Variable]:
         """The counts of the streams that keys are drawn from."""
@@ -222,7 +219,8 @@ def store(
             _remove(wrapper, held[address].path)
         # Into copies of the dicts, so that a failing call changes nothing.
         own = {name: value for name, value in vars(wrapper).items() if name in tree}
-        _set(wrapper, laid_over(own, tree))
+        for name, value in laid_over(own, tree).items():
+            setattr(wrapper, name, nnx.data(value))
         then()
     except BaseException:
         for variable, value, metadata in written:
@@ -251,15 +249,6 @@ def _check_names(wrapper: LinenHolder, tree: Mapping[Any, Any]) -> None:
             f"these Linen names cannot live in {name_of(wrapper)}:{bullets(problems)}\n"
             "Rename the variables or submodules."
         )
-
-
-def _set(wrapper: LinenHolder, tree: Mapping[str, Any]) -> None:
-    """Sets attributes that hold Variables."""
-    if type(wrapper).__setattr__ is type(wrapper).to_nnx__setattr:
-        set_data(wrapper, tree)
-        return
-    for name, value in tree.items():
-        setattr(wrapper, name, nnx.data(value))
 
 
 def _difference(

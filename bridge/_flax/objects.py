@@ -111,26 +111,6 @@ def noted_data(
     return {DATA_NOTE: DATA_ATTRIBUTES(kept, copy=False)}
 
 
-@_needs_data_note
-def set_data(node: nnx.Pytree, values: Mapping[str, Any]) -> None:
-    """`setattr(node, name, nnx.data(value))` for every name, past the `__setattr__` of its class.
-
-    Each assignment copies the note about all attributes and looks at the whole value, so the first
-    one alone is made so: it raises if the node belongs to another trace. A name of the class may be
-    a property.
-    """
-    together: dict[str, Any] = {}
-    for number, (name, value) in enumerate(values.items()):
-        if number and not hasattr(type(node), name):
-            together[name] = value
-        else:
-            nnx.Pytree.__setattr__(node, name, nnx.data(value))
-    if together:
-        own = vars(node)
-        own.update(together)
-        own[DATA_NOTE] = own[DATA_NOTE].update(dict.fromkeys(together, True))
-
-
 def set_past_class(node: nnx.Pytree, name: str, value: object) -> None:
     """Sets an attribute that is data, whatever the class has by that name, such as a property."""
     own = vars(node)

@@ -303,5 +303,3 @@ class ToNNX(LinenHolder):
         if isinstance(value, nn.Module) and name == "to_nnx__module":
             value = HeldModule(value)
         super().__setattr__(name, value)
-
-    to_nnx__setattr = __setattr__

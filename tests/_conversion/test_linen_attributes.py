@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bridge
-from bridge._flax.objects import set_data
+from bridge._conversion import linen_attributes
+from bridge._conversion.linen_leaves import from_variables
 from tests.drawing import drawing
 from tests.models import assert_identical
 from tests.strategies import exact
@@ -173,26 +174,12 @@ def test_two_variables_for_one_linen_variable_are_an_error_for_any_reader():
             read()
 
 
-def test_attributes_set_together_are_those_set_one_by_one():
-    values = {name: {"w": nnx.Param(ONE)} for name in "abc"}
-    together, one_by_one = nnx.Module(), nnx.Module()
-    for module in (together, one_by_one):
-        module.a = nnx.Param(TWO)
-        module.note = "static"
-    set_data(together, values)
-    for name, value in values.items():
-        setattr(one_by_one, name, nnx.data(value))
-    assert vars(together).keys() == vars(one_by_one).keys()
-    assert nnx.graphdef(together) == nnx.graphdef(one_by_one)
-    assert all(getattr(together, name) is value for name, value in values.items())
-
-
 def test_attributes_are_not_set_on_a_module_of_another_trace():
-    module = nnx.Module()
-    values = {name: nnx.Param(ONE) for name in "ab"}
+    model = bridge.ToNNX(nn.Dense(2))
+    leaves = from_variables(VARIABLES)
     with pytest.raises(flax.errors.TraceContextError):
-        jax.eval_shape(lambda: set_data(module, values))
-    assert not vars(module).keys() & values.keys()
+        jax.eval_shape(lambda: linen_attributes.store(model, leaves, {}))
+    assert not linen_attributes.held_variables(model)
 
 
 def test_a_subclass_that_sets_attributes_in_its_own_way_is_asked_for_each():
