@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from bridge._conversion.arrays import shape_of
@@ -14,6 +14,7 @@ from bridge._layers.layer import LayerRow
 from bridge._rules.pieces import WHOLE, Piece, Region, covers, layer_cut, without_axis
 from bridge._rules.rules import Layer, Rule
 
+from ._reasons import SETTLED, STACKED, Evidence
 from ._trees import LinenNode, NNXNode, Node
 
 
@@ -88,8 +89,7 @@ class Pairing(NamedTuple):
       context: which of several stacked layers they are.
       how: how it is known.
       proposal: the evidence, where it settles nothing by itself.
-      parent: the NNX module in which the two were found.
-      within: the Linen scope in which they were.
+      within: the Linen scope in which they were found.
     """
 
     linen: LinenNode
@@ -97,8 +97,12 @@ class Pairing(NamedTuple):
     context: Context
     how: str
     proposal: Evidence | None = None
-    parent: NNXNode | None = None
     within: LinenNode | None = None
+
+    @property
+    def evidence(self) -> Evidence:
+        """What speaks for the pair."""
+        return self.proposal or SETTLED.get(self.how, STACKED)
 
 
 class Stack(NamedTuple):
@@ -171,25 +175,6 @@ def first_axes(rank: int, fits: Callable[[int], bool]) -> list[int]:
     """The axes that fit, counted from the front; from behind if none does."""
     found = [axis for axis in range(rank) if fits(axis)]
     return found or [axis for axis in range(-1, -rank, -1) if fits(axis)]
-
-
-class Evidence(NamedTuple):
-    """Why two things are proposed to be the same.
-
-    Attributes:
-      text: what speaks for it.
-      is_weak: whether only a shape, or an order that a program need not keep, speaks for it.
-      is_disputed: whether names say otherwise than the order of calls does.
-    """
-
-    text: str
-    is_weak: bool = False
-    is_disputed: bool = False
-
-    def joined(self, other: Evidence) -> Evidence:
-        """Both."""
-        text, is_weak = f"{self.text}; {other.text}", self.is_weak or other.is_weak
-        return self._replace(text=text, is_weak=is_weak)
 
 
 class Ambiguous(NamedTuple):
@@ -283,6 +268,15 @@ class Correspondence:
             [a for a, own in by_linen.items() if own != [WHOLE] and not _covered(linen[a], own)],
             [p for p, own in by_nnx.items() if own != [WHOLE] and not _covered(nnx[p].value, own)],
         )
+
+    def same_leaves(self) -> Iterator[tuple[NNXNode, LinenNode, str]]:
+        """(NNX leaf, Linen leaf, label) of the leaves that are each other as they are."""
+        for piece in self.pieces:
+            is_whole = not (piece.axes or piece.linen_region or piece.nnx_region)
+            if piece.nnx is not None and is_whole:
+                node, scope = self.nnx_leaves[piece.nnx], self.linen.at(piece.linen[1])
+                if scope and shape_of(node.value) == shape_of(self.linen_values[piece.linen]):
+                    yield node, scope, piece.rule
 
     def zero_pieces(self) -> list[Piece]:
         """The Linen leaves that NNX has no place for."""

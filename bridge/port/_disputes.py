@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
-from bridge._conversion.arrays import shape_of
 from bridge._conversion.neutral import Address, Path
 
-from ._correspondence import PLAIN, Context, Correspondence, Evidence, Pairing, Stack
-from ._evidence import DIFFERS, against_names
-from ._orders import CALLS, TRANSPOSED, Orders, Pairs
+from . import _reasons
+from ._correspondence import PLAIN, Context, Correspondence, Pairing, Stack
+from ._orders import Orders, Pairs
+from ._reasons import Evidence
+from ._sequences import connected
 from ._structure import (
     automatic_class,
     own_classes,
@@ -20,14 +21,6 @@ from ._structure import (
 )
 from ._trees import LinenNode, NNXNode
 
-# How pairs are known that a plan makes by itself.
-HOW = {
-    "by name": "equal names",
-    "by number": "numbers in the same order, and nothing else",
-    "by number and calls": "numbers in the same order, which is that of the calls",
-    "by structure": "the only ones of their structure",
-}
-STACKED = "stacked leaves, which fit one axis only"
 _Decided: TypeAlias = list[tuple[NNXNode, LinenNode, Evidence]]
 
 
@@ -73,26 +66,20 @@ def disputes(found: Correspondence, orders: Orders) -> Disputes:
 
 def _used_otherwise(found: Correspondence, orders: Orders) -> Iterator[Pairing]:
     """Leaves that fit, and that one model transposes, reverses or takes apart otherwise."""
-    leaves = found.nnx_leaves
-    for piece in found.pieces:
-        if piece.nnx is None or piece.axes or piece.linen_region or piece.nnx_region:
-            continue
-        node, scope = leaves[piece.nnx], found.linen.at(piece.linen[1])
-        if scope is None or shape_of(node.value) != shape_of(found.linen_values[piece.linen]):
-            continue
-        if text := _other_use(node, scope, orders):
-            evidence = Evidence(f"the same shape; {text}", is_weak=True, is_disputed=True)
+    for node, scope, _ in found.same_leaves():
+        if use := _other_use(node, scope, orders):
+            evidence = (_reasons.SAME_SHAPE & use)._replace(is_disputed=True)
             yield Pairing(scope, node, PLAIN, "by name", evidence)
 
 
-def _other_use(node: NNXNode, scope: LinenNode, orders: Orders) -> str | None:
+def _other_use(node: NNXNode, scope: LinenNode, orders: Orders) -> Evidence | None:
     """What two models do otherwise with two leaves of one shape, if traces show it."""
     if orders.is_transposed(node, scope):
-        return TRANSPOSED
+        return _reasons.TRANSPOSED
     if {orders.runs_backwards(node), orders.runs_backwards(scope)} == {False, True}:
-        return "only one of the models scans the layers backwards"
+        return _reasons.BACKWARDS
     if orders.is_cut_otherwise(node, scope):
-        return "only one of the models has a share of each part in each head"
+        return _reasons.CUT_OTHERWISE
     return None
 
 
@@ -105,7 +92,7 @@ def _judged_layers(stack: Stack, orders: Orders) -> Disputes:
     # A rule says which layer a Linen scope is, and not which one an item of a list is.
     if stack.is_list:
         return Disputes([], [_doubted(layer) for layer in stack.layers])
-    new = stack.numbered(numbers)._replace(how="as proposed", proposal=against_names(CALLS))
+    new = stack.numbered(numbers)._replace(how="as proposed", proposal=_reasons.CALLS.against_names)
     return Disputes(new.layers, [])
 
 
@@ -131,7 +118,7 @@ def _exchanged_stacks(
                 ours, theirs = by_node[node], by_scope[scope]
                 items = ours.items if ours.is_list else theirs.items
                 new = ours._replace(linen=theirs.linen, items=items, how="as proposed")
-                yield new._replace(proposal=against_names(CALLS)), False
+                yield new._replace(proposal=_reasons.CALLS.against_names), False
         else:
             result.undecided.extend(_doubted(layer) for stack in own for layer in stack.layers)
 
@@ -162,10 +149,8 @@ class _Judge:
         if len(classes) == 1 and not self._orders.contradicts(pairs):
             within = pairings[0].within
             new = self._by_surroundings(pairs, self._leaves.get(within.path, []) if within else [])
-            text = f"{CALLS} around them"
-            return Disputes(
-                [_instead(by_node[node], s, against_names(text)) for node, s in new], []
-            )
+            evidence = _reasons.CALLS_AROUND.against_names
+            return Disputes([_instead(by_node[node], s, evidence) for node, s in new], [])
         decided = [self._only(*each, by_node) for each in classes]
         if None not in decided:
             new = [
@@ -202,9 +187,9 @@ class _Judge:
         """The only pairs that modules of one structure can make."""
         pairs: Pairs | None = None
         if len(nodes) == len(scopes) == 1:
-            pairs, text = [(nodes[0], scopes[0])], "their shapes"
+            pairs, evidence = [(nodes[0], scopes[0])], _reasons.SHAPES
         else:
-            pairs, text = self._orders.chain(nodes, scopes), CALLS
+            pairs, evidence = self._orders.chain(nodes, scopes), _reasons.CALLS
         if pairs is None:
             return None
         for node, scope in pairs:
@@ -212,7 +197,7 @@ class _Judge:
             is_same_class = automatic_class(scope) == automatic_class(given[node].linen)
             if not is_same_class and not types_agree(node, scope, self._classes):
                 return None
-        return [(node, scope, against_names(text)) for node, scope in pairs]
+        return [(node, scope, evidence.against_names) for node, scope in pairs]
 
 
 def _instead(pairing: Pairing, scope: LinenNode, evidence: Evidence) -> Pairing:
@@ -222,8 +207,7 @@ def _instead(pairing: Pairing, scope: LinenNode, evidence: Evidence) -> Pairing:
 def _doubted(pairing: Pairing) -> Pairing:
     if pairing.proposal and pairing.proposal.is_disputed:
         return pairing
-    text = pairing.proposal.text if pairing.proposal else HOW.get(pairing.how, STACKED)
-    return pairing._replace(proposal=Evidence(f"{text}; {DIFFERS}", True, True))
+    return pairing._replace(proposal=pairing.evidence & _reasons.DIFFERS)
 
 
 def _groups(found: Correspondence) -> list[list[Pairing]]:
@@ -238,24 +222,23 @@ def _groups(found: Correspondence) -> list[list[Pairing]]:
 def _exchangeable(group: Sequence[Pairing]) -> Iterator[tuple[list[Pairing], list[_Class]]]:
     """The pairs that could be others among themselves, and their modules by structure."""
     keys = [_structures_of(pairing) for pairing in group]
-    structures, sets = _Joined(), _Joined()
-    for (ours, theirs), pairing in zip(keys, group, strict=True):
+    edges = [(key, key) for both in keys for key in both]
+    for both, pairing in zip(keys, group, strict=True):
         # Inside, names may differ.
         if _shapes_of(pairing.nnx, pairing) == _shapes_of(pairing.linen, pairing):
-            structures.join(ours, theirs)
-    for ours, theirs in keys:
-        sets.join(structures.first(ours), structures.first(theirs))
-    found: dict[Hashable, list[Pairing]] = {}
-    classes: dict[Hashable, dict[Hashable, _Class]] = {}
-    for (ours, theirs), pairing in zip(keys, group, strict=True):
-        which = sets.first(structures.first(ours))
-        found.setdefault(which, []).append(pairing)
-        own = classes.setdefault(which, {})
-        own.setdefault(structures.first(ours), _Class([], [])).nodes.append(pairing.nnx)
-        own.setdefault(structures.first(theirs), _Class([], [])).scopes.append(pairing.linen)
-    for which, pairings in found.items():
+            edges.append(both)
+    structure = connected(edges)
+    of_pairs = [(structure[ours], structure[theirs]) for ours, theirs in keys]
+    set_of = connected(of_pairs)
+    found: dict[Hashable, tuple[list[Pairing], dict[Hashable, _Class]]] = {}
+    for (ours, theirs), pairing in zip(of_pairs, group, strict=True):
+        pairings, classes = found.setdefault(set_of[ours], ([], {}))
+        pairings.append(pairing)
+        classes.setdefault(ours, _Class([], [])).nodes.append(pairing.nnx)
+        classes.setdefault(theirs, _Class([], [])).scopes.append(pairing.linen)
+    for pairings, classes in found.values():
         if len(pairings) > 1:
-            yield pairings, list(classes[which].values())
+            yield pairings, list(classes.values())
 
 
 def _structures_of(pairing: Pairing) -> tuple[Hashable, Hashable]:
@@ -268,22 +251,3 @@ def _structures_of(pairing: Pairing) -> tuple[Hashable, Hashable]:
 
 def _shapes_of(node: NNXNode | LinenNode, pairing: Pairing) -> Hashable:
     return pairing.nnx.is_leaf, frozenset(shapes(node, pairing.context).items())
-
-
-class _Joined:
-    """Sets of things; some of them are joined to one."""
-
-    def __init__(self) -> None:
-        self._parents: dict[Hashable, Hashable] = {}
-
-    def first(self, item: Hashable) -> Hashable:
-        """What stands for the set of a thing."""
-        while (parent := self._parents.get(item, item)) != item:
-            item = parent
-        return item
-
-    def join(self, one: Hashable, other: Hashable) -> None:
-        """Makes the sets of two things one."""
-        one, other = self.first(one), self.first(other)
-        if one != other:
-            self._parents[one] = other

@@ -8,22 +8,18 @@ from typing import Any, TypeAlias
 
 from bridge._layers.table import LEAF_NAMES
 
-from ._correspondence import PLAIN, Context, Evidence, Stack
+from . import _reasons
+from ._correspondence import PLAIN, Context, Stack
 from ._likeness import pairs_by_name
 from ._names import likeness
-from ._numbers import families
-from ._orders import CALLS, Orders, Pairs
-from ._sequences import counts_constructions, groups, is_automatic
+from ._orders import Orders, Pairs
+from ._reasons import Evidence
+from ._sequences import counts_constructions, groups, is_automatic, numbered_pairs
 from ._structure import Place, open_nodes, shapes, types_agree
 from ._trees import LinenNode, NNXNode
 
 Proposals: TypeAlias = list[tuple[NNXNode, LinenNode, Evidence]]
 
-ANY_ORDER = "some of the calls do not use each other's results, so any order would do"
-CONSTRUCTIONS = "automatic numbers count constructions, not calls"
-# What is said of names that a trace contradicts.
-DIFFERS = "the order of calls differs"
-_ONLY = Evidence("nothing else is left")
 # How much of two modules has to be alike before they are proposed to be the same.
 _ENOUGH = 0.5
 
@@ -66,23 +62,24 @@ class ByEvidence:
         if counts_constructions(stack.scopes):
             numbers = self._orders.layer_numbers(stack.items, stack.nnx)
             if numbers is None:
-                evidence = Evidence(_joined(evidence.text, CONSTRUCTIONS), is_weak=True)
+                evidence &= _reasons.CONSTRUCTIONS
             else:
                 stack = stack.numbered(numbers)
-                evidence = Evidence(_joined(evidence.text, CALLS))
+                evidence &= _reasons.CALLS
         return stack._replace(proposal=evidence)
 
     def stacked_leaves(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
         """As `stacks`, of single leaves."""
-        text = "stacked leaves, whose shapes are those of the layers"
         clear = {
             node: [scope for scope in scopes if not _are_told_apart(node, scope)]
             for node, scopes in candidates.items()
         }
         return [
-            (node, scope, Evidence(_joined(text, evidence.text), True))
+            (node, scope, _reasons.STACKED_LEAVES & evidence)
             for nodes, scopes in groups(clear)
-            for node, scope, evidence in self._together(place, nodes, scopes, Evidence(text))
+            for node, scope, evidence in self._together(
+                place, nodes, scopes, _reasons.STACKED_LEAVES
+            )
         ]
 
     def modules(self, place: Place, candidates: dict[NNXNode, list[LinenNode]]) -> Proposals:
@@ -129,22 +126,22 @@ class ByEvidence:
         self, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode], place: Place
     ) -> Evidence:
         """What the shape of two leaves says that no others have."""
-        node, scope, text = nodes[0], scopes[0], "the same shape"
+        node, scope = nodes[0], scopes[0]
         is_named = likeness(node.name, scope.name) >= _ENOUGH
         if self._is_transposed(node, scope, place.context) is False:
-            return Evidence(f"{text}, used alike in both models")
+            return _reasons.SAME_USE
         ((_, shape),) = shapes(node, place.context)
         sizes = [size for size in shape or () if size > 1]
         if len({*sizes}) < len(sizes):
-            return Evidence(f"{text}, which a transpose has too", is_weak=True)
-        return Evidence(f"{text} and their names" if is_named else text, is_weak=not is_named)
+            return _reasons.SYMMETRIC
+        return _reasons.SAME_SHAPE_AND_NAMES if is_named else _reasons.SAME_SHAPE
 
     def _together(
         self,
         place: Place,
         nodes: Sequence[NNXNode],
         scopes: Sequence[LinenNode],
-        only: Evidence = _ONLY,
+        only: Evidence = _reasons.ONLY,
     ) -> Proposals:
         """Pairs of modules that could all be exchanged."""
         if len(nodes) == len(scopes) == 1:
@@ -159,45 +156,37 @@ class ByEvidence:
             named = {id(node): scope for node, scope in by_name}
             agree = all(named.get(id(node), scope) is scope for node, scope in by_order)
             if agree or not names_count:
-                text = CALLS + (" and names" if agree and names_count else "")
-                return self._ordered(by_order, text, by_name if agree and names_count else [])
+                if agree and names_count:
+                    return self._ordered(by_order, _reasons.CALLS_AND_NAMES, by_name)
+                return self._ordered(by_order, _reasons.CALLS, [])
             if chain is not None:
-                return _proposals(chain, against_names(CALLS))
+                return _proposals(chain, _reasons.CALLS.against_names)
         if by_name:
-            text = "their names"
+            evidence = _reasons.NAMES
             if self._orders.contradicts(by_name):
-                return _proposals(by_name, Evidence(f"{text}; {DIFFERS}", True, True))
-            if any(is_automatic(scope, scopes) for _, scope in by_name):
-                text += f"; {CONSTRUCTIONS}"
-            return _proposals(by_name, Evidence(text, text != "their names"))
+                evidence &= _reasons.DIFFERS
+            elif any(is_automatic(scope, scopes) for _, scope in by_name):
+                evidence &= _reasons.CONSTRUCTIONS
+            return _proposals(by_name, evidence)
         return self._by_numbers(nodes, scopes)
 
     def _by_numbers(self, nodes: Sequence[NNXNode], scopes: Sequence[LinenNode]) -> Proposals:
-        ours = {node.text: node for node in nodes}
-        theirs = {scope.text: scope for scope in scopes}
-        own, others = families(ours), families(theirs)
-        if len(nodes) != len(scopes) or len(own) != 1 or len(others) != 1:
-            return []
-        (one,), (other,) = own.values(), others.values()
-        pairs = [(ours[a], theirs[b]) for a, b in zip(one, other, strict=True)]
-        is_weak = counts_constructions(scopes)
-        text = "numbers in the same order"
-        if is_weak:
-            text += f"; {CONSTRUCTIONS}"
-        return _proposals(pairs, Evidence(text, is_weak))
+        pairs = numbered_pairs({node: list(scopes) for node in nodes}, automatic=True)
+        evidence = _reasons.NUMBERS
+        if counts_constructions(scopes):
+            evidence &= _reasons.CONSTRUCTIONS
+        return _proposals(pairs, evidence)
 
-    def _ordered(self, pairs: Pairs, text: str, named: Pairs) -> Proposals:
+    def _ordered(self, pairs: Pairs, evidence: Evidence, named: Pairs) -> Proposals:
         """Proposals by the order of calls, weak where it could be another and no name tells."""
         names = {
             id(node) for node, scope in named if not is_automatic(scope, [s for _, s in pairs])
         }
-        proposals: Proposals = []
-        for pair, is_told in zip(pairs, self._orders.told(pairs), strict=True):
-            if is_told or id(pair[0]) in names:
-                proposals.append((*pair, Evidence(text)))
-            else:
-                proposals.append((*pair, Evidence(f"{text}; {ANY_ORDER}", is_weak=True)))
-        return proposals
+        weak, told = evidence & _reasons.ANY_ORDER, self._orders.told(pairs)
+        return [
+            (node, scope, evidence if is_told or id(node) in names else weak)
+            for (node, scope), is_told in zip(pairs, told, strict=True)
+        ]
 
     def _alike(self, place: Place) -> Proposals:
         """The two open modules that are most alike, if their leaves are not all the same.
@@ -222,20 +211,11 @@ class ByEvidence:
             node: [scope for scope in own if theirs[id(scope)] == ours[id(node)]]
             for node, own in candidates.items()
         }
-        for text, chosen in (
-            ("the same shapes under other names", same),
-            ("most of the same shapes", candidates),
-        ):
+        for evidence, chosen in ((_reasons.SAME_SHAPES, same), (_reasons.MOST_SHAPES, candidates)):
             for own, others in groups(chosen):
-                found = self._together(place, own, others, Evidence(text))
-                if found:
-                    return [(n, s, Evidence(_joined(text, e.text), True)) for n, s, e in found]
+                if found := self._together(place, own, others, evidence):
+                    return [(node, scope, evidence & told) for node, scope, told in found]
         return []
-
-
-def against_names(text: str) -> Evidence:
-    """Evidence that decides, although names say otherwise."""
-    return Evidence(f"{text}, although names say otherwise", is_disputed=True)
 
 
 def _share(ours: Counter[Any], theirs: Counter[Any]) -> float:
@@ -262,7 +242,3 @@ def _outermost(candidates: dict[NNXNode, list[LinenNode]]) -> dict[NNXNode, list
 
 def _proposals(pairs: Pairs, evidence: Evidence) -> Proposals:
     return [(node, scope, evidence) for node, scope in pairs]
-
-
-def _joined(*texts: str) -> str:
-    return "; ".join(dict.fromkeys(texts))

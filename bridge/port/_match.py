@@ -13,7 +13,6 @@ from ._correspondence import (
     Ambiguous,
     Context,
     Correspondence,
-    Evidence,
     Pairing,
     Stack,
     collection_of,
@@ -21,6 +20,7 @@ from ._correspondence import (
 )
 from ._evidence import ByEvidence
 from ._linking import link_by_rule, link_elsewhere
+from ._reasons import Evidence
 from ._rules import Pair, pairs_of
 from ._sequences import numbered_pairs
 from ._stacks import (
@@ -187,7 +187,7 @@ class Matcher:
         # Names inside of Flax's own layers are certain.
         if within is None or not parent.is_open:
             return how
-        self._found.named.append(Pairing(scope, node, context, "by name", None, parent, within))
+        self._found.named.append(Pairing(scope, node, context, "by name", within=within))
         key = id(within), context
         if key not in self._numbered:
             self._numbered[key] = told_by_number(within, context)
@@ -241,7 +241,7 @@ class Matcher:
                 text = f"stacked on axis {either(fits)} fit"
                 text += f"; {axis} is nn.scan's default, and '@{fits[1]}' behind '*' is another"
                 of_axis = Evidence(text, is_weak=True)
-            evidence = evidence.joined(of_axis) if evidence is not None else of_axis
+            evidence = evidence & of_axis if evidence is not None else of_axis
         how = f"axis {axis}" if evidence is None else "as proposed"
         stack = stack._replace(axis=axis, how=how, proposal=evidence)
         self._found.stacks.append(stack)
@@ -317,7 +317,7 @@ class Matcher:
         pairs.sort(key=lambda pair: not pair[0].is_norm)
         for module, other in pairs:
             if all(settled.is_free(each, context) for each in (module, other)):
-                self._pair_by(Pairing(other, module, context, how, None, node, scope))
+                self._pair_by(Pairing(other, module, context, how, within=scope))
         return True
 
     def _settle_stack(self, place: Place) -> bool:
@@ -338,7 +338,7 @@ class Matcher:
             for module, other, evidence in proposals:
                 if all(settled.is_free(each, context) for each in (module, other)):
                     how = "as proposed"
-                    self._pair_by(Pairing(other, module, context, how, evidence, node, scope))
+                    self._pair_by(Pairing(other, module, context, how, evidence, scope))
             if len(self._found.pairings) == before:
                 self._propose_stacked_leaves(place, proposer)
             if len(self._found.pairings) == before:

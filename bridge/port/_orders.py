@@ -11,9 +11,6 @@ from bridge._conversion.neutral import Address, Path
 from ._trees import LinenNode, NNXNode
 from ._uses import Order, bit_of
 
-CALLS = "the order of calls in both models"
-TRANSPOSED = "the models use different axes, so one has the transpose"
-
 Pairs: TypeAlias = list[tuple[NNXNode, LinenNode]]
 
 Surroundings: TypeAlias = tuple[frozenset[int], frozenset[int]]

@@ -14,11 +14,12 @@ from bridge._conversion.neutral import Path
 from bridge._rules.pieces import LeafShape, Region, part_shape, pieces_of, without_axis
 from bridge._rules.rules import UNCHANGED, Form
 
-from ._correspondence import PLAIN, Context, Correspondence, Evidence, Settled, Stack, first_axes
-from ._evidence import ANY_ORDER, CONSTRUCTIONS
+from . import _reasons
+from ._correspondence import PLAIN, Context, Correspondence, Settled, Stack, first_axes
 from ._likeness import pairs_by_name
 from ._names import likeness, words_of
-from ._orders import CALLS, TRANSPOSED, Orders
+from ._orders import Orders
+from ._reasons import Evidence
 from ._rule_text import braced, nnx_rule
 from ._sequences import counts_constructions
 from ._stacks import numbered_scopes, stacks
@@ -79,27 +80,22 @@ def refits(found: Correspondence, orders: Orders) -> list[Refit]:
 
 def _transposed(found: Correspondence, orders: Orders) -> Iterator[Refit]:
     """Square matrices that one model uses transposed."""
-    leaves = found.nnx_leaves
     told: dict[tuple[LinenNode, NNXNode], None] = {}
-    for piece in found.pieces:
-        node, scope = leaves.get(piece.nnx), found.linen.at(piece.linen[1])
-        is_whole = not piece.linen_region and not piece.nnx_region and piece.axes is None
-        if not (node and scope and is_whole) or _GIVEN in piece.rule:
-            continue
-        shape = shape_of(node.value)
-        is_same = shape == shape_of(found.linen_values[piece.linen])
-        if is_same and len(shape or ()) == 2 and orders.is_transposed(node, scope):
+    for node, scope, label in found.same_leaves():
+        is_matrix = len(shape_of(node.value) or ()) == 2
+        if is_matrix and _GIVEN not in label and orders.is_transposed(node, scope):
             holder, around = found.nnx.at(node.path[:-1]), scope.parent
             # A rule for the kernel alone would leave the bias without one.
             if holder and around and node.path[:-1] and around.path:
-                own, theirs = [*_leaves(holder).values()], [*_leaves(around).values()]
+                own, theirs = [*holder.weights.values()], [*around.weights.values()]
                 is_layer = {*holder.children.values()} == {*own}
                 is_layer &= {*around.children.values()} == {*theirs}
                 if is_layer and _form([around], [holder], PLAIN, orders) == Form(()):
-                    node, scope = holder, around
+                    told[around, holder] = None
+                    continue
             told[scope, node] = None
     for scope, node in told:
-        yield Refit((scope,), (node,), Form(()), Evidence(TRANSPOSED))
+        yield Refit((scope,), (node,), Form(()), _reasons.TRANSPOSED)
 
 
 class _Left:
@@ -209,17 +205,15 @@ class _Left:
         stack = stack._replace(axis=told.pop() if len(told) == 1 else axes[0])
         if stack.is_list:
             if not self._orders.runs_backwards(stack.linen):
-                text = "the only stack of as many layers and elements as this list"
-                yield stack, Evidence(text)
+                yield stack, _reasons.LIST_OF_STACK
             return
-        text = "the only layers of as many elements as this stack"
         numbers = self._orders.layer_numbers(stack.items, stack.nnx)
         if numbers is not None:
-            yield stack.numbered(numbers), Evidence(text)
+            yield stack.numbered(numbers), _reasons.LAYERS_OF_STACK
         elif counts_constructions(stack.scopes):
-            yield stack, Evidence(f"{text}; {CONSTRUCTIONS}", is_weak=True)
+            yield stack, _reasons.LAYERS_OF_STACK & _reasons.CONSTRUCTIONS
         else:
-            yield stack, Evidence(text)
+            yield stack, _reasons.LAYERS_OF_STACK
 
     def _size(self, item: NNXNode | LinenNode) -> int:
         """How many elements the weights below a module or a scope have."""
@@ -237,8 +231,7 @@ class _Left:
         for path, own in mis_shaped:
             scope, node = self._found.linen.at(path), self._found.nnx.at(own)
             if scope and node and (form := _form([scope], [node], PLAIN, self._orders)):
-                text = "equal names, and arrays of the same size"
-                yield Refit((scope,), (node,), form, Evidence(text))
+                yield Refit((scope,), (node,), form, _reasons.EQUAL_NAMES_AND_SIZE)
         scopes: dict[Path, list[LinenNode]] = {}
         nodes: dict[Path, list[NNXNode]] = {}
         for scope in self._scopes:
@@ -265,8 +258,7 @@ class _Left:
         if named and not self._orders.contradicts(named):
             for node, scope in named:
                 if (form := _form([scope], [node], context, self._orders)) and form != UNCHANGED:
-                    text = "their names, and arrays of the same size"
-                    yield Refit((scope,), (node,), form, Evidence(text), context)
+                    yield Refit((scope,), (node,), form, _reasons.NAMES_AND_SIZE, context)
             taken = {id(each) for pair in named for each in pair}
             nodes = [node for node in nodes if id(node) not in taken]
             scopes = [scope for scope in scopes if id(scope) not in taken]
@@ -320,19 +312,14 @@ class _Left:
         *,
         is_told: bool,
     ) -> Evidence:
+        any_order = _reasons.ANY_ORDER
         if len(scopes) == len(nodes) == 1:
-            text = f"{CALLS}, and arrays of the same size"
-            if is_told or _are_alike(nodes[0], scopes[0]):
-                return Evidence(text)
-            return Evidence(f"{text}; {ANY_ORDER}", is_weak=True)
-        parts = [each.name for each in (nodes if len(nodes) > 1 else scopes)]
-        text = f"{CALLS}, and sizes that add up"
+            is_told = is_told or _are_alike(nodes[0], scopes[0])
+            return _reasons.CALLS_AND_SIZE if is_told else _reasons.CALLS_AND_SIZE & any_order
         if _times(scopes, nodes, context, self._orders) != [1]:
-            text += "; a trace takes the axis apart, perhaps into blocks with a share of each"
-            return Evidence(text, is_weak=True)
-        if _are_usual(parts):
-            return Evidence(f"{text}; query, key and value in the usual order")
-        return Evidence(f"{text}; {ANY_ORDER}", is_weak=True)
+            return _reasons.CALLS_AND_SIZES & _reasons.IN_BLOCKS
+        parts = [each.name for each in (nodes if len(nodes) > 1 else scopes)]
+        return _reasons.CALLS_AND_SIZES & (_reasons.USUAL_ORDER if _are_usual(parts) else any_order)
 
 
 def _form(
@@ -342,7 +329,7 @@ def _form(
     fused = None if len(scopes) == len(nodes) else "linen" if len(nodes) > 1 else "nnx"
     if fused and len({each.path[:-1] for each in (nodes if fused == "linen" else scopes)}) > 1:
         return None
-    ours, theirs = list(map(_leaves, nodes)), list(map(_leaves, scopes))
+    ours, theirs = [n.weights for n in nodes], [s.weights for s in scopes]
     names = ours[0].keys()
     if any(each.keys() != names for each in (*ours, *theirs)):
         return None
@@ -367,7 +354,7 @@ def _times(
     scopes: Sequence[LinenNode], nodes: Sequence[NNXNode], context: Context, orders: Orders
 ) -> list[int]:
     """How often parts may lie in what one side has as one, as its use shows; else once."""
-    theirs, ours = list(map(_leaves, scopes)), list(map(_leaves, nodes))
+    theirs, ours = [s.weights for s in scopes], [n.weights for n in nodes]
     whole, parts = (theirs[0], ours) if len(nodes) > len(scopes) else (ours[0], theirs)
     found: list[int] = []
     for name, leaf in whole.items():
@@ -399,7 +386,7 @@ def _around(path: Path, paired: Container[Path]) -> Path:
 def _holders(root: Any) -> Iterator[Any]:
     """The nodes with leaves of their own, below a root or itself its leaves."""
     for node in root.walk():
-        leaves = _leaves(node)
+        leaves = node.weights
         if "" not in leaves and leaves:
             # No rule can name the model itself.
             yield from [node] if node.path else leaves.values()
@@ -407,17 +394,12 @@ def _holders(root: Any) -> Iterator[Any]:
 
 def _leaves_below(root: Any) -> Iterator[Any]:
     """The weights below a module or a scope."""
-    return (leaf for holder in _holders(root) for leaf in _leaves(holder).values())
-
-
-def _leaves(node: Any) -> dict[str, Any]:
-    """The weights directly below a module or a scope, or a leaf itself."""
-    return {"": node} if node.is_leaf else node.weights
+    return (leaf for holder in _holders(root) for leaf in holder.weights.values())
 
 
 def _own(node: Any) -> set[Any]:
     """What the weights directly below a module or a scope are known by."""
-    return {key for leaf in _leaves(node).values() for key in leaf.arrays}
+    return {key for leaf in node.weights.values() for key in leaf.arrays}
 
 
 def _shape(leaf: NNXNode | LinenNode) -> LeafShape:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from ._numbers import sequence
@@ -10,7 +11,7 @@ from ._trees import LinenNode, NNXNode
 
 
 def numbered_pairs(
-    candidates: dict[NNXNode, list[LinenNode]],
+    candidates: dict[NNXNode, list[LinenNode]], *, automatic: bool = False
 ) -> list[tuple[NNXNode, LinenNode]]:
     """The pairs of modules that could be exchanged, but for the numbers in their names.
 
@@ -18,6 +19,10 @@ def numbered_pairs(
     all of one fit all of the other and nothing else; and the numbers go up by the same steps. The
     number of an automatic name such as `Dense_1` counts constructions, and `Block()(Block()(x))`
     constructs the second block first: such numbers settle nothing.
+
+    Args:
+      candidates: the scopes that each module could be.
+      automatic: whether numbers of automatic names count all the same.
     """
     found: list[tuple[NNXNode, LinenNode]] = []
     for nodes, scopes in groups(candidates):
@@ -27,7 +32,7 @@ def numbered_pairs(
         theirs = sequence([scope.text for scope in scopes])
         if ours is None or theirs is None or _steps(ours) != _steps(theirs):
             continue
-        if counts_constructions(scopes):
+        if counts_constructions(scopes) and not automatic:
             continue
         one = sorted(zip(ours, nodes, strict=True), key=_number)
         other = sorted(zip(theirs, scopes, strict=True), key=_number)
@@ -39,17 +44,31 @@ def groups(
     candidates: dict[NNXNode, list[LinenNode]],
 ) -> list[tuple[list[NNXNode], list[LinenNode]]]:
     """The modules and scopes that are connected by candidates, each group by itself."""
-    found: list[tuple[list[NNXNode], list[LinenNode]]] = []
-    for node, scopes in candidates.items():
-        if not scopes:
-            continue
-        own = {id(scope) for scope in scopes}
-        connected = [group for group in found if any(id(scope) in own for scope in group[1])]
-        nodes = [each for group in connected for each in group[0]] + [node]
-        every = [scope for group in connected for scope in group[1]] + list(scopes)
-        found = [group for group in found if not any(group is other for other in connected)]
-        found.append((nodes, list({id(scope): scope for scope in every}.values())))
-    return found
+    own = {node: tuple(scopes) for node, scopes in candidates.items() if scopes}
+    # Modules of one structure have the same scopes, hundreds of them in a deep model.
+    edges: list[tuple[Hashable, Hashable]] = [(node, scopes[0]) for node, scopes in own.items()]
+    edges += [pair for scopes in {*own.values()} for pair in itertools.pairwise(scopes)]
+    first = connected(edges)
+    found: dict[Hashable, tuple[dict[NNXNode, None], dict[LinenNode, None]]] = {}
+    for node, scopes in own.items():
+        nodes, every = found.setdefault(first[node], ({}, {}))
+        nodes[node] = None
+        every.update(dict.fromkeys(scopes))
+    return [([*nodes], [*every]) for nodes, every in found.values()]
+
+
+def connected(edges: Iterable[tuple[Hashable, Hashable]]) -> dict[Hashable, Hashable]:
+    """What stands for all that pairs connect with a thing, by the thing."""
+    found: dict[Hashable, Hashable] = {}
+
+    def first(item: Hashable) -> Hashable:
+        while found.setdefault(item, item) != item:
+            item = found[item]
+        return item
+
+    for one, other in edges:
+        found[first(one)] = first(other)
+    return {item: first(item) for item in found}
 
 
 def counts_constructions(scopes: Sequence[LinenNode]) -> bool:

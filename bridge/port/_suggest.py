@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from flax import linen as nn
 from flax import nnx
@@ -13,18 +13,21 @@ from flax import nnx
 from bridge._conversion import linen_leaves
 
 from . import _order
-from ._correspondence import Context, Correspondence, Evidence, Pairing
-from ._disputes import HOW, STACKED, disputes
+from ._correspondence import Context, Correspondence, Pairing
+from ._disputes import disputes
 from ._evidence import ByEvidence
 from ._match import correspondence
 from ._orders import Orders
 from ._plan import Plan, plan, sides_of
-from ._refits import Refit, refits
+from ._reasons import Evidence
+from ._refits import refits
 from ._rule_text import paths_of, python_text, rules_of, toml_text
 from ._trees import LinenNode, NNXNode, linen_nodes, nnx_nodes
 from ._uses import unknown
 
 _SHOWN = 120
+# A pair of paths, what speaks for it, and whether `plan` makes it by itself.
+_Found: TypeAlias = tuple[tuple[str, str], Evidence, bool]
 
 
 class Proposal(NamedTuple):
@@ -186,11 +189,13 @@ def suggest(
     nodes, _ = nnx_nodes(model)
     orders = _orders(variables, model, inputs, kwargs, linen)
     found, undecided = _matched(scopes, nodes, own, orders)
-    laid_out = _as_proposals(refits(found, orders), scopes)
+    told = [(pair, each.evidence, False) for each in refits(found, orders) if (pair := each.texts)]
+    laid_out = _proposals(told, [pair for pair, *_ in told], scopes)
     if laid_out:
         given = {**own, **{k: v for each in laid_out for k, v in each.rules.items()}}
         found, undecided = _matched(scopes, nodes, given, orders)
-    proposals = (*laid_out, *_proposals(found, undecided, scopes))
+    known = [paths_of(pairing) for pairing in (*found.pairings, *undecided)]
+    proposals = (*laid_out, *_proposals([*_of_pairings(found, undecided)], known, scopes))
     table = {**own, **{k: v for each in proposals for k, v in each.rules.items()}}
     made = plan(source, target, table)
     return Suggestions(tuple(sorted(proposals, key=_rank)), made, own)
@@ -213,21 +218,6 @@ def _matched(
         found = correspondence(scopes, nodes, rules, evidence, decided)
 
 
-def _as_proposals(found: list[Refit], scopes: LinenNode) -> tuple[Proposal, ...]:
-    """What puts arrays together that are laid out otherwise, as rules."""
-    every = [scope.text for scope in scopes.walk()]
-    texts = [(each.texts, each.evidence) for each in found]
-    known = [pair for pair, _ in texts if pair is not None]
-    groups: dict[Evidence, list[tuple[str, str]]] = {}
-    for pair, evidence in texts:
-        if pair is not None:
-            groups.setdefault(evidence, []).append(pair)
-    return tuple(
-        Proposal(rules_of(pairs, known, every), evidence.text, False, *evidence[1:])
-        for evidence, pairs in groups.items()
-    )
-
-
 def _orders(
     variables: Mapping[str, Any],
     model: Any,
@@ -243,22 +233,25 @@ def _orders(
 
 
 def _proposals(
-    found: Correspondence, undecided: list[Pairing], scopes: LinenNode
+    found: Sequence[_Found], known: Sequence[tuple[str, str]], scopes: LinenNode
 ) -> tuple[Proposal, ...]:
-    """The pairings as rules, those that are disputed or that `plan` makes by itself first."""
+    """Pairs of paths as rules, by what speaks for them."""
     every = [scope.text for scope in scopes.walk()]
-    known = [paths_of(pairing) for pairing in (*found.pairings, *undecided)]
-    doubted = {id(pairing.nnx) for pairing in undecided}
-    needed = [each for each in _needed(found.pairings) if id(each.nnx) not in doubted]
-    groups: dict[tuple[bool, Evidence], list[tuple[str, str]]] = {}
-    for pairing in (*undecided, *needed):
-        evidence = pairing.proposal or Evidence(HOW.get(pairing.how, STACKED))
-        is_settled = pairing.how != "as proposed"
-        groups.setdefault((is_settled, evidence), []).append(paths_of(pairing))
+    groups: dict[tuple[Evidence, bool], list[tuple[str, str]]] = {}
+    for pair, evidence, is_settled in found:
+        groups.setdefault((evidence, is_settled), []).append(pair)
     return tuple(
         Proposal(rules_of(pairs, known, every), evidence.text, is_settled, *evidence[1:])
-        for (is_settled, evidence), pairs in groups.items()
+        for (evidence, is_settled), pairs in groups.items()
     )
+
+
+def _of_pairings(found: Correspondence, undecided: list[Pairing]) -> Iterator[_Found]:
+    """The pairings, those that are disputed or that `plan` makes by itself first."""
+    doubted = {id(pairing.nnx) for pairing in undecided}
+    needed = [each for each in _needed(found.pairings) if id(each.nnx) not in doubted]
+    for pairing in (*undecided, *needed):
+        yield paths_of(pairing), pairing.evidence, pairing.how != "as proposed"
 
 
 def _rank(proposal: Proposal) -> tuple[bool, ...]:

@@ -126,7 +126,9 @@ class LinenNode(_Node):
 
     @property
     def weights(self) -> dict[str, LinenNode]:
-        """The weights directly below by name."""
+        """The weights directly below by name; a leaf is its own."""
+        if self.is_leaf:
+            return {"": self}
         return {name: each for name, each in self.children.items() if each.leaves.keys() - {CACHE}}
 
     @property
@@ -246,10 +248,12 @@ class NNXNode(_Node):
 
     @property
     def weights(self) -> dict[str, NNXNode]:
-        """The weights directly below by name.
+        """The weights directly below by name; a leaf is its own.
 
         Adapters have no place in the model they adapt; arrays and tables are no weights.
         """
+        if self.is_leaf:
+            return {"": self}
         return {
             str(key): child
             for key, child in self.children.items()
