@@ -15,7 +15,7 @@ from ._names import likeness
 from ._orders import Orders, Pairs
 from ._reasons import Evidence
 from ._sequences import counts_constructions, groups, is_automatic, numbered_pairs
-from ._structure import Place, open_nodes, shapes, types_agree
+from ._structure import Place, shapes, types_agree
 from ._trees import LinenNode, NNXNode
 
 Proposals: TypeAlias = list[tuple[NNXNode, LinenNode, Evidence]]
@@ -194,8 +194,8 @@ class ByEvidence:
         A module whose own parameters have other names, or that lacks one, has no candidates.
         """
         context = place.context
-        nodes = list(open_nodes(place.nnx, place.settled, context, deep=False))
-        scopes = list(open_nodes(place.linen, place.settled, context, deep=False))
+        nodes = list(place.open_below(place.nnx, deep=False))
+        scopes = list(place.open_below(place.linen, deep=False))
         ours = {id(node): shapes(node, context) for node in nodes}
         theirs = {id(scope): shapes(scope, context) for scope in scopes}
         candidates = {

@@ -35,9 +35,7 @@ from ._stacks import (
 from ._structure import (
     Place,
     has_open_leaf,
-    matches,
     only_pairs,
-    open_nodes,
     own_classes,
     told_by_number,
 )
@@ -111,8 +109,11 @@ class Matcher:
         self.match(node, scope, context, how)
 
     def _pair_by(self, pairing: Pairing) -> None:
-        self._found.pairings.append(pairing)
-        self._pair(pairing.nnx, pairing.linen, pairing.context, pairing.how)
+        """Pairs two nodes if both are free, and notes how it is known."""
+        scope, node, context, how, *_ = pairing
+        if self._settled.is_free(node, context) and self._settled.is_free(scope, context):
+            self._found.pairings.append(pairing)
+            self._pair(node, scope, context, how)
 
     def by_rule(self, pair: Pair) -> None:
         """Matches what a rule puts together."""
@@ -293,7 +294,7 @@ class Matcher:
         if self._proposer is not None:
             self._propose(place, self._proposer)
         reported: list[Path] = []
-        for module, scopes in self._candidates(node, scope, context, deep=True).items():
+        for module, scopes in place.candidates(deep=True).items():
             inside = any(module.path[: len(path)] == path for path in reported)
             if scopes and not inside and not any(a.nnx is module for a in self._found.ambiguous):
                 reported.append(module.path)
@@ -302,8 +303,7 @@ class Matcher:
 
     def _settle(self, place: Place, *, deep: bool) -> bool:
         """Pairs what can only be one thing; returns whether there was any."""
-        node, scope, context, settled, _ = place
-        candidates = self._candidates(node, scope, context, deep=deep)
+        candidates = place.candidates(deep=deep)
         pairs, how = only_pairs(candidates), "by structure"
         if not pairs:
             pairs, how = numbered_pairs(candidates), "by number"
@@ -316,8 +316,7 @@ class Matcher:
         # The norms first: with a norm goes the layer beside it.
         pairs.sort(key=lambda pair: not pair[0].is_norm)
         for module, other in pairs:
-            if all(settled.is_free(each, context) for each in (module, other)):
-                self._pair_by(Pairing(other, module, context, how, within=scope))
+            self._pair_by(Pairing(other, module, place.context, how, within=place.linen))
         return True
 
     def _settle_stack(self, place: Place) -> bool:
@@ -329,16 +328,14 @@ class Matcher:
         return any(not self._settled.is_free(stack.nnx, PLAIN) for stack in stacks)
 
     def _propose(self, place: Place, proposer: ByEvidence) -> None:
-        node, scope, context, settled, _ = place
         self._propose_stacks(place, proposer)
         while True:
-            candidates = self._candidates(node, scope, context, deep=True)
+            candidates = place.candidates(deep=True)
             proposals = proposer.modules(place, candidates) or proposer.leaves(place)
             before = len(self._found.pairings)
             for module, other, evidence in proposals:
-                if all(settled.is_free(each, context) for each in (module, other)):
-                    how = "as proposed"
-                    self._pair_by(Pairing(other, module, context, how, evidence, scope))
+                how, within = "as proposed", place.linen
+                self._pair_by(Pairing(other, module, place.context, how, evidence, within))
             if len(self._found.pairings) == before:
                 self._propose_stacked_leaves(place, proposer)
             if len(self._found.pairings) == before:
@@ -366,18 +363,8 @@ class Matcher:
                 # nn.scan's default axis comes first.
                 axis = next(iter(fits), None)
             for layer in fits[axis].layers if axis is not None else []:
-                if all(self._settled.is_free(each, layer.context) for each in layer[:2]):
-                    self._pair_by(
-                        layer._replace(how="as proposed", proposal=evidence, within=place.linen)
-                    )
-
-    def _candidates(
-        self, node: NNXNode, scope: LinenNode, context: Context, *, deep: bool
-    ) -> dict[NNXNode, list[LinenNode]]:
-        """The Linen scopes that each NNX module below a node could be, of those that are open."""
-        wanted = list(open_nodes(node, self._settled, context, deep=deep))
-        found = list(open_nodes(scope, self._settled, context, deep=deep))
-        return matches(wanted, found, context, self._classes)
+                own = layer._replace(how="as proposed", proposal=evidence, within=place.linen)
+                self._pair_by(own)
 
 
 def _by_node(pairs: Iterable[tuple[NNXNode, LinenNode]]) -> dict[NNXNode, list[LinenNode]]:

@@ -10,7 +10,7 @@ from bridge._conversion.arrays import shape_of
 from ._correspondence import PLAIN, Context, Pairing, Stack
 from ._numbers import families, sequence
 from ._sequences import counts_constructions
-from ._structure import Place, matches, open_nodes, shapes, signature
+from ._structure import Place, matches, shapes, signature
 from ._trees import LinenNode, NNXNode
 
 
@@ -57,11 +57,11 @@ def open_stacks(place: Place, *, automatic: bool = False) -> list[Stack]:
     """
     if place.context != PLAIN:
         return []
-    scopes = open_nodes(place.linen, place.settled, place.context, deep=False)
+    scopes = place.open_below(place.linen, deep=False)
     found = stacks(
         filter(_is_uniform, _open_lists(place.nnx, place)),
-        open_nodes(place.linen, place.settled, place.context, deep=True),
-        open_nodes(place.nnx, place.settled, place.context, deep=False),
+        place.open_below(place.linen, deep=True),
+        place.open_below(place.nnx, deep=False),
         [own for own in numbered_scopes(scopes) if automatic or not counts_constructions(own)],
     )
     return [each._replace(of_cores=True) for each in found if may_fit(each, place.classes)]

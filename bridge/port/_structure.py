@@ -60,6 +60,32 @@ class Place(NamedTuple):
     settled: Settled
     classes: frozenset[str]
 
+    def open_below(self, node: N, *, deep: bool) -> Iterator[N]:
+        """The modules or scopes below a node that still need a counterpart.
+
+        Args:
+          node: the place's own or one below it.
+          deep: whether also those below such nodes, and below nodes that are in parts settled.
+        """
+        is_norm = node.is_norm
+        for key, child in node.children.items():
+            if not child.children or not self.settled.is_free(child, self.context):
+                continue
+            # A norm's layer goes with the norm.
+            if is_norm and key == "layer_instance":
+                continue
+            is_whole = self.settled.is_untouched(child, self.context)
+            if is_whole and not (child.is_container or child.is_shared):
+                yield child
+            if child.is_container or (deep and child.is_open):
+                yield from self.open_below(child, deep=deep)
+
+    def candidates(self, *, deep: bool) -> dict[NNXNode, list[LinenNode]]:
+        """The Linen scopes that each open NNX module could be."""
+        wanted = list(self.open_below(self.nnx, deep=deep))
+        found = list(self.open_below(self.linen, deep=deep))
+        return matches(wanted, found, self.context, self.classes)
+
 
 def weights(node: Node, context: Context) -> Iterator[Row]:
     """The table of the leaves at and below a node of either side, in Linen's layout."""
@@ -152,28 +178,6 @@ def only_pairs(
 def has_open_leaf(node: Node, settled: Settled, context: Context) -> bool:
     """Whether a leaf at or below a node still needs a counterpart; without, no module does."""
     return any(settled.is_free(each, context) for each in node.walk() if each.is_leaf)
-
-
-def open_nodes(node: N, settled: Settled, context: Context, *, deep: bool) -> Iterator[N]:
-    """The modules or scopes below a node that still need a counterpart.
-
-    Args:
-      node: a module or a scope.
-      settled: the nodes that are spoken for.
-      context: which of several stacked layers it is.
-      deep: whether also those below such nodes, and below nodes that are in parts settled.
-    """
-    is_norm = node.is_norm
-    for key, child in node.children.items():
-        if not child.children or not settled.is_free(child, context):
-            continue
-        # A norm's layer goes with the norm.
-        if is_norm and key == "layer_instance":
-            continue
-        if not (child.is_container or child.is_shared) and settled.is_untouched(child, context):
-            yield child
-        if child.is_container or (deep and child.is_open):
-            yield from open_nodes(child, settled, context, deep=deep)
 
 
 def _in_linen_layout(
