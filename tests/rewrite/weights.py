@@ -23,9 +23,10 @@ def random_weights(linen: nn.Module, *inputs: Any) -> dict[str, Any]:
     order: list[tuple[str, ...]] = []
 
     def init() -> Any:
-        variables = nn.unbox(linen.init(KEYS, *inputs))
+        variables = linen.init(KEYS, *inputs)
         order.extend(traverse_util.flatten_dict(variables))
-        return variables
+        # This sorts the names.
+        return nn.unbox(variables)
 
     def value(path: tuple[str, ...]) -> Any:
         leaf = found[path]
