@@ -73,7 +73,8 @@ class Model(nn.Module):
         def layer(y):
             return nn.relu(nn.Dense(self.size)(y))
 
-        return layer(layer(x))
+        (x,) = map(layer, [x])
+        return x
 """,
     ),
     "method twice": Left(

@@ -322,4 +322,34 @@ def block():
 """
         },
     ),
+    "layers in functions that read the names around them": Program(
+        """
+class Model(nn.Module):
+    width: int = 4
+    rate: float = 0.5
+    is_deep: bool = True
+
+    @nn.compact
+    def __call__(self, x, deterministic: bool = True):
+        skip = nn.Dense(self.width)(x)
+
+        def block(y):
+            size = 2 * self.width
+
+            def last(y):
+                return nn.Dense(self.width, use_bias=False)(y)
+
+            y = nn.gelu(nn.Dense(size)(y))
+            y = nn.Dropout(self.rate)(y, deterministic=deterministic)
+            return skip + last(y)
+
+        def deeper(x):
+            return nn.relu(nn.Dense(self.width)(x))
+
+        if self.is_deep:
+            skip = deeper(skip)
+        return block(nn.LayerNorm()(x))
+""",
+        [{"width": 3}, {"is_deep": False}],
+    ),
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import functools
+import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -10,8 +12,10 @@ from typing import Any
 from bridge.rewrite.syntax._source import (
     COMPREHENSIONS,
     Edit,
+    bound_in,
     is_growth,
     is_self,
+    loops_around,
     names_in,
     set_in,
 )
@@ -62,6 +66,8 @@ class Slice:
     def _block(self, statements: Sequence[ast.stmt], depth: int) -> Lines:
         found: Lines = []
         for statement in statements:
+            for function in self._called.get(statement, ()):
+                found += self._block(function.body, depth)
             found += self._before(statement, depth)
             found += [(depth, text) for text in self.method.kept.updates(statement, before=True)]
             found += self._statement(statement, depth)
@@ -69,6 +75,43 @@ class Slice:
             for text in self.method.kept.updates(statement, before=False):
                 if not _says(found[-1:], depth, text):
                     found.append((depth, text))
+        return found
+
+    @functools.cached_property
+    def _called(self) -> dict[ast.stmt, list[ast.FunctionDef]]:
+        """The functions inside of the method that make layers, by the statement that calls each.
+
+        Raises:
+            NotRewritableError: something else becomes of one, or its names are the method's too.
+        """
+        found: dict[ast.stmt, list[ast.FunctionDef]] = {}
+        every = [*ast.walk(self.method.node)]
+        lifted = {each.function for slot in self.method.slots for each in slot.functions}
+        for function in every[1:]:
+            if not isinstance(function, ast.FunctionDef) or function in lifted:
+                continue
+            if not self._makes(function):
+                continue
+            inside = set().union(*(bound_in(each) for each in function.body))
+            others = {
+                each.id
+                for each in every
+                if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)
+                if function not in self.source.ancestors(each)
+            }
+            names = [n for n in every if isinstance(n, ast.Name) and n.id == function.name]
+            calls = [self.source.parents[each] for each in names]
+            match calls:
+                case [ast.Call(func=ast.Name()) as call] if call.func is names[0]:
+                    around = itertools.takewhile(_is_part, self.source.ancestors(call))
+                    is_once = not loops_around(self.source, call, self.method.node) and not any(
+                        isinstance(each, ast.IfExp | ast.BoolOp | ast.Lambda) for each in around
+                    )
+                case _:
+                    is_once = False
+            if not is_once or inside & others & self.method.taint.pure:
+                raise NotRewritableError("inner-function", function)
+            found.setdefault(self.source.statement_of(calls[0]), []).append(function)
         return found
 
     def _before(self, statement: ast.stmt, depth: int) -> Lines:
@@ -123,7 +166,7 @@ class Slice:
             case ast.FunctionDef():
                 if any(each.function is node for s in self.method.slots for each in s.functions):
                     return self._block(node.body, depth)
-                return self._copied(node, depth)
+                return [] if self._makes(node) else self._copied(node, depth)
             case ast.Match():
                 return self._slots_of(node, depth) + self._match(node, depth)
             case ast.Try():
@@ -417,6 +460,10 @@ class Slice:
         loop = self._loop(node.target, node.iter)
         text = f" for {loop.target} in {loop.values}"
         return text + "".join(f" if {self.method.init_text(each, ())}" for each in node.ifs)
+
+
+def _is_part(node: ast.AST) -> bool:
+    return not isinstance(node, ast.stmt)
 
 
 def _header_line(words: str, expression: str, column: int) -> str:

@@ -162,7 +162,7 @@ class Made:
 
 
 # What is known of a name: a size, a layer that is called later, that it is a list, or nothing.
-Known: TypeAlias = "Size | Made | type[list[Any]] | None"
+Known: TypeAlias = "Size | Made | ast.FunctionDef | type[list[Any]] | None"
 
 
 class Following(NamedTuple):
@@ -331,6 +331,8 @@ class Flow:
                 return False
             case ast.Raise() | ast.Continue() | ast.Break():
                 return False
+            case ast.FunctionDef(decorator_list=[]) if not any(map(_is_nonlocal, ast.walk(node))):
+                self._names[node.name] = node
             case _:
                 for each in ast.walk(node):
                     if isinstance(each, ast.stmt):
@@ -860,6 +862,9 @@ class Flow:
             found = self._method_call(node, function)
             if found is not None:
                 return found
+        inner = self._names.get(function.id) if isinstance(function, ast.Name) else None
+        if isinstance(inner, ast.FunctionDef):
+            return self._entered(inner, node)
         value = self._facts.references.value_of(function)
         if value is not None and value in (jnp.concatenate, jnp.hstack, jax.lax.concatenate):
             return self._concatenated(node)
@@ -883,6 +888,27 @@ class Flow:
         if _is_keeping(value) or self._is_activation(function):
             return first
         return None
+
+    def _entered(self, function: ast.FunctionDef, node: ast.Call) -> Size | None:
+        """What a function inside of the method returns, followed with what this call gives it."""
+        given = [self._size(each) for each in node.args]
+        named = {each.arg: self._size(each.value) for each in node.keywords}
+        arguments = function.args
+        names = [each.arg for each in (*arguments.posonlyargs, *arguments.args)]
+        own = {*names, *(each.arg for each in arguments.kwonlyargs)}
+        before, returned = dict(self._names), self.returned
+        self.returned = []
+        sizes = dict(zip(names, given, strict=False)) | named
+        for name in own:
+            value = sizes.get(name)
+            is_kept = any(isinstance(each, Kept) for each in parts_of(value))
+            self._names[name] = None if is_kept else value
+        self._block(function.body)
+        found, self.returned = self.returned, returned
+        for name in own | set().union(*(bound_in(each) for each in function.body)):
+            # A variable that the function keeps has another value behind it.
+            self._names[name] = None if name in self._kept else before.get(name)
+        return found[0] if found and all(each == found[0] for each in found) else None
 
     def _is_activation(self, function: ast.expr) -> bool:
         """Whether a field that is called is a function that keeps the last dimension."""
@@ -1090,6 +1116,10 @@ class Flow:
         statement = self._facts.source.statement_of(node)
         self._set(Update(variable, size, "set", statement, is_before=True))
         return Kept(variable)
+
+
+def _is_nonlocal(node: ast.AST) -> bool:
+    return isinstance(node, ast.Nonlocal)
 
 
 def parts_of(size: Any) -> Iterator[Any]:

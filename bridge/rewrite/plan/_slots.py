@@ -73,7 +73,7 @@ def find_slots(program: Program, plan: ClassPlan) -> None:
         if plan.layer is not None and method.name == "param":
             # What the layer makes, seen on its way.
             continue
-        is_nested = around[0] is not method and around[0] not in lifted
+        is_nested = isinstance(around[0], ast.Lambda) and around[0] not in lifted
         if is_nested and making.kind == "module":
             raise NotRewritableError("inner-function", node)
         if node not in plan.slots:
